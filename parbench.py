@@ -15,6 +15,7 @@ import click
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.results.document import Document
     from bench.world.subject import Subject
 
 COMMANDS = {
@@ -139,7 +140,7 @@ def main(ctx: click.Context) -> None:
     """Measure how this machine communicates, and what that costs a training step."""
     from bench.commands import AppHooks
 
-    ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report)
+    ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report, render=_render)
     if ctx.invoked_subcommand is None:
         click.echo(_FIRST)
 
@@ -156,6 +157,12 @@ def _exit_code(path: Path) -> int:
     from reports.analysis.summary import summarize
 
     return summarize(load_run(path)).tally.code
+
+
+def _render(document: "Document", form: str) -> bytes:
+    from reports.document import render_document
+
+    return render_document(document, form)
 
 
 def _report(runs: Sequence[Path], output: Path) -> None:

@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bench.text import UserError
+
+if TYPE_CHECKING:
+    from bench.results.document import Document
 
 
 class RunPath(click.Path):
@@ -34,13 +37,14 @@ class AppHooks:
     """What other packages give these commands.
 
     ``show`` takes a run, one of ``FORMATS`` and whether to print all of it, and returns an exit code; ``report``
-    writes one page of several runs.
+    writes one page of several runs; ``render`` returns what a plan shows in a form of reports, or as ``tables``.
     """
 
     modules: Sequence[str]
     show: Callable[[Path, str, bool], int]
     exit_code: Callable[[Path], int]
     report: Callable[[Sequence[Path], Path], None]
+    render: "Callable[[Document, str], bytes]"
 
 
 FORMATS = ("tables", "nccl-tests", "nccl-tests-json")

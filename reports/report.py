@@ -178,9 +178,9 @@ class Section:
 class Report:
     """All that is said of a run or of several: what renderers print.
 
-    ``runs`` are what CSV and JSON hold; ``heading`` says what was run, of several in what they differ. ``emulated`` and
-    ``claims`` are what the runs cannot show. From ``front`` on, it is what only one run has; ``figures`` are the first
-    screen's.
+    ``runs`` are what CSV and JSON hold; ``heading`` says what was run, of several in what they differ. ``tiles`` are
+    the numbers to see first where no run's front page has them. ``emulated`` and ``claims`` are what the runs cannot
+    show. From ``front`` on, it is what only one run has; ``figures`` are the first screen's.
     """
 
     name: str
@@ -191,6 +191,7 @@ class Report:
     emulated: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     heading: str = ""
+    tiles: tuple[tuple[str, str], ...] = ()
     front: Front | None = None
     figures: "Callable[[], Iterable[Markup]]" = tuple
     warnings: tuple[str, ...] = ()

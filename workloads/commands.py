@@ -1,11 +1,13 @@
 """``parbench plan``: what a training step would take on machines that are not here."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from bench.commands import RunPath
+from bench.commands import AppHooks, RunPath
 
+_FORMS = {".html": "html", ".md": "markdown", ".json": "json"}
 _EXAMPLES = """\b
 Examples:
   parbench plan --model llama3-70b --gpus 64                    the fastest meshes
@@ -15,6 +17,8 @@ Examples:
   parbench plan --model tiny --mesh dp=2,tp=4 --precision float32 --fits runs/20260101T000000Z-host-1a2b3c
   parbench plan --validate runs/20260101T000000Z-host-1a2b3c
   parbench plan --validate runs/20260101T000000Z-n4-1a2b3c --fits runs/20260101T000000Z-n2-5d6e7f
+  parbench plan --model llama3-70b --gpus 64 -o plan.html       a page: candidates, the step over time, what if
+  parbench plan --guide --model llama3-70b --gpus 256           every strategy beside the others
   parbench plan --published
 \b
 Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
@@ -53,6 +57,14 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 )
 @click.option("--published", is_flag=True, help="Compare predictions with published results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+@click.option("--guide", is_flag=True, help="Show every strategy beside the others, and where each is good.")
+@click.option("--against", metavar="RUN", type=RunPath(), help="With --guide: add the bytes that a run counted.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page (.html), Markdown (.md) or its tables (.json) instead.",
+)
 @click.pass_context
 def plan(context: click.Context, /, **given: Any) -> None:
     """Predict a training step's time and memory, without GPUs.
@@ -60,10 +72,22 @@ def plan(context: click.Context, /, **given: Any) -> None:
     With --gpus alone the fastest meshes, with --mesh that one, with --validate the predictions beside a run. Nothing
     is measured; every assumption is printed, and --hardware FILE.toml changes it.
     """
+    from bench.text import UserError, listed, replace_file, writing
     from workloads.planner.plan_command import Given, answer
 
+    output = given["output"]
+    if output and output.suffix not in _FORMS:
+        raise UserError(f"{output} ends in none of {listed(_FORMS)}")
     found = answer(Given(**given))
-    click.echo(found.text)
+    if found.document is None:
+        click.echo(found.text)
+    else:
+        form = _FORMS[output.suffix] if output else "json" if given["as_json"] else "tables"
+        content = context.ensure_object(AppHooks).render(found.document, form)
+        if output:
+            with writing(output):
+                replace_file(output, content)
+        click.echo(str(output) if output else content, nl=bool(output))
     if found.problem:
         click.echo(f"parbench: {found.problem}", err=True)
         context.exit(2)

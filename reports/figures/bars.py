@@ -14,6 +14,8 @@ _LOG_FROM_RATIO, _MAX_LAUNCHES = 10, 20
 _LEFT, _RIGHT, _MOST_LETTERS = 10.0, 500.0, 68
 _NAME, _BAR, _ROW = 18.0, 20.0, 46.0
 EXPOSED = "exposed "
+Stack = tuple[str, Mapping[str, float]]
+"""A label, and the parts of its bar."""
 
 
 def draw_steps(rows: Sequence[Row]) -> Drawing | None:
@@ -51,42 +53,48 @@ def draw_steps(rows: Sequence[Row]) -> Drawing | None:
 
 def draw_breakdown(rows: Sequence[Row]) -> Drawing | None:
     stacks = {row.case.id: parts(row) for row in broken_down(rows)}
-    return _draw_stacks(rows, stacks, STEP, "time of a traced step", cells.duration)
+    return draw_stacks(_labelled(rows, stacks), STEP, "time of a traced step", cells.duration)
 
 
 def draw_memory(rows: Sequence[Row]) -> Drawing | None:
     stacks: dict[str, dict[str, float]] = {}
     for line in memory_lines(rows):
         stacks.setdefault(line.row.case.id, {})[line.component] = line.num_bytes("memory") or 0.0
-    return _draw_stacks(rows, stacks, MEMORY, "memory of the fullest rank", cells.num_bytes)
+    return draw_stacks(_labelled(rows, stacks), MEMORY, "memory of the fullest rank", cells.num_bytes)
 
 
-def _draw_stacks(
-    rows: Sequence[Row],
-    stacks: Mapping[str, Mapping[str, float]],
+def _labelled(rows: Sequence[Row], stacks: Mapping[str, Mapping[str, float]]) -> list[Stack]:
+    labels = short_labels(rows)
+    return [(labels[row.case.id], stacks[row.case.id]) for row in rows if row.case.id in stacks]
+
+
+def draw_stacks(
+    stacks: Sequence[Stack],
     hues: Mapping[str, str],
     quantity: str,
-    words: Callable[[float], str],
+    words: Callable[[float | None], str],
+    limit: tuple[float, str] | None = None,
 ) -> Drawing | None:
-    """Draw a bar for each row whose stack has a part above zero, by case id; parts have shares where there is room."""
-    known = {name: {part: max(0.0, value) for part, value in stack.items()} for name, stack in stacks.items()}
-    bars = {row.case.id: known[row.case.id] for row in rows if any(known.get(row.case.id, {}).values())}
+    """Draw a bar for each stack that has a part above zero; parts have shares where there is room."""
+    known = [(label, {part: max(0.0, value) for part, value in stack.items()}) for label, stack in stacks]
+    bars = [(label, stack) for label, stack in known if any(stack.values())]
     if not bars:
         return None
-    every = dict.fromkeys(part for stack in bars.values() for part in stack)
+    every = dict.fromkeys(part for _, stack in bars for part in stack)
     # in an order that all bars share: computing first, then every axis, copy and idle last
-    shown = [part for part in every if any(stack.get(part) for stack in bars.values())]
+    shown = [part for part in every if any(stack.get(part) for _, stack in bars)]
     shown.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
     styles = {part: part_style(part, hues.get(part, "grey")) for part in shown}
-    longest, labels, chart = max(sum(stack.values()) for stack in bars.values()), short_labels(rows), Drawing()
+    longest, chart = max(limit[0] if limit else 0.0, *(sum(stack.values()) for _, stack in bars)), Drawing()
     x = Scale(low=0.0, high=longest, first=_LEFT, last=_RIGHT)
     # several axes look alike, and are named where they stand
     exposed = [part for part in shown if part.startswith(EXPOSED)]
     named = {styles[part]: "exposed communication" if part in exposed[1:] else part for part in shown}
     chart.legend(((words, 1.0, style) for style, words in named.items()), _LEFT)
-    for case_id, stack in bars.items():
+    top = chart.top
+    for label, stack in bars:
         total, before = sum(stack.values()), 0.0
-        chart.text(_LEFT, chart.top + 6, elided(labels[case_id], _MOST_LETTERS))
+        chart.text(_LEFT, chart.top + 6, elided(label, _MOST_LETTERS))
         for part in shown:
             if value := stack.get(part, 0.0):
                 left, width, share = x(before), x(before + value) - x(before), f"{100 * value / total:.0f} %"
@@ -99,6 +107,10 @@ def _draw_stacks(
                     chart.text(left + width / 2, chart.top + _NAME + _BAR / 2, shares[0], "middle", css=css)
                 before += value
         chart.top += _ROW
+    if limit:
+        chart.rule(f"M{x(limit[0]):.1f} {top:.1f}V{chart.top:.1f}", "stroke:currentColor;stroke-dasharray:8 3")
+        chart.text(x(limit[0]), chart.top + 8, limit[1], "end")
+        chart.top += 20
     chart.axis_below(x, even_ticks(longest, words), quantity)
     return chart
 

@@ -4,7 +4,9 @@ Kinds of action and causes of idle time have heights of their own: colour is not
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from bench.results import details
 from bench.results.details import KINDS
 from bench.results.details import Timeline as Actions
 from reports import cells
@@ -31,6 +33,13 @@ _LETTERS = {"F": 0.58, "B": 0.69, "I": 0.31, "W": 1.0}  # of the size of the fon
 _MOST_TEXTS, _BOXES_OF_TEXT, _MOST_NAMED_RANKS = 400, 3, 16
 
 
+class Drawn(Protocol):
+    """What has a pipeline's timelines."""
+
+    @property
+    def facts(self) -> details.Pipeline: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Detail:
     """Neighbours closer than ``gap`` microseconds stand as one, if ``mixed`` also of different kinds; 0 draws all."""
@@ -41,7 +50,7 @@ class Detail:
     note: str
 
 
-def detail_of(pipeline: Pipeline, most_boxes: int = 6000) -> Detail:
+def detail_of(pipeline: Drawn, most_boxes: int = 6000) -> Detail:
     """Return the finest detail that needs no more boxes than ``most_boxes``, the same for both timelines."""
     shown = [one for one in (pipeline.facts.predicted, pipeline.facts.measured) if one]
     num_actions = sum(len(actions) for one in shown for actions in one)
@@ -62,7 +71,7 @@ def detail_of(pipeline: Pipeline, most_boxes: int = 6000) -> Detail:
     return detail
 
 
-def boxes_of(pipeline: Pipeline, timeline: Actions, detail: Detail) -> list[Box]:
+def boxes_of(pipeline: Drawn, timeline: Actions, detail: Detail) -> list[Box]:
     found = []
     for rank, (ran, stages) in enumerate(zip(timeline, pipeline.facts.stages_by_rank, strict=True)):
         boxes = []
@@ -74,7 +83,7 @@ def boxes_of(pipeline: Pipeline, timeline: Actions, detail: Detail) -> list[Box]
     return found
 
 
-def idle_boxes(pipeline: Pipeline, detail: Detail) -> list[Box]:
+def idle_boxes(pipeline: Drawn, detail: Detail) -> list[Box]:
     shown = [one for one in pipeline.facts.idle or () if one.stop_us - one.start_us > detail.gap]
     return [Box(rank=one.rank, kind=one.cause, start=one.start_us, stop=one.stop_us) for one in shown]
 
@@ -92,14 +101,14 @@ def span_of(pipeline: Pipeline) -> float:
 
 
 def draw_pipeline(
-    pipeline: Pipeline, detail: Detail, span_us: float, *, width: float = WIDE, is_alone: bool = False
+    pipeline: Drawn, detail: Detail, span_us: float, *, width: float = WIDE, is_alone: bool = False
 ) -> TimeChart | None:
-    """Return the predicted timeline above the measured one, or that alone; None without it."""
+    """Return the predicted timeline above the measured one, or what there is of them; ``is_alone`` leaves it out."""
     facts = pipeline.facts
-    if not facts.measured:
-        return None
     told = (("simulated", None if is_alone else facts.predicted), ("measured", facts.measured))
     known = [(words, one) for words, one in told if one]
+    if not known:
+        return None
     drawn = [boxes_of(pipeline, one, detail) for _, one in known]
     drawn[-1] = [*idle_boxes(pipeline, detail), *drawn[-1]]
     chart = TimeChart(66.0, span_us, width=width)

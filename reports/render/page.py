@@ -21,7 +21,7 @@ _OF_METHOD = ("sample", "launch", "interval", "noise")
 def render_page(report: Report) -> str:
     return _rendered(
         "page.html.j2",
-        title=report.name if len(report.runs) == 1 else "several runs",
+        title="several runs" if len(report.runs) > 1 else report.name,
         report=report,
         run=report.runs[0][0].info if len(report.runs) == 1 else None,
         method_terms=terms(_OF_METHOD),

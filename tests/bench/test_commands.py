@@ -128,7 +128,11 @@ def test_a_rank_that_only_joins_prints_nothing_and_a_driver_among_ranks_leaves_a
         raise LeftError(code)
 
     house = AppHooks(
-        modules=(), show=lambda path, form, whole: 4, exit_code=lambda path: 0, report=lambda runs, output: None
+        modules=(),
+        show=lambda path, form, whole: 4,
+        exit_code=lambda path: 0,
+        report=lambda runs, output: None,
+        render=lambda document, form: b"",
     )
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(os, "_exit", leave)

@@ -15,7 +15,7 @@ from workloads.costs.memory import RankMemory, memory_of, owned_elements
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import simulate
+from workloads.pipeline_parallel.simulation import Timeline, simulate
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from workloads.planner.placement import place_of
@@ -222,22 +222,36 @@ def _bubble(spec: StepSpec, work: Sequence[_Work], busiest: _Work, *, exact: boo
     pp, chunks = spec.size("pp"), spec.stages_per_rank
     if pp == 1:
         return 0.0, "no pipeline"
-    messages = sum(call.times for call in calls(busiest.at) if call.axis == "pp")
-    hop = busiest.axes["pp"].seconds / messages if "pp" in busiest.axes else 0.0
-    # the work of every rank: the ends once each, the others as the middle one
-    of_rank = work if len(work) == pp else [work[0], *[work[1]] * (pp - 2), work[-1]]
+    of_rank, hop = _of_rank(spec, work), _hop(busiest)
     forward, backward = (sum(getattr(each, name) for each in of_rank) / pp for name in ("forward", "backward"))
     sizes, half = {"ranks": pp, "microbatches": spec.microbatches, "chunks": chunks}, backward / 2
     form = closed_form(spec.schedule, **sizes, f=forward, i=half, w=half)
     if form.makespan_bubble_seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
-        waited = _simulated(spec, of_rank, hop) - spec.microbatches * busiest.microbatch
+        waited = _simulated(spec, of_rank, hop).makespan - spec.microbatches * busiest.microbatch
         return max(0.0, waited), "simulated with each stage's times and the link's latency"
     # a pipeline fills and drains over its mean stage, and each hop of that adds a message
     return form.makespan_bubble_seconds + 2 * (pp - 1) * hop, f"closed form {form.note}, and 2(P-1) messages"
 
 
-def _simulated(spec: StepSpec, work: Sequence[_Work], hop: float) -> float:
-    """Return the makespan of the schedule's own order of actions, each rank's times spread over its stages' layers."""
+def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
+    """Return every action of a predicted pipeline, whatever found its bubble; ``seconds`` as of ``dry_run``."""
+    work = [_work(at, run.hardware, seconds or by_hardware(run.hardware)) for at in run.spec.positions]
+    return _simulated(run.spec, _of_rank(run.spec, work), _hop(max(work, key=lambda each: each.microbatch)))
+
+
+def _of_rank(spec: StepSpec, work: Sequence[_Work]) -> Sequence[_Work]:
+    """Return the work of every rank: the ends once each, the others as the middle one."""
+    pp = spec.size("pp")
+    return work if len(work) == pp else [work[0], *[work[1]] * (pp - 2), work[-1]]
+
+
+def _hop(busiest: _Work) -> float:
+    messages = sum(call.times for call in calls(busiest.at) if call.axis == "pp")
+    return busiest.axes["pp"].seconds / messages if "pp" in busiest.axes else 0.0
+
+
+def _simulated(spec: StepSpec, work: Sequence[_Work], hop: float) -> Timeline:
+    """Return the schedule's own order of actions, each rank's times spread over its stages' layers."""
     schedule = make_schedule(
         spec.schedule, ranks=len(work), microbatches=spec.microbatches, chunks=spec.stages_per_rank
     )
@@ -253,4 +267,4 @@ def _simulated(spec: StepSpec, work: Sequence[_Work], hop: float) -> float:
     def of(action: Action) -> float:
         return seconds[action.stage, action.kind]
 
-    return simulate(schedule, of, lambda source, target: hop).makespan
+    return simulate(schedule, of, lambda source, target: hop)

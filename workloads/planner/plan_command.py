@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.plan.groups import parse_mesh
+from bench.results.document import Document
 from bench.results.runs import load_run
 from bench.text import UserError, did_you_mean, listed
 from workloads.costs.step_spec import StepSpec
@@ -16,6 +17,7 @@ from workloads.planner import render
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import Hardware, hardware_of, model_of
 from workloads.planner.link_time import Seconds, by_curves, curves_of, hardware_of_run
+from workloads.planner.plan_page import dry_run_document, search_document
 from workloads.planner.published import ASSUMED, published
 from workloads.planner.search import Wanted, lack_of, require_found, search
 
@@ -45,17 +47,22 @@ class Given:
     validate: Path | None = None
     published: bool = False
     as_json: bool = False
+    output: Path | None = None
+    guide: bool = False
+    against: Path | None = None
 
 
+_MOST_POINTS = 300
 Machine = tuple[Hardware, Seconds | None, tuple[str, ...]]
 """The hardware, a call's time where a run tells it, and what a reader must know of both."""
 
 
 class Answer(NamedTuple):
-    """What goes to stdout, and the sentence that ends the command with code 2, if any."""
+    """What goes to stdout, or to be shown; and the sentence that ends the command with code 2, if any."""
 
-    text: str
+    text: str = ""
     problem: str = ""
+    document: Document | None = None
 
 
 def answer(given: Given) -> Answer:
@@ -67,6 +74,10 @@ def answer(given: Given) -> Answer:
     if given.validate is not None:
         return _validated(given, given.validate)
     _refuse_words(given)
+    if given.guide:
+        return _guided(given)
+    if given.against:
+        raise UserError("--against goes with --guide: --validate RUN compares a plan's steps with a run's")
     wants_mesh = given.search or given.mesh is None
     return (_searched if wants_mesh else _dry)(given, *machine_of(given))
 
@@ -112,10 +123,20 @@ def _without_mesh(given: Given) -> StepSpec:
 def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
     run = dry_run(spec_of(given), hardware, seconds=seconds)
     problem = "" if run.fits else lack_of(run)
+    if given.output:
+        return Answer(problem=problem, document=dry_run_document(run, seconds, notes))
     if given.as_json:
         return Answer(render.as_line(render.dry_run_json(run, notes)), problem)
     explained = f"\n\n{render.formulas_text(run)}" if given.explain else ""
     return Answer(render.dry_run_text(run, notes) + explained, problem)
+
+
+def _guided(given: Given) -> Answer:
+    from workloads.planner.guide import GPUS, MODEL, guide
+
+    step = _without_mesh(replace(given, model=given.model or MODEL))
+    against = load_run(given.against) if given.against else None
+    return Answer(document=guide(step, given.gpus or GPUS, hardware_of(given.hardware or "h100"), against))
 
 
 def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
@@ -137,8 +158,10 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
         microbatch=given.microbatch or 0,
         checkpointing=given.checkpointing,
     )
-    found = search(wanted, hardware, top=given.top, seconds=seconds)
+    found = search(wanted, hardware, top=max(given.top, _MOST_POINTS if given.output else 0), seconds=seconds)
     require_found(wanted, hardware, found)
+    if given.output:
+        return Answer(document=search_document(found, wanted, given.top, seconds, notes))
     if given.as_json:
         return Answer(render.as_line(render.search_json(found, notes)))
     explained = f"\n\n{render.formulas_text(found.best[0])}" if given.explain else ""

@@ -158,8 +158,9 @@ def test_the_caption_says_what_is_above_and_below() -> None:
     alone = pipeline(predicted=None)
     assert gantt_words(alone, DETAIL) == f"What launch 1 measured{causes}"
     assert [panel.title[:8] for panel in panels(alone)] == ["", "measured"]
-    unmeasured = pipeline(measured=None)
-    assert draw_pipeline(unmeasured, detail_of(unmeasured), 1.0) is None
+    assert [panel.title[:9] for panel in panels(pipeline(measured=None, idle=None))] == ["", "simulated"]
+    unknown = pipeline(measured=None, predicted=None, idle=None)
+    assert draw_pipeline(unknown, detail_of(unknown), 1.0) is None
 
 
 def test_charts_share_an_axis_and_a_small_one_shows_the_measured_alone() -> None:

@@ -140,7 +140,7 @@ def test_options_reach_the_step_and_the_machine() -> None:
 def test_a_split_gives_each_stage_its_layers_and_lets_a_pipeline_hold_what_does_not_divide() -> None:
     split = "+".join(["8"] * 14 + ["7"] * 2)
     asked = given(model="llama3-405b", mesh="pp=16,tp=8", split=split)
-    text, lack = answer(asked)
+    text, lack, _ = answer(asked)
     assert f", schedule 1f1b, split {split}\n" in text
     layers = [rank["rank"].split()[3] for rank in json.loads(answer(replace(asked, as_json=True)).text)["memory_bytes"]]
     assert "+".join(layers) == split

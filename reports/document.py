@@ -1,0 +1,126 @@
+"""What a plan shows as a report: its tables with their figures drawn, in any of the report's forms."""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from markupsafe import Markup
+
+from bench.results.document import Cell, Column, Document, Gantt, Grid, Lines, Points, Stacks, Table, Unit
+from reports import cells, report
+from reports.analysis.verdicts import Verdict
+from reports.figures.bars import draw_stacks
+from reports.figures.gantt import Detail, detail_of, draw_pipeline, last_of
+from reports.figures.heat_maps import draw_grid
+from reports.figures.lines import Level, draw_against
+from reports.figures.palette import MEMORY, STEP
+from reports.figures.scatter import draw_points
+from reports.figures.svg import Drawing, figure
+from reports.render.show import rendered
+from reports.render.terminal import render_text, width_of
+from reports.report import Report, Section
+
+_TEXTS: dict[Unit, Callable[[float | None], str]] = {
+    "number": cells.significant,
+    "s": cells.duration,
+    "GB": lambda value: cells.quantity(value, "GB"),
+    "share": cells.percent,
+}
+
+
+_STACKS: dict[str, tuple[dict[str, str], Unit, str]] = {
+    "memory": (MEMORY, "GB", "memory of a rank"),
+    "step": ({**STEP, "bubble": STEP["idle"], "update": STEP["non-pipeline"]}, "s", "time of a step"),
+}
+
+
+def render_document(document: Document, form: str) -> bytes:
+    """Return a plan's document as ``tables``, ``html``, ``markdown`` or ``json``."""
+    told = report_of_document(document)
+    return render_text(told, width_of(sys.stdout)).encode() if form == "tables" else rendered(told, form)
+
+
+def report_of_document(document: Document) -> Report:
+    told = document.problem or "every number follows from formulas and declared rates; nothing was measured"
+    sections = (
+        Section(id=part.id, title=part.title, tables=tuple(map(_table, part.tables)), notes=tuple(part.notes))
+        for part in document.parts
+    )
+    return Report(
+        name=document.name,
+        verdicts=(Verdict(word="PREDICTED", level="bad" if document.problem else "good", told=told),),
+        code=0,
+        runs=(),
+        sections=tuple(sections),
+        heading=document.heading,
+        tiles=tuple(document.tiles),
+    )
+
+
+def _table(table: Table) -> report.Table[tuple[Cell, ...]]:
+    return report.Table(
+        id=table.id,
+        title=table.title,
+        caption=table.caption,
+        columns=tuple(_column(i, column) for i, column in enumerate(table.columns)),
+        rows=tuple(map(tuple, table.rows)),
+        notes=tuple(table.notes),
+        figures=partial(_figures, table),
+    )
+
+
+def _column(place: int, column: Column) -> report.Column[tuple[Cell, ...]]:
+    is_number = column.unit != "words"
+    return report.Column(
+        column.title,
+        lambda row: text_of(column, row[place]),
+        lambda row: row[place],
+        column.help,
+        number=is_number,
+        is_result=is_number,
+    )
+
+
+def text_of(column: Column, cell: Cell) -> str:
+    if cell is None or isinstance(cell, str):
+        return cell or cells.UNKNOWN
+    return _TEXTS[column.unit](cell)
+
+
+def _figures(table: Table) -> Iterator[Markup]:
+    for i, one in enumerate(table.figures):
+        told = one.told
+        drawn: Drawing | None
+        if isinstance(one, Gantt):
+            detail = detail_of(one)
+            drawn, told = _gantt(one, detail), f"{told} {detail.note}".rstrip()
+        elif isinstance(one, Stacks):
+            hues, unit, quantity = _STACKS[one.of]
+            drawn = draw_stacks([*one.bars.items()], hues, quantity, _TEXTS[unit], one.limit)
+        elif isinstance(one, Points):
+            axes = [(axis.title, _TEXTS[axis.unit]) for axis in (one.x, one.y)]
+            drawn = draw_points(one.points, one.front, *axes)
+        elif isinstance(one, Grid):
+            drawn = _grid(one)
+        else:
+            drawn = _lines(one)
+        yield from figure(drawn, f"{table.id}-figure-{i}", one.title, told)
+
+
+def _gantt(one: Gantt, detail: Detail) -> Drawing | None:
+    return draw_pipeline(one, detail, last_of(one.facts.predicted or ()))
+
+
+def _grid(one: Grid) -> Drawing:
+    known = [cell for row in one.rows.values() for cell in row if isinstance(cell, float)]
+    most = max(known, default=1.0) or 1.0
+    squares = [
+        [(cell / most if isinstance(cell, float) else None, text_of(one.level, cell)) for cell in row]
+        for row in one.rows.values()
+    ]
+    return draw_grid([*one.rows], squares, one.columns, one.below)
+
+
+def _lines(one: Lines) -> Drawing | None:
+    level = Level(words=one.level.title, text=_TEXTS[one.level.unit], is_log=one.is_log, at=one.limit)
+    return draw_against(one.lines, level, one.along)

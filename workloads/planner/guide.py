@@ -1,0 +1,306 @@
+"""``parbench plan --guide``: every strategy beside the others on one model, and where each is good. Pure.
+
+Each row is what the closed forms say of a step that has one strategy alone; what common sayings leave out is noted with
+its numbers.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from bench.results.document import Cell, Column, Document, Part, Table
+from bench.results.runs import Run
+from workloads.costs.communication_pattern import Call, attention_bytes, calls, sent_bytes
+from workloads.costs.equation import Equation
+from workloads.costs.memory import memory_of
+from workloads.costs.parameter_table import num_parameters
+from workloads.costs.step_spec import Position, StepSpec
+from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
+from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.simulation import Timeline, simulate
+from workloads.planner.hardware import Hardware
+from workloads.planner.regimes import regimes
+
+MODEL, GPUS = "llama3-8b", 64
+GIGA = 1e9
+_LETTERS = (
+    "Psi parameters of e bytes, n ranks (of HSDP n copies of f shards), L layers, M microbatches of b sequences of s "
+    "tokens, hidden size h, of keys k = h kv_heads / heads."
+)
+_STAGES, _MICROBATCHES = 4, 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One way to split a step: ``formula`` is of the bytes that ``axes`` send, ``measured`` the case that takes it."""
+
+    name: str
+    splits: str
+    link: str
+    formula: str
+    axes: str
+    spec: StepSpec
+    measured: str
+    params: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The strategy's own calls, of the rank that sends most."""
+        every = ([call for call in calls(at) if call.axis in self.axes.split()] for at in self.spec.positions)
+        return tuple(max(every, key=lambda of: sum(call.sent for call in of)))
+
+    @property
+    def sent_bytes(self) -> float:
+        return sum(call.sent for call in self.calls)
+
+    @property
+    def equation(self) -> Equation:
+        """The bytes as one writes them by hand, without padding and what is small."""
+        spec, shape = self.spec, self.spec.shape
+        symbols: dict[str, float] = {
+            "Psi": num_parameters(shape, spec.moe),
+            "e": spec.element_bytes,
+            "n": spec.world // (spec.size("fsdp") if "dp" in self.axes.split() else 1),
+            "f": spec.size("fsdp"),
+            "L": shape.layers,
+            "M": spec.microbatches,
+            "b": spec.microbatch,
+            "s": shape.sequence,
+            "h": shape.hidden,
+            "k": shape.kv_heads * shape.head_size,
+            "top_k": spec.moe.top_k if spec.moe else 0,
+        }
+        return Equation(text=self.formula, symbols=symbols)
+
+
+_SELDOM = "any; once a step"
+_EVERY = "across nodes; a layer ahead"
+_TENSOR = "inside a node; unhidden"
+_CONTEXT = {
+    "zigzag": ("2 L (n - 1) b s k (2 e + 4) / n", "neighbours; beside attention"),
+    "allgather_kv": ("6 L b s k e (n - 1) / n", "inside a node; unhidden"),
+    "ulysses": ("4 L b s (h + k) e (n - 1) / (n n)", "inside a node; unhidden"),
+}
+
+
+def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
+    """Return those that the model allows, on all ranks or on as many of a node as its sizes divide among."""
+    node = min(gpus_per_node, ranks)
+    whole, dp = step.on({"fsdp": ranks}), step.on({"dp": ranks})
+    halves = step.on({"dp": ranks // node, "fsdp": node})
+    tensor = _widest(step, "tp", node)
+    pipeline = _widest(replace(step, microbatches=4 * node, schedule="1f1b"), "pp", node)
+    pipeline = replace(pipeline, microbatches=4 * pipeline.size("pp"))
+    twice = "4" if step.moe else "8"
+    sums, gathers = "2 Psi e (n - 1) / n", "3 Psi e (n - 1) / n"
+    distributed, hybrid = {"optimizer": "distributed"}, "3 Psi e (f - 1) / f + 2 Psi e (n - 1) / (f n)"
+    rows: list[tuple[str, str, str, str, str, StepSpec, str, Mapping[str, object]]] = [
+        ("DDP", "the batch", _SELDOM, sums, "dp edp", dp, "ddp", {}),
+        ("ZeRO-1", "optimizer", _SELDOM, sums, "dp edp", replace(dp, zero1="reduce_scatter"), "zero1", distributed),
+        (
+            "ZeRO-2",
+            "+ gradients",
+            _EVERY,
+            sums,
+            "fsdp",
+            replace(whole, reshard=False),
+            "fsdp",
+            {"reshard": False},
+        ),
+        ("ZeRO-3, FSDP", "+ parameters", _EVERY, gathers, "fsdp", whole, "fsdp", {"reshard": True}),
+        (
+            "HSDP",
+            "state, in a node",
+            "node to gather, any to sum",
+            hybrid,
+            "fsdp dp edp",
+            halves,
+            "hsdp",
+            {},
+        ),
+        (
+            "TP",
+            "matrices",
+            _TENSOR,
+            f"{twice} L b s h e (n - 1) / n",
+            "tp",
+            replace(tensor, sequence_parallel=False),
+            "tp",
+            {},
+        ),
+        (
+            "TP + SP",
+            "matrices, tokens",
+            _TENSOR,
+            f"({twice} L + 4) b s h e (n - 1) / n",
+            "tp",
+            tensor,
+            "tp_sp",
+            {},
+        ),
+        (
+            "PP",
+            "layers",
+            "across nodes; little",
+            "2 M b s h e" if pipeline.size("pp") > 2 else "M b s h e",
+            "pp",
+            pipeline,
+            "pp",
+            {"schedule": "1f1b"},
+        ),
+    ]
+    for method, (formula, link) in _CONTEXT.items():
+        spec = _widest(replace(step, cp_method=method), "cp", node)
+        rows.append((f"CP, {method}", "sequences", link, formula, "cp", spec, "cp", {"method": method}))
+    if step.moe:
+        dealt = max(size for size in range(1, node + 1) if node % size == step.moe.experts % size == 0)
+        formula, spec = "4 L b s top_k h e (n - 1) / n", step.on({"dp": dealt, "ep": dealt})
+        rows.append(("EP", "experts", "inside a node; unhidden", formula, "ep", spec, "ep_step", {}))
+    names = ("name", "splits", "link", "formula", "axes", "spec", "measured", "params")
+    found = [Strategy(**dict(zip(names, row, strict=True))) for row in rows]  # type: ignore[arg-type]
+    return [one for one in found if one.spec.world > 1 and not one.spec.refusal()]
+
+
+def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
+    """Return it on the most ranks of a node that the rules allow on an axis."""
+    sizes = (size for size in range(node, 0, -1) if node % size == 0)
+    return next(spec for spec in (step.on({axis: size}) for size in sizes) if not spec.refusal())
+
+
+def guide(step: StepSpec, gpus: int, hardware: Hardware, against: Run | None = None) -> Document:
+    """Return the table of strategies and the figures of regimes for a model on so many GPUs."""
+    known = strategies(step, gpus, hardware.gpus_per_node)
+    parameters = num_parameters(step.shape, step.moe)
+    heading = (
+        f"{step.name}: {parameters / GIGA:.4g}e9 parameters, {step.shape.layers} layers of {step.shape.hidden}, "
+        f"sequence {step.shape.sequence}; {gpus} GPUs ({hardware.name}), {hardware.gpus_per_node} a node"
+    )
+    first = Part(id="strategies", title="Strategies", tables=[_strategies(known, against)], notes=[])
+    second = Part(id="regimes", title="Regimes", tables=regimes(step, gpus, hardware))
+    sayings = Part(id="sayings", title="Loose sayings", tables=[_sayings(known, step, parameters)])
+    return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, parts=[first, second, sayings])
+
+
+def _strategies(known: Sequence[Strategy], against: Run | None) -> Table:
+    rows: list[list[Cell]] = []
+    for one in known:
+        memory = max((memory_of(at) for at in one.spec.positions), key=lambda held: held.total)
+        made: Counter[str] = Counter()
+        for call in one.calls:
+            made[call.op] += round(call.times)
+        rows.append(
+            [
+                one.name,
+                one.spec.mesh_text,
+                one.splits,
+                ", ".join(f"{count} {op}" for op, count in made.items()),
+                one.equation.text,
+                one.sent_bytes / GIGA,
+                memory.state / GIGA,
+                memory.activations / GIGA,
+                one.link,
+                ratio_of(one, against) if against else None,
+            ]
+        )
+    columns = [
+        Column(title="strategy", help="alone, nothing else split"),
+        Column(title="ranks", help="all of them, or as many of a node as the model's sizes divide among"),
+        Column(title="splits", help="what each rank has a part of, beside the batch"),
+        Column(title="calls", help="of a step of one microbatch; a pipeline takes four microbatches a stage"),
+        Column(title="bytes a rank sends", help="in letters, those of the rank that sends most"),
+        Column(title="here", help="the same, counted call by call", unit="GB"),
+        Column(title="state", help="parameters, gradients and optimizer of a rank", unit="GB"),
+        Column(title="activations", help="what backward needs, without checkpointing", unit="GB"),
+        Column(title="link it wants", help="the slowest that it bears: what is hidden stands beside compute"),
+        Column(title="measured ratio", help="bytes counted over bytes by formula, of the run's steps", unit="number"),
+    ]
+    keep = len(columns) - (against is None)
+    return Table(
+        id="table",
+        title="Strategies",
+        caption="one sequence a microbatch, no checkpointing",
+        columns=columns[:keep],
+        rows=[row[:keep] for row in rows],
+        notes=[_LETTERS, *([f"Ratios are those of {against.path}."] if against else [])],
+    )
+
+
+def ratio_of(one: Strategy, run: Run) -> float | None:
+    """Return bytes counted over expected of a run's steps of the kind, the median over axes and launches."""
+    found = []
+    for record in run.records:
+        asked = record.case.whole
+        if record.case.name == f"workload.{one.measured}" and one.params.items() <= asked.items():
+            told = [record.metrics[name].value for name in record.metrics if name.startswith("bytes_ratio.")]
+            found += [value for value in told if value is not None]
+    return median(found) if found else None
+
+
+def simulated(schedule: str, ranks: int, microbatches: int) -> Timeline:
+    """Return a schedule at F = I = W."""
+    made = make_schedule(schedule, ranks=ranks, microbatches=microbatches)
+    return simulate(made, lambda action: 2.0 if action.kind == "B" else 1.0)
+
+
+def _sayings(known: Sequence[Strategy], step: StepSpec, parameters: float) -> Table:
+    return Table(
+        id="notes",
+        title="Loose sayings",
+        caption="what is often said, and the numbers here",
+        columns=[
+            Column(title="said", help="by papers, courses and blogs"),
+            Column(title="holds", help="where, with numbers"),
+        ],
+        rows=sayings(known, step, parameters),
+    )
+
+
+def sayings(known: Sequence[Strategy], step: StepSpec, parameters: float) -> list[tuple[str, str]]:
+    psi = parameters * step.element_bytes
+    sums = ", ".join(f"{sent_bytes('all_reduce', psi, n) / psi:.3g} Psi on {n}" for n in (2, 8, 64))
+    waits = []
+    for name in ("zb_h2", "zb_v"):
+        line = simulated(name, _STAGES, _MICROBATCHES)
+        waits.append(
+            f"{name} {bubble_fraction_span(line):.1%} of a rank's own span, {bubble_fraction(line):.1%} of the step"
+        )
+    found = [
+        ("DDP sends 2 Psi", f"2 Psi (n-1)/n: {sums} ranks"),
+        (
+            "FSDP sends 1.5 times what DDP does",
+            "3 Psi beside 2 Psi at one microbatch; DDP sums once a step, FSDP gathers for each: 3 M / 2 at M",
+        ),
+        (
+            "a zero-bubble pipeline has no bubble",
+            f"at P = {_STAGES}, M = {_MICROBATCHES}, F = I = W: {'; '.join(waits)}: it must still fill and drain",
+        ),
+        ("1f1b has a smaller bubble than gpipe", _same_bubble()),
+    ]
+    attention = {one.spec.cp_method: one.spec.at(0) for one in known if one.axes == "cp"}
+    if {"zigzag", "ulysses"} <= attention.keys():
+        found.append(("Ring and Ulysses send the same", _ring_and_ulysses(attention, step)))
+    return found
+
+
+def _same_bubble() -> str:
+    gpipe, other = (simulated(name, _STAGES, _MICROBATCHES) for name in ("gpipe", "1f1b"))
+    return (
+        f"both (P-1)/(M+P-1), {bubble_fraction(gpipe):.1%} and {bubble_fraction(other):.1%} at P = {_STAGES}, "
+        f"M = {_MICROBATCHES}; it holds {_STAGES} microbatches in place of {_MICROBATCHES}, so that M can be larger"
+    )
+
+
+def _ring_and_ulysses(attention: Mapping[str, Position], step: StepSpec) -> str:
+    told = []
+    for method in ("zigzag", "ulysses"):
+        sent = attention_bytes(attention[method])
+        forward, backward = (sum(sent[way].values()) / 1e6 for way in ("forward", "backward"))
+        name = "a ring" if method == "zigzag" else "Ulysses"
+        told.append(f"{name} {forward:,.1f} MB forward, {backward:,.1f} MB backward")
+    ranks = {at.spec.size("cp") for at in attention.values()}
+    crossover = 1 + step.shape.heads / step.shape.kv_heads
+    return (
+        f"a layer on {' and '.join(map(str, sorted(ranks)))} ranks: {'; '.join(told)}; forward they are alike at "
+        f"1 + heads/kv_heads = {crossover:g} ranks, above it Ulysses sends less"
+    )

@@ -1,0 +1,386 @@
+"""A dry run or a search as a document: its tables with figures, what if, and the commands that would check it. Pure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from bench.results import details
+from bench.results.details import COMPONENTS
+from bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
+from bench.text import UserError
+from workloads.costs.memory import schedule_of
+from workloads.planner.dry_run import DryRun, Held, dry_run, pipeline_of
+from workloads.planner.hardware import Hardware
+from workloads.planner.launchers import commands_of, megatron, torchtitan
+from workloads.planner.link_time import PlacedCall, Seconds
+from workloads.planner.render import assumptions, formulas_of
+from workloads.planner.search import Found, Wanted, binding_of, lack_of, rationale
+
+MOST_BARS = 10
+_GIGA = 1e9
+
+
+def dry_run_document(run: DryRun, seconds: Seconds | None = None, notes: Sequence[str] = ()) -> Document:
+    problem = "" if run.fits else lack_of(run)
+    return _document(run, [], seconds, notes, problem=problem)
+
+
+def search_document(
+    found: Found, wanted: Wanted, top: int, seconds: Seconds | None = None, notes: Sequence[str] = ()
+) -> Document:
+    """Return the best ``top`` candidates, all of them as points, and the first in full."""
+    best = found.best[0]
+    told = (
+        f"{found.tried} candidates, {found.too_large} too large, {sum(found.refused.values())} refused by a rule"
+        f" at global batch {wanted.global_batch} of {wanted.step.shape.sequence} tokens"
+    )
+    part = Part(
+        id="candidates",
+        title="Candidates",
+        tables=[_candidates(found, top)],
+        notes=[f"{told}.", *(f"{line}." for line in rationale(found))],
+    )
+    return _document(best, [part], seconds, notes)
+
+
+def _document(
+    run: DryRun, first: Sequence[Part], seconds: Seconds | None, notes: Sequence[str], *, problem: str = ""
+) -> Document:
+    spec, usable = run.spec, run.hardware.usable_bytes
+    assumed = assumptions(run.hardware, spec.element_bytes, notes).split("\n  ")[1:]
+    heading = (
+        f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
+        f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
+        f"{spec.microbatch}, sequence {spec.shape.sequence}, checkpointing {spec.checkpointing}, "
+        f"schedule {spec.schedule}"
+    )
+    step = Part(id="step", title="The step", tables=[_step(run, seconds), *_axes(run), _memory(run)])
+    check = Part(id="try", title="To try it", tables=[_what_if(run, seconds), _commands(run), _flags(run)])
+    formulas = Part(id="formulas", title="Formulas", tables=[_formulas(run)], notes=[f"Assumed: {'; '.join(assumed)}."])
+    whole = run.fullest.memory.total
+    return Document(
+        name=f"plan {spec.name} on {spec.world} GPUs",
+        heading=heading,
+        parts=[*first, step, check, formulas],
+        tiles=[
+            (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
+            (f"{run.tokens_per_second:,.0f}", "tokens a second"),
+            (f"{run.mfu:.1%}", f"MFU; bound by {binding_of(run)}"),
+            (f"{whole / _GIGA:.1f} GB", f"of {usable / _GIGA:.1f} GB usable on the fullest rank"),
+        ],
+        problem=problem,
+    )
+
+
+def label_of(run: DryRun) -> str:
+    spec = run.spec
+    return f"{spec.mesh_text} microbatch {spec.microbatch} {spec.checkpointing}"
+
+
+def parts_of(run: DryRun) -> dict[str, float]:
+    """Return the seconds of a step by what they go to."""
+    return {
+        "compute": run.compute_seconds,
+        **{f"exposed {axis.name}": axis.exposed_seconds for axis in run.axes if axis.exposed_seconds},
+        "bubble": run.bubble_seconds,
+        "update": run.update_seconds,
+    }
+
+
+def front_of(runs: Sequence[DryRun]) -> list[DryRun]:
+    """Return those that none beats in both step time and memory, the fastest first."""
+    found: list[DryRun] = []
+    for run in sorted(runs, key=lambda one: (one.seconds, one.fullest.memory.total)):
+        if not found or run.fullest.memory.total < found[-1].fullest.memory.total:
+            found.append(run)
+    return found
+
+
+def _held(held: Held) -> dict[str, float]:
+    return {name: getattr(held.memory, name) / _GIGA for name in COMPONENTS}
+
+
+def _limit(hardware: Hardware) -> tuple[float, str]:
+    return hardware.usable_bytes / _GIGA, f"{hardware.usable_bytes / _GIGA:.1f} GB usable"
+
+
+def _candidates(found: Found, top: int) -> Table:
+    shown, front = found.best[:top], front_of(found.best)
+    bars = shown[:MOST_BARS]
+    points = {label_of(run): (run.seconds, run.fullest.memory.total / _GIGA) for run in found.best}
+    front_told = "Joined are those that none beats in both step time and memory."
+    return Table(
+        id="meshes",
+        title="Meshes",
+        caption="the fastest first, each with as much checkpointing as it needs",
+        columns=[
+            Column(title="mesh", help="axes and their ranks, outermost first"),
+            Column(title="microbatch", help="sequences of one rank's microbatch"),
+            Column(title="microbatches", help="of a step, on each data rank"),
+            Column(title="checkpointing", help="what backward computes again"),
+            Column(title="bound by", help="what most of the step is lost to, or compute"),
+            Column(title="step", help="seconds of a step", unit="s"),
+            Column(title="tokens/s", help="of all GPUs", unit="number"),
+            Column(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
+            Column(title="memory", help="of the fullest rank", unit="GB"),
+            Column(title="front", help="whether no other is both faster and smaller"),
+        ],
+        rows=[
+            [
+                run.spec.mesh_text,
+                str(run.spec.microbatch),
+                str(run.spec.microbatches),
+                run.spec.checkpointing,
+                binding_of(run),
+                run.seconds,
+                run.tokens_per_second,
+                run.mfu,
+                run.fullest.memory.total / _GIGA,
+                "yes" if run in front else "",
+            ]
+            for run in shown
+        ],
+        notes=[f"{run.spec.mesh_text}: {caveat}." for run in shown for caveat in run.caveats],
+        figures=[
+            Points(
+                title="Time against memory",
+                told=f"{len(points)} meshes that fit. {front_told}",
+                x=Column(title="step time", unit="s"),
+                y=Column(title="memory of the fullest rank", unit="GB"),
+                points=points,
+                front=[label_of(run) for run in front],
+            ),
+            Stacks(
+                title="Where the step's time goes",
+                told="Of the busiest rank.",
+                of="step",
+                bars={label_of(run): parts_of(run) for run in bars},
+            ),
+            Stacks(
+                title="What memory holds",
+                told="Of the fullest rank.",
+                of="memory",
+                bars={label_of(run): _held(run.fullest) for run in bars},
+                limit=_limit(found.best[0].hardware),
+            ),
+        ],
+    )
+
+
+def _step(run: DryRun, seconds: Seconds | None) -> Table:
+    figures: list[Stacks | Gantt] = []
+    if run.spec.size("pp") > 1:
+        told = f"{run.spec.schedule}, simulated with each stage's times and the link's latency."
+        figures.append(Gantt(title="The pipeline", told=told, facts=_pipeline(run, seconds)))
+    else:
+        bars = {run.spec.mesh_text: parts_of(run)}
+        figures.append(Stacks(title="The step", told="Of the busiest rank.", of="step", bars=bars))
+    return Table(
+        id="time",
+        title="Where the time of a step goes",
+        caption="of the busiest rank",
+        columns=[
+            Column(title="part", help="what it goes to"),
+            Column(title="time", help="of a step", unit="s"),
+            Column(title="share", help="of the step", unit="share"),
+        ],
+        rows=[[name, value, value / run.seconds] for name, value in (*parts_of(run).items(), ("step", run.seconds))],
+        notes=[*([f"Bubble: {run.bubble_method}."] if run.spec.size("pp") > 1 else []), *map(str, run.caveats)],
+        figures=figures,
+    )
+
+
+def _pipeline(run: DryRun, seconds: Seconds | None) -> details.Pipeline:
+    spec, timeline = run.spec, pipeline_of(run, seconds)
+    schedule = schedule_of(spec)
+    return details.Pipeline(
+        schedule=spec.schedule,
+        ranks=schedule.ranks,
+        microbatches=spec.microbatches,
+        chunks=schedule.chunks,
+        stages_by_rank=tuple(schedule.stages_of(rank) for rank in range(schedule.ranks)),
+        predicted=tuple(
+            tuple(
+                details.Ran(str(ran.action), round(ran.start * 1e6), round(ran.stop * 1e6)) for ran in timeline.of(rank)
+            )
+            for rank in range(schedule.ranks)
+        ),
+    )
+
+
+def _axes(run: DryRun) -> list[Table]:
+    rows: list[list[Cell]] = [
+        [
+            axis.name,
+            axis.where,
+            axis.sent_bytes / _GIGA,
+            axis.seconds,
+            axis.hidden_seconds,
+            axis.exposed_seconds,
+            axis.assumption,
+        ]
+        for axis in run.axes
+    ]
+    table = Table(
+        id="axes",
+        title="Communication by axis",
+        caption="of a step; bytes of the rank that sends most",
+        columns=[
+            Column(title="axis", help="of the mesh"),
+            Column(title="where", help="which links it takes"),
+            Column(title="sent", help="by a rank, ring-optimal", unit="GB"),
+            Column(title="takes", help="all of it", unit="s"),
+            Column(title="hidden", help="beside compute", unit="s"),
+            Column(title="adds", help="to the step", unit="s"),
+            Column(title="exposed", help="by what rule"),
+        ],
+        rows=rows,
+    )
+    return [table] if rows else []
+
+
+def _memory(run: DryRun) -> Table:
+    return Table(
+        id="memory",
+        title="Memory",
+        caption="of the ranks that differ, an upper bound: the peaks of components need not meet",
+        columns=[
+            Column(title="rank", help="its place in the pipeline"),
+            *(Column(title=name, help=f"bytes of {name}", unit="GB") for name in COMPONENTS),
+            Column(title="total", help="all components at once", unit="GB"),
+        ],
+        rows=[[held.at.words, *_held(held).values(), held.memory.total / _GIGA] for held in run.ranks],
+        figures=[
+            Stacks(
+                title="What memory holds",
+                told="Of each kind of rank.",
+                of="memory",
+                bars={held.at.words: _held(held) for held in run.ranks},
+                limit=_limit(run.hardware),
+            )
+        ],
+    )
+
+
+def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, DryRun | str]]:
+    """Yield the step as it is and with one thing otherwise, or why it cannot be so."""
+    spec, hardware, exact = run.spec, run.hardware, run.bubble_method.startswith("simulated")
+
+    def priced(other: Hardware = hardware, rule: Seconds | None = seconds, **changed: object) -> DryRun:
+        return dry_run(replace(spec, **changed), other, seconds=rule, exact=exact)  # type: ignore[arg-type]
+
+    def slower(name: str) -> Hardware:
+        return msgspec.structs.replace(hardware, **{name: getattr(hardware, name) / 2})
+
+    yield "as it is", run
+    if seconds is not None:
+        yield "all links half as fast", priced(rule=_halved(seconds))
+    else:
+        if any(axis.where.startswith("across") for axis in run.axes):
+            yield "links across nodes half as fast", priced(slower("across_bytes_per_second"))
+        yield "links inside a node half as fast", priced(slower("inside_bytes_per_second"))
+    exposed = msgspec.structs.replace(hardware.efficiency, overlap={})
+    yield "no communication hidden", priced(msgspec.structs.replace(hardware, efficiency=exposed))
+    yield "twice the batch", priced(microbatches=2 * spec.microbatches)
+    axis = "fsdp" if spec.size("fsdp") > spec.size("dp") else "dp"
+    wider = spec.on({"dp": 1, **spec.mesh} | {axis: 2 * spec.size(axis)})
+    yield "twice the GPUs and batch", wider.refusal() or dry_run(wider, hardware, seconds=seconds, exact=exact)
+    try:
+        same = wider.with_batch(spec.global_batch)
+    except UserError as error:
+        yield "twice the GPUs", str(error)
+    else:
+        yield "twice the GPUs", same.refusal() or dry_run(same, hardware, seconds=seconds, exact=exact)
+
+
+def _halved(seconds: Seconds) -> Callable[[PlacedCall], float]:
+    return lambda call: 2 * seconds(call)
+
+
+def _what_if(run: DryRun, seconds: Seconds | None) -> Table:
+    told = dict(what_if(run, seconds))
+    a_gpu = run.tokens_per_second / run.spec.world
+    rows: list[list[Cell]] = []
+    for name, other in told.items():
+        if isinstance(other, str):
+            rows.append([name, *[None] * 5, f"cannot be: {other}"])
+            continue
+        of_each = other.tokens_per_second / other.spec.world
+        memory = other.fullest.memory.total / _GIGA
+        fits = "" if other.fits else "does not fit"
+        bound = "; ".join(filter(None, (binding_of(other), fits)))
+        rows.append([name, other.seconds, of_each, of_each / a_gpu - 1, other.mfu, memory, bound])
+    return Table(
+        id="what-if",
+        title="What if",
+        caption="one thing otherwise, all else as it is",
+        columns=[
+            Column(title="with", help="what would be otherwise"),
+            Column(title="step", help="seconds of a step", unit="s"),
+            Column(title="tokens/s a GPU", help="of each GPU", unit="number"),
+            Column(title="change", help="of tokens/s a GPU", unit="share"),
+            Column(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
+            Column(title="memory", help="of the fullest rank", unit="GB"),
+            Column(title="bound by", help="what most of the step is lost to, or compute"),
+        ],
+        rows=rows,
+        figures=[
+            Stacks(
+                title="What if",
+                told="The step with one thing otherwise.",
+                of="step",
+                bars={name: parts_of(other) for name, other in told.items() if not isinstance(other, str)},
+            )
+        ],
+    )
+
+
+def _commands(run: DryRun) -> Table:
+    return Table(
+        id="check",
+        title="To measure it",
+        caption="its communication is real, its compute waited for as long as predicted",
+        columns=[
+            Column(title="where", help="on what machine"),
+            Column(title="command", help="what to type there"),
+        ],
+        rows=commands_of(run),
+        notes=["Timed compute needs no cores: overlap and bubble are those of the links and the schedule."],
+    )
+
+
+def _flags(run: DryRun) -> Table:
+    return Table(
+        id="flags",
+        title="To launch it",
+        caption="the mesh, the batch and the schedule in the words of two trainers",
+        columns=[
+            Column(title="trainer", help="whose flags they are"),
+            Column(title="flags", help="what to add to its own command"),
+            Column(title="left out", help="of the plan, for it has no such flag"),
+        ],
+        rows=[
+            [one.trainer, " ".join(one.flags), "; ".join(one.lacks)]
+            for one in (torchtitan(run.spec), megatron(run.spec))
+        ],
+    )
+
+
+def _formulas(run: DryRun) -> Table:
+    return Table(
+        id="equations",
+        title="Formulas",
+        caption="each with its numbers in the same order",
+        columns=[
+            Column(title="what", help="what it is"),
+            Column(title="equation", help="in symbols"),
+            Column(title="numbers", help="in the same order"),
+            Column(title="value", help="in its unit"),
+            Column(title="source", help="who found it"),
+        ],
+        rows=[
+            [one.name, one.equation, one.numbers, f"{one.value:,.4g} {one.unit}".rstrip(), one.source]
+            for one in formulas_of(run)
+        ],
+    )

@@ -1,0 +1,274 @@
+"""Where each strategy is good, as tables with figures: bubbles, state, batch, the largest model, TP beside PP. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from bench.results.document import Cell, Column, Grid, Lines, Table
+from bench.text import UserError
+from workloads.costs.memory import memory_of, state_bytes
+from workloads.costs.step_spec import StepSpec
+from workloads.model.shapes import CHECKPOINTINGS
+from workloads.pipeline_parallel.bubbles import bubble_fraction
+from workloads.pipeline_parallel.schedules import make_schedule
+from workloads.pipeline_parallel.simulation import simulate
+from workloads.planner.dry_run import DryRun, dry_run
+from workloads.planner.hardware import Hardware
+
+_GIGA = 1e9
+_SCHEDULES = ("1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v", "dualpipe_v")
+_STAGES, _MICROBATCHES = 8, 32
+_MOST_GPUS = 4096
+
+
+def regimes(step: StepSpec, gpus: int, hardware: Hardware) -> list[Table]:
+    return [
+        bubbles_by_batch(),
+        bubbles_by_stages(),
+        state_by_ranks(step, hardware),
+        batch(step, gpus, hardware),
+        largest(step, hardware),
+        grid(step, gpus, hardware),
+    ]
+
+
+def _table(
+    name: str,
+    title: str,
+    caption: str,
+    first: str,
+    along: str,
+    level: Column,
+    lines: Mapping[str, Mapping[int, float]],
+    notes: Sequence[str],
+    *,
+    limit: tuple[float, str] | None = None,
+    is_log: bool = False,
+) -> Table:
+    """Return a row for each line, a column for each of its places, and the lines drawn."""
+    places = sorted({place for line in lines.values() for place in line})
+    return Table(
+        id=name,
+        title=title,
+        caption=caption,
+        columns=[
+            Column(title=first, help="a line of the figure"),
+            *(
+                Column(title=f"{place:,}", help=f"{level.title} at {place:,} {along}", unit=level.unit)
+                for place in places
+            ),
+        ],
+        rows=[[label, *(line.get(place) for place in places)] for label, line in lines.items()],
+        notes=notes,
+        figures=[
+            Lines(
+                title=title,
+                told=f"{caption[0].upper()}{caption[1:]}.",
+                along=along,
+                level=level,
+                lines=lines,
+                limit=limit,
+                is_log=is_log,
+            )
+        ],
+    )
+
+
+def bubble(schedule: str, ranks: int, microbatches: int) -> float | None:
+    """Return idle over all of a step at F = I = W, None where the schedule cannot run so."""
+    try:
+        made = make_schedule(schedule, ranks=ranks, microbatches=microbatches)
+    except UserError:
+        return None
+    return bubble_fraction(simulate(made, lambda action: 2.0 if action.kind == "B" else 1.0))
+
+
+def _bubbles(pairs: Mapping[int, tuple[int, int]]) -> dict[str, dict[int, float]]:
+    return {
+        name: {place: told for place, of in pairs.items() if (told := bubble(name, *of)) is not None}
+        for name in _SCHEDULES
+    }
+
+
+def bubbles_by_batch() -> Table:
+    lines = _bubbles({m: (_STAGES, m) for m in (1, 2, 4, 8, 16, 32, 64)})
+    return _table(
+        "bubble-batch",
+        "Bubble against microbatches",
+        f"share of a step on {_STAGES} ranks, simulated at F = I = W, each schedule with its own stages a rank",
+        "schedule",
+        "microbatches",
+        Column(title="bubble", unit="share"),
+        lines,
+        ["gpipe and looped_bfs are as 1f1b and interleaved, and hold more. Fewer microbatches than ranks: above half."],
+    )
+
+
+def bubbles_by_stages() -> Table:
+    lines = _bubbles({p: (p, _MICROBATCHES) for p in (2, 4, 8, 16)})
+    return _table(
+        "bubble-stages",
+        "Bubble against ranks",
+        f"share of a step of {_MICROBATCHES} microbatches, simulated at F = I = W",
+        "schedule",
+        "ranks",
+        Column(title="bubble", unit="share"),
+        lines,
+        [],
+    )
+
+
+def zero_specs(step: StepSpec, ranks: int) -> dict[str, StepSpec]:
+    """Return a step of data parallelism alone by what of its state is sharded."""
+    sharded = step.on({"fsdp": ranks})
+    return {
+        "DDP": step.on({"dp": ranks}),
+        "ZeRO-1": replace(step.on({"dp": ranks}), zero1="reduce_scatter"),
+        "ZeRO-2": replace(sharded, reshard=False),
+        "ZeRO-3": sharded,
+    }
+
+
+def state_by_ranks(step: StepSpec, hardware: Hardware) -> Table:
+    places = [2**i for i in range(1, 11)]
+    lines: dict[str, dict[int, float]] = {}
+    for ranks in places:
+        for name, spec in zero_specs(step, ranks).items():
+            lines.setdefault(name, {})[ranks] = memory_of(spec.positions[0]).state / _GIGA
+    limit = hardware.usable_bytes / _GIGA
+    return _table(
+        "state",
+        "State against ranks",
+        f"parameters, gradients and optimizer of a rank of {step.name}",
+        "shards",
+        "ranks",
+        Column(title="state", unit="GB"),
+        lines,
+        ["ZeRO-1 shards the optimizer, ZeRO-2 gradients too, ZeRO-3 parameters too."],
+        limit=(limit, f"{limit:.1f} GB usable"),
+        is_log=True,
+    )
+
+
+def batch(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
+    """Return what a step computes and what its data parallelism sends, by the tokens of a GPU."""
+    lines: dict[str, dict[int, float]] = {}
+    for tokens in (2**i for i in range(8, 18)):
+        length = min(tokens, step.shape.sequence)
+        sized = replace(step, shape=replace(step.shape, sequence=length), microbatch=tokens // length)
+        specs = zero_specs(sized, gpus)
+        for name in ("DDP", "ZeRO-3"):
+            run = dry_run(specs[name], hardware)
+            lines.setdefault(f"{name} sends", {})[tokens] = sum(axis.seconds for axis in run.axes)
+        lines.setdefault("compute", {})[tokens] = run.compute_seconds
+    crossing = {name: _crossing(line, lines["compute"]) for name, line in lines.items() if name != "compute"}
+    told = [
+        f"{name} for less time than it computes from {tokens:,} tokens a GPU on."
+        if tokens
+        else f"{name} for longer than it computes at every batch."
+        for name, tokens in crossing.items()
+    ]
+    return _table(
+        "batch",
+        "Communication against compute",
+        f"seconds of a step of {step.name} on {gpus} GPUs, all of it, hidden or not",
+        "of a step",
+        "tokens a GPU",
+        Column(title="time", unit="s"),
+        lines,
+        told,
+        is_log=True,
+    )
+
+
+def _crossing(line: Mapping[int, float], compute: Mapping[int, float]) -> int | None:
+    return next((place for place, seconds in line.items() if seconds < compute[place]), None)
+
+
+def largest(step: StepSpec, hardware: Hardware) -> Table:
+    """Return the parameters whose state a GPU's memory holds, without activations."""
+    whole = state_bytes(1.0, mixed=step.mixed)
+    tensor = hardware.gpus_per_node
+    lines: dict[str, dict[int, float]] = {}
+    gpus = tensor
+    while gpus <= _MOST_GPUS:
+        each = {
+            "DDP": whole.state,
+            "ZeRO-1": whole.parameters + whole.gradients + whole.optimizer / gpus,
+            "ZeRO-2": whole.parameters + (whole.gradients + whole.optimizer) / gpus,
+            f"TP {tensor} x DDP": whole.state / tensor,
+            f"TP {tensor} x PP 8 x ZeRO-1": _model_parallel(
+                whole.parameters + whole.gradients, whole.optimizer, tensor * 8, gpus
+            ),
+            "ZeRO-3, or TP x PP": whole.state / gpus,
+        }
+        for name, held in each.items():
+            if held:
+                lines.setdefault(name, {})[gpus] = hardware.usable_bytes / held / _GIGA
+        gpus *= 2
+    return _table(
+        "largest",
+        "Largest model",
+        f"parameters, in 1e9, whose state fits into {hardware.usable_bytes / _GIGA:.1f} GB a GPU, without activations",
+        "strategy",
+        "GPUs",
+        Column(title="parameters (1e9)", unit="number"),
+        lines,
+        [f"{whole.state:g} bytes a parameter: {whole.parameters:g} + {whole.gradients:g} + {whole.optimizer:g}."],
+        is_log=True,
+    )
+
+
+def _model_parallel(kept: float, sharded: float, split: int, gpus: int) -> float:
+    """Return bytes a parameter where layers are split, and the optimizer over what data ranks there are; 0 for none."""
+    return 0.0 if gpus < split else (kept + sharded * split / gpus) / split
+
+
+def grid(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
+    """Return the MFU of every TP and PP with ZeRO-1 on the other ranks, with the least checkpointing that fits."""
+    sizes = [2**i for i in range(gpus.bit_length()) if gpus % 2**i == 0]
+    tensor = [size for size in sizes if size <= 2 * hardware.gpus_per_node]
+    global_batch = 4 * gpus
+    rows: dict[str, list[Cell]] = {}
+    for pipeline in sizes[:6]:
+        cells = [_square(step, gpus, {"pp": pipeline, "tp": size}, global_batch, hardware) for size in tensor]
+        rows[f"pp {pipeline}"] = [one.mfu if isinstance(one, DryRun) else one for one in cells]
+    squares = [Column(title=f"tp {size}", help="MFU, or why there is none", unit="share") for size in tensor]
+    told = f"{step.name} on {gpus} GPUs at {global_batch} sequences a step, ZeRO-1 over the other ranks"
+    return Table(
+        id="grid",
+        title="TP beside PP",
+        caption=f"MFU of {told}, with the least checkpointing that fits",
+        columns=[Column(title="pp", help="stages of the pipeline"), *squares],
+        rows=[[name, *cells] for name, cells in rows.items()],
+        figures=[
+            Grid(
+                title="TP beside PP",
+                told=f"MFU of {told}.",
+                below="ranks of tensor parallelism; stages on the left",
+                columns=[str(size) for size in tensor],
+                rows=rows,
+                level=Column(title="MFU", unit="share"),
+            )
+        ],
+    )
+
+
+def _square(
+    step: StepSpec, gpus: int, inner: Mapping[str, int], global_batch: int, hardware: Hardware
+) -> DryRun | str | None:
+    """Return the step of a pair, or the first word of the rule that it breaks, or what it lacks."""
+    data = gpus // (inner["pp"] * inner["tp"])
+    if not data:
+        return None
+    spec = replace(step.on({"dp": data, **inner}), zero1="reduce_scatter" if data > 1 else "")
+    try:
+        spec = spec.with_batch(global_batch)
+    except UserError:
+        return "batch"
+    if reason := spec.refusal():
+        return reason.lstrip("(").split("(")[0].split(" ")[0]
+    for how in CHECKPOINTINGS:
+        run = dry_run(replace(spec, checkpointing=how), hardware, exact=False)
+        if run.fits:
+            return run
+    return "too large"
