@@ -41,14 +41,17 @@ def render_document(document: Document, form: str) -> bytes:
 
 
 def report_of_document(document: Document) -> Report:
-    told = document.problem or "every number follows from formulas and declared rates; nothing was measured"
+    told = "every number follows from formulas and declared rates; nothing was measured"
+    verdict = Verdict(word="PREDICTED", level="good", told=told)
+    if document.problem:
+        verdict = Verdict(word="TOO LARGE", level="bad", told=document.problem)
     sections = (
         Section(id=part.id, title=part.title, tables=tuple(map(_table, part.tables)), notes=tuple(part.notes))
         for part in document.parts
     )
     return Report(
         name=document.name,
-        verdicts=(Verdict(word="PREDICTED", level="bad" if document.problem else "good", told=told),),
+        verdicts=(verdict,),
         code=0,
         runs=(),
         sections=tuple(sections),

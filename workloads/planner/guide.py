@@ -25,8 +25,8 @@ from workloads.planner.regimes import regimes
 MODEL, GPUS = "llama3-8b", 64
 GIGA = 1e9
 _LETTERS = (
-    "Psi parameters of e bytes, n ranks (of HSDP n copies of f shards), L layers, M microbatches of b sequences of s "
-    "tokens, hidden size h, of keys k = h kv_heads / heads."
+    "Psi parameters of e bytes; n ranks, r = (n - 1) / n, HSDP n copies of f shards; L layers; M microbatches of b "
+    "sequences of s tokens; hidden size h, of keys k = h kv_heads / heads."
 )
 _STAGES, _MICROBATCHES = 4, 8
 
@@ -58,10 +58,12 @@ class Strategy:
     def equation(self) -> Equation:
         """The bytes as one writes them by hand, without padding and what is small."""
         spec, shape = self.spec, self.spec.shape
+        n = spec.world // (spec.size("fsdp") if "dp" in self.axes.split() else 1)
         symbols: dict[str, float] = {
             "Psi": num_parameters(shape, spec.moe),
             "e": spec.element_bytes,
-            "n": spec.world // (spec.size("fsdp") if "dp" in self.axes.split() else 1),
+            "n": n,
+            "r": (n - 1) / n,
             "f": spec.size("fsdp"),
             "L": shape.layers,
             "M": spec.microbatches,
@@ -75,12 +77,12 @@ class Strategy:
 
 
 _SELDOM = "any; once a step"
-_EVERY = "across nodes; a layer ahead"
-_TENSOR = "inside a node; unhidden"
+_EVERY = "across; a layer ahead"
+_TENSOR = "in a node; exposed"
 _CONTEXT = {
-    "zigzag": ("2 L (n - 1) b s k (2 e + 4) / n", "neighbours; beside attention"),
-    "allgather_kv": ("6 L b s k e (n - 1) / n", "inside a node; unhidden"),
-    "ulysses": ("4 L b s (h + k) e (n - 1) / (n n)", "inside a node; unhidden"),
+    "zigzag": ("2 L b s k (2 e + 4) r", "neighbours; hidden"),
+    "allgather_kv": ("6 L b s k e r", "in a node; exposed"),
+    "ulysses": ("4 L b s (h + k) e r / n", "in a node; exposed"),
 }
 
 
@@ -93,8 +95,8 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
     pipeline = _widest(replace(step, microbatches=4 * node, schedule="1f1b"), "pp", node)
     pipeline = replace(pipeline, microbatches=4 * pipeline.size("pp"))
     twice = "4" if step.moe else "8"
-    sums, gathers = "2 Psi e (n - 1) / n", "3 Psi e (n - 1) / n"
-    distributed, hybrid = {"optimizer": "distributed"}, "3 Psi e (f - 1) / f + 2 Psi e (n - 1) / (f n)"
+    sums, gathers = "2 Psi e r", "3 Psi e r"
+    distributed, hybrid = {"optimizer": "distributed"}, "(3 (f - 1) + 2 r) Psi e / f"
     rows: list[tuple[str, str, str, str, str, StepSpec, str, Mapping[str, object]]] = [
         ("DDP", "the batch", _SELDOM, sums, "dp edp", dp, "ddp", {}),
         ("ZeRO-1", "optimizer", _SELDOM, sums, "dp edp", replace(dp, zero1="reduce_scatter"), "zero1", distributed),
@@ -111,8 +113,8 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
         ("ZeRO-3, FSDP", "+ parameters", _EVERY, gathers, "fsdp", whole, "fsdp", {"reshard": True}),
         (
             "HSDP",
-            "state, in a node",
-            "node to gather, any to sum",
+            "state in a node",
+            "node, sums across",
             hybrid,
             "fsdp dp edp",
             halves,
@@ -123,7 +125,7 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
             "TP",
             "matrices",
             _TENSOR,
-            f"{twice} L b s h e (n - 1) / n",
+            f"{twice} L b s h e r",
             "tp",
             replace(tensor, sequence_parallel=False),
             "tp",
@@ -133,7 +135,7 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
             "TP + SP",
             "matrices, tokens",
             _TENSOR,
-            f"({twice} L + 4) b s h e (n - 1) / n",
+            f"({twice} L + 4) b s h e r",
             "tp",
             tensor,
             "tp_sp",
@@ -142,7 +144,7 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
         (
             "PP",
             "layers",
-            "across nodes; little",
+            "across; little",
             "2 M b s h e" if pipeline.size("pp") > 2 else "M b s h e",
             "pp",
             pipeline,
@@ -155,8 +157,8 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
         rows.append((f"CP, {method}", "sequences", link, formula, "cp", spec, "cp", {"method": method}))
     if step.moe:
         dealt = max(size for size in range(1, node + 1) if node % size == step.moe.experts % size == 0)
-        formula, spec = "4 L b s top_k h e (n - 1) / n", step.on({"dp": dealt, "ep": dealt})
-        rows.append(("EP", "experts", "inside a node; unhidden", formula, "ep", spec, "ep_step", {}))
+        formula, spec = "4 L b s top_k h e r", step.on({"dp": dealt, "ep": dealt})
+        rows.append(("EP", "experts", "in a node; exposed", formula, "ep", spec, "ep_step", {}))
     names = ("name", "splits", "link", "formula", "axes", "spec", "measured", "params")
     found = [Strategy(**dict(zip(names, row, strict=True))) for row in rows]  # type: ignore[arg-type]
     return [one for one in found if one.spec.world > 1 and not one.spec.refusal()]
@@ -192,7 +194,7 @@ def _strategies(known: Sequence[Strategy], against: Run | None) -> Table:
         rows.append(
             [
                 one.name,
-                one.spec.mesh_text,
+                f"{one.spec.world}" if one.name != "HSDP" else " x ".join(map(str, one.spec.mesh.values())),
                 one.splits,
                 ", ".join(f"{count} {op}" for op, count in made.items()),
                 one.equation.text,

@@ -57,7 +57,9 @@ def _document(
     )
     step = Part(id="step", title="The step", tables=[_step(run, seconds), *_axes(run), _memory(run)])
     check = Part(id="try", title="To try it", tables=[_what_if(run, seconds), _commands(run), _flags(run)])
-    formulas = Part(id="formulas", title="Formulas", tables=[_formulas(run)], notes=[f"Assumed: {'; '.join(assumed)}."])
+    formulas = Part(
+        id="formulas", title="Formulas", tables=[_formulas(run)], notes=[f"Assumed: {one}." for one in assumed]
+    )
     whole = run.fullest.memory.total
     return Document(
         name=f"plan {spec.name} on {spec.world} GPUs",

@@ -50,7 +50,7 @@ def test_a_row_has_the_numbers_of_the_model() -> None:
     assert ddp["here"] == pytest.approx(2 * psi * 2 * 63 / 64 / 1e9, rel=SMALL)
     assert sharded["here"] == pytest.approx(3 * psi * 2 * 63 / 64 / 1e9, rel=SMALL)
     assert (ddp["state"], sharded["state"]) == pytest.approx((16 * psi / 1e9, 16 * psi / 64 / 1e9), rel=1e-3)
-    assert ddp["bytes a rank sends"] == "2 Psi e (n - 1) / n"
+    assert ddp["bytes a rank sends"] == "2 Psi e r"
     assert _cells(table, "ZeRO-1")["calls"] == "1 reduce_scatter, 1 all_gather"
 
 

@@ -161,6 +161,8 @@ def test_a_page_stands_alone_and_what_does_not_fit_says_so(tmp_path: Path) -> No
     told = typed("--model", "llama3-70b", "--mesh", "tp=8", "-o", str(tmp_path / "plan.json"))
     assert told.exit_code == 2
     assert "needs" in told.stderr
+    large = typed("--model", "llama3-70b", "--mesh", "tp=8", "-o", str(tmp_path / "plan.md"))
+    assert "**TOO LARGE** llama3-70b with tp=8 needs" in (tmp_path / "plan.md").read_text(), large.output
     assert {"time", "what-if", "check", "flags"} <= json.loads((tmp_path / "plan.json").read_text()).keys()
     assert "ends in none of .html, .md or .json" in str(typed("--guide", "-o", "x.txt").output)
 
@@ -168,7 +170,7 @@ def test_a_page_stands_alone_and_what_does_not_fit_says_so(tmp_path: Path) -> No
 def test_the_guide_is_text_first_and_a_page_where_asked(tmp_path: Path) -> None:
     shown = CliRunner().invoke(command_line.main, ["plan", "--guide"])
     assert shown.exit_code == 0, shown.output
-    for words in ("llama3-8b: 8.03e9 parameters", "2 Psi e (n - 1) / n", "Largest model", "Ring and Ulysses"):
+    for words in ("llama3-8b: 8.03e9 parameters", "2 Psi e r", "Largest model", "Ring and Ulysses"):
         assert words in shown.stdout, words
     page = tmp_path / "guide.html"
     assert typed("--guide", "--model", "mixtral-8x7b", "--gpus", "16", "-o", str(page)).exit_code == 0
