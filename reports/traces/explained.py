@@ -210,8 +210,9 @@ def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
     for call in rank.calls:
         spans[call.label, _class_of(call.facts.num_bytes)].append(call.span)
     for (label, size), mine in sorted(spans.items()):
-        same = met.get((label, size), [])
-        fits = [seconds / (one.transfer_ns / 1e9) for one in same if (seconds := ceiling(one)) and one.transfer_ns]
+        # what ended no later than the one before it has no time of its own
+        same = [one for one in met.get((label, size), []) if one.transfer_ns > 0]
+        fits = [seconds / (one.transfer_ns / 1e9) for one in same if (seconds := ceiling(one))]
         rates = [rate for one in same if (rate := one.busbw)]
         steps = len(rank.parts)
         found.append(
