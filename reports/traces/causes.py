@@ -11,7 +11,7 @@ from reports.traces.steps import PEER_TO_PEER, Call, Job, Met, RankSteps
 
 LEAST_SHARE = 0.03
 """A finding is told from this share of the step on."""
-_SLOWER_THAN_FIT = 1.3
+_SLOWER_THAN_FIT, _HOST_GAP_SECONDS = 1.3, 1e-3
 _RUN = "parbench run --only"
 _GATHERS = {"all_gather"}
 _REDUCES = {"all_reduce", "reduce_scatter"}
@@ -184,22 +184,23 @@ def _could_begin_earlier(rank: RankSteps, calls: Sequence[Call]) -> float:
 
 def _idle(job: Job) -> Iterator[Won]:
     """Find time in which not even communication runs, on the rank that has least of it."""
-    who = min(job.ranks, key=_idle_seconds)
-    won = _idle_seconds(who)
-    step = step_seconds(job)
+    by_rank = {rank.rank: [_gaps(rank, step) for step in range(len(rank.parts))] for rank in job.ranks}
+    who = min(job.ranks, key=lambda rank: median(map(sum, by_rank[rank.rank])))
+    won, step = median(map(sum, by_rank[who.rank])), step_seconds(job)
     where = "on the device" if who.source.on_device else "in any operator"
     sentence = f"nothing runs {where} for {_s(won)} of {_s(step)} on every rank: the host does not keep up"
-    if longest := _longest_gap(who):
+    if longest := max(by_rank[who.rank][who.middle], default=0.0):
         sentence += f" (longest gap {_s(longest)}): input pipeline, synchronisation or many small kernels"
     yield "host-bound", won, sentence, ""
 
 
-def _longest_gap(rank: RankSteps) -> float:
-    window = rank.source.steps[rank.middle][1]
-    trace = rank.source.trace
+def _gaps(rank: RankSteps, step: int) -> list[float]:
+    """Return the seconds of each stretch of a step in which nothing runs; shorter ones on a host are Python's own."""
+    window, trace = rank.source.steps[step][1], rank.source.trace
     busy = [*intersection(trace.compute, [window]), *intersection(trace.copies, [window])]
-    comm: list[Span] = [call.span for call in rank.calls if call.step == rank.middle]
-    return max((stop - start for start, stop in difference([window], [*busy, *comm])), default=0) / 1e9
+    comm: list[Span] = [call.span for call in rank.calls if call.step == step]
+    free = [(stop - start) / 1e9 for start, stop in difference([window], [*busy, *comm])]
+    return free if rank.source.on_device else [seconds for seconds in free if seconds >= _HOST_GAP_SECONDS]
 
 
 def _copies(job: Job) -> Iterator[Won]:

@@ -81,3 +81,14 @@ def test_steps_that_not_all_ranks_traced_are_left_out(tmp_path: Path) -> None:
     assert waits_by_rank(found)[1] == pytest.approx([2e-3])
     with pytest.raises(UserError, match=r"no step in common \(rank 0: ProfilerStep#1 to ProfilerStep#2; .*rank 2"):
         job_of(sources)
+
+
+def test_pythons_own_time_between_a_hosts_operators_is_no_cause(tmp_path: Path) -> None:
+    for apart, found in ((350, []), (4000, ["host-bound"])):
+        file = RankFile(0, 1)
+        file.step(1, 0, 40 * apart)
+        for one in range(40):
+            file.event("cpu_op", "aten::mm", apart * one, apart * (one + 0.7))
+        file.events = [event for event in file.events if event["cat"] != "gpu_user_annotation"]
+        causes = causes_of(job_of([read_rank(file.write(tmp_path))]))
+        assert [one.kind for one in causes] == found, apart
