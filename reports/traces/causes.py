@@ -61,9 +61,10 @@ def waits_by_rank(job: Job) -> dict[int, list[float]]:
     by_rank = {rank.rank: rank for rank in job.ranks}
 
     def waited(late: int, rank: int, step: int) -> float:
-        trace, window = by_rank[rank].source.trace, by_rank[rank].source.steps[step][1]
-        waits = intersection(spans.get((late, rank, step), []), [window])
-        return length(difference(waits, [*trace.compute, *trace.copies])) / 1e9
+        if (found := spans.get((late, rank, step))) is None:
+            return 0.0
+        waits = intersection(found, [by_rank[rank].source.steps[step][1]])
+        return length(difference(waits, by_rank[rank].busy_of[step])) / 1e9
 
     return {
         late: [median([waited(late, rank, step) for rank in by_rank if rank != late]) for step in range(job.steps)]
@@ -115,7 +116,7 @@ def _exposed(job: Job, ceiling: Ceiling) -> Iterator[Won]:
     for label, seconds in exposed.items():
         who = min(seconds, key=lambda rank: seconds[rank])
         rank, won = by_rank[who], seconds[who]
-        calls = [call for call in rank.calls if call.label == label and call.step == rank.middle]
+        calls = [call for call in rank.calls_of[rank.middle] if call.label == label]
         if not calls or won < LEAST_SHARE * step_seconds(job):
             continue
         yield _why_exposed(job, rank, label, calls, won, ceiling)
@@ -128,7 +129,6 @@ def _own_exposed(rank: RankSteps) -> dict[str, list[float]]:
     would be hidden if that had come earlier.
     """
     found: dict[str, list[float]] = {call.label: [0.0] * len(rank.parts) for call in rank.calls}
-    trace = rank.source.trace
     spans: dict[tuple[int, str], list[Span]] = defaultdict(list)
     gathers: dict[int, list[Span]] = defaultdict(list)
     for call in rank.calls:
@@ -138,9 +138,9 @@ def _own_exposed(rank: RankSteps) -> dict[str, list[float]]:
     ops = {call.label: call.facts.op for call in rank.calls}
     for (step, label), mine in spans.items():
         window = rank.source.steps[step][1]
-        busy = [*intersection(trace.compute, [window]), *intersection(trace.copies, [window])]
         others = [] if ops[label] in _GATHERS else gathers[step]
-        found[label][step] = length(difference(intersection(mine, [window]), [*busy, *others])) / 1e9
+        taken = difference(intersection(mine, [window]), [*rank.busy_of[step], *others])
+        found[label][step] = length(taken) / 1e9
     return found
 
 
@@ -170,13 +170,11 @@ def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], w
 def _could_begin_earlier(rank: RankSteps, calls: Sequence[Call]) -> float:
     """Return the seconds of computing before calls in which no communication was under way."""
     step = calls[0].step
-    window = rank.source.steps[step][1]
-    trace = rank.source.trace
-    computing = intersection(trace.compute, [window])
-    free = difference(computing, [call.span for call in rank.calls if call.step == step])
-    before, reached = 0, window[0]
+    busy = rank.busy_of[step]
+    free = difference(busy, [call.span for call in rank.calls_of[step]])
+    before, reached = 0, rank.source.steps[step][1][0]
     for call in sorted(calls, key=lambda one: one.span):
-        alone = length(difference([call.span], [*computing, *intersection(trace.copies, [window])]))
+        alone = length(difference([call.span], busy))
         before += min(length(intersection(free, [(reached, max(call.span[0], reached))])), alone)
         reached = max(reached, call.span[1])
     return before / 1e9
@@ -196,10 +194,9 @@ def _idle(job: Job) -> Iterator[Won]:
 
 def _gaps(rank: RankSteps, step: int) -> list[float]:
     """Return the seconds of each stretch of a step in which nothing runs; shorter ones on a host are Python's own."""
-    window, trace = rank.source.steps[step][1], rank.source.trace
-    busy = [*intersection(trace.compute, [window]), *intersection(trace.copies, [window])]
-    comm: list[Span] = [call.span for call in rank.calls if call.step == step]
-    free = [(stop - start) / 1e9 for start, stop in difference([window], [*busy, *comm])]
+    comm = [call.span for call in rank.calls_of[step]]
+    taken = difference([rank.source.steps[step][1]], [*rank.busy_of[step], *comm])
+    free = [(stop - start) / 1e9 for start, stop in taken]
     return free if rank.source.on_device else [seconds for seconds in free if seconds >= _HOST_GAP_SECONDS]
 
 

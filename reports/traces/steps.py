@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -72,10 +72,11 @@ class Met:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSteps:
-    """One rank's steps: calls, and of each step how its wall divides and how much communication is hidden."""
+    """One rank's steps: of each its calls, when it computed or copied, how its wall divides, communication hidden."""
 
     source: RankTrace
-    calls: tuple[Call, ...]
+    calls_of: tuple[tuple[Call, ...], ...]
+    busy_of: tuple[Sequence[Span], ...]
     parts: tuple[Breakdown, ...]
     hidden_seconds: tuple[float, ...]
     middle: int
@@ -83,6 +84,10 @@ class RankSteps:
     @property
     def rank(self) -> int:
         return self.source.rank
+
+    @property
+    def calls(self) -> Iterator[Call]:
+        return chain.from_iterable(self.calls_of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +152,7 @@ def steps_of(source: RankTrace) -> RankSteps:
         step = bisect_right(starts, span[0]) - 1
         if step >= 0:
             by_step[step].append(Call(facts or CallFacts("communication"), step, span))
-    parts, hidden = [], []
+    parts, hidden, busy_of = [], [], []
     for window, calls in zip(windows, by_step, strict=True):
         spans: dict[str, list[Span]] = defaultdict(list)
         for call in calls:
@@ -155,11 +160,13 @@ def steps_of(source: RankTrace) -> RankSteps:
         compute, copies = _within(trace.compute, window), _within(trace.copies, window)
         parts.append(break_down(window, compute, spans, copies))
         comm = intersection([call.span for call in calls], [window])
-        hidden.append(length(intersection(comm, [*compute, *copies])) / 1e9)
+        busy_of.append(intersection([*compute, *copies], [window]))
+        hidden.append(length(intersection(comm, busy_of[-1])) / 1e9)
     order = sorted(range(len(parts)), key=lambda step: parts[step].wall_seconds)
     return RankSteps(
         source=source,
-        calls=tuple(call for calls in by_step for call in calls),
+        calls_of=tuple(map(tuple, by_step)),
+        busy_of=tuple(busy_of),
         parts=tuple(parts),
         hidden_seconds=tuple(hidden),
         middle=order[(len(order) - 1) // 2],
@@ -173,7 +180,7 @@ def timeline_of(job: Job) -> Timeline:
     starts = [window[0] + job.offsets_ns.get(rank.rank, -window[0]) for rank, window in found]
     ranks = []
     for (rank, window), start in zip(found, starts, strict=True):
-        comm = [(call.label, call.facts.op, call.span) for call in rank.calls if call.step == step]
+        comm = [(call.label, call.facts.op, call.span) for call in rank.calls_of[step]]
         inside = replace(
             rank.source.trace,
             step=window,
