@@ -34,11 +34,12 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 @click.option("--global-batch", type=int, default=0, help="Sequences of a step, instead of --microbatches.")
 @click.option("--sequence", type=int, default=0, help="Tokens of a sequence; default: the model's.")
 @click.option("--precision", default="bfloat16", show_default=True, help="bfloat16 (float32 masters) or float32.")
-@click.option("--schedule", default="1f1b", show_default=True, help="Of the pipeline: 1f1b, interleaved, zb_h1, ...")
+@click.option("--schedule", default="", help="1f1b (the default; a search tries several), interleaved, zb_h1, ...")
 @click.option("--chunks", type=int, default=0, help="Pipeline stages per rank; default: the schedule's.")
 @click.option("--split", default="", metavar="N+N+...", help="Layers of each stage; default: equal.")
-@click.option("--checkpointing", metavar="HOW", help="none (the default; a search tries all), selective or full.")
-@click.option("--cp-method", default="zigzag", show_default=True, help="Or ring, striped, allgather_kv, ulysses.")
+@click.option("--checkpointing", default="", metavar="HOW", help="none (the default), selective, full, or full:K.")
+@click.option("--cp-method", default="", help="zigzag (the default), ring, striped, allgather_kv, ulysses.")
+@click.option("--zero", type=click.IntRange(0, 3), help="ZeRO's stage: 0 or 1 over dp, 2 or 3 over fsdp.")
 @click.option("--hardware", metavar="NAME|FILE", help="a100, h100 (the default), h200, b200, or a .toml file.")
 @click.option(
     "--fits",

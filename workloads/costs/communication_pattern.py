@@ -159,11 +159,11 @@ def _tensor(at: Position) -> Iterator[Call]:
     early = 1 if spec.forwards == 2 and not spec.planned and not spec.moe else 0
     passes = blocks * (spec.forwards + 1)
     if not spec.sequence_parallel and not spec.own_tokens:
-        yield _call(at, "tp", "all_reduce", "b s h e", f"{passes - early} L M", "activations")
+        yield _call(at, "tp", "all_reduce", "b s h e", f"{passes - early:g} L M", "activations")
         return
     ends = {"vocabulary": at.embedding + at.head, "tokens": 0, "whole": 0 if spec.own_tokens else 2}[spec.ends]
-    gathers = f"({passes} L + {ends}) M" if ends else f"{passes} L M"
-    scatters = f"({passes - early} L + {ends}) M" if ends and spec.planned else f"{passes - early} L M"
+    gathers = f"({passes:g} L + {ends}) M" if ends else f"{passes:g} L M"
+    scatters = f"({passes - early:g} L + {ends}) M" if ends and spec.planned else f"{passes - early:g} L M"
     yield _call(at, "tp", "all_gather", "b s h e", gathers, "activations")
     yield _call(at, "tp", "reduce_scatter", "b s h e", scatters, "activations")
     if spec.own_tokens:
@@ -233,7 +233,7 @@ def attention_bytes(at: Position) -> dict[str, dict[str, float]]:
 
 def _context(at: Position) -> Iterator[Call]:
     for one in _attention(at) if at.spec.size("cp") > 1 else ():
-        count = _times(str(at.spec.forwards * one.forward + one.backward), "L M")
+        count = _times(f"{at.spec.forwards * one.forward + one.backward:g}", "L M")
         yield _call(at, one.axis, one.op, one.size, count, one.why, group=("cp",), ranks=one.ranks)
 
 
@@ -246,7 +246,8 @@ def _experts(at: Position) -> Iterator[Call]:
     spec, moe = at.spec, at.spec.moe
     if moe is None:
         return
-    forward, both, each_way = f"{spec.forwards} L M", f"{spec.forwards + 1} L M", f"{2 * (spec.forwards + 1)} L M"
+    forwards = spec.forwards
+    forward, both, each_way = f"{forwards:g} L M", f"{forwards + 1:g} L M", f"{2 * (forwards + 1):g} L M"
     there_and_back = "tokens to their experts and back"
     yield _call(at, "ep", "all_to_all", "X n k h e", each_way, there_and_back, k=moe.top_k, X=moe.etp)
     if not spec.planned:
@@ -312,10 +313,7 @@ def _sums(at: Position) -> Iterator[Call]:
     dense: tuple[Kind, ...] = ("whole",) if spec.own_tokens else ("whole", "split")
     data = ("dp", "cp", "tp") if spec.own_tokens else ("dp", "cp")
     if spec.zero1 == "reduce_scatter":
-        ranks = spec.ranks_of(data)
-        whole = -(-elements_of(at, *dense) // ranks) * ranks
-        yield _call(at, "dp", "reduce_scatter", "Psi e", rounds, "gradients", group=data, Psi=whole)
-        yield _call(at, "dp", "all_gather", "Psi e", "1", "parameters", group=data, Psi=whole)
+        yield from _scattered(at, data, rounds)
         return
     embeddings, layer, head = tables_of(at)
     if spec.keeps_root:  # HSDP: each unit's shard of gradients is summed over the replicas
@@ -339,6 +337,18 @@ def _sums(at: Position) -> Iterator[Call]:
                 owned[part.numel] += times
         for numel, count in owned.items():
             yield _call(at, "dp", "broadcast", "Psi e", "owned", "parameters", group=data, Psi=numel, owned=count)
+
+
+def _scattered(at: Position, data: tuple[str, ...], rounds: str) -> Iterator[Call]:
+    """ZeRO-1 of the literature: each rank of those that hold the same gets its share of summed gradients."""
+    held = [("dp", data, elements_of(at, "whole", "split"))]
+    if at.spec.moe:
+        held.append(("edp", ("edp",), elements_of(at, "routed")))
+    for axis, group, elements in held:
+        ranks = at.spec.ranks_of(group)
+        whole = -(-elements // ranks) * ranks
+        yield _call(at, axis, "reduce_scatter", "Psi e", rounds, "gradients", group=group, Psi=whole)
+        yield _call(at, axis, "all_gather", "Psi e", "1", "parameters", group=group, Psi=whole)
 
 
 def _summed(at: Position, axis: str, group: tuple[str, ...], elements: float, rounds: str) -> Call:

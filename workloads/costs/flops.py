@@ -61,7 +61,7 @@ def stage_flops(at: Position) -> StageFlops:
     return StageFlops(
         forward=layers + head,
         backward=_BACKWARD * (layers + head),
-        again=layers if spec.checkpointing == "full" else 0.0,
+        again=layers / spec.every if spec.checkpointing == "full" else 0.0,
         attention=attention,
     )
 

@@ -4,7 +4,7 @@ Letters are those of ``Position.symbols``; k E X are a token's experts, all of t
 expert's inner size, x the experts of a rank. Not counted: what a collective or an allocator takes.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from workloads.costs.equation import Equation
 from workloads.costs.parameter_table import Kind, elements_of, layer_elements
@@ -40,7 +40,14 @@ class RankMemory(StateBytes):
 
 
 def memory_of(at: Position) -> RankMemory:
-    return RankMemory(**asdict(state_of(at)), activations=activations_of(at), buffers=buffers_equation(at).value)
+    held = state_of(at)
+    return RankMemory(
+        parameters=held.parameters,
+        gradients=held.gradients,
+        optimizer=held.optimizer,
+        activations=activations_of(at),
+        buffers=buffers_equation(at).value,
+    )
 
 
 def state_bytes(elements: float, *, mixed: bool) -> StateBytes:
@@ -61,8 +68,7 @@ def state_of(at: Position) -> StateBytes:
     spec = at.spec
     held = state_bytes(owned_elements(at), mixed=spec.mixed)
     if spec.zero1:
-        shares = spec.ranks_of(("dp", "cp"))
-        return replace(held, optimizer=held.optimizer / shares)
+        return replace(held, optimizer=state_bytes(updated_elements(at), mixed=spec.mixed).optimizer)
     if spec.reshard and not spec.keeps_root:
         return held
     gathered: float = elements_of(at) * spec.element_bytes
@@ -78,6 +84,16 @@ def owned_elements(at: Position) -> float:
     dense: tuple[Kind, ...] = ("whole", "split")
     sharded = elements_of(at, *dense, ranks=spec.size("fsdp"), rank=at.coordinate["fsdp"])
     return sharded + elements_of(at, "routed") / (spec.expert_shards if spec.planned else 1)
+
+
+def updated_elements(at: Position) -> float:
+    """Return the parameters that a rank updates: what it owns, or of that its share by ZeRO-1."""
+    spec = at.spec
+    if not spec.zero1:
+        return owned_elements(at)
+    return elements_of(at, "whole", "split") / spec.ranks_of(("dp", "cp")) + elements_of(at, "routed") / spec.ranks_of(
+        ("edp",)
+    )
 
 
 def state_equation(at: Position) -> Equation:
@@ -152,12 +168,13 @@ def activations_equation(at: Position) -> Equation:
     """
     spec, held = at.spec, in_flight(at)
     logits = held if spec.schedule in ("gpipe", "looped_bfs") else 1
-    text = f"m L ({layer_text(spec, spec.checkpointing)})"
+    again = layer_text(spec, spec.checkpointing)
+    text = f"m L ({again})" if spec.every == 1 else f"m L (({again}) + (K - 1) ({layer_text(spec, 'none')})) / K"
     if spec.checkpointing != "none" and spec.planned:
         text += f" + {layer_text(spec, 'none')}"
     text += f" + m ({embedding_text(spec)})" if at.embedding else ""
     text += f" + w ({head_text(spec)})" if at.head else ""
-    return Equation(text=text, symbols={**_symbols(at), "m": held, "w": logits})
+    return Equation(text=text, symbols={**_symbols(at), "m": held, "w": logits, "K": spec.every})
 
 
 def stage_equation(at: Position, stage: int) -> Equation:

@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from bench.plan.groups import INSIDE
 from bench.plan.params import Value
-from bench.text import UserError
+from bench.text import UserError, did_you_mean, listed
 from workloads.expert_parallel.moe_case import Moe
 from workloads.mesh import axes
 from workloads.mesh.axes import along, coordinate_of, multiplied, size_of
@@ -27,7 +27,8 @@ class StepSpec:
 
     ``device`` is the kind of device where this suite measures it; empty is a step as large clusters take it.
     ``pipeline`` has the order of actions of a measured one. ``timed_seconds`` is a microbatch's forward pass where
-    compute is waited for. ``reduced_bytes`` are those of a gradient's element on its way, 0 the element's own.
+    compute is waited for. ``full`` checkpointing is of one layer in ``every``. ``reduced_bytes`` are those of a
+    gradient's element on its way, 0 the element's own.
 
     What layouts do otherwise: ``each_microbatch`` sums gradients after every one; ``reshard`` gives FSDP's parameters
     back after forward, ``keeps_root`` but for those that are in no layer; ``zero1`` shards the optimizer of DDP;
@@ -45,6 +46,7 @@ class StepSpec:
     microbatches: int = 1
     element_bytes: int = 2
     checkpointing: Checkpointing = "none"
+    every: int = 1
     schedule: str = "1f1b"
     chunks: int = 0
     split: str = ""
@@ -151,13 +153,13 @@ class StepSpec:
         return self.microbatch * self.shape.sequence // self.size("cp")
 
     @property
-    def forwards(self) -> int:
+    def forwards(self) -> float:
         """How often a layer's forward pass communicates: what is computed again, sends again.
 
         A planned step that keeps its products (``selective``) keeps their sums as well; torch's policy does not.
         """
         again = self.checkpointing == "full" or (self.checkpointing == "selective" and not self.planned)
-        return 2 if again else 1
+        return 1 + 1 / self.every if again else 1
 
     @property
     def mesh_text(self) -> str:
@@ -173,12 +175,34 @@ class StepSpec:
 
     @cached_property
     def positions(self) -> tuple["Position", ...]:
-        """The ranks that differ: of a pipeline the first, the fullest of those between, the last; all if uneven."""
+        """The ranks that differ: of a pipeline the first, the fullest of those between, the last; more if uneven."""
         pp = self.size("pp")
-        return tuple(self.at_stage(rank) for rank in (range(pp) if self.split else sorted({0, min(1, pp - 1), pp - 1})))
+        if not self.split:
+            return tuple(self.at_stage(rank) for rank in sorted({0, min(1, pp - 1), pp - 1}))
+        kinds: dict[object, Position] = {}
+        for at in map(self.at_stage, range(pp)):
+            kinds.setdefault(at.kind, at)  # the first of a kind holds most microbatches
+        return tuple(kinds.values())
+
+    @property
+    def zero(self) -> int:
+        """The stage of ZeRO: 1 shards the optimizer, 2 gradients too, 3 parameters too."""
+        return 1 if self.zero1 else 0 if self.size("fsdp") == 1 else 3 if self.reshard else 2
+
+    @property
+    def checkpointing_text(self) -> str:
+        return self.checkpointing + (f":{self.every}" if self.every > 1 else "")
+
+    def checkpointed(self, text: str) -> "StepSpec":
+        """Return it with ``none``, ``selective``, ``full``, or ``full:K``, which is one layer in K."""
+        how, _, every = text.partition(":")
+        if how not in shapes.CHECKPOINTINGS or (every and (how != "full" or not every.isdecimal() or not int(every))):
+            words = listed((*shapes.CHECKPOINTINGS, "full:K"))
+            raise UserError(f"checkpointing {text!r} is not {words}{did_you_mean(how, shapes.CHECKPOINTINGS)}")
+        return replace(self, checkpointing=how, every=int(every or 1))
 
     def on(self, mesh: Mapping[str, int]) -> "StepSpec":
-        moe = self.moe and replace(self.moe, ep=mesh.get("ep", 1))
+        moe = self.moe and replace(self.moe, ep=mesh.get("ep", 1), etp=mesh.get("etp", 1))
         return replace(self, mesh=mesh, moe=moe)
 
     def with_batch(self, global_batch: int) -> "StepSpec":
@@ -200,7 +224,7 @@ class StepSpec:
         """
         shape, mesh, experts = self.shape, self.mesh, experts or (self.moe.experts if self.moe else 0)
         return (
-            axes.refuse_axes(mesh, world or self.world, split_experts)
+            axes.refuse_axes(mesh, world or self.world, split_experts or self.planned)
             or axes.refuse_heads(shape, mesh, experts=experts > 0)
             or axes.refuse_sequence(shape, mesh, cp_method=self.cp_method)
             or axes.refuse_stages(
@@ -266,6 +290,11 @@ class Position:
     @property
     def head(self) -> bool:
         return len(self.layers_by_stage) - 1 in self.stages
+
+    @property
+    def kind(self) -> tuple[int, bool, bool]:
+        """What tells its work from that of other ranks of the pipeline."""
+        return self.layers, self.embedding, self.head
 
     @property
     def words(self) -> str:

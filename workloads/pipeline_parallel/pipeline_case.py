@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Params
@@ -62,6 +63,7 @@ def pipeline_of(params: Mapping[str, Value], shape: Shape, ranks: int) -> Pipeli
     return Pipeline(schedule=schedule, layers_by_stage=layers_of_stages(shape.layers, schedule.num_stages, split))
 
 
+@lru_cache(maxsize=4096)
 def layers_of_stages(layers: int, stages: int, split: str = "") -> tuple[int, ...]:
     """Return the layers of each stage; ``split`` such as ``1+2+1+1`` names them, empty is as many each.
 

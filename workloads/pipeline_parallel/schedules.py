@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, cast
 
 from bench.results.details import Action, ActionKind
@@ -241,6 +241,7 @@ def default_chunks(name: str) -> int:
     return _family(name).chunks
 
 
+@lru_cache
 def splits_backward(name: str) -> bool:
     return make_schedule(name, ranks=2, microbatches=4).splits_backward
 

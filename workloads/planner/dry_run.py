@@ -7,11 +7,12 @@ keys, the microbatch for FSDP's gathers, one backward pass for the sum of gradie
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from bench.results.details import Action
 from workloads.costs.communication_pattern import calls
 from workloads.costs.flops import again_bytes, flops_per_token, stage_flops
-from workloads.costs.memory import RankMemory, memory_of, owned_elements
+from workloads.costs.memory import RankMemory, memory_of, updated_elements
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.pipeline_parallel.schedules import make_schedule
@@ -23,7 +24,7 @@ from workloads.planner.placement import place_of
 UPDATE_BYTES = 28  # AdamW in float32 reads and writes weight and two moments, reads a gradient, writes a 16-bit weight
 MOST_ACTIONS = 40_000
 _HIDEABLE_CP = ("ring", "striped", "zigzag")
-_WITHIN = ("tp", "cp", "ep")
+_WITHIN = ("tp", "cp", "ep", "etp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +68,20 @@ class DryRun:
     bubble_method: str
     axes: tuple[Axis, ...]
 
-    @property
+    @cached_property
     def exposed_seconds(self) -> float:
         return sum(axis.exposed_seconds for axis in self.axes)
 
-    @property
+    @cached_property
+    def sharding_seconds(self) -> float:
+        """What gathering state and summing gradients adds."""
+        return sum(axis.exposed_seconds for axis in self.axes if axis.name in ("dp", "edp", "fsdp"))
+
+    @cached_property
     def seconds(self) -> float:
         return self.compute_seconds + self.update_seconds + self.bubble_seconds + self.exposed_seconds
 
-    @property
+    @cached_property
     def fullest(self) -> Held:
         return max(self.ranks, key=lambda held: held.memory.total)
 
@@ -120,7 +126,7 @@ class DryRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Work:
+class Work:
     """One rank's microbatch: forward and backward with the communication that neither can hide, and its axes."""
 
     at: Position
@@ -134,14 +140,21 @@ class _Work:
         return self.forward + self.backward
 
 
-def dry_run(spec: StepSpec, hardware: Hardware, *, seconds: Seconds | None = None, exact: bool = True) -> DryRun:
+def dry_run(
+    spec: StepSpec,
+    hardware: Hardware,
+    *,
+    seconds: Seconds | None = None,
+    exact: bool = True,
+    held: tuple[Held, ...] = (),
+) -> DryRun:
     """Return the predicted step; ``seconds`` tells a call's time, by default ``hardware``'s latency and bandwidth.
 
     ``exact`` simulates a pipeline of no more than so many actions; otherwise the bubble is the schedule's closed form,
-    if it has one.
+    if it has one. ``held`` is what ranks hold, where that is known already.
     """
     seconds = seconds or by_hardware(hardware)
-    work = [_work(at, hardware, seconds) for at in spec.positions]
+    work = [work_of(at, hardware, seconds) for at in spec.positions]
     busiest = max(work, key=lambda each: each.microbatch)
     bubble, method = _bubble(spec, work, busiest, exact=exact)
     axes = []
@@ -156,17 +169,21 @@ def dry_run(spec: StepSpec, hardware: Hardware, *, seconds: Seconds | None = Non
     return DryRun(
         spec=spec,
         hardware=hardware,
-        ranks=tuple(Held(at=at, memory=memory_of(at)) for at in spec.positions),
+        ranks=held or held_by(spec),
         busiest=busiest.at,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
-        update_seconds=max(owned_elements(at) for at in spec.positions) * UPDATE_BYTES / memory_rate,
+        update_seconds=max(updated_elements(at) for at in spec.positions) * UPDATE_BYTES / memory_rate,
         bubble_seconds=bubble,
         bubble_method=method,
         axes=tuple(axes),
     )
 
 
-def _work(at: Position, hardware: Hardware, seconds: Seconds) -> _Work:
+def held_by(spec: StepSpec) -> tuple[Held, ...]:
+    return tuple(Held(at=at, memory=memory_of(at)) for at in spec.positions)
+
+
+def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
     """Return a rank's microbatch: what stands in the way of its passes goes into them, the rest stays an axis."""
     spec, efficiency = at.spec, hardware.efficiency
     flops = stage_flops(at)
@@ -181,15 +198,15 @@ def _work(at: Position, hardware: Hardware, seconds: Seconds) -> _Work:
     }
     by_axis: dict[str, list[PlacedCall]] = {}
     for call in calls(at):
-        place = place_of(spec.mesh, call.group, hardware.gpus_per_node)
+        place = place_of(spec.mesh, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
         by_axis.setdefault(call.axis, []).append(PlacedCall.of(call, place))
     axes = {
         name: _axis(name, group, efficiency.overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
         for name, group in by_axis.items()
     }
     blocking = sum(axes[name].exposed_seconds for name in _WITHIN if name in axes) / spec.microbatches
-    share = 1 / 3 if spec.checkpointing == "full" else 1 / 2
-    return _Work(
+    share = 1 / (1 + spec.forwards)
+    return Work(
         at=at,
         compute_seconds=sum(compute),
         forward=compute[0] + blocking * share,
@@ -217,7 +234,7 @@ def _axis(name: str, of: Sequence[PlacedCall], overlap: float, window: float, se
     )
 
 
-def _bubble(spec: StepSpec, work: Sequence[_Work], busiest: _Work, *, exact: bool) -> tuple[float, str]:
+def _bubble(spec: StepSpec, work: Sequence[Work], busiest: Work, *, exact: bool) -> tuple[float, str]:
     """Return the seconds in which the busiest rank waits for its pipeline, and how that was found."""
     pp, chunks = spec.size("pp"), spec.stages_per_rank
     if pp == 1:
@@ -235,22 +252,25 @@ def _bubble(spec: StepSpec, work: Sequence[_Work], busiest: _Work, *, exact: boo
 
 def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
     """Return every action of a predicted pipeline, whatever found its bubble; ``seconds`` as of ``dry_run``."""
-    work = [_work(at, run.hardware, seconds or by_hardware(run.hardware)) for at in run.spec.positions]
+    work = [work_of(at, run.hardware, seconds or by_hardware(run.hardware)) for at in run.spec.positions]
     return _simulated(run.spec, _of_rank(run.spec, work), _hop(max(work, key=lambda each: each.microbatch)))
 
 
-def _of_rank(spec: StepSpec, work: Sequence[_Work]) -> Sequence[_Work]:
-    """Return the work of every rank: the ends once each, the others as the middle one."""
+def _of_rank(spec: StepSpec, work: Sequence[Work]) -> Sequence[Work]:
+    """Return the work of every rank: the ends once each, the others as the middle one, or as their like if uneven."""
     pp = spec.size("pp")
+    if spec.split:
+        kinds = {each.at.kind: each for each in work}
+        return [kinds[spec.at_stage(rank).kind] for rank in range(pp)]
     return work if len(work) == pp else [work[0], *[work[1]] * (pp - 2), work[-1]]
 
 
-def _hop(busiest: _Work) -> float:
+def _hop(busiest: Work) -> float:
     messages = sum(call.times for call in calls(busiest.at) if call.axis == "pp")
     return busiest.axes["pp"].seconds / messages if "pp" in busiest.axes else 0.0
 
 
-def _simulated(spec: StepSpec, work: Sequence[_Work], hop: float) -> Timeline:
+def _simulated(spec: StepSpec, work: Sequence[Work], hop: float) -> Timeline:
     """Return the schedule's own order of actions, each rank's times spread over its stages' layers."""
     schedule = make_schedule(
         spec.schedule, ranks=len(work), microbatches=spec.microbatches, chunks=spec.stages_per_rank

@@ -56,7 +56,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``flops_per_second`` are bfloat16's, ``float32_share`` is what of them float32 has: TF32 is half on all presets.
     ``across_bytes_per_second`` is one GPU's own card. ``rails`` is how many of a node's cards one collective can drive
     at once, 0 for as many as it has ranks there. Latencies are of one hop of a ring, ``launch_seconds`` of any call.
-    ``links_from`` says what tells a call's time where these rates do not.
+    ``links_from`` says what tells a call's time where these rates do not. Above the node, ``nodes_per_pod`` nodes share
+    links to others whose rate together is that of their cards over ``oversubscription``; 0 is one pod for all.
+    ``watts`` are of one GPU's board, 0 where nobody says.
     """
 
     name: str
@@ -72,6 +74,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     launch_seconds: Seconds = 8e-6
     inside_hop_seconds: Seconds = 2e-6
     across_hop_seconds: Seconds = 6e-6
+    nodes_per_pod: Annotated[int, msgspec.Meta(ge=0)] = 0
+    oversubscription: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    watts: Seconds = 0.0
     links_from: str = ""
     efficiency: Efficiency = Efficiency()
 

@@ -88,7 +88,8 @@ def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
     """Return the bytes of one rank over its links.
 
     Across nodes a collective drives as many of a node's cards as it has ranks there, ``rails`` at most; a message
-    between two ranks has one card, and in an all_to_all each rank sends what is far over its own.
+    between two ranks has one card, and in an all_to_all each rank sends what is far over its own. Out of a pod the
+    groups of its ranks share its links: one has those of its ranks' cards there, over the oversubscription.
     """
     place, sent = call.place, sent_bytes(call.op, call.num_bytes, call.place.ranks)
     inside, card = hardware.inside_rate, hardware.card_rate
@@ -96,9 +97,13 @@ def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
         return sent / inside
     if call.op == "all_to_all":
         remote = call.num_bytes * (place.ranks - place.on_node) / place.ranks
-        return max(remote / card, (sent - remote) / inside)
+        far = call.num_bytes * (place.ranks - place.in_pod) / place.ranks if place.pods > 1 else 0.0
+        return max(remote / card, (sent - remote) / inside, far * hardware.oversubscription / card)
     cards = 1 if call.op == "send" else min(place.on_node, hardware.rails or place.on_node)
-    return sent / min(inside, cards * card)
+    rate = min(inside, cards * card)
+    if place.pods > 1:
+        rate = min(rate, (1 if call.op == "send" else place.in_pod) * card / hardware.oversubscription)
+    return sent / rate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Where the ranks of a group sit: how many, and how many of them on one node. Pure.
 
 Ranks are counted with the innermost axis fastest, and rank r is on node r // ``gpus_per_node``. Of an axis' groups the
-one that reaches most nodes tells, for all of them wait for it. ``ep`` takes blocks of neighbours in the order of dp,
+one that reaches most nodes tells, for all of them wait for it. Nodes may stand
+in pods, above which links are fewer. ``ep`` takes blocks of neighbours in the order of dp,
 fsdp and cp, whatever the order of the mesh, as ``workloads.mesh.axes`` deals them out: a rank's number there reads
 (dp, fsdp, cp, ep), of dp, fsdp and cp what ``ep`` leaves.
 """
@@ -19,15 +20,20 @@ _OF_EXPERTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("ep",): ("ep",),
     ("expert_shards",): ("fsdp",),
     ("edp",): ("dp", "cp", "tp"),
+    ("etp",): ("etp",),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The ranks of one group, and those of them that share a node: the mean, counted up, where nodes have not alike."""
+    """The ranks of one group, and those of them that share a node: the mean, counted up, where nodes have not alike.
+
+    ``in_pod`` are those that share a pod of nodes, 0 where there are no pods.
+    """
 
     ranks: int
     on_node: int
+    in_pod: int = 0
 
     @property
     def nodes(self) -> int:
@@ -38,20 +44,33 @@ class Place:
         return self.on_node >= self.ranks
 
     @property
+    def pods(self) -> int:
+        return -(-self.ranks // self.in_pod) if self.in_pod else 1
+
+    @property
     def words(self) -> str:
-        return "inside a node" if self.inside else f"across {self.nodes} nodes, {self.on_node} a node"
+        pods = f" in {self.pods} pods" if self.pods > 1 else ""
+        return "inside a node" if self.inside else f"across {self.nodes} nodes{pods}, {self.on_node} a node"
 
 
-def place_of(mesh: Mapping[str, int], group: tuple[str, ...], gpus_per_node: int) -> Place:
-    """Return the place of a group along some axes, or of one of a mixture's own: ``ep``, ``expert_shards``, ``edp``."""
+def place_of(mesh: Mapping[str, int], group: tuple[str, ...], gpus_per_node: int, nodes_per_pod: int = 0) -> Place:
+    """Return the place of a group along some axes, or of a mixture's own: ``ep``, ``etp``, ``expert_shards``, ``edp``.
+
+    Pods are of so many nodes, 0 is no pods.
+    """
     along = _OF_EXPERTS.get(group)
-    ep = 1 if along is None else mesh.get("ep", 1)
-    return _place(tuple(multiplied(mesh).items()), ep, along or group, gpus_per_node)
+    inside = (1, 1) if along is None else (mesh.get("ep", 1), mesh.get("etp", 1))
+    axes = tuple(multiplied(mesh).items())
+    place = _place(axes, *inside, along or group, gpus_per_node)
+    if not nodes_per_pod or place.inside:
+        return place
+    in_pod = _place(axes, *inside, along or group, gpus_per_node * nodes_per_pod).on_node
+    return Place(ranks=place.ranks, on_node=place.on_node, in_pod=in_pod)
 
 
 @lru_cache(maxsize=_CACHED)
-def _place(axes: tuple[tuple[str, int], ...], ep: int, along: tuple[str, ...], gpus_per_node: int) -> Place:
-    """Write the ranks out, by axis and by what ``ep`` takes and leaves of the data axes, and count nodes by group."""
+def _place(axes: tuple[tuple[str, int], ...], ep: int, etp: int, along: tuple[str, ...], gpus_per_node: int) -> Place:
+    """Write the ranks out, by axis and by what ``ep`` and ``etp`` take and leave, and count nodes by group."""
     import numpy as np  # which is not there before a step is placed: the command line answers without it
 
     names, sizes = [name for name, _ in axes], dict(axes)
@@ -61,7 +80,10 @@ def _place(axes: tuple[tuple[str, int], ...], ep: int, along: tuple[str, ...], g
         left[name], rest = sizes.get(name, 1) // taken, rest // taken
     others = [name for name in names if name not in DATA]
     order = [names.index(name) for name in (*others, *DATA) if name in sizes]
-    digits = {**{name: sizes[name] for name in others}, **{name: left[name] for name in DATA}, "ep": ep}
+    digits: dict[str, int] = {}
+    for name in others:
+        digits |= {"tp": sizes["tp"] // etp, "etp": etp} if name == "tp" else {name: sizes[name]}
+    digits |= {**{name: left[name] for name in DATA}, "ep": ep}
     ranks = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
     ranks = ranks.transpose(order).reshape(tuple(digits.values()))
     apart = 1

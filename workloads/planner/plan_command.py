@@ -11,15 +11,16 @@ from bench.results.runs import load_run
 from bench.text import UserError, did_you_mean, listed
 from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import CP_METHODS
-from workloads.model.shapes import CHECKPOINTINGS, PRECISIONS, Checkpointing
+from workloads.model.shapes import PRECISIONS
 from workloads.pipeline_parallel.schedules import default_chunks
 from workloads.planner import render
+from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import Hardware, hardware_of, model_of
 from workloads.planner.link_time import Seconds, by_curves, curves_of, hardware_of_run
 from workloads.planner.plan_page import dry_run_document, search_document
 from workloads.planner.published import ASSUMED, published
-from workloads.planner.search import Wanted, lack_of, require_found, search
+from workloads.planner.search import lack_of, require_found, search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +35,12 @@ class Given:
     global_batch: int = 0
     sequence: int = 0
     precision: str = "bfloat16"
-    schedule: str = "1f1b"
+    schedule: str = ""
     chunks: int = 0
     split: str = ""
-    checkpointing: Checkpointing | None = None
-    cp_method: str = "zigzag"
+    checkpointing: str = ""
+    cp_method: str = ""
+    zero: int | None = None
     hardware: str | None = None
     fits: Path | None = None
     search: bool = False
@@ -101,23 +103,35 @@ def spec_of(given: Given) -> StepSpec:
         spec = spec.with_batch(given.global_batch)
     elif not given.microbatches and spec.size("pp") > 1:
         spec = replace(spec, microbatches=4 * spec.size("pp"))
+    spec = _with_zero(spec, given.zero)
     spec.require(given.gpus or spec.world)
     return spec
+
+
+def _with_zero(spec: StepSpec, stage: int | None) -> StepSpec:
+    """Return it with ZeRO's stage; ``fsdp`` shards gradients at least, ``dp`` the optimizer at most."""
+    if stage is None:
+        return spec
+    sharded = spec.size("fsdp") > 1
+    if (stage > 1) != sharded:
+        rule = "needs fsdp > 1" if stage > 1 else f"is not allowed with fsdp({spec.size('fsdp')}) > 1"
+        raise UserError(f"--zero({stage}) {rule}")
+    return replace(spec, zero1="reduce_scatter" if stage == 1 else "", reshard=stage != 2)
 
 
 def _without_mesh(given: Given) -> StepSpec:
     if given.model is None:
         raise UserError("--model is missing: --model llama3-70b, or --published, or --validate RUN")
-    return replace(
+    step = replace(
         model_of(given.model, given.sequence),
         microbatch=given.microbatch or 1,
         element_bytes=PRECISIONS[given.precision],
-        checkpointing=given.checkpointing or "none",
-        schedule=given.schedule,
+        schedule=given.schedule or "1f1b",
         chunks=given.chunks,
         split=given.split,
-        cp_method=given.cp_method,
+        cp_method=given.cp_method or "zigzag",
     )
+    return step.checkpointed(given.checkpointing or "none")
 
 
 def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
@@ -157,6 +171,9 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
         global_batch=given.global_batch or given.gpus,
         microbatch=given.microbatch or 0,
         checkpointing=given.checkpointing,
+        schedule=given.schedule,
+        cp_method=given.cp_method,
+        zero=given.zero,
     )
     found = search(wanted, hardware, top=max(given.top, _MOST_POINTS if given.output else 0), seconds=seconds)
     require_found(wanted, hardware, found)
@@ -177,11 +194,10 @@ def _validated(given: Given, path: Path) -> Answer:
 
 
 def _refuse_words(given: Given) -> None:
-    default_chunks(given.schedule)  # names the schedules
+    default_chunks(given.schedule or "1f1b")  # names the schedules
     for option, word, allowed in (
-        ("cp-method", given.cp_method, CP_METHODS),
+        ("cp-method", given.cp_method or "zigzag", CP_METHODS),
         ("precision", given.precision, PRECISIONS),
-        ("checkpointing", given.checkpointing or "none", CHECKPOINTINGS),
     ):
         if word not in allowed:
             raise UserError(f"--{option} {word!r} is not {listed(allowed)}{did_you_mean(word, allowed)}")

@@ -10,12 +10,13 @@ from bench.results.details import COMPONENTS
 from bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
 from bench.text import UserError
 from workloads.costs.memory import schedule_of
+from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, Held, dry_run, pipeline_of
 from workloads.planner.hardware import Hardware
 from workloads.planner.launchers import commands_of, megatron, torchtitan
 from workloads.planner.link_time import PlacedCall, Seconds
 from workloads.planner.render import assumptions, formulas_of
-from workloads.planner.search import Found, Wanted, binding_of, lack_of, rationale
+from workloads.planner.search import Found, binding_of, lack_of, rationale
 
 MOST_BARS = 10
 _GIGA = 1e9

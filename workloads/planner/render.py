@@ -11,12 +11,13 @@ from bench.text import format_table
 from workloads.costs.communication_pattern import SOURCES, calls, equation_of
 from workloads.costs.equation import Equation
 from workloads.costs.flops import active_layer_weights, again_bytes, stage_flops
-from workloads.costs.memory import activations_equation, buffers_equation, owned_elements, state_equation
+from workloads.costs.memory import activations_equation, buffers_equation, state_equation, updated_elements
 from workloads.costs.parameter_table import elements_of, layer_elements
+from workloads.planner.candidates import Wanted, limits
 from workloads.planner.dry_run import UPDATE_BYTES, DryRun
 from workloads.planner.hardware import Hardware
 from workloads.planner.published import ASSUMED
-from workloads.planner.search import Found, Wanted, binding_of, rationale
+from workloads.planner.search import Found, binding_of, rationale, settings_of
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -38,7 +39,7 @@ def dry_run_text(run: DryRun, notes: Sequence[str] = ()) -> str:
         f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
         f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
         f"{spec.microbatch}, sequence {spec.shape.sequence}, "
-        f"checkpointing {spec.checkpointing}, schedule {spec.schedule}{spec.split and f', split {spec.split}'}"
+        f"checkpointing {spec.checkpointing_text}, schedule {spec.schedule}{spec.split and f', split {spec.split}'}"
     )
     parts = [f"Predicted, not measured: {batch}", _memory(run), _axes(run), _step(run)]
     return "\n\n".join([*(part for part in parts if part), assumptions(run.hardware, spec.element_bytes, notes)])
@@ -118,31 +119,43 @@ def formulas_text(run: DryRun) -> str:
 
 def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
     hardware = found.best[0].hardware
-    head = ["mesh", "microbatch", "microbatches", "checkpointing", "bound by", "step", "tokens/s", "MFU", "GB"]
-    rows = [
-        [
-            run.spec.mesh_text,
-            str(run.spec.microbatch),
-            str(run.spec.microbatches),
-            run.spec.checkpointing,
-            binding_of(run),
-            duration(run.seconds),
-            f"{run.tokens_per_second:,.0f}",
-            f"{run.mfu:.1%}",
-            f"{run.fullest.memory.total / 1e9:.1f}",
+    head = ["mesh", "taken with", "bound by", "step", "tokens/s", "MFU", "GB"]
+
+    def rows(runs: Sequence[DryRun]) -> list[list[str]]:
+        return [
+            [
+                run.spec.mesh_text,
+                settings_of(run.spec),
+                binding_of(run),
+                duration(run.seconds),
+                f"{run.tokens_per_second:,.0f}",
+                f"{run.mfu:.1%}",
+                f"{run.fullest.memory.total / 1e9:.1f}",
+            ]
+            for run in runs
         ]
-        for run in found.best
-    ]
+
     caveats = [f"{run.spec.mesh_text}: {caveat}" for run in found.best for caveat in run.caveats]
     parts = [
         f"Predicted, not measured: {wanted.step.name} on {wanted.gpus} GPUs ({hardware.name}) at global batch "
-        f"{wanted.global_batch} of {wanted.step.shape.sequence} tokens; {found.tried} candidates, "
-        f"{found.too_large} too large, {sum(found.refused.values())} refused by a rule",
-        "\n".join([table(head, rows, left=5), *caveats]),
+        f"{wanted.global_batch} of {wanted.step.shape.sequence} tokens; {found.tried} candidates looked at, "
+        f"{found.too_large} too large, {sum(found.refused.values())} refused by a rule; no other is faster",
+        "\n".join([table(head, rows(found.best), left=3), *caveats]),
         "\n  ".join(["Why the first:", *rationale(found)]),
+        "Less memory for more time:\n" + table(head, rows(found.front), left=3) if len(found.front) > 1 else "",
+        "\n  ".join(["Refused, such as:", *refusals_of(found, wanted)]),
         assumptions(hardware, wanted.step.element_bytes, notes),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
+
+
+def refusals_of(found: Found, wanted: Wanted) -> list[str]:
+    """Return an example of each rule that stops some candidate, and of memory, with its numbers."""
+    rules = list(limits(wanted).values())
+    rules += [f"{reason} ({found.refused[rule]:,} alike)" for rule, reason in found.equations.items()]
+    if found.too_large:
+        rules.append(f"{found.too_large:,} too large{f', such as {found.nearest.missing}' if found.nearest else ''}")
+    return rules
 
 
 def published_text(found: Sequence[Published]) -> str:
@@ -170,8 +183,12 @@ def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
         "global_batch": spec.global_batch,
         "sequence": spec.shape.sequence,
         "element_bytes": spec.element_bytes,
-        "checkpointing": spec.checkpointing,
+        "checkpointing": spec.checkpointing_text,
         "schedule": spec.schedule,
+        "chunks": spec.stages_per_rank,
+        "split": spec.split,
+        "cp_method": spec.cp_method,
+        "zero": spec.zero,
         "fits": run.fits,
         "memory_bytes": [
             {"rank": held.at.words, **asdict(held.memory), "total": held.memory.total} for held in run.ranks
@@ -198,7 +215,9 @@ def search_json(found: Found, notes: Sequence[str] = ()) -> dict[str, Any]:
         "tried": found.tried,
         "too_large": found.too_large,
         "refused": found.refused,
+        "refused_such_as": found.equations,
         "best": [{**dry_run_json(run), "bound_by": binding_of(run)} for run in found.best],
+        "front": [dry_run_json(run) for run in found.front],
         "why": rationale(found),
         "notes": notes,
     }
@@ -277,7 +296,7 @@ def _time_formulas(run: DryRun) -> list[Formula]:
     update = Equation(
         text=f"{UPDATE_BYTES} owned / (rate share)",
         symbols={
-            "owned": max(owned_elements(held.at) for held in run.ranks),
+            "owned": max(updated_elements(held.at) for held in run.ranks),
             "rate": hardware.memory_bytes_per_second,
             "share": hardware.efficiency.memory_rate,
         },

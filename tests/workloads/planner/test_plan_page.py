@@ -13,11 +13,12 @@ import parbench as command_line
 from bench.results.document import Gantt, Points
 from workloads.catalogue import DEFINITIONS
 from workloads.costs.strategies import mesh
+from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, model_of
 from workloads.planner.launchers import commands_of, megatron, small, torchtitan
 from workloads.planner.plan_page import dry_run_document, front_of, parts_of, search_document, what_if
-from workloads.planner.search import Wanted, search
+from workloads.planner.search import search
 
 H100 = PRESETS["h100"]
 STEP = replace(model_of("llama3-70b"), checkpointing="selective")

@@ -8,6 +8,7 @@ import pytest
 from planner_asks import H100, as_measured, ask
 
 from workloads.costs.equation import Equation
+from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import PRESETS, model_of
 from workloads.planner.published import ASSUMED, published
@@ -25,7 +26,7 @@ from workloads.planner.render import (
     search_text,
     table,
 )
-from workloads.planner.search import Wanted, binding_of, search
+from workloads.planner.search import binding_of, search
 
 RUN = dry_run(ask("dp=8,fsdp=4,pp=4,tp=8", "llama3-70b", microbatches=32), H100)
 TEXT = dry_run_text(RUN, ["a note"])

@@ -4,7 +4,7 @@ import math
 import re
 import time
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import msgspec
@@ -19,17 +19,14 @@ from bench.text import UserError
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.expert_parallel.routing import BALANCED
+from workloads.planner.candidates import CP_METHODS, ORDER, SCHEDULES, Wanted, candidates, divisors, splits
 from workloads.planner.dry_run import Axis, DryRun, dry_run
 from workloads.planner.hardware import Hardware, model_of
 from workloads.planner.search import (
-    ORDER,
+    FRONT,
     Found,
-    Wanted,
     binding_of,
-    candidates,
-    divisors,
     lack_of,
-    meshes,
     rationale,
     require_found,
     search,
@@ -39,7 +36,12 @@ from workloads.planner.search import (
 
 
 def wanted(model: str | StepSpec = "llama3-70b", gpus: int = 64, batch: int = 512, **more: Any) -> Wanted:
-    return Wanted(step=ask(model=model, **more), gpus=gpus, global_batch=batch)
+    said = {
+        name: more.pop(name)
+        for name in ("schedule", "cp_method", "zero", "checkpointing", "microbatch")
+        if name in more
+    }
+    return Wanted(step=ask(model=model, **more), gpus=gpus, global_batch=batch, **said)
 
 
 def best(want: Wanted) -> StepSpec:
@@ -52,21 +54,43 @@ def allowed(want: Wanted) -> list[DryRun]:
 
 def test_meshes_are_all_products_that_the_models_sizes_allow_the_innermost_talking_most() -> None:
     for gpus in (8, 12, 16):
-        want = wanted("small-llama", gpus)
+        want = wanted("small-llama", gpus, 1536)  # which so many data ranks and microbatches divide
         every = [
             dict(zip(ORDER, each, strict=True))
             for each in product([n for n in range(1, gpus + 1) if gpus % n == 0], repeat=5)
             if math.prod(each) == gpus
         ]
         kept = {
-            tuple(mesh.items()) for mesh in every if replace(want.step, mesh=mesh, microbatches=64).refusal() is None
+            tuple(mesh.items())
+            for mesh in every
+            for split in ("", *splits(want.step.shape, None, mesh["pp"], 1, "1f1b"))
+            if replace(want.step, mesh=mesh, split=split, microbatches=64).refusal() is None
         }
-        assert kept == {tuple(mesh.items()) for mesh in meshes(want)}, gpus
-    assert {mesh["ep"] for mesh in meshes(wanted("mixtral-8x7b", 16, 16))} == {1, 2, 4, 8}
-    found = {(each.world, each.global_batch, each.microbatch) for each in candidates(wanted("llama3-8b", 12, 48))}
-    assert found == {(12, 48, microbatch) for microbatch in (1, 2, 4, 8)}
+        found = [each for each in candidates(want) if each.refusal() is None]
+        assert kept == {tuple(each.mesh.items()) for each in found}, gpus
+        assert {each.zero for each in found} == {0, 1, 2, 3}
+        assert {(each.schedule, each.stages_per_rank) for each in found if each.size("pp") > 1} <= set(SCHEDULES)
+        assert {each.cp_method for each in found} == set(CP_METHODS)
+    mixtures = list(candidates(wanted("mixtral-8x7b", 16, 16)))
+    assert {each.size("ep") for each in mixtures} == {1, 2, 4, 8}
+    assert {(each.size("tp"), each.size("etp")) for each in mixtures} > {(2, 1), (2, 2), (8, 1), (8, 8)}
+    batches = {(each.world, each.global_batch, each.microbatch) for each in candidates(wanted("llama3-8b", 12, 48))}
+    assert batches == {(12, 48, microbatch) for microbatch in (1, 2, 4, 8)}
     for number in (1, 12, 97, 1024, 2000):
         assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0], number
+
+
+def test_layers_that_do_not_divide_are_dealt_out_so_that_the_slowest_rank_is_least_slow() -> None:
+    shape = model_of("llama3-405b").shape
+    assert splits(shape, None, 16, 1, "1f1b") == ("7+" + "8+" * 14 + "7",)
+    assert splits(shape, None, 14, 1, "1f1b")[0] == ""  # 9 each
+    assert splits(shape, None, 200, 1, "1f1b") == ("",)
+    [even, relieved] = splits(model_of("llama3-8b").shape, None, 2, 1, "1f1b")
+    assert (even, relieved) == ("", "17+15")  # whose head is as much work as two layers
+    for chunks, schedule in ((2, "interleaved"), (2, "zb_v")):
+        for text in splits(shape, None, 16, chunks, schedule):
+            counts = list(map(int, text.split("+")))
+            assert (len(counts), sum(counts), min(counts)) == (32, 126, 3)
 
 
 @given(
@@ -82,44 +106,58 @@ def test_nothing_is_proposed_that_its_own_rules_or_the_memory_refuse(
 ) -> None:
     for run in search(wanted(model, gpus, batch, schedule=schedule, cp_method=method), H100, top=50).best:
         assert run.fits
-        assert (run.spec.world, run.spec.global_batch, run.spec.schedule) == (gpus, batch, schedule)
+        assert (run.spec.world, run.spec.global_batch) == (gpus, batch)
+        assert run.spec.size("pp") == 1 or run.spec.schedule == schedule
         assert run.spec.refusal() is None
 
 
-def test_the_best_is_the_fastest_of_all_that_fit_and_without_an_axis_the_fastest_that_does_not_use_it() -> None:
-    want = wanted("llama3-8b", 16, 64)
-    assert search(want, H100, seconds=lambda call: 0.0).best[0].exposed_seconds == 0
-    fitting = [run for run in allowed(want) if run.fits]
-    found = search(want, H100, top=8)
-    order = [float(f"{run.seconds:.3g}") for run in found.best]
-    assert order == sorted(order)
-    assert len({run.spec.mesh_text for run in found.best}) == len(found.best) == 8
-    assert found.best[0].seconds <= min(run.seconds for run in fitting) * 1.005
-    assert found.without.keys() == {name for name, size in found.best[0].spec.mesh.items() if size > 1}
-    for name, other in found.without.items():
-        assert other is not None
-        assert other.spec.mesh[name] == 1
-        assert other.seconds <= min(run.seconds for run in fitting if run.spec.mesh[name] == 1) * 1.005, name
+@pytest.mark.parametrize(
+    ("model", "gpus", "batch"), [("llama3-8b", 16, 64), ("mixtral-8x7b", 32, 32), ("small-llama", 8, 64)]
+)
+def test_what_is_never_priced_is_not_better_than_what_is_found(model: str, gpus: int, batch: int) -> None:
+    said = {"schedule": "interleaved", "cp_method": "zigzag", "checkpointing": "selective"}
+    for want in (wanted(model, gpus, batch, microbatch=1), wanted(model, gpus, batch, **said)):
+        fitting = [run for run in allowed(want) if run.fits]
+        found = search(want, H100, top=8)
+        order = [float(f"{run.seconds:.3g}") for run in found.best]
+        assert order == sorted(order)
+        assert len({run.spec.mesh_text for run in found.best}) == len(found.best) == 8
+        fastest = {run.spec.mesh_text: math.inf for run in fitting}
+        for run in fitting:
+            fastest[run.spec.mesh_text] = min(fastest[run.spec.mesh_text], run.seconds)
+        for run, seconds in zip(found.best, sorted(fastest.values()), strict=False):
+            assert run.seconds <= seconds * 1.01
+        assert found.without.keys() == {name for name, size in found.best[0].spec.mesh.items() if size > 1}
+        for name, other in found.without.items():
+            least = min((run.seconds for run in fitting if run.spec.size(name) == 1), default=math.inf)
+            assert other is None or other.seconds <= least * 1.005, name
+            assert other is not None or least > 4 * found.best[0].seconds
+        for run in fitting:  # a tenth of memory apart, no step is both faster and smaller than the front
+            if run.seconds <= FRONT * found.best[0].seconds:
+                front = [each for each in found.front if each.seconds <= run.seconds * 1.005]
+                assert min(each.fullest.memory.total for each in front) * 0.89 <= run.fullest.memory.total, run.spec
+    assert search(wanted("llama3-8b", 16, 64), H100, seconds=lambda call: 0.0).best[0].exposed_seconds == 0
 
 
-def test_what_fits_is_not_computed_again() -> None:
-    want = wanted("small-llama", 8, 64)
-    found = search(want, H100, top=100)
-    assert {run.spec.checkpointing for run in found.best} == {"none"}
-    assert (found.too_large, found.refused) == (0, {})
-    assert found.tried == len({(each.mesh_text, each.microbatch) for each in candidates(want)})
+def test_the_front_needs_less_memory_with_each_step_that_takes_longer() -> None:
+    front = search(wanted("llama3-8b", 16, 64), H100).front
+    assert len(front) > 3
+    for faster, slower in pairwise(front):
+        assert slower.seconds > faster.seconds
+        assert slower.fullest.memory.total < 0.9 * faster.fullest.memory.total
 
 
-def test_every_candidate_is_counted_rules_are_told_with_their_numbers_and_the_nearest_lacks_least() -> None:
+def test_rules_are_told_with_their_numbers_and_the_nearest_lacks_least() -> None:
     want = wanted(gpus=8, batch=8, schedule="zb_h1")
-    found, runs, every = search(want, H100), allowed(want), list(candidates(want))
-    assert (found.best, found.tried, found.too_large) == ((), len(every), len(runs))
-    assert sum(found.refused.values()) == len(every) - len(runs) > 0
-    assert found.equations.keys() == found.refused.keys() == {"schedule", "checkpointing"}
-    assert "pp=2,fsdp=2: schedule = zb_h1 is not allowed with fsdp(2): " in found.equations["schedule"]
+    found, runs = search(want, H100), allowed(want)
+    assert (found.best, found.front) == ((), ())
+    assert found.too_large + sum(found.refused.values()) == found.tried > 0
     assert found.nearest is not None
     least = min(run.fullest.memory.total for run in runs)
     assert found.nearest.fullest.memory.total == least > H100.usable_bytes
+    staged = wanted("llama3-8b", 8, 8, schedule="zb_h1")
+    refused = search(staged, H100).equations
+    assert any("schedule = zb_h1 is not allowed with fsdp(" in reason for reason in refused.values())
 
 
 def test_the_best_is_what_one_would_choose_by_hand() -> None:
@@ -139,11 +177,11 @@ def test_the_best_is_what_one_would_choose_by_hand() -> None:
 
 @pytest.mark.full
 @pytest.mark.measures
-@pytest.mark.parametrize(("gpus", "limit"), [(1024, 20), (16384, 60)])
-def test_a_search_takes_no_longer_than_it_may(gpus: int, limit: float) -> None:
-    began = time.perf_counter()
-    assert search(wanted(gpus=gpus, batch=max(1024, gpus // 8)), H100).best
-    assert time.perf_counter() - began < limit / 2
+@pytest.mark.parametrize(("model", "gpus", "limit"), [("llama3-70b", 16384, 10), ("mixtral-8x7b", 4096, 20)])
+def test_a_search_takes_no_longer_than_it_may(model: str, gpus: int, limit: float) -> None:
+    began = time.process_time()
+    assert search(wanted(model, gpus, gpus), H100).best
+    assert time.process_time() - began < limit
 
 
 def refused(want: Wanted, hardware: Hardware = H100) -> str:
@@ -153,13 +191,13 @@ def refused(want: Wanted, hardware: Hardware = H100) -> str:
 def test_too_little_memory_is_refused_with_what_it_takes_and_what_would_do() -> None:
     words = refused(wanted(gpus=8, batch=64))
     assert words.startswith("llama3-70b needs 1,129 GB of state over 8 x 80 GB (73.6 GB usable): ")
-    assert ": 144.0 GB a GPU even as tp=8 with microbatch 1 and checkpointing full; smallest" in words
-    smallest = "; smallest feasible: 16 GPUs as pp=2,tp=8 with microbatch 1 and checkpointing full"
-    assert words.endswith(smallest)
+    assert ": 144.0 GB a GPU even as tp=8 with microbatch 1, checkpointing full; smallest" in words
+    smallest = "; smallest feasible: 16 GPUs as pp=2,tp=8 with microbatch 1, checkpointing full"
+    assert smallest in words
     words = lack_of(dry_run(ask("tp=8", "llama3-70b", microbatches=64), H100))
     assert words.startswith("llama3-70b with tp=8 needs 188.1 GB on pp rank 0")
     parts = "(141.1 GB of state, 46.9 GB of activations, 0.0 GB of buffers) > 73.6 GB usable of 80"
-    assert words.endswith(f"{parts}; it has 1,129 GB of state over 8 x 80 GB{smallest}")
+    assert f"{parts}; it has 1,129 GB of state over 8 x 80 GB{smallest}" in words
     none = smallest_words(wanted("small-llama", 2, 8), msgspec.structs.replace(PLAIN, memory_bytes=1e3))
     assert none == "no number of GPUs up to 131072 fits it at global batch 8"
 
@@ -192,9 +230,9 @@ def test_no_fewer_gpus_would_do_whatever_their_mesh() -> None:
 
 
 def test_a_batch_too_small_and_rules_that_stop_every_mesh_are_told_with_their_numbers() -> None:
-    one = "; smallest feasible: 1 GPUs as dp=1 with microbatch 1 and checkpointing none"
-    words = refused(wanted("small-llama", 7, 3))
-    assert "small-llama on 7 GPUs at global batch 3: global batch(3) % (dp(7) * fsdp(1) * microbatch(1)) != 0" in words
+    one = "; smallest feasible: 1 GPUs as dp=1 with microbatch 1, checkpointing none"
+    words = refused(wanted("small-llama", 11, 3))
+    assert "small-llama on 11 GPUs at global batch 3: global batch(3) % (dp(11) * fsdp(1) * microbatch(1))" in words
     assert words.endswith(one)
     # one head and an odd sequence leave a pipeline alone, and one microbatch is too few for its schedule
     shape = replace(model_of("tiny").shape, heads=1, kv_heads=1, sequence=63)
@@ -223,7 +261,7 @@ def test_why_begins_with_what_fits_tells_each_axis_in_the_order_of_choosing_and_
     cost = r": \d+\.\d% of the step is exposed; without it the fastest is [\w=,]+, [+-]\d"
     assert re.search(cost, told["tp"])
     alone = rationale(replace(dense, without=dict.fromkeys(dense.without)))
-    assert any("without tp nothing fits or no rule allows it" in line for line in alone)
+    assert any("without tp nothing fits, no rule allows it, or it takes 4 times as long" in line for line in alone)
 
 
 def test_experts_and_pipelines_have_reasons_of_their_own() -> None:

@@ -1,0 +1,208 @@
+"""What a search chooses from: every mesh that could carry a step, and how it could be taken on it. Pure.
+
+In three layers, each deciding what the one before leaves open: blocks are steps of one stage, of which tp, cp and its
+method, microbatch and checkpointing make the time of a layer; stages add the pipeline and how experts are dealt out;
+shards say how the data axes replicate and shard state.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from heapq import heapify, heapreplace
+from itertools import chain
+
+from workloads.costs.flops import stage_flops
+from workloads.costs.step_spec import StepSpec
+from workloads.expert_parallel.moe_case import Moe
+from workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
+from workloads.model.shapes import Shape
+from workloads.pipeline_parallel.schedules import default_chunks, splits_backward
+
+ORDER = ("dp", "pp", "fsdp", "cp", "tp")
+MICROBATCHES = (1, 2, 4, 8)
+CHECKPOINTINGS = ("none", "selective", "full:4", "full:2", "full")
+SCHEDULES = (("1f1b", 1), *(("interleaved", chunks) for chunks in (2, 3, 4, 6, 8)), ("zb_h1", 1), ("zb_h2", 1))
+"""Those whose bubble has a closed form whatever the times, and their chunks."""
+CP_METHODS = ("zigzag", "allgather_kv", "ulysses")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is searched for: a step but for its mesh and batch, on how many GPUs, and the sequences of all together.
+
+    What is not said is tried in all ways: ``microbatch`` 0, the words empty, ``zero`` None.
+    """
+
+    step: StepSpec
+    gpus: int
+    global_batch: int
+    microbatch: int = 0
+    checkpointing: str = ""
+    schedule: str = ""
+    cp_method: str = ""
+    zero: int | None = None
+
+    @property
+    def microbatches(self) -> tuple[int, ...]:
+        return (self.microbatch,) if self.microbatch else MICROBATCHES
+
+    @property
+    def checkpointings(self) -> tuple[str, ...]:
+        return (self.checkpointing,) if self.checkpointing else CHECKPOINTINGS
+
+    @property
+    def schedules(self) -> tuple[tuple[str, int], ...]:
+        chunks = self.step.chunks
+        known = tuple(each for each in SCHEDULES if each[0] == self.schedule and not chunks)
+        return known or ((self.schedule, chunks),) if self.schedule else SCHEDULES
+
+
+def candidates(wanted: Wanted) -> Iterator[StepSpec]:
+    """Yield every step that makes the global batch; rules are yet to be asked.
+
+    What the model's own sizes forbid whatever else is chosen is left out at once: heads over tp, tokens over cp.
+    """
+    for block in blocks(wanted):
+        for stage in stages(wanted, block):
+            yield from chain(*shards(wanted, stage))
+
+
+def blocks(wanted: Wanted) -> Iterator[StepSpec]:
+    for tp, cp, method in tokens_and_heads(wanted):
+        mesh = {"dp": 1, "pp": 1, "fsdp": wanted.gpus // tp // cp, "cp": cp, "tp": tp}
+        for how in wanted.checkpointings:
+            step = replace(wanted.step.on(mesh).checkpointed(how), cp_method=method)
+            for microbatch in wanted.microbatches:
+                if wanted.global_batch >= microbatch:
+                    yield replace(step, microbatch=microbatch)
+
+
+def tokens_and_heads(wanted: Wanted) -> Iterator[tuple[int, int, str]]:
+    """Yield the sizes of tp and cp that heads and tokens allow, with cp's methods."""
+    shape, moe = wanted.step.shape, wanted.step.moe
+    methods = (wanted.cp_method,) if wanted.cp_method else CP_METHODS
+    for tp in divisors(wanted.gpus):
+        if refuse_heads(shape, {"tp": tp}, experts=moe is not None):
+            continue
+        for cp in divisors(wanted.gpus // tp):
+            for method in methods if cp > 1 else methods[:1]:
+                if not refuse_sequence(shape, {"cp": cp, "tp": tp}, cp_method=method):
+                    yield tp, cp, method
+
+
+def stages(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
+    """Yield the steps of a block with every pipeline and ``ep`` and ``etp``, all data ranks in ``fsdp``."""
+    shape, moe = block.shape, block.moe
+    cp, tp = block.size("cp"), block.size("tp")
+    ranks = wanted.gpus // cp // tp
+    for pp in divisors(ranks):
+        if pp > shape.layers:
+            break
+        data = ranks // pp
+        count, rest = divmod(wanted.global_batch, data * block.microbatch)
+        if rest or not count:
+            continue
+        mesh = {"dp": 1, "pp": pp, "fsdp": data, "cp": cp, "tp": tp}
+        meshes = [mesh]
+        if moe is not None:
+            dealt = [{**mesh, "ep": ep, "etp": etp} for ep in divisors(moe.experts) for etp in sorted({1, tp})]
+            meshes = [each for each in dealt if not refuse_experts(each, moe.experts)]
+        for each in meshes:
+            step = replace(block.on(each), microbatches=count)
+            for schedule, chunks in wanted.schedules if pp > 1 else wanted.schedules[:1]:
+                if pp == 1:
+                    yield replace(step, schedule=schedule, chunks=0)
+                    continue
+                if not wanted.schedule and (pp * chunks > shape.layers or _cannot_split(schedule, block)):
+                    continue  # which is refused, and nobody asked for it
+                for split in splits(shape, moe, pp, chunks or default_chunks(schedule), schedule):
+                    yield replace(step, schedule=schedule, chunks=chunks, split=split)
+
+
+def _cannot_split(schedule: str, block: StepSpec) -> bool:
+    return (block.checkpointing != "none" or block.moe is not None) and splits_backward(schedule)
+
+
+def shards(wanted: Wanted, stage: StepSpec) -> tuple[Iterator[StepSpec], Iterator[StepSpec]]:
+    """Return the ways in which data ranks shard gradients, and those in which they do not; what holds least first."""
+    return _sharded(wanted.zero, stage), _replicated(wanted.zero, stage)
+
+
+def _sharded(zero: int | None, stage: StepSpec) -> Iterator[StepSpec]:
+    data, mesh = stage.size("fsdp"), stage.mesh
+    for fsdp in reversed(divisors(data)):
+        each = replace(stage, mesh={**mesh, "dp": data // fsdp, "fsdp": fsdp})
+        if fsdp > 1 and zero in (None, 3):
+            yield each
+        if fsdp > 1 and zero in (None, 2) and stage.size("pp") == 1:  # which keeps parameters as it is
+            yield replace(each, reshard=False)
+
+
+def _replicated(zero: int | None, stage: StepSpec) -> Iterator[StepSpec]:
+    each = replace(stage, mesh={**stage.mesh, "dp": stage.size("fsdp"), "fsdp": 1})
+    if zero in (None, 1) and each.size("dp", "cp") > 1:
+        yield replace(each, zero1="reduce_scatter")
+    if zero in (None, 0):
+        yield each
+
+
+@lru_cache
+def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -> tuple[str, ...]:
+    """Return how layers are dealt out to stages: as many each where they divide, and where the head weighs on the last
+    rank so that the slowest is least slow."""
+    num_stages = pp * chunks
+    even = [""] * (shape.layers % num_stages == 0)
+    if shape.layers < num_stages:
+        return ("",)  # which is refused
+    step = StepSpec(shape=shape, moe=moe, mesh={"pp": pp}, schedule=schedule, chunks=chunks)
+    rank_of = {stage: rank for rank in range(pp) for stage in step.at_stage(rank).stages}
+    last, head = rank_of[num_stages - 1], _head_layers(shape, moe)
+    counts = [1] * num_stages
+    loads = [(chunks + head * (rank == last), rank in (0, last), rank) for rank in range(pp)]
+    heapify(loads)
+    for _ in range(shape.layers - num_stages):  # of the least loaded, the ends last, for they hold most beside
+        load, end, rank = loads[0]
+        mine = [stage for stage in rank_of if rank_of[stage] == rank]
+        counts[min(mine, key=lambda stage: (counts[stage], stage in (0, num_stages - 1), stage))] += 1
+        heapreplace(loads, (load + 1, end, rank))
+    if even and max(loads)[0] >= shape.layers / pp + head:
+        return ("",)
+    return (*even, "+".join(map(str, counts)))
+
+
+@lru_cache
+def _head_layers(shape: Shape, moe: Moe | None) -> float:
+    """How many layers' arithmetic the head is."""
+    two = StepSpec(shape=replace(shape, layers=2), moe=moe, mesh={"pp": 2})
+    layer, with_head = (stage_flops(two.at_stage(rank)).total for rank in (0, 1))
+    return with_head / layer - 1
+
+
+@lru_cache
+def divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def limits(wanted: Wanted) -> dict[str, str]:
+    """Return the rules that bound an axis whatever else is chosen: by axis, the first size that one refuses."""
+    shape, gpus, found = wanted.step.shape, wanted.gpus, {}
+    experts = wanted.step.moe is not None
+    for tp in divisors(gpus):
+        if reason := refuse_heads(shape, {"tp": tp}, experts=experts):
+            found["tp"] = reason
+            break
+    for cp in divisors(gpus):
+        if reason := refuse_sequence(shape, {"cp": cp}, cp_method=wanted.cp_method or CP_METHODS[0]):
+            found["cp"] = reason
+            break
+    for size in divisors(gpus):
+        if size > shape.layers:
+            found["pp"] = f"layers({shape.layers}) < pp({size})"
+            break
+    for size in divisors(gpus):
+        if wanted.global_batch % size:
+            found["dp"] = f"global batch({wanted.global_batch}) % (dp * fsdp)({size}) != 0"
+            break
+    return found
