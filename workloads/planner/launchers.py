@@ -18,16 +18,16 @@ _TITAN_SCHEDULES = {
 }
 _MEGATRON_CP = {"ring": "p2p", "zigzag": "p2p", "ulysses": "a2a", "allgather_kv": "allgather"}
 _TITAN_CP = {"zigzag": "alltoall", "allgather_kv": "allgather"}
-_MOST_AXES, _MOST_WAITED, _SMALL_BATCH = 3, 0.05, 8
+_MOST_AXES, _MOST_WAITED, _SMALL = 2, 0.02, 4
 
 
 def commands_of(run: DryRun) -> list[tuple[str, str]]:
     """Return what to measure the plan by: small and here, whole on its machines, and as a sweep over them."""
     spec = run.spec
-    here, whole = settings_of(small(run), run), settings_of(spec, run)
+    here, whole, ranks = settings_of(small(run), run), settings_of(spec, run), small(run).world
     nodes = -(-spec.world // run.hardware.gpus_per_node)
     tasks = min(spec.world, run.hardware.gpus_per_node)
-    started = "parbench run --launches 3 --only hybrid"
+    started = "parbench run --launches 2 --only hybrid"
     by_slurm = f"salloc -N{nodes} parbench run --launcher srun --ntasks-per-node {tasks}"
     settings = ", ".join(f'{name} = "{value}"' for name, value in whole.items())
     lines = (
@@ -41,7 +41,7 @@ def commands_of(run: DryRun) -> list[tuple[str, str]]:
     )
     written = " ".join(f"'{line}'" for line in lines)
     return [
-        ("here, its costliest axes, two ranks each", f"{started} --nproc {small(run).world} {_set(here)} --budget 5m"),
+        ("here, its costliest axes, two ranks each", f"{started} --nproc {ranks} {_set(here)} --timeout 3m"),
         ("on its own machines", f"{by_slurm} --launches 3 --only hybrid {_set(whole)}"),
         ("as a sweep", f"printf '%s\\n' {written} > plan.toml && parbench slurm submit plan.toml --dry-run"),
         ("then, prediction beside measurement", "parbench plan --validate latest"),
@@ -61,10 +61,11 @@ def small(run: DryRun) -> StepSpec:
     axes = [name for name in spec.mesh if spec.size(name) > 1 and name not in ("ep", "etp")]
     most = sorted(axes, key=lambda name: -costs.get(name, 0.0))[:_MOST_AXES] or ["dp"]
     mesh = {name: 2 for name in axes or ["dp"] if name in most}
-    shape = SHAPES["small-llama" if spec.shape.recipe == "llama" else "small"]
+    layers = max(_SMALL, mesh.get("pp", 1) * spec.stages_per_rank)
+    shape = replace(SHAPES["small-llama" if spec.shape.recipe == "llama" else "small"], layers=layers)
     if spec.size("ep") > 1 and {"dp", "fsdp", "cp"} & mesh.keys():
         mesh["ep"] = 2
-    batch = _SMALL_BATCH if "pp" in mesh else min(_SMALL_BATCH, spec.microbatches)
+    batch = _SMALL if "pp" in mesh else min(_SMALL, spec.microbatches)
     moe = spec.moe and replace(spec.moe, experts=8, top_k=2)
     return replace(spec, shape=shape, mesh=mesh, microbatch=1, microbatches=batch, split="", moe=moe)
 
