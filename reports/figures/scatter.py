@@ -6,7 +6,7 @@ from reports.figures.palette import css_of
 from reports.figures.svg import WIDE, Drawing, Scale, elided, log_ticks, spread, width_of
 
 Axis = tuple[str, Callable[[float], str]]
-_TOP, _BOTTOM, _LINE, _MOST_LETTERS = 22.0, 292.0, 15.0, 40
+_TOP, _BOTTOM, _LINE, _MOST_LETTERS = 22.0, 292.0, 15.0, 48
 
 
 def draw_points(

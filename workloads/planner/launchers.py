@@ -77,6 +77,7 @@ def settings_of(spec: StepSpec, run: DryRun) -> dict[str, str]:
         waited = min(waited, _MOST_WAITED)
     found = {"mesh": spec.mesh_text, **_shape_settings(spec.shape)}
     found |= {"microbatch": str(spec.microbatch), "microbatches": str(spec.microbatches)}
+    # of one layer in K nothing is measured: all are computed again
     found |= {"checkpointing": spec.checkpointing, "compute": f"timed:{waited * 1e3:.3g}ms"}
     if spec.mixed and spec == run.spec:
         found["precision"] = "bfloat16"
@@ -121,11 +122,17 @@ def _chosen(trainer: str, *told: tuple[object, str, str]) -> Flags:
     )
 
 
+def _is_outside(spec: StepSpec) -> bool:
+    """Say whether copies of a pipeline are further apart than its stages."""
+    axes = [name for name in spec.mesh if spec.size(name) > 1]
+    return {"dp", "pp"} <= {*axes} and axes.index("dp") < axes.index("pp")
+
+
 def torchtitan(spec: StepSpec) -> Flags:
     dp, fsdp, pp, cp, tp, ep = (spec.size(axis) for axis in ("dp", "fsdp", "pp", "cp", "tp", "ep"))
     local = spec.num_sequences if pp > 1 else spec.microbatch
     schedule, rotate = _TITAN_SCHEDULES.get(spec.schedule, ""), _TITAN_CP.get(spec.cp_method, "")
-    p = "--parallelism."
+    p, outer = "--parallelism.", _is_outside(spec)
     return _chosen(
         "torchtitan",
         (True, f"--training.seq_len {spec.shape.sequence}", ""),
@@ -143,8 +150,10 @@ def torchtitan(spec: StepSpec) -> Flags:
         (cp > 1 and rotate, f"{p}context_parallel_rotate_method {rotate}", ""),
         (cp > 1 and not rotate, "", f"{spec.cp_method}: it has torch's balanced ring and all_gather"),
         (ep > 1, f"{p}expert_parallel_degree {ep} {p}expert_tensor_parallel_degree {spec.size('etp')}", ""),
-        (True, f"--activation_checkpoint.mode {spec.checkpointing}", ""),
+        (outer, "", "dp outside pp: its pipelines are outermost"),
+        (True, f"--activation_checkpoint.mode {'selective' if spec.every > 1 else spec.checkpointing}", ""),
         (spec.checkpointing == "selective", "--activation_checkpoint.selective_ac_option op", ""),
+        (spec.every > 1, f"--activation_checkpoint.selective_ac_option {spec.every}", ""),
     )
 
 
@@ -156,7 +165,9 @@ def megatron(spec: StepSpec) -> Flags:
     kind, layers = _MEGATRON_CP.get(spec.cp_method, ""), spec.split.split("+")
     last = pp * spec.stages_per_rank - 1
     layout = "|".join(f"{'E' * (i == 0)}t*{count}{'L' * (i == last)}" for i, count in enumerate(layers))
-    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    again = max(1, round(spec.at(0).layers_by_stage[0] / spec.every))
+    how = f"block --recompute-num-layers {again}" if spec.every > 1 else "uniform --recompute-num-layers 1"
+    full = f"--recompute-granularity full --recompute-method {how}"
     experts = ""
     if moe:
         experts = (
@@ -181,6 +192,7 @@ def megatron(spec: StepSpec) -> Flags:
         ),
         (pp > 1 and spec.schedule not in ("1f1b", "interleaved"), "", f"{spec.schedule}: it has 1f1b and interleaved"),
         (pp > 1 and spec.split, f"--pipeline-model-parallel-layout '{layout}'", ""),
+        (_is_outside(spec), "--use-tp-pp-dp-mapping", ""),
         (cp > 1, f"--context-parallel-size {cp}", ""),
         (cp > 1 and kind, f"--cp-comm-type {kind}", ""),
         (cp > 1 and not kind, "", f"{spec.cp_method}: its rings are balanced as zigzag is"),

@@ -54,7 +54,7 @@ class Given:
     against: Path | None = None
 
 
-_MOST_POINTS = 300
+_MOST_POINTS = 30
 Machine = tuple[Hardware, Seconds | None, tuple[str, ...]]
 """The hardware, a call's time where a run tells it, and what a reader must know of both."""
 

@@ -15,8 +15,8 @@ from workloads.planner.dry_run import DryRun, Held, dry_run, pipeline_of
 from workloads.planner.hardware import Hardware
 from workloads.planner.launchers import commands_of, megatron, torchtitan
 from workloads.planner.link_time import PlacedCall, Seconds
-from workloads.planner.render import assumptions, formulas_of
-from workloads.planner.search import Found, binding_of, lack_of, rationale
+from workloads.planner.render import assumptions, formulas_of, refusals_of
+from workloads.planner.search import Found, binding_of, lack_of, rationale, settings_of
 
 MOST_BARS = 10
 _GIGA = 1e9
@@ -39,7 +39,7 @@ def search_document(
     part = Part(
         id="candidates",
         title="Candidates",
-        tables=[_candidates(found, top)],
+        tables=[_candidates(found, top), _front(found), _refused(found, wanted)],
         notes=[f"{told}.", *(f"{line}." for line in rationale(found))],
     )
     return _document(best, [part], seconds, notes)
@@ -53,8 +53,7 @@ def _document(
     heading = (
         f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
         f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
-        f"{spec.microbatch}, sequence {spec.shape.sequence}, checkpointing {spec.checkpointing}, "
-        f"schedule {spec.schedule}"
+        f"{spec.microbatch}, sequence {spec.shape.sequence}; {settings_of(spec)}"
     )
     step = Part(id="step", title="The step", tables=[_step(run, seconds), *_axes(run), _memory(run)])
     check = Part(id="try", title="To try it", tables=[_what_if(run, seconds), _commands(run), _flags(run)])
@@ -78,7 +77,8 @@ def _document(
 
 def label_of(run: DryRun) -> str:
     spec = run.spec
-    return f"{spec.mesh_text} microbatch {spec.microbatch} {spec.checkpointing}"
+    schedule = f" {spec.schedule}" if spec.size("pp") > 1 else ""
+    return f"{spec.mesh_text} {spec.checkpointing_text}{schedule} x{spec.microbatch}"
 
 
 def parts_of(run: DryRun) -> dict[str, float]:
@@ -91,15 +91,6 @@ def parts_of(run: DryRun) -> dict[str, float]:
     }
 
 
-def front_of(runs: Sequence[DryRun]) -> list[DryRun]:
-    """Return those that none beats in both step time and memory, the fastest first."""
-    found: list[DryRun] = []
-    for run in sorted(runs, key=lambda one: (one.seconds, one.fullest.memory.total)):
-        if not found or run.fullest.memory.total < found[-1].fullest.memory.total:
-            found.append(run)
-    return found
-
-
 def _held(held: Held) -> dict[str, float]:
     return {name: getattr(held.memory, name) / _GIGA for name in COMPONENTS}
 
@@ -108,55 +99,37 @@ def _limit(hardware: Hardware) -> tuple[float, str]:
     return hardware.usable_bytes / _GIGA, f"{hardware.usable_bytes / _GIGA:.1f} GB usable"
 
 
+_COLUMNS = (
+    Column(title="mesh", help="axes and their ranks, outermost first"),
+    Column(title="taken with", help="what is chosen beside the mesh"),
+    Column(title="bound by", help="what most of the step is lost to, or compute"),
+    Column(title="step", help="seconds of a step", unit="s"),
+    Column(title="tokens/s", help="of all GPUs", unit="number"),
+    Column(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
+    Column(title="memory", help="of the fullest rank", unit="GB"),
+)
+
+
+def _row(run: DryRun) -> list[Cell]:
+    memory = run.fullest.memory.total / _GIGA
+    words = (run.spec.mesh_text, settings_of(run.spec), binding_of(run))
+    return [*words, run.seconds, run.tokens_per_second, run.mfu, memory]
+
+
 def _candidates(found: Found, top: int) -> Table:
-    shown, front = found.best[:top], front_of(found.best)
+    shown = found.best[:top]
     bars = shown[:MOST_BARS]
-    points = {label_of(run): (run.seconds, run.fullest.memory.total / _GIGA) for run in found.best}
-    front_told = "Joined are those that none beats in both step time and memory."
     return Table(
         id="meshes",
-        title="Meshes",
-        caption="the fastest first, each with as much checkpointing as it needs",
-        columns=[
-            Column(title="mesh", help="axes and their ranks, outermost first"),
-            Column(title="microbatch", help="sequences of one rank's microbatch"),
-            Column(title="microbatches", help="of a step, on each data rank"),
-            Column(title="checkpointing", help="what backward computes again"),
-            Column(title="bound by", help="what most of the step is lost to, or compute"),
-            Column(title="step", help="seconds of a step", unit="s"),
-            Column(title="tokens/s", help="of all GPUs", unit="number"),
-            Column(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
-            Column(title="memory", help="of the fullest rank", unit="GB"),
-            Column(title="front", help="whether no other is both faster and smaller"),
-        ],
-        rows=[
-            [
-                run.spec.mesh_text,
-                str(run.spec.microbatch),
-                str(run.spec.microbatches),
-                run.spec.checkpointing,
-                binding_of(run),
-                run.seconds,
-                run.tokens_per_second,
-                run.mfu,
-                run.fullest.memory.total / _GIGA,
-                "yes" if run in front else "",
-            ]
-            for run in shown
-        ],
+        title="The fastest",
+        caption="each mesh once, with as much checkpointing as it needs",
+        columns=_COLUMNS,
+        rows=list(map(_row, shown)),
         notes=[f"{run.spec.mesh_text}: {caveat}." for run in shown for caveat in run.caveats],
         figures=[
-            Points(
-                title="Time against memory",
-                told=f"{len(points)} meshes that fit. {front_told}",
-                x=Column(title="step time", unit="s"),
-                y=Column(title="memory of the fullest rank", unit="GB"),
-                points=points,
-                front=[label_of(run) for run in front],
-            ),
             Stacks(
                 title="Where the step's time goes",
-                told="Of the busiest rank.",
+                told="Of the busiest rank; checkpointing, schedule and microbatch after the mesh.",
                 of="step",
                 bars={label_of(run): parts_of(run) for run in bars},
             ),
@@ -168,6 +141,37 @@ def _candidates(found: Found, top: int) -> Table:
                 limit=_limit(found.best[0].hardware),
             ),
         ],
+    )
+
+
+def _front(found: Found) -> Table:
+    points = {label_of(run): (run.seconds, run.fullest.memory.total / _GIGA) for run in (*found.best, *found.front)}
+    return Table(
+        id="front",
+        title="Less memory for more time",
+        caption="each needs a tenth less memory than any that is faster",
+        columns=_COLUMNS,
+        rows=list(map(_row, found.front)),
+        figures=[
+            Points(
+                title="Time against memory",
+                told="Joined are those of the table, beside the fastest meshes.",
+                x=Column(title="step time", unit="s"),
+                y=Column(title="memory of the fullest rank", unit="GB"),
+                points=points,
+                front=[label_of(run) for run in found.front],
+            )
+        ],
+    )
+
+
+def _refused(found: Found, wanted: Wanted) -> Table:
+    return Table(
+        id="refused",
+        title="Refused",
+        caption="one of each kind, with its numbers",
+        columns=[Column(title="rule", help="what does not hold, or how much memory lacks")],
+        rows=[[rule] for rule in refusals_of(found, wanted)],
     )
 
 

@@ -10,14 +10,14 @@ from click.testing import CliRunner
 from test_plan_command import typed
 
 import parbench as command_line
-from bench.results.document import Gantt, Points
+from bench.results.document import Gantt, Points, Stacks
 from workloads.catalogue import DEFINITIONS
 from workloads.costs.strategies import mesh
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, model_of
 from workloads.planner.launchers import commands_of, megatron, small, torchtitan
-from workloads.planner.plan_page import dry_run_document, front_of, parts_of, search_document, what_if
+from workloads.planner.plan_page import dry_run_document, label_of, parts_of, search_document, what_if
 from workloads.planner.search import search
 
 H100 = PRESETS["h100"]
@@ -48,21 +48,20 @@ def test_a_link_that_a_run_measured_is_halved_too_and_what_cannot_be_says_why() 
     assert str(told["twice the GPUs"]).startswith("global batch(64) % (dp(1) * fsdp(128)")
 
 
-def test_the_front_is_those_that_none_beats_in_time_and_memory() -> None:
-    found = search(Wanted(step=model_of("llama3-70b"), gpus=64, global_batch=256), H100, top=300)
-    front = front_of(found.best)
-    held = {(run.seconds, run.fullest.memory.total) for run in front}
-    for run in found.best:
-        own = (run.seconds, run.fullest.memory.total)
-        others = [(one.seconds, one.fullest.memory.total) for one in found.best]
-        beaten = any(one != own and one[0] <= own[0] and one[1] <= own[1] for one in others)
-        assert beaten == (own not in held)
-    table = search_document(found, Wanted(step=model_of("llama3-70b"), gpus=64, global_batch=256), 3).parts[0].tables[0]
-    assert len(table.rows) == 3
-    points = table.figures[0]
+def test_the_fastest_and_what_needs_less_memory_are_told_and_drawn() -> None:
+    wanted = Wanted(step=model_of("llama3-8b"), gpus=16, global_batch=64)
+    found = search(wanted, H100, top=8)
+    fastest, front, refused = search_document(found, wanted, 3).parts[0].tables
+    assert [row[3] for row in fastest.rows] == [run.seconds for run in found.best[:3]]
+    assert [row[-1] for row in front.rows] == [run.fullest.memory.total / 1e9 for run in found.front]
+    (points,) = front.figures
     assert isinstance(points, Points)
-    assert len(points.points) == len(found.best)
-    assert len(points.front) == len(front)
+    assert {*points.front} <= points.points.keys()
+    assert len(points.front) == len(found.front)
+    assert len(points.points) >= len(found.best)
+    stacks = [one for one in fastest.figures if isinstance(one, Stacks)]
+    assert [list(one.bars) for one in stacks] == [[label_of(run) for run in found.best[:3]]] * 2
+    assert any("too large" in str(row[0]) for row in refused.rows)
 
 
 def test_the_pipeline_is_drawn_action_by_action() -> None:
@@ -132,12 +131,22 @@ def test_flags_of_trainers_mean_the_same_mesh() -> None:
         "--micro-batch-size 1 --global-batch-size 64",
     ):
         assert flag in told, flag
-    assert titan.lacks == ()
+    assert titan.lacks == ("dp outside pp: its pipelines are outermost",)
+    assert "--use-tp-pp-dp-mapping" in told
     assert len(other.lacks) == 1  # selective is not the same
     uneven = replace(spec, schedule="zb_h2", split="21+20+20+19")
     assert any("zb_h2" in lack for lack in torchtitan(uneven).lacks)
     assert "--pipeline-model-parallel-layout 'Et*21|t*20|t*20|t*19L'" in megatron(uneven).flags
     assert any("zb_h2" in lack for lack in megatron(uneven).lacks)
+    titan, other = (
+        torchtitan(replace(spec, every=2, checkpointing="full")),
+        megatron(replace(spec, every=2, checkpointing="full")),
+    )
+    assert titan.flags[-2:] == (
+        "--activation_checkpoint.mode selective",
+        "--activation_checkpoint.selective_ac_option 2",
+    )
+    assert other.flags[-1].endswith("--recompute-method block --recompute-num-layers 5")
     plain = megatron(replace(STEP.on({"dp": 64}), zero1="reduce_scatter"))
     assert "--use-distributed-optimizer" in plain.flags
 
