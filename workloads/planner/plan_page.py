@@ -19,6 +19,7 @@ from workloads.planner.render import assumptions, formulas_of, refusals_of
 from workloads.planner.search import Found, binding_of, lack_of, rationale, settings_of
 
 MOST_BARS = 10
+_LEGIBLE = 320  # actions of a pipeline that are drawn, or those of two rounds of microbatches
 _GIGA = 1e9
 
 
@@ -178,8 +179,11 @@ def _refused(found: Found, wanted: Wanted) -> Table:
 def _step(run: DryRun, seconds: Seconds | None) -> Table:
     figures: list[Stacks | Gantt] = []
     if run.spec.size("pp") > 1:
+        facts, microbatches = _pipeline(run, seconds), run.spec.microbatches
         told = f"{run.spec.schedule}, simulated with each stage's times and the link's latency."
-        figures.append(Gantt(title="The pipeline", told=told, facts=_pipeline(run, seconds)))
+        if facts.microbatches < microbatches:
+            told += f" Of {microbatches} microbatches {facts.microbatches} are drawn: the others repeat the middle."
+        figures.append(Gantt(title="The pipeline", told=told, facts=facts))
     else:
         bars = {run.spec.mesh_text: parts_of(run)}
         figures.append(Stacks(title="The step", told="Of the busiest rank.", of="step", bars=bars))
@@ -199,8 +203,10 @@ def _step(run: DryRun, seconds: Seconds | None) -> Table:
 
 
 def _pipeline(run: DryRun, seconds: Seconds | None) -> details.Pipeline:
-    spec, timeline = run.spec, pipeline_of(run, seconds)
-    schedule = schedule_of(spec)
+    spec, ranks = run.spec, run.spec.size("pp")
+    legible = max(2, _LEGIBLE // (2 * ranks * ranks * spec.stages_per_rank)) * ranks
+    spec = replace(spec, microbatches=min(spec.microbatches, legible))
+    timeline, schedule = pipeline_of(replace(run, spec=spec), seconds), schedule_of(spec)
     return details.Pipeline(
         schedule=spec.schedule,
         ranks=schedule.ranks,

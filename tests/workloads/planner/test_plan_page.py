@@ -70,6 +70,11 @@ def test_the_pipeline_is_drawn_action_by_action() -> None:
     facts = gantt.facts
     assert [len(line) for line in facts.predicted or ()] == [2 * RUN.spec.microbatches] * 4
     end = max(line[-1].stop_us for line in facts.predicted or ())
+    long = dry_run(RUN.spec.with_batch(1024), H100)
+    (gantt,) = dry_run_document(long).parts[0].tables[0].figures
+    assert isinstance(gantt, Gantt)
+    assert (long.spec.microbatches, gantt.facts.microbatches) == (512, 40)
+    assert gantt.told.endswith("Of 512 microbatches 40 are drawn: the others repeat the middle.")
     assert end / 1e6 == pytest.approx(RUN.seconds - RUN.update_seconds - _after(RUN.axes), rel=0.01)
 
 
