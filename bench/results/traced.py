@@ -72,11 +72,11 @@ class Trace:
 
     step: Span
     wall_seconds: float
-    compute: list[Span]
-    comm: list[Span]
-    copies: list[Span]
-    called: list[Span]
-    busy: list[Span]
+    compute: list[Span] = field(default_factory=list)
+    comm: list[Span] = field(default_factory=list)
+    copies: list[Span] = field(default_factory=list)
+    called: list[Span] = field(default_factory=list)
+    busy: list[Span] = field(default_factory=list)
     began_ns: int = 0
     phases: list[tuple[str, Span]] = field(default_factory=list)
     issued: list[Span] | None = None

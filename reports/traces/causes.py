@@ -4,10 +4,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, median
 
-from bench.results.spans import Span, difference, intersection, length
+from bench.results.spans import Span, difference, gaps, intersection, length
 from reports import cells
 from reports.analysis.findings import Finding, Kind
-from reports.traces.steps import PEER_TO_PEER, Call, Job, Met, RankSteps
+from reports.traces.kineto import Source
+from reports.traces.steps import PEER_TO_PEER, Call, Job, Met, RankSteps, Step
 
 LEAST_SHARE = 0.03
 """A finding is told from this share of the step on."""
@@ -36,15 +37,15 @@ def causes_of(job: Job, ceiling: Ceiling = lambda _: None) -> tuple[Finding, ...
 
 def step_seconds(job: Job) -> float:
     """Return the median over steps of the slowest rank's."""
-    return median(max(rank.parts[step].wall_seconds for rank in job.ranks) for step in range(job.steps))
+    return median(max(rank.steps[step].parts.wall_seconds for rank in job.ranks) for step in range(job.steps))
 
 
 def _compute(rank: RankSteps) -> float:
-    return median(part.compute_seconds for part in rank.parts)
+    return rank.median(lambda parts: parts.compute_seconds)
 
 
 def _idle_seconds(rank: RankSteps) -> float:
-    return median(part.idle_seconds for part in rank.parts)
+    return rank.median(lambda parts: parts.idle_seconds)
 
 
 def waits_by_rank(job: Job) -> dict[int, list[float]]:
@@ -63,8 +64,8 @@ def waits_by_rank(job: Job) -> dict[int, list[float]]:
     def waited(late: int, rank: int, step: int) -> float:
         if (found := spans.get((late, rank, step))) is None:
             return 0.0
-        waits = intersection(found, [by_rank[rank].source.steps[step][1]])
-        return length(difference(waits, by_rank[rank].busy_of[step])) / 1e9
+        own = by_rank[rank].steps[step]
+        return length(difference(intersection(found, [own.window]), own.busy)) / 1e9
 
     return {
         late: [median([waited(late, rank, step) for rank in by_rank if rank != late]) for step in range(job.steps)]
@@ -116,7 +117,7 @@ def _exposed(job: Job, ceiling: Ceiling) -> Iterator[Won]:
     for label, seconds in exposed.items():
         who = min(seconds, key=lambda rank: seconds[rank])
         rank, won = by_rank[who], seconds[who]
-        calls = [call for call in rank.calls_of[rank.middle] if call.label == label]
+        calls = [call for call in rank.steps[rank.middle].calls if call.label == label]
         if not calls or won < LEAST_SHARE * step_seconds(job):
             continue
         yield _why_exposed(job, rank, label, calls, won, ceiling)
@@ -128,19 +129,14 @@ def _own_exposed(rank: RankSteps) -> dict[str, list[float]]:
     Computing goes on when parameters have come, and not when gradients have gone: what is under way beside a gathering
     would be hidden if that had come earlier.
     """
-    found: dict[str, list[float]] = {call.label: [0.0] * len(rank.parts) for call in rank.calls}
-    spans: dict[tuple[int, str], list[Span]] = defaultdict(list)
-    gathers: dict[int, list[Span]] = defaultdict(list)
-    for call in rank.calls:
-        spans[call.step, call.label].append(call.span)
-        if call.facts.op in _GATHERS:
-            gathers[call.step].append(call.span)
     ops = {call.label: call.facts.op for call in rank.calls}
-    for (step, label), mine in spans.items():
-        window = rank.source.steps[step][1]
-        others = [] if ops[label] in _GATHERS else gathers[step]
-        taken = difference(intersection(mine, [window]), [*rank.busy_of[step], *others])
-        found[label][step] = length(taken) / 1e9
+    found: dict[str, list[float]] = {label: [] for label in ops}
+    for step in rank.steps:
+        gathers = [call.span for call in step.calls if call.facts.op in _GATHERS]
+        for label, op in ops.items():
+            mine = intersection([call.span for call in step.calls if call.label == label], [step.window])
+            alone = difference(mine, [*step.busy, *([] if op in _GATHERS else gathers)])
+            found[label].append(length(alone) / 1e9)
     return found
 
 
@@ -154,7 +150,7 @@ def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], w
     if longer >= _SLOWER_THAN_FIT:
         sentence = f"{told}: it takes {cells.significant(longer)} times what this machine's fit says"
         return "slow link", won * (1 - 1 / longer), sentence, f"{_RUN} matrix"
-    earlier = _could_begin_earlier(rank, calls)
+    earlier = _could_begin_earlier(rank.steps[rank.middle], calls)
     if op in _GATHERS and earlier >= won / 2:
         sentence = f"{told}: each is issued when its result is needed, while {_s(earlier)} of computing went before"
         return "no prefetch", min(won, earlier), sentence, f"{_RUN} fsdp --set prefetch=default,explicit"
@@ -162,19 +158,17 @@ def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], w
         count = "one call" if len(calls) == 1 else f"{len(calls)} calls"
         sentence = f"{told}: all gradients go in {count} at the end, when nothing is left to compute"
         return "one bucket", min(won, earlier), sentence, f"{_RUN} ddp --set bucket_mb=1,25"
-    hidden = _s(rank.hidden_seconds[rank.middle])
+    hidden = _s(rank.steps[rank.middle].hidden_seconds)
     sentence = f"{told}, {hidden} of all communication is hidden: fewer bytes or larger microbatches would cost less"
     return "exposed communication", won, sentence, ""
 
 
-def _could_begin_earlier(rank: RankSteps, calls: Sequence[Call]) -> float:
+def _could_begin_earlier(step: Step, calls: Sequence[Call]) -> float:
     """Return the seconds of computing before calls in which no communication was under way."""
-    step = calls[0].step
-    busy = rank.busy_of[step]
-    free = difference(busy, [call.span for call in rank.calls_of[step]])
-    before, reached = 0, rank.source.steps[step][1][0]
+    free = difference(step.busy, [call.span for call in step.calls])
+    before, reached = 0, step.window[0]
     for call in sorted(calls, key=lambda one: one.span):
-        alone = length(difference([call.span], busy))
+        alone = length(difference([call.span], step.busy))
         before += min(length(intersection(free, [(reached, max(call.span[0], reached))])), alone)
         reached = max(reached, call.span[1])
     return before / 1e9
@@ -182,7 +176,7 @@ def _could_begin_earlier(rank: RankSteps, calls: Sequence[Call]) -> float:
 
 def _idle(job: Job) -> Iterator[Won]:
     """Find time in which not even communication runs, on the rank that has least of it."""
-    by_rank = {rank.rank: [_gaps(rank, step) for step in range(len(rank.parts))] for rank in job.ranks}
+    by_rank = {rank.rank: [_gaps(step, rank.source) for step in rank.steps] for rank in job.ranks}
     who = min(job.ranks, key=lambda rank: median(map(sum, by_rank[rank.rank])))
     won, step = median(map(sum, by_rank[who.rank])), step_seconds(job)
     where = "on the device" if who.source.on_device else "in any operator"
@@ -192,16 +186,15 @@ def _idle(job: Job) -> Iterator[Won]:
     yield "host-bound", won, sentence, ""
 
 
-def _gaps(rank: RankSteps, step: int) -> list[float]:
+def _gaps(step: Step, source: Source) -> list[float]:
     """Return the seconds of each stretch of a step in which nothing runs; shorter ones on a host are Python's own."""
-    comm = [call.span for call in rank.calls_of[step]]
-    taken = difference([rank.source.steps[step][1]], [*rank.busy_of[step], *comm])
-    free = [(stop - start) / 1e9 for start, stop in taken]
-    return free if rank.source.on_device else [seconds for seconds in free if seconds >= _HOST_GAP_SECONDS]
+    spans = gaps([*step.busy, *(call.span for call in step.calls)], step.window)
+    free = [(stop - start) / 1e9 for start, stop in spans]
+    return free if source.on_device else [seconds for seconds in free if seconds >= _HOST_GAP_SECONDS]
 
 
 def _copies(job: Job) -> Iterator[Won]:
-    won = min(median(part.copy_seconds for part in rank.parts) for rank in job.ranks)
+    won = min(rank.median(lambda parts: parts.copy_seconds) for rank in job.ranks)
     taken = f"copies between host and device take {_s(won)} of {_s(step_seconds(job))} beside nothing else"
     yield "copies", won, f"{taken}: pinned memory and non_blocking=True would hide them", ""
 

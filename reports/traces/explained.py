@@ -120,8 +120,8 @@ def _verdict(job: Job) -> Verdict:
 
 def _what_if(job: Job, causes: Sequence[Finding]) -> Table[WhatIf]:
     step = step_seconds(job)
-    exposed = min(median([sum(p.exposed_comm_seconds.values()) for p in rank.parts]) for rank in job.ranks)
-    idle = min(median([part.idle_seconds for part in rank.parts]) for rank in job.ranks)
+    exposed = min(rank.median(lambda parts: sum(parts.exposed_comm_seconds.values())) for rank in job.ranks)
+    idle = min(rank.median(lambda parts: parts.idle_seconds) for rank in job.ranks)
     late = max((one.cost * step for one in causes if one.kind in ("late rank", "slow rank")), default=0.0)
     links = sum(one.cost * step for one in causes if one.kind == "slow link")
     rows = [WhatIf(without="as it is", seconds=step)]
@@ -146,14 +146,14 @@ def _what_if(job: Job, causes: Sequence[Finding]) -> Table[WhatIf]:
 
 def _ranks(job: Job) -> Table[RankSteps]:
     def share(part: Callable[[Any], float]) -> Callable[[RankSteps], float]:
-        return lambda rank: median([part(one) / one.wall_seconds for one in rank.parts])
+        return lambda rank: rank.median(lambda parts: part(parts) / parts.wall_seconds)
 
     def overlap(rank: RankSteps) -> float | None:
-        hidden = sum(rank.hidden_seconds)
-        comm = hidden + sum(sum(part.exposed_comm_seconds.values()) for part in rank.parts)
+        hidden = sum(step.hidden_seconds for step in rank.steps)
+        comm = hidden + sum(sum(step.parts.exposed_comm_seconds.values()) for step in rank.steps)
         return hidden / comm if comm else None
 
-    shown = sorted(job.ranks, key=lambda rank: -median([part.wall_seconds for part in rank.parts]))[:_MOST_RANKS]
+    shown = sorted(job.ranks, key=lambda rank: -rank.median(lambda parts: parts.wall_seconds))[:_MOST_RANKS]
     left = len(job.ranks) - len(shown)
     return Table(
         id="ranks",
@@ -161,7 +161,7 @@ def _ranks(job: Job) -> Table[RankSteps]:
         caption="medians over steps, by rank",
         columns=(
             number("rank", lambda one: one.rank, _count, "global rank"),
-            number("step", lambda one: median([p.wall_seconds for p in one.parts]), cells.duration, "wall of a step"),
+            number("step", lambda one: one.median(lambda parts: parts.wall_seconds), cells.duration, "wall of a step"),
             number("compute", share(lambda p: p.compute_seconds), cells.percent, "arithmetic"),
             number(
                 "exposed",
@@ -203,9 +203,8 @@ def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
     for one in job.met:
         if one.facts.op not in PEER_TO_PEER:
             met[one.label, _class_of(one.facts.num_bytes)].append(one)
-    rank = min(job.ranks, key=lambda one: sum(sum(p.exposed_comm_seconds.values()) for p in one.parts))
-    trace, found = rank.source.trace, []
-    busy = [*trace.compute, *trace.copies]
+    rank = min(job.ranks, key=lambda one: sum(sum(step.parts.exposed_comm_seconds.values()) for step in one.steps))
+    found, busy = [], [span for step in rank.steps for span in step.busy]
     spans: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for call in rank.calls:
         spans[call.label, _class_of(call.facts.num_bytes)].append(call.span)
@@ -214,7 +213,7 @@ def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
         same = [one for one in met.get((label, size), []) if one.transfer_ns > 0]
         fits = [seconds / (one.transfer_ns / 1e9) for one in same if (seconds := ceiling(one))]
         rates = [rate for one in same if (rate := one.busbw)]
-        steps = len(rank.parts)
+        steps = len(rank.steps)
         found.append(
             Kind(
                 label=label,

@@ -80,18 +80,25 @@ _HEADER = msgspec.json.Decoder(_Header, strict=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankTrace:
-    """One rank's trace: each step's name and span, and the spans of all; ``notes`` say what the file lacks."""
+class Source:
+    """What a rank's file says of itself; ``notes`` say what it lacks."""
 
     path: Path
     rank: int
     world_size: int | None
     host: str | None
-    steps: tuple[tuple[str, Span], ...]
-    trace: Trace
     on_device: bool
     base_ns: int
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """One rank's trace: each step's name and span, and the spans of all."""
+
+    source: Source
+    steps: tuple[tuple[str, Span], ...]
+    trace: Trace
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -349,14 +356,13 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
     groups = {tuple(one) for one in told if isinstance(one, list) and len(one) > 1}
     if not kernels and len(groups) == 1:
         trace.facts[:] = [one and _on_all(one, *groups) for one in trace.facts]
-    return RankTrace(
+    source = Source(
         path=path,
         rank=rank,
         world_size=info.world_size,
         host=header.host,
-        steps=tuple((name, (start, stop)) for start, stop, name in steps),
-        trace=trace,
         on_device=kernels,
         base_ns=header.base_ns,
         notes=tuple(notes),
     )
+    return RankTrace(source=source, steps=tuple((name, (start, stop)) for start, stop, name in steps), trace=trace)

@@ -5,10 +5,10 @@ All ranks' clocks are brought together by collectives, which end on all of their
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -16,9 +16,9 @@ from statistics import median
 from bench.plan.catalogue import busbw_factor
 from bench.results.records import Timeline
 from bench.results.spans import Breakdown, Span, break_down, intersection, length
-from bench.results.traced import CallFacts, rank_timeline
+from bench.results.traced import CallFacts, Trace, rank_timeline
 from bench.text import UserError
-from reports.traces.kineto import RankTrace, files_of, read_rank
+from reports.traces.kineto import RankTrace, Source, files_of, read_rank
 
 _READERS = 2
 PEER_TO_PEER = {"send", "recv", "sendrecv"}
@@ -26,10 +26,9 @@ PEER_TO_PEER = {"send", "recv", "sendrecv"}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call on one rank: in which step, and when on this rank's own clock."""
+    """A call on one rank, and when on this rank's own clock."""
 
     facts: CallFacts
-    step: int
     span: Span
 
     @property
@@ -70,16 +69,30 @@ class Met:
         return factor * num_bytes / self.transfer_ns * 1e9
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A rank's step: what it did within its window, how its wall divides, and how much communication is hidden."""
+
+    name: str
+    window: Span
+    compute: list[Span]
+    copies: list[Span]
+    calls: list[Call]
+    phases: list[tuple[str, Span]]
+    parts: Breakdown
+    hidden_seconds: float
+
+    @property
+    def busy(self) -> list[Span]:
+        return [*self.compute, *self.copies]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankSteps:
-    """One rank's steps: of each its calls, when it computed or copied, how its wall divides, communication hidden."""
+    """A rank's steps in their order."""
 
-    source: RankTrace
-    calls_of: tuple[tuple[Call, ...], ...]
-    busy_of: tuple[Sequence[Span], ...]
-    parts: tuple[Breakdown, ...]
-    hidden_seconds: tuple[float, ...]
-    middle: int
+    source: Source
+    steps: tuple[Step, ...]
 
     @property
     def rank(self) -> int:
@@ -87,7 +100,17 @@ class RankSteps:
 
     @property
     def calls(self) -> Iterator[Call]:
-        return chain.from_iterable(self.calls_of)
+        return (call for step in self.steps for call in step.calls)
+
+    @property
+    def middle(self) -> int:
+        """The step of median wall."""
+        order = sorted(range(len(self.steps)), key=lambda step: self.steps[step].parts.wall_seconds)
+        return order[(len(order) - 1) // 2]
+
+    def median(self, of: Callable[[Breakdown], float]) -> float:
+        """Return the median over steps of what ``of`` takes from a breakdown."""
+        return median(of(step.parts) for step in self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,93 +125,95 @@ class Job:
 
     @property
     def steps(self) -> int:
-        return min(len(rank.parts) for rank in self.ranks)
+        return len(self.ranks[0].steps)
 
 
 def read_job(paths: Sequence[Path]) -> Job:
     """Read a job's files, two at a time; ``UserError`` where one is no trace, or two are of one rank."""
     files = files_of(paths)
     if len(files) == 1:
-        return job_of([read_rank(files[0])])
+        return job_of([read_steps(files[0])])
     with ProcessPoolExecutor(max_workers=_READERS, mp_context=get_context("fork")) as readers:
-        return job_of(list(readers.map(read_rank, files, range(len(files)))))
+        return job_of(list(readers.map(read_steps, files, range(len(files)))))
 
 
-def job_of(sources: Sequence[RankTrace]) -> Job:
-    """Put the ranks of a job together; ``UserError`` where two files are of one rank."""
-    sources = sorted(sources, key=lambda one: one.rank)
-    for one, other in pairwise(sources):
+def read_steps(path: Path, place: int = 0) -> RankSteps:
+    """Read a rank's file, and divide its steps."""
+    return steps_of(read_rank(path, place))
+
+
+def job_of(ranks: Sequence[RankSteps]) -> Job:
+    """Put the ranks of a job together; ``UserError`` where two files are of one rank or no step is of all ranks."""
+    ranks = sorted(ranks, key=lambda one: one.rank)
+    for one, other in pairwise(ranks):
         if one.rank == other.rank:
-            raise UserError(
-                f"{one.path} and {other.path} are both of rank {one.rank}: give one job's traces, one a rank"
-            )
-    sources, left_out = _of_common_steps(sources)
-    ranks = [steps_of(source) for source in sources]
+            both = f"{one.source.path} and {other.source.path}"
+            raise UserError(f"{both} are both of rank {one.rank}: give one job's traces, one a rank")
+    ranks, left_out = _of_common_steps(ranks)
     together = list(_together(ranks))
-    offsets, doubt_ns = _offsets(sources, together)
+    offsets, doubt_ns = _offsets([one.source for one in ranks], together)
     met = tuple(_on_one_clock(one, offsets) for one in together) if offsets else ()
-    notes = (*left_out, *_notes(sources, ranks, doubt_ns))
+    notes = (*left_out, *_notes(ranks, doubt_ns))
     return Job(ranks=tuple(ranks), met=met, offsets_ns=offsets, doubt_ns=doubt_ns, notes=notes)
 
 
-def _of_common_steps(sources: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
+def _of_common_steps(ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], list[str]]:
     """Return the ranks with the steps that all of them traced, and a note where that leaves some out."""
-    names = [[name for name, _ in one.steps] for one in sources]
+    names = [[step.name for step in one.steps] for one in ranks]
     common = set(names[0]).intersection(*names[1:])
     if not common:
-        told = "; ".join(f"rank {one.rank}: {own[0]} to {own[-1]}" for one, own in zip(sources, names, strict=True))
+        told = "; ".join(f"rank {one.rank}: {own[0]} to {own[-1]}" for one, own in zip(ranks, names, strict=True))
         raise UserError(f"the ranks' traces have no step in common ({told}): give traces of the same steps")
-    ranks = [replace(one, steps=tuple(step for step in one.steps if step[0] in common)) for one in sources]
     left = len(set().union(*names)) - len(common)
-    return ranks, [f"{left} steps that not all ranks traced are left out"] if left else []
+    kept = [replace(one, steps=tuple(step for step in one.steps if step.name in common)) for one in ranks]
+    return kept, [f"{left} steps that not all ranks traced are left out"] if left else []
 
 
-def steps_of(source: RankTrace) -> RankSteps:
+def steps_of(read: RankTrace) -> RankSteps:
     """Divide each step of a rank."""
-    trace, windows = source.trace, [span for _, span in source.steps]
-    starts = [start for start, _ in windows]
-    by_step: list[list[Call]] = [[] for _ in windows]
+    trace, starts = read.trace, [start for _, (start, _) in read.steps]
+    by_step: list[list[Call]] = [[] for _ in starts]
     for span, facts in zip(trace.comm, trace.facts or [None] * len(trace.comm), strict=True):
-        step = bisect_right(starts, span[0]) - 1
-        if step >= 0:
-            by_step[step].append(Call(facts or CallFacts("communication"), step, span))
-    parts, hidden, busy_of = [], [], []
-    for window, calls in zip(windows, by_step, strict=True):
+        place = bisect_right(starts, span[0]) - 1
+        if place >= 0:
+            by_step[place].append(Call(facts or CallFacts("communication"), span))
+    steps = []
+    for (name, window), calls in zip(read.steps, by_step, strict=True):
+        compute, copies = (intersection(_within(spans, window), [window]) for spans in (trace.compute, trace.copies))
         spans: dict[str, list[Span]] = defaultdict(list)
         for call in calls:
             spans[call.label].append(call.span)
-        compute, copies = _within(trace.compute, window), _within(trace.copies, window)
-        parts.append(break_down(window, compute, spans, copies))
-        comm = intersection([call.span for call in calls], [window])
-        busy_of.append(intersection([*compute, *copies], [window]))
-        hidden.append(length(intersection(comm, busy_of[-1])) / 1e9)
-    order = sorted(range(len(parts)), key=lambda step: parts[step].wall_seconds)
-    return RankSteps(
-        source=source,
-        calls_of=tuple(map(tuple, by_step)),
-        busy_of=tuple(busy_of),
-        parts=tuple(parts),
-        hidden_seconds=tuple(hidden),
-        middle=order[(len(order) - 1) // 2],
-    )
+        hidden = intersection(intersection([call.span for call in calls], [window]), [*compute, *copies])
+        step = Step(
+            name=name,
+            window=window,
+            compute=compute,
+            copies=copies,
+            calls=calls,
+            phases=[(phase, span) for phase, span in trace.phases if window[0] <= span[0] < window[1]],
+            parts=break_down(window, compute, spans, copies),
+            hidden_seconds=length(hidden) / 1e9,
+        )
+        steps.append(step)
+    return RankSteps(source=read.source, steps=tuple(steps))
 
 
 def timeline_of(job: Job) -> Timeline:
     """Return the step of median wall on the first rank, of all ranks, on one clock where there is one."""
-    step = job.ranks[0].middle
-    found = [(rank, rank.source.steps[step][1]) for rank in job.ranks]
-    starts = [window[0] + job.offsets_ns.get(rank.rank, -window[0]) for rank, window in found]
+    middle = job.ranks[0].middle
+    found = [(rank.rank, rank.steps[middle]) for rank in job.ranks]
+    starts = [step.window[0] + job.offsets_ns.get(rank, -step.window[0]) for rank, step in found]
     ranks = []
-    for (rank, window), start in zip(found, starts, strict=True):
-        comm = [(call.label, call.facts.op, call.span) for call in rank.calls_of[step]]
-        inside = replace(
-            rank.source.trace,
-            step=window,
-            compute=list(_within(rank.source.trace.compute, window)),
-            copies=list(_within(rank.source.trace.copies, window)),
-            phases=[(told, span) for told, span in rank.source.trace.phases if window[0] <= span[0] < window[1]],
+    for (rank, step), start in zip(found, starts, strict=True):
+        trace = Trace(
+            step=step.window,
+            wall_seconds=step.parts.wall_seconds,
+            compute=step.compute,
+            copies=step.copies,
+            phases=step.phases,
         )
-        ranks.append(rank_timeline(rank.rank, inside, comm, start - min(starts)))
+        comm = [(call.label, call.facts.op, call.span) for call in step.calls]
+        ranks.append(rank_timeline(rank, trace, comm, start - min(starts)))
     clock = "one host" if len({rank.source.host for rank in job.ranks}) == 1 else "ends of collectives"
     return Timeline(clock=clock, uncertainty_seconds=(job.doubt_ns or 0) / 1e9, ranks=tuple(ranks))
 
@@ -204,30 +229,30 @@ def _together(ranks: Sequence[RankSteps]) -> Iterator[Met]:
 
     The ranks of a group make the same calls in the same order: the k-th of a step on one is the k-th on another.
     """
-    seen: dict[tuple[object, ...], dict[int, tuple[Call, int]]] = defaultdict(dict)
+    seen: dict[tuple[int, str, object, int], dict[int, tuple[Call, int]]] = defaultdict(dict)
     for rank in ranks:
-        counts: Counter[tuple[object, ...]] = Counter()
+        counts: Counter[tuple[int, str, object]] = Counter()
         reached: dict[object, int] = {}
-        for call in rank.calls:
+        for place, call in ((place, call) for place, step in enumerate(rank.steps) for call in step.calls):
             facts = call.facts
             members = facts.ranks or facts.group
             if members is None or (facts.op in PEER_TO_PEER and facts.size != 2):
                 continue
-            key = (call.step, facts.op if facts.op not in PEER_TO_PEER else "p2p", members)
+            key = (place, facts.op if facts.op not in PEER_TO_PEER else "p2p", members)
             start, stop = call.span
             seen[*key, counts[key]][rank.rank] = call, max(min(reached.get(members, start), stop) - start, 0)
             reached[members] = max(stop, reached.get(members, stop))
             counts[key] += 1
     traced = {one.rank for one in ranks}
-    for calls in seen.values():
+    for (place, *_), calls in seen.items():
         call, _ = next(iter(calls.values()))
         if len(calls) > 1 and set(calls) == set(call.facts.ranks or traced) & traced:
             spans = {rank: one.span for rank, (one, _) in calls.items()}
             waited = {rank: behind for rank, (_, behind) in calls.items()}
-            yield Met(label=call.label, facts=call.facts, step=call.step, spans=spans, waited_ns=waited)
+            yield Met(label=call.label, facts=call.facts, step=place, spans=spans, waited_ns=waited)
 
 
-def _offsets(sources: Sequence[RankTrace], together: Sequence[Met]) -> tuple[dict[int, int], int | None]:
+def _offsets(sources: Sequence[Source], together: Sequence[Met]) -> tuple[dict[int, int], int | None]:
     """Return what to add to each rank's clock, and how far it may be wrong; nothing where hosts share no collective."""
     host_of = {one.rank: one.host or str(one.rank) for one in sources}
     base = {one.rank: one.base_ns for one in sources}
@@ -258,7 +283,8 @@ def _on_one_clock(met: Met, offsets: Mapping[int, int]) -> Met:
     return replace(met, spans=spans)
 
 
-def _notes(sources: Sequence[RankTrace], ranks: Sequence[RankSteps], doubt_ns: int | None) -> Iterator[str]:
+def _notes(ranks: Sequence[RankSteps], doubt_ns: int | None) -> Iterator[str]:
+    sources = [one.source for one in ranks]
     for source in sources:
         yield from (f"rank {source.rank}: {note}" for note in source.notes)
     sizes = {one.world_size for one in sources if one.world_size}

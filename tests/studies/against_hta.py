@@ -66,8 +66,8 @@ def whole_microseconds(path: Path, folder: Path) -> Path:
 
 def rows_of(python: str, files: list[Path]) -> tuple[list[str], float]:
     """Return a line for each rank, and the largest difference in points."""
-    found = {one.rank: one for one in map(read_rank, files, range(len(files)))}
-    theirs = by_hta(python, {rank: one.path for rank, one in found.items()})
+    found = {one.source.rank: one for one in map(read_rank, files, range(len(files)))}
+    theirs = by_hta(python, {rank: one.source.path for rank, one in found.items()})
     lines, largest = [], 0.0
     for rank, one in sorted(found.items()):
         ours = by_parbench(one)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from kineto_files import RankFile
 
-from reports.traces.kineto import read_rank
-from reports.traces.steps import Job, job_of
+from reports.traces.steps import Job, job_of, read_steps
 
 MB = 1 << 20
 Draw = Callable[[RankFile, int, float], None]
@@ -23,7 +22,7 @@ def job(folder: Path, draw: Draw, *, hosts: bool = False, steps: int = 4) -> Job
             at = 10_000.0 * step + (CLOCKS[rank] if hosts else 0.0)
             file.step(step, at, at + 10_000)
             draw(file, rank, at)
-        sources.append(read_rank(file.write(folder)))
+        sources.append(read_steps(file.write(folder)))
     return job_of(sources)
 
 

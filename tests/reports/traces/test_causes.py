@@ -8,8 +8,7 @@ from kineto_files import RankFile
 
 from bench.text import UserError
 from reports.traces.causes import causes_of, step_seconds, waits_by_rank
-from reports.traces.kineto import read_rank
-from reports.traces.steps import job_of
+from reports.traces.steps import job_of, read_steps
 
 
 @pytest.mark.parametrize("kind", DRAWN)
@@ -58,7 +57,7 @@ def test_two_files_of_one_rank_are_refused_and_missing_ranks_are_told(tmp_path: 
         file = RankFile(rank, 4)
         file.step(0, 0, 10_000)
         late(file, rank, 0)
-        sources.append(read_rank(file.write(tmp_path)))
+        sources.append(read_steps(file.write(tmp_path)))
     assert "2 of 4 ranks are here" in job_of(sources).notes[0]
     with pytest.raises(UserError, match="are both of rank 0: give one job's traces"):
         job_of([sources[0], sources[0]])
@@ -73,7 +72,7 @@ def test_steps_that_not_all_ranks_traced_are_left_out(tmp_path: Path) -> None:
             at = 10_000.0 * number
             file.step(number, at, at + (10_000 if number < 3 else 50_000))
             late(file, 2 * rank, at)
-        sources.append(read_rank(file.write(tmp_path)))
+        sources.append(read_steps(file.write(tmp_path)))
     found = job_of(sources[:2])
     assert found.notes[0] == "2 steps that not all ranks traced are left out"
     assert found.steps == 1
@@ -90,5 +89,5 @@ def test_pythons_own_time_between_a_hosts_operators_is_no_cause(tmp_path: Path) 
         for one in range(40):
             file.event("cpu_op", "aten::mm", apart * one, apart * (one + 0.7))
         file.events = [event for event in file.events if event["cat"] != "gpu_user_annotation"]
-        causes = causes_of(job_of([read_rank(file.write(tmp_path))]))
+        causes = causes_of(job_of([read_steps(file.write(tmp_path))]))
         assert [one.kind for one in causes] == found, apart

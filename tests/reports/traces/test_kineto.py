@@ -34,7 +34,7 @@ def read(tmp_path: Path) -> RankTrace:
 
 
 def test_kernels_collectives_and_copies_have_their_spans_and_facts(read: RankTrace) -> None:
-    assert (read.rank, read.world_size, read.host, read.on_device) == (0, 2, "node0", True)
+    assert (read.source.rank, read.source.world_size, read.source.host, read.source.on_device) == (0, 2, "node0", True)
     assert [span for _, span in read.steps] == [(0, 1_000_000), (1_000_000, 2_000_000)]
     assert read.trace.compute[0] == (100_000, 600_000)
     assert read.trace.copies == [(850_000, 900_000), (1_850_000, 1_900_000)]
@@ -43,7 +43,7 @@ def test_kernels_collectives_and_copies_have_their_spans_and_facts(read: RankTra
     assert gathered == CallFacts("all_gather", "default_pg", (0, 1), 2, 8 * MB)  # what all end with
     assert reduced == CallFacts("all_reduce", "default_pg", (0, 1), 2, 4 * MB)
     assert read.trace.launched == [181_000, 481_000, 1_181_000, 1_481_000]  # where c10d's operator is in it
-    assert read.notes == ()
+    assert read.source.notes == ()
 
 
 def test_a_file_is_read_alike_in_pieces_of_any_size_zipped_or_in_one_line(
@@ -85,7 +85,7 @@ def test_a_collective_is_what_its_kernel_is_where_its_call_is_joined_with_others
         CallFacts("all_reduce", "default_pg", None, 8, 4 * MB),
     )
     assert [span for _, span in found.steps] == [(0, 1_000_000), (1_000_000, 2_000_000)]
-    assert found.rank == 0
+    assert found.source.rank == 0
 
 
 def test_a_truncated_file_gives_what_is_whole_and_says_so(tmp_path: Path, read: RankTrace) -> None:
@@ -94,11 +94,11 @@ def test_a_truncated_file_gives_what_is_whole_and_says_so(tmp_path: Path, read: 
     cut.write_text(text[: text.index('"gpu_memcpy"', len(text) // 2) - 40])
     found = read_rank(cut)
     assert found.trace.comm == read.trace.comm
-    assert found.notes[0] == "the file ends within an event: what comes after is missing"
+    assert found.source.notes[0] == "the file ends within an event: what comes after is missing"
     whole = drawn().write(tmp_path, zipped=True)
     short = tmp_path / "short.json.gz"
     short.write_bytes(whole.read_bytes()[:-400])
-    assert read_rank(short).notes[0].startswith("the file ends within")
+    assert read_rank(short).source.notes[0].startswith("the file ends within")
 
 
 def test_what_is_no_trace_is_said_in_one_sentence(tmp_path: Path) -> None:
@@ -127,7 +127,10 @@ def test_a_rank_is_told_by_its_file_by_its_name_or_by_its_place(tmp_path: Path) 
     for name, place, rank, why in (("job_rank3.json", 0, 3, "name"), ("trace.json", 5, 5, "place")):
         (tmp_path / name).write_text(text)
         found = read_rank(tmp_path / name, place)
-        assert (found.rank, found.notes) == (rank, (f"the file does not tell its rank: {rank} by its {why}",))
+        assert (found.source.rank, found.source.notes) == (
+            rank,
+            (f"the file does not tell its rank: {rank} by its {why}",),
+        )
 
 
 def test_without_marked_steps_all_is_one(tmp_path: Path) -> None:
@@ -135,4 +138,4 @@ def test_without_marked_steps_all_is_one(tmp_path: Path) -> None:
     path.write_text(drawn().text().replace("ProfilerStep#", "Other#"))
     found = read_rank(path)
     assert [name for name, _ in found.steps] == ["all"]
-    assert "no step is marked" in found.notes[0]
+    assert "no step is marked" in found.source.notes[0]

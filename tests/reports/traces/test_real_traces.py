@@ -21,7 +21,7 @@ def test_a_step_divides_alike_by_its_file_and_by_the_probe(two_ranks: Ranks, nam
     job = read_job([tmp_path])
     assert len(job.ranks) == 2
     for rank, theirs in zip(job.ranks, probed, strict=True):
-        [ours] = rank.parts
+        ours = rank.steps[0].parts
         whole = ours.wall_seconds
         assert ours.compute_seconds == pytest.approx(theirs["compute_seconds"], rel=0.05)
         exposed = sum(ours.exposed_comm_seconds.values())
