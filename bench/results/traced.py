@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from bench.results.records import COMM, COPY, Interval, RankTimeline
 from bench.results.records import COMPUTE as COMPUTE_STREAM
@@ -84,6 +85,7 @@ class Trace:
     facts: list[CallFacts | None] = field(default_factory=list)
 
 
+@lru_cache(maxsize=1 << 12)
 def operation_of(name: str) -> str:
     """Return our name of an operation from a call's, a kernel's or gloo's; of others the name itself."""
     word = name.removeprefix("c10d::").removeprefix("gloo:")

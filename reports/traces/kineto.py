@@ -2,9 +2,11 @@
 
 import json
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -223,10 +225,9 @@ def _kept(blocks: _Reader) -> list[TraceEvent]:
     """Return the events that say where time goes; of operators within others on a thread those outside alone."""
     kept: list[TraceEvent] = []
     outer: dict[object, Span] = {}
-    names: dict[str, str] = {}
     for block in blocks:
         for event in block:
-            if event.ph != "X" or not (event.cat in _DEVICE or _speaks(event)):
+            if event.ph != "X" or not _speaks(event.cat, event.name):
                 continue
             span = round(event.ts * 1000), round((event.ts + max(event.dur, 0.0)) * 1000)
             if event.name.startswith("aten::"):
@@ -234,16 +235,17 @@ def _kept(blocks: _Reader) -> list[TraceEvent]:
                 if start <= span[0] and span[1] <= stop:
                     continue
                 outer[event.tid] = span
-            kept.append(_event_of(event, names.setdefault(event.name, event.name), span))
+            kept.append(_event_of(event, sys.intern(event.name), span))
     return kept
 
 
-def _speaks(event: _Event) -> bool:
-    if event.cat in _RANGES:
-        return event.name.startswith(("ProfilerStep#", PHASE, "gloo:", "Optimizer.step#"))
-    if event.cat in _RUNTIME:
-        return "Launch" in event.name or "Synchronize" in event.name
-    return event.cat in ("cpu_op", "Operator") and event.name.startswith(_HOST)
+@lru_cache(maxsize=1 << 16)
+def _speaks(cat: str, name: str) -> bool:
+    if cat in _RANGES:
+        return name.startswith(("ProfilerStep#", PHASE, "gloo:", "Optimizer.step#"))
+    if cat in _RUNTIME:
+        return "Launch" in name or "Synchronize" in name
+    return cat in _DEVICE or (cat in ("cpu_op", "Operator") and name.startswith(_HOST))
 
 
 def _event_of(event: _Event, name: str, span: Span) -> TraceEvent:
@@ -273,10 +275,11 @@ def _facts_of(name: str, args: _Args) -> CallFacts:
     size = args.size or (len(ranks) if ranks else None)
     sent, received = args.sent, args.received
     element = _BYTES.get((args.dtype or "").lower())
-    dims, types = (msgspec.json.decode(one) for one in (args.dims, args.types))
-    if name.startswith("gloo:") and dims and isinstance(dims, list) and isinstance(types, list):
-        sent = sum(_elements(one) for one in dims)
-        element = next((_BYTES.get(str(one).lower()) for one in types if one), None)
+    if name.startswith("gloo:"):
+        dims, types = (msgspec.json.decode(one) for one in (args.dims, args.types))
+        if dims and isinstance(dims, list) and isinstance(types, list):
+            sent = sum(_elements(one) for one in dims)
+            element = next((_BYTES.get(str(one).lower()) for one in types if one), None)
     # as nccl-tests counts: what all ranks end with of a gathering, what one begins with of the others
     whole = received if op == "all_gather" and received is not None else sent
     num_bytes = None if whole is None or element is None else whole * element
