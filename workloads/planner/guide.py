@@ -17,16 +17,14 @@ from workloads.costs.memory import memory_of
 from workloads.costs.parameter_table import num_parameters
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
-from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import Timeline, simulate
 from workloads.planner.hardware import Hardware
-from workloads.planner.regimes import regimes
+from workloads.planner.regimes import regimes, simulated
 
 MODEL, GPUS = "llama3-8b", 64
 GIGA = 1e9
 _LETTERS = (
-    "Psi parameters of e bytes; n ranks, r = (n - 1) / n, HSDP n copies of f shards; L layers; M microbatches of b "
-    "sequences of s tokens; hidden size h, of keys k = h kv_heads / heads."
+    "One sequence a microbatch, no checkpointing. Psi parameters of e bytes; n ranks, r = (n - 1) / n, HSDP n copies "
+    "of f shards; L layers; M microbatches of b sequences of s tokens; hidden size h, of keys k = h kv_heads / heads."
 )
 _STAGES, _MICROBATCHES = 4, 8
 
@@ -221,7 +219,7 @@ def _strategies(known: Sequence[Strategy], against: Run | None) -> Table:
     return Table(
         id="table",
         title="Strategies",
-        caption="one sequence a microbatch, no checkpointing",
+        caption="each alone",
         columns=columns[:keep],
         rows=[row[:keep] for row in rows],
         notes=[_LETTERS, *([f"Ratios are those of {against.path}."] if against else [])],
@@ -237,12 +235,6 @@ def ratio_of(one: Strategy, run: Run) -> float | None:
             told = [record.metrics[name].value for name in record.metrics if name.startswith("bytes_ratio.")]
             found += [value for value in told if value is not None]
     return median(found) if found else None
-
-
-def simulated(schedule: str, ranks: int, microbatches: int) -> Timeline:
-    """Return a schedule at F = I = W."""
-    made = make_schedule(schedule, ranks=ranks, microbatches=microbatches)
-    return simulate(made, lambda action: 2.0 if action.kind == "B" else 1.0)
 
 
 def _sayings(known: Sequence[Strategy], step: StepSpec, parameters: float) -> Table:

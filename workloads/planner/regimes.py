@@ -10,7 +10,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import CHECKPOINTINGS
 from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import simulate
+from workloads.pipeline_parallel.simulation import Timeline, simulate
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
 
@@ -76,10 +76,15 @@ def _table(
 def bubble(schedule: str, ranks: int, microbatches: int) -> float | None:
     """Return idle over all of a step at F = I = W, None where the schedule cannot run so."""
     try:
-        made = make_schedule(schedule, ranks=ranks, microbatches=microbatches)
+        return bubble_fraction(simulated(schedule, ranks, microbatches))
     except UserError:
         return None
-    return bubble_fraction(simulate(made, lambda action: 2.0 if action.kind == "B" else 1.0))
+
+
+def simulated(schedule: str, ranks: int, microbatches: int) -> Timeline:
+    """Return a schedule at F = I = W."""
+    made = make_schedule(schedule, ranks=ranks, microbatches=microbatches)
+    return simulate(made, lambda action: 2.0 if action.kind == "B" else 1.0)
 
 
 def _bubbles(pairs: Mapping[int, tuple[int, int]]) -> dict[str, dict[int, float]]:
@@ -93,8 +98,8 @@ def bubbles_by_batch() -> Table:
     lines = _bubbles({m: (_STAGES, m) for m in (1, 2, 4, 8, 16, 32, 64)})
     return _table(
         "bubble-batch",
-        "Bubble against microbatches",
-        f"share of a step on {_STAGES} ranks, simulated at F = I = W, each schedule with its own stages a rank",
+        f"Bubble on {_STAGES} ranks against microbatches",
+        "share of a step, simulated at F = I = W, each schedule with its own stages a rank",
         "schedule",
         "microbatches",
         Column(title="bubble", unit="share"),
@@ -107,8 +112,8 @@ def bubbles_by_stages() -> Table:
     lines = _bubbles({p: (p, _MICROBATCHES) for p in (2, 4, 8, 16)})
     return _table(
         "bubble-stages",
-        "Bubble against ranks",
-        f"share of a step of {_MICROBATCHES} microbatches, simulated at F = I = W",
+        f"Bubble of {_MICROBATCHES} microbatches against ranks",
+        "share of a step, simulated at F = I = W",
         "schedule",
         "ranks",
         Column(title="bubble", unit="share"),
@@ -169,13 +174,13 @@ def batch(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
     ]
     return _table(
         "batch",
-        "Communication against compute",
+        "Communication and compute against tokens a GPU",
         f"seconds of a step of {step.name} on {gpus} GPUs, all of it, hidden or not",
         "of a step",
         "tokens a GPU",
         Column(title="time", unit="s"),
         lines,
-        told,
+        ["DDP sums buckets of 25 MiB, each with its latency; ZeRO-3 gathers a layer at a time.", *told],
         is_log=True,
     )
 
@@ -207,7 +212,7 @@ def largest(step: StepSpec, hardware: Hardware) -> Table:
         gpus *= 2
     return _table(
         "largest",
-        "Largest model",
+        "Largest model against GPUs, 1e9 parameters",
         f"parameters, in 1e9, whose state fits into {hardware.usable_bytes / _GIGA:.1f} GB a GPU, without activations",
         "strategy",
         "GPUs",
@@ -236,7 +241,7 @@ def grid(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
     told = f"{step.name} on {gpus} GPUs at {global_batch} sequences a step, ZeRO-1 over the other ranks"
     return Table(
         id="grid",
-        title="TP beside PP",
+        title="TP beside PP: MFU",
         caption=f"MFU of {told}, with the least checkpointing that fits",
         columns=[Column(title="pp", help="stages of the pipeline"), *squares],
         rows=[[name, *cells] for name, cells in rows.items()],

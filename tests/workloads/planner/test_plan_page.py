@@ -88,6 +88,7 @@ MESHES = [
     ("llama3-70b", {"dp": 2, "pp": 4, "cp": 2, "tp": 4}, {"schedule": "dualpipe_v", "cp_method": "ulysses"}),
     ("mixtral-8x7b", {"dp": 4, "fsdp": 2, "tp": 2, "ep": 4}, {}),
     ("gpt-175b", {"dp": 2, "pp": 8, "tp": 8}, {"schedule": "zb_h1"}),
+    ("llama3-405b", {"dp": 2, "pp": 2, "tp": 8}, {}),
 ]
 
 
