@@ -216,15 +216,14 @@ class StepSpec:
             )
         return replace(self, microbatches=global_batch // each)
 
-    def refusal(self, world: int = 0, experts: int = 0, *, split_experts: bool = False) -> str | None:
+    def refusal(self, world: int = 0, experts: int = 0) -> str | None:
         """Return the first equation that the step breaks, with its numbers; None where it can run.
 
         ``world`` are the ranks that there are, ``experts`` those that are to come, 0 what the step itself has.
-        ``split_experts`` is whether ``etp`` may be above 1.
         """
         shape, mesh, experts = self.shape, self.mesh, experts or (self.moe.experts if self.moe else 0)
         return (
-            axes.refuse_axes(mesh, world or self.world, split_experts or self.planned)
+            axes.refuse_axes(mesh, world or self.world)
             or axes.refuse_heads(shape, mesh, experts=experts > 0)
             or axes.refuse_sequence(shape, mesh, cp_method=self.cp_method)
             or axes.refuse_stages(

@@ -130,7 +130,7 @@ def mesh(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSp
         sequence_parallel=True,
         ends="tokens",
     )
-    _require(spec.refusal(ranks, experts, split_experts=True))
+    _require(spec.refusal(ranks, experts))
     if experts:
         names = ("experts", "top_k", "routing", "checkpointing")  # its chunks are not the pipeline's
         inside = {axis: spec.size(axis) for axis in INSIDE}

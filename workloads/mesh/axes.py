@@ -135,14 +135,12 @@ def expert_copies(mesh: Mesh) -> list[list[int]]:
     return [sorted(ranks) for ranks in copies.values()]
 
 
-def refuse_axes(mesh: Mesh, world: int, split_experts: bool) -> str | None:
+def refuse_axes(mesh: Mesh, world: int) -> str | None:
     for name, size in mesh.items():
         if name not in AXES:
             return f"mesh axis {name!r} is not {listed(AXES)}{did_you_mean(name, AXES)}"
         if size < 1:
             return f"{name}({size}) < 1"
-    if mesh.get("etp", 1) != 1 and not split_experts:
-        return f"etp({mesh['etp']}) != 1: experts are whole here on every rank that holds them"
     axes = multiplied(mesh) or {"dp": 1}
     return None if size_of(mesh, *axes) == world else f"{_product(axes)} != world size({world})"
 

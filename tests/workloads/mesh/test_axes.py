@@ -80,7 +80,7 @@ def test_experts_are_dealt_out_in_the_data_axes_and_split_in_tp_and_copies_hold_
 
 
 def reason(mesh: dict[str, int], *, shape: Shape = TINY, **more: Any) -> str | None:
-    asked = {name: more.pop(name) for name in ("world", "experts", "split_experts") if name in more}
+    asked = {name: more.pop(name) for name in ("world", "experts") if name in more}
     given = {"microbatches": 4, "cp_method": "ring", **more}
     return StepSpec(shape=shape, mesh=mesh, **given).refusal(**asked)
 
@@ -107,7 +107,7 @@ def test_what_fits_is_let_through() -> None:
 
 
 def test_what_does_not_fit_is_refused_by_equation() -> None:
-    experts, split = {"experts": 8}, {"split_experts": True}
+    experts = {"experts": 8}
     zigzag, rings = {"shape": TOKENS_66, "cp_method": "zigzag"}, {"cp_method": "rings"}
     methods = "ring, striped, zigzag, allgather_kv or ulysses"
     interleaved: Given = {"schedule": "interleaved", "chunks": 4, "shape": LAYERS_8}
@@ -117,9 +117,8 @@ def test_what_does_not_fit_is_refused_by_equation() -> None:
         ({"dp": 2, "ep": 2}, {"world": 4, **experts}, "dp(2) != world size(4)"),
         ({"fdsp": 2}, {}, "mesh axis 'fdsp' is not dp, fsdp, pp, cp, tp, ep or etp; did you mean 'fsdp'?"),
         ({"dp": 0}, {"world": 1}, "dp(0) < 1"),
-        ({"dp": 2, "etp": 2}, {}, "etp(2) != 1: experts are whole here on every rank that holds them"),
-        ({"tp": 2, "etp": 2}, split, "etp(2) > 1 without experts: a dense model has none to split"),
-        ({"dp": 2, "tp": 2, "etp": 4}, {**experts, **split}, "tp(2) % etp(4) != 0"),
+        ({"tp": 2, "etp": 2}, {}, "etp(2) > 1 without experts: a dense model has none to split"),
+        ({"dp": 2, "tp": 2, "etp": 4}, experts, "tp(2) % etp(4) != 0"),
         ({"tp": 4}, {"shape": HEADS_2}, "heads(2) % tp(4) != 0"),
         ({"tp": 4}, {"shape": SHAPES["tiny-llama"]}, "kv_heads(2) % tp(4) != 0"),
         ({"tp": 4}, {"shape": HIDDEN_130}, "hidden(130) % tp(4) != 0"),
