@@ -47,6 +47,14 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
     type=RunPath(),
     help="Take the links' speed from the collectives that a run measured.",
 )
+@click.option(
+    "--calibrate",
+    metavar="RUN",
+    type=RunPath(),
+    multiple=True,
+    help="Take what matrix products and overlap reach from a run's steps, and without --hardware its links.",
+)
+@click.option("--tokens", default="", metavar="N", help="Tokens to train on, such as 15T: GPU-hours, days and energy.")
 @click.option("--search", is_flag=True, help="Find the fastest meshes and say why: the default without --mesh.")
 @click.option("--top", type=int, default=10, show_default=True, help="Meshes that a search shows.")
 @click.option("--explain", is_flag=True, help="Print every formula with its numbers and source.")

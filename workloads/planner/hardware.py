@@ -104,14 +104,16 @@ _SOURCES = {
     "h200": "NVIDIA's submission to MLPerf inference (github.com/mlcommons/inference_results_v4.1, "
     "closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json): memory, NVLink, cards of 400 Gbit/s; the memory's rate and "
     "the peak, H100's, not checked with the vendor",
+    "h800": "NVIDIA H800: H100 with NVLink of 200 GB/s each way (arXiv 2412.19437, section 3.2.2: 160 of them); "
+    "memory as H100's; not checked with the vendor",
     "b200": "NVIDIA DGX B200 user guide (docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html): memory, "
     "NVLink, eight ConnectX-7; peak and the memory's rate as glennklockwood.com/garden/processors/B200 quotes the "
     "datasheet; the cards' 400 Gbit/s not checked",
 }
 
 
-def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
-    peak = datasheet_peak({"h100": "H100 SXM5"}.get(name, name), "bfloat16")
+def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float, watts: float) -> Hardware:
+    peak = datasheet_peak({"h100": "H100 SXM5", "h800": "H100 SXM5"}.get(name, name), "bfloat16")
     assert peak is not None
     return Hardware(
         name=name,
@@ -121,14 +123,16 @@ def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: f
         memory_bytes_per_second=memory_rate,
         inside_bytes_per_second=nvlink,
         across_bytes_per_second=card,
+        watts=watts,
     )
 
 
 PRESETS = {
-    "a100": _preset("a100", 80e9, 2.039e12, 300e9, 25e9),
-    "h100": _preset("h100", 80e9, 3.35e12, 450e9, 50e9),
-    "h200": _preset("h200", 141e9, 4.8e12, 450e9, 50e9),
-    "b200": _preset("b200", 180e9, 8e12, 900e9, 50e9),
+    "a100": _preset("a100", 80e9, 2.039e12, 300e9, 25e9, 400),
+    "h100": _preset("h100", 80e9, 3.35e12, 450e9, 50e9, 700),
+    "h800": _preset("h800", 80e9, 3.35e12, 200e9, 50e9, 700),
+    "h200": _preset("h200", 141e9, 4.8e12, 450e9, 50e9, 700),
+    "b200": _preset("b200", 180e9, 8e12, 900e9, 50e9, 1000),
 }
 
 

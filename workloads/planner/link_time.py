@@ -108,42 +108,54 @@ def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """An operation's fit, the ranks it was measured on, and the smallest and largest size."""
+    """An operation's fit, the ranks it was measured on, and the smallest and largest size.
+
+    ``inside`` is whether they share a node, None where nothing was asked of the kind of group.
+    """
 
     op: str
     ranks: int
     fit: "Fit"
     smallest: int
     largest: int
+    inside: bool | None = None
 
 
-def curves_of(run: Run) -> list[Curve]:
-    """Return the fits of blocking float32 calls of whole worlds, by operation and ranks; medians over launches."""
+def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
+    """Return the fits of blocking float32 calls of whole worlds, by operation and ranks; medians over launches.
+
+    ``grouped`` takes those of the ranks of each node and of one rank of each as well, and tells where each is.
+    """
     from bench.results.fit import Point, fit  # imports numpy, which a plan from declared hardware does not need
 
-    times: dict[tuple[str, int], dict[int, list[float]]] = {}
+    times: dict[tuple[str, int, bool | None], dict[int, list[float]]] = {}
     for record in run.records:
         _, _, op = record.case.name.partition(".")
         time = record.metrics.get("time")
-        if _is_plain(record) and time is not None and time.value:
-            by_size = times.setdefault((op, record.world.size), {})
+        group = str(record.case.params.get("group", "world")) if grouped else "world"
+        world = record.world
+        ranks = {"world": world.size, "node": world.size // world.nodes, "across": world.nodes}.get(group, 1)
+        if _is_plain(record, grouped) and time is not None and time.value and ranks > 1:
+            inside = ranks <= world.size // world.nodes and group != "across" if grouped else None
+            by_size = times.setdefault((op, ranks, inside), {})
             by_size.setdefault(int(record.case.params["size_bytes"]), []).append(time.value)
     found = []
-    for (op, ranks), by_size in times.items():
+    for (op, ranks, inside), by_size in times.items():
         fitted = fit([Point(size_bytes=size, seconds=median(values)) for size, values in by_size.items()])
         if fitted is not None:
-            found.append(Curve(op=op, ranks=ranks, fit=fitted, smallest=min(by_size), largest=max(by_size)))
+            sizes = {"smallest": min(by_size), "largest": max(by_size)}
+            found.append(Curve(op=op, ranks=ranks, fit=fitted, inside=inside, **sizes))
     return found
 
 
-def _is_plain(record: Record) -> bool:
+def _is_plain(record: Record, grouped: bool) -> bool:
     """Say whether it is a call of all ranks with a size; one that nobody answers moves nothing to scale by."""
     params = record.case.params
     return (
         record.case.name.startswith(("collective.", "p2p."))
         and record.status == "ok"
         and record.world.size > 1
-        and params.keys() <= {"size_bytes", "dtype", "mode", "source", "target"}
+        and params.keys() <= {"size_bytes", "dtype", "mode", "source", "target", *(["group"] if grouped else [])}
         and (params.get("mode"), params.get("dtype")) == ("blocking", "float32")
         and int(params.get("size_bytes", 0)) > 0
     )
@@ -174,7 +186,10 @@ def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
     for op in (call.op, *_INSTEAD.get(call.op, ())):
         alike = [curve for curve in curves if curve.op == op]
         if alike:
-            return min(alike, key=lambda curve: (curve.ranks != call.place.ranks, -curve.ranks))
+            where = call.place.inside
+            return min(
+                alike, key=lambda one: (one.inside not in (None, where), one.ranks != call.place.ranks, -one.ranks)
+            )
     wanted = "p2p.unidirectional" if call.op == "send" else f"collective.{call.op}"
     raise UserError(f"the run has no fit for {call.op}: it needs three sizes of {wanted}, mode=blocking, dtype=float32")
 

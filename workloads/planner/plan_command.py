@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from bench.plan.groups import parse_mesh
 from bench.results.document import Document
 from bench.results.runs import load_run
@@ -14,8 +16,10 @@ from workloads.mesh.axes import CP_METHODS
 from workloads.model.shapes import PRECISIONS
 from workloads.pipeline_parallel.schedules import default_chunks
 from workloads.planner import render
+from workloads.planner.budget import Budget, parse_tokens
+from workloads.planner.calibration import calibrated, curves_by_kind
 from workloads.planner.candidates import Wanted
-from workloads.planner.dry_run import dry_run
+from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware, hardware_of, model_of
 from workloads.planner.link_time import Seconds, by_curves, curves_of, hardware_of_run
 from workloads.planner.plan_page import dry_run_document, search_document
@@ -43,6 +47,8 @@ class Given:
     zero: int | None = None
     hardware: str | None = None
     fits: Path | None = None
+    calibrate: tuple[Path, ...] = ()
+    tokens: str = ""
     search: bool = False
     top: int = 10
     explain: bool = False
@@ -85,13 +91,29 @@ def answer(given: Given) -> Answer:
 
 
 def machine_of(given: Given) -> Machine:
-    """Return declared hardware, or with ``--fits`` that of a run, whose collectives then tell a call's time."""
+    """Return declared hardware, or with ``--fits`` that of a run, whose collectives then tell a call's time.
+
+    ``--calibrate`` takes what steps of runs reached, and without ``--hardware`` and ``--fits`` the machine of the first
+    and the links of all as well.
+    """
     base = hardware_of(given.hardware or "h100")
-    if given.fits is None:
-        return base, None, ()
-    run = load_run(given.fits)
-    hardware, notes = hardware_of_run(run, base)
-    return hardware, by_curves(curves_of(run)), notes
+    seconds: Seconds | None = None
+    notes: tuple[str, ...] = ()
+    runs = [load_run(path) for path in given.calibrate]
+    if given.fits is not None:
+        run = load_run(given.fits)
+        base, notes = hardware_of_run(run, base)
+        seconds = by_curves(curves_of(run))
+    elif runs and not given.hardware:
+        base, notes = hardware_of_run(runs[0], base)
+        curves = curves_by_kind(runs)
+        seconds = by_curves(curves) if curves else None
+        if not curves:
+            base = msgspec.structs.replace(base, links_from="")
+    if runs:
+        base, told = calibrated(runs, base)
+        notes = (*notes, *told)
+    return base, seconds, notes
 
 
 def spec_of(given: Given) -> StepSpec:
@@ -137,12 +159,20 @@ def _without_mesh(given: Given) -> StepSpec:
 def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
     run = dry_run(spec_of(given), hardware, seconds=seconds)
     problem = "" if run.fits else lack_of(run)
+    budget = _budget(given, run)
     if given.output:
-        return Answer(problem=problem, document=dry_run_document(run, seconds, notes))
+        told = (*notes, *(one.words for one in budget))
+        return Answer(problem=problem, document=dry_run_document(run, seconds, told))
     if given.as_json:
-        return Answer(render.as_line(render.dry_run_json(run, notes)), problem)
+        line = {**render.dry_run_json(run, notes), **({"budget": budget[0].as_json} if budget else {})}
+        return Answer(render.as_line(line), problem)
     explained = f"\n\n{render.formulas_text(run)}" if given.explain else ""
-    return Answer(render.dry_run_text(run, notes) + explained, problem)
+    return Answer("\n\n".join([render.dry_run_text(run, notes), *(one.words for one in budget)]) + explained, problem)
+
+
+def _budget(given: Given, run: DryRun) -> list[Budget]:
+    """Return what the tokens that were asked for take, if any were."""
+    return [Budget(run=run, tokens=parse_tokens(given.tokens))] if given.tokens else []
 
 
 def _guided(given: Given) -> Answer:
@@ -162,7 +192,7 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
     if given.microbatches:
         raise UserError("--microbatches needs --mesh: a search takes what makes the --global-batch")
     if given.split:
-        raise UserError("--split needs --mesh: a search gives every stage as many layers")
+        raise UserError("--split needs --mesh: a search deals out layers itself")
     if given.top < 1:
         raise UserError(f"--top({given.top}) < 1")
     wanted = Wanted(
@@ -177,12 +207,15 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
     )
     found = search(wanted, hardware, top=max(given.top, _MOST_POINTS if given.output else 0), seconds=seconds)
     require_found(wanted, hardware, found)
+    budget = _budget(given, found.best[0])
     if given.output:
-        return Answer(document=search_document(found, wanted, given.top, seconds, notes))
+        told = (*notes, *(one.words for one in budget))
+        return Answer(document=search_document(found, wanted, given.top, seconds, told))
     if given.as_json:
-        return Answer(render.as_line(render.search_json(found, notes)))
+        line = {**render.search_json(found, notes), **({"budget": budget[0].as_json} if budget else {})}
+        return Answer(render.as_line(line))
     explained = f"\n\n{render.formulas_text(found.best[0])}" if given.explain else ""
-    return Answer(render.search_text(found, wanted, notes) + explained)
+    return Answer("\n\n".join([render.search_text(found, wanted, notes), *(one.words for one in budget)]) + explained)
 
 
 def _validated(given: Given, path: Path) -> Answer:

@@ -76,7 +76,7 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         return records[0].reason or records[0].status
     case, world = measured[0].case, measured[0].world
     metrics = merge_metrics([record.metrics for record in measured])
-    spec = _spec_of(measured[0])
+    spec = spec_of_record(measured[0])
     if isinstance(spec, str):
         return f"not predicted: {spec}"
     declared = declared_compute(spec)
@@ -129,7 +129,7 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
     )
 
 
-def _spec_of(record: Record) -> StepSpec | str:
+def spec_of_record(record: Record) -> StepSpec | str:
     """Return a record's step, or why what it sends and holds follows from no closed form."""
     name = record.case.name.partition(".")[2]
     strategy, definition = STRATEGIES.get(name), _DEFINITIONS.get(record.case.name)

@@ -36,6 +36,7 @@ overlap = { fsdp = 0.5 }
 VENDORS = {
     "a100": (80e9, 2.039e12, 600e9, 312e12, 200e9),
     "h100": (80e9, 3.35e12, 900e9, 989.4e12, 400e9),
+    "h800": (80e9, 3.35e12, 400e9, 989.4e12, 400e9),
     "h200": (141e9, 4.8e12, 900e9, 989.4e12, 400e9),
     "b200": (1440e9 / 8, 8e12, 14.4e12 / 8, 2250e12, 400e9),
 }
@@ -47,7 +48,9 @@ def test_presets_are_the_vendors_and_say_where_their_figures_are_from() -> None:
         found = PRESETS[name]
         assert (found.memory_bytes, found.memory_bytes_per_second, found.flops_per_second) == (memory, rate, peak)
         assert (2 * found.inside_bytes_per_second, 8 * found.across_bytes_per_second) == (nvlink, card), name
-        device = {"h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}.get(name, f"NVIDIA {name.upper()}")
+        device = {"h100": (h100 := "NVIDIA H100 80GB HBM3"), "h800": h100, "h200": "NVIDIA H200"}.get(
+            name, f"NVIDIA {name.upper()}"
+        )
         assert peak == datasheet_peak(device, "bfloat16"), name
         assert "NVIDIA" in found.source, name
         assert "not checked" in found.source, name
@@ -88,7 +91,7 @@ def test_a_name_is_found_in_any_case_and_a_file_declares_a_machine_of_its_own(tm
 
 def test_a_wrong_name_or_file_is_refused_with_the_place_and_what_is_allowed(tmp_path: Path) -> None:
     for name, told in (
-        ("h10", r"hardware 'h10' is not a100, h100, h200 or b200, .*did you mean 'h100'"),
+        ("h10", r"hardware 'h10' is not a100, h100, h800, h200 or b200, .*did you mean 'h100'"),
         ("absent.toml", r"absent\.toml cannot be read: No such file"),
     ):
         with pytest.raises(UserError, match=told):
@@ -107,6 +110,29 @@ def test_a_wrong_name_or_file_is_refused_with_the_place_and_what_is_allowed(tmp_
         with pytest.raises(UserError, match=told) as caught:
             hardware_of(str(file))
         assert str(caught.value).startswith(f"hardware file {file}")
+
+
+def test_out_of_a_pod_go_the_cards_of_a_groups_ranks_there_over_the_oversubscription() -> None:
+    thin = msgspec.structs.replace(PLAIN, nodes_per_pod=4, oversubscription=8.0)
+    flat, pods = by_hardware(PLAIN), by_hardware(thin)
+    # of 64 ranks on 8 nodes, 32 share a pod: 32 cards / 8 are half of the 8 cards of a node
+    eight = place_of({"fsdp": 64}, ("fsdp",), 8, 4)
+    assert (eight.in_pod, eight.pods, eight.nodes) == (32, 2, 8)
+    assert eight.words == "across 8 nodes in 2 pods, 8 a node"
+    assert pods(call("all_gather", place=eight)) == pytest.approx(2 * flat(call("all_gather", place=eight)))
+    one = place_of({"fsdp": 32}, ("fsdp",), 8, 4)
+    assert pods(call("all_gather", place=one)) == flat(call("all_gather", place=one))
+    far = place_of({"pp": 2, "fsdp": 32}, ("pp",), 8, 4)
+    assert (far.ranks, far.in_pod) == (2, 1)
+    assert pods(call("send", place=far)) == pytest.approx(8 * flat(call("send", place=far)))
+    assert pods(call("all_to_all", place=eight)) == pytest.approx(8e9 * 32 / 64 * 8 / 10e9)
+
+
+def test_ranks_that_split_experts_are_neighbours_of_tp() -> None:
+    mesh = {"dp": 4, "tp": 8, "ep": 2, "etp": 4}
+    assert place_of(mesh, ("etp",), 8) == Place(ranks=4, on_node=4)
+    assert place_of(mesh, ("edp",), 8) == Place(ranks=4, on_node=2)
+    assert place_of(mesh, ("tp",), 8) == Place(ranks=8, on_node=8)
 
 
 INSIDE, ACROSS, ONE_A_NODE = (Place(ranks=ranks, on_node=node) for ranks, node in ((8, 8), (32, 8), (4, 1)))
