@@ -18,7 +18,9 @@ from workloads.costs.parameter_table import num_parameters
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
 from workloads.planner.hardware import Hardware
+from workloads.planner.link_time import Seconds
 from workloads.planner.regimes import regimes, simulated
+from workloads.planner.render import assumptions
 
 MODEL, GPUS = "llama3-8b", 64
 GIGA = 1e9
@@ -168,8 +170,16 @@ def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
     return next(spec for spec in (step.on({axis: size}) for size in sizes) if not spec.refusal())
 
 
-def guide(step: StepSpec, gpus: int, hardware: Hardware, against: Run | None = None) -> Document:
+def guide(
+    step: StepSpec,
+    gpus: int,
+    hardware: Hardware,
+    against: Run | None = None,
+    seconds: Seconds | None = None,
+    notes: Sequence[str] = (),
+) -> Document:
     """Return the table of strategies and the figures of regimes for a model on so many GPUs."""
+    assumed = assumptions(hardware, step.element_bytes, notes).split("\n  ")[1:]
     known = strategies(step, gpus, hardware.gpus_per_node)
     parameters = num_parameters(step.shape, step.moe)
     heading = (
@@ -177,7 +187,8 @@ def guide(step: StepSpec, gpus: int, hardware: Hardware, against: Run | None = N
         f"sequence {step.shape.sequence}; {gpus} GPUs ({hardware.name}), {hardware.gpus_per_node} a node"
     )
     first = Part(id="strategies", title="Strategies", tables=[_strategies(known, against)], notes=[])
-    second = Part(id="regimes", title="Regimes", tables=regimes(step, gpus, hardware))
+    told = [f"Assumed: {one}." for one in assumed]
+    second = Part(id="regimes", title="Regimes", tables=regimes(step, gpus, hardware, seconds), notes=told)
     sayings = Part(id="sayings", title="Loose sayings", tables=[_sayings(known, step, parameters)])
     return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, parts=[first, second, sayings])
 

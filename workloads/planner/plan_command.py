@@ -180,7 +180,8 @@ def _guided(given: Given) -> Answer:
 
     step = _without_mesh(replace(given, model=given.model or MODEL))
     against = load_run(given.against) if given.against else None
-    return Answer(document=guide(step, given.gpus or GPUS, hardware_of(given.hardware or "h100"), against))
+    hardware, seconds, notes = machine_of(given)
+    return Answer(document=guide(step, given.gpus or GPUS, hardware, against, seconds, notes))
 
 
 def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:

@@ -13,6 +13,7 @@ from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulation import Timeline, simulate
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
+from workloads.planner.link_time import Seconds
 
 _GIGA = 1e9
 _SCHEDULES = ("1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v", "dualpipe_v")
@@ -20,14 +21,14 @@ _STAGES, _MICROBATCHES = 8, 32
 _MOST_GPUS = 4096
 
 
-def regimes(step: StepSpec, gpus: int, hardware: Hardware) -> list[Table]:
+def regimes(step: StepSpec, gpus: int, hardware: Hardware, seconds: Seconds | None = None) -> list[Table]:
     return [
         bubbles_by_batch(),
         bubbles_by_stages(),
         state_by_ranks(step, hardware),
-        batch(step, gpus, hardware),
+        batch(step, gpus, hardware, seconds),
         largest(step, hardware),
-        grid(step, gpus, hardware),
+        grid(step, gpus, hardware, seconds),
     ]
 
 
@@ -154,7 +155,7 @@ def state_by_ranks(step: StepSpec, hardware: Hardware) -> Table:
     )
 
 
-def batch(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
+def batch(step: StepSpec, gpus: int, hardware: Hardware, seconds: Seconds | None = None) -> Table:
     """Return what a step computes and what its data parallelism sends, by the tokens of a GPU."""
     lines: dict[str, dict[int, float]] = {}
     for tokens in (2**i for i in range(8, 18)):
@@ -162,7 +163,7 @@ def batch(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
         sized = replace(step, shape=replace(step.shape, sequence=length), microbatch=tokens // length)
         specs = zero_specs(sized, gpus)
         for name in ("DDP", "ZeRO-3"):
-            run = dry_run(specs[name], hardware)
+            run = dry_run(specs[name], hardware, seconds=seconds)
             lines.setdefault(f"{name} sends", {})[tokens] = sum(axis.seconds for axis in run.axes)
         lines.setdefault("compute", {})[tokens] = run.compute_seconds
     crossing = {name: _crossing(line, lines["compute"]) for name, line in lines.items() if name != "compute"}
@@ -228,14 +229,15 @@ def _model_parallel(kept: float, sharded: float, split: int, gpus: int) -> float
     return 0.0 if gpus < split else (kept + sharded * split / gpus) / split
 
 
-def grid(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
+def grid(step: StepSpec, gpus: int, hardware: Hardware, seconds: Seconds | None = None) -> Table:
     """Return the MFU of every TP and PP with ZeRO-1 on the other ranks, with the least checkpointing that fits."""
     sizes = [2**i for i in range(gpus.bit_length()) if gpus % 2**i == 0]
     tensor = [size for size in sizes if size <= 2 * hardware.gpus_per_node]
     global_batch = 4 * gpus
     rows: dict[str, list[Cell]] = {}
     for pipeline in sizes[:6]:
-        cells = [_square(step, gpus, {"pp": pipeline, "tp": size}, global_batch, hardware) for size in tensor]
+        inner = [{"pp": pipeline, "tp": size} for size in tensor]
+        cells = [_square(step, gpus, each, global_batch, hardware, seconds) for each in inner]
         rows[f"pp {pipeline}"] = [one.mfu if isinstance(one, DryRun) else one for one in cells]
     squares = [Column(title=f"tp {size}", help="MFU, or why there is none", unit="share") for size in tensor]
     told = f"{step.name} on {gpus} GPUs at {global_batch} sequences a step, ZeRO-1 over the other ranks"
@@ -259,7 +261,12 @@ def grid(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
 
 
 def _square(
-    step: StepSpec, gpus: int, inner: Mapping[str, int], global_batch: int, hardware: Hardware
+    step: StepSpec,
+    gpus: int,
+    inner: Mapping[str, int],
+    global_batch: int,
+    hardware: Hardware,
+    seconds: Seconds | None,
 ) -> DryRun | str | None:
     """Return the step of a pair, or the first word of the rule that it breaks, or what it lacks."""
     data = gpus // (inner["pp"] * inner["tp"])
@@ -273,7 +280,7 @@ def _square(
     if reason := spec.refusal():
         return reason.lstrip("(").split("(")[0].split(" ")[0]
     for how in CHECKPOINTINGS:
-        run = dry_run(replace(spec, checkpointing=how), hardware, exact=False)
+        run = dry_run(replace(spec, checkpointing=how), hardware, seconds=seconds, exact=False)
         if run.fits:
             return run
     return "too large"

@@ -186,7 +186,13 @@ def test_a_page_stands_alone_and_what_does_not_fit_says_so(tmp_path: Path) -> No
 def test_the_guide_is_text_first_and_a_page_where_asked(tmp_path: Path) -> None:
     shown = CliRunner().invoke(command_line.main, ["plan", "--guide"])
     assert shown.exit_code == 0, shown.output
-    for words in ("llama3-8b: 8.03e9 parameters", "2 Psi e r", "Largest model", "Ring and Ulysses"):
+    for words in (
+        "Assumed: links at 80% of 450 GB/s",
+        "llama3-8b: 8.03e9 parameters",
+        "2 Psi e r",
+        "Largest model",
+        "Ring and Ulysses",
+    ):
         assert words in shown.stdout, words
     page = tmp_path / "guide.html"
     assert typed("--guide", "--model", "mixtral-8x7b", "--gpus", "16", "-o", str(page)).exit_code == 0
