@@ -48,6 +48,16 @@ def commands_of(run: DryRun) -> list[tuple[str, str]]:
     ]
 
 
+def unmeasured(spec: StepSpec) -> list[str]:
+    """Return what of a plan the measured step does otherwise."""
+    told = (
+        (spec.zero in (1, 2), f"ZeRO {spec.zero}: it replicates state by dp, or shards all of it by fsdp"),
+        (spec.every > 1, f"{spec.checkpointing_text}: it computes every layer again"),
+        (spec.moe, "experts: their inner size is its own"),
+    )
+    return [f"The measured step takes otherwise {words}." for holds, words in told if holds]
+
+
 def _set(settings: Mapping[str, str]) -> str:
     return " ".join(
         f"--mesh {value}" if name == "mesh" else f"--set {name}={value}" for name, value in settings.items()
@@ -77,7 +87,6 @@ def settings_of(spec: StepSpec, run: DryRun) -> dict[str, str]:
         waited = min(waited, _MOST_WAITED)
     found = {"mesh": spec.mesh_text, **_shape_settings(spec.shape)}
     found |= {"microbatch": str(spec.microbatch), "microbatches": str(spec.microbatches)}
-    # of one layer in K nothing is measured: all are computed again
     found |= {"checkpointing": spec.checkpointing, "compute": f"timed:{waited * 1e3:.3g}ms"}
     if spec.mixed and spec == run.spec:
         found["precision"] = "bfloat16"

@@ -13,7 +13,7 @@ from workloads.costs.memory import schedule_of
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, Held, dry_run, pipeline_of
 from workloads.planner.hardware import Hardware
-from workloads.planner.launchers import commands_of, megatron, torchtitan
+from workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
 from workloads.planner.link_time import PlacedCall, Seconds
 from workloads.planner.render import assumptions, formulas_of, refusals_of
 from workloads.planner.search import Found, binding_of, lack_of, rationale, settings_of
@@ -359,7 +359,10 @@ def _commands(run: DryRun) -> Table:
             Column(title="command", help="what to type there"),
         ],
         rows=commands_of(run),
-        notes=["Timed compute needs no cores: overlap and bubble are those of the links and the schedule."],
+        notes=[
+            "Timed compute needs no cores: overlap and bubble are those of the links and the schedule.",
+            *unmeasured(run.spec),
+        ],
     )
 
 

@@ -16,7 +16,7 @@ from workloads.costs.strategies import mesh
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, model_of
-from workloads.planner.launchers import commands_of, megatron, small, torchtitan
+from workloads.planner.launchers import commands_of, megatron, small, torchtitan, unmeasured
 from workloads.planner.plan_page import dry_run_document, label_of, parts_of, search_document, what_if
 from workloads.planner.search import search
 
@@ -110,6 +110,14 @@ def test_commands_are_taken_by_the_measured_step(name: str, sizes: dict[str, int
     assert f"--nproc {small(run).world} " in here
     assert small(run).world <= 4
     assert "'name = \"workload.hybrid\"'" in sweep
+
+
+def test_what_the_measured_step_does_otherwise_is_said() -> None:
+    assert unmeasured(RUN.spec) == []
+    spec = replace(model_of("mixtral-8x7b").on({"dp": 8, "ep": 8}), zero1="reduce_scatter").checkpointed("full:4")
+    told = " ".join(unmeasured(spec))
+    for words in ("ZeRO 1: it replicates", "full:4: it computes every layer", "experts: their inner size"):
+        assert words in told
 
 
 def test_flags_of_trainers_mean_the_same_mesh() -> None:
