@@ -78,6 +78,7 @@ class _Header(msgspec.Struct):
 
 
 _EVENTS = msgspec.json.Decoder(list[_Event], strict=False)
+_EVENT, _APART = msgspec.json.Decoder(_Event, strict=False), msgspec.json.Decoder(list[msgspec.Raw])
 _HEADER = msgspec.json.Decoder(_Header, strict=False)
 
 
@@ -131,7 +132,7 @@ class _Reader:
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._blocks, self._path = _unzipped(file), path
-        self.header, self.notes = _Header(), list[str]()
+        self.header, self.notes, self._odd = _Header(), list[str](), 0
 
     def __iter__(self) -> Iterator[list[_Event]]:
         rest = self._before()
@@ -140,10 +141,12 @@ class _Reader:
             rest += block
             if not block:
                 yield from self._last(rest)
+                if self._odd:
+                    self.notes.append(f"{self._odd} events are not as the profiler writes them, and left out")
                 return
             for at in _ends(rest):
                 try:  # a place that lies within an event or a text leaves none of its sides whole
-                    found = _EVENTS.decode(b"[" + rest[:at] + b"]")
+                    found = self._decoded(b"[" + rest[:at] + b"]")
                 except msgspec.DecodeError:
                     continue
                 rest = rest[at:].lstrip().removeprefix(b",")
@@ -176,15 +179,28 @@ class _Reader:
             self.notes.append("the file ends within an event: what comes after is missing")
             for at in _ends(rest):
                 try:
-                    yield _EVENTS.decode(b"[" + rest[:at] + b"]")
+                    yield self._decoded(b"[" + rest[:at] + b"]")
                     return
                 except msgspec.DecodeError:
                     continue
             return
-        yield _EVENTS.decode(text[:end])
+        yield self._decoded(text[:end].encode())
         after = text[end:].strip().removeprefix(",").strip()
         if after not in ("", "}"):
             self._told(b"{" + after.encode())
+
+    def _decoded(self, text: bytes) -> list[_Event]:
+        """Return a list's events; ``DecodeError`` where it is not whole."""
+        try:
+            return _EVENTS.decode(text)
+        except msgspec.ValidationError:
+            found = []
+            for one in _APART.decode(text):
+                try:
+                    found.append(_EVENT.decode(one))
+                except msgspec.ValidationError:
+                    self._odd += 1
+            return found
 
     def _told(self, text: bytes) -> None:
         try:
@@ -334,10 +350,12 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
         raise UserError(f"{path} holds no operator, kernel or step of a profile")
     kernels = any(event.device and not event.annotation for event in events)
     marks = [event for event in events if event.annotation and not event.device]
-    steps = _steps(events, on_device=kernels)
+    steps = [step for step in _steps(events, on_device=kernels) if step[0] < step[1]]
     if not steps:
         notes.append("no step is marked (profiler.step()): all that was recorded counts as one")
         steps = [(min(e.start_ns for e in events), max(e.stop_ns for e in events), "all")]
+        if steps[0][0] == steps[0][1]:
+            raise UserError(f"{path} holds nothing that lasts")
     first, last = steps[0], steps[-1]
     main = next((e.thread for e in marks if _STEP.fullmatch(e.name) or e.name == STEP), None)
     if main is None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto_files import RankFile
@@ -99,6 +100,19 @@ def test_a_truncated_file_gives_what_is_whole_and_says_so(tmp_path: Path, read: 
     short = tmp_path / "short.json.gz"
     short.write_bytes(whole.read_bytes()[:-400])
     assert read_rank(short).source.notes[0].startswith("the file ends within")
+
+
+def test_an_event_that_is_odd_costs_that_event(tmp_path: Path, read: RankTrace) -> None:
+    file = drawn()
+    odd: list[Any] = [{"ph": "X", "cat": "kernel", "name": "mm", "ts": "soon"}, 3, {"name": [], "args": "none"}]
+    file.events[4:4] = odd
+    found = read_rank(file.write(tmp_path))
+    assert found.trace.comm == read.trace.comm
+    assert found.source.notes == ("3 events are not as the profiler writes them, and left out",)
+    still = RankFile(0, 1)
+    still.event("cpu_op", "aten::mm", 5, 5)
+    with pytest.raises(UserError, match="holds nothing that lasts"):
+        read_rank(still.write(tmp_path))
 
 
 def test_what_is_no_trace_is_said_in_one_sentence(tmp_path: Path) -> None:
