@@ -161,8 +161,7 @@ def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Seque
     problem = "" if run.fits else lack_of(run)
     budget = _budget(given, run)
     if given.output:
-        told = (*notes, *(one.words for one in budget))
-        return Answer(problem=problem, document=dry_run_document(run, seconds, told))
+        return Answer(problem=problem, document=dry_run_document(run, seconds, notes, budget))
     if given.as_json:
         line = {**render.dry_run_json(run, notes), **({"budget": budget[0].as_json} if budget else {})}
         return Answer(render.as_line(line), problem)
@@ -210,8 +209,7 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
     require_found(wanted, hardware, found)
     budget = _budget(given, found.best[0])
     if given.output:
-        told = (*notes, *(one.words for one in budget))
-        return Answer(document=search_document(found, wanted, given.top, seconds, told))
+        return Answer(document=search_document(found, wanted, given.top, seconds, notes, budget))
     if given.as_json:
         line = {**render.search_json(found, notes), **({"budget": budget[0].as_json} if budget else {})}
         return Answer(render.as_line(line))

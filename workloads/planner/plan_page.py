@@ -10,6 +10,7 @@ from bench.results.details import COMPONENTS
 from bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
 from bench.text import UserError
 from workloads.costs.memory import schedule_of
+from workloads.planner.budget import Budget
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, Held, dry_run, pipeline_of
 from workloads.planner.hardware import Hardware
@@ -23,13 +24,20 @@ _LEGIBLE = 320  # actions of a pipeline that are drawn, or those of two rounds o
 _GIGA = 1e9
 
 
-def dry_run_document(run: DryRun, seconds: Seconds | None = None, notes: Sequence[str] = ()) -> Document:
+def dry_run_document(
+    run: DryRun, seconds: Seconds | None = None, notes: Sequence[str] = (), budget: Sequence[Budget] = ()
+) -> Document:
     problem = "" if run.fits else lack_of(run)
-    return _document(run, [], seconds, notes, problem=problem)
+    return _document(run, [], seconds, notes, budget, problem=problem)
 
 
 def search_document(
-    found: Found, wanted: Wanted, top: int, seconds: Seconds | None = None, notes: Sequence[str] = ()
+    found: Found,
+    wanted: Wanted,
+    top: int,
+    seconds: Seconds | None = None,
+    notes: Sequence[str] = (),
+    budget: Sequence[Budget] = (),
 ) -> Document:
     """Return the best ``top`` candidates, all of them as points, and the first in full."""
     best = found.best[0]
@@ -43,11 +51,17 @@ def search_document(
         tables=[_candidates(found, top), _front(found), _refused(found, wanted)],
         notes=[f"{told}.", *(f"{line}." for line in rationale(found))],
     )
-    return _document(best, [part], seconds, notes)
+    return _document(best, [part], seconds, notes, budget)
 
 
 def _document(
-    run: DryRun, first: Sequence[Part], seconds: Seconds | None, notes: Sequence[str], *, problem: str = ""
+    run: DryRun,
+    first: Sequence[Part],
+    seconds: Seconds | None,
+    notes: Sequence[str],
+    budget: Sequence[Budget],
+    *,
+    problem: str = "",
 ) -> Document:
     spec, usable = run.spec, run.hardware.usable_bytes
     assumed = assumptions(run.hardware, spec.element_bytes, notes).split("\n  ")[1:]
@@ -56,7 +70,8 @@ def _document(
         f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
         f"{spec.microbatch}, sequence {spec.shape.sequence}; {settings_of(spec)}"
     )
-    step = Part(id="step", title="The step", tables=[_step(run, seconds), *_axes(run), _memory(run)])
+    tables = [_step(run, seconds), *_axes(run), _memory(run)]
+    step = Part(id="step", title="The step", tables=tables, notes=[f"{one.words}." for one in budget])
     check = Part(id="try", title="To try it", tables=[_what_if(run, seconds), _commands(run), _flags(run)])
     formulas = Part(
         id="formulas", title="Formulas", tables=[_formulas(run)], notes=[f"Assumed: {one}." for one in assumed]
@@ -70,6 +85,7 @@ def _document(
             (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
             (f"{run.tokens_per_second:,.0f}", "tokens a second"),
             (f"{run.mfu:.1%}", f"MFU; bound by {binding_of(run)}"),
+            *((f"{one.seconds / 86400:,.1f} days", f"{one.gpu_hours:,.0f} GPU-hours for all tokens") for one in budget),
             (f"{whole / _GIGA:.1f} GB", f"of {usable / _GIGA:.1f} GB usable on the fullest rank"),
         ],
         problem=problem,
