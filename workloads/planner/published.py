@@ -20,8 +20,9 @@ from workloads.model.shapes import Shape
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulation import simulate
-from workloads.planner.dry_run import DryRun, dry_run
+from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, model_of
+from workloads.planner.training_runs import executed_teraflops, training_runs
 
 SELENE = msgspec.structs.replace(PRESETS["a100"], name="selene", rails=1)
 _THREE_BILLION = Shape("gpt", 28, 3072, 32, 32, 12288, 4096, 49152)
@@ -33,7 +34,8 @@ ASSUMED = (
 
 
 def published() -> list[Published]:
-    return [*zero_memory(), *bubbles(), *tensor_drops(), *scaling()]
+    runs = [run.published for run in training_runs()]
+    return [*zero_memory(), *bubbles(), *tensor_drops(), *scaling(), *runs]
 
 
 def zero_memory() -> list[Published]:
@@ -105,18 +107,10 @@ def scaling() -> list[Published]:
         Published(
             name=f"175 B, batch 1,536, TFLOP/s a GPU: {name}, {spec.world} GPUs",
             quoted=rate,
-            predicted=megatron_flops_per_second(dry_run(spec, SELENE)) / 1e12,
+            predicted=executed_teraflops(dry_run(spec, SELENE)),
             unit="TFLOP/s",
             source="arXiv 2104.04473, table 2",
         )
         for name, rates in quoted.items()
         for spec, rate in zip(specs[name], rates, strict=True)
     ]
-
-
-def megatron_flops_per_second(run: DryRun) -> float:
-    """Return FLOP/s of one GPU by 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473, equation 3)."""
-    shape, spec = run.spec.shape, run.spec
-    h, s, layers = shape.hidden, shape.sequence, shape.layers
-    flops = 96 * spec.tokens * layers * h**2 * (1 + s / (6 * h) + shape.vocabulary / (16 * layers * h))
-    return flops / run.seconds / spec.world

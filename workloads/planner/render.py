@@ -159,11 +159,15 @@ def refusals_of(found: Found, wanted: Wanted) -> list[str]:
 
 
 def published_text(found: Sequence[Published]) -> str:
+    return f"{published_rows(found)}\n{ASSUMED}"
+
+
+def published_rows(found: Sequence[Published]) -> str:
     rows = []
     for one in found:
         numbers = [f"{value:.3g} {one.unit}" if one.unit else f"{value:.4f}" for value in (one.quoted, one.predicted)]
         rows.append([one.name, one.source, *numbers, one.error])
-    return f"{table(['published', 'source', 'quoted', 'predicted', 'error'], rows, left=2)}\n{ASSUMED}"
+    return table(["published", "source", "quoted", "predicted", "error"], rows, left=2)
 
 
 def as_line(value: object) -> str:

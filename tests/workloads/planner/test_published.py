@@ -3,17 +3,18 @@
 import pytest
 from planner_asks import ask
 
+from bench.results.stats import median
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS
 from workloads.planner.published import (
     SELENE,
     bubbles,
-    megatron_flops_per_second,
     published,
     scaling,
     tensor_drops,
     zero_memory,
 )
+from workloads.planner.training_runs import executed_teraflops, training_runs
 
 
 def test_zeros_memory_and_simulated_bubbles_are_the_papers() -> None:
@@ -46,12 +47,27 @@ def test_zero3_decays_with_the_gpus_at_a_fixed_batch_and_tensor_with_pipeline_ha
 
 def test_with_all_of_a_nodes_cards_zero3_would_not_decay_and_megatron_counts_recomputation() -> None:
     step = ask("fsdp=1536", "gpt-175b", checkpointing="full")
-    rails, one = (megatron_flops_per_second(dry_run(step, machine)) for machine in (PRESETS["a100"], SELENE))
+    rails, one = (executed_teraflops(dry_run(step, machine)) for machine in (PRESETS["a100"], SELENE))
     assert rails > 2 * one
     run = dry_run(ask("fsdp=384", "gpt-175b", microbatch=4, checkpointing="full"), SELENE)
-    assert megatron_flops_per_second(run) / run.model_flops_per_second == pytest.approx(4 / 3, rel=0.02)
+    assert 1e12 * executed_teraflops(run) / run.model_flops_per_second == pytest.approx(4 / 3, rel=0.02)
 
 
 def test_every_number_has_a_name_of_its_own_and_a_source() -> None:
-    assert len({one.name for one in published()}) == len(published()) == 24
+    assert len({one.name for one in published()}) == len(published()) == 24 + len(list(training_runs()))
     assert all(one.source for one in published())
+
+
+def test_published_training_runs_are_predicted_within_what_a_plan_may_be_off() -> None:
+    runs = list(training_runs())
+    assert len(runs) >= 12
+    # as assumed for all alike: no run has an efficiency of its own
+    assert {run.hardware.name for run in runs} == {"a100", "h100", "jean-zay"}
+    assert all(run.hardware.efficiency == PRESETS["h100"].efficiency for run in runs)
+    errors = [abs(run.published.predicted / run.published.quoted - 1) for run in runs]
+    assert median(errors) < 0.15
+    assert max(errors) < 0.4
+    # the published mesh of the largest model carries it, layers recomputed
+    [large] = [run for run in runs if run.spec.world == 16384 and run.spec.shape.sequence == 8192]
+    assert large.spec.refusal() is None
+    assert dry_run(large.spec.checkpointed("full"), large.hardware).fits
