@@ -14,7 +14,7 @@ from bench.results.runs import Run
 from workloads.costs.communication_pattern import Call, attention_bytes, calls, sent_bytes
 from workloads.costs.equation import Equation
 from workloads.costs.memory import memory_of
-from workloads.costs.parameter_table import num_parameters
+from workloads.costs.parameter_table import elements_of, num_parameters
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
 from workloads.planner.hardware import Hardware
@@ -25,8 +25,9 @@ from workloads.planner.render import assumptions
 MODEL, GPUS = "llama3-8b", 64
 GIGA = 1e9
 _LETTERS = (
-    "One sequence a microbatch, no checkpointing. Psi parameters of e bytes; n ranks, r = (n - 1) / n, HSDP n copies "
-    "of f shards; L layers; M microbatches of b sequences of s tokens; hidden size h, of keys k = h kv_heads / heads."
+    "One sequence a microbatch, no checkpointing. Psi parameters of e bytes, W of them that TP leaves whole; n ranks, "
+    "r = (n - 1) / n, HSDP n copies of f shards; L layers; M microbatches of b sequences of s tokens; h hidden, of a "
+    "token q queries and results, k keys and values."
 )
 _STAGES, _MICROBATCHES = 4, 8
 
@@ -70,7 +71,9 @@ class Strategy:
             "b": spec.microbatch,
             "s": shape.sequence,
             "h": shape.hidden,
-            "k": shape.kv_heads * shape.head_size,
+            "q": 2 * shape.heads * shape.head_size,
+            "k": 2 * shape.kv_heads * shape.head_size,
+            "W": elements_of(spec.at(0), "whole"),
             "top_k": spec.moe.top_k if spec.moe else 0,
         }
         return Equation(text=self.formula, symbols=symbols)
@@ -80,9 +83,9 @@ _SELDOM = "any; once a step"
 _EVERY = "across; a layer ahead"
 _TENSOR = "in a node; exposed"
 _CONTEXT = {
-    "zigzag": ("2 L b s k (2 e + 4) r", "neighbours; hidden"),
-    "allgather_kv": ("6 L b s k e r", "in a node; exposed"),
-    "ulysses": ("4 L b s (h + k) e r / n", "in a node; exposed"),
+    "zigzag": ("L b s k (2 e + 4) r", "neighbours; hidden"),
+    "allgather_kv": ("3 L b s k e r", "in a node; exposed"),
+    "ulysses": ("2 L b s (q + k) e r / n", "in a node; exposed"),
 }
 
 
@@ -135,7 +138,7 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
             "TP + SP",
             "matrices, tokens",
             _TENSOR,
-            f"({twice} L + 4) b s h e r",
+            f"(({twice} L + 4) b s h + 2 W) e r",
             "tp",
             tensor,
             "tp_sp",
