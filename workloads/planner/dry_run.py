@@ -81,6 +81,16 @@ class DryRun:
     def seconds(self) -> float:
         return self.compute_seconds + self.update_seconds + self.bubble_seconds + self.exposed_seconds
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds by what they go to."""
+        return {
+            "compute": self.compute_seconds,
+            **{f"exposed {axis.name}": axis.exposed_seconds for axis in self.axes if axis.exposed_seconds},
+            "bubble": self.bubble_seconds,
+            "update": self.update_seconds,
+        }
+
     @cached_property
     def fullest(self) -> Held:
         return max(self.ranks, key=lambda held: held.memory.total)

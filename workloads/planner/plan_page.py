@@ -1,23 +1,21 @@
 """A dry run or a search as a document: its tables with figures, what if, and the commands that would check it. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-import msgspec
 
 from bench.results import details
 from bench.results.details import COMPONENTS
 from bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
-from bench.text import UserError
 from workloads.costs.memory import schedule_of
 from workloads.planner.budget import Budget
 from workloads.planner.candidates import Wanted
-from workloads.planner.dry_run import DryRun, Held, dry_run, pipeline_of
+from workloads.planner.dry_run import DryRun, Held, pipeline_of
 from workloads.planner.hardware import Hardware
 from workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
-from workloads.planner.link_time import PlacedCall, Seconds
+from workloads.planner.link_time import Seconds
 from workloads.planner.render import assumptions, formulas_of, refusals_of
 from workloads.planner.search import Found, binding_of, lack_of, rationale, settings_of
+from workloads.planner.what_if import what_if_table
 
 MOST_BARS = 10
 _LEGIBLE = 320  # actions of a pipeline that are drawn, or those of two rounds of microbatches
@@ -72,7 +70,7 @@ def _document(
     )
     tables = [_step(run, seconds), *_axes(run), _memory(run)]
     step = Part(id="step", title="The step", tables=tables, notes=[f"{one.words}." for one in budget])
-    check = Part(id="try", title="To try it", tables=[_what_if(run, seconds), _commands(run), _flags(run)])
+    check = Part(id="try", title="To try it", tables=[what_if_table(run, seconds), _commands(run), _flags(run)])
     formulas = Part(
         id="formulas", title="Formulas", tables=[_formulas(run)], notes=[f"Assumed: {one}." for one in assumed]
     )
@@ -96,16 +94,6 @@ def label_of(run: DryRun) -> str:
     spec = run.spec
     schedule = f" {spec.schedule}" if spec.size("pp") > 1 else ""
     return f"{spec.mesh_text} {spec.checkpointing_text}{schedule} x{spec.microbatch}"
-
-
-def parts_of(run: DryRun) -> dict[str, float]:
-    """Return the seconds of a step by what they go to."""
-    return {
-        "compute": run.compute_seconds,
-        **{f"exposed {axis.name}": axis.exposed_seconds for axis in run.axes if axis.exposed_seconds},
-        "bubble": run.bubble_seconds,
-        "update": run.update_seconds,
-    }
 
 
 def _held(held: Held) -> dict[str, float]:
@@ -148,7 +136,7 @@ def _candidates(found: Found, top: int) -> Table:
                 title="Where the step's time goes",
                 told="Of the busiest rank; checkpointing, schedule and microbatch after the mesh.",
                 of="step",
-                bars={label_of(run): parts_of(run) for run in bars},
+                bars={label_of(run): run.parts for run in bars},
             ),
             Stacks(
                 title="What memory holds",
@@ -201,7 +189,7 @@ def _step(run: DryRun, seconds: Seconds | None) -> Table:
             told += f" Of {microbatches} microbatches {facts.microbatches} are drawn: the others repeat the middle."
         figures.append(Gantt(title="The pipeline", told=told, facts=facts))
     else:
-        bars = {run.spec.mesh_text: parts_of(run)}
+        bars = {run.spec.mesh_text: run.parts}
         figures.append(Stacks(title="The step", told="Of the busiest rank.", of="step", bars=bars))
     return Table(
         id="time",
@@ -212,7 +200,7 @@ def _step(run: DryRun, seconds: Seconds | None) -> Table:
             Column(title="time", help="of a step", unit="s"),
             Column(title="share", help="of the step", unit="share"),
         ],
-        rows=[[name, value, value / run.seconds] for name, value in (*parts_of(run).items(), ("step", run.seconds))],
+        rows=[[name, value, value / run.seconds] for name, value in (*run.parts.items(), ("step", run.seconds))],
         notes=[*([f"Bubble: {run.bubble_method}."] if run.spec.size("pp") > 1 else []), *map(str, run.caveats)],
         figures=figures,
     )
@@ -287,79 +275,6 @@ def _memory(run: DryRun) -> Table:
                 of="memory",
                 bars={held.at.words: _held(held) for held in run.ranks},
                 limit=_limit(run.hardware),
-            )
-        ],
-    )
-
-
-def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, DryRun | str]]:
-    """Yield the step as it is and with one thing otherwise, or why it cannot be so."""
-    spec, hardware, exact = run.spec, run.hardware, run.bubble_method.startswith("simulated")
-
-    def priced(other: Hardware = hardware, rule: Seconds | None = seconds, **changed: object) -> DryRun:
-        return dry_run(replace(spec, **changed), other, seconds=rule, exact=exact)  # type: ignore[arg-type]
-
-    def slower(name: str) -> Hardware:
-        return msgspec.structs.replace(hardware, **{name: getattr(hardware, name) / 2})
-
-    yield "as it is", run
-    if seconds is not None:
-        yield "all links half as fast", priced(rule=_halved(seconds))
-    else:
-        if any(axis.where.startswith("across") for axis in run.axes):
-            yield "links across nodes half as fast", priced(slower("across_bytes_per_second"))
-        yield "links inside a node half as fast", priced(slower("inside_bytes_per_second"))
-    exposed = msgspec.structs.replace(hardware.efficiency, overlap={})
-    yield "no communication hidden", priced(msgspec.structs.replace(hardware, efficiency=exposed))
-    yield "twice the batch", priced(microbatches=2 * spec.microbatches)
-    axis = "fsdp" if spec.size("fsdp") > spec.size("dp") else "dp"
-    wider = spec.on({"dp": 1, **spec.mesh} | {axis: 2 * spec.size(axis)})
-    yield "twice the GPUs and batch", wider.refusal() or dry_run(wider, hardware, seconds=seconds, exact=exact)
-    try:
-        same = wider.with_batch(spec.global_batch)
-    except UserError as error:
-        yield "twice the GPUs", str(error)
-    else:
-        yield "twice the GPUs", same.refusal() or dry_run(same, hardware, seconds=seconds, exact=exact)
-
-
-def _halved(seconds: Seconds) -> Callable[[PlacedCall], float]:
-    return lambda call: 2 * seconds(call)
-
-
-def _what_if(run: DryRun, seconds: Seconds | None) -> Table:
-    told = dict(what_if(run, seconds))
-    a_gpu = run.tokens_per_second / run.spec.world
-    rows: list[list[Cell]] = []
-    for name, other in told.items():
-        if isinstance(other, str):
-            rows.append([name, *[None] * 5, f"cannot be: {other}"])
-            continue
-        of_each = other.tokens_per_second / other.spec.world
-        memory = other.fullest.memory.total / _GIGA
-        fits = "" if other.fits else "does not fit"
-        bound = "; ".join(filter(None, (binding_of(other), fits)))
-        rows.append([name, other.seconds, of_each, of_each / a_gpu - 1, other.mfu, memory, bound])
-    return Table(
-        id="what-if",
-        title="What if",
-        caption="one thing otherwise, all else as it is",
-        columns=[
-            Column(title="with", help="what would be otherwise"),
-            Column(title="step", help="seconds of a step", unit="s"),
-            Column(title="tokens/s a GPU", help="of each GPU", unit="number"),
-            Column(title="change", help="of tokens/s a GPU", unit="share"),
-            Column(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
-            Column(title="memory", help="of the fullest rank", unit="GB"),
-            Column(title="bound by", help="what most of the step is lost to, or compute"),
-        ],
-        rows=rows,
-        figures=[
-            Stacks(
-                title="What if",
-                told="The step with one thing otherwise.",
-                of="step",
-                bars={name: parts_of(other) for name, other in told.items() if not isinstance(other, str)},
             )
         ],
     )

@@ -67,13 +67,7 @@ def _axes(run: DryRun) -> str:
 
 
 def _step(run: DryRun) -> str:
-    parts = {
-        "compute": run.compute_seconds,
-        **{f"exposed {axis.name}": axis.exposed_seconds for axis in run.axes if axis.exposed_seconds},
-        "bubble": run.bubble_seconds,
-        "update": run.update_seconds,
-        "step": run.seconds,
-    }
+    parts = {**run.parts, "step": run.seconds}
     rows = [[name, duration(seconds), f"{seconds / run.seconds:.1%}"] for name, seconds in parts.items()]
     lines = [
         table(["step of the busiest rank", "time", "share"], rows),

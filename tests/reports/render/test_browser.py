@@ -17,6 +17,7 @@ from nodes_fixtures import node_run, sample_sweep
 from reports_fixtures import HOSTILE, bad, ok, pipeline_record, sample_run, step, training_metrics, write_run
 from traced import run_with, timeline, traced_record
 
+import parbench as command_line
 from bench.results.runs import load_run
 from reports.render.data import embedded_json, render_csv
 from reports.render.show import build
@@ -62,6 +63,15 @@ def over_nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for path in (run, sweep):
         (path / "report.html").write_bytes(build([path], "html")[0])
     return run / "report.html", sweep / "report.html"
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    out = tmp_path_factory.mktemp("planned")
+    pages = {"plan.html": "--model llama3-8b --gpus 16 --tokens 1T", "guide.html": "--guide --gpus 16"}
+    for name, words in pages.items():
+        command_line.main(["plan", *words.split(), "-o", str(out / name)], standalone_mode=False)
+    return out / "plan.html", out / "guide.html"
 
 
 @pytest.fixture
@@ -171,6 +181,18 @@ def test_nothing_hinders_anyone(
         told = [(one["id"], one["impact"], one["nodes"][0]["failureSummary"]) for one in found]
         grave = ("serious", "critical")
         assert [one for one in told if file in over_nodes or one[1] in grave] == [], file
+
+
+def test_a_plans_pages_hinder_nobody_and_ask_for_nothing(browser: Browser, planned: tuple[Path, Path]) -> None:
+    for file in planned:
+        for dark in (False, True):
+            browser.open(file, dark=dark)
+            assert_quiet(browser, file)
+            browser.run("document.querySelectorAll('details').forEach(one => one.open = true)")
+            browser.run(axe_source())
+            assert browser.run("axe.run().then(told => told.violations.map(one => one.id))") == [], file
+        browser.open(file, size=(400, 900))
+        assert browser.run("document.documentElement.scrollWidth") == 400, file
 
 
 def test_a_head_sorts_by_keyboard_and_says_so(page: Browser) -> None:

@@ -17,8 +17,9 @@ from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS, model_of
 from workloads.planner.launchers import commands_of, megatron, small, torchtitan, unmeasured
-from workloads.planner.plan_page import dry_run_document, label_of, parts_of, search_document, what_if
+from workloads.planner.plan_page import dry_run_document, label_of, search_document
 from workloads.planner.search import search
+from workloads.planner.what_if import what_if
 
 H100 = PRESETS["h100"]
 STEP = replace(model_of("llama3-70b"), checkpointing="selective")
@@ -36,7 +37,7 @@ def test_what_if_changes_one_thing() -> None:
     assert as_is < told["twice the batch"].seconds < 2 * as_is  # the bubble is as long as it was
     assert (told["twice the GPUs"].spec.world, told["twice the GPUs"].spec.global_batch) == (128, 64)
     assert told["twice the GPUs and batch"].spec.global_batch == 128
-    assert sum(parts_of(RUN).values()) == pytest.approx(RUN.seconds)
+    assert sum(RUN.parts.values()) == pytest.approx(RUN.seconds)
 
 
 def test_a_link_that_a_run_measured_is_halved_too_and_what_cannot_be_says_why() -> None:

@@ -1,0 +1,86 @@
+"""A step with one thing otherwise: a slower link, a larger batch, more GPUs. Pure."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import msgspec
+
+from bench.results.document import Cell, Column, Stacks, Table
+from bench.text import UserError
+from workloads.planner.dry_run import DryRun, dry_run
+from workloads.planner.hardware import Hardware
+from workloads.planner.link_time import PlacedCall, Seconds
+from workloads.planner.search import binding_of
+
+
+def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, DryRun | str]]:
+    """Yield the step as it is and with one thing otherwise, or why it cannot be so."""
+    spec, hardware, exact = run.spec, run.hardware, run.bubble_method.startswith("simulated")
+
+    def priced(other: Hardware = hardware, rule: Seconds | None = seconds, **changed: object) -> DryRun:
+        return dry_run(replace(spec, **changed), other, seconds=rule, exact=exact)  # type: ignore[arg-type]
+
+    def slower(name: str) -> Hardware:
+        return msgspec.structs.replace(hardware, **{name: getattr(hardware, name) / 2})
+
+    yield "as it is", run
+    if seconds is not None:
+        yield "all links half as fast", priced(rule=_halved(seconds))
+    else:
+        if any(axis.where.startswith("across") for axis in run.axes):
+            yield "links across nodes half as fast", priced(slower("across_bytes_per_second"))
+        yield "links inside a node half as fast", priced(slower("inside_bytes_per_second"))
+    exposed = msgspec.structs.replace(hardware.efficiency, overlap={})
+    yield "no communication hidden", priced(msgspec.structs.replace(hardware, efficiency=exposed))
+    yield "twice the batch", priced(microbatches=2 * spec.microbatches)
+    axis = "fsdp" if spec.size("fsdp") > spec.size("dp") else "dp"
+    wider = spec.on({"dp": 1, **spec.mesh} | {axis: 2 * spec.size(axis)})
+    yield "twice the GPUs and batch", wider.refusal() or dry_run(wider, hardware, seconds=seconds, exact=exact)
+    try:
+        same = wider.with_batch(spec.global_batch)
+    except UserError as error:
+        yield "twice the GPUs", str(error)
+    else:
+        yield "twice the GPUs", same.refusal() or dry_run(same, hardware, seconds=seconds, exact=exact)
+
+
+def _halved(seconds: Seconds) -> Callable[[PlacedCall], float]:
+    return lambda call: 2 * seconds(call)
+
+
+def what_if_table(run: DryRun, seconds: Seconds | None) -> Table:
+    told = dict(what_if(run, seconds))
+    a_gpu = run.tokens_per_second / run.spec.world
+    rows: list[list[Cell]] = []
+    for name, other in told.items():
+        if isinstance(other, str):
+            rows.append([name, *[None] * 5, f"cannot be: {other}"])
+            continue
+        of_each = other.tokens_per_second / other.spec.world
+        memory = other.fullest.memory.total / 1e9
+        fits = "" if other.fits else "does not fit"
+        bound = "; ".join(filter(None, (binding_of(other), fits)))
+        rows.append([name, other.seconds, of_each, of_each / a_gpu - 1, other.mfu, memory, bound])
+    return Table(
+        id="what-if",
+        title="What if",
+        caption="one thing otherwise, all else as it is",
+        columns=[
+            Column(title="with", help="what would be otherwise"),
+            Column(title="step", help="seconds of a step", unit="s"),
+            Column(title="tokens/s a GPU", help="of each GPU", unit="number"),
+            Column(title="change", help="of tokens/s a GPU", unit="share"),
+            Column(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
+            Column(title="memory", help="of the fullest rank", unit="GB"),
+            Column(title="bound by", help="what most of the step is lost to, or compute"),
+        ],
+        rows=rows,
+        figures=[
+            Stacks(
+                title="What if",
+                told="The step with one thing otherwise.",
+                of="step",
+                bars={name: other.parts for name, other in told.items() if not isinstance(other, str)},
+            )
+        ],
+    )
