@@ -26,7 +26,7 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--model", metavar="NAME", help="The model, such as llama3-70b, gpt-175b or mixtral-8x7b.")
+@click.option("--model", metavar="NAME", help="The model, such as llama3-70b, qwen3-32b or deepseek-v3.")
 @click.option("--gpus", type=int, default=0, metavar="N", help="Number of GPUs; default: the mesh's.")
 @click.option("--mesh", metavar="AXIS=SIZE,...", help="One mesh: dp, fsdp, pp, cp, tp, outermost first; and ep.")
 @click.option("--microbatch", type=int, help="Sequences of a microbatch; default: 1; a search tries several.")

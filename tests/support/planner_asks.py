@@ -5,7 +5,8 @@ from typing import Any
 
 from bench.plan.groups import parse_mesh
 from workloads.costs.step_spec import StepSpec
-from workloads.planner.hardware import PRESETS, Efficiency, Hardware, model_of
+from workloads.planner.hardware import PRESETS, Efficiency, Hardware
+from workloads.planner.models import model_of
 
 PLAIN = Hardware(
     name="plain",

@@ -7,7 +7,7 @@ embeddings, the head and two layers, which on CUDA are kept on the host. Both ar
 from dataclasses import dataclass, replace
 
 from workloads.costs.memory import activations_equation, layer_equation, memory_of
-from workloads.costs.parameter_table import elements_of, layer_elements
+from workloads.costs.parameter_table import elements_of, ends_elements, layer_elements
 from workloads.costs.step_spec import Position, StepSpec
 
 LOGITS = 1 << 28
@@ -59,7 +59,7 @@ def _alone(spec: StepSpec, width: int = 4, sequences: int = 1) -> _Alone:
     alone = StepSpec(shape=spec.shape, mesh={"dp": 1}, moe=moe, device=spec.device, ends="whole")
     at = replace(alone, microbatch=sequences, element_bytes=width).at(0)
     elements, layer = elements_of(at), layer_elements(at)
-    ends, most = elements - spec.shape.layers * layer, spec.shape.vocabulary * spec.shape.hidden
+    ends, most = ends_elements(at), spec.shape.vocabulary * spec.shape.hidden
     chosen = ends + min(SAMPLED_LAYERS, spec.shape.layers) * layer
     return _Alone(at=at, elements=elements, layer=layer, largest=max(layer, most), chosen=chosen)
 

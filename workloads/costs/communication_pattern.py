@@ -155,15 +155,17 @@ def _tensor(at: Position) -> Iterator[Call]:
     sums its gradients, of which it saw its part of a sequence.
     """
     spec = at.spec
-    blocks = 1 if spec.moe else 2
+    blocks, layers = 1 if spec.moe else 2, "(L + D)" if at.dense_layers else "L"
     early = 1 if spec.forwards == 2 and not spec.planned and not spec.moe else 0
     passes = blocks * (spec.forwards + 1)
     if not spec.sequence_parallel and not spec.own_tokens:
-        yield _call(at, "tp", "all_reduce", "b s h e", f"{passes - early:g} L M", "activations")
+        yield _call(at, "tp", "all_reduce", "b s h e", f"{passes - early:g} {layers} M", "activations")
         return
     ends = {"vocabulary": at.embedding + at.head, "tokens": 0, "whole": 0 if spec.own_tokens else 2}[spec.ends]
-    gathers = f"({passes:g} L + {ends}) M" if ends else f"{passes:g} L M"
-    scatters = f"({passes - early:g} L + {ends}) M" if ends and spec.planned else f"{passes - early:g} L M"
+    gathers = f"({passes:g} {layers} + {ends}) M" if ends else f"{passes:g} {layers} M"
+    scatters = f"{passes - early:g} {layers} M"
+    if ends and spec.planned:
+        scatters = f"({passes - early:g} {layers} + {ends}) M"
     yield _call(at, "tp", "all_gather", "b s h e", gathers, "activations")
     yield _call(at, "tp", "reduce_scatter", "b s h e", scatters, "activations")
     if spec.own_tokens:
@@ -199,8 +201,12 @@ def _attention(at: Position) -> tuple[_Exchange, ...]:
     spec = at.spec
     method, ranks = spec.cp_method, spec.size("cp")
     keys, sums, inner = "keys and values", "gradients of keys and values", spec.ulysses if method == "usp" else ranks
+    both, latent = "2 G j d", spec.shape.latent is not None
+    result = "G h e / t" if spec.shape.heads * spec.shape.value_size == spec.shape.hidden else "G a u e / t"
+    if latent:  # whose keys and values are of every head
+        both = "G a (d + u)"
     if method == "allgather_kv":
-        size = "2 G j d e c / t"
+        size = f"{both} e c / t"
         return (
             _Exchange("cp", "all_gather", size, keys, ranks, 1, 1),
             _Exchange("cp", "reduce_scatter", size, sums, ranks, 0, 1),
@@ -208,14 +214,15 @@ def _attention(at: Position) -> tuple[_Exchange, ...]:
     found: tuple[_Exchange, ...] = ()
     if method in ("ulysses", "usp"):
         axis = "cp" if method == "ulysses" else "ulysses"
-        sizes = (("G d e (a + 2 j) / t", "queries, keys and values"), ("G h e / t", "results"))
+        first = "G a e (2 d + u) / t" if latent else "G d e (a + 2 j) / t"
+        sizes = ((first, "queries, keys and values"), (result, "results"))
         found = tuple(_Exchange(axis, "all_to_all", size, why, inner, 1, 1) for size, why in sizes)
     if method != "ulysses":
         axis, ring = ("ring", ranks // inner) if method == "usp" else ("cp", ranks)
         hops = ring - 1
         found += (
-            _Exchange(axis, "send", "2 G j d e / t", keys, ring, hops, hops),
-            _Exchange(axis, "send", "2 G j d 4 / t", f"{sums} in float32", ring, 0, hops),
+            _Exchange(axis, "send", f"{both} e / t", keys, ring, hops, hops),
+            _Exchange(axis, "send", f"{both} 4 / t", f"{sums} in float32", ring, 0, hops),
         )
     return found
 
@@ -246,8 +253,8 @@ def _experts(at: Position) -> Iterator[Call]:
     spec, moe = at.spec, at.spec.moe
     if moe is None:
         return
-    forwards = spec.forwards
-    forward, both, each_way = f"{forwards:g} L M", f"{forwards + 1:g} L M", f"{2 * (forwards + 1):g} L M"
+    layers = "(L - D) M" if at.dense_layers else "L M"
+    forward, both, each_way = (f"{n:g} {layers}" for n in (spec.forwards, spec.forwards + 1, 2 * (spec.forwards + 1)))
     there_and_back = "tokens to their experts and back"
     yield _call(at, "ep", "all_to_all", "X n k h e", each_way, there_and_back, k=moe.top_k, X=moe.etp)
     if not spec.planned:
@@ -256,7 +263,7 @@ def _experts(at: Position) -> Iterator[Call]:
         ("all_gather", "X n h e", both),
         ("reduce_scatter", "X n h e", both),
         ("all_gather", "X n k e", forward),
-        ("reduce_scatter", "X n k e", "L M"),
+        ("reduce_scatter", "X n k e", layers),
         ("all_gather", f"X n k {ROUTE_BYTES}", forward),
     ):
         yield _call(at, "etp", op, size, count, "tokens, weights and routes of split experts", k=moe.top_k, X=moe.etp)
@@ -286,12 +293,13 @@ def _shards(at: Position) -> Iterator[Call]:
         return
     once = spec.size("pp") > 1
     scatters = "M" if not once and (spec.planned or spec.each_microbatch) else "1"
-    embeddings, layer, head = tables_of(at)
+    tables, mixtures = tables_of(at), "(L - D)" if at.dense_layers else "L"
     # a unit's symbol, how many are alike, its elements, who shard it, and whether it stays gathered
     units = [
-        ("Psi", "L", padded_elements(layer, ranks), "fsdp", False),
-        ("root", "1", padded_elements((*embeddings, *head), ranks), "fsdp", spec.keeps_root),
-        ("experts", "L", layer_elements(at, "routed") if spec.planned else 0, "expert_shards", False),
+        ("Psi", mixtures, padded_elements(tables.layers[0][1], ranks), "fsdp", False),
+        ("root", "1", padded_elements(tables.ends, ranks), "fsdp", spec.keeps_root),
+        ("experts", mixtures, layer_elements(at, "routed") if spec.planned else 0, "expert_shards", False),
+        *(("dense", "D", padded_elements(parts, ranks), "fsdp", False) for _, parts in tables.layers[1:]),
     ]
     for symbol, alike, elements, group, kept in units:
         rounds = "1" if once else "M" if kept or not spec.reshard else "2 M"
@@ -315,10 +323,10 @@ def _sums(at: Position) -> Iterator[Call]:
     if spec.zero1 == "reduce_scatter":
         yield from _scattered(at, data, rounds)
         return
-    embeddings, layer, head = tables_of(at)
+    tables = tables_of(at)
     if spec.keeps_root:  # HSDP: each unit's shard of gradients is summed over the replicas
         shards = spec.size("fsdp")
-        for parts, passes in ((layer, "L M"), ((*embeddings, *head), "M")):
+        for parts, passes in ((tables.layers[0][1], "L M"), (tables.ends, "M")):
             shard = padded_elements(parts, shards) / shards
             yield _call(at, "dp", "all_reduce", "Psi e", passes, "gradients", group=data, Psi=shard)
     else:
@@ -332,7 +340,7 @@ def _sums(at: Position) -> Iterator[Call]:
         yield _summed(at, "edp", ("edp",), routed, "1")
     if spec.zero1 == "broadcast":
         owned: defaultdict[int, int] = defaultdict(int)
-        for parts, times in ((layer, at.layers), ((*embeddings, *head), 1)):
+        for times, parts in (*tables.layers, (1, tables.ends)):
             for part in parts:
                 owned[part.numel] += times
         for numel, count in owned.items():

@@ -7,7 +7,7 @@ expert's inner size, x the experts of a rank. Not counted: what a collective or 
 from dataclasses import dataclass, replace
 
 from workloads.costs.equation import Equation
-from workloads.costs.parameter_table import Kind, elements_of, layer_elements
+from workloads.costs.parameter_table import Kind, elements_of, ends_elements
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
 
@@ -73,7 +73,7 @@ def state_of(at: Position) -> StateBytes:
         return held
     gathered: float = elements_of(at) * spec.element_bytes
     if spec.keeps_root:  # of layers the shard
-        root = (elements_of(at) - at.layers * layer_elements(at)) * spec.element_bytes
+        root = ends_elements(at) * spec.element_bytes
         gathered = root + held.parameters - root / spec.size("fsdp")
     return replace(held, parameters=gathered)
 
@@ -168,33 +168,54 @@ def activations_equation(at: Position) -> Equation:
     """
     spec, held = at.spec, in_flight(at)
     logits = held if spec.schedule in ("gpipe", "looped_bfs") else 1
-    again = layer_text(spec, spec.checkpointing)
-    text = f"m L ({again})" if spec.every == 1 else f"m L (({again}) + (K - 1) ({layer_text(spec, 'none')})) / K"
+    text = _layers_text(at, spec.checkpointing, "m ")
     if spec.checkpointing != "none" and spec.planned:
         text += f" + {layer_text(spec, 'none')}"
     text += f" + m ({embedding_text(spec)})" if at.embedding else ""
     text += f" + w ({head_text(spec)})" if at.head else ""
-    return Equation(text=text, symbols={**_symbols(at), "m": held, "w": logits, "K": spec.every})
+    return Equation(text=text, symbols={**_symbols(at), "m": held, "w": logits})
 
 
 def stage_equation(at: Position, stage: int) -> Equation:
     spec, layers = at.spec, at.layers_by_stage
-    text = f"{layers[stage]} ({layer_text(spec, spec.checkpointing)})"
+    text = _layers_text(at, spec.checkpointing)
     text += f" + {embedding_text(spec)}" if stage == 0 else ""
     text += f" + {head_text(spec)}" if stage == len(layers) - 1 else ""
-    return Equation(text=text, symbols=_symbols(at))
+    return Equation(text=text, symbols={**_symbols(at), "L": layers[stage], "D": at.dense_of(stage)})
 
 
 def layer_equation(at: Position, checkpointing: str) -> Equation:
     return Equation(text=layer_text(at.spec, checkpointing), symbols=_symbols(at))
 
 
+def layers_equation(at: Position, checkpointing: str) -> Equation:
+    return Equation(text=_layers_text(at, checkpointing), symbols=_symbols(at))
+
+
+def _layers_text(at: Position, checkpointing: str, times: str = "") -> str:
+    """Return what all layers keep, ``times`` over; where one in K is computed again, the others keep all."""
+    kinds = [("L", at.spec)]
+    if at.dense_layers:
+        kinds = [("(L - D)", at.spec), ("D", replace(at.spec, moe=None))]
+    terms = []
+    for layers, spec in kinds:
+        again = layer_text(spec, checkpointing)
+        if checkpointing == "full" and spec.every > 1:
+            terms.append(f"{times}{layers} (({again}) + (K - 1) ({layer_text(spec, 'none')})) / K")
+        else:
+            terms.append(f"{times}{layers} ({again})")
+    return " + ".join(terms)
+
+
 def _symbols(at: Position) -> dict[str, float]:
     spec, moe = at.spec, at.spec.moe
     own: dict[str, float] = {"y": 4.0 if spec.device != "cpu" else float(spec.element_bytes), "drawn": spec.drawn}
+    own["K"] = spec.every
     if moe is not None:
         own |= {"k": moe.top_k, "E": moe.experts, "X": moe.etp, "r": moe.expert_ffn, "x": moe.experts_per_rank}
         own |= {"shared": moe.shared}
+    if (latent := at.spec.shape.latent) is not None:
+        own |= {"latent": latent.q_lora_rank + latent.kv_lora_rank}
     return {**at.symbols, **own}
 
 
@@ -209,7 +230,10 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
         gates = 2 if spec.shape.recipe == "llama" else 1
         ffn = f"n k e ({gates} r + h) + G h e" if spec.moe else f"{gates} G f e / t + 2 G h e"
         blocks = _kept_blocks(spec)
-        return f"n h e + G h e ({1 + blocks} + 2 g) / t + {ffn} + {4 * blocks} G a / t"
+        products = f"G {_wide(spec)} e ({1 + blocks} + 2 g) / t"
+        if spec.shape.latent is not None:
+            products = f"G latent e + G a e (2 d + {1 + blocks} u) / t"
+        return f"n h e + {products} + {ffn} + {4 * blocks} G a / t"
     ffn = _mixture_text(spec) if spec.moe else f"G h e + {_inner(spec)} G f e / t"
     return f"2 ({_norm_text(spec)}) + {_attention_text(spec)} + {ffn}"
 
@@ -240,7 +264,8 @@ def _attention_text(spec: StepSpec) -> str:
     """The input, q, k, v, the result and its log-sum-exps; llama's angles, which this suite's layers do not share.
 
     Turned queries (llama), or c > 1, are laid out by head, and so is the result of several: the next product's copy of
-    it is kept. CUDA's kernel for float32 lays it out by token.
+    it is kept. CUDA's kernel for float32 lays it out by token. Latent attention keeps also what it compresses to,
+    before and after its norms; heads that have norms, what these take.
     """
     if spec.timed:
         return "G h e + G h e / t"
@@ -249,7 +274,14 @@ def _attention_text(spec: StepSpec) -> str:
     turned = not spec.planned and (shared or (llama and not by_token))
     results = 2 if turned and shape.heads > spec.size("tp") else 1
     angles = " + 8 s d" if llama and not spec.planned else ""
-    return f"G h e + G h e ({1 + results} + 2 g) / t + 4 G a / t{angles}"
+    if shape.latent is not None:
+        return f"G h e + 2 G latent e + G a e (2 d + {1 + results} u) / t + 4 G a / t"
+    normed = " + G a d e (1 + g) / t + 4 G a (1 + g) / t" if shape.qk_norm else ""
+    return f"G h e + G {_wide(spec)} e ({1 + results} + 2 g) / t + 4 G a / t{angles}{normed}"
+
+
+def _wide(spec: StepSpec) -> str:
+    return "h" if spec.shape.heads * spec.shape.head_size == spec.shape.hidden else "a d"
 
 
 def _mixture_text(spec: StepSpec) -> str:
@@ -265,7 +297,7 @@ def _mixture_text(spec: StepSpec) -> str:
 
 def embedding_text(spec: StepSpec) -> str:
     """Tokens, and gpt's positions; tokens that are views of those drawn keep these, with their targets."""
-    positions = "" if spec.shape.recipe != "gpt" else " + 8 s" if spec.drawn else " + 8 n / b"
+    positions = "" if not spec.shape.positions else " + 8 s" if spec.drawn else " + 8 n / b"
     return ("8 drawn (s + 1)" if spec.drawn else "8 n") + positions
 
 

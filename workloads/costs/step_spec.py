@@ -177,12 +177,17 @@ class StepSpec:
     def positions(self) -> tuple["Position", ...]:
         """The ranks that differ: of a pipeline the first, the fullest of those between, the last; more if uneven."""
         pp = self.size("pp")
-        if not self.split:
+        if not self.uneven:
             return tuple(self.at_stage(rank) for rank in sorted({0, min(1, pp - 1), pp - 1}))
         kinds: dict[object, Position] = {}
         for at in map(self.at_stage, range(pp)):
             kinds.setdefault(at.kind, at)  # the first of a kind holds most microbatches
         return tuple(kinds.values())
+
+    @property
+    def uneven(self) -> bool:
+        """Whether ranks of the pipeline differ in more than the ends."""
+        return bool(self.split) or bool(self.moe and self.moe.dense_layers)
 
     @property
     def zero(self) -> int:
@@ -282,6 +287,15 @@ class Position:
     def layers(self) -> int:
         return sum(self.layers_by_stage[stage] for stage in self.stages)
 
+    @cached_property
+    def dense_layers(self) -> int:
+        """Of its layers those that have an FFN where others of a mixture have experts."""
+        return sum(map(self.dense_of, self.stages)) if self.spec.moe else 0
+
+    def dense_of(self, stage: int) -> int:
+        dense = self.spec.moe.dense_layers if self.spec.moe else 0
+        return max(0, min(dense - sum(self.layers_by_stage[:stage]), self.layers_by_stage[stage]))
+
     @property
     def embedding(self) -> bool:
         return 0 in self.stages
@@ -291,9 +305,9 @@ class Position:
         return len(self.layers_by_stage) - 1 in self.stages
 
     @property
-    def kind(self) -> tuple[int, bool, bool]:
+    def kind(self) -> tuple[int, int, bool, bool]:
         """What tells its work from that of other ranks of the pipeline."""
-        return self.layers, self.embedding, self.head
+        return self.layers, self.dense_layers, self.embedding, self.head
 
     @property
     def words(self) -> str:
@@ -304,9 +318,9 @@ class Position:
     def symbols(self) -> dict[str, float]:
         """What letters stand for: b s h V microbatch, a cp rank's part of a sequence, hidden size and vocabulary.
 
-        e are the bytes of an element, a heads of size d, j of them of keys, g = j / a, f the FFN's inner size, L this
-        rank's layers, M microbatches, c t the ranks of cp and tp, G = b s the tokens of a block, n those
-        of this rank between blocks.
+        e are the bytes of an element, a heads of size d, of values u, j of them of keys, g = j / a, f the FFN's inner
+        size, L this rank's layers, D those of a mixture that have no experts, M microbatches, c t the ranks of cp and
+        tp, G = b s the tokens of a block, n those of this rank between blocks.
         """
         spec, shape = self.spec, self.spec.shape
         gathered, tp = spec.local_tokens, spec.size("tp")
@@ -321,7 +335,9 @@ class Position:
             "j": shape.kv_heads,
             "g": shape.kv_heads / shape.heads,
             "f": shape.ffn,
+            "u": shape.value_size,
             "L": self.layers,
+            "D": self.dense_layers,
             "M": spec.microbatches,
             "c": spec.size("cp"),
             "t": tp,

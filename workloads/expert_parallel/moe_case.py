@@ -48,7 +48,8 @@ class Moe:
     """A mixture of experts over ``ep`` ranks, or ``ep`` times ``etp`` where each expert is split among several.
 
     ``capacity`` 0 drops nothing, ``expert_ffn`` is one whole expert's size. ``tp`` ranks share their sequences, each a
-    source of its own positions.
+    source of its own positions. Only the planner has ``dense_layers``, the model's first ones, which have an FFN in
+    place of experts, and ``shared_gate``, which weighs what the shared experts say.
     """
 
     ep: int
@@ -65,6 +66,8 @@ class Moe:
     chunks: int
     routing: str
     strength: float
+    dense_layers: int = 0
+    shared_gate: bool = False
 
     @property
     def experts_per_rank(self) -> int:

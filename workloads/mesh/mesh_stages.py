@@ -15,13 +15,13 @@ from torch.profiler import record_function
 from bench.results.details import Action
 from bench.world.world import World
 from workloads.context_parallel.context_case import ContextPlan
-from workloads.costs.parameter_table import Kind
+from workloads.costs.parameter_table import Kind, layer_weights
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.groups import Held, held_by
 from workloads.expert_parallel.moe_case import Moe, num_expert_parameters
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
-from workloads.model.shapes import Shape, num_ffn_matrices, num_layer_weights
+from workloads.model.shapes import Shape, num_ffn_matrices
 from workloads.model.timed_compute import TimedLinear
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.stages import Chunk, Recorder
@@ -203,7 +203,7 @@ class Shares:
 
 
 def shares_of(shape: Shape, moe: Moe | None, *, cp: int) -> Shares:
-    linear, experts = float(num_layer_weights(shape)), 0.0
+    linear, experts = layer_weights(shape), 0.0
     if moe is not None:
         each = num_expert_parameters(shape, moe)
         linear += moe.shared * each - num_ffn_matrices(shape) * shape.hidden * shape.ffn

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+import msgspec
 
 from bench.plan.params import Param, Value, choice
 from bench.text import UserError, parse_duration
@@ -12,24 +14,73 @@ Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 PRECISIONS = {"float32": 4, "bfloat16": 2}
 """Bytes of an element."""
+Bias = Literal["q", "k", "v", "out", "ffn", "router", "experts"]
+Size = Annotated[int, msgspec.Meta(ge=1)]
+Rest = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Multi-head latent attention (arXiv 2405.04434), in the words of its config.json.
+
+    Queries, keys and values are compressed to ``q_lora_rank`` (0: queries are not) and ``kv_lora_rank``; a head's
+    queries and keys have a part that RoPE turns and one that it does not.
+    """
+
+    q_lora_rank: Rest = 0
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Size
+    v_head_dim: Size
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model and of one sequence; ``ffn`` is the hidden size of the FFN, ``sequence`` is in tokens."""
+    """The sizes of a model and of one sequence; ``ffn`` is the hidden size of the FFN, ``sequence`` is in tokens.
+
+    The rest only the planner has: ``head_dim`` (0: hidden / heads); ``tied``, a head that is the embedding; ``biases``,
+    where the recipe's are others; ``qk_norm`` of each head; ``sinks``, a logit of each head that attends to nothing;
+    ``learned_positions``, where the recipe has the others; ``latent`` attention.
+    """
 
     recipe: Recipe
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    sequence: int
-    vocabulary: int
+    layers: Size
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    ffn: Size
+    sequence: Size
+    vocabulary: Size
+    head_dim: Rest = 0
+    tied: bool = False
+    biases: tuple[Bias, ...] | None = None
+    qk_norm: bool = False
+    sinks: bool = False
+    learned_positions: bool | None = None
+    latent: Latent | None = None
 
     @property
     def head_size(self) -> int:
-        return self.hidden // self.heads
+        """Of a head's queries and keys."""
+        if self.latent is not None:
+            return self.latent.qk_nope_head_dim + self.latent.qk_rope_head_dim
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def value_size(self) -> int:
+        """Of a head's values."""
+        return self.latent.v_head_dim if self.latent is not None else self.head_size
+
+    @property
+    def positions(self) -> bool:
+        """Whether they are learned, a table of as many as a sequence has tokens."""
+        return self.recipe == "gpt" if self.learned_positions is None else self.learned_positions
+
+    def biased(self, *parts: Bias) -> bool:
+        biases = _BIASES[self.recipe] if self.biases is None else self.biases
+        return any(part in biases for part in parts)
+
+
+_BIASES: Mapping[Recipe, tuple[Bias, ...]] = {"gpt": ("q", "v", "out", "ffn"), "llama": ()}
 
 
 SHAPES = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, vocabulary
@@ -127,9 +178,3 @@ def _validate(shape: Shape) -> None:
 def num_ffn_matrices(shape: Shape) -> int:
     """Return the matrices of one FFN: up and down, and llama's gate."""
     return 3 if shape.recipe == "llama" else 2
-
-
-def num_layer_weights(shape: Shape) -> int:
-    """Return the elements of one layer's matrices: q, k, v, out, and two of FFN for gpt, three for llama."""
-    attention = 2 * shape.hidden * shape.hidden + 2 * shape.hidden * shape.kv_heads * shape.head_size
-    return attention + num_ffn_matrices(shape) * shape.hidden * shape.ffn

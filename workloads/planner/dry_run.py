@@ -269,7 +269,7 @@ def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
 def _of_rank(spec: StepSpec, work: Sequence[Work]) -> Sequence[Work]:
     """Return the work of every rank: the ends once each, the others as the middle one, or as their like if uneven."""
     pp = spec.size("pp")
-    if spec.split:
+    if spec.uneven:
         kinds = {each.at.kind: each for each in work}
         return [kinds[spec.at_stage(rank).kind] for rank in range(pp)]
     return work if len(work) == pp else [work[0], *[work[1]] * (pp - 2), work[-1]]

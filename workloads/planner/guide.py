@@ -71,8 +71,9 @@ class Strategy:
             "b": spec.microbatch,
             "s": shape.sequence,
             "h": shape.hidden,
-            "q": 2 * shape.heads * shape.head_size,
-            "k": 2 * shape.kv_heads * shape.head_size,
+            "q": shape.heads * (shape.head_size + shape.value_size),
+            "k": shape.kv_heads * (shape.head_size + shape.value_size),
+            "D": spec.moe.dense_layers if spec.moe else 0,
             "W": elements_of(spec.at(0), "whole"),
             "top_k": spec.moe.top_k if spec.moe else 0,
         }
@@ -97,7 +98,8 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
     tensor = _widest(step, "tp", node)
     pipeline = _widest(replace(step, microbatches=4 * node, schedule="1f1b"), "pp", node)
     pipeline = replace(pipeline, microbatches=4 * pipeline.size("pp"))
-    twice = "4" if step.moe else "8"
+    dense = step.moe and step.moe.dense_layers
+    layers = "4 (L + D)" if dense else "4 L" if step.moe else "8 L"
     sums, gathers = "2 Psi e r", "3 Psi e r"
     distributed, hybrid = {"optimizer": "distributed"}, "(3 (f - 1) + 2 r) Psi e / f"
     rows: list[tuple[str, str, str, str, str, StepSpec, str, Mapping[str, object]]] = [
@@ -128,7 +130,7 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
             "TP",
             "matrices",
             _TENSOR,
-            f"{twice} L b s h e r",
+            f"{layers} b s h e r",
             "tp",
             replace(tensor, sequence_parallel=False),
             "tp",
@@ -138,7 +140,7 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
             "TP + SP",
             "matrices, tokens",
             _TENSOR,
-            f"(({twice} L + 4) b s h + 2 W) e r",
+            f"(({layers} + 4) b s h + 2 W) e r",
             "tp",
             tensor,
             "tp_sp",
@@ -160,7 +162,7 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
         rows.append((f"CP, {method}", "sequences", link, formula, "cp", spec, "cp", {"method": method}))
     if step.moe:
         dealt = max(size for size in range(1, node + 1) if node % size == step.moe.experts % size == 0)
-        formula, spec = "4 L b s top_k h e r", step.on({"dp": dealt, "ep": dealt})
+        formula, spec = f"4 {'(L - D)' if dense else 'L'} b s top_k h e r", step.on({"dp": dealt, "ep": dealt})
         rows.append(("EP", "experts", "in a node; exposed", formula, "ep", spec, "ep_step", {}))
     names = ("name", "splits", "link", "formula", "axes", "spec", "measured", "params")
     found = [Strategy(**dict(zip(names, row, strict=True))) for row in rows]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Machines and models as numbers: what a GPU holds and computes, what its links carry, what a step reaches. Pure.
+"""Machines as numbers: what a GPU holds and computes, what its links carry, what a step reaches. Pure.
 
 Rates are of one GPU; links count one direction. ``PRESETS`` are 8-GPU nodes with one network card for each GPU. Each
 preset's ``source`` names where its figures are from, which of them were read there or in a quotation of it, which
@@ -7,18 +7,12 @@ peaks with sparsity: half of both is here. Latencies and efficiencies are assump
 print them, and replace them.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from bench.plan.params import Value
 from bench.text import UserError, did_you_mean, listed, read_toml
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.moe_case import moe_of
-from workloads.expert_parallel.routing import BALANCED
-from workloads.model.shapes import SHAPES, Shape
 from workloads.step.peaks import datasheet_peak
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -145,29 +139,3 @@ def hardware_of(text: str) -> Hardware:
         hint = did_you_mean(text.lower(), PRESETS)
         raise UserError(f"hardware {text!r} is not {listed(PRESETS)}, nor a file ending in .toml{hint}")
     return PRESETS[text.lower()]
-
-
-# arXiv 2407.21783, table 3; 2104.04473, table 1 (7.5 B and 529.6 B); 2005.14165, table 2.1
-_LARGE = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, vocabulary
-    "llama3-405b": Shape("llama", 126, 16384, 128, 8, 53248, 8192, 128256),
-    "gpt-7.5b": Shape("gpt", 36, 4096, 32, 32, 16384, 2048, 51200),
-    "gpt-175b": Shape("gpt", 96, 12288, 96, 96, 49152, 2048, 51200),
-    "gpt-530b": Shape("gpt", 105, 20480, 128, 128, 81920, 2048, 51200),
-}
-# arXiv 2401.04088, table 1: 8 experts, 2 of them for a token; ``ffn`` is one expert's
-_MIXTRAL = Shape("llama", 32, 4096, 32, 8, 14336, 8192, 32000)
-_EXPERTS: dict[str, Value] = {"experts": 8, "top_k": 2, "expert_ffn": _MIXTRAL.ffn, "shared": 0, "routing": BALANCED}
-MODELS = {
-    **{name: StepSpec(name=name, shape=shape) for name, shape in (SHAPES | _LARGE).items()},
-    "mixtral-8x7b": StepSpec(name="mixtral-8x7b", shape=_MIXTRAL, moe=moe_of(_EXPERTS, _MIXTRAL, 1)),
-}
-
-
-def model_of(name: str, sequence: int = 0) -> StepSpec:
-    """Return a step of the named model, on no mesh yet, of ``sequence`` tokens if not 0; ``UserError`` names all."""
-    if name not in MODELS:
-        raise UserError(f"model {name!r} is not {listed(MODELS)}{did_you_mean(name, MODELS)}")
-    if sequence < 0:
-        raise UserError(f"sequence({sequence}) < 1")
-    model = MODELS[name]
-    return replace(model, shape=replace(model.shape, sequence=sequence)) if sequence else model

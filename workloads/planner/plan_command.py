@@ -20,8 +20,9 @@ from workloads.planner.budget import Budget, parse_tokens
 from workloads.planner.calibration import calibrated, curves_by_kind
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import Hardware, hardware_of, model_of
+from workloads.planner.hardware import Hardware, hardware_of
 from workloads.planner.link_time import Seconds, by_curves, curves_of, hardware_of_run
+from workloads.planner.models import model_of
 from workloads.planner.plan_page import dry_run_document, search_document
 from workloads.planner.published import ASSUMED, published
 from workloads.planner.search import lack_of, require_found, search

@@ -21,7 +21,8 @@ from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulation import simulate
 from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import PRESETS, model_of
+from workloads.planner.hardware import PRESETS
+from workloads.planner.models import model_of
 from workloads.planner.training_runs import executed_teraflops, training_runs
 
 SELENE = msgspec.structs.replace(PRESETS["a100"], name="selene", rails=1)

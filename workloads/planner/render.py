@@ -10,9 +10,9 @@ from bench.results.details import COMPONENTS, Published
 from bench.text import format_table
 from workloads.costs.communication_pattern import SOURCES, calls, equation_of
 from workloads.costs.equation import Equation
-from workloads.costs.flops import active_layer_weights, again_bytes, stage_flops
+from workloads.costs.flops import again_bytes, product_weights, stage_flops
 from workloads.costs.memory import activations_equation, buffers_equation, state_equation, updated_elements
-from workloads.costs.parameter_table import elements_of, layer_elements
+from workloads.costs.parameter_table import ends_elements, layer_elements
 from workloads.planner.candidates import Wanted, limits
 from workloads.planner.dry_run import UPDATE_BYTES, DryRun
 from workloads.planner.hardware import Hardware
@@ -250,14 +250,15 @@ def _formula(name: str, equation: Equation, unit: str, source: str) -> Formula:
 def _memory_formulas(run: DryRun) -> list[Formula]:
     at = run.fullest.at
     whole, split = (layer_elements(at, kind) for kind in ("whole", "split"))
-    ends = elements_of(at, "whole", "split") - at.layers * (whole + split)
-    symbols: dict[str, float] = {"L": at.layers, "whole": whole, "split": split, "ends": ends}
-    dense = Equation(text="L (whole + split) + ends", symbols=symbols)  # before fsdp shards them
-    found = [_formula("parameters of a rank", dense, "elements", "workloads.costs")]
+    symbols: dict[str, float] = {"whole": whole, "split": split, "ends": ends_elements(at), "D": at.dense_layers}
+    symbols |= {"L": at.layers, "dense": layer_elements(at, dense=True)}
+    text = "(L - D) (whole + split) + D dense + ends" if at.dense_layers else "L (whole + split) + ends"
+    held = Equation(text=text, symbols=symbols)  # before fsdp shards them
+    found = [_formula("parameters of a rank", held, "elements", "workloads.costs")]
     moe = at.spec.moe
     if moe is not None:
         symbols = {
-            "L": at.layers,
+            "L": at.layers - at.dense_layers,
             "x": moe.experts_per_rank,
             "expert": layer_elements(at, "routed") / moe.experts_per_rank,
         }
@@ -340,10 +341,10 @@ def _mfu(run: DryRun) -> Equation:
     spec, shape = run.spec, run.spec.shape
     symbols = {
         "tokens": run.tokens_per_second,
-        "N": shape.layers * active_layer_weights(shape, spec.moe) + shape.hidden * shape.vocabulary,
+        "N": product_weights(shape, spec.moe),
         "L": shape.layers,
         "H": shape.heads,
-        "Q": shape.head_size,
+        "Q": (shape.head_size + shape.value_size) / 2,
         "T": shape.sequence,
         "GPUs": spec.world,
         "peak": run.hardware.flops_per_second,

@@ -15,7 +15,8 @@ from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import Shape
 from workloads.planner.candidates import splits
 from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import PRESETS, Hardware, model_of
+from workloads.planner.hardware import PRESETS, Hardware
+from workloads.planner.models import model_of
 
 A100, H100 = PRESETS["a100"], PRESETS["h100"]
 

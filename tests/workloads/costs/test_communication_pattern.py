@@ -122,8 +122,8 @@ def test_data_parallel_sends_2_psi_zero1_as_much_or_3_and_fsdp_3_or_2_where_para
     for size, buckets in ((0.5, -(-PSI * 4 // (1 << 19))), (25.0, 1)):
         assert [call.times for call in calls(spec("ddp", bucket_mb=size).at(0))] == [buckets]
     at = spec("fsdp", 3).at(0)  # each parameter is padded on its own
-    embeddings, layer, head = tables_of(at)
-    padded = LAYERS * padded_elements(layer, 3) + padded_elements((*embeddings, *head), 3)
+    tables = tables_of(at)
+    padded = LAYERS * padded_elements(tables.layers[0][1], 3) + padded_elements(tables.ends, 3)
     assert bytes_by_axis(calls(at))["dp"] == pytest.approx(3 * padded * 4 * 2 / 3)
     assert padded > PSI
 

@@ -5,19 +5,20 @@ from dataclasses import replace
 import pytest
 from planner_asks import ask
 
-from workloads.costs.flops import active_layer_weights, again_bytes, flops_per_token, stage_flops
-from workloads.planner.hardware import model_of
+from workloads.costs.flops import again_bytes, flops_per_token, stage_flops
+from workloads.costs.parameter_table import layer_weights, num_active_parameters
+from workloads.planner.models import model_of
 
 TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 128256  # of llama3-8b
 
 
 def test_of_a_mixture_the_experts_that_a_token_meets_count() -> None:
     mixtral = model_of("mixtral-8x7b")
-    dense = active_layer_weights(mixtral.shape)
-    found = active_layer_weights(mixtral.shape, mixtral.moe)
+    dense = layer_weights(mixtral.shape)
+    found = layer_weights(mixtral.shape, mixtral.moe)
     assert found - dense == 3 * 4096 * 14336 + 4096 * 8  # a second expert, and the router
     # 12.9 billion active parameters are quoted, embedding included
-    assert 32 * found + 2 * 32000 * 4096 == pytest.approx(12.9e9, rel=0.01)
+    assert num_active_parameters(mixtral.shape, mixtral.moe) == pytest.approx(12.9e9, rel=0.01)
 
 
 def test_what_is_executed_is_the_models_count_less_the_masked_half_of_attention() -> None:

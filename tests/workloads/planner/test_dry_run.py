@@ -20,7 +20,8 @@ from workloads.model.transformer import build, checkpoint, draw_tokens, loss_of
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.pipeline_parallel.schedules import NAMES
 from workloads.planner.dry_run import Axis, DryRun, dry_run
-from workloads.planner.hardware import Hardware, model_of
+from workloads.planner.hardware import Hardware
+from workloads.planner.models import model_of
 from workloads.step.memory import SavedTensors
 
 

@@ -11,7 +11,8 @@ from workloads.costs.memory import state_bytes
 from workloads.costs.parameter_table import num_parameters
 from workloads.planner.dry_run import dry_run
 from workloads.planner.guide import guide, sayings, strategies
-from workloads.planner.hardware import MODELS, PRESETS, model_of
+from workloads.planner.hardware import PRESETS
+from workloads.planner.models import MODELS, model_of
 from workloads.planner.regimes import bubble, grid, largest, regimes, state_by_ranks
 
 H100 = PRESETS["h100"]

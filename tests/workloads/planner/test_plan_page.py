@@ -15,8 +15,9 @@ from workloads.catalogue import DEFINITIONS
 from workloads.costs.strategies import mesh
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import PRESETS, model_of
+from workloads.planner.hardware import PRESETS
 from workloads.planner.launchers import commands_of, megatron, small, torchtitan, unmeasured
+from workloads.planner.models import model_of
 from workloads.planner.plan_page import dry_run_document, label_of, search_document
 from workloads.planner.search import search
 from workloads.planner.what_if import what_if

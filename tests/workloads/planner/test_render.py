@@ -10,7 +10,8 @@ from planner_asks import H100, as_measured, ask
 from workloads.costs.equation import Equation
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import PRESETS, model_of
+from workloads.planner.hardware import PRESETS
+from workloads.planner.models import model_of
 from workloads.planner.published import ASSUMED, published
 from workloads.planner.render import (
     Formula,

@@ -21,7 +21,8 @@ from workloads.expert_parallel.moe_case import moe_of
 from workloads.expert_parallel.routing import BALANCED
 from workloads.planner.candidates import CP_METHODS, ORDER, SCHEDULES, Wanted, candidates, divisors, splits
 from workloads.planner.dry_run import Axis, DryRun, dry_run
-from workloads.planner.hardware import Hardware, model_of
+from workloads.planner.hardware import Hardware
+from workloads.planner.models import model_of
 from workloads.planner.search import (
     FRONT,
     Found,
