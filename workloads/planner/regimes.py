@@ -105,7 +105,10 @@ def bubbles_by_batch() -> Table:
         "microbatches",
         Column(title="bubble", unit="share"),
         lines,
-        ["gpipe and looped_bfs are as 1f1b and interleaved, and hold more. Fewer microbatches than ranks: above half."],
+        [
+            "gpipe and looped_bfs are as 1f1b and interleaved, and hold more.",
+            "With fewer microbatches than ranks 1f1b idles for half of its time or more.",
+        ],
     )
 
 
