@@ -1,11 +1,13 @@
 """The commands that show what was measured."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bench.commands import RunPath
+from reports.regression.commands import floor_option, form_option, history_option, unknown_option
 
 # spelt out here too, so that --help imports nothing; a test compares them
 TOOLS = ("nccl-tests", "param", "osu", "gloo")
@@ -24,6 +26,8 @@ _FOLDER_FORMATS = {"hta": "a file for each rank", "github-action-benchmark": "a 
 REPORTS = ("html", "markdown", "csv", "json")
 EXPLANATIONS = ("tables", "html", "markdown", "json")
 COMPARISONS = ("table", "markdown", "json", "junit")
+_output_option = partial(click.option, "-o", "--output", type=click.Path(dir_okay=False, path_type=Path))
+_runs_option = partial(click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True)
 _COMPARE_EXAMPLES = """\b
 Examples:
   parbench compare runs/20260102T030405Z-node1-1a2b3c runs/20260109T030405Z-node1-4d5e6f
@@ -55,13 +59,10 @@ Examples:
 
 @click.command(epilog=_REPORT_EXAMPLES)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write. Default for html: report.html in the run's folder, or here for several runs; else stdout.",
+@_output_option(
+    help="File to write. Default for html: report.html in the run's folder, or here for several runs; else stdout."
 )
-@click.option("--format", "form", type=click.Choice(REPORTS), default="html", show_default=True, help="The form.")
+@form_option(type=click.Choice(REPORTS), default="html")
 def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
     """Write the report of a run, or of several side by side.
 
@@ -96,7 +97,7 @@ def show(run: Path, whole: bool, watch: bool) -> None:
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--against", metavar="RUN", type=RunPath(), help="A run on the same machine, whose fits are the ceiling.")
 @click.option("--format", "form", type=click.Choice(EXPLANATIONS), help="The form. Default: tables, html with -o.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write.")
+@_output_option(help="File to write.")
 def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, output: Path | None) -> None:
     """Explain a job's traces: why is my step slow?
 
@@ -111,52 +112,23 @@ def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, ou
 @click.command(epilog=_COMPARE_EXAMPLES)
 @click.argument("base", type=RunPath())
 @click.argument("new", type=RunPath())
-@click.option("--format", "form", type=click.Choice(COMPARISONS), default="table", show_default=True, help="The form.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write, instead of standard output.",
-)
-@click.option(
-    "--floor",
-    envvar="PARBENCH_FLOOR",
-    show_envvar=True,
-    help="Ignore changes below this: a percentage, or the file that parbench aa wrote. Default: 3%, "
-    "and runs/floor.json if it exists.",
-)
+@form_option(type=click.Choice(COMPARISONS), default="table")
+@_output_option(help="The file to write, instead of standard output.")
+@floor_option
 @click.option(
     "--across",
     multiple=True,
     metavar="GLOB",
     help="A difference in the environment that you compare on purpose, such as versions.torch.",
 )
-@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if a series is undecided and all else is fine.")
-@click.option(
-    "--history",
-    type=click.Path(path_type=Path),
-    envvar="PARBENCH_HISTORY",
-    show_envvar=True,
-    default=Path("runs/history.sqlite"),
-    show_default=True,
-    help="The history file in which main~1 and last:10 are looked up.",
-)
+@unknown_option
+@history_option(help="The history file in which main~1 and last:10 are looked up.")
 @click.option("--confirm", is_flag=True, help="Measure SLOWER and AMBIGUOUS series again, both sides in turns.")
 @click.option("--base-python", default="", metavar="PYTHON", help="With --confirm: the Python that has BASE's code.")
 @click.option("--new-python", default="", metavar="PYTHON", help="With --confirm: the one of NEW; default: this one.")
 @click.option("--budget", default="10m", show_default=True, metavar="TIME", help="With --confirm: time for it.")
-@click.option(
-    "--launches",
-    type=click.IntRange(5, 24),
-    help="With --confirm: launches a side, at most; default: 24.",
-)
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs/confirm"),
-    show_default=True,
-    help="With --confirm: where new runs go.",
-)
+@click.option("--launches", type=click.IntRange(5, 24), help="With --confirm: launches a side, at most; default: 24.")
+@_runs_option(default=Path("runs/confirm"), help="With --confirm: where new runs go.")
 def compare(
     base: Path,
     new: Path,
@@ -201,20 +173,9 @@ def compare(
 
 @click.command("import", epilog="Example: parbench import all_reduce.log osu_allreduce.txt --nproc 8")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--from",
-    "tool",
-    type=click.Choice(TOOLS),
-    help="The tool that wrote the files, if they do not show it.",
-)
+@click.option("--from", "tool", type=click.Choice(TOOLS), help="The tool that wrote the files, if they do not show it.")
 @click.option("--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it.")
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where new runs go.",
-)
+@_runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
     """Convert output of nccl-tests, PARAM, OSU or gloo into runs.
 

@@ -21,17 +21,20 @@ Examples:
 \b
 Exit codes: 0 fine; 1 slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4 failed or missing.
 """
-_file_option = click.option(
-    "--history",
-    "file",
-    type=click.Path(path_type=Path),
-    envvar="PARBENCH_HISTORY",
+_history = partial(click.option, "--history", type=click.Path(path_type=Path), default=FILE, show_default=True)
+history_option = partial(_history, envvar="PARBENCH_HISTORY", show_envvar=True)
+_file_option = history_option("file", help="The history file.")
+form_option = partial(click.option, "--format", "form", show_default=True, help="The form.")
+floor_option = click.option(
+    "--floor",
+    envvar="PARBENCH_FLOOR",
     show_envvar=True,
-    default=FILE,
-    show_default=True,
-    help="The history file.",
+    help="Ignore changes below this: a percentage, or the file that parbench aa wrote. Default: 3%, "
+    "and runs/floor.json if it exists.",
 )
-_form_option = partial(click.option, "--format", "form", show_default=True, help="The form.")
+unknown_option = click.option(
+    "--fail-on-unknown", is_flag=True, help="Exit with 3 if a series is undecided and all else is fine."
+)
 
 
 @click.group(epilog=_EXAMPLES)
@@ -94,7 +97,7 @@ def list_runs(branch: str | None, file: Path) -> None:
 @history.command(epilog="Example: parbench history show '*all_reduce*'")
 @click.argument("pattern", default="*")
 @click.option("--branch", help="Only runs of this branch.")
-@_form_option(type=click.Choice(("text", "json")), default="text")
+@form_option(type=click.Choice(("text", "json")), default="text")
 @_file_option
 def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
     """Show how series developed, and where their level changed.
@@ -114,16 +117,10 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
 )
 @click.argument("run", required=False)
 @click.option("--branch", default="main", show_default=True, help="The branch to check, or to check RUN against.")
-@click.option(
-    "--floor",
-    envvar="PARBENCH_FLOOR",
-    show_envvar=True,
-    help="Ignore changes below this: a percentage, or the file that parbench aa wrote. Default: 3%, "
-    "and runs/floor.json if it exists.",
-)
+@floor_option
 @click.option("--window", type=click.IntRange(min=8), default=30, show_default=True, help="Runs that count.")
-@_form_option(type=click.Choice(("table", "markdown", "json")), default="table")
-@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if a series is undecided and all else is fine.")
+@form_option(type=click.Choice(("table", "markdown", "json")), default="table")
+@unknown_option
 @_file_option
 def check(
     run: str | None, branch: str, floor: str | None, window: int, form: str, fail_on_unknown: bool, file: Path
@@ -185,7 +182,7 @@ def prune(keep: int, file: Path) -> None:
 
 @history.command(epilog="Example: parbench history export kept-runs")
 @click.argument("target", type=click.Path(path_type=Path))
-@_form_option(type=click.Choice(("runs", "otava")), default="runs", help="The format.")
+@form_option(type=click.Choice(("runs", "otava")), default="runs", help="The format.")
 @click.option("--branch", help="With otava: only runs of this branch.")
 @_file_option
 def export(target: Path, form: str, branch: str | None, file: Path) -> None:
@@ -251,7 +248,7 @@ def _end_short(why: str, out: Path) -> NoReturn:
 @_budget(default="10m")
 @click.option("--floor", default="3%", show_default=True, help="Ignore changes below this.")
 @click.option("--across", multiple=True, metavar="GLOB", help="Another difference that you compare on purpose.")
-@click.option("--fail-on-unknown", is_flag=True, help="Exit with 3 if a series is undecided and all else is fine.")
+@unknown_option
 @click.option("--launches", type=click.IntRange(5, 24), help="Launches a side, at most; default: 24.")
 @_out(default=Path("runs/ab"))
 @_words
