@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from bench.machine.environment import format_cpus
 from bench.plan.cases import load_catalogue
 from bench.results.runs import utc_now
 from bench.text import UserError, counted, did_you_mean, format_duration, format_table, listed, parse_duration, writing
@@ -92,7 +93,7 @@ def _options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
         "open-mode": "append",
         "output": str(folder / "logs").replace("%", "%%") + ("/%A_%a.out" if batch.tasks else "/%j.out"),
         "chdir": sweep.working_directory,
-        "array": indices(batch.tasks),
+        "array": format_cpus(batch.tasks),  # as sbatch takes them, too: 0-3,7
         "no-kill": sweep.on_dead_node == "go-on",
         "partition": sweep.partition or "",
     }
@@ -106,17 +107,6 @@ def _directive(name: str, value: str | bool) -> str:
     if not set(value) <= _SAFE:
         value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"#SBATCH --{name}={value}"
-
-
-def indices(tasks: Sequence[int]) -> str:
-    """Return an array's indices as sbatch takes them: ``0-3,7``."""
-    ranges: list[list[int]] = []
-    for task in sorted(tasks):
-        if ranges and task == ranges[-1][1] + 1:
-            ranges[-1][1] = task
-        else:
-            ranges.append([task, task])
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
 
 
 def estimate(points: Sequence[Point], mode: folders.Mode) -> str:
@@ -214,10 +204,7 @@ def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
         requeue=file.slurm.requeue,
         on_dead_node=file.slurm.on_dead_node,
         warning_seconds=file.slurm.signal_seconds,
-        **{
-            name: getattr(file, name)
-            for name in ("mode", "preset", "launches", "backend", "device", "link", "prologue")
-        },
+        **{name: getattr(file, name) for name in _AS_GIVEN},
     )
 
 

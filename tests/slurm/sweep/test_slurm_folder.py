@@ -26,7 +26,7 @@ from slurm.sweep.folder import (
     slug,
     write_sweep,
 )
-from slurm.sweep.submit import Batch, batches, indices, script_text
+from slurm.sweep.submit import Batch, batches, script_text
 
 POINTS = (point(0, nodes=4), point(1, nodes=4, ntasks_per_node=2), point(2), point(3, nodes=1, ntasks_per_node=2))
 
@@ -185,8 +185,6 @@ def test_how_many_jobs_there_are_in_each_mode() -> None:
     [some] = batches(sweep("array"), [POINTS[1]])
     assert (some.tasks, some.points) == ((1,), (POINTS[1],)), "a point keeps its place"
     assert [batch.nodes for batch in batches(sweep(), POINTS[2:])] == [2]
-    known = {(0,): "0", (0, 1, 2, 3, 7): "0-3,7", (5, 3, 4): "3-5", (1, 3, 5): "1,3,5", (): ""}
-    assert {tasks: indices(tasks) for tasks in known} == known
 
 
 def test_a_shell_reads_the_command_as_it_was_meant_and_an_early_warning_does_not_end_it(tmp_path: Path) -> None:
