@@ -28,9 +28,9 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def listed(choices: Iterable[object]) -> str:
+def listed(choices: Iterable[object], last: str = "or") -> str:
     words = [str(choice) for choice in choices]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def counted(number: int, noun: str) -> str:

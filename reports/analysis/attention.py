@@ -7,6 +7,7 @@ from itertools import product
 
 from bench.machine.world_spec import FUNCTIONAL_ONLY
 from bench.results.details import Attention, AttentionSteps, Hop, Mesh, read
+from bench.text import listed
 from reports import cells
 from reports.analysis.frame import group_rows
 from reports.analysis.labels import differences
@@ -165,8 +166,7 @@ def verdict(found: Sequence[Context], notes: Sequence[str] = ()) -> str:
     if len(intervals) < len(timed):
         doubt = " (an interval is unknown: no difference shown)"
     elif close := [timed[i][1].method for i in range(1, len(timed)) if intervals[i][0] <= intervals[0][1]]:
-        names = f"{', '.join(close[:-1])} and {close[-1]}" if close[1:] else close[0]
-        doubt = f" (its interval overlaps that of {names}: no difference shown)"
+        doubt = f" (its interval overlaps that of {listed(close, 'and')}: no difference shown)"
     lead = f"by {cells.percent(second / best - 1)} before {next_best.method}"
     return f"{where}: {first.method} is the fastest of {len(timed)}, {lead}{doubt}."
 

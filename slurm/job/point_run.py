@@ -14,7 +14,7 @@ from bench.launch.driver import remaining
 from bench.launch.processes import die_with_parent
 from bench.results.records import Record, encode, read_records
 from bench.results.runs import Run, load_run
-from bench.text import UserError, replace_file
+from bench.text import UserError, listed, replace_file
 from slurm.job.ledger import State
 from slurm.sweep.folder import Point, Sweep, plan_path, runs_path
 from slurm.system import Slurm, SlurmError
@@ -234,10 +234,7 @@ class DeadNodes:
         told = []
         for how, one, several in (("down", "is down", "are down"), ("silent", "gives no answer", "give no answer")):
             names = [node for node in self._dead if self._dead[node] == how]
-            if len(names) > 1:
-                told.append(f"{', '.join(names[:-1])} and {names[-1]} {several}")
-            elif names:
-                told.append(f"{names[0]} {one}")
+            told += [f"{listed(names, 'and')} {several if len(names) > 1 else one}"] if names else []
         return " and ".join(told)
 
 
