@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.results.metrics import MetricValue
 from bench.results.runs import Run
+from bench.text import counted
 from reports import cells
 from reports.analysis.attention import Comparison, Context, compared, contexts
 from reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
@@ -15,7 +16,7 @@ from reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves, size_o
 from reports.analysis.labels import AXES, differences, short_labels
 from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
 from reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
-from reports.analysis.steps import Traced, differing_trace, exposed_seconds, held_bytes, share_of_traced, traced_steps
+from reports.analysis.steps import Traced, exposed_seconds, share_of_traced, traced_steps
 from reports.analysis.summary import Row, Summary, unreadable
 from reports.analysis.verdicts import Verdict, verdicts
 
@@ -100,21 +101,23 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A training step; ``parts`` are shares of the traced one, and ``num_bytes`` what the fullest rank holds.
-
-    ``traced`` is that one's seconds where they are more than a tenth off the timed one's.
-    """
+    """A training step."""
 
     name: str
     row: Row
-    parts: Mapping[str, float]
-    num_bytes: float | None
-    traced: float | None = None
 
     @property
     def overlap(self) -> float | None:
         """The share of communication that is hidden."""
         return self.row.value("overlap")
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """The shares of the traced step that are known."""
+        row = self.row
+        seconds = {"compute": row.value("compute"), "exposed": exposed_seconds(row), "idle": row.value("idle")}
+        shares = {name: share_of_traced(row, value) for name, value in seconds.items()}
+        return {name: share for name, share in shares.items() if share is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,31 +153,15 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     run, plan = found.run, found.run.info.plan
     environment = run.info.environment or {}
     torch = environment.get("versions", {}).get("torch")
-    ranks = f"{plan.nproc} rank{'s' * (plan.nproc != 1)}"
-    parts = [
-        run.info.host,
-        ranks,
-        f"{plan.backend}, {plan.device}",
-        f"torch {torch}" if torch else "",
-        measuring_words(run),
-    ]
-    labels = short_labels(found.steps)
+    ranks, labels = counted(plan.nproc, "rank"), short_labels(found.steps)
+    parts = [run.info.host, ranks, f"{plan.backend}, {plan.device}", f"torch {torch}" if torch else ""]
     return Front(
         path=run.path,
-        where=" · ".join(filter(None, parts)),
+        where=" · ".join(filter(None, [*parts, measuring_words(run)])),
         verdicts=(*verdicts(run, found.summary), *more),
         ceiling=found.ceiling,
         operations=_operations(found),
-        steps=tuple(
-            Step(
-                name=labels[row.case.id],
-                row=row,
-                parts=_parts(row),
-                num_bytes=held_bytes(row),
-                traced=differing_trace(row),
-            )
-            for row in found.steps
-        ),
+        steps=tuple(Step(name=labels[row.case.id], row=row) for row in found.steps),
     )
 
 
@@ -195,9 +182,3 @@ def _operations(found: Analysis) -> tuple[Operation, ...]:
         latency = smallest.metrics.get("time") if smallest else None
         made.append(Operation(name=name, latency=latency, rate=rate, share=share))
     return tuple(sorted(made, key=lambda one: -((one.rate and one.rate.value) or 0.0)))
-
-
-def _parts(row: Row) -> dict[str, float]:
-    seconds = {"compute": row.value("compute"), "exposed": exposed_seconds(row), "idle": row.value("idle")}
-    shares = {name: share_of_traced(row, value) for name, value in seconds.items()}
-    return {name: share for name, share in shares.items() if share is not None}

@@ -5,6 +5,7 @@ from textwrap import wrap
 
 from reports import cells
 from reports.analysis.analysis import Front, Operation, Step
+from reports.analysis.steps import differing_trace, held_bytes
 from reports.render.terminal import Sheet, render_text, write_verdicts
 from reports.report import Report
 
@@ -59,7 +60,7 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
             cells.measured(one.row.metrics.get(one.row.headline)),
             f"{tokens:,.0f} tokens/s" if tokens else "",
             f"MFU {_percent(mfu)}" if mfu is not None else "",
-            f"memory {cells.num_bytes(one.num_bytes)}" if one.num_bytes else "",
+            f"memory {cells.num_bytes(held)}" if (held := held_bytes(one.row)) else "",
         ]
         line = f"  {one.name[:30]} "
         for i, text in enumerate(filter(None, told)):  # what has no room is left out whole
@@ -68,7 +69,8 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
         parts = [f"{name} {_bar(share, _BAR)} {_percent(share)}" for name, share in one.parts.items()]
         parts += [f"overlap {_percent(one.overlap)}"] if one.overlap is not None else []
         lines += [f"    {'  '.join(parts)}"[:_WIDTH]] if parts else []
-        lines += [f"    (shares of a traced step, which took {cells.duration(one.traced)})"] if one.traced else []
+        if traced := differing_trace(one.row):
+            lines.append(f"    (shares of a traced step, which took {cells.duration(traced)})")
     left = len(steps) - most
     return lines + ([f"  and {left} more"] if left > 0 else [])
 
