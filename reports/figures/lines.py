@@ -15,24 +15,13 @@ from reports.analysis.fits import Ceiling, Curve, size_of
 from reports.analysis.labels import operation
 from reports.analysis.summary import Row
 from reports.figures.palette import HUES, OPERATIONS, css_of
-from reports.figures.svg import (
-    NARROW,
-    WIDE,
-    Drawing,
-    Scale,
-    elided,
-    even_ticks,
-    log_ticks,
-    spread,
-    width_of,
-)
+from reports.figures.svg import NARROW, WIDE, Drawing, Scale, elided, even_ticks, log_ticks, spread, width_of
 
 Point = tuple[float, float, float, float]
 """A place, a value there, and its interval: thrice the value without one."""
 _DASHES = ("", "stroke-dasharray:6 3", "stroke-dasharray:2 2", "stroke-dasharray:8 2 2 2", "stroke-dasharray:1 3")
 _TOP, _HEIGHT, _LINE, _MOST_LETTERS, _MOST_PLACES = 22.0, 230.0, 14.0, 26, 8
 _FIT_STEPS, _LOG_FROM_RATIO = 24, 10.0
-FIRST_LINES = 6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from bench.machine.environment import format_cpus
 from bench.results.metrics import MetricValue
+from bench.text import counted
 from reports import cells
 from reports.analysis.attention import Comparison, contexts, crossover, sizes
 from reports.analysis.contrasts import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
@@ -14,7 +15,6 @@ from reports.analysis.labels import operation
 from reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
 from reports.analysis.ranks import WITHIN
 from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
-from reports.analysis.summary import Row
 from reports.analysis.verdicts import Problem, bad_rows, emulations, other_claims, told_of_runs, verdict_words
 from reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against, draw_methods
 from reports.figures.svg import figure
@@ -148,7 +148,7 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
         def text(one: OverNodes) -> str:
             return cells.quantity(one.shown(nodes), "B/s" if one.scaled.first.is_communication else "s")
 
-        title = _nodes(nodes)
+        title = counted(nodes, "node")
         told = f"the rate or time on {title}"
         return Column(title, text, lambda one: one.shown(nodes), told)
 
@@ -156,8 +156,10 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
         def share(one: OverNodes) -> float | None:
             return one.scaled.efficiency(nodes) if nodes > min(one.scaled.rows) else None
 
-        told = f"the speed-up from the fewest nodes of the series to {_nodes(nodes)} over what they let hope for"
-        return number(f"efficiency {_nodes(nodes)}", share, cells.percent, told)
+        told = (
+            f"the speed-up from the fewest nodes of the series to {counted(nodes, 'node')} over what they let hope for"
+        )
+        return number(f"efficiency {counted(nodes, 'node')}", share, cells.percent, told)
 
     counts = sorted({nodes for one in found for nodes in one.scaled.rows})
     each, each_help = cells.formatted("{:g}"), "how many ranks each node had"
@@ -169,10 +171,6 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
         *map(at, counts),
         *map(efficiency, counts[1:]),
     )
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count != 1)}"
 
 
 def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
@@ -278,15 +276,12 @@ def _scaling(several: Several) -> Section | None:
     return Section(id="scaling", title="Scaling", tables=(table,), terms=("speed-up, efficiency", "busbw"))
 
 
-def _time_of(row: Row | None) -> MetricValue | None:
-    return row.metrics.get(row.headline) if row else None
-
-
 def _side_by_side(names: Sequence[tuple[int, str]], rows: Sequence[Beside]) -> tuple[Column[Beside], ...]:
     def time(at: int, name: str) -> Column[Beside]:
-        return measurement(
-            name, lambda one: _time_of(one.rows.get(at)), f"time in {name}, with its 95 % interval", rows
-        )
+        def metric(one: Beside) -> MetricValue | None:
+            return one.rows[at].metrics.get(one.rows[at].headline) if at in one.rows else None
+
+        return measurement(name, metric, f"time in {name}, with its 95 % interval", rows)
 
     def ratio(at: int, name: str) -> Column[Beside]:
         told = f"time in {name} over that in the first that has it"
