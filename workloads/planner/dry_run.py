@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bench.results.details import Action
-from workloads.costs.communication_pattern import calls
+from workloads.costs.communication_pattern import Call, calls
 from workloads.costs.flops import again_bytes, flops_per_token, stage_flops
 from workloads.costs.memory import RankMemory, memory_of, updated_elements
 from workloads.costs.step_spec import Position, StepSpec
@@ -24,6 +24,7 @@ from workloads.planner.placement import place_of
 UPDATE_BYTES = 28  # AdamW in float32 reads and writes weight and two moments, reads a gradient, writes a 16-bit weight
 MOST_ACTIONS = 40_000
 _HIDEABLE_CP = ("ring", "striped", "zigzag")
+SHARDING = ("dp", "edp", "fsdp")
 _WITHIN = ("tp", "cp", "ep", "etp")
 
 
@@ -75,7 +76,7 @@ class DryRun:
     @cached_property
     def sharding_seconds(self) -> float:
         """What gathering state and summing gradients adds."""
-        return sum(axis.exposed_seconds for axis in self.axes if axis.name in ("dp", "edp", "fsdp"))
+        return sum(axis.exposed_seconds for axis in self.axes if axis.name in SHARDING)
 
     @cached_property
     def seconds(self) -> float:
@@ -208,8 +209,7 @@ def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
     }
     by_axis: dict[str, list[PlacedCall]] = {}
     for call in calls(at):
-        place = place_of(spec.mesh, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
-        by_axis.setdefault(call.axis, []).append(PlacedCall.of(call, place))
+        by_axis.setdefault(call.axis, []).append(placed(call, hardware, spec))
     axes = {
         name: _axis(name, group, efficiency.overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
         for name, group in by_axis.items()
@@ -223,6 +223,10 @@ def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
         backward=compute[1] + blocking * (1 - share),
         axes=axes,
     )
+
+
+def placed(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
+    return PlacedCall.of(call, place_of(spec.mesh, call.group, hardware.gpus_per_node, hardware.nodes_per_pod))
 
 
 def _axis(name: str, of: Sequence[PlacedCall], overlap: float, window: float, seconds: Seconds) -> Axis:

@@ -12,7 +12,15 @@ from itertools import chain, count, groupby, permutations
 
 from bench.plan.groups import INSIDE
 from bench.text import UserError
-from workloads.costs.memory import activations_of, buffers_equation, memory_of, state_bytes, state_of
+from workloads.costs.communication_pattern import calls
+from workloads.costs.memory import (
+    activations_of,
+    buffers_equation,
+    memory_of,
+    state_bytes,
+    state_of,
+    updated_elements,
+)
 from workloads.costs.parameter_table import num_parameters
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.mesh.axes import multiplied, refuse_heads, refuse_sequence
@@ -27,7 +35,7 @@ from workloads.planner.candidates import (
     stages,
     tokens_and_heads,
 )
-from workloads.planner.dry_run import DryRun, Work, dry_run, held_by, work_of
+from workloads.planner.dry_run import SHARDING, UPDATE_BYTES, DryRun, Work, dry_run, held_by, placed, work_of
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds, by_hardware
 
@@ -158,6 +166,7 @@ class _Kept:
     # the smallest microbatch that is too large, by all that is not the microbatch
     full: dict[tuple[object, ...], int] = field(default_factory=dict)
     states: dict[tuple[object, ...], float] = field(default_factory=dict)
+    shardings: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def wants(self, bound: float, step: StepSpec, *, whole: bool) -> bool:
         """Whether a step that takes no less could be among the best, on the front, or the fastest without an axis.
@@ -185,12 +194,15 @@ class _Kept:
             for i, spec in enumerate(specs):
                 if i == 0 and self._stops(bound, spec, activations, (*key, sharded)):
                     break
+                self.tried += 1
+                least = bound + self._sharding(spec)
+                if not self.wants(least, spec, whole=True):
+                    continue
                 held = held_by(spec)
                 largest = max(each.memory.total for each in held)
-                self.tried += 1
                 if largest > self.hardware.usable_bytes:
                     self.too_large += 1
-                elif not self._dominated(bound, largest, spec):
+                elif not self._dominated(least, largest, spec):
                     run = dry_run(spec, self.hardware, seconds=self.seconds, exact=False, held=held)
                     bound = max(bound, run.seconds - run.update_seconds - run.sharding_seconds)
                     self._add(run)
@@ -222,6 +234,22 @@ class _Kept:
         self.tried += 1
         self.refused[rule] += 1
         self.equations.setdefault(rule, f"{spec.mesh_text}: {reason}")
+
+    def _sharding(self, spec: StepSpec) -> float:
+        """Return what the first rank's state adds at least: its update, and what hides of no sum or gathering."""
+        at = spec.at_stage(0)
+        key = (*spec.mesh.items(), spec.zero, at.kind, spec.microbatches)
+        if key not in self.shardings:
+            efficiency = self.hardware.efficiency
+            seconds = updated_elements(at) * UPDATE_BYTES / self.hardware.memory_bytes_per_second
+            self.shardings[key] = seconds / efficiency.memory_rate + sum(
+                call.times
+                * (1 - efficiency.overlap.get(call.axis, 0.0))
+                * self.seconds(placed(call, self.hardware, spec))
+                for call in calls(at)
+                if call.axis in SHARDING
+            )
+        return self.shardings[key]
 
     def _state(self, at: Position) -> float:
         key = (*at.spec.mesh.items(), at.spec.zero, at.kind)
