@@ -174,7 +174,8 @@ def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -
 @lru_cache
 def _head_layers(shape: Shape, moe: Moe | None) -> float:
     """How many layers' arithmetic the head is."""
-    two = StepSpec(shape=replace(shape, layers=2), moe=moe, mesh={"pp": 2})
+    alike = moe and replace(moe, dense_layers=0)
+    two = StepSpec(shape=replace(shape, layers=2), moe=alike, mesh={"pp": 2})
     layer, with_head = (stage_flops(two.at_stage(rank)).total for rank in (0, 1))
     return with_head / layer - 1
 
