@@ -106,7 +106,13 @@ def stages(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
         mesh = {"dp": 1, "pp": pp, "fsdp": data, "cp": cp, "tp": tp}
         meshes = [mesh]
         if moe is not None:
-            dealt = [{**mesh, "ep": ep, "etp": etp} for ep in divisors(moe.experts) for etp in sorted({1, tp})]
+            # the pipeline outermost, so that ranks that deal out experts are neighbours
+            outer = {"pp": pp, **mesh}
+            dealt = [
+                {**(outer if ep > 1 else mesh), "ep": ep, "etp": etp}
+                for ep in divisors(moe.experts)
+                for etp in sorted({1, tp})
+            ]
             meshes = [each for each in dealt if not refuse_experts(each, moe.experts)]
         for each in meshes:
             step = replace(block.on(each), microbatches=count)

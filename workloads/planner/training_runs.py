@@ -13,6 +13,7 @@ from bench.results.details import Published
 from workloads.costs.flops import flops_per_token
 from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import Shape
+from workloads.planner.budget import Budget
 from workloads.planner.candidates import splits
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import PRESETS, Hardware
@@ -79,6 +80,7 @@ def training_runs() -> Iterator[TrainingRun]:
     yield from _llama()
     yield from _torchtitan()
     yield from _others()
+    yield _deepseek()
 
 
 def _megatron() -> Iterator[TrainingRun]:
@@ -139,8 +141,11 @@ def _selective() -> Iterator[TrainingRun]:
 
 
 def _llama() -> Iterator[TrainingRun]:
-    """Llama 3 405B: 126 layers on ranks of seven stages; there eight, of which the first and the last have no layer."""
-    step = replace(model_of("llama3-405b"), schedule="interleaved", chunks=7)
+    """Llama 3 405B: 126 layers on ranks of seven stages; there eight, of which the first and the last have no layer.
+
+    Its FSDP keeps parameters gathered, which is ZeRO-1 here but for the gradients.
+    """
+    step = replace(model_of("llama3-405b"), schedule="interleaved", chunks=7, zero1="reduce_scatter")
     split = splits(step.shape, None, 16, 7, "interleaved")[-1]
     for gpus, cp, sequence, batch, quoted in (
         (8192, 1, 8192, 2048, 430),
@@ -148,7 +153,7 @@ def _llama() -> Iterator[TrainingRun]:
         (16384, 16, 131072, 128, 380),
     ):
         sized = replace(step, shape=replace(step.shape, sequence=sequence), split=split, cp_method="allgather_kv")
-        mesh = {"dp": 1, "pp": 16, "fsdp": gpus // 128 // cp, "cp": cp, "tp": 8}
+        mesh = {"dp": gpus // 128 // cp, "pp": 16, "cp": cp, "tp": 8}
         yield TrainingRun(
             name=f"Llama 3 405B, {sequence} tokens",
             spec=sized.on(mesh).with_batch(batch),
@@ -246,3 +251,22 @@ def _others() -> Iterator[TrainingRun]:
             measure=model_teraflops,
             source="github.com/mosaicml/llm-foundry, scripts/train/benchmarking, H100 BF16",
         )
+
+
+def _deepseek() -> TrainingRun:
+    """DeepSeek-V3, whose products are of 8 bits and whose tokens travel beside compute: a plan has neither.
+
+    61 layers on 16 ranks; what it computes again, norms and up-projections, is less than layers.
+    """
+    step = model_of("deepseek-v3", 4096)
+    split = splits(step.shape, step.moe, 16, 1, "1f1b")[-1]
+    spec = replace(step, split=split, checkpointing="selective", zero1="reduce_scatter")
+    return TrainingRun(
+        name="DeepSeek-V3, FP8, dispatch hidden: not in a plan",
+        spec=spec.on({"pp": 16, "dp": 128, "ep": 64}).with_batch(15360),
+        hardware=PRESETS["h800"],
+        quoted=180e3,
+        unit="GPU-hours a T tokens",
+        measure=lambda run: Budget(run=run, tokens=1e12).gpu_hours,
+        source="arXiv 2412.19437, table 1 and section 3",
+    )

@@ -59,8 +59,11 @@ def test_every_number_has_a_name_of_its_own_and_a_source() -> None:
 
 
 def test_published_training_runs_are_predicted_within_what_a_plan_may_be_off() -> None:
-    runs = list(training_runs())
+    *runs, eight_bits = training_runs()
     assert len(runs) >= 12
+    assert eight_bits.spec.refusal() is None
+    assert dry_run(eight_bits.spec.checkpointed("full"), eight_bits.hardware).fits
+    assert 1 < eight_bits.published.predicted / eight_bits.published.quoted < 2.2  # of twice the width, and alone
     # as assumed for all alike: no run has an efficiency of its own
     assert {run.hardware.name for run in runs} == {"a100", "h100", "jean-zay"}
     assert all(run.hardware.efficiency == PRESETS["h100"].efficiency for run in runs)
