@@ -97,14 +97,18 @@ def updated_elements(at: Position) -> float:
 
 
 def state_equation(at: Position) -> Equation:
-    """Return the bytes of parameters, gradients and Adam's state, of which ``fsdp`` leaves a shard."""
+    """Return the bytes of parameters, gradients and Adam's state, of which ZeRO leaves a share."""
     spec, routed = at.spec, elements_of(at, "routed")
-    widths = "(2 + 2 + 12)" if spec.mixed else "(4 + 4 + 8)"
-    symbols: dict[str, float] = {"Psi": elements_of(at, "whole", "split"), "fsdp": spec.size("fsdp")}
-    if not routed:
-        return Equation(text=f"{widths} Psi / fsdp", symbols=symbols)
-    symbols |= {"experts": routed, "shards": spec.expert_shards}
-    return Equation(text=f"{widths} (Psi / fsdp + experts / shards)", symbols=symbols)
+    widths = ("2", "2", "12") if spec.mixed else ("4", "4", "8")
+    whole = {1: 2, 2: 1}.get(spec.zero, 0)  # of the widths, those that are not shared
+    ranks = {"fsdp": spec.size("fsdp"), "shards": spec.expert_shards}
+    if spec.zero1:
+        ranks = {"N": spec.ranks_of(("dp", "cp")), "copies": spec.ranks_of(("edp",))}
+    names = ("Psi", "experts") if routed else ("Psi",)
+    held = [f"({' + '.join(widths[:whole])}) {name}" for name in names if whole]
+    held += [f"({' + '.join(widths[whole:])}) {name} / {of}" for name, of in zip(names, ranks, strict=False)]
+    symbols = {"Psi": elements_of(at, "whole", "split"), "experts": routed, **ranks}
+    return Equation(text=" + ".join(held), symbols=symbols)
 
 
 def buffers_equation(at: Position) -> Equation:

@@ -68,6 +68,19 @@ def test_axes_leave_a_rank_its_part_of_sixteen_bytes_a_parameter() -> None:
         at = ask(mesh, "llama3-8b", microbatches=4).at(0)
         assert state_of(at).state == pytest.approx(16 * PSI / parts, rel=tolerance), mesh
         assert state_equation(at).value == pytest.approx(state_of(at).state), mesh
+    sharded: tuple[tuple[str, str, dict[str, Any], int, float], ...] = (
+        ("dp=8", "llama3-8b", {"zero1": "reduce_scatter"}, 1, 4 + 12 / 8),
+        ("dp=2,cp=4", "llama3-8b", {"zero1": "reduce_scatter"}, 1, 4 + 12 / 8),
+        ("fsdp=8", "llama3-8b", {"reshard": False}, 2, 2 + 14 / 8),
+        ("fsdp=8", "llama3-8b", {}, 3, 16 / 8),
+    )
+    for mesh, model, how, stage, a_parameter in sharded:
+        at = ask(mesh, model, **how).at(0)
+        assert at.spec.zero == stage
+        assert state_of(at).state == pytest.approx(a_parameter * PSI, rel=1e-6), mesh
+    for mesh, model, how, _, _ in (*sharded, ("dp=8,ep=4", "mixtral-8x7b", {"zero1": "reduce_scatter"}, 1, 0)):
+        at = ask(mesh, model, **how).at(0)
+        assert state_equation(at).value == pytest.approx(state_of(at).state), mesh
     here, there = (ask(mesh, "mixtral-8x7b").at(0) for mesh in ("fsdp=8", "fsdp=8,ep=4"))
     assert elements_of(there, "routed") == elements_of(here, "routed") / 4
     for at in (here, there):  # what ep deals out, fsdp shards the less
