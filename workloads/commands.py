@@ -14,6 +14,7 @@ Examples:
   parbench plan --model llama3-70b --gpus 1024 --mesh dp=8,fsdp=4,pp=4,tp=8
   parbench plan --model llama3-70b --gpus 1024 --mesh fsdp=128,tp=8 --hardware a100 --explain
   parbench plan --model llama3-70b --gpus 64 --global-batch 512 --explain
+  parbench plan --model Qwen3-32B/config.json --gpus 64 --sequence 4096     a checkpoint's, or mine.toml
   parbench plan --model tiny --mesh dp=2,tp=4 --precision float32 --fits runs/20260101T000000Z-host-1a2b3c
   parbench plan --validate runs/20260101T000000Z-host-1a2b3c
   parbench plan --validate runs/20260101T000000Z-n4-1a2b3c --fits runs/20260101T000000Z-n2-5d6e7f
@@ -26,7 +27,7 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--model", metavar="NAME", help="The model, such as llama3-70b, qwen3-32b or deepseek-v3.")
+@click.option("--model", metavar="NAME|FILE", help="Such as llama3-70b or deepseek-v3; a .toml, or a config.json.")
 @click.option("--gpus", type=int, default=0, metavar="N", help="Number of GPUs; default: the mesh's.")
 @click.option("--mesh", metavar="AXIS=SIZE,...", help="One mesh: dp, fsdp, pp, cp, tp, outermost first; and ep.")
 @click.option("--microbatch", type=int, help="Sequences of a microbatch; default: 1; a search tries several.")

@@ -155,7 +155,7 @@ def shape_of(params: Mapping[str, Value]) -> Shape:
         sequence=_given(params, "sequence", named.sequence),
         vocabulary=_given(params, "vocabulary", named.vocabulary),
     )
-    _validate(shape)
+    require_shape(shape)
     return shape
 
 
@@ -163,9 +163,10 @@ def _given(params: Mapping[str, Value], name: str, otherwise: int) -> int:
     return int(params.get(name, 0)) or otherwise
 
 
-def _validate(shape: Shape) -> None:
+def require_shape(shape: Shape) -> None:
+    """Refuse by equation what cannot be built."""
     hidden, heads, kv_heads = shape.hidden, shape.heads, shape.kv_heads
-    if hidden % heads:
+    if hidden % heads and not shape.head_dim and shape.latent is None:
         raise UserError(f"hidden({hidden}) % heads({heads}) != 0")
     if heads % kv_heads:
         raise UserError(f"heads({heads}) % kv_heads({kv_heads}) != 0")

@@ -22,7 +22,7 @@ from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware, hardware_of
 from workloads.planner.link_time import Seconds, by_curves, curves_of, hardware_of_run
-from workloads.planner.models import model_of
+from workloads.planner.models import find_model, model_of
 from workloads.planner.plan_page import dry_run_document, search_document
 from workloads.planner.published import ASSUMED, published
 from workloads.planner.search import lack_of, require_found, search
@@ -88,7 +88,9 @@ def answer(given: Given) -> Answer:
     if given.against:
         raise UserError("--against goes with --guide: --validate RUN compares a plan's steps with a run's")
     wants_mesh = given.search or given.mesh is None
-    return (_searched if wants_mesh else _dry)(given, *machine_of(given))
+    hardware, seconds, notes = machine_of(given)
+    read = find_model(given.model, given.sequence).notes if given.model else ()
+    return (_searched if wants_mesh else _dry)(given, hardware, seconds, (*read, *notes))
 
 
 def machine_of(given: Given) -> Machine:
