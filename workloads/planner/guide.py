@@ -17,6 +17,7 @@ from workloads.costs.memory import memory_of
 from workloads.costs.parameter_table import elements_of, num_parameters
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
+from workloads.planner.candidates import splits
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds
 from workloads.planner.regimes import regimes, simulated
@@ -26,8 +27,8 @@ MODEL, GPUS = "llama3-8b", 64
 GIGA = 1e9
 _LETTERS = (
     "One sequence a microbatch, no checkpointing. Psi parameters of e bytes, W of them that TP leaves whole; n ranks, "
-    "r = (n - 1) / n, HSDP n copies of f shards; L layers; M microbatches of b sequences of s tokens; h hidden, of a "
-    "token q queries and results, k keys and values."
+    "r = (n - 1) / n, HSDP n copies of f shards; L layers, D of them without the experts that the others have; M "
+    "microbatches of b sequences of s tokens; h hidden, of a token q queries and results, k keys and values."
 )
 _STAGES, _MICROBATCHES = 4, 8
 
@@ -171,8 +172,11 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
 
 def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
     """Return it on the most ranks of a node that the rules allow on an axis."""
-    sizes = (size for size in range(node, 0, -1) if node % size == 0)
-    return next(spec for spec in (step.on({axis: size}) for size in sizes) if not spec.refusal())
+    sizes = [size for size in range(node, 0, -1) if node % size == 0]
+    cut = {
+        size: splits(step.shape, step.moe, size, 1, "1f1b")[0] if axis == "pp" and size > 1 else "" for size in sizes
+    }
+    return next(spec for size in sizes if not (spec := replace(step.on({axis: size}), split=cut[size])).refusal())
 
 
 def guide(

@@ -1,7 +1,9 @@
 """Where each strategy is good, as tables with figures: bubbles, state, batch, the largest model, TP beside PP. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from bench.results.document import Cell, Column, Grid, Lines, Table
 from bench.text import UserError
@@ -11,6 +13,7 @@ from workloads.model.shapes import CHECKPOINTINGS
 from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulation import Timeline, simulate
+from workloads.planner.candidates import divisors, splits
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds
@@ -233,7 +236,7 @@ def _model_parallel(kept: float, sharded: float, split: int, gpus: int) -> float
 
 
 def grid(step: StepSpec, gpus: int, hardware: Hardware, seconds: Seconds | None = None) -> Table:
-    """Return the MFU of every TP and PP with ZeRO-1 on the other ranks, with the least checkpointing that fits."""
+    """Return the MFU of every TP and PP ZeRO-1 on the other ranks, with the fastest checkpointing and ``ep``."""
     sizes = [2**i for i in range(gpus.bit_length()) if gpus % 2**i == 0]
     tensor = [size for size in sizes if size <= 2 * hardware.gpus_per_node]
     global_batch = 4 * gpus
@@ -247,7 +250,7 @@ def grid(step: StepSpec, gpus: int, hardware: Hardware, seconds: Seconds | None 
     return Table(
         id="grid",
         title="TP beside PP: MFU",
-        caption=f"MFU of {told}, with the least checkpointing that fits",
+        caption=f"MFU of {told}, with what checkpointing{' and ep' if step.moe else ''} is fastest and fits",
         columns=[Column(title="pp", help="stages of the pipeline"), *squares],
         rows=[[name, *cells] for name, cells in rows.items()],
         figures=[
@@ -271,19 +274,22 @@ def _square(
     hardware: Hardware,
     seconds: Seconds | None,
 ) -> DryRun | str | None:
-    """Return the step of a pair, or the first word of the rule that it breaks, or what it lacks."""
-    data = gpus // (inner["pp"] * inner["tp"])
+    """Return the fastest step of a pair that fits, or the first word of a rule that it breaks, or what it lacks."""
+    data, moe = gpus // (inner["pp"] * inner["tp"]), step.moe
     if not data:
         return None
-    spec = replace(step.on({"dp": data, **inner}), zero1="reduce_scatter" if data > 1 else "")
+    split = splits(step.shape, moe, inner["pp"], 1, "1f1b")[0] if inner["pp"] > 1 else ""
+    spec = replace(step.on({"dp": data, **inner}), zero1="reduce_scatter" if data > 1 else "", split=split)
     try:
         spec = spec.with_batch(global_batch)
     except UserError:
         return "batch"
     if reason := spec.refusal():
         return reason.lstrip("(").split("(")[0].split(" ")[0]
-    for how in CHECKPOINTINGS:
-        run = dry_run(replace(spec, checkpointing=how), hardware, seconds=seconds, exact=False)
-        if run.fits:
-            return run
-    return "too large"
+    dealt = [spec.on({**spec.mesh, "ep": ep}) for ep in divisors(math.gcd(moe.experts, data))] if moe else [spec]
+    runs = (
+        dry_run(replace(each, checkpointing=how), hardware, seconds=seconds, exact=False)
+        for each, how in product(dealt, CHECKPOINTINGS)
+        if not each.refusal()
+    )
+    return max((run for run in runs if run.fits), key=lambda run: run.mfu, default="too large")

@@ -514,6 +514,6 @@ def rationale(found: Found) -> list[str]:
         lines.append(f"simpler: {simpler.spec.mesh_text} has fewer axes and is {slower}")
     lines.append(
         f"bound by {binding_of(best)}: {seconds:.3g} s a step, {best.tokens_per_second:,.0f} tokens/s, MFU "
-        f"{best.mfu:.1%}, as predicted under the assumptions above"
+        f"{best.mfu:.1%}, as predicted under the assumptions below"
     )
     return lines

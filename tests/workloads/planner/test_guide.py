@@ -33,6 +33,8 @@ def test_every_strategy_of_a_llama_is_told_and_experts_where_there_are_some() ->
     assert names == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP", "HSDP", "TP", "TP + SP", "PP", *context]
     assert strategies(model_of("mixtral-8x7b"), 64, 8)[-1].name == "EP"
     assert {one.name for one in strategies(model_of("llama3-8b"), 1, 8)} == set()
+    (pipeline,) = [one for one in strategies(model_of("deepseek-v3"), 64, 8) if one.name == "PP"]
+    assert pipeline.spec.split  # 61 layers
 
 
 def _cells(table: Table, row: str) -> dict[str, object]:
@@ -91,6 +93,11 @@ def test_a_square_is_that_dry_run_or_names_the_rule() -> None:
     assert _cells(table, "pp 1")["tp 1"] == "too large"
     assert _cells(table, "pp 1")["tp 16"] == "kv_heads"
     assert _cells(table, "pp 16")["tp 16"] is None
+
+
+def test_a_mixture_and_layers_that_do_not_divide_have_squares_too() -> None:
+    table = grid(model_of("deepseek-v3"), 1024, H100)
+    assert all(isinstance(cell, float) for row in table.rows[1:] for cell in row[1:])
 
 
 def test_loose_sayings_have_the_numbers_that_they_leave_out() -> None:
