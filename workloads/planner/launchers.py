@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from workloads.costs.step_spec import StepSpec
+from workloads.expert_parallel.moe_case import Moe
 from workloads.model.shapes import SHAPES, Shape
 from workloads.planner.dry_run import DryRun
 
@@ -53,7 +54,8 @@ def unmeasured(spec: StepSpec) -> list[str]:
     told = (
         (spec.zero in (1, 2), f"ZeRO {spec.zero}: it replicates state by dp, or shards all of it by fsdp"),
         (spec.every > 1, f"{spec.checkpointing_text}: it computes every layer again"),
-        (spec.moe, "experts: their inner size is its own"),
+        (spec.moe, "experts: their inner size is its own, in every layer"),
+        (spec.shape.latent or spec.shape.head_dim, "attention: its heads divide the hidden size"),
     )
     return [f"The measured step takes otherwise {words}." for holds, words in told if holds]
 
@@ -112,6 +114,10 @@ def _shape_settings(shape: Shape) -> dict[str, str]:
     return {"shape": nearest, **others}
 
 
+Told = tuple[object, str, str]
+"""Whether something holds, the flag that says so, and what is lacking where there is none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flags:
     """The flags that mean a step to a trainer, and what of it they cannot say."""
@@ -121,7 +127,7 @@ class Flags:
     lacks: tuple[str, ...]
 
 
-def _chosen(trainer: str, *told: tuple[object, str, str]) -> Flags:
+def _chosen(trainer: str, *told: Told) -> Flags:
     """Keep what holds: its flag, or what is lacking."""
     held = [one for one in told if one[0]]
     return Flags(
@@ -166,6 +172,33 @@ def torchtitan(spec: StepSpec) -> Flags:
     )
 
 
+def _attention_flags(shape: Shape) -> list[Told]:
+    latent = shape.latent
+    if latent is not None:
+        heads = f"--qk-head-dim {latent.qk_nope_head_dim} --qk-pos-emb-head-dim {latent.qk_rope_head_dim}"
+        ranks = f"--kv-lora-rank {latent.kv_lora_rank} {heads} --v-head-dim {latent.v_head_dim}"
+        return [
+            (True, f"--multi-latent-attention {ranks}", ""),
+            (latent.q_lora_rank, f"--q-lora-rank {latent.q_lora_rank}", ""),
+        ]
+    return [
+        (shape.kv_heads < shape.heads, f"--group-query-attention --num-query-groups {shape.kv_heads}", ""),
+        (shape.heads * shape.head_size != shape.hidden, f"--kv-channels {shape.head_size}", ""),
+        (shape.qk_norm, "--qk-layernorm", ""),
+    ]
+
+
+def _expert_flags(spec: StepSpec, moe: Moe) -> list[Told]:
+    dense = moe.dense_layers
+    return [
+        (True, f"--num-experts {moe.experts} --moe-router-topk {moe.top_k} --moe-ffn-hidden-size {moe.expert_ffn}", ""),
+        (moe.shared, f"--moe-shared-expert-intermediate-size {moe.shared * moe.expert_ffn}", ""),
+        (dense, f"--moe-layer-freq '([0]*{dense}+[1]*{spec.shape.layers - dense})'", ""),
+        (True, f"--expert-model-parallel-size {spec.size('ep')}", ""),
+        (True, f"--expert-tensor-parallel-size {spec.size('etp')}", ""),
+    ]
+
+
 def megatron(spec: StepSpec) -> Flags:
     """Return the flags of Megatron-LM's ``pretrain_gpt.py``."""
     shape, moe = spec.shape, spec.moe
@@ -177,25 +210,19 @@ def megatron(spec: StepSpec) -> Flags:
     again = max(1, round(spec.at(0).layers_by_stage[0] / spec.every))
     how = f"block --recompute-num-layers {again}" if spec.every > 1 else "uniform --recompute-num-layers 1"
     full = f"--recompute-granularity full --recompute-method {how}"
-    experts = ""
-    if moe:
-        experts = (
-            f"--num-experts {moe.experts} --moe-router-topk {moe.top_k} --moe-ffn-hidden-size {moe.expert_ffn} "
-            f"--expert-model-parallel-size {spec.size('ep')} --expert-tensor-parallel-size {spec.size('etp')}"
-        )
     return _chosen(
         "Megatron-LM",
         (True, f"--num-layers {shape.layers} --hidden-size {shape.hidden} --ffn-hidden-size {shape.ffn}", ""),
         (True, f"--num-attention-heads {shape.heads}", ""),
-        (shape.kv_heads < shape.heads, f"--group-query-attention --num-query-groups {shape.kv_heads}", ""),
-        (moe, experts, ""),
+        *_attention_flags(shape),
+        *(_expert_flags(spec, moe) if moe else ()),
         (True, f"--seq-length {shape.sequence} --max-position-embeddings {shape.sequence}", ""),
         (True, f"--micro-batch-size {spec.microbatch} --global-batch-size {spec.global_batch}", ""),
         (spec.mixed, "--bf16", ""),
         (tp > 1, f"--tensor-model-parallel-size {tp} --sequence-parallel", ""),
         (pp > 1, f"--pipeline-model-parallel-size {pp}", ""),
         (
-            pp > 1 and spec.schedule == "interleaved",
+            pp > 1 and spec.schedule == "interleaved" and not spec.split,
             f"--num-virtual-stages-per-pipeline-rank {spec.stages_per_rank}",
             "",
         ),

@@ -150,6 +150,16 @@ def test_flags_of_trainers_mean_the_same_mesh() -> None:
     assert titan.lacks == ("dp outside pp: its pipelines are outermost",)
     assert "--use-tp-pp-dp-mapping" in told
     assert len(other.lacks) == 1  # selective is not the same
+    deep = model_of("deepseek-v3").on({"dp": 8, "ep": 8})
+    told = " ".join(megatron(deep).flags)
+    for flag in (
+        "--multi-latent-attention --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128",
+        "--q-lora-rank 1536",
+        "--moe-shared-expert-intermediate-size 2048 --moe-layer-freq '([0]*3+[1]*58)' --expert-model-parallel-size 8",
+    ):
+        assert flag in told, flag
+    assert "--kv-channels 128 --qk-layernorm" in " ".join(megatron(model_of("qwen3-32b")).flags)
+    assert "attention: its heads divide" in " ".join(unmeasured(deep))
     uneven = replace(spec, schedule="zb_h2", split="21+20+20+19")
     assert any("zb_h2" in lack for lack in torchtitan(uneven).lacks)
     assert "--pipeline-model-parallel-layout 'Et*21|t*20|t*20|t*19L'" in megatron(uneven).flags
