@@ -113,12 +113,7 @@ def run_options(
 
 
 def resume(
-    path: Path,
-    modules: Sequence[str] = (),
-    *,
-    as_json: bool,
-    nodelist: str | None = None,
-    budget: str | None = None,
+    path: Path, modules: Sequence[str] = (), *, as_json: bool, nodelist: str | None = None, budget: str | None = None
 ) -> Path:
     """Measure what a run has no record of yet and what its budget left out; nothing is done twice.
 

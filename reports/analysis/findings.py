@@ -7,6 +7,7 @@ launches tells, or what chance makes as easily, is not claimed; what a single la
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from bench.plan.params import Value
@@ -59,7 +60,9 @@ class Finding:
 
 def look_at_first(found: Analysis) -> tuple[Finding, ...]:
     """Return at most six findings, one of a kind and operation, those first that surely cost most."""
-    every = [*_ranks(found), *_steps(found), *_links(found), *_operations(found), *_machine(found)]
+    links = chain.from_iterable(_slow_links(found, matrix) for matrix in found.matrices)
+    groups = chain.from_iterable(map(_slow_group, found.groups))
+    every = [*_ranks(found), *_steps(found), *links, *groups, *_operations(found), *_machine(found)]
     return tuple(sorted(every, key=lambda one: -one.cost * one.sure)[:MOST])
 
 
@@ -243,13 +246,6 @@ def _bytes(row: Row, name: str) -> Iterator[Finding]:
             sentence=f"{name} sends {ratio:.3f} times the bytes on {axis} that theory expects",
             evidence={"step": row.case.id, "ratio": ratio},
         )
-
-
-def _links(found: Analysis) -> Iterator[Finding]:
-    for matrix in found.matrices:
-        yield from _slow_links(found, matrix)
-    for one in found.groups:
-        yield from _slow_group(one)
 
 
 def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:

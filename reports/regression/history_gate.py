@@ -319,13 +319,7 @@ def _asked(series: Identity) -> tuple[object, ...]:
 
 
 def _verdict(
-    one: Finding,
-    outcome: Outcome,
-    old: Sequence[Identity],
-    needed: int,
-    places: Mapping[Line, str],
-    *,
-    kept: bool,
+    one: Finding, outcome: Outcome, old: Sequence[Identity], needed: int, places: Mapping[Line, str], *, kept: bool
 ) -> tuple[Word, str]:
     (status, reason), series = outcome, one.series
     if status in ("wrong", "failed", "hang"):

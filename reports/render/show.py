@@ -10,7 +10,7 @@ import click
 
 from bench.results.runs import load_run
 from bench.text import UserError, format_duration
-from reports.analysis.several import gather, is_sweep, unfolded
+from reports.analysis.several import DID_NOT_RUN, gather, is_sweep, unfolded
 from reports.analysis.verdicts import Verdict, is_written, write_whole
 from reports.render.closing import render_closing
 from reports.render.data import render_csv, render_json
@@ -21,7 +21,6 @@ from reports.sections.one_run import report_of
 from reports.sections.several import report_of_several
 
 REPORT = "report.html"
-DID_NOT_RUN = 4
 
 
 def show_run(path: Path, *more: Verdict, form: str = "tables", page: bool = True, whole: bool = False) -> int:

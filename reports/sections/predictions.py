@@ -40,11 +40,7 @@ def predicted_section(found: Analysis) -> Section | None:
         caption=f"from {sources}; parbench plan --validate wrote it",
         columns=_COLUMNS,
         rows=rows,
-        notes=(
-            f"Predicted from {sources}.",
-            *dict.fromkeys(f"{label}: {note}" for label, note in said if note),
-            *left,
-        ),
+        notes=(f"Predicted from {sources}.", *dict.fromkeys(f"{label}: {note}" for label, note in said if note), *left),
         where="page",
     )
     return _section(table, *published)

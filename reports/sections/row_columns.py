@@ -50,10 +50,7 @@ def step_column(rows: Sequence[Row]) -> Column[Row]:
 
 
 def metric_column(
-    name: str,
-    value: Callable[[Row], float | None] | None = None,
-    title: str | None = None,
-    rows: Sequence[Row] = (),
+    name: str, value: Callable[[Row], float | None] | None = None, title: str | None = None, rows: Sequence[Row] = ()
 ) -> Column[Row]:
     """Return the column of a declared metric, of what ``value`` makes of it where that is given."""
     metric = declared(name)

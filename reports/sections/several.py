@@ -189,12 +189,7 @@ def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
     asked = (
         (rates, RATE, "Bus bandwidth against nodes", "A line for each operation, size and placement."),
         (lines(steps, OverNodes.shown), TIME, "Step time against nodes", "A line for each step and placement."),
-        (
-            lines(found, lambda one, n: one.scaled.efficiency(n)),
-            EFFICIENCY,
-            "Efficiency against nodes",
-            _PERFECT,
-        ),
+        (lines(found, lambda one, n: one.scaled.efficiency(n)), EFFICIENCY, "Efficiency against nodes", _PERFECT),
     )
     for i, (of, level, title, what) in enumerate(asked, start=1):
         yield from figure(draw_against(of, level), f"over-nodes-{i}", title, what)
