@@ -112,10 +112,6 @@ class Several:
         return tuple(one for one in self.runs if not one.point or last[one.point.id] == one.number)
 
     @property
-    def fine(self) -> bool:
-        return self.code == 0
-
-    @property
     def code(self) -> int:
         """The exit code: 1 if a result is wrong, else 4 if something did not run, else 0."""
         codes = {one.summary.tally.code for one in self.counting}

@@ -26,8 +26,8 @@ def width_of(words: str, size: float = FONT) -> float:
 class Drawing:
     """What is drawn from the top down; ``top`` is where the next thing stands, and in the end the height."""
 
-    def __init__(self, width: float = NARROW, font_size: float = FONT, top: float = 8.0) -> None:
-        self.width, self.font_size, self.top = width, font_size, top
+    def __init__(self, width: float = NARROW) -> None:
+        self.width, self.top = width, 8.0
         self._parts: list[str] = []
 
     def text(self, x: float, y: float, words: str, anchor: Anchor = "start", style: str = "", css: str = "") -> None:
@@ -49,34 +49,34 @@ class Drawing:
 
     def legend(self, items: Iterable[tuple[str, float, str]], left: float = 8.0) -> None:
         """Draw words, each after a swatch of a share of the line's height, in as many lines as they need."""
-        x, line = left, 1.5 * self.font_size
+        x, line = left, 1.5 * FONT
         for words, share, style in items:
-            width = 34 + width_of(words, self.font_size)
+            width = 34 + width_of(words)
             if x + width > self.width and x > left:
                 x, self.top = left, self.top + line
-            self.box(x, self.top + 6 - share * self.font_size / 2, 20, share * self.font_size, style)
+            self.box(x, self.top + 6 - share * FONT / 2, 20, share * FONT, style)
             self.text(x + 26, self.top + 6, words)
             x += width
         self.top += line
 
     def axis_below(self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str) -> None:
         """Draw an axis at the top of what is next, with ticks no closer than their words allow."""
-        size, y, end = self.font_size, self.top, -math.inf
+        y, end = self.top, -math.inf
         self.rule(f"M{scale.first:.1f} {y:.1f}H{scale.last:.1f}", "stroke:currentColor")
         for value, told in ticks:
-            x, half = scale(value), width_of(told, size) / 2
+            x, half = scale(value), width_of(told) / 2
             self.rule(f"M{x:.1f} {y:.1f}v4", "stroke:currentColor")
             if x - half > end + 4:
-                self.text(x, y + 4 + 0.8 * size, told, "middle")
+                self.text(x, y + 4 + 0.8 * FONT, told, "middle")
                 end = x + half
-        self.text((scale.first + scale.last) / 2, y + 6 + 2 * size, words, "middle")
-        self.top += 8 + 2.6 * size
+        self.text((scale.first + scale.last) / 2, y + 6 + 2 * FONT, words, "middle")
+        self.top += 8 + 2.6 * FONT
 
     def svg(self, name: str, title: str, told: str) -> str:
         """Return all as an element; ``name`` begins its ids, which must be the page's only ones."""
         return (
             f'<svg viewBox="0 0 {self.width:.0f} {self.top:.0f}" role="img" '
-            f'aria-labelledby="{name}-title {name}-desc" font-size="{self.font_size:g}">'
+            f'aria-labelledby="{name}-title {name}-desc" font-size="{FONT:g}">'
             f'<title id="{name}-title">{escape(cells.visible(title))}</title>'
             f'<desc id="{name}-desc">{escape(cells.visible(told))}</desc>{"".join(self._parts)}</svg>'
         )

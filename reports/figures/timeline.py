@@ -10,7 +10,7 @@ from reports import cells
 from reports.analysis.steps import by_stream, stream_words
 from reports.figures.bars import part_style
 from reports.figures.palette import STEP
-from reports.figures.svg import FONT, NARROW, WIDE, Drawing, Scale, time_ticks, width_of
+from reports.figures.svg import NARROW, WIDE, Drawing, Scale, time_ticks, width_of
 
 MOST_RANKS = 8
 _LANE, _BAR, _GAP = 17.0, 13.0, 6.0
@@ -53,10 +53,8 @@ def shared(spans: Sequence[float]) -> list[tuple[float, str]]:
 class TimeChart(Drawing):
     """Boxes from ``left`` on over ``span_us``, an axis of time in one unit below."""
 
-    def __init__(
-        self, left: float, span_us: float, start_us: float = 0.0, *, width: float = WIDE, font_size: float = FONT
-    ) -> None:
-        super().__init__(width, font_size)
+    def __init__(self, left: float, span_us: float, start_us: float = 0.0, *, width: float = WIDE) -> None:
+        super().__init__(width)
         self.left, self.span_us = left, span_us
         self.x = Scale(low=start_us, high=start_us + span_us, first=left, last=width - 16)
         self.scale = (width - 16 - left) / span_us

@@ -23,8 +23,8 @@ from reports.sections.several import report_of_several
 REPORT = "report.html"
 
 
-def show_run(path: Path, *more: Verdict, form: str = "tables", page: bool = True, whole: bool = False) -> int:
-    """Print a run and its folder, write its report unless told not to, and return the exit code.
+def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = False) -> int:
+    """Print a run and its folder, write its report, and return the exit code.
 
     As tables, of which the first page is printed unless ``whole``, the folder is the last line; in another tool's
     format it goes to standard error, out of the way of parsers. A report that cannot be written does not hide the
@@ -39,12 +39,11 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", page: bool = True
         from reports.formats.exports import FORMATS
 
         click.echo(FORMATS[form](run), nl=False)
-    if page:
-        try:
-            write_whole(path / REPORT, rendered(report, "html"))
-        except UserError as error:
-            click.echo(f"no report: {error}", err=True)
-            code = code or DID_NOT_RUN
+    try:
+        write_whole(path / REPORT, rendered(report, "html"))
+    except UserError as error:
+        click.echo(f"no report: {error}", err=True)
+        code = code or DID_NOT_RUN
     click.echo(str(path), err=form != "tables")
     return code
 

@@ -229,8 +229,8 @@ def test_the_exit_code_is_the_verdicts(tmp_path: Path) -> None:
     ]
     for records, code in told:
         path = folder(tmp_path, *records)
-        assert show_run(path, page=False) == code, records
-        assert not (path / "report.html").exists()
+        assert show_run(path) == code, records
+        assert (path / "report.html").exists()
 
 
 def test_results_are_shown_even_if_the_report_cannot_be_written(
