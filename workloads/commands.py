@@ -41,6 +41,12 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 @click.option("--checkpointing", default="", metavar="HOW", help="none (the default), selective, full, or full:K.")
 @click.option("--cp-method", default="", help="zigzag (the default), ring, striped, allgather_kv, ulysses.")
 @click.option("--zero", type=click.IntRange(0, 3), help="ZeRO's stage: 0 or 1 over dp, 2 or 3 over fsdp.")
+@click.option(
+    "--state",
+    default="",
+    metavar="KIND=DTYPE,...",
+    help="Dtypes of parameters, gradients, moments, master; default: 16 bytes a parameter.",
+)
 @click.option("--hardware", metavar="NAME|FILE", help="a100, h100 (the default), h200, b200, or a .toml file.")
 @click.option(
     "--fits",

@@ -303,10 +303,13 @@ def _shards(at: Position) -> Iterator[Call]:
     ]
     for symbol, alike, elements, group, kept in units:
         rounds = "1" if once else "M" if kept or not spec.reshard else "2 M"
-        for op, times, why in (("all_gather", rounds, "parameters"), ("reduce_scatter", scatters, "gradients")):
+        for op, times, why, width in (
+            ("all_gather", rounds, "parameters", "e"),
+            ("reduce_scatter", scatters, "gradients", spec.gradient_text),
+        ):
             if elements:
                 own: dict[str, Any] = {symbol: elements}
-                yield _call(at, "fsdp", op, f"{symbol} e", _times(times, alike), why, group=(group,), **own)
+                yield _call(at, "fsdp", op, f"{symbol} {width}", _times(times, alike), why, group=(group,), **own)
 
 
 def _sums(at: Position) -> Iterator[Call]:
@@ -355,12 +358,12 @@ def _scattered(at: Position, data: tuple[str, ...], rounds: str) -> Iterator[Cal
     for axis, group, elements in held:
         ranks = at.spec.ranks_of(group)
         whole = -(-elements // ranks) * ranks
-        yield _call(at, axis, "reduce_scatter", "Psi e", rounds, "gradients", group=group, Psi=whole)
+        size = f"Psi {at.spec.gradient_text}"
+        yield _call(at, axis, "reduce_scatter", size, rounds, "gradients", group=group, Psi=whole)
         yield _call(at, axis, "all_gather", "Psi e", "1", "parameters", group=group, Psi=whole)
 
 
 def _summed(at: Position, axis: str, group: tuple[str, ...], elements: float, rounds: str) -> Call:
-    width = at.spec.reduced_bytes or at.spec.element_bytes
-    buckets = max(1, -(-int(elements * width) // at.spec.bucket_bytes))
-    size, times = f"Psi {'e' if width == at.spec.element_bytes else width} / buckets", _times(rounds, "buckets")
+    buckets = max(1, -(-int(elements * at.spec.gradient_bytes) // at.spec.bucket_bytes))
+    size, times = f"Psi {at.spec.gradient_text} / buckets", _times(rounds, "buckets")
     return _call(at, axis, "all_reduce", size, times, "gradients", group=group, Psi=elements, buckets=buckets)

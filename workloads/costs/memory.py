@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from workloads.costs.equation import Equation
 from workloads.costs.parameter_table import Kind, elements_of, ends_elements
-from workloads.costs.step_spec import Position, StepSpec
+from workloads.costs.step_spec import MIXED, Position, StepSpec, Widths
 from workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
 
 
@@ -50,14 +50,16 @@ def memory_of(at: Position) -> RankMemory:
     )
 
 
-def state_bytes(elements: float, *, mixed: bool) -> StateBytes:
+def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
     """Return bytes of parameters, gradients and Adam's state (arXiv 1910.02054): 16 a parameter.
 
     Mixed precision holds 2 + 2 + 12 (16-bit weights and gradients; float32 weights and two moments), float32 4 + 4 + 8.
     """
-    widths = (2, 2, 12) if mixed else (4, 4, 8)
-    parameters, gradients, optimizer = (width * elements for width in widths)
-    return StateBytes(parameters=parameters, gradients=gradients, optimizer=optimizer)
+    return StateBytes(
+        parameters=widths.parameters * elements,
+        gradients=widths.gradients * elements,
+        optimizer=widths.optimizer * elements,
+    )
 
 
 def state_of(at: Position) -> StateBytes:
@@ -66,9 +68,9 @@ def state_of(at: Position) -> StateBytes:
     ZeRO-1 shards the optimizer alone; what FSDP does not reshard is held whole, gathered, between forward and backward.
     """
     spec = at.spec
-    held = state_bytes(owned_elements(at), mixed=spec.mixed)
+    held = state_bytes(owned_elements(at), spec.widths)
     if spec.zero1:
-        return replace(held, optimizer=state_bytes(updated_elements(at), mixed=spec.mixed).optimizer)
+        return replace(held, optimizer=state_bytes(updated_elements(at), spec.widths).optimizer)
     if spec.reshard and not spec.keeps_root:
         return held
     gathered: float = elements_of(at) * spec.element_bytes
@@ -99,7 +101,7 @@ def updated_elements(at: Position) -> float:
 def state_equation(at: Position) -> Equation:
     """Return the bytes of parameters, gradients and Adam's state, of which ZeRO leaves a share."""
     spec, routed = at.spec, elements_of(at, "routed")
-    widths = ("2", "2", "12") if spec.mixed else ("4", "4", "8")
+    widths = [str(width) for width in (spec.widths.parameters, spec.widths.gradients, spec.widths.optimizer)]
     whole = {1: 2, 2: 1}.get(spec.zero, 0)  # of the widths, those that are not shared
     ranks = {"fsdp": spec.size("fsdp"), "shards": spec.expert_shards}
     if spec.zero1:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal, cast
 
@@ -18,7 +18,51 @@ from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
 from workloads.pipeline_parallel.schedules import default_chunks
 
 Ends = Literal["vocabulary", "tokens", "whole"]
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+"""Bytes of an element of state."""
 ZeroOne = Literal["", "broadcast", "reduce_scatter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Bytes of an element of each kind of state; of two moments each, of a master copy 0 where there is none."""
+
+    parameters: int
+    gradients: int
+    master: int
+    moments: int
+
+    @property
+    def optimizer(self) -> int:
+        return self.master + 2 * self.moments
+
+    @property
+    def updated(self) -> int:
+        """What AdamW moves for a parameter: it reads and writes both moments and the weight, and reads a gradient.
+
+        Where the weight is a master copy it writes what is computed with as well.
+        """
+        copied = self.parameters if self.master else 0
+        return 2 * (2 * self.moments + (self.master or self.parameters)) + self.gradients + copied
+
+    @staticmethod
+    def parse(text: str, otherwise: "Widths") -> "Widths":
+        """Return what ``moments=bfloat16,master=none`` says; ``UserError`` names what is allowed."""
+        found = {}
+        for part in filter(None, text.split(",")):
+            kind, _, dtype = part.partition("=")
+            kinds = [one.name for one in fields(Widths)]
+            if kind not in kinds:
+                raise UserError(f"--state {part!r}: {kind!r} is not {listed(kinds)}{did_you_mean(kind, kinds)}")
+            dtypes = {**DTYPES, **({"none": 0} if kind == "master" else {})}
+            if dtype not in dtypes:
+                raise UserError(f"--state {part!r}: {dtype!r} is not {listed(dtypes)}{did_you_mean(dtype, dtypes)}")
+            found[kind] = dtypes[dtype]
+        return replace(otherwise, **found)
+
+
+MIXED = Widths(parameters=2, gradients=2, master=4, moments=4)
+SINGLE = Widths(parameters=4, gradients=4, master=0, moments=4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +72,7 @@ class StepSpec:
     ``device`` is the kind of device where this suite measures it; empty is a step as large clusters take it.
     ``pipeline`` has the order of actions of a measured one. ``timed_seconds`` is a microbatch's forward pass where
     compute is waited for. ``full`` checkpointing is of one layer in ``every``. ``reduced_bytes`` are those of a
-    gradient's element on its way, 0 the element's own.
+    gradient's element on its way, 0 the element's own. ``state`` has the widths of state that are not the usual ones.
 
     What layouts do otherwise: ``each_microbatch`` sums gradients after every one; ``reshard`` gives FSDP's parameters
     back after forward, ``keeps_root`` but for those that are in no layer; ``zero1`` shards the optimizer of DDP;
@@ -45,6 +89,7 @@ class StepSpec:
     microbatch: int = 1
     microbatches: int = 1
     element_bytes: int = 2
+    state: Widths | None = None
     checkpointing: Checkpointing = "none"
     every: int = 1
     schedule: str = "1f1b"
@@ -121,6 +166,19 @@ class StepSpec:
     def mixed(self) -> bool:
         """Whether weights of 16 bits have float32 masters."""
         return self.element_bytes < 4
+
+    @property
+    def widths(self) -> Widths:
+        return self.state or (MIXED if self.mixed else SINGLE)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a gradient's element on its way."""
+        return self.reduced_bytes or (self.state.gradients if self.state else self.element_bytes)
+
+    @property
+    def gradient_text(self) -> str:
+        return "e" if self.gradient_bytes == self.element_bytes else str(self.gradient_bytes)
 
     @property
     def timed(self) -> bool:

@@ -21,7 +21,6 @@ from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from workloads.planner.placement import place_of
 
-UPDATE_BYTES = 28  # AdamW in float32 reads and writes weight and two moments, reads a gradient, writes a 16-bit weight
 MOST_ACTIONS = 40_000
 _HIDEABLE_CP = ("ring", "striped", "zigzag")
 SHARDING = ("dp", "edp", "fsdp")
@@ -183,7 +182,7 @@ def dry_run(
         ranks=held or held_by(spec),
         busiest=busiest.at,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
-        update_seconds=max(updated_elements(at) for at in spec.positions) * UPDATE_BYTES / memory_rate,
+        update_seconds=max(updated_elements(at) for at in spec.positions) * spec.widths.updated / memory_rate,
         bubble_seconds=bubble,
         bubble_method=method,
         axes=tuple(axes),

@@ -78,7 +78,7 @@ def small(run: DryRun) -> StepSpec:
     if spec.size("ep") > 1 and {"dp", "fsdp", "cp"} & mesh.keys():
         mesh["ep"] = 2
     batch = _SMALL if "pp" in mesh else min(_SMALL, spec.microbatches)
-    moe = spec.moe and replace(spec.moe, experts=8, top_k=2)
+    moe = spec.moe and replace(spec.moe, experts=8, top_k=2, dense_layers=0)
     return replace(spec, shape=shape, mesh=mesh, microbatch=1, microbatches=batch, split="", moe=moe)
 
 

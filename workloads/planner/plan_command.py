@@ -11,7 +11,7 @@ from bench.plan.groups import parse_mesh
 from bench.results.document import Document
 from bench.results.runs import load_run
 from bench.text import UserError, did_you_mean, listed
-from workloads.costs.step_spec import StepSpec
+from workloads.costs.step_spec import StepSpec, Widths
 from workloads.mesh.axes import CP_METHODS
 from workloads.model.shapes import PRECISIONS
 from workloads.pipeline_parallel.schedules import default_chunks
@@ -46,6 +46,7 @@ class Given:
     checkpointing: str = ""
     cp_method: str = ""
     zero: int | None = None
+    state: str = ""
     hardware: str | None = None
     fits: Path | None = None
     calibrate: tuple[Path, ...] = ()
@@ -90,6 +91,9 @@ def answer(given: Given) -> Answer:
     wants_mesh = given.search or given.mesh is None
     hardware, seconds, notes = machine_of(given)
     read = find_model(given.model, given.sequence).notes if given.model else ()
+    if given.state:
+        held = Widths.parse(given.state, _without_mesh(given).widths)
+        read += (f"state: {given.state} makes {held.parameters + held.gradients + held.optimizer} bytes a parameter",)
     return (_searched if wants_mesh else _dry)(given, hardware, seconds, (*read, *notes))
 
 
@@ -156,6 +160,7 @@ def _without_mesh(given: Given) -> StepSpec:
         split=given.split,
         cp_method=given.cp_method or "zigzag",
     )
+    step = replace(step, state=Widths.parse(given.state, step.widths) if given.state else None)
     return step.checkpointed(given.checkpointing or "none")
 
 

@@ -41,7 +41,7 @@ def published() -> list[Published]:
 
 def zero_memory() -> list[Published]:
     """Return ZeRO's state of 7.5 billion parameters on 64 ranks, mixed precision: which of it each stage shards."""
-    whole = state_bytes(7.5e9, mixed=True)
+    whole = state_bytes(7.5e9)
     parts = (whole.optimizer, whole.gradients, whole.parameters)
     return [
         Published(

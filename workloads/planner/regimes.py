@@ -198,7 +198,7 @@ def _crossing(line: Mapping[int, float], compute: Mapping[int, float]) -> int | 
 
 def largest(step: StepSpec, hardware: Hardware) -> Table:
     """Return the parameters whose state a GPU's memory holds, without activations."""
-    whole = state_bytes(1.0, mixed=step.mixed)
+    whole = state_bytes(1.0, step.widths)
     tensor = hardware.gpus_per_node
     lines: dict[str, dict[int, float]] = {}
     gpus = tensor

@@ -14,7 +14,7 @@ from workloads.costs.flops import again_bytes, product_weights, stage_flops
 from workloads.costs.memory import activations_equation, buffers_equation, state_equation, updated_elements
 from workloads.costs.parameter_table import ends_elements, layer_elements
 from workloads.planner.candidates import Wanted, limits
-from workloads.planner.dry_run import UPDATE_BYTES, DryRun
+from workloads.planner.dry_run import DryRun
 from workloads.planner.hardware import Hardware
 from workloads.planner.published import ASSUMED
 from workloads.planner.search import Found, binding_of, rationale, settings_of
@@ -293,7 +293,7 @@ def _axis_formulas(run: DryRun) -> list[Formula]:
 def _time_formulas(run: DryRun) -> list[Formula]:
     spec, hardware = run.spec, run.hardware
     update = Equation(
-        text=f"{UPDATE_BYTES} owned / (rate share)",
+        text=f"{spec.widths.updated} owned / (rate share)",
         symbols={
             "owned": max(updated_elements(held.at) for held in run.ranks),
             "rate": hardware.memory_bytes_per_second,

@@ -35,7 +35,7 @@ from workloads.planner.candidates import (
     stages,
     tokens_and_heads,
 )
-from workloads.planner.dry_run import SHARDING, UPDATE_BYTES, DryRun, Work, dry_run, held_by, placed, work_of
+from workloads.planner.dry_run import SHARDING, DryRun, Work, dry_run, held_by, placed, work_of
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds, by_hardware
 
@@ -241,7 +241,7 @@ class _Kept:
         key = (*spec.mesh.items(), spec.zero, at.kind, spec.microbatches)
         if key not in self.shardings:
             efficiency = self.hardware.efficiency
-            seconds = updated_elements(at) * UPDATE_BYTES / self.hardware.memory_bytes_per_second
+            seconds = updated_elements(at) * at.spec.widths.updated / self.hardware.memory_bytes_per_second
             self.shardings[key] = seconds / efficiency.memory_rate + sum(
                 call.times
                 * (1 - efficiency.overlap.get(call.axis, 0.0))
@@ -420,7 +420,7 @@ def _state(wanted: Wanted, hardware: Hardware) -> str:
 
 
 def _state_bytes(spec: StepSpec) -> float:
-    return state_bytes(num_parameters(spec.shape, spec.moe), mixed=spec.mixed).state
+    return state_bytes(num_parameters(spec.shape, spec.moe), spec.widths).state
 
 
 def settings_of(spec: StepSpec) -> str:

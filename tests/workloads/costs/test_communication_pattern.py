@@ -13,7 +13,7 @@ from workloads.costs.communication_pattern import Call, bytes_by_axis, calls, eq
 from workloads.costs.equation import Equation
 from workloads.costs.memory import memory_of
 from workloads.costs.parameter_table import elements_of, num_parameters, padded_elements, tables_of
-from workloads.costs.step_spec import StepSpec
+from workloads.costs.step_spec import MIXED, StepSpec, Widths
 from workloads.model.shapes import SHAPES
 from workloads.pipeline_parallel.schedules import make_schedule
 
@@ -240,3 +240,13 @@ def test_axes_share_what_lies_between_and_axes_of_one_rank_make_no_call() -> Non
     [summed] = on_axis(ask("dp=4,cp=2", "llama3-8b"), "dp")
     assert summed.num_bytes <= 25 * 2**20
     assert summed.num_bytes * summed.times == pytest.approx(num_parameters(SHAPES["llama3-8b"]) * 2)
+
+
+def test_gradients_travel_in_their_own_dtype() -> None:
+    wide = Widths.parse("gradients=float32", MIXED)
+    for mesh, zero1, wider in (("dp=8", "", 2.0), ("dp=8", "reduce_scatter", 1.5), ("fsdp=8", "", 4 / 3)):
+        plain, float32 = (
+            sum(bytes_by_axis(calls(ask(mesh, "llama3-8b", zero1=zero1, state=state).at(0))).values())
+            for state in (None, wide)
+        )
+        assert float32 / plain == pytest.approx(wider), (mesh, zero1)

@@ -7,6 +7,7 @@ import pytest
 from planner_asks import H100, ask
 from training_steps import OF_NAME
 
+from bench.text import UserError
 from workloads.catalogue import STRATEGIES
 from workloads.costs.memory import (
     RankMemory,
@@ -21,7 +22,7 @@ from workloads.costs.memory import (
     state_of,
 )
 from workloads.costs.parameter_table import Kind, elements_of, layer_elements, num_parameters
-from workloads.costs.step_spec import Position
+from workloads.costs.step_spec import MIXED, Position, Widths
 from workloads.model.shapes import SHAPES
 from workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
 from workloads.planner.dry_run import dry_run
@@ -57,7 +58,24 @@ def test_each_strategy_splits_its_own_part_of_the_state() -> None:
     at = measured("hsdp", 4, shard=2)
     root = elements_of(at) - at.layers * layer_elements(at)  # which stays gathered
     assert state(at) == pytest.approx((4 * (root + (psi - root) / 2), 4 * psi / 2, 8 * psi / 2))
-    assert state_bytes(70e9, mixed=True).state == 1120e9
+    assert state_bytes(70e9).state == 1120e9
+    for text, widths, moved in (
+        ("moments=bfloat16", (2, 2, 8), 20),
+        ("parameters=float32,gradients=float32,master=none", (4, 4, 8), 28),
+        ("moments=float8,master=float32", (2, 2, 6), 16),
+        ("gradients=float32", (2, 4, 12), 30),
+    ):
+        spec = ask("dp=8", "llama3-8b", state=Widths.parse(text, MIXED))
+        assert state(spec.at(0)) == tuple(width * PSI for width in widths), text
+        assert state_equation(spec.at(0)).value == sum(widths) * PSI, text
+        assert spec.widths.updated == moved, text
+    for text, told in (
+        ("moment=bfloat16", "'moment' is not parameters, .*did you mean 'moments'"),
+        ("moments=bf16", "'bf16' is not float32, bfloat16"),
+        ("moments=none", "'none' is not float32"),
+    ):
+        with pytest.raises(UserError, match=told):
+            Widths.parse(text, MIXED)
     assert state_equation(ask("dp=8", "llama3-70b").at(0)).value == pytest.approx(1128.9e9, rel=1e-4)
 
 

@@ -78,7 +78,7 @@ def test_the_largest_model_fills_the_memory_and_no_more() -> None:
     table = largest(model_of("llama3-8b"), H100)
     for name, held in (("DDP", 16), ("ZeRO-1", 4 + 12 / 64), ("ZeRO-2", 2 + 14 / 64), ("ZeRO-3, or TP x PP", 16 / 64)):
         assert _cells(table, name)["64"] == pytest.approx(H100.usable_bytes / held / 1e9), name
-    assert state_bytes(1.0, mixed=True).state == 16
+    assert state_bytes(1.0).state == 16
     assert _cells(table, "TP 8 x PP 8 x ZeRO-1")["32"] is None
 
 
