@@ -226,7 +226,7 @@ def test_equations_are_those_of_the_step_that_was_asked_for() -> None:
     texts: list[tuple[str, str, str, str]] = [
         ("fsdp=8,tp=2,ep=8", "none", "bytes on tp", f"{flights} + {flights} + whole e 2 (R - 1) / R"),
         ("fsdp=8,tp=2,ep=8", "full", "bytes on tp", "(3 L + 2) M b s h e (R - 1) / R + (3 L + 2) M"),
-        ("fsdp=8,tp=2,ep=8", "none", "state", "(2 + 2 + 12) (Psi / fsdp + experts / shards)"),
+        ("fsdp=8,tp=2,ep=8", "none", "state", "(2 + 2 + 12) Psi / fsdp + (2 + 2 + 12) experts / shards"),
         ("fsdp=16,ep=8", "none", "buffers", "3 Psi e / L"),
         ("fsdp=4,pp=2", "none", "buffers", "2 Psi e"),
         ("cp=2,tp=2", "full", "bytes on cp", "3 L M 2 G j d e / t + L M 2 G j d 4 / t"),
