@@ -16,6 +16,7 @@ from workloads.step.sent_bytes import counted
 
 _STEP = {"layers": 6, "hidden": 256, "kv_heads": 4, "sequence": 32, "vocabulary": 256, "compute": "timed:100ms"}
 _PIPELINE = {**_STEP, "schedule": "1f1b", "microbatches": 4, "compute": "timed:20ms"}
+_GATHERED_OFTEN = {"prefetch": "default", "hidden": 512, "compute": "timed:50ms", "accumulation": 3, "no_sync": True}
 LATE_SECONDS, HOST_SECONDS = 0.02, 0.01
 PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
     "clean": ("ddp", {**_STEP, "bucket_mb": 1, "compute": "timed:200ms"}),
@@ -23,7 +24,7 @@ PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
     "slow rank": ("ddp", {**_STEP, "bucket_mb": 1}),
     "one bucket": ("ddp", {**_STEP, "bucket_mb": 1000}),
     "host-bound": ("ddp", {**_STEP, "bucket_mb": 1}),
-    "no prefetch": ("fsdp", {**_STEP, "prefetch": "default", "hidden": 512, "compute": "timed:50ms"}),
+    "no prefetch": ("fsdp", {**_STEP, **_GATHERED_OFTEN}),
     "uneven stages": ("pp", {**_PIPELINE, "split": "5+1"}),
     "pipeline bubble": ("pp", {**_PIPELINE, "microbatches": 2}),
     "slow link": ("ddp", {**_STEP, "bucket_mb": 1, "compute": "timed:40ms"}),

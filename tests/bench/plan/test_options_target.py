@@ -160,8 +160,9 @@ def test_the_readmes_own_step_is_measured_and_right_and_its_check_can_fail(two_r
         assert (outcome.status, outcome.check.passed) == ("ok", True)
         assert outcome.details["num_elements"] == num_elements
         assert len(outcome.seconds) >= 6
-    outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), module="myloop", width=64)
-    assert (outcome.status, outcome.check.passed) == ("ok", True)
+    for module, params in (("mycnn", {"channels": 8}), ("myblocks", {"layers": 1, "sequence": 16})):
+        outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), module=module, **params)
+        assert (outcome.status, outcome.check.passed) == ("ok", True)
     file = mystep / "mystep.py"
     file.write_text(file.read_text().replace("dist.all_reduce(self.buffer, group=self.world.group)", "pass"))
     outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), num_elements=1024)
