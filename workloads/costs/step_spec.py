@@ -293,8 +293,17 @@ class StepSpec:
                 shape, mesh, self.microbatch, self.microbatches, self.schedule, self.chunks, self.split
             )
             or axes.refuse_experts(mesh, experts)
+            or self._refuse_parts()
             or axes.refuse_split_backward(mesh, self.schedule, self.checkpointing, experts)
         )
+
+    def _refuse_parts(self) -> str | None:
+        """Refuse experts that ``etp`` does not divide, and a mixture's first layers that ``tp`` does not."""
+        if self.moe and self.moe.expert_ffn % self.size("etp"):
+            return f"expert_ffn({self.moe.expert_ffn}) % etp({self.size('etp')}) != 0"
+        if self.moe and self.moe.dense_layers and self.shape.ffn % self.size("tp"):
+            return f"ffn({self.shape.ffn}) % tp({self.size('tp')}) != 0"
+        return None
 
     def require(self, gpus: int) -> None:
         """Refuse, by equation, a mesh that is not of ``gpus`` ranks or cannot carry the step."""

@@ -104,6 +104,17 @@ def test_layers_without_experts_send_none_to_any_and_are_gathered_and_split_as_d
     assert state == pytest.approx(16 * EXACT["deepseek-v3"] / 64, rel=1e-3)
 
 
+def test_what_does_not_divide_experts_or_the_first_layers_is_refused() -> None:
+    deepseek = model_of("deepseek-v3")
+    narrow = replace(deepseek, shape=replace(deepseek.shape, ffn=18433))
+    assert narrow.on({"tp": 2}).refusal() == "ffn(18433) % tp(2) != 0"
+    assert model_of("gpt-oss-120b").on({"tp": 8, "etp": 8}).refusal() is None
+    odd = model_of("mixtral-8x7b")
+    assert odd.moe is not None
+    odd = replace(odd, moe=replace(odd.moe, expert_ffn=14337))
+    assert odd.on({"tp": 2, "etp": 2}).refusal() == "expert_ffn(14337) % etp(2) != 0"
+
+
 def test_heads_that_are_wider_than_the_hidden_size_keep_and_send_their_own() -> None:
     wide = model_of("qwen3-32b")
     plain = replace(wide, shape=replace(wide.shape, head_dim=0, qk_norm=False))
