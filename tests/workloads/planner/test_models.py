@@ -130,6 +130,17 @@ def test_heads_that_are_wider_than_the_hidden_size_keep_and_send_their_own() -> 
     assert passed == [2 * 2048 * 8 * 128 * 2, 2048 * 128 * (192 + 128) * 2]
 
 
+def test_latent_attention_keeps_what_it_compresses_and_every_heads_keys() -> None:
+    """Bytes of one token in a dense layer of DeepSeek-V3, on one of four ranks that split heads and tokens."""
+    spec = replace(ask("tp=4", "deepseek-v3"), moe=None)
+    heads = 128 * (2 * 192 + 2 * 128) * 2 / 4 + 4 * 128 / 4  # q, k; v and the result; log-sum-exps
+    norms, ffn = 2 * (7168 * 2 + 4) / 4, 7168 * 2 + 4 * 18432 * 2 / 4
+    kept = norms + 7168 * 2 + 2 * (1536 + 512) * 2 + heads + ffn
+    assert layer_equation(spec.at(0), "none").value / 4096 == kept
+    products = 7168 * 2 / 4 + (1536 + 512) * 2 + heads + 2 * 18432 * 2 / 4 + 2 * 7168 * 2
+    assert layer_equation(spec.at(0), "selective").value / 4096 == products
+
+
 def test_a_tied_head_is_counted_once_and_copied_to_the_last_stage() -> None:
     spec = ask("pp=2", "llama3-8b", microbatches=4)
     tied = replace(spec, shape=replace(spec.shape, tied=True))
