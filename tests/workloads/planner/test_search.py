@@ -113,7 +113,12 @@ def test_nothing_is_proposed_that_its_own_rules_or_the_memory_refuse(
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "batch"), [("llama3-8b", 16, 64), ("mixtral-8x7b", 32, 32), ("small-llama", 8, 64)]
+    ("model", "gpus", "batch"),
+    [
+        ("llama3-8b", 16, 64),
+        pytest.param("mixtral-8x7b", 32, 32, marks=pytest.mark.full),
+        ("small-llama", 8, 64),
+    ],
 )
 def test_what_is_never_priced_is_not_better_than_what_is_found(model: str, gpus: int, batch: int) -> None:
     said = {"schedule": "interleaved", "cp_method": "zigzag", "checkpointing": "selective"}
