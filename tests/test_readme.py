@@ -1,5 +1,6 @@
 """The READMEs are true: their commands run, their tables are current, and the first is short and in short sentences."""
 
+import json
 import re
 import shlex
 import shutil
@@ -25,6 +26,17 @@ from reports.render import show
 FIRST = ROOT / "README.md"
 READMES = (FIRST, *(ROOT / name / "README.md" for name in ("bench", "workloads", "reports", "slurm")))
 RUNS = {"RUN": STEPS, "RUN2": STEPS, "RUN4": STEPS, "RUN8": BASE, "BASE": BASE, "NEW": NEW}
+QWEN3 = {  # the sizes that the model's card gives
+    "model_type": "qwen3",
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "vocab_size": 151936,
+}
 ELSEWHERE = (
     "slurm",  # in tests/slurm, which need a cluster
     "torchrun",
@@ -89,6 +101,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(OSU)
     [plan] = [block for block in blocks(ROOT / "bench" / "README.md", "toml") if "preset" in block]
     (tmp_path / "plan.toml").write_text(plan)
+    (tmp_path / "Qwen3-32B").mkdir()
+    (tmp_path / "Qwen3-32B" / "config.json").write_text(json.dumps(QWEN3))
     return tmp_path
 
 
