@@ -24,7 +24,7 @@ from bench.machine.environment import DISTURBANCES, VOLATILE
 from bench.machine.machine import package_version
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
 from bench.machine.world_spec import Joined
-from bench.plan.cases import Case, load_catalogue
+from bench.plan.cases import EXPLAINER, Case, load_catalogue
 from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan
 from bench.results.records import Record, encode
@@ -185,6 +185,7 @@ def _starter(run: Run, joined: Joined | None, nodelist: str | None, stack: ExitS
         spread = plan.spread
         return lambda number, variables: SrunLauncher(spread, logs, number, {**own, **variables}, nodelist)
     # a user's own step may do anything when it is imported
-    modules = sorted({case.target.partition(":")[0] for case in plan.cases if not case.is_own})
+    targets = {EXPLAINER if case.is_own else case.target for case in plan.cases}
+    modules = sorted({target.partition(":")[0] for target in targets})
     server = stack.enter_context(ForkServer(modules, own, logs / "fork-server.log", START_SECONDS))
     return lambda number, variables: server.launch(plan.nproc, logs / f"gang-{number}", variables)

@@ -17,6 +17,8 @@ from bench.plan.params import Param, Value, refuse_unknown
 from bench.text import UserError, did_you_mean
 
 _OWN = "custom."
+EXPLAINER = "workloads.step.own:explained"
+"""What explains a step of the user's own; as text, as all targets are."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

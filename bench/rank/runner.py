@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bench.launch.control_channel import Outcome
 from bench.operations.local import NOTHING, background_load
-from bench.plan.cases import Case
+from bench.plan.cases import EXPLAINER, Case
 from bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed
 from bench.plan.plan import FaultSpec, Measure
 from bench.rank.device_timer import HOST_NS
@@ -24,7 +24,6 @@ from bench.text import UserError, format_size
 from bench.world.subject import Description, Differing, Explained, Subject
 from bench.world.world import StandBy, Subgroups, World
 
-_EXPLAINER = "workloads.step.own:explained"  # as text, as all targets are
 _MOST_NAMED = 3
 """Wrong results that a reason names; of more it says how many."""
 
@@ -121,7 +120,7 @@ class CaseRun:
         can = world.gather(None if isinstance(self._subject, Disturbed) else isinstance(self._subject, Explained))
         self._explains = all(can)
         if case.is_own and all(one is False for one in can):
-            self._subject = load_target(_EXPLAINER)(world, self._subject)
+            self._subject = load_target(EXPLAINER)(world, self._subject)
             self._explains = True
         self._ranks = subgroup.ranks
         self._checks = any(world.gather(getattr(self._subject.check, "__func__", None) is not Subject.check))

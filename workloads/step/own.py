@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch._dynamo  # which torch would import within the first step that is watched, and count as a hang
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
