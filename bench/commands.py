@@ -48,6 +48,8 @@ class AppHooks:
 
 
 FORMATS = ("tables", "nccl-tests", "nccl-tests-json")
+# what its readers expect in a table of an operation
+_AS_NCCL_TESTS = {"mode": "pipelined", "placement": "out_of_place,in_place"}
 _RUN_EXAMPLES = """\b
 Examples:
   parbench run                                        measure this node, in under 2 min
@@ -111,7 +113,13 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
 @click.option("--resume", type=RunPath(), metavar="RUN", help="Continue a run: measure what it lacks.")
 @click.option("--json", "as_json", is_flag=True, help="Print records as JSON lines instead of tables.")
-@click.option("--format", "form", type=click.Choice(FORMATS), default="tables", help="What to print.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="tables",
+    help="What to print. As nccl-tests: modes and placements are its own, unless set.",
+)
 @click.option("--all", "whole", is_flag=True, help="Print every table and row, not only the summary page.")
 @click.pass_obj
 def run(
@@ -140,7 +148,8 @@ def run(
         raise UserError(f"--json and --format {form} both say what to print: leave out one of them")
     short = [f"{name}={text}" for name, text in (("size_bytes", sizes), ("dtype", dtype)) if text is not None]
     texts = parse_settings([*settings, *short])
-    path = run_options(Options(settings=texts, **given), house.modules, out=out, resume_path=resume, as_json=as_json)
+    options = Options(settings=texts, usual=_AS_NCCL_TESTS if form.startswith("nccl-tests") else {}, **given)
+    path = run_options(options, house.modules, out=out, resume_path=resume, as_json=as_json)
     if path is None:
         return
     if as_json:

@@ -201,7 +201,7 @@ def export(run: Path, form: str, output: Path | None) -> None:
     """Write a run as CSV, nccl-tests text, Chrome traces and more.
 
     \b
-    nccl-tests, nccl-tests-json  the collectives, a table per series
+    nccl-tests, nccl-tests-json  the collectives, a table for each operation and mode
     csv                          a row per metric and launch, as parbench.load
                                  returns; parbench report --format csv: per case
     chrome-trace                 training steps' timelines for Perfetto: a

@@ -83,6 +83,12 @@ class OperationSpec:
         return any(param.name == "redop" for param in self.params)
 
     @property
+    def placements(self) -> tuple[str, ...]:
+        """Return where its result can go, the default first."""
+        given = next((param.choices for param in self.params if param.name == "placement"), ())
+        return tuple(map(str, given)) or (IN_PLACE if self.in_place else OUT_OF_PLACE,)
+
+    @property
     def contributes(self) -> bool:
         """Whether other tools count what one rank contributes, of which there is one for each rank in a size."""
         return self.sharded and not self.reduces
@@ -315,7 +321,7 @@ OPERATIONS = (
     ),
     _collective(
         "reduce", "combine every rank's buffer on one; size = the buffer", REDOP, ROOT,
-        tags=SIZED, busbw=ONE, c10d={0: "reduce_"},
+        tags=SIZED, busbw=ONE, in_place=True, c10d={0: "reduce_"},
         names={"nccl-tests": "reduce_perf", "osu": "reduce", "param": "reduce", "gloo": "reduce"},
     ),
     _collective(

@@ -34,13 +34,15 @@ Candidate = tuple[Case, str | None]  # with the reason why it cannot run here, N
 class Options:
     """What the command line and the plan file ask for, as text where it needs parsing; None is what was not given.
 
-    ``settings`` holds the text of ``--set`` by parameter; ``entries`` replace the preset's when there are any.
+    ``settings`` holds the text of ``--set`` by parameter; ``entries`` replace the preset's when there are any. What
+    ``usual`` says of a parameter goes before the preset, where a case has it and the user says nothing of it.
     """
 
     preset: str | None = None
     only: tuple[str, ...] = ()
     target: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    usual: Mapping[str, str] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
     nproc: int | None = None
     backend: str | None = None
@@ -146,7 +148,8 @@ def _candidates(definition: Definition, options: Options, preset: Preset, spec: 
     step = spec.nproc * _LARGEST_ITEMSIZE if meant else 1
     found: list[Candidate] = []
     for (entry, said), more in itertools.product(fitting or [(Entry(name=name), {})], narrowed or [{}]):
-        texts = {**more, **said, **entry.set, **options.settings}
+        of_file = entry.set if options.entries else {}
+        texts = {**more, **said, **entry.set, **options.usual, **of_file, **options.settings}
         texts = {key: text for key, text in texts.items() if key in params}
         if meant and spec.device == "cuda" and max(parse_sizes(texts.get("size_bytes", "0"))) >= LARGE_BYTES:
             texts["size_bytes"] = ",".join((texts["size_bytes"], *BEYOND_CACHE))

@@ -28,6 +28,7 @@ _LABEL = re.compile(r"^\s*(?:\d+:\s|\[\d+,\d+\]<std(?:out|err)>:)")  # what srun
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+Group\s+\d+\s+Pid\s+-?\d+\s+on\s+(\S+)")
 _PROGRAM = re.compile(r"\b(\w+_perf)\b")
 _OURS = re.compile(r"^# Written by parbench (\S+): (.*)$")
+_REPEATED = re.compile(r"^# (in-place|out-of-place) repeats ")  # numbers that were not measured: parbench's export
 _Numbers = Mapping[str, float | None]
 _TOLD = ("parbench", "mode", "backend", "device", "nodes", "world")  # of ours, what is no parameter
 
@@ -39,6 +40,7 @@ class _Head:
     program: str = ""
     version: str | None = None
     mode: str = "pipelined"
+    repeated: str = ""
     ranks: int | None = None
     hosts: tuple[str, ...] = ()
     ours: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +62,8 @@ class _Head:
         elif match := _OURS.match(line):
             self.ours = _pairs([f"parbench={match[1]}", *match[2].split()])
             self.mode = self.ours.get("mode", self.mode)
+        elif match := _REPEATED.match(line):
+            self.repeated = match[1].replace("-", "_")
         elif line.startswith("# Blocking Enabled"):
             self.mode = "blocking"
         elif not self.program and (match := _PROGRAM.search(line)):
@@ -167,7 +171,7 @@ def _row(head: _Head, names: list[str], words: list[str], where: str, nproc: int
         raise UserError(f"{where}: the heading before this row names no algbw with busbw beside it")
     for placed, start in zip((OUT_OF_PLACE, IN_PLACE), starts, strict=False):
         cells = dict(zip(("time", *names[start + 1 : start + 4]), words[start : start + 4], strict=False))
-        if any(cell != "N/A" for cell in cells.values()):
+        if placed != head.repeated and any(cell != "N/A" for cell in cells.values()):
             known = {name: cell for name, cell in cells.items() if cell not in ("N/A", "nan", "-nan", "inf")}
             numbers = {name: foreign.number(known[name], where) if name in known else None for name in cells}
             yield _found(head, ranks, row.whole("size"), placed, row, numbers, where)

@@ -1,4 +1,4 @@
-"""A run's collectives as nccl-tests prints them: a table a series, a line a size, two placements a line. Pure.
+"""A run's collectives as nccl-tests prints them: a table an operation, a line a size, two placements a line. Pure.
 
 The layout, the names and what ``count`` means are those of nccl-tests 2.19.6 (its src/util.cu and src/common.cu).
 Times are the launches' merged headlines in us, bandwidths GB/s of 1e9 B/s.
@@ -27,14 +27,16 @@ REDUCTIONS = {"sum": "sum", "avg": "avg", "min": "min", "max": "max", "product":
 _OPERATIONS = {spec.name: spec for spec in names_of(TOOL).values()}
 _PLACED = (OUT_OF_PLACE, IN_PLACE)
 _COMPARABLE = {"pipelined": 0, "graph": 1}  # modes that time what nccl-tests does, with its -G
-_COLUMNS = ("size_bytes", "dtype", "mode", "placement", "redop", "root")  # what the layout has a place for
+_LINE = ("dtype", "redop", "root", "size_bytes")  # what parts a table's lines, the last fastest, as in nccl-tests
+_COLUMNS = (*_LINE, "mode", "placement")  # what the layout has a place for
 
 
 def render_text(run: Run) -> str:
-    """Return the run's collectives in the layout of nccl-tests' text, a table for each series.
+    """Return the run's collectives in the layout of nccl-tests' text, a table for each operation and mode.
 
-    A placement that was not measured is ``N/A`` in all its four columns, so that a line always has 13 tokens and no
-    reader takes it for a number.
+    An operation that torch has in one placement alone has its numbers in the other's columns too, for readers take a
+    number from each: a comment says so, and ``#wrong`` is ``N/A`` there, as where nccl-tests does not check. A
+    placement that was not measured is ``N/A`` in all its four columns; a line always has 13 tokens.
     """
     documents, left_out = _documents(run)
     lines = [line for document in documents for line in (*_table(run.info.parbench, document), "")]
@@ -52,40 +54,46 @@ def render_json(run: Run) -> bytes:
 
 
 def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a document for each operation, mode, type, reduction and root on one group, and what is in none.
+    """Return a document for each operation and mode on one group, and what is in none.
 
     On CUDA, other modes are in none where one was measured that compares with nccl-tests.
     """
     summary = summarize(run)
-    series: dict[tuple[object, ...], list[Row]] = {}
+    placed: list[tuple[str, tuple[object, ...], Row]] = []
     compared: dict[tuple[object, ...], list[str]] = {}
     left_out = []
     for row in summary.rows:
         if reason := _no_counterpart(row.case):
             left_out.append(f"{visible(row.case.label)}: {reason}")
+            continue
+        told = _params(row.case)
+        mode = str(told.pop("mode"))
+        same = {name: value for name, value in told.items() if name not in ("size_bytes", "placement")}
+        alike = (row.case.name, *same.items(), row.world.size, row.world.nodes)
+        placed.append((mode, alike, row))
+        if mode in _COMPARABLE and row.world.device == "cuda" and not _why_left_out(row):
+            compared.setdefault(alike, []).append(mode)
+    tables: dict[tuple[object, ...], list[Row]] = {}
+    for mode, alike, row in placed:
+        if mode not in _COMPARABLE and alike in compared:
+            why = f"mode {listed(sorted(set(compared[alike])))} compares with nccl-tests, and is here"
+            left_out.append(f"{visible(row.case.label)}: {why}")
         else:
             told = _params(row.case)
-            mode = str(told.pop("mode"))
-            same = [f"{name}={value}" for name, value in told.items() if name not in ("size_bytes", "placement")]
-            alike = (row.case.name, *same, row.world.size, row.world.nodes)
-            series.setdefault((mode, *alike), []).append(row)
-            if mode in _COMPARABLE and row.world.device == "cuda" and not _why_left_out(row):
-                compared.setdefault(alike, []).append(mode)
-    for key in [key for key in series if key[0] not in _COMPARABLE and key[1:] in compared]:
-        why = f"mode {listed(sorted(set(compared[key[1:]])))} compares with nccl-tests, and is here"
-        left_out += [f"{visible(row.case.label)}: {why}" for row in series.pop(key)]
+            same = {name: value for name, value in told.items() if name not in _COLUMNS}
+            tables.setdefault((row.case.name, mode, *same.items(), *alike[-2:]), []).append(row)
     left_out += [f"{visible(one.case.label)}: skipped: {visible(one.reason)}" for one in summary.skipped]
     left_out += [
         f"{visible(one.case.label)}: no record of {one.launches} of {one.planned} launches" for one in summary.missing
     ]
-    return [_document(run, rows) for rows in series.values()], left_out
+    return [_document(run, rows) for rows in tables.values()], left_out
 
 
 def _params(case: Case) -> dict[str, Any]:
     """Return a case's parameters, with what goes without saying."""
     operation = _OPERATIONS[case.name]
-    redop, placement = "sum" if operation.reduces else "none", IN_PLACE if operation.in_place else OUT_OF_PLACE
-    return {"mode": "unknown", "redop": redop, "root": -1, "placement": placement, **case.params}
+    redop = "sum" if operation.reduces else "none"
+    return {"mode": "unknown", "redop": redop, "root": -1, "placement": operation.placements[0], **case.params}
 
 
 def _no_counterpart(case: Case) -> str | None:
@@ -111,12 +119,15 @@ def _why_left_out(row: Row) -> str | None:
 
 def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
     case, world, ranks = rows[0].case, rows[0].world, min(map(num_ranks, rows))  # what failed may not know its group's
-    by_size: dict[int, dict[str, Row]] = {}
+    blocks: dict[tuple[object, ...], dict[int, dict[str, Row]]] = {}
     for row in rows:
         if not _why_left_out(row):
-            by_size.setdefault(int(row.case.params["size_bytes"]), {})[_params(row.case)["placement"]] = row
-    sizes = sorted(by_size)
-    timed = [row for size in sizes for row in by_size[size].values()]
+            told = _params(row.case)
+            block = blocks.setdefault(tuple(told[name] for name in _LINE[:-1]), {})
+            block.setdefault(int(told["size_bytes"]), {})[told["placement"]] = row
+    lines = [(size, block[size]) for block in blocks.values() for size in sorted(block)]
+    sizes = sorted({size for size, _ in lines})
+    timed = [row for _, line in lines for row in line.values()]
     rates = [busbw / 1e9 for row in timed if (busbw := row.value("busbw")) is not None]
     wrong = sum(max(1, row.check.wrong or 0) for row in rows if row.status == "wrong")
     mode = str(_params(case)["mode"])
@@ -141,7 +152,7 @@ def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
         # as NCCL's headers number it: 2.28.9 is 22809
         "nccl_version": int(nccl[1]) * 10000 + int(nccl[2]) * 100 + int(nccl[3]) if nccl else None,
         "config": {**ran, **how, "devices": _devices(run.info.host, environment, ranks, world)},
-        "results": [_result(size, by_size[size]) for size in sizes],
+        "results": [_result(size, line) for size, line in lines],
         "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
         "average_bus_bandwidth": {"bandwidth": sum(rates) / len(rates) if rates else None, "okay": "unchecked"},
         "errors": [f"{visible(row.case.label)}: {reason}" for row in rows if (reason := _why_left_out(row))],
@@ -195,8 +206,13 @@ def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
     config, results, wrong = document["config"], document["results"], document["out_of_bounds"]["count"]
     program, _, *words = document["args"]
     code, average = document["nccl_version"] or 0, document["average_bus_bandwidth"]["bandwidth"]
-    unmeasured = [name for name in _PLACED if any(line[name] is None for line in results)]
-    [(kind, distance)] = step([line["size"] for line in results]).items()
+    operation = names_of(TOOL)[program]
+    measured = [name for name in _PLACED if any(line[name] for line in results)]
+    # torch has one placement of it, so there is nothing to measure for the other
+    only = measured[0] if len(operation.placements) == len(measured) == 1 else ""
+    repeated = [name for name in _PLACED if only and name != only]
+    unmeasured = [name for name in _PLACED if not only and any(line[name] is None for line in results)]
+    [(kind, distance)] = step(sorted({line["size"] for line in results})).items()
     return [
         f"# nccl-tests version {VERSION} nccl-headers={code} nccl-library={code}",
         f"# Collective test starting: {program}",
@@ -205,7 +221,8 @@ def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
         f"iters: {config['iterations']} agg iters: 1 validation: {config['validation']} "
         f"graph: {config['graph']} unalign: 0",
         f"# Written by parbench {parbench}: {' '.join(words)}",
-        *(f"# N/A under {name.replace('_', '-')}: not measured" for name in unmeasured),
+        *(f"# N/A under {_told(name)}: not measured" for name in unmeasured),
+        *(f"# {_told(name)} repeats {_told(only)}: {operation.short_name} has no other" for name in repeated),
         "#",
         "# Using devices",
         *(
@@ -220,7 +237,7 @@ def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
         f"#        (B)    (elements)                          {'     (us)  (GB/s)  (GB/s)        ' * 2} ",
         *(
             f"{line['size']:12d}  {line['count']:12d}  {line['type']:>8}  {line['redop']:>6}  {line['root']}"
-            f"{_cells(line[OUT_OF_PLACE])}{_cells(line[IN_PLACE])}"
+            f"{''.join(_cells(line[only] | {'nwrong': None} if name in repeated else line[name]) for name in _PLACED)}"
             for line in results
         ),
         *(f"# Left out: {sentence}" for sentence in document["errors"]),
@@ -229,6 +246,10 @@ def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
         "#",
         f"# Collective test concluded: {program}",
     ]
+
+
+def _told(placement: str) -> str:
+    return placement.replace("_", "-")
 
 
 def _cells(placed: Mapping[str, float | None] | None) -> str:

@@ -84,6 +84,18 @@ def test_the_command_line_goes_before_the_plan_file(file: Path) -> None:
     assert refusal(Options(plan_file=file)) == words
 
 
+def test_what_is_usual_goes_before_the_preset_where_a_case_knows_it_and_after_the_user(file: Path) -> None:
+    usual = Options(only=("all_gather", "barrier", "broadcast"), usual={"mode": "pipelined", "placement": "in_place"})
+    plan = planned(usual)
+    assert {(one.name.partition(".")[2], *map(one.params.get, usual.usual)) for one in plan.cases} == {
+        ("all_gather", "pipelined", "in_place"), ("broadcast", "pipelined", None), ("barrier", "pipelined", None)
+    }  # fmt: skip
+    assert {*params(planned(replace(usual, settings={"mode": "blocking"})), "mode")} == {"blocking"}
+    file.write_text(file.read_text().replace("float16", 'float16", mode = "blocking'))
+    told = planned(Options(plan_file=file, usual={"mode": "pipelined", "placement": "out_of_place"}))
+    assert {(one.whole["mode"], one.whole["placement"]) for one in told.cases} == {("blocking", "out_of_place")}
+
+
 def test_the_plan_notes_more_ranks_than_cores_and_what_is_injected_and_keeps_the_links_speed() -> None:
     plan = planned(Options())
     assert (plan.preset, plan.nproc, plan.backend, plan.device, plan.path) == ("node", 4, "gloo", "cpu", None)

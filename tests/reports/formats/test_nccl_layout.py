@@ -18,6 +18,8 @@ from bench.text import UserError
 from reports.formats.nccl_tests import fit, render_json, render_text
 from reports.formats.nccl_tests import step as distance
 
+IN_PLACE_ALONE = ("broadcast", "reduce")
+
 
 def run_of(*records: Record, environment: dict[str, object] | None = None) -> Run:
     cases = {record.case.id: record.case for record in records}.values()
@@ -55,10 +57,17 @@ def test_sizes_of_one_series_are_lines_in_order_with_both_placements() -> None:
     assert (first[OUT_OF_PLACE]["time"], first[IN_PLACE]["time"]) == (2, 4)
 
 
-def test_what_differs_in_more_than_size_and_placement_is_another_table() -> None:
-    changes: tuple[dict[str, Any], ...] = ({"mode": "pipelined"}, {"dtype": "float64"}, {"redop": "max"}, {"root": 1})
-    for change in (*changes, {"group": "node"}, {"operation": "broadcast"}):
+def test_what_the_layout_has_no_column_for_is_another_table() -> None:
+    changes: tuple[dict[str, Any], ...] = ({"mode": "pipelined"}, {"group": "node"}, {"operation": "broadcast"})
+    for change in changes:
         assert len(documents_of(ok(collective()), ok(collective(**change)))) == 2, change
+    of_columns: tuple[dict[str, Any], ...] = ({}, {"dtype": "float64"}, {"redop": "max"}, {"root": 1})
+    records = [ok(collective(size_bytes=size, **change)) for size in (4096, 1024) for change in of_columns]
+    lines = [[line[name] for name in ("type", "redop", "root", "size")] for line in json_of(*records)["results"]]
+    assert [[words[0], words[1], int(words[2])] for words in lines[::2]] == [
+        ["float", "sum", -1], ["double", "sum", -1], ["float", "max", -1], ["float", "sum", 1],
+    ]  # fmt: skip
+    assert [words[3] for words in lines] == [1024, 4096] * 4
     for of_world in ({"size": 2}, {"nodes": 2}):
         world = msgspec.structs.replace(WORLD, **of_world)
         found = documents_of(ok(collective()), ok(collective(size_bytes=4096), world=world))
@@ -84,6 +93,8 @@ def test_on_cuda_the_modes_that_nccl_tests_has_are_taken_where_they_were_measure
         f"# Not in any table: {label}{mode}: {why}" for mode in ("blocking", "async")
     ]
     assert len(documents_of(records[0], bad(collective(mode="graph"), world=cuda))) == 2, "what failed replaces nothing"
+    doubles = ok(collective(dtype="float64"), world=cuda)
+    assert len(documents_of(doubles, *records)) == 3, "another type was not measured so"
     assert len(documents_of(*(ok(collective(mode=mode)) for mode in modes))) == 4, "on a CPU all are told"
 
 
@@ -109,7 +120,9 @@ def test_programs_defaults_and_counts_of_elements_are_the_operations() -> None:
         redop = "sum" if operation in ("all_reduce", "reduce_scatter", "reduce") else "none"
         assert (found["args"][0], line["redop"]) == (shorter.get(operation, f"{operation}_perf"), redop)
         assert (
-            (line[IN_PLACE] is not None) is (operation in ("all_reduce", "broadcast")) is (line[OUT_OF_PLACE] is None)
+            (line[IN_PLACE] is not None)
+            is (operation in ("all_reduce", *IN_PLACE_ALONE))
+            is (line[OUT_OF_PLACE] is None)
         )
         assert line["count"] == (256 if operation in shares else 1024), operation
     for dtype, theirs, count in (("float64", "double", 512), ("bfloat16", "bfloat16", 2048), ("uint8", "uint8", 4096)):
