@@ -39,7 +39,8 @@ QWEN3 = {  # the sizes that the model's card gives
 }
 ELSEWHERE = (
     "slurm",  # in tests/slurm, which need a cluster
-    "torchrun",
+    "torchrun",  # tests/bench/launch/test_other_launchers.py, as mpirun
+    "mpirun",
     "salloc",
     "explain",  # tests/reports/traces, which have traces
     "doctor --selftest",  # tests/bench/test_selftest.py

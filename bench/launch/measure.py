@@ -22,6 +22,7 @@ from bench.launch.processes import terminated_as_interrupted
 from bench.machine.doctor import examine_here
 from bench.machine.environment import DISTURBANCES, VOLATILE
 from bench.machine.machine import package_version
+from bench.machine.mpi import variables_of_mpi
 from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
 from bench.machine.world_spec import Joined
 from bench.plan.cases import EXPLAINER, Case, load_catalogue
@@ -92,6 +93,7 @@ def run_options(
     options: Options, modules: Sequence[str], *, out: Path, resume_path: Path | None, as_json: bool
 ) -> Path | None:
     """Do what ``parbench run`` was asked and return the run's folder, None on a rank that only joins."""
+    os.environ.update(variables_of_mpi(os.environ))
     joined = Joined.find(os.environ)
     if joined is not None and joined.rank != 0:
         from bench.rank.worker import join  # imports torch, which only a rank needs

@@ -64,14 +64,14 @@ def whole_number(text: str | None) -> int | None:
     return int(word) if word.isascii() and word.isdigit() else None
 
 
-def affinity() -> frozenset[int]:
-    """Return the logical CPUs this process may be scheduled on; all of them where the system has no affinity."""
-    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+def affinity(pid: int = 0) -> frozenset[int]:
+    """Return the logical CPUs this process, or another, may be scheduled on; all where the system has no affinity."""
+    return frozenset(os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
-def available_cores(root: Path = Path("/")) -> int:
+def available_cores(root: Path = Path("/"), pid: int = 0) -> int:
     """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``; at least 1."""
-    limits: list[float] = [len(affinity())]
+    limits: list[float] = [len(affinity(pid))]
     for folder in _cgroup_folders(root, "cpu"):
         v1 = [contents(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         quota, period = (whole_number(word) for word in (contents(folder / "cpu.max") or "").split() or v1)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bench.machine.environment import emulation
+from bench.machine.machine import available_cores, or_none
 from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
 from bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
 from bench.plan import aliases
@@ -192,6 +193,9 @@ def _where(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayo
         if asked not in (None, joined.size):
             raise UserError(f"--nproc {asked}: {joined.size} ranks are there already (WORLD_SIZE); leave it out")
         asked = joined.local_size
+        # a launcher that binds each rank to cores leaves this one its own
+        launchers = or_none(lambda: available_cores(pid=os.getppid())) or 1
+        machine = replace(machine, cores=max(machine.cores, launchers))
     if allocation is not None:
         asked = options.ntasks_per_node or allocation.ntasks_per_node
     many = (joined is not None and joined.size > 1) or (allocation is not None and allocation.nodes > 1)

@@ -71,7 +71,7 @@ CORES: list[tuple[str, dict[str, str], int]] = [
 def test_cores_are_the_affinity_limited_by_the_quotas_of_cgroups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "affinity", lambda: frozenset(range(8)))
+    monkeypatch.setattr(machine, "affinity", lambda pid=0: frozenset(range(8)))
     assert available_cores(tmp_path) == 8
     for number, (cgroup, files, cores) in enumerate(CORES):
         (root,) = trees(tmp_path / str(number), cgroup, files)
