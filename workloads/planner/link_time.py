@@ -36,6 +36,8 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "broadcast": ("all_gather", "all_reduce"),
     "send": ("unidirectional", "sendrecv", "pingpong", "bidirectional"),
 }
+MESSAGES = ("send", *_INSTEAD["send"])
+_AS_A_MESSAGE = ("all_gather", "all_reduce")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,19 +163,22 @@ def _is_plain(record: Record, grouped: bool) -> bool:
     )
 
 
-def by_curves(curves: Sequence[Curve]) -> Seconds:
-    """Return the rule that takes a call's time from a run's fits; ``UserError`` where no curve can stand in for it."""
+def by_curves(curves: Sequence[Curve], *, roughly: bool = False) -> Seconds:
+    """Return the rule that takes a call's time from a run's fits; ``UserError`` where no curve can stand in for it.
+
+    ``roughly`` lets a hop of a collective stand in for a message.
+    """
 
     def seconds(call: PlacedCall) -> float:
         if call.place.ranks == 1:
             return 0.0
-        curve = curve_for(call, curves)
-        if call.op == "send":
+        curve = curve_for(call, curves, roughly=roughly)
+        if curve.op in MESSAGES:
             return curve.fit.predict(round(call.num_bytes))
         # as many bytes on a link, and the latency of as many hops
         crossing = sent_bytes(call.op, call.num_bytes, call.place.ranks) / sent_bytes(curve.op, 1.0, curve.ranks)
         hops, measured = (
-            (2 if op == "all_reduce" else 1) * (ranks - 1)
+            1 if op == "send" else (2 if op == "all_reduce" else 1) * (ranks - 1)
             for op, ranks in ((call.op, call.place.ranks), (curve.op, curve.ranks))
         )
         return curve.fit.predict(round(crossing)) + curve.fit.segments[0].latency_seconds * (hops / measured - 1)
@@ -181,9 +186,9 @@ def by_curves(curves: Sequence[Curve]) -> Seconds:
     return seconds
 
 
-def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
+def curve_for(call: PlacedCall, curves: Sequence[Curve], *, roughly: bool = False) -> Curve:
     """Return the operation's own curve, of as many ranks if there is one, or what stands in for it."""
-    for op in (call.op, *_INSTEAD.get(call.op, ())):
+    for op in (call.op, *_INSTEAD.get(call.op, ()), *(_AS_A_MESSAGE if roughly else ())):
         alike = [curve for curve in curves if curve.op == op]
         if alike:
             where = call.place.inside

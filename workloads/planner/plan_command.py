@@ -21,7 +21,7 @@ from workloads.planner.calibration import calibrated, curves_by_kind
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware, hardware_of
-from workloads.planner.link_time import Seconds, by_curves, curves_of, hardware_of_run
+from workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
 from workloads.planner.models import find_model, model_of
 from workloads.planner.plan_page import dry_run_document, search_document
 from workloads.planner.published import ASSUMED, published
@@ -114,12 +114,15 @@ def machine_of(given: Given) -> Machine:
     elif runs and not given.hardware:
         base, notes = hardware_of_run(runs[0], base)
         curves = curves_by_kind(runs)
-        seconds = by_curves(curves) if curves else None
+        seconds = by_curves(curves, roughly=True) if curves else None
         if not curves:
             base = msgspec.structs.replace(base, links_from="")
+        elif not any(curve.op in MESSAGES for curve in curves):
+            told = "a hop of a collective stands in for messages: no run has three sizes of p2p.unidirectional"
+            notes = (*notes, f"{told}, mode=blocking, dtype=float32")
     if runs:
-        base, told = calibrated(runs, base)
-        notes = (*notes, *told)
+        base, shares = calibrated(runs, base)
+        notes = (*notes, *shares)
     return base, seconds, notes
 
 

@@ -80,6 +80,7 @@ def test_a_run_calibrates_a_plan_and_with_hardware_only_the_shares_are_its(tmp_p
     hardware, seconds, notes = machine_of(Given(calibrate=(path,)))
     assert (hardware.name, seconds is None) == (path.name, False)
     assert any(note.startswith("still assumed: ") and "links" not in note for note in notes)
+    assert any(note.startswith("a hop of a collective stands in for messages: ") for note in notes)
     named, links, _ = machine_of(Given(calibrate=(path,), hardware="h100"))
     assert (named.name, links) == ("h100", None)
     assert named.efficiency.overlap["dp"] == pytest.approx(0.75)
