@@ -37,8 +37,8 @@ Examples:
   parbench compare BASE NEW --confirm --base-python .venv-base/bin/python --across 'versions.*'
 
 \b
-Exit codes: 0 fine; 1 slower (a series or the whole run) or wrong; 2 bad input; 3 nothing could be compared, or cannot
-tell where asked to fail on it; 4 failed or missing.
+Exit codes: 0 fine; 1 slower (a series or the whole run), counts that changed, or wrong; 2 bad input; 3 nothing could be
+compared, or cannot tell where asked to fail on it; 4 failed or missing.
 """
 _REPORT_EXAMPLES = """\b
 Examples:
@@ -119,7 +119,8 @@ def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, ou
     "--across",
     multiple=True,
     metavar="GLOB",
-    help="A difference in the environment that you compare on purpose, such as versions.torch.",
+    help="A difference that you compare on purpose: in the environment, such as versions.torch, or in what is counted, "
+    "such as counts.dp.all_reduce.",
 )
 @unknown_option
 @history_option(help="The history file in which main~1 and last:10 are looked up.")
@@ -149,6 +150,9 @@ def compare(
     A series is SLOWER or FASTER if the 95 % interval of its change lies outside the floor, SAME if inside, else
     AMBIGUOUS; then the launches that would decide it are named. The whole run is judged by what its series share. One
     launch is one observation; at least five a side are needed.
+
+    Counts of a training step (calls and bytes by axis and operation, memory by component, kernels, its schedule) are
+    held exactly: any change is CHANGED, with its cause. One launch a side tells them, however loaded the machine is.
 
     --confirm needs as many ranks as NEW had; for a run over nodes, an allocation of as many.
     """

@@ -44,6 +44,7 @@ class Metric:
 
     ``tables`` names the tables of steps that show it; ``shown`` is the format of a number without unit, a percentage if
     empty. ``kind`` says how launches are merged; differences, factors and excesses are shown with their intervals.
+    An ``exact`` one is counted, not measured: alike in all runs of the same step, so that a change is meant or a fault.
     """
 
     name: str
@@ -55,18 +56,23 @@ class Metric:
     tables: tuple[str, ...] = ()
     shown: str = ""
     kind: Kind = "amount"
+    exact: bool = False
 
     @cached_property
     def pattern(self) -> str:
         return _WORD.sub("(.+)", re.escape(self.name))
 
     def of(self, name: str) -> "Metric | None":
-        """Return what is declared of one such name, its word in title and help; None for another metric's name."""
+        """Return what is declared of one such name, its words in title and help; None for another metric's name."""
         found = re.fullmatch(self.pattern, name)
         if found is None or not found.groups():
             return self if found else None
-        title, told = (_WORD.sub(found[1], text, count=1) for text in (self.title, self.help))
-        return replace(self, name=name, title=title, help=told)
+
+        def told(text: str) -> str:
+            words = iter(found.groups())
+            return _WORD.sub(lambda word: next(words, word[0]), text)
+
+        return replace(self, name=name, title=told(self.title), help=told(self.help))
 
 
 # fmt: off
@@ -138,9 +144,12 @@ METRICS = (
     Metric("non_pipeline_time", "s", "lower", "non-pipeline",
            "time of a step outside the pipeline, such as the update", "step less makespan",
            ("times", "pipelines"), kind="difference"),
+    Metric("bubble_fraction_schedule", "", None, "bubble of the schedule",
+           "bubble fraction of the schedule itself, of actions that take equal times",
+           "simulated at F = I = W, no latency", kind="from zero", exact=True),
     Metric("in_flight", "microbatches", None, "in flight", "microbatches whose activations a rank holds, at most",
            "from a microbatch's forward until the end of its backward, counted in the order", ("pipelines",),
-           "{:.4g}"),
+           "{:.4g}", exact=True),
     Metric("residual", "s", None, "residual", "wall time that no part accounts for; zero if the parts add up",
            "wall - compute - exposed - copy - idle", kind="difference"),
     Metric("ect", "s", "lower", "ect", "effective communication time: what the step would save without communication",
@@ -164,6 +173,16 @@ METRICS = (
     Metric("watching_overhead", "", None, "watching",
            "extra time of the watched step, from which ect is taken, over the timed one",
            "watched step over plain step, less 1", ("times",), kind="excess"),
+    Metric("calls.AXIS.OPERATION", "", None, "calls AXIS OPERATION",
+           "calls of AXIS OPERATION that a rank makes in a step, mean over ranks", "counted at the process group",
+           shown="{:.4g}", kind="from zero", exact=True),
+    Metric("calls.AXIS", "", None, "calls AXIS", "calls on AXIS that a rank makes in a step, mean over ranks",
+           "counted at the process group", shown="{:.4g}", kind="from zero"),
+    Metric("sent.AXIS.OPERATION", "B", None, "sent AXIS OPERATION",
+           "bytes that a rank sends in a step by AXIS OPERATION, mean over ranks; none where data tell how many",
+           "counted at the process group", kind="from zero", exact=True),
+    Metric("kernels", "", "lower", "kernels", "kernels of a step on a GPU, mean over ranks",
+           "counted in the traced step", shown="{:.4g}", kind="from zero", exact=True),
     Metric("bytes_sent.AXIS", "B", None, "bytes sent AXIS", "bytes sent on AXIS", "counted at the process group",
            kind="from zero"),
     Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS", "bytes sent on AXIS in theory", "closed form",
@@ -178,7 +197,7 @@ METRICS = (
     Metric("memory.COMPONENT", "B", "lower", "measured", "memory while the step ran, on the fullest rank",
            "measured on storages, activations by their peak", kind="from zero"),
     Metric("memory_counted.COMPONENT", "B", None, "counted",
-           "bytes of a rank's tensors, each storage once", "counted from tensors", kind="from zero"),
+           "bytes of a rank's tensors, each storage once", "counted from tensors", kind="from zero", exact=True),
     Metric("memory_formula.COMPONENT", "B", None, "formula", "memory in theory, from shapes and layout",
            "closed form", kind="from zero"),
     # ---- attention over ranks

@@ -68,7 +68,7 @@ class Trace:
     ``began_ns`` is the step's start on ``time.perf_counter_ns``'s clock; ``phases`` are the ranges that the step names
     itself, such as forward. Of a device, ``issued`` is when the host issued each call and ``launched`` when it launched
     each communication's kernel, None where that is not known; of a host ``issued`` is None. ``facts`` are those of
-    ``comm``, none where a profile in memory tells none.
+    ``comm``, none where a profile in memory tells none. ``kernels`` are how many a device ran, None of a host.
     """
 
     step: Span
@@ -83,6 +83,7 @@ class Trace:
     issued: list[Span] | None = None
     launched: list[int | None] = field(default_factory=list)
     facts: list[CallFacts | None] = field(default_factory=list)
+    kernels: int | None = None
 
 
 @lru_cache(maxsize=1 << 12)
@@ -151,6 +152,7 @@ def on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
         issued=_spans(issued),
         launched=[launched for _, launched, _ in comm],
         facts=[facts for _, _, facts in comm],
+        kernels=len(ran["compute"]) + len(comm),
     )
 
 

@@ -132,7 +132,8 @@ def measure_in_turns(
 ) -> Outcome:
     """Launch both sides in turns until every series is decided, ``launches`` were made, or no time is left."""
     names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
-    meant = (*(f"variables.{n}" for n in names), *(FOLLOWS[n] for n in names if n in FOLLOWS), *across)
+    # what two settings count may differ as well
+    meant = ("counts.*", *(f"variables.{n}" for n in names), *(FOLLOWS[n] for n in names if n in FOLLOWS), *across)
     usual, looks, most = Rule(), len(LOOKS), launches or LOOKS[-1]
     rule = Rule(floor=floor, level=usual.level / looks, false_discovery_rate=usual.false_discovery_rate / looks)
     session = partial(Turns, budget_seconds=budget_seconds, given=given, clock=clock)

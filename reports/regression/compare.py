@@ -21,6 +21,7 @@ from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError, counted
 from reports.analysis.summary import Row, summarize
+from reports.regression.counted import Held, facts_of, held
 from reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
 from reports.regression.noise_floor import Floor, fingerprints
 from reports.regression.rule import Effect, Pair, Rule, Whole, effects, judge
@@ -28,6 +29,7 @@ from reports.regression.statistics import Launches, simes
 
 Word = Literal[
     "WRONG",
+    "CHANGED",
     "SLOWER",
     "FAILED",
     "MISSING",
@@ -52,6 +54,7 @@ class Verdict(NamedTuple):
 
 VERDICTS: Mapping[Word, Verdict] = {
     "WRONG": Verdict(1, "error", "a result differs from the reference, so it has no time"),
+    "CHANGED": Verdict(1, "failure", "what is counted is other than it was, and that was not said to be meant"),
     "SLOWER": Verdict(1, "failure", "the interval clears the floor, also among all that is compared"),
     "FAILED": Verdict(4, "error", "it failed or hung in NEW"),
     "MISSING": Verdict(4, "error", "BASE has it and NEW does not"),
@@ -155,7 +158,7 @@ class Family:
 class Comparison:
     """A run against another, with all that differs around them, and notes on how verdicts came about.
 
-    ``whole`` is None where fewer than two series were judged.
+    ``whole`` is None where fewer than two series were judged; ``counted`` are the series that both runs counted.
     """
 
     base: Run
@@ -164,6 +167,7 @@ class Comparison:
     whole: Whole | None
     families: tuple[Family, ...]
     changes: tuple[Change, ...]
+    counted: tuple[tuple[Series, Held], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -172,12 +176,17 @@ class Comparison:
 
     @property
     def counts(self) -> Mapping[Word, int]:
-        return counts_of(one.word for one in self.series)
+        changed = (one.word for _, found in self.counted for one in found.changes if not one.meant)
+        return counts_of(chain((one.word for one in self.series), changed))
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
         """Return ``exit_code`` of the series and the whole run, and 3 as well where nothing could be compared."""
         found: list[Word] = [*self.counts, *([self.whole.word] if self.whole else [])]
-        return exit_code(found, fail_on_unknown=fail_on_unknown or not COMPARED & {*found})
+        return exit_code(found, fail_on_unknown=fail_on_unknown or not (self.counted or self.is_timed))
+
+    @property
+    def is_timed(self) -> bool:
+        return any(one.word in COMPARED for one in self.series)
 
 
 def compare(
@@ -196,7 +205,17 @@ def compare(
     whole, families = _judged((_measured(one, base, new, rule, meant) for one in pairs), rule)
     around = (change for family in families for one in family.series for change in one.changes)
     differ = tuple(dict.fromkeys((*around, *plan_changes(base.info.plan, new.info.plan))))
-    return Comparison(base=base, new=new, rule=rule, whole=whole, families=families, changes=differ)
+    every = (one for family in families for one in family.series if one.base and one.new)
+    counts = ((one, _held(one, meant)) for one in every)
+    return Comparison(
+        base=base,
+        new=new,
+        rule=rule,
+        whole=whole,
+        families=families,
+        changes=differ,
+        counted=tuple((one, found) for one, found in counts if found.count or found.changes),
+    )
 
 
 def json_text(whole: Mapping[str, object]) -> str:
@@ -308,6 +327,11 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
         needed = f"at least {rule.min_launches} launches a side are needed"
         return replace(one, word="INSUFFICIENT", reason=f"{needed}: {had}")
     return one
+
+
+def _held(one: Series, meant: Sequence[str]) -> Held:
+    base, new = (facts_of(row) if row else {} for row in (one.base, one.new))
+    return held(base, new, meant, other_torch=any(change.path == "versions.torch" for change in one.changes))
 
 
 def _seconds(row: Row) -> Launches:

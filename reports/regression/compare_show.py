@@ -5,13 +5,12 @@ import shlex
 import sys
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from bench.results.runs import Run, load_run
 from bench.results.stats import median
@@ -23,7 +22,6 @@ from reports.analysis.summary import Row
 from reports.analysis.verdicts import emulations
 from reports.regression.ab import LOOKS, SHORTEST_SECONDS
 from reports.regression.compare import (
-    COMPARED,
     VERDICTS,
     WORST_FIRST,
     Comparison,
@@ -36,17 +34,26 @@ from reports.regression.compare import (
     pool,
     world_words,
 )
+from reports.regression.compare_words import (
+    Counted,
+    changed_counts,
+    effect_words,
+    probability,
+    reach,
+    verdicts,
+)
 from reports.regression.confirm import Confirming, confirm
+from reports.regression.counted import CountChange
 from reports.regression.environment import Change
 from reports.regression.history import means_run, select_run
+from reports.regression.junit import as_junit
 from reports.regression.noise_floor import find_floor, told
-from reports.regression.rule import Effect, Rule, launches_to_decide
+from reports.regression.rule import Rule, launches_to_decide
 from reports.render.markdown import escaped, markdown_table
 from reports.render.terminal import Sheet, width_of, write_table
 from reports.report import Column, T, number, words
 from reports.sections.row_columns import case_columns
 
-CANNOT_TELL = "cannot tell"
 MARKDOWN_BYTES = 1_000_000  # a GitHub step summary holds 1024 KiB; the rest is left to what else a job says
 
 
@@ -115,8 +122,9 @@ def advised(comparison: Comparison, command: Sequence[str], words: Sequence[str]
 
 def as_table(comparison: Comparison, *, width: int | None = None) -> str:
     """Return tables for a terminal of so many columns; for None, a pipe's, nothing is wrapped."""
-    sheet = Sheet(width, color=False)
-    sheet.tell(*filter(None, [whole_words(comparison)]), *heading(comparison))
+    sheet, changed = Sheet(width, color=False), changed_counts(comparison)
+    sheet.tell(*verdicts(comparison), *heading(comparison))
+    write_table(sheet, "Counts", count_columns(changed), changed)
     write_table(sheet, "Families", family_columns(comparison.families), comparison.families)
     write_table(sheet, "Series", series_columns(comparison.series), comparison.series)
     write_table(sheet, "What differs around them", change_columns(), comparison.changes)
@@ -131,13 +139,15 @@ def as_markdown(comparison: Comparison, *, limit_bytes: int = MARKDOWN_BYTES) ->
     by_change = sorted(comparison.series, key=lambda one: -abs(one.effect.change) if one.effect else 0.0)
     series = sorted(by_change, key=lambda one: WORST_FIRST.index(one.word))
     runs, verdict, emulated = (head := heading(comparison))[:2], head[2], head[3:]
+    changed = changed_counts(comparison)
     lines = [
         f"## parbench compare: {escaped(verdict.removeprefix('Verdict: '))}",
         "",
-        *(f"{escaped(line)}  " for line in (*filter(None, [whole_words(comparison)]), *runs, *emulated)),
+        *(f"{escaped(line)}  " for line in (*verdicts(comparison), *runs, *emulated)),
+        *_cut("Counts", count_columns(changed), changed, limit_bytes // 5),
         *_cut("Families", family_columns(families), families, limit_bytes // 5),
         *_cut("What differs around them", change_columns(), comparison.changes, limit_bytes // 5),
-        *_cut("Series", series_columns(series), series, limit_bytes // 2),
+        *_cut("Series", series_columns(series), series, limit_bytes // 3),
         "",
         *(f"- {escaped(sentence)}" for sentence in sentences(comparison)),
         "",
@@ -167,6 +177,10 @@ def as_json(comparison: Comparison, *, code: int) -> str:
         around = {"environment": [change.path for change in one.changes], "measured_floor": one.measured}
         return {**named, "metric": one.row.headline, **times, **around}
 
+    def change(one: Series, found: CountChange) -> dict[str, Any]:
+        sides = {"base": found.base, "new": found.new, "told": found.told, "path": found.path}
+        return {"case": one.case, "world": one.world, "verdict": found.word, "meant": found.meant, **sides}
+
     def family(found: Family) -> dict[str, Any]:
         at = {word: [one.size for one in found.series if one.word == word] for word in ("SLOWER", "FASTER")}
         named = {"name": found.name, "verdict": found.word, "p_value": found.p_value}
@@ -175,67 +189,10 @@ def as_json(comparison: Comparison, *, code: int) -> str:
 
     told_of = {"exit_code": code, "verdicts": comparison.counts, "environment": comparison.changes}
     whole = {"base": about(comparison.base), "new": about(comparison.new), "rule": comparison.rule, **told_of}
+    counts = {"held": sum(found.count for _, found in comparison.counted), "series": len(comparison.counted)}
+    whole["counts"] = {**counts, "changes": [change(*one) for one in changed_counts(comparison)]}
     found = {"whole_run": comparison.whole, "families": [*map(family, comparison.families)]}
     return json_text({**whole, "notes": comparison.notes, **found})
-
-
-def as_junit(comparison: Comparison) -> str:
-    """Return JUnit XML as Jenkins' junit-10.xsd takes it: properties are a suite's, and their names tell a size."""
-    root = Element("testsuites", name="parbench compare")
-    if whole := comparison.whole:
-        suite = SubElement(root, "testsuite", name="the whole run", tests="1")
-        case = SubElement(suite, "testcase", classname="compare", name="the whole run")
-        if tag := VERDICTS[whole.word].junit:
-            SubElement(case, tag, type=whole.word, message=whole_words(comparison)).text = whole_words(comparison)
-        _count(suite)
-    for family in comparison.families:
-        name = cells.visible(f"{family.name} on {world_words(family.series[0].world)}")
-        suite = SubElement(root, "testsuite", name=name, tests=str(len(family.series)))
-        properties = SubElement(suite, "properties")
-        for key, value in _properties(family).items():
-            SubElement(properties, "property", name=cells.visible(key), value=cells.visible(value))
-        for one in family.series:
-            case = SubElement(suite, "testcase", classname=one.case.name, name=cells.visible(one.case.label))
-            seconds = one.new.value(one.new.headline) if one.new else None
-            if seconds is not None:
-                case.set("time", f"{seconds:.9f}")
-            if tag := VERDICTS[one.word].junit:
-                parts = (effect_words(one.effect) if one.effect else "", one.reason)
-                text = cells.visible(": ".join(filter(None, parts)) or one.word)
-                SubElement(case, tag, type=one.word, message=text).text = f"{one.word}: {text}"
-        _count(suite)
-    for counts in ("tests", "failures", "errors"):
-        root.set(counts, str(sum(int(suite.get(counts, "0")) for suite in root)))
-    indent(root)
-    return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _count(suite: Element) -> None:
-    for counts, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(counts, str(len(suite.findall(f"testcase/{tag}"))))
-
-
-def _properties(family: Family) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in family.series:
-        prefix = "" if one.size is None else f"{cells.size(one.size)} "
-        known = asdict(one.effect) if one.effect else {}
-        found |= {f"{prefix}{name}": f"{value:.6g}" for name, value in known.items() if value is not None}
-        found[f"{prefix}verdict"] = one.word
-    around = {change.path: f"{change.base} -> {change.new}" for one in family.series for change in one.changes}
-    return found | {f"environment {path}": text for path, text in around.items()}
-
-
-def whole_words(comparison: Comparison) -> str:
-    """Return the verdict on the whole run in a sentence, nothing where one series is all that is judged."""
-    if not COMPARED & {*comparison.counts}:
-        why = ", ".join(f"{count} {word} ({VERDICTS[word].meaning})" for word, count in comparison.counts.items())
-        return f"The whole run: nothing could be compared: {why}."
-    if (whole := comparison.whole) is None:
-        return ""
-    told = f"{whole.word}, {effect_words(whole.effect)}, over {whole.series} series"
-    alone = whole.word in comparison.counts or whole.word not in ("SLOWER", "FASTER")
-    return f"The whole run: {told}{'' if alone else ', where no single one can be called'}."
 
 
 def heading(comparison: Comparison) -> tuple[str, ...]:
@@ -261,6 +218,11 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
     advice = [f"NEW began {after} BASE: what drifted in between is part of the effect."] if apart else []
     if "INSUFFICIENT" in counts:
         advice.append(f"Measure with parbench run --launches {rule.min_launches} or more, and the budget for them.")
+    if changed := [found.path for _, found in changed_counts(comparison) if found.fails]:
+        how = f"--across {changed[0]}, or --across 'counts.*' for all; or let NEW be the next BASE"
+        advice.append(f"Counts have no floor. If a change is meant, say so: {how}.")
+    if loose := dict.fromkeys(name for _, held in comparison.counted for name in held.loose):
+        advice.append(f"Not held, as launches of BASE do not agree on it: {', '.join(loose)}.")
     if "ENV-CHANGED" in counts and decisive:
         advice.append(f"If a difference is what you test, say so: --across {decisive[0]}.")
     return (
@@ -315,6 +277,21 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
     )
 
 
+def count_columns(found: Sequence[Counted]) -> tuple[Column[Counted], ...]:
+    *names, _ = _identity([one for one, _ in found])
+
+    def verdict(pair: Counted) -> str:
+        return f"{pair[1].word}{' (meant)' if pair[1].meant else ''}"
+
+    return (
+        *(column.of(lambda pair: pair[0]) for column in names),
+        words("verdict", verdict, "whether it is a change"),
+        words(
+            "what changed", lambda pair: pair[1].told, "of a rank's step, as a mean over ranks; memory of the fullest"
+        ),
+    )
+
+
 def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
     def sizes(family: Family) -> str:
         found = [cells.size(one.size) for one in family.series]
@@ -362,22 +339,3 @@ def _identity(series: Sequence[Series]) -> list[Column[Series]]:
 def _moved(family: Family, word: Word) -> str:
     moved = [f"{cells.size(one.size)} {effect_words(one.effect)}" for one in family.series if one.word == word]
     return ", ".join(text.removeprefix(f"{cells.UNKNOWN} ") for text in moved) or cells.UNKNOWN
-
-
-def effect_words(found: Effect | None) -> str:
-    """Return a change with its interval, ``+5.1 % [+3.9, +6.3]``, and no numbers where that spans a factor of ten."""
-    if found is None:
-        return cells.UNKNOWN
-    known = [100 * value for value in (found.change, found.low, found.high) if value is not None]
-    change, *interval = (f"{'+' * (value > 0)}{cells.significant(value)}" for value in known)
-    if found.low is not None and found.high is not None and 1 + found.high > 10 * (1 + found.low):
-        return CANNOT_TELL
-    return f"{change} % [{', '.join(interval)}]" if interval else f"{change} %"
-
-
-def reach(value: float | None) -> str:
-    return cells.percent(value) if value is None or value < 9 else CANNOT_TELL
-
-
-def probability(value: float | None) -> str:
-    return cells.formatted("{:.4f}")(value) if value is None or value >= 1e-4 else "<0.0001"

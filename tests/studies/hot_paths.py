@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.regression.compare_show import effect_words
+from reports.regression.compare_words import effect_words
 from reports.regression.rule import Effect, Judgement, Pair, Rule, effects, judge
 
 TREE = Path(__file__).parents[2]

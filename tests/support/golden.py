@@ -31,7 +31,7 @@ from bench.text import format_size
 
 GOLDEN = TESTS / "golden"
 STEPS, BASE, NEW = (GOLDEN / "runs" / name for name in ("steps", "base", "new"))
-EXACT = ("bytes_", "memory_counted.", "memory_formula.", "in_flight")
+EXACT = ("bytes_", "calls.", "sent.", "memory_counted.", "memory_formula.", "in_flight", "bubble_fraction_schedule")
 PLANS = (
     "gpt-175b dp=8,pp=4,tp=8",
     "gpt-175b dp=8,pp=8,tp=8 --schedule interleaved --checkpointing selective",

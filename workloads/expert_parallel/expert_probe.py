@@ -25,7 +25,7 @@ from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.expert_parallel.routes import Routes
 from workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance
 from workloads.step.probe import Begin, Step, take_turns, timed, trace_step
-from workloads.step.sent_bytes import ByAxis, SentBytes, bytes_by_axis, counted
+from workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
 
 _REPEATS = 3
 Matrix = Sequence[Sequence[int]]
@@ -129,7 +129,7 @@ class Observed:
     """
 
     routed: Routed
-    bytes_by_axis: tuple[ByAxis, ByAxis]
+    tally_and_expected: tuple[Tally, ByAxis]
     expected_drop: float | None
     trips: Sequence[tuple[float, float]]
     walls: Mapping[bool, Sequence[float]]
@@ -162,7 +162,7 @@ class ExpertProbe:
         for mixture in self.mixtures:
             mixture.chosen.clear()
         begin()
-        sent = bytes_by_axis(counted(step, self.counted), self.counted)
+        tally = Tally.of(counted(step, self.counted), self.counted)
         routed = routed_by(self.mixtures, self.tokens)
         expected = {**self.expected_bytes, **self._expected(self.world.gather(routed))}
         drop, apart = self._expected_drop(), {"ep", "etp"} & self.axes.groups.keys()
@@ -180,7 +180,7 @@ class ExpertProbe:
             self.routes.balance(False)
         return Observed(
             routed=routed,
-            bytes_by_axis=(sent, expected),
+            tally_and_expected=(tally, expected),
             expected_drop=drop,
             trips=trips,
             walls=walls,
@@ -192,7 +192,7 @@ class ExpertProbe:
         ep, routed = self.moe.ep, merged([one.routed for one in told], self.moe.etp)
         metrics = {
             **load_metrics(routed, ep, told[0].expected_drop),
-            **SentBytes.summarise([one.bytes_by_axis for one in told]).metrics,
+            **SentBytes.summarise([one.tally_and_expected for one in told]).metrics,
             **(self._bandwidths(told) if ep > 1 else {}),
         }
         if walls := told[0].walls[True]:

@@ -42,7 +42,7 @@ from workloads.step.layout import Layout, dtype_of
 from workloads.step.memory import BySource, largest_of
 from workloads.step.overlap import Overlap
 from workloads.step.probe import Begin, Probe, Step
-from workloads.step.sent_bytes import ByAxis, SentBytes
+from workloads.step.sent_bytes import ByAxis, SentBytes, Tally
 from workloads.tensor_parallel.tensor_parallel import split_blocks
 
 _SUMMED = ("dp", "cp", "tp")  # over these gradients of a mean are summed; over fsdp FSDP takes the mean
@@ -63,7 +63,7 @@ _TIMED = "timed compute: activations have no closed form, as attention keeps non
 class Sent:
     """What one rank sends by axis in a step and the closed forms but for experts' tokens; what it routed, if any."""
 
-    sent: ByAxis
+    sent: Tally
     expected: ByAxis
     routed: Routed | None
 
@@ -89,9 +89,9 @@ class MeshBytes:
         if (moe := self.look.at.spec.moe) is not None and (routed := self._routed(told)):
             first = next(ranks for ranks in expert_groups(self.look.at.spec.mesh) if 0 in ranks)
             metrics |= load_metrics([routed[rank] for rank in first], moe.ep, None)
-        return Explanation(metrics=metrics, details={"bytes_sent_by_rank": [dict(one.sent) for one in told]})
+        return Explanation(metrics=metrics, details={"bytes_sent_by_rank": [dict(one.sent.by_axis) for one in told]})
 
-    def sent_and_expected(self, told: Sequence[Sent]) -> list[tuple[ByAxis, ByAxis]]:
+    def sent_and_expected(self, told: Sequence[Sent]) -> list[tuple[Tally, ByAxis]]:
         spec, moe, routed = self.look.at.spec, self.look.at.spec.moe, self._routed(told)
         if moe is None or not routed:
             return [(one.sent, one.expected) for one in told]
@@ -124,8 +124,9 @@ class MeshBubble:
     def summarise(self, told: Sequence[probing.Taken | None]) -> Explanation:
         schedule = self.look.schedule
         taken, facts = [one for one in told if one is not None], probing.facts_of(schedule)
+        in_order = probing.of_order(schedule)
         if not taken:
-            return Explanation(details=facts.as_details, notes=(probing.SHARED,))
+            return Explanation(metrics=in_order, details=facts.as_details, notes=(probing.SHARED,))
         pipelines = groups_along(self.look.at.spec.mesh, "pp")
         of_each = [probing.steps_of([taken[rank] for rank in ranks], schedule) for ranks in pipelines]
         turns = list(enumerate(chosen([[timeline.makespan for timeline in steps.timelines] for steps in of_each])))
@@ -136,7 +137,7 @@ class MeshBubble:
             uncertainty_seconds=max(steps.uncertainty_seconds for steps in of_each),
         )
         latency = link_latency(slowest.timelines, schedule)
-        metrics = probing.bubble_of(slowest, latency, self.look.at.spec.timed_seconds)
+        metrics = in_order | probing.bubble_of(slowest, latency, self.look.at.spec.timed_seconds)
         # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
         for name in ("compute", "idle", "non_pipeline_time"):
             del metrics[name]

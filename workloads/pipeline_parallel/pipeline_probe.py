@@ -28,12 +28,12 @@ from workloads.costs.step_spec import Position
 from workloads.pipeline_parallel import bubbles
 from workloads.pipeline_parallel.bubbles import compare, shares_of
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
-from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline
+from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline, simulate
 from workloads.pipeline_parallel.stages import Chunk, Recorder
 from workloads.step import memory
 from workloads.step.layout import Layout, local
 from workloads.step.probe import Begin, Step, take_turns, timed
-from workloads.step.sent_bytes import ByAxis, SentBytes, bytes_by_axis, counted
+from workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
 
 SHARED = f"{FUNCTIONAL_ONLY}: ranks share cores or a GPU, so that no bubble is claimed of what they compute"
 _HALVES = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"
@@ -58,7 +58,7 @@ class Seen:
     """What one rank saw: its steps, if any, bytes sent and expected by axis, sent by receiver, and memory by source."""
 
     taken: Taken | None
-    sent: tuple[ByAxis, ByAxis]
+    sent: tuple[Tally, ByAxis]
     sent_to: dict[int, int]
     held: memory.BySource
 
@@ -114,12 +114,13 @@ class PipelineProbe:
             if call.peer is not None:
                 sent_to[call.peer] += int(pattern.sent_bytes(call.op, call.num_bytes, call.ranks))
         taken = take_steps(look, step, begin, budget_seconds)
-        sent = bytes_by_axis(made, look.layout.axes), pattern.bytes_by_axis(pattern.calls(look.at))
+        sent = Tally.of(made, look.layout.axes), pattern.bytes_by_axis(pattern.calls(look.at))
         return Seen(taken=taken, sent=sent, sent_to=dict(sent_to), held=held_by_stages(look, begin))
 
     def summarise(self, told: Sequence[Seen]) -> Explanation:
         sent = SentBytes.summarise([one.sent for one in told])
-        metrics = {**sent.metrics, **memory.largest_of([one.held for one in told], _MEMORY)}
+        held = memory.largest_of([one.held for one in told], _MEMORY)
+        metrics = {**sent.metrics, **held, **of_order(self.look.schedule)}
         facts = self._facts(told)
         taken = [one.taken for one in told if one.taken is not None]
         if not taken:
@@ -231,8 +232,14 @@ def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> di
         **values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
         **values({"makespan": middle.makespan}, how),
         **values({"non_pipeline_time": mean_of(steps.outside_seconds, "steps", "difference")}),
-        **values({"in_flight": max(_in_flight(schedule))}, "largest over ranks"),
     }
+
+
+def of_order(schedule: Schedule) -> dict[str, MetricValue]:
+    """Return what the order of a schedule's actions tells, however long they take."""
+    bubble = bubbles.bubble_fraction(simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0))
+    in_flight = values({"in_flight": max(_in_flight(schedule))}, "largest over ranks")
+    return {**values({"bubble_fraction_schedule": bubble}), **in_flight}
 
 
 def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, MetricValue]:

@@ -49,6 +49,7 @@ class Observed:
     wait_seconds: list[float]
     middle: int
     timeline: RankTimeline
+    kernels: list[int | None]
 
 
 class Overlap:
@@ -108,6 +109,7 @@ class Overlap:
             wait_seconds=[waited(trace) for trace in plain],
             middle=middle,
             timeline=rank_timeline(world.rank, plain[middle], seen[middle].named, late_ns),
+            kernels=[trace.kernels for trace in plain],
         )
 
     def summarise(self, told: Sequence[Observed]) -> Explanation:
@@ -126,7 +128,7 @@ class Overlap:
         missed = sorted({axis for one in told for axis in one.unseen[middle]})
         unknown = f"exposed, idle and wait are unknown: the profiler saw not all calls on {', '.join(missed)}"
         return Explanation(
-            metrics={**times, **self._peers(told)},
+            metrics={**times, **self._peers(told), **kernels_of([one.kernels for one in told])},
             details=Communication(comm_calls=summed, plain_step_seconds=plain).as_details,
             notes=(
                 *self._notes_of(plain),
@@ -178,6 +180,15 @@ class Overlap:
         }
         waited = cross_fitted([[seconds for _, seconds in turns] for turns in split])
         return values(moved | {"straggler_wait": waited}, "traced steps")
+
+
+def kernels_of(told: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
+    """Return the kernels of a step, of all ranks' traced ones; unknown where not all steps ran as many."""
+    known = [[count for count in steps if count is not None] for steps in told]
+    if not all(known):
+        return {}
+    alike = all(len(set(steps)) == 1 for steps in known)
+    return values({"kernels": sum(steps[0] for steps in known) / len(known) if alike else None}, "mean over ranks")
 
 
 def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[str, MetricValue]:

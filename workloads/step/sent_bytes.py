@@ -33,7 +33,8 @@ class SentCall:
     """One communication: ``num_bytes`` is its size as nccl-tests counts it, on ``ranks`` ranks of an axis.
 
     ``peer`` is the rank of the group that a send goes to, None of all else. ``sent`` are the bytes that leave this
-    rank: ring-optimal, but of an uneven all-to-all the rows for others, which no factor of its size tells.
+    rank: ring-optimal, but of an uneven all-to-all the rows for others, which no factor of its size tells: they are
+    ``by_data``, for another step may send more.
     """
 
     axis: str
@@ -42,6 +43,7 @@ class SentCall:
     ranks: int
     peer: int | None = None
     sent: float = field(default=0.0, compare=False)
+    by_data: bool = field(default=False, compare=False)
 
 
 _CALLS = {
@@ -88,10 +90,11 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         axis, ranks = self.axis_of(group), group.size()
         peer = int(args[2]) if op == "send" else None
         sent = sent_bytes(op, num_bytes, ranks)
-        if name == "alltoall_base_" and (sends := list(args[4])):
+        if sends := list(args[4]) if name == "alltoall_base_" else []:
             row = _bytes(args[1]) // sum(sends) if sum(sends) else 0
             sent = float((sum(sends) - sends[group.rank()]) * row)
-        self.calls.append(SentCall(axis=axis, op=op, num_bytes=num_bytes, ranks=ranks, peer=peer, sent=sent))
+        call = SentCall(axis=axis, op=op, num_bytes=num_bytes, ranks=ranks, peer=peer, sent=sent, by_data=bool(sends))
+        self.calls.append(call)
 
 
 class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -133,6 +136,43 @@ def counted(step: Callable[[], object], axes: Mapping[str, dist.ProcessGroup]) -
     return tuple(mode.calls)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """What one rank sends in a step: bytes by axis, and by axis and operation its calls with their bytes.
+
+    The latter are None where data tell how many there are.
+    """
+
+    by_axis: ByAxis
+    by_op: Mapping[tuple[str, str], tuple[int, float | None]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, calls: Sequence[SentCall], axes: Iterable[str]) -> "Tally":
+        """Return what calls sent, 0 over one of ``axes`` without calls."""
+        alike: defaultdict[tuple[str, str], list[SentCall]] = defaultdict(list)
+        for call in calls:
+            alike[call.axis, call.op].append(call)
+        by_op = {
+            key: (len(of), None if any(call.by_data for call in of) else sum(call.sent for call in of))
+            for key, of in alike.items()
+        }
+        return cls(by_axis=bytes_by_axis(calls, axes), by_op=by_op)
+
+
+def counts_of(told: Sequence[Tally]) -> dict[str, MetricValue]:
+    """Return the calls of a step by axis, and by axis and operation with their bytes, as means over ranks."""
+    calls: dict[str, float] = dict.fromkeys((axis for one in told for axis in one.by_axis), 0.0)
+    found: dict[str, float] = {}
+    for axis, op in dict.fromkeys(key for one in told for key in one.by_op):
+        each = [one.by_op.get((axis, op), (0, 0.0)) for one in told]
+        found[f"calls.{axis}.{op}"] = sum(count for count, _ in each) / len(told)
+        calls[axis] += found[f"calls.{axis}.{op}"]
+        known = [sent for _, sent in each if sent is not None]
+        if len(known) == len(told):
+            found[f"sent.{axis}.{op}"] = sum(known) / len(told)
+    return values({f"calls.{axis}": count for axis, count in calls.items()} | found, "mean over ranks")
+
+
 class SentBytes:
     """The probe of what a rank sends in a step by axis, counted and by closed form."""
 
@@ -141,20 +181,21 @@ class SentBytes:
     def __init__(self, layout: Grouped, expected: ByAxis) -> None:
         self.layout, self.expected = layout, expected
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> tuple[ByAxis, ByAxis]:
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> tuple[Tally, ByAxis]:
         begin()
-        return bytes_by_axis(counted(step, self.layout.axes), self.layout.axes), self.expected
+        return Tally.of(counted(step, self.layout.axes), self.layout.axes), self.expected
 
     @staticmethod
-    def summarise(told: Sequence[tuple[ByAxis, ByAxis]]) -> Explanation:
-        """Return what the rank that sends most sends over each axis, and the ratio to the formula farthest from 1."""
-        metrics: dict[str, MetricValue] = {}
-        for axis in dict.fromkeys(name for sent, _ in told for name in sent):
-            busiest, formula = max(told, key=lambda one: one[0].get(axis, 0.0))
-            metrics |= values({f"bytes_sent.{axis}": busiest.get(axis, 0.0)}, "ring-optimal, the rank that sends most")
+    def summarise(told: Sequence[tuple[Tally, ByAxis]]) -> Explanation:
+        """Return calls, what the rank that sends most sends over each axis, the ratio to theory farthest from 1."""
+        metrics = counts_of([sent for sent, _ in told])
+        for axis in dict.fromkeys(name for sent, _ in told for name in sent.by_axis):
+            most, formula = max(told, key=lambda one: one[0].by_axis.get(axis, 0.0))
+            busiest = most.by_axis.get(axis, 0.0)
+            metrics |= values({f"bytes_sent.{axis}": busiest}, "ring-optimal, the rank that sends most")
             if all(axis not in expected for _, expected in told):
                 continue
-            pairs = [(sent.get(axis, 0.0), expected.get(axis, 0.0)) for sent, expected in told]
+            pairs = [(sent.by_axis.get(axis, 0.0), expected.get(axis, 0.0)) for sent, expected in told]
             ratios = [sent / expected if expected else float(sent == 0) for sent, expected in pairs if sent or expected]
             ratio = max(ratios, key=lambda one: abs(one - 1), default=None)
             metrics |= values({f"bytes_expected.{axis}": formula.get(axis, 0.0)}, "the same rank")

@@ -15,7 +15,9 @@ from reports_fixtures import HOSTILE, bad, collective, step
 
 from reports.regression import compare_show as columns
 from reports.regression.compare import WORST_FIRST, Comparison, compare
-from reports.regression.compare_show import MARKDOWN_BYTES, as_json, as_junit, as_markdown, as_table
+from reports.regression.compare_show import MARKDOWN_BYTES, as_json, as_markdown, as_table
+from reports.regression.compare_words import effect_words, probability
+from reports.regression.junit import as_junit
 from reports.regression.rule import Effect, Rule
 
 CURVE = [collective(size_bytes=1024 * 4**i) for i in range(3)]
@@ -119,9 +121,9 @@ def test_effects_and_probabilities_in_words() -> None:
         (Effect(change=17.0, floor=0.03, low=14.0, high=20.0), "+1700 % [+1400, +2000]"),
         (Effect(change=2.81, floor=0.03, low=-1.0, high=1.19e6), "cannot tell"),
     ):
-        assert columns.effect_words(found) == text
+        assert effect_words(found) == text
     for value, text in ((None, "-"), (0.0, "<0.0001"), (0.00794, "0.0079"), (1.0, "1.0000")):
-        assert columns.probability(value) == text
+        assert probability(value) == text
 
 
 def test_only_the_verdicts_that_occur_are_explained_and_advice_fits_what_is_unknown() -> None:

@@ -42,8 +42,9 @@ def looked_at(world: World, params: Params) -> tuple[list[int], dict[str, tuple[
     step = small_hybrid(world, params)
     wrong = [wrong_after_a_step(step) for _ in range(2)]
     probe = MeshBytes(step.look(), step.expected_bytes())
-    sent, expected = probe.sent_and_expected(world.gather(probe.observe(step.step, step.reset)))[world.rank]
+    tally, expected = probe.sent_and_expected(world.gather(probe.observe(step.step, step.reset)))[world.rank]
     step.close()
+    sent = tally.by_axis
     return wrong, {axis: (sent.get(axis, 0.0), expected.get(axis, 0.0)) for axis in {**sent, **expected}}
 
 

@@ -170,6 +170,7 @@ def summed_up(trace: Trace, calls: Sequence[SentCall], *, watched: float = 1.0) 
         wait_seconds=[waited(trace)] * 3,
         middle=1,
         timeline=rank_timeline(0, trace, seen.named, 0),
+        kernels=[trace.kernels] * 3,
     )
     clock = Clock(offsets_ns=(0,), uncertainty_ns=0, method="one")
     world: Any = SimpleNamespace(clock=clock, device=CUDA)
