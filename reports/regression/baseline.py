@@ -36,6 +36,10 @@ def baseline(path: Path) -> Verdict:
         found = check_folder(file, path, branch, rule, floors)
     except UserError as error:
         return _none(str(error), "")
+    if changed := [change.told for _, change, _ in found.changes if change.fails]:
+        others = f", and {len(changed) - 1} more" if changed[1:] else ""
+        remedy = f"parbench history check {path} --branch {branch}"
+        return Verdict(word="CHANGED", level="doubtful", told=f"{changed[0]}{others}", remedy=remedy)
     unsure = [one.reason for one in found.findings if one.word == "AMBIGUOUS"]
     known = [one for one in found.findings if one.series and one.word in ("SLOWER", "SAME")]
     if not known:

@@ -19,7 +19,8 @@ Examples:
   parbench compare main~1 runs/20260109T030405Z-node1-4d5e6f
 
 \b
-Exit codes: 0 fine; 1 slower or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4 failed or missing.
+Exit codes: 0 fine; 1 slower, counts that changed, or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4
+failed or missing.
 """
 _history = partial(click.option, "--history", type=click.Path(path_type=Path), default=FILE, show_default=True)
 history_option = partial(_history, envvar="PARBENCH_HISTORY", show_envvar=True)
@@ -105,7 +106,7 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
     PATTERN is a glob for their cases.
     """
     from reports.regression.history import open_history
-    from reports.regression.history_gate import render_courses
+    from reports.regression.history_show import render_courses
     from reports.regression.levels import StepRule
 
     with open_history(file) as found:
@@ -130,13 +131,16 @@ def check(
     RUN is a run's id in the history; default: the branch's newest. A run's folder, or latest, is checked against the
     branch and not kept, as for a pull request: SLOWER is a rise above the branch's newest level and newest run.
 
+    What is counted (calls, bytes, memory, kernels, schedule) is held exactly from the second run on: CHANGED until it
+    is annotated.
+
     Runs on other hosts count; hosts that are slower in all series form a group with a level of its own. A rise in the
     newest run alone is SUSPECT, a steady rise DRIFT; for --fail-on-unknown both are undecided.
 
     A case is MISSING if RUN did not measure it but one of the last three runs like it did: same preset, same number of
     ranks, a case in common.
     """
-    from reports.regression import history_gate
+    from reports.regression import history_gate, history_show
     from reports.regression.history import open_history
     from reports.regression.levels import StepRule
     from reports.regression.noise_floor import find_floor
@@ -150,7 +154,7 @@ def check(
             line = found.line(run) if run else history_gate.newest(found, branch)
             checked = history_gate.check(found, line, rule, floors)
     code = checked.code(fail_on_unknown=fail_on_unknown)
-    text = history_gate.render_json(checked, code) if form == "json" else history_gate.render(checked, form)
+    text = history_show.render_json(checked, code) if form == "json" else history_show.render(checked, form)
     click.echo(text, nl=False)
     click.get_current_context().exit(code)
 
@@ -193,7 +197,7 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
     """
     from bench.text import UserError, counted, writing
     from reports.regression.history import open_history
-    from reports.regression.history_gate import render_otava
+    from reports.regression.history_show import render_otava
 
     if branch is not None and form != "otava":
         raise UserError(f"--branch {branch} goes with --format otava alone: a folder of runs holds all branches")

@@ -20,6 +20,7 @@ from bench.results.records import Record, Status, WorldInfo
 from bench.results.runs import Run
 from reports import cells
 from reports.analysis.summary import Row, summarize
+from reports.regression.counted import Facts, facts_of
 
 HARMLESS = (
     "gpu.uuid",
@@ -142,7 +143,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A series in one run; ``seconds`` is None where nothing was measured, ``beside`` what else was around it."""
+    """A series in one run; ``seconds`` is None where nothing was measured, ``beside`` what else was around it.
+
+    ``facts`` are what it counted, none in runs of before counts were kept.
+    """
 
     series: Identity
     status: Status
@@ -150,6 +154,7 @@ class Point:
     launches: int
     reason: str = ""
     beside: Mapping[str, str]
+    facts: Facts
 
 
 def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
@@ -171,6 +176,7 @@ def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
             launches=row.launches,
             reason="; ".join(row.reasons),
             beside=beside,
+            facts=facts_of(row),
         )
         points.append(point)
     return tuple(points)

@@ -19,6 +19,7 @@ from bench.results.records import Status
 from bench.results.runs import Run, RunInfo, load_run, runs_in
 from bench.text import UserError, reading, writing
 from reports.regression.compare import pool
+from reports.regression.counted import Facts
 from reports.regression.environment import Identity, Point, points_of
 
 Added = Literal["added", "updated", "moved", "unchanged"]
@@ -52,6 +53,15 @@ CREATE TABLE annotation (
     UNIQUE (run_id, series, note)
 );
 """
+_COUNTS = """
+CREATE TABLE IF NOT EXISTS facts (number INTEGER PRIMARY KEY, content TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS counted (
+    series INTEGER NOT NULL REFERENCES series, run INTEGER NOT NULL REFERENCES run ON DELETE CASCADE,
+    facts INTEGER NOT NULL REFERENCES facts, PRIMARY KEY (series, run)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS counted_by_run ON counted (run)
+"""
+"""What histories of before counts were kept lack; they get it when a run is added."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +139,7 @@ class History:
         """Yield a copy in memory, to ask what would be if."""
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
             self._connection.backup(connection)
+            connection.executescript(_COUNTS)
             yield History(connection, self._path)
 
     def add(self, entry: Entry) -> Added:
@@ -198,6 +209,15 @@ class History:
         [[content]] = self._execute(query % ", ".join("?" * len(series)), run, *series)
         return msgspec.json.decode(content, type=dict[str, str])
 
+    def counted(self, series: Iterable[int], lines: Iterable[Line]) -> tuple[tuple[Line, Facts], ...]:
+        """Return what series as one counted, in the order of lines; those that kept no counts are left out."""
+        if not self._execute("SELECT 1 FROM sqlite_master WHERE name = 'counted'"):
+            return ()
+        query = "SELECT run, content FROM counted JOIN facts ON facts = number WHERE series = ?"
+        told = dict(chain.from_iterable(self._execute(query, one) for one in series))
+        decoder = msgspec.json.Decoder(dict[str, list[float | str]])
+        return tuple((line, decoder.decode(told[line.number])) for line in lines if line.number in told)
+
     def annotate(self, run_id: str, series: str, note: str) -> None:
         """Say that what changed at a run was meant; said again it changes nothing."""
         line = self.line(run_id)
@@ -213,6 +233,8 @@ class History:
         with _transaction(self._connection):
             old = self._execute(query, keep)
             self._connection.executemany("DELETE FROM run WHERE number = ?", [(number,) for number, _ in old])
+            if self._execute("SELECT 1 FROM sqlite_master WHERE name = 'counted'"):
+                self._execute("DELETE FROM facts WHERE number NOT IN (SELECT facts FROM counted)")
             self._execute("DELETE FROM series WHERE number NOT IN (SELECT series FROM point)")
             self._execute("DELETE FROM beside WHERE number NOT IN (SELECT beside FROM point)")
         self._execute("VACUUM")
@@ -254,17 +276,24 @@ class History:
         number = self._connection.execute(insert, (*texts, len(entry.points), bad)).lastrowid
         files = (zlib.compress(entry.info_json), zlib.compress(entry.records_jsonl))
         self._execute("INSERT INTO folder VALUES (?, ?, ?)", number, *files)
-        series, besides, points = [], [], []
+        series, besides, points, facts, counts = [], [], [], [], []
         for point in entry.points:
             fingerprint = point.series.fingerprint
             beside = msgspec.json.encode(point.beside, order="sorted").decode()
             series.append((fingerprint, msgspec.json.encode(point.series).decode()))
             besides.append((beside,))
             points.append((fingerprint, number, point.status, point.seconds, point.launches, point.reason, beside))
+            if point.facts:
+                content = msgspec.json.encode(point.facts, order="sorted").decode()
+                facts.append((content,))
+                counts.append((fingerprint, number, content))
         many("INSERT OR IGNORE INTO series VALUES (NULL, ?, ?)", series)
         many("INSERT OR IGNORE INTO beside VALUES (NULL, ?)", besides)
-        keys = [f"(SELECT number FROM {key} = ?)" for key in ("series WHERE fingerprint", "beside WHERE content")]
-        many(f"INSERT INTO point VALUES ({keys[0]}, ?, ?, ?, ?, ?, {keys[1]})", points)
+        many("INSERT OR IGNORE INTO facts VALUES (NULL, ?)", facts)
+        of = {"series": "fingerprint", "beside": "content", "facts": "content"}
+        keys = {table: f"(SELECT number FROM {table} WHERE {name} = ?)" for table, name in of.items()}
+        many(f"INSERT INTO point VALUES ({keys['series']}, ?, ?, ?, ?, ?, {keys['beside']})", points)
+        many(f"INSERT INTO counted VALUES ({keys['series']}, ?, {keys['facts']})", counts)
 
     def _write_files(self, line: Line, folder: Path) -> None:
         [[info, records]] = self._execute("SELECT info, records FROM folder WHERE run = ?", line.number)
@@ -365,6 +394,9 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> Non
             made = f"{_TABLES}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}"
             for statement in made.split(";"):
                 connection.execute(statement)
+        is_ours = number("PRAGMA application_id") == APPLICATION and number("PRAGMA user_version") <= SCHEMA
+        for statement in _COUNTS.split(";") if create and is_ours else ():
+            connection.execute(statement)
     if (application := number("PRAGMA application_id")) != APPLICATION:
         raise UserError(f"{path} is an SQLite file of another program, not a history (application_id {application})")
     if (version := number("PRAGMA user_version")) > SCHEMA:

@@ -1,13 +1,10 @@
-"""The gates: each series of a run against what the history tells of it; and the courses of series, shown.
+"""The gates: each series of a run against what the history tells of it.
 
 Of a branch's newest run it is told since when a series is slower; of a run that is not kept, as a pull request's,
 whether it is slower than the branch.
 """
 
-import csv
-import io
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -15,20 +12,17 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from msgspec.structs import asdict
 
-from bench.text import UserError, counted, format_table
+from bench.text import UserError
 from reports import cells
-from reports.analysis.labels import operation
-from reports.regression.compare import VERDICTS, WORST_FIRST, Word, counts_of, exit_code, json_text, world_words
+from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code
+from reports.regression.counted import CountChange, Facts, held
 from reports.regression.environment import Identity
 from reports.regression.history import About, History, Line, Outcome, open_history, read_entry
-from reports.regression.levels import Shift, StepRule, segments
+from reports.regression.levels import Shift, StepRule
 from reports.regression.nights import Night, Nights, judge_nights
-from reports.regression.noise_floor import Floor, told
-from reports.render.markdown import escaped
+from reports.regression.noise_floor import Floor
 
-_BARS = "▁▂▃▄▅▆▇█"
 QUIET = Night()
 MISSED_RUNS = 3  # a case is missing as long as one of so many before, of those that share a case with this run, has it
 
@@ -64,6 +58,15 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What is counted of a series, held against runs before: how many counts, each change and the run that began it."""
+
+    series: Identity
+    count: int
+    changes: tuple[tuple[CountChange, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """All findings of a run, the worst first; ``notes`` tell of the nodes that it was judged by.
 
@@ -73,12 +76,18 @@ class Check:
     line: Line
     rule: StepRule
     findings: tuple[Finding, ...]
+    counted: tuple[Counts, ...] = ()
     notes: tuple[str, ...] = ()
     kept: bool = True
 
     @property
     def counts(self) -> Mapping[Word, int]:
-        return counts_of(one.word for one in self.findings)
+        return counts_of([*(one.word for one in self.findings), *(one.word for _, one, _ in self.changes)])
+
+    @property
+    def changes(self) -> list[tuple[Identity, CountChange, str]]:
+        """Every count that is other than before, with its series and the run since which it is."""
+        return [(one.series, change, since) for one in self.counted for change, since in one.changes]
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
         return exit_code(self.counts, fail_on_unknown=fail_on_unknown)
@@ -112,7 +121,7 @@ def check(
     """Return what the branch's runs up to ``line`` tell of it.
 
     A series counts from its newest annotation on, whichever hosts it ran on. All are judged at once, a size curve as a
-    family.
+    family. What is counted is held against the first run of these, or the last if ``line`` is not kept.
     ``floors`` are those that machines were measured to need, by the fingerprints of series; they raise the rule's.
     """
     before = [one for one in history.runs(line.branch) if (one.started, one.number) <= (line.started, line.number)]
@@ -121,11 +130,15 @@ def check(
     alike: dict[str, list[int]] = {}
     for number, series in known.items():
         alike.setdefault(series.anywhere, []).append(number)
-    kin, found = {}, {}
+    kin, found, counted_of = {}, {}, list[Counts]()
     for number, series in tonight.items():
         kin[number] = alike[series.anywhere]
         start = max((one.started for one in meant if fnmatchcase(series.case.label, one.series)), default="")
-        times = history.times(kin[number], [one for one in before if one.started >= start])[-rule.window - (not kept) :]
+        since = [one for one in before if one.started >= start]
+        times = history.times(kin[number], since)[-rule.window - (not kept) :]
+        counted_of += _counted(
+            series, history.counted(kin[number], since[-rule.window - (not kept) :]), line, kept=kept
+        )
         measured = (floors or {}).get(series.fingerprint)
         found[number] = Finding(series=series, times=times, measured=measured)
     asked = {*map(_asked, tonight.values())}
@@ -168,150 +181,27 @@ def check(
     vanished = {_asked(one): one for series in reversed(last) for one in series if _asked(one) not in asked}
     judged += [Finding(series=one, word="MISSING", reason=reason) for one in vanished.values()]
     ordered = sorted(judged, key=lambda one: (WORST_FIRST.index(one.word), one.series is not None))
-    return Check(line=line, rule=rule, findings=tuple(ordered), notes=_notes(nights), kept=kept)
+    notes = _notes(nights)
+    return Check(line=line, rule=rule, findings=tuple(ordered), counted=tuple(counted_of), notes=notes, kept=kept)
 
 
-def answer(found: Check) -> str:
-    """Return whether the gate passes, and against what; or what fails it; or that it has too few runs to speak."""
-    series = [one for one in found.findings if one.series]
-    bad = [one for one in found.findings if VERDICTS[one.word].code in (1, 4)]
-    runs = max((len(one.times) - (not found.kept) for one in series), default=0)
-    if not bad and {one.word for one in series} <= {"INSUFFICIENT"}:
-        return f"Gate not armed: {runs} of {found.rule.min_values} runs of {found.line.branch}"
-    against = f"{'over' if found.kept else 'against'} the last {counted(runs, 'run')} of {found.line.branch}"
-    if not bad:
-        undecided: tuple[Word, ...] = ("SUSPECT", "DRIFT", "AMBIGUOUS", "INSUFFICIENT")
-        unsure = ", ".join(f"{found.counts[word]} {word}" for word in undecided if word in found.counts)
-        return f"PASS: none of {len(series)} series is slower, {against}{f' ({unsure})' if unsure else ''}"
-    words = ", ".join(f"{count} {word}" for word, count in counts_of(one.word for one in bad if one.series).items())
-    named = ", ".join(_short(one) for one in bad[:3])
-    others = f" and {len(bad) - 3} more" if bad[3:] else ""
-    return f"FAIL: {words or 'all'} of {len(series)} series, {against}: {named}{others}"
+def _counted(series: Identity, told: Sequence[tuple[Line, Facts]], line: Line, *, kept: bool) -> list[Counts]:
+    """Return what changed of a series' counts, nothing where this run or those before kept none."""
+    if len(told) < 2 or told[-1][0] != line:
+        return []
+    *before, (_, new) = told
+    found = held(before[0 if kept else -1][1], new)
 
+    def since(path: str) -> str:
+        first = line
+        for earlier, facts in reversed(before if kept else ()):
+            if path in [change.path for change in held(facts, new).changes]:
+                break
+            first = earlier
+        return first.id
 
-def _short(one: Finding) -> str:
-    change = f" {100 * one.change:+.1f} %" if one.change is not None else ""
-    if one.series is None:
-        return f"{one.label}{change}"
-    size = one.series.case.params.get("size_bytes")
-    return f"{operation(one.series.case)}{'' if size is None else f' {cells.size(size)}'}{change}"
-
-
-def render(found: Check, form: str = "table") -> str:
-    """Return what the gate says, as a ``table`` or GitHub's ``markdown``: the answer, then what is not the same."""
-    groups: dict[object, list[Finding]] = {}
-    for one in found.findings:
-        if one.word != "SAME":
-            groups.setdefault((one.word, one.reason) if one.word == "INSUFFICIENT" else id(one), []).append(one)
-    rows = []
-    for one, *others in groups.values():
-        change = f"{100 * one.change:+.1f} %" if one.change is not None else cells.UNKNOWN
-        time = cells.duration(one.times[-1][1] if one.times and one.series and not others else None)
-        why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
-        label = f"{len(others) + 1} series" if others else one.label
-        rows.append([*map(cells.visible, (one.word, change, time, one.since or cells.UNKNOWN, label, why))])
-    told_by = ["verdict", "change", "time", "since", "series", "why"]
-    columns = zip(told_by, *rows, strict=True)
-    titles, *rows = map(list, zip(*(one for one in columns if {*one[1:]} != {cells.UNKNOWN}), strict=True))
-    words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
-    rule, branch, floor = found.rule, found.line.branch, f"{100 * found.rule.floor:g} %"
-    compared = {one.word for one in found.findings} - {"INSUFFICIENT", "MISSING"}
-    slower, meant = (
-        f"SLOWER: for {rule.min_side} runs or more its level has been more than {floor} above its fastest one, sure by "
-        "ranks and by Student's t among all series",
-        "If a change was intended: parbench history annotate RUN --series GLOB --note TEXT.",
-    )
-    if not found.kept:
-        slower = (
-            f"SLOWER: above the newest level of these runs and above the newest of them, by more than {floor} and by "
-            "more than they scatter (Student's t at 1 % among all series)"
-        )
-        meant = f"A change that is meant: once it is in {branch}, {meant.partition(': ')[2]}"
-    sentences = [
-        f"{found.line.id} {'of' if found.kept else 'against'} {branch}: {words}.",
-        *([] if compared else [f"Runs of {branch} arm it: parbench history add RUN --branch {branch}."]),
-        *([f"{slower}; how often that is right: tests/studies/history_study.py."] if compared else []),
-        *(f"{word}: {VERDICTS[word].meaning}." for word in ("SUSPECT", "DRIFT") if word in found.counts),
-        *found.notes,
-        *told([one.measured for one in found.findings if one.measured]),
-        f"A series needs {rule.min_values} runs of {branch} in the same surroundings since its newest annotation; the "
-        f"newest {rule.window} count.",
-        *([meant] if compared else []),
-    ]
-    if form == "table":
-        table = [format_table([titles, *rows])] if rows else []
-        return "\n".join([answer(found), *table, "", *sentences, ""])
-    lines = [titles, ["---"] * len(titles), *rows] if rows else []
-    table = [f"| {' | '.join(map(escaped, line))} |" for line in lines]
-    return "\n".join([f"## {escaped(answer(found))}", "", *table, "", *(f"- {escaped(one)}" for one in sentences), ""])
-
-
-def render_json(found: Check, code: int) -> str:
-    """Return all series as JSON, with the exit code; times in seconds, changes as fractions, unknown is null."""
-    series, together = list[dict[str, object]](), list[dict[str, object]]()
-    for one in found.findings:
-        said = {"verdict": one.word, "reason": one.reason, "since": one.since, "differs": one.differs}
-        names = ("low", "high", "slope", "p_value")
-        step = {"change": one.change, **{name: one.shift and getattr(one.shift, name) for name in names}}
-        if one.series is None:
-            together.append({**said, **step})
-            continue
-        named = {"case": one.series.case, "world": one.series.world}
-        times = {"seconds": [seconds for _, seconds in one.times], "measured_floor": one.measured}
-        series.append({**named, **said, **step, **times})
-    told = {"exit_code": code, "verdicts": found.counts, "together": together, "notes": found.notes, "series": series}
-    return json_text({"run": found.line, "kept": found.kept, "answer": answer(found), "rule": found.rule, **told})
-
-
-def render_courses(history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text") -> str:
-    """Return the courses of series that fit a glob: bars and levels as text, or as JSON all times in seconds."""
-    lines = history.runs(branch)
-    courses = [
-        (one, times)
-        for number, one in history.series().items()
-        if fnmatchcase(one.case.label, pattern) or fnmatchcase(one.case.name, pattern)
-        if (times := history.times([number], lines))
-    ]
-    if not courses:
-        allowed = "write a case's name or a glob, such as '*all_reduce*'"
-        raise UserError(f"no series of the history fits {pattern!r}: {allowed}")
-    if form == "json":
-        plain = []
-        for one, times in courses:
-            told = {"runs": [line.id for line, _ in times], "seconds": [seconds for _, seconds in times]}
-            plain.append({"fingerprint": one.fingerprint, **asdict(one), **told})
-        return json_text({"series": plain})
-    shown = []
-    for one, times in courses:
-        last, window = [seconds for _, seconds in times[-30:]], times[-rule.window :]
-        low, high = min(last), max(last)
-        step = (high - low) / (len(_BARS) - 1) or 1.0
-        bars = "".join(_BARS[round((value - low) / step)] for value in last)
-        shown += [one.case.label, f"    on {world_words(one.world)}"]
-        shown.append(f"    {bars}  {cells.duration(low)} to {cells.duration(high)}, {len(times)} runs")
-        for level in segments([seconds for _, seconds in window], rule):
-            since, count = window[level.start][0].id, level.stop - level.start
-            shown.append(f"    {cells.duration(level.seconds)} from {since} on ({count} runs)")
-    return "\n".join([*shown, ""])
-
-
-def render_otava(history: History, branch: str | None) -> str:
-    """Return Otava's CSV: ``time`` is its ``time_column``, ``commit`` and ``run`` are its ``attributes``."""
-    lines = history.runs(branch)
-    known = [
-        (one, {line.id: value for line, value in history.times([n], lines)}) for n, one in history.series().items()
-    ]
-    columns = [(series, times) for series, times in known if times]
-    count = Counter(one.case.label for one, _ in columns)
-    marks = ["" if count[one.case.label] == 1 else f" #{one.fingerprint}" for one, _ in columns]
-    names = [f"{one.case.label}{mark}" for (one, _), mark in zip(columns, marks, strict=True)]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["time", "commit", "run", *names])
-    for line in lines:
-        values = [f"{times[line.id]:.9g}" if line.id in times else "" for _, times in columns]
-        writer.writerow([line.started, line.commit, line.id, *values])
-    return out.getvalue()
+    changes = tuple((change, since(change.path)) for change in found.changes)
+    return [Counts(series=series, count=found.count, changes=changes)] if found.count or changes else []
 
 
 def _asked(series: Identity) -> tuple[object, ...]:

@@ -28,13 +28,18 @@ def build(file: Path, num_runs: int, num_series: int) -> float:
     identities = [Identity(case=case, world=WORLD, around=around) for case in cases]
     info = make_info(make_plan(cases[:1]), ENVIRONMENT)
     first = datetime(2026, 1, 1, tzinfo=UTC)
+    facts = {f"calls.dp.{name}": [float(i)] for i, name in enumerate(("all_gather", "all_reduce", "reduce_scatter"))}
+
+    def seconds() -> float:
+        return 1e-3 * rng.lognormvariate(0, 0.01)
+
     begun = time.monotonic()
     with open_history(file, create=True) as history:
         for i in range(num_runs):
             started = (first + timedelta(days=i)).isoformat().replace("+00:00", "Z")
             run = msgspec.structs.replace(info, id=f"run-{i:05}", started=started)
             points = tuple(
-                Point(series=one, status="ok", seconds=1e-3 * rng.lognormvariate(0, 0.01), launches=5, beside={})
+                Point(series=one, status="ok", seconds=seconds(), launches=5, beside={}, facts=facts)
                 for one in identities
             )
             history.add(

@@ -25,7 +25,7 @@ from bench.results.runs import load_run
 from bench.text import UserError
 from reports.regression import history as database
 from reports.regression.history import ANNOTATIONS, APPLICATION, SCHEMA, About, History, add_folders, open_history
-from reports.regression.history_gate import render_otava
+from reports.regression.history_show import render_otava
 
 
 @pytest.fixture

@@ -17,18 +17,8 @@ from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective
 from bench.results.records import Record
 from reports.regression.compare import Word
 from reports.regression.history import History, open_history
-from reports.regression.history_gate import (
-    MISSED_RUNS,
-    Check,
-    Finding,
-    answer,
-    check,
-    check_folder,
-    newest,
-    render,
-    render_courses,
-    render_json,
-)
+from reports.regression.history_gate import MISSED_RUNS, Check, Finding, check, check_folder, newest
+from reports.regression.history_show import answer, render, render_courses, render_json
 from reports.regression.levels import StepRule
 from reports.regression.noise_floor import Floor
 

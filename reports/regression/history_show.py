@@ -1,0 +1,180 @@
+"""What the gate says, shown as a table, Markdown or JSON; and the courses of series, as bars or as Otava's CSV."""
+
+import csv
+import io
+from collections import Counter
+from fnmatch import fnmatchcase
+
+from msgspec.structs import asdict
+
+from bench.text import UserError, counted, format_table
+from reports import cells
+from reports.analysis.labels import operation
+from reports.regression.compare import VERDICTS, Word, counts_of, json_text, world_words
+from reports.regression.history import History
+from reports.regression.history_gate import Check, Finding
+from reports.regression.levels import StepRule, segments
+from reports.regression.noise_floor import told
+from reports.render.markdown import escaped
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def answer(found: Check) -> str:
+    """Return whether the gate passes, and against what; or what fails it; or that it has too few runs to speak."""
+    series = [one for one in found.findings if one.series]
+    bad = [one for one in found.findings if VERDICTS[one.word].code in (1, 4)]
+    changed = [f"{operation(one.case)} {change.told}" for one, change, _ in found.changes if change.fails]
+    runs = max((len(one.times) - (not found.kept) for one in series), default=0)
+    if not bad and not changed and {one.word for one in series} <= {"INSUFFICIENT"}:
+        counts = f"; {count_words(found)}" if found.counted else ""
+        return f"Gate not armed: {runs} of {found.rule.min_values} runs of {found.line.branch}{counts}"
+    against = f"{'over' if found.kept else 'against'} the last {counted(runs, 'run')} of {found.line.branch}"
+    if not bad and not changed:
+        undecided: tuple[Word, ...] = ("SUSPECT", "DRIFT", "AMBIGUOUS", "INSUFFICIENT")
+        unsure = ", ".join(f"{found.counts[word]} {word}" for word in undecided if word in found.counts)
+        return f"PASS: none of {len(series)} series is slower, {against}{f' ({unsure})' if unsure else ''}"
+    failed = [*(one.word for one in bad if one.series), *(one.word for _, one, _ in found.changes if one.fails)]
+    words = ", ".join(f"{count} {word}" for word, count in counts_of(failed).items())
+    every = [*changed, *map(_short, bad)]
+    others = f" and {len(every) - 3} more" if every[3:] else ""
+    return f"FAIL: {words or 'all'} of {len(series)} series, {against}: {', '.join(every[:3])}{others}"
+
+
+def count_words(found: Check) -> str:
+    every = f"{sum(one.count for one in found.counted)} counts in {len(found.counted)} series"
+    return f"{len(found.changes) or 'none'} of {every} changed"
+
+
+def _short(one: Finding) -> str:
+    change = f" {100 * one.change:+.1f} %" if one.change is not None else ""
+    if one.series is None:
+        return f"{one.label}{change}"
+    size = one.series.case.params.get("size_bytes")
+    return f"{operation(one.series.case)}{'' if size is None else f' {cells.size(size)}'}{change}"
+
+
+def render(found: Check, form: str = "table") -> str:
+    """Return what the gate says, as a ``table`` or GitHub's ``markdown``: the answer, then what is not the same."""
+    groups: dict[object, list[Finding]] = {}
+    for one in found.findings:
+        if one.word != "SAME":
+            groups.setdefault((one.word, one.reason) if one.word == "INSUFFICIENT" else id(one), []).append(one)
+    rows = [
+        [*map(cells.visible, (change.word, cells.UNKNOWN, cells.UNKNOWN, since, series.case.label, change.told))]
+        for series, change, since in found.changes
+    ]
+    for one, *others in groups.values():
+        change = f"{100 * one.change:+.1f} %" if one.change is not None else cells.UNKNOWN
+        time = cells.duration(one.times[-1][1] if one.times and one.series and not others else None)
+        why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
+        label = f"{len(others) + 1} series" if others else one.label
+        rows.append([*map(cells.visible, (one.word, change, time, one.since or cells.UNKNOWN, label, why))])
+    told_by = ["verdict", "change", "time", "since", "series", "why"]
+    columns = zip(told_by, *rows, strict=True)
+    titles, *rows = map(list, zip(*(one for one in columns if {*one[1:]} != {cells.UNKNOWN}), strict=True))
+    words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
+    rule, branch, floor = found.rule, found.line.branch, f"{100 * found.rule.floor:g} %"
+    compared = {one.word for one in found.findings} - {"INSUFFICIENT", "MISSING"}
+    slower, meant = (
+        f"SLOWER: for {rule.min_side} runs or more its level has been more than {floor} above its fastest one, sure by "
+        "ranks and by Student's t among all series",
+        "If a change was intended: parbench history annotate RUN --series GLOB --note TEXT.",
+    )
+    if not found.kept:
+        slower = (
+            f"SLOWER: above the newest level of these runs and above the newest of them, by more than {floor} and by "
+            "more than they scatter (Student's t at 1 % among all series)"
+        )
+        meant = f"A change that is meant: once it is in {branch}, {meant.partition(': ')[2]}"
+    sentences = [
+        f"{found.line.id} {'of' if found.kept else 'against'} {branch}: {words}.",
+        *([] if compared else [f"Runs of {branch} arm it: parbench history add RUN --branch {branch}."]),
+        *([f"{slower}; how often that is right: tests/studies/history_study.py."] if compared else []),
+        *(f"{word}: {VERDICTS[word].meaning}." for word in ("CHANGED", "SUSPECT", "DRIFT") if word in found.counts),
+        *([f"What is counted has no floor: {count_words(found)}."] if found.counted else []),
+        *found.notes,
+        *told([one.measured for one in found.findings if one.measured]),
+        f"A series needs {rule.min_values} runs of {branch} in the same surroundings since its newest annotation; the "
+        f"newest {rule.window} count.",
+        *([meant] if compared or found.changes else []),
+    ]
+    if form == "table":
+        table = [format_table([titles, *rows])] if rows else []
+        return "\n".join([answer(found), *table, "", *sentences, ""])
+    lines = [titles, ["---"] * len(titles), *rows] if rows else []
+    table = [f"| {' | '.join(map(escaped, line))} |" for line in lines]
+    return "\n".join([f"## {escaped(answer(found))}", "", *table, "", *(f"- {escaped(one)}" for one in sentences), ""])
+
+
+def render_json(found: Check, code: int) -> str:
+    """Return all series as JSON, with the exit code; times in seconds, changes as fractions, unknown is null."""
+    series, together = list[dict[str, object]](), list[dict[str, object]]()
+    for one in found.findings:
+        said = {"verdict": one.word, "reason": one.reason, "since": one.since, "differs": one.differs}
+        names = ("low", "high", "slope", "p_value")
+        step = {"change": one.change, **{name: one.shift and getattr(one.shift, name) for name in names}}
+        if one.series is None:
+            together.append({**said, **step})
+            continue
+        named = {"case": one.series.case, "world": one.series.world}
+        times = {"seconds": [seconds for _, seconds in one.times], "measured_floor": one.measured}
+        series.append({**named, **said, **step, **times})
+    changes = [
+        {"case": one.case, "world": one.world, "since": since, **vars(change)} for one, change, since in found.changes
+    ]
+    held_count = {"held": sum(one.count for one in found.counted), "series": len(found.counted), "changes": changes}
+    told = {"exit_code": code, "verdicts": found.counts, "counts": held_count}
+    told |= {"together": together, "notes": found.notes, "series": series}
+    return json_text({"run": found.line, "kept": found.kept, "answer": answer(found), "rule": found.rule, **told})
+
+
+def render_courses(history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text") -> str:
+    """Return the courses of series that fit a glob: bars and levels as text, or as JSON all times in seconds."""
+    lines = history.runs(branch)
+    courses = [
+        (one, times)
+        for number, one in history.series().items()
+        if fnmatchcase(one.case.label, pattern) or fnmatchcase(one.case.name, pattern)
+        if (times := history.times([number], lines))
+    ]
+    if not courses:
+        allowed = "write a case's name or a glob, such as '*all_reduce*'"
+        raise UserError(f"no series of the history fits {pattern!r}: {allowed}")
+    if form == "json":
+        plain = []
+        for one, times in courses:
+            told = {"runs": [line.id for line, _ in times], "seconds": [seconds for _, seconds in times]}
+            plain.append({"fingerprint": one.fingerprint, **asdict(one), **told})
+        return json_text({"series": plain})
+    shown = []
+    for one, times in courses:
+        last, window = [seconds for _, seconds in times[-30:]], times[-rule.window :]
+        low, high = min(last), max(last)
+        step = (high - low) / (len(_BARS) - 1) or 1.0
+        bars = "".join(_BARS[round((value - low) / step)] for value in last)
+        shown += [one.case.label, f"    on {world_words(one.world)}"]
+        shown.append(f"    {bars}  {cells.duration(low)} to {cells.duration(high)}, {len(times)} runs")
+        for level in segments([seconds for _, seconds in window], rule):
+            since, count = window[level.start][0].id, level.stop - level.start
+            shown.append(f"    {cells.duration(level.seconds)} from {since} on ({count} runs)")
+    return "\n".join([*shown, ""])
+
+
+def render_otava(history: History, branch: str | None) -> str:
+    """Return Otava's CSV: ``time`` is its ``time_column``, ``commit`` and ``run`` are its ``attributes``."""
+    lines = history.runs(branch)
+    known = [
+        (one, {line.id: value for line, value in history.times([n], lines)}) for n, one in history.series().items()
+    ]
+    columns = [(series, times) for series, times in known if times]
+    count = Counter(one.case.label for one, _ in columns)
+    marks = ["" if count[one.case.label] == 1 else f" #{one.fingerprint}" for one, _ in columns]
+    names = [f"{one.case.label}{mark}" for (one, _), mark in zip(columns, marks, strict=True)]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["time", "commit", "run", *names])
+    for line in lines:
+        values = [f"{times[line.id]:.9g}" if line.id in times else "" for _, times in columns]
+        writer.writerow([line.started, line.commit, line.id, *values])
+    return out.getvalue()
