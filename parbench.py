@@ -4,8 +4,9 @@ Nothing heavy is imported before it is needed.
 """
 
 import difflib
-import importlib
+import importlib.util
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,17 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
 class LazyGroup(click.Group):
     """A group that imports a command when it is asked for, and ends a user's error with one sentence and code 2."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line, with parbench's own packages: a module of the user's may have the name of one."""
+        for name in ("bench", "workloads", "reports", "slurm"):
+            found = importlib.util.find_spec(name)
+            origin = Path(found.origin if found and found.origin else "nowhere").resolve()
+            if origin != Path(__file__).resolve().with_name(name) / "__init__.py":
+                told = f"Python imports {name} from {origin}, which is not parbench's"
+                click.echo(f"parbench: {told}: take its folder off PYTHONPATH, or start with python -P", err=True)
+                raise SystemExit(2)
+        return super().main(*args, **kwargs)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""
         return list(COMMANDS)
@@ -108,7 +120,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; what the user can mend is one sentence."""
+        """Run the command; what the user can mend is one sentence, and nothing but a finding exits with 1."""
         from bench.text import UserError
 
         try:
@@ -116,6 +128,15 @@ class LazyGroup(click.Group):
         except UserError as error:
             click.echo(f"parbench: {error}", err=True)
             sys.exit(2)
+        except KeyboardInterrupt:
+            click.echo("parbench: interrupted", err=True)
+        except (MemoryError, ImportError) as error:  # too little memory shows in libraries that cannot be mapped
+            click.echo(f"parbench: {str(error) or 'the memory is full'}", err=True)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception:  # noqa: BLE001 - a defect is no regression: a gate would take Python's 1 for one
+            traceback.print_exc()
+        sys.exit(4)
 
 
 _FIRST = """\

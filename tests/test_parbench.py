@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
-from paths import Command
+from paths import IMPORT_PATH, Command
 
 import parbench as command_line
 
@@ -28,6 +29,7 @@ BAD_INPUT = {
     "no equals sign": (["--set", "layers"], ["'layers'", "NAME=VALUE"]),
     "given twice": (["--set", "layers=1", "--set", "layers=2"], ["layers", "twice"]),
     "shape": (["--only", "ddp", "--set", "heads=3"], ["hidden(128) % heads(3) != 0"]),
+    "long number": (["--only", "ddp", "--set", f"layers={2**64}"], [f"layers = '{2**64}'", "at most 64 bits"]),
     "unknown shape": (["--only", "ddp", "--set", "shape=smal"], ["'smal'", "tiny", "did you mean 'small'"]),
     "split": (["--only", "tp", "--nproc", "4", "--set", "heads=2"], ["heads(2) % tp(4) != 0"]),
     "mesh": (["--only", "tp_fsdp", "--nproc", "4", "--set", "tp=3"], ["dp(1) * tp(3) != world size(4)"]),
@@ -114,6 +116,30 @@ def test_a_folder_named_bench_does_not_shadow_ours(tmp_path: Path) -> None:
     script = str(Path(sys.executable).with_name("parbench"))
     shown = subprocess.run([script, "list"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
+
+
+def test_a_folder_named_bench_before_ours_is_one_sentence(tmp_path: Path, parbench: Command) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()
+    for words in (["list"], ["--help"]):
+        done = parbench(*words, PYTHONPATH=f"{tmp_path}:{IMPORT_PATH}")
+        [line] = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (2, "")
+        assert line.startswith(
+            f"parbench: Python imports bench from {tmp_path}/bench/__init__.py, which is not parbench's"
+        )
+
+
+def test_what_is_no_finding_does_not_exit_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, told in (
+        (KeyboardInterrupt(), "parbench: interrupted"),
+        (MemoryError(), "parbench: the memory is full"),
+        (ImportError("x.so: failed to map segment"), "parbench: x.so: failed to map segment"),
+        (KeyError("a defect"), "KeyError: 'a defect'"),
+    ):
+        monkeypatch.setattr("bench.plan.listing.render_names", mock.Mock(side_effect=error))
+        stopped = CliRunner().invoke(command_line.main, ["list"])
+        assert (stopped.exit_code, stopped.stderr.splitlines()[-1]) == (4, told)
 
 
 def refusal(*words: str) -> list[str]:

@@ -41,7 +41,7 @@ class Launcher:
         return {}
 
     def last_error(self) -> str:
-        """Return what the launcher itself said went wrong, nothing if it said nothing worth repeating."""
+        """Return what the launcher or a rank that it started said went wrong last, nothing if they said nothing."""
         return ""
 
     def end(self, ranks: Iterable[Hello]) -> None:
@@ -78,7 +78,14 @@ class ForkServer(AbstractContextManager["ForkServer"]):
 
     def __exit__(self, *_: object) -> None:
         with self._process as process:
-            process.kill()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.close()  # then it ends its ranks and what they started, if it has come to listen
+            if select([process.stdout], [], [], 0)[0]:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_PATIENCE_SECONDS)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def launch(self, size: int, folder: Path, variables: Mapping[str, str]) -> Launcher:
         """Start ranks once all is imported: each launch then takes as long to start as any other."""
@@ -113,6 +120,14 @@ class _ForkedRanks(Launcher):
 
     def exits(self) -> dict[int, int]:
         return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int]) if self._exits.exists() else {}
+
+    def last_error(self) -> str:
+        """Return the last words of the first rank that ended badly, or of the server that was to fork them."""
+        bad = [f"rank-{rank}.log" for rank, code in self.exits().items() if code] or ["../fork-server.log"]
+        file = (self._exits.parent / bad[0]).resolve()
+        lines = file.read_text(errors="replace").split("\n") if file.exists() else []
+        words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"{words} ({file.parent.name}/{file.name})" if words else ""
 
     def end(self, ranks: Iterable[Hello]) -> None:
         self._server.tell(b"")

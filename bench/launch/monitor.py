@@ -9,6 +9,7 @@ from bench.launch import control_channel as channel
 from bench.launch.control_channel import Hello, Outcome
 from bench.launch.flight_recorder import Waits, waits
 from bench.launch.launchers import Launcher, local_state
+from bench.launch.processes import exit_words
 from bench.results.records import RankState, Status
 
 START_SECONDS = 120.0
@@ -137,6 +138,8 @@ class RankMonitor:
             killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
             guilty = killed or [rank for rank, code in codes.items() if code > 0] or list(codes) or dead[:1]
             reason = f"{self._named(guilty)} died: {_exit_words(exits.get(guilty[0]))}"
+            if exits.get(guilty[0]) == -signal.SIGABRT:  # C++ says why, such as std::bad_alloc
+                reason = "; ".join(filter(None, [reason, self._gang.last_error()]))
         elif self._broken:
             rank, broken = next(iter(self._broken.items()))
             reason = f"{self._named([rank])} raised {broken.error}"
@@ -210,7 +213,4 @@ class RankMonitor:
 
 
 def _exit_words(code: int | None) -> str:
-    if code is None:
-        return "its connection closed"
-    names = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have none
-    return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
+    return "its connection closed" if code is None else exit_words(code)

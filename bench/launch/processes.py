@@ -16,6 +16,18 @@ def die_with_parent(sign: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(1, int(sign))  # PR_SET_PDEATHSIG
 
 
+def adopt_orphans() -> None:
+    """Be the parent of what children of this process start and leave behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def exit_words(code: int) -> str:
+    """Say how a process ended that left this code; a negative one is a signal's."""
+    names = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have none
+    return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
+
+
 def leave(code: int) -> NoReturn:
     """End at once: a thread may wait for ever, and the interpreter's own way out takes noticeably long."""
     sys.stdout.flush()

@@ -10,9 +10,12 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import SIGKILL
+from typing import Any
 
 import msgspec
 
+from bench.launch.processes import die_with_parent, exit_words
 from bench.machine.environment import emulation
 from bench.machine.machine import available_cores, or_none
 from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
@@ -266,14 +269,16 @@ def define(target: str, folder: Path) -> Definition:
         raise UserError(f"--target {target!r} names no function: write package.module:function")
     # another process, so that the driver stays free of torch
     command = [sys.executable, "-P", "-m", "bench.plan.options", target, str(folder)]
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": _LOAD_SECONDS}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_LOAD_SECONDS, check=False)
+        done = subprocess.run(command, preexec_fn=lambda: die_with_parent(SIGKILL), check=False, **options)
     except subprocess.TimeoutExpired:
         raise UserError(f"--target {target!r} took more than {_LOAD_SECONDS} s to import") from None
     if done.returncode or not done.stdout:  # a script may end well while it is imported
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise UserError(f"--target {target!r} cannot be used: {lines[-1] if lines else 'its import failed'}")
-    params = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Param, ...])
+        told = lines[-1] if lines else f"its import ended Python: {exit_words(done.returncode)}"
+        raise UserError(f"--target {target!r} cannot be used: {told}")
+    params = msgspec.json.decode(done.stdout, type=tuple[Param, ...])
     module = target.partition(":")[0].rpartition(".")[2]
     params, tags = (MODE, *params), ("smoke", "node")
     return Definition(name=f"custom.{module}", target=target, help="a step of your own", params=params, tags=tags)
@@ -304,11 +309,13 @@ def main() -> None:
 
     target, folder = sys.argv[1:]
     sys.path.append(folder)
+    answer = os.dup(1)  # a module may print while it is imported, and as Python ends
+    os.dup2(2, 1)
     try:
         params = params_of(load_target(target))
     except UserError as error:
         sys.exit(str(error))
-    sys.stdout.write(f"\n{msgspec.json.encode(params).decode()}\n")
+    os.write(answer, msgspec.json.encode(params))
 
 
 if __name__ == "__main__":

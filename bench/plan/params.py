@@ -48,13 +48,16 @@ class Param:
         """Return ``found``, text or a value from a file, as this parameter's kind; ``UserError`` if it does not fit."""
         try:
             value = _convert(self.kind, found)
+        except ValueError as error:
+            if self.kind in ("matrix", "rows", "mesh") and isinstance(error, UserError):
+                raise  # its own words name the file, the row and the column, or the axis
+        else:
+            if isinstance(value, int) and value.bit_length() >= 64:  # more than a message or a record can hold
+                raise UserError(f"{self.name} = {found!r} is not allowed: {self.name} has at most 64 bits")
             low = -math.inf if self.minimum is None else self.minimum
             high = math.inf if self.maximum is None else self.maximum
             if (isinstance(value, str) or low <= value <= high) and (not self.choices or value in self.choices):
                 return value
-        except ValueError as error:
-            if self.kind in ("matrix", "rows", "mesh") and isinstance(error, UserError):
-                raise  # its own words name the file, the row and the column, or the axis
         hint = did_you_mean(str(found), map(str, self.choices))
         raise UserError(f"{self.name} = {found!r} is not allowed: {self.name} is {self.allowed()}{hint}")
 

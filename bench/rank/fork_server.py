@@ -1,7 +1,8 @@
 """Forks the ranks of each launch from one process that has imported what they need: only the first waits for that.
 
 Launches share nothing else. This process starts no thread (those of numpy's OpenBLAS end at a fork) and touches no GPU;
-each rank has its own variables, output and chance, its buffers lie elsewhere, and it ends with this process.
+each rank has its own variables, output and chance, its buffers lie elsewhere, and it ends with this process. What a
+rank started and left behind ends with its launch.
 """
 
 import importlib
@@ -10,15 +11,17 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from select import select
 
 import msgspec
 import numpy as np
+import psutil
 
 from bench.launch.launchers import EXITS, Order
-from bench.launch.processes import die_with_parent
+from bench.launch.processes import adopt_orphans, die_with_parent, leave
 from bench.rank import worker
 from bench.text import replace_file
 from bench.world.torch_compat import lost_cuda
@@ -33,6 +36,7 @@ def main() -> None:
     for module in sys.argv[1:]:
         with suppress(ImportError):  # the rank that needs it will say so
             importlib.import_module(module)
+    adopt_orphans()
     os.write(1, b"ready")
     orders, [ended, tell_ended] = open(0, "rb", buffering=0), os.pipe()  # noqa: SIM115 - never closed
     os.set_blocking(tell_ended, False)
@@ -44,13 +48,14 @@ def main() -> None:
         ready, _, _ = select([orders.fileno(), ended], [], [])
         if ended in ready:
             os.read(ended, 4096)
-            while ranks and (found := os.waitpid(-1, os.WNOHANG))[0]:
-                rank, folder = ranks.pop(found[0])
-                exits[folder][rank] = os.waitstatus_to_exitcode(found[1])
-                replace_file(folder / EXITS, msgspec.json.encode(exits[folder]))
-        elif line := orders.readline():
-            for pid in ranks:
-                os.kill(pid, signal.SIGKILL)
+            for pid, status in _ended_children():
+                if pid in ranks:
+                    rank, folder = ranks.pop(pid)
+                    exits[folder][rank] = os.waitstatus_to_exitcode(status)
+                    replace_file(folder / EXITS, msgspec.json.encode(exits[folder]))
+        else:
+            line = orders.readline()
+            _kill_children()
             if line.strip():
                 order = msgspec.json.decode(line, type=Order)
                 exits[Path(order.folder)] = {}
@@ -58,8 +63,20 @@ def main() -> None:
                     if (pid := os.fork()) == 0:
                         _be_rank(rank, order)
                     ranks[pid] = rank, Path(order.folder)
-        else:
-            return  # the driver is gone
+            elif not line:
+                leave(0)  # the driver is gone
+
+
+def _kill_children() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _ended_children() -> Iterator[tuple[int, int]]:
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            yield found
 
 
 def _be_rank(rank: int, order: Order) -> None:

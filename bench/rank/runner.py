@@ -20,7 +20,7 @@ from bench.plan.plan import FaultSpec, Measure
 from bench.rank.device_timer import HOST_NS
 from bench.rank.timing import Progress, Timed, Timing
 from bench.results.records import Check, blame, encode_timeline
-from bench.text import UserError, format_size
+from bench.text import UserError, format_size, listed
 from bench.world.subject import Description, Differing, Explained, Subject
 from bench.world.world import StandBy, Subgroups, World
 
@@ -231,6 +231,11 @@ def _subject(case: Case, world: World | None, fault: FaultSpec | None) -> Subjec
     if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
         refuse_float8(str(params.get("dtype")), torch.cuda.get_device_capability(world.device))
     subject = load_target(case.target)(world, **params)
+    if isinstance(subject, type):
+        raise TypeError(f"target {case.target!r} returned the class {subject.__name__}: return a subject made of it")
+    if lacks := [name for name in ("step", "reset", "check", "describe", "close") if not hasattr(subject, name)]:
+        found = type(subject).__name__
+        raise TypeError(f"target {case.target!r} returned {found}, which is no subject: it has no {listed(lacks)}")
     if fault is not None and fault.kind != "late" and fault.rank == world.global_rank:
         return Disturbed(subject, fault, world.sync_stream)
     return subject

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -39,6 +40,11 @@ def act() -> None:
         }
         print(json.dumps(seen))
         sys.exit(0)
+    elif doing == "litter":
+        child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        (folder / "child").write_text(str(child.pid))
+        (folder / "child").rename(folder / "child.pid")
+        os._exit(0)
     elif doing == "raise":
         raise RuntimeError("the roof is on fire")
     elif doing == "stop":

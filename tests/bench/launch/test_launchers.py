@@ -103,7 +103,7 @@ def test_how_each_rank_ended_is_known_and_one_bad_end_is_the_launchs_but_the_oth
     raised = launch(server, tmp_path / "raised", "raise")
     wait_until(raised.ended)
     assert raised.exits() == {0: 1}
-    assert "the roof is on fire" in (tmp_path / "raised" / "rank-0.log").read_text()
+    assert raised.last_error() == "RuntimeError: the roof is on fire (raised/rank-0.log)"
 
 
 @pytest.mark.parametrize("why", [FRESH_VARIABLE, "ACT_LOST"])
@@ -142,6 +142,22 @@ def test_a_server_and_its_ranks_end_with_the_driver_and_a_launch_ends_the_one_be
     assert server._process.stdin is not None
     server._process.stdin.close()  # as the system does when the driver is gone
     wait_until(lambda: server.ended() and not any(map(psutil.pid_exists, pids(tmp_path / "gang-1"))))
+
+
+@pytest.mark.parametrize("end", ["the launch", "the driver"])
+def test_what_a_rank_started_and_left_behind_ends_with_the_launch_or_the_driver(tmp_path: Path, end: str) -> None:
+    folder = tmp_path / "gang"
+    with ForkServer(["acts"], {"PYTHONPATH": IMPORT_PATH}, tmp_path / "log", 60) as own:
+        gang = launch(own, folder, "litter")
+        wait_until(gang.ended)
+        assert gang.exits() == {0: 0}
+        child = psutil.Process(int((folder / "child.pid").read_text()))
+        assert child.ppid() == own._process.pid
+        if end == "the launch":
+            gang.end([])
+            wait_until(lambda: not child.is_running())
+            assert not own.ended()
+    wait_until(lambda: not child.is_running())
 
 
 def test_ranks_that_were_there_are_left_to_their_launcher(sleeper: "subprocess.Popen[bytes]") -> None:

@@ -83,7 +83,9 @@ STEP = """
 import tabnanny
 import torch
 from typing import Literal
+import atexit
 print("a module may talk while it is imported")
+atexit.register(print, "and as Python ends")
 
 def prepare(world, *, depth: int = 3, kind: Literal["ring", "tree"] = "ring"):
     ...
@@ -123,7 +125,8 @@ def test_a_target_that_cannot_be_used_is_one_sentence_with_the_reason(
     for text, told in (
         ("def prepare(world, *, depth): ...", "parameter 'depth' has no default"),
         ("raise OSError('no such device')", "OSError: no such device"),
-        ("raise SystemExit", "its import failed"),
+        ("raise SystemExit", "its import ended Python: exit code 0"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "its import ended Python: ended by SIGSEGV"),
     ):
         (tmp_path / "mine.py").write_text(text)
         assert told in refusal("mine:prepare", tmp_path)

@@ -24,7 +24,7 @@ from bench.plan.cases import make_case
 from bench.plan.params import Value
 from bench.plan.plan import FaultSpec, Measure
 from bench.rank import runner
-from bench.rank.runner import CaseRun, load_target, refuse_float8
+from bench.rank.runner import CaseRun, _subject, load_target, refuse_float8
 from bench.rank.timing import Progress, Timed
 from bench.results.metrics import MetricValue
 from bench.results.records import Check, blame
@@ -353,6 +353,17 @@ def test_a_target_names_a_function_of_any_importable_module_or_is_refused_with_i
             load_target(target)
         assert str(refusal.value) == f"target '{target}' cannot be loaded: {told}"
     assert "needy_step" not in sys.modules
+
+
+def test_what_a_target_returns_that_is_no_subject_is_told_with_what_it_lacks() -> None:
+    for target, told in {
+        "builtins:type": "returned the class SimpleNamespace: return a subject made of it",
+        "builtins:id": "returned int, which is no subject: it has no step, reset, check, describe or close",
+    }.items():
+        world = SimpleNamespace(backend="gloo")
+        with pytest.raises(TypeError) as refusal:
+            _subject(make_case("custom.odd", target, {}), cast(World, world), None)
+        assert str(refusal.value) == f"target {target!r} {told}"
 
 
 def test_float8_is_refused_on_nccl_below_compute_capability_9_in_one_sentence() -> None:
