@@ -1,4 +1,4 @@
-"""Words of the command line and of files: sizes, durations, link speeds, names, and the user's error."""
+"""Words of the command line: sizes, durations, link speeds, names, and the user's error."""
 
 import difflib
 import itertools
@@ -8,9 +8,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
 
-_T = TypeVar("_T")
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
 _MAX_SIZES = 10_000
@@ -46,7 +44,7 @@ def reading(where: object, otherwise: str = "is not what parbench wrote") -> Ite
         raise
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}") from error
-    except (ValueError, zlib.error) as error:  # what msgspec raises is a ValueError
+    except (ValueError, RecursionError, zlib.error) as error:  # what msgspec raises is a ValueError
         raise UserError(f"{where} {otherwise}: {error}") from error
 
 
@@ -70,49 +68,6 @@ def replace_file(target: Path, content: bytes) -> None:
         fresh.replace(target)
     finally:
         fresh.unlink(missing_ok=True)
-
-
-def read_text(name: str, where: str) -> str:
-    """Return the text of the file ``name``; ``UserError`` that begins with ``where`` if there is none."""
-    with reading(where, "is no text"):
-        return Path(name).read_text(encoding="utf-8")
-
-
-def read_toml(path: Path, what: str, kind: type[_T], **absent: object) -> _T:
-    """Return a file as a struct, ``absent`` where it says nothing; ``UserError`` names the place that is wrong."""
-    import tomllib  # parbench --help does without both
-
-    import msgspec
-
-    with reading(f"{what} {path}", "is no TOML"):
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    try:
-        return msgspec.convert({**absent, **found}, kind)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{what} {path}: {error}{_allowed(str(error), kind)}") from error
-
-
-def _allowed(refusal: str, kind: Any) -> str:
-    """Return what is allowed where msgspec found an unknown field or word; its sentence ends in the place's path."""
-    found = re.search(r"(unknown field `|enum value ')([^`']*)[`']", refusal)
-    if found is None:
-        return ""
-    parts = _parts(kind)
-    for name in re.findall(r"\.(\w+)", refusal.rpartition(" - at `$")[2]):
-        [struct] = [part for part in parts if hasattr(part, "__struct_fields__")]
-        parts = _parts(get_type_hints(struct)[name])
-    words = [word for part in parts for word in getattr(part, "__struct_fields__", (part,)) if isinstance(word, str)]
-    return f"; allowed are {listed(words)}{did_you_mean(found[2], words)}"
-
-
-def _parts(kind: Any) -> list[Any]:
-    return list(dict.fromkeys(part for arg in get_args(kind) for part in _parts(arg))) or [kind]
-
-
-def read_rows(text: str) -> str:
-    """Return rows between semicolons: those given, or those of the file of this name; empty rows are left out."""
-    found = text.replace(";", "\n") if ";" in text else read_text(text, f"file {text}")
-    return ";".join(row.strip() for row in found.splitlines() if row.strip())
 
 
 def parse_size(text: str) -> int:

@@ -30,11 +30,11 @@ from bench.results.runs import (
     Run,
     add_launch,
     load_run,
-    samples_name,
     trace_name,
     utc_now,
     write_info,
 )
+from bench.results.samples import samples_name
 from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
 from bench.text import format_duration
 

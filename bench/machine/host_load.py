@@ -6,6 +6,7 @@ import time
 import msgspec
 import psutil
 
+from bench.limits import Positive, Ranks
 from bench.machine.machine import or_none
 
 BUSY_SHARE = 0.25  # of the cores: more disturbs
@@ -18,10 +19,10 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
     None is unknown: of others where a rank ended early, which tells no more what it took itself.
     """
 
-    cores: int
-    one_minute: float | None = None
-    other_cores: float | None = None
-    steal_percent: float | None = None
+    cores: Ranks
+    one_minute: Positive | None = None
+    other_cores: Positive | None = None
+    steal_percent: Positive | None = None
 
     @property
     def disturbance(self) -> str:

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 import psutil
 
+from bench.limits import Ranks
 from bench.machine.environment import host_address
 from bench.machine.machine import Machine, inspect_machine, whole_number
 from bench.machine.world_spec import check_known
@@ -27,8 +28,8 @@ _OF_TASKS = re.compile(r"SLURM_(GPUS|GPUS_PER_TASK|NTASKS_PER_GPU|GPU_BIND|TRES_
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How srun spreads ranks over nodes: ``block`` fills a node first, ``cyclic`` deals to all in turn."""
 
-    nodes: int
-    ntasks_per_node: int
+    nodes: Ranks
+    ntasks_per_node: Ranks
     placement: Literal["block", "cyclic"] = "block"
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from bench.limits import Name, Told, Words
 from bench.machine.world_spec import WorldSpec
 from bench.plan.aliases import CASES, Former, first_names, meanings, present_params, present_target
 from bench.plan.params import Param, Value, refuse_unknown
@@ -27,11 +28,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ``id`` is the hash of name, target and ``params`` in canonical JSON, by the names that they had at first.
     """
 
-    id: str
-    name: str
-    target: str
-    params: dict[str, Value]
-    defaults: dict[str, Value] = {}
+    id: Name
+    name: Name
+    target: Words
+    params: dict[Name, Told]
+    defaults: dict[Name, Told] = {}
 
     @property
     def whole(self) -> dict[str, Value]:

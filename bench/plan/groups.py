@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 
-from bench.text import UserError, did_you_mean, listed, read_text
+from bench.files import read_text
+from bench.text import UserError, did_you_mean, listed
 
 Ranks = tuple[int, ...]
 Pair = tuple[int, int]

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from bench.files import read_toml
 from bench.launch.processes import die_with_parent, exit_words
 from bench.machine.environment import emulation
 from bench.machine.machine import available_cores, or_none
@@ -26,7 +27,7 @@ from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from bench.plan.params import Kind, Param, refuse_unknown
 from bench.plan.plan import BEYOND_CACHE, LARGE_BYTES, PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
-from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, parse_sizes, read_toml
+from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, parse_sizes
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.files import read_rows
 from bench.plan.groups import parse_mesh, read_matrix
-from bench.text import UserError, did_you_mean, listed, parse_size, parse_sizes, read_rows
+from bench.text import UserError, did_you_mean, listed, parse_size, parse_sizes
 
 Value = bool | int | float | str
 Kind = Literal["int", "float", "str", "bool", "size", "matrix", "rows", "mesh"]

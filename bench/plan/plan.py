@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from bench.limits import MOST_CASES, MOST_NOTES, Count, Launches, Name, Positive, Rank, Ranks, Whole, Words
 from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.aliases import present_params
 from bench.plan.cases import Case, Definition, select
@@ -18,9 +19,9 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A disturbance of one rank: ``amount`` is seconds for late, a fraction of the step for slow, 0 for corrupt."""
 
     kind: Literal["late", "slow", "corrupt"]
-    rank: int
-    amount: float = 0.0
-    text: str
+    rank: Rank
+    amount: Positive = 0.0
+    text: Words
 
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
@@ -43,7 +44,7 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     """A case of the plan that cannot run here, and why."""
 
     case: Case
-    reason: str
+    reason: Words
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,16 +53,19 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     ``more_visits`` go beyond the usual ones, where time is left in a launch and a case is not yet precise.
     """
 
-    warmup: int = 5
-    min_iterations: int = 6
-    max_iterations: int = 1000
-    precision: float = 0.025
-    seed: int = 0
-    more_visits: int = 0
+    warmup: Count = 5
+    min_iterations: Count = 6
+    max_iterations: Count = 1000
+    precision: Positive = 0.025
+    seed: Whole = 0
+    more_visits: Count = 0
 
     def to_fill(self) -> "Measure":
         """Return it for a budget that the user gave: what is left of it is used."""
         return msgspec.structs.replace(self, max_iterations=max(self.max_iterations, 2000), more_visits=10)
+
+
+_CASES = msgspec.Meta(max_length=MOST_CASES)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,20 +75,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Without a ``spread`` all ranks are on the driver's node, or were started by another launcher.
     """
 
-    preset: str
-    cases: tuple[Case, ...]
-    skipped: tuple[Skipped, ...]
-    nproc: int
-    backend: str
-    device: str
-    launches: int
-    budget_seconds: float
-    timeout_seconds: float
+    preset: Name
+    cases: Annotated[tuple[Case, ...], _CASES]
+    skipped: Annotated[tuple[Skipped, ...], _CASES]
+    nproc: Ranks
+    backend: Name
+    device: Name
+    launches: Launches
+    budget_seconds: Positive
+    timeout_seconds: Positive
     measure: Measure = Measure()
-    notes: tuple[str, ...] = ()
+    notes: Annotated[tuple[Words, ...], msgspec.Meta(max_length=MOST_NOTES)] = ()
     injection: FaultSpec | None = None
-    link_bytes_per_second: float | None = None
-    path: str | None = None
+    link_bytes_per_second: Positive | None = None
+    path: Words | None = None
     spread: NodeLayout | None = None
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from bench.limits import Amount, Name, Words
 from bench.results.stats import LEAST, WITHIN_LAUNCH, Estimate, Kind, mean_of
 
 Better = Literal["lower", "higher"]
@@ -26,12 +27,12 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
     ``better`` is None for a fact that is neither good nor bad.
     """
 
-    value: float | None
-    unit: str = ""
+    value: Amount | None
+    unit: Name = ""
     better: Better | None = None
-    low: float | None = None
-    high: float | None = None
-    method: str = ""
+    low: Amount | None = None
+    high: Amount | None = None
+    method: Words = ""
 
     @property
     def is_within_launch(self) -> bool:

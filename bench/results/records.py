@@ -15,6 +15,20 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from bench.files import decode_json, read_lines
+from bench.limits import (
+    MOST_NOTES,
+    Amount,
+    Count,
+    Launch,
+    Long,
+    Name,
+    Positive,
+    Rank,
+    Ranks,
+    Words,
+    check_time,
+)
 from bench.plan.aliases import GRADES, METRICS, REASONS
 from bench.plan.cases import Case, renewed
 from bench.results.metrics import MetricValue, schema_of_metrics
@@ -29,11 +43,11 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     method: str
-    uncertainty: float
-    late_rank: int | None
-    share: float | None
-    last_out_rank: int | None
-    last_out_share: float | None
+    uncertainty: Positive
+    late_rank: Rank | None
+    share: Positive | None
+    last_out_rank: Rank | None
+    last_out_share: Positive | None
 
 
 def blame(
@@ -54,26 +68,26 @@ COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"  # communication
 class Interval(msgspec.Struct, frozen=True, array_like=True):
     """What a stream of a rank was doing, in microseconds since the first rank began."""
 
-    stream: str
-    name: str
-    start_us: float
-    stop_us: float
+    stream: Name
+    name: Words
+    start_us: Amount
+    stop_us: Amount
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's step, from ``start_us`` to ``stop_us``; of its streams only communication's may overlap themselves."""
 
-    rank: int
-    start_us: float
-    stop_us: float
+    rank: Rank
+    start_us: Amount
+    stop_us: Amount
     intervals: tuple[Interval, ...]
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """The same step of every rank; ``clock`` says how their clocks were brought together, and how well."""
 
-    clock: str
-    uncertainty_seconds: float
+    clock: Words
+    uncertainty_seconds: Positive
     ranks: tuple[RankTimeline, ...]
 
 
@@ -91,17 +105,17 @@ Stop = Literal["precision", "converged", "max-iters", "budget", "visits"]
 class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks a case ran on."""
 
-    size: int
-    nodes: int
-    backend: str
-    device: str
+    size: Ranks
+    nodes: Count
+    backend: Name
+    device: Name
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Whether results equal the reference; None where nothing could be checked."""
 
     passed: bool | None = None
-    wrong: int | None = None
+    wrong: Count | None = None
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,9 +124,9 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     ``visits`` are the counts that were taken in turn, other cases between them; one where they were taken in one go.
     """
 
-    unit: str = "s"
-    values: list[float] = []
-    visits: list[int] = []
+    unit: Name = "s"
+    values: list[Positive] = []
+    visits: list[Count] = []
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,9 +136,9 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     grade: Grade
-    spread: float
-    steady: str
-    effective: float | None = None
+    spread: Positive
+    steady: Name
+    effective: Positive | None = None
 
 
 def noise_of(samples: Samples) -> Noise | None:
@@ -138,11 +152,11 @@ def noise_of(samples: Samples) -> Noise | None:
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank was when its case ended badly."""
 
-    rank: int
-    host: str
-    pid: int
-    state: str
-    stack: str = ""
+    rank: Rank
+    host: Name
+    pid: Count
+    state: Words
+    stack: Long = ""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,22 +165,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
     case: Case
     world: WorldInfo
-    launch: int
+    launch: Launch
     status: Status
-    reason: str = ""
+    reason: Long = ""
     stop: Stop | None = None
     check: Check = Check()
     samples: Samples = Samples()
-    metrics: dict[str, MetricValue] = {}
+    metrics: dict[Name, MetricValue] = {}
     noise: Noise | None = None
     arrival: Arrival | None = None
-    injected: str = ""
+    injected: Words = ""
     details: dict[str, Any] = {}
-    notes: list[str] = []
+    notes: Annotated[list[Words], msgspec.Meta(max_length=MOST_NOTES)] = []
     environment: dict[str, Any] = {}
     ranks: list[RankState] = []
-    started: str
-    seconds: float
+    started: Name
+    seconds: Positive
 
 
 class _Versioned(msgspec.Struct):
@@ -183,34 +197,50 @@ def encode(record: Record) -> bytes:
     return line + b"\n"
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of a file; a last line that was cut short is passed over, any other bad line is refused."""
+def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Record]:
+    """Yield the records of a file; a last line that was cut short is passed over.
+
+    Any other bad line is refused, or told in ``damaged`` and left out where that is given.
+    """
     with reading(path):
-        file = path.open("rb")
-    with file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
+        for number, line in read_lines(path):
             where = f"{path}, line {number}"
-            with reading(where, "is no record"):
-                if refuse_newer(line, where) == SCHEMA:
-                    record = msgspec.json.decode(line, type=Record)
-                else:
-                    raw = msgspec.json.decode(line)
-                    if isinstance(noise := raw.get("noise"), dict):
-                        noise["grade"] = GRADES.get(str(noise.get("grade")), noise.get("grade"))
-                    was = msgspec.convert(raw, Record)
-                    metrics = {METRICS.get(name, name): metric for name, metric in was.metrics.items()}
-                    record = msgspec.structs.replace(was, case=renewed(was.case), metrics=metrics)
-            reason = REASONS.get(record.reason)
-            yield msgspec.structs.replace(record, reason=reason) if reason else record
+            try:
+                record = _record(line, refuse_newer(line, where))
+            except NewerError:
+                raise
+            except (ValueError, RecursionError) as error:
+                if damaged is None:
+                    raise UserError(f"{where} is no record: {error}") from error
+                damaged.append(f"{where} is no record: {error}")
+            else:
+                yield record
+
+
+def _record(line: bytes, version: int) -> Record:
+    if version == SCHEMA:
+        record = decode_json(line, Record)
+    else:
+        raw = decode_json(line, dict[str, Any])
+        if isinstance(noise := raw.get("noise"), dict):
+            noise["grade"] = GRADES.get(str(noise.get("grade")), noise.get("grade"))
+        was = msgspec.convert(raw, Record)
+        metrics = {METRICS.get(name, name): metric for name, metric in was.metrics.items()}
+        record = msgspec.structs.replace(was, case=renewed(was.case), metrics=metrics)
+    check_time(record.started)
+    reason = REASONS.get(record.reason)
+    return msgspec.structs.replace(record, reason=reason) if reason else record
+
+
+class NewerError(UserError):
+    """Something was written by a newer parbench."""
 
 
 def refuse_newer(content: bytes, where: str, newest: int = SCHEMA) -> int:
     """Return the schema of JSON, a newer one refused before its other fields are looked at: they may differ."""
     version = msgspec.json.decode(content, type=_Versioned).schema
     if version > newest:
-        raise UserError(f"{where}: schema {version} is newer than {newest}, the newest this parbench reads")
+        raise NewerError(f"{where}: schema {version} is newer than {newest}, the newest this parbench reads")
     return version
 
 

@@ -5,30 +5,26 @@ One process writes it, the driver, and holds a lock while it does.
 
 import errno
 import fcntl
-import io
 import os
 import secrets
 import shutil
 import socket
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import msgspec
 from msgspec.structs import replace
 
+from bench.files import decode_json, file_name, inflate, read_file
+from bench.limits import MOST_MEASUREMENTS, Launch, Name, Positive, Words, check_time
 from bench.machine.host_load import HostLoad
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA, Record, Timeline, encode, read_records, refuse_newer
 from bench.text import UserError, counted, reading, replace_file, writing
-
-if TYPE_CHECKING:
-    import numpy as np
 
 FOLDERS = ("samples", "traces", "logs")
 
@@ -39,8 +35,8 @@ class LaunchInfo(msgspec.Struct, frozen=True, kw_only=True):
     One whose ranks broke has an entry more for those that went on.
     """
 
-    launch: int
-    seconds: float
+    launch: Launch
+    seconds: Positive
     load: HostLoad | None = None
 
 
@@ -48,21 +44,22 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``run.json``: what was asked, and the environment that all ranks share (None until the first ranks tell)."""
 
     schema: int = SCHEMA
-    id: str
-    started: str
-    host: str
-    parbench: str
+    id: Name
+    started: Name
+    host: Words
+    parbench: Name
     plan: Plan
     environment: dict[str, Any] | None = None
     launches: tuple[LaunchInfo, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as read from its folder: of each case and launch the last record."""
+    """A run as read from its folder: of each case and launch the last record; lines that are none, in words."""
 
     path: Path
     info: RunInfo
     records: tuple[Record, ...]
+    damaged: tuple[str, ...] = ()
 
 
 def utc_now() -> str:
@@ -109,32 +106,40 @@ def add_launch(path: Path, launch: LaunchInfo) -> None:
 
 
 def load_run(path: Path) -> Run:
-    """Return a run from its folder; ``UserError`` if it is none, or newer than this parbench."""
+    """Return a run from its folder; ``UserError`` if it is none, newer than this parbench, or has no line to read."""
     file = path / "run.json"
-    try:
-        content = file.read_bytes()
-    except OSError as error:
+    if not file.exists():
         if not path.exists():
-            raise UserError(f"no such folder: {path}") from error
+            raise UserError(f"no such folder: {path}")
         runs = runs_in(path)
         why = f"{counted(len(runs), 'run')}, the newest is {runs[-1]}" if runs else "no readable run.json"
-        raise UserError(f"{path} is no run: it holds {why}") from error
+        raise UserError(f"{path} is no run: it holds {why}")
     with reading(file):
+        content = read_file(file)
         refuse_newer(content, str(file))
-        info = msgspec.json.decode(content, type=RunInfo)
+        info = decode_json(content, RunInfo)
+        check_time(info.started)
+        if len(info.plan.cases) * info.plan.launches > MOST_MEASUREMENTS:
+            raise ValueError(f"it plans more than {MOST_MEASUREMENTS} measurements")
     plan = info.plan
     skipped = tuple(replace(one, case=renewed(one.case)) for one in plan.skipped)
     info = replace(info, plan=replace(plan, cases=tuple(map(renewed, plan.cases)), skipped=skipped))
-    last = {(record.launch, record.case.id): record for record in read_records(path / "records.jsonl")}
-    return Run(path=path, info=info, records=tuple(last.values()))
+    damaged = list[str]()
+    last = {(record.launch, record.case.id): record for record in read_records(path / "records.jsonl", damaged)}
+    if damaged and not last:
+        raise UserError(damaged[0])
+    return Run(path=path, info=info, records=tuple(last.values()), damaged=tuple(damaged))
 
 
-def samples_name(record: Record) -> str:
-    return f"samples/{record.case.id}-{record.launch}.npz"
+def whole(run: Run) -> Run:
+    """Return a run of which each line was read, for what must not miss one; ``UserError`` names the first damaged."""
+    if run.damaged:
+        raise UserError(run.damaged[0])
+    return run
 
 
 def trace_name(record: Record) -> str:
-    return f"traces/{record.case.id}-{record.launch}.json.gz"
+    return f"traces/{file_name(record.case.id)}-{record.launch}.json.gz"
 
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:
@@ -142,30 +147,7 @@ def load_timeline(run: Run, record: Record) -> Timeline | None:
     with reading(file):
         if not file.exists():
             return None
-        return msgspec.json.decode(zlib.decompress(file.read_bytes(), wbits=31), type=Timeline)  # 31: as gzip writes
-
-
-def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":
-    """Return the arrays in a record's file of samples, none where none was written; ``UserError`` if it is damaged.
-
-    ``ranks`` are those measured; ``arrival_ns``, ``exit_ns``, ``duration_ns`` and ``issue_ns`` have a row for each of
-    them and a column for each sample of ``steps_per_sample`` steps.
-    """
-    import numpy as np
-
-    file = run.path / samples_name(record)
-    try:
-        with np.load(io.BytesIO(file.read_bytes())) as content:
-            found = dict(content)
-        num_ranks = len(found["ranks"])
-        for name in ("arrival_ns", "exit_ns", "duration_ns", "issue_ns"):
-            if name in found and (found[name].ndim != 2 or len(found[name]) != num_ranks or not found[name].size):
-                raise ValueError(f"{name} is of shape {found[name].shape}, for {num_ranks} ranks")
-    except FileNotFoundError:
-        return {}
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file} holds no samples that can be read: {error}") from error
-    return found
+        return decode_json(inflate(read_file(file), file, wbits=31), Timeline)  # 31: as gzip writes
 
 
 class RecordWriter:

@@ -14,7 +14,8 @@ import numpy as np
 
 from bench.plan.cases import Case
 from bench.results.records import Record
-from bench.results.runs import Run, load_rank_samples, samples_name
+from bench.results.runs import Run
+from bench.results.samples import load_rank_samples, samples_name
 from bench.text import UserError, listed
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import numpy as np
 from bench.machine.environment import format_cpus
 from bench.machine.host_load import HostLoad
 from bench.results.records import Arrival, Record
-from bench.results.runs import Run, load_rank_samples
+from bench.results.runs import Run
+from bench.results.samples import load_rank_samples
 from bench.results.stats import median
 from bench.text import UserError, format_duration
 from reports import cells

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.files import decode_json, read_file
 from bench.plan.cases import Case
 from bench.results.metrics import MetricValue
 from bench.results.runs import Run, load_run, runs_in
@@ -236,7 +237,7 @@ def is_sweep(path: Path) -> bool:
 
 def load_sweep(folder: Path) -> Sweep:
     with reading(folder / SWEEP):
-        return msgspec.json.decode((folder / SWEEP).read_bytes(), type=Sweep)
+        return decode_json(read_file(folder / SWEEP), Sweep)
 
 
 def runs_of(folder: Path, point: Point) -> tuple[Path, ...]:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bench.files import open_file
 from bench.launch.budget import budget_of_all, prices_of
 from bench.launch.control_channel import LEFT_OUT
 from bench.machine.environment import DISTURBANCES, EMULATED, VOLATILE, format_cpus
 from bench.results.runs import Run
 from bench.results.stats import median
-from bench.text import counted, format_duration, replace_file, writing
+from bench.text import UserError, counted, format_duration, replace_file, writing
 from reports import cells
 from reports.analysis.ranks import disturbed_words
 from reports.analysis.summary import Row, Summary
@@ -155,25 +156,29 @@ def _bad(row: Row) -> Problem:
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:
+    """Return what of a run's records does not count: lines that are none, and a last one that was cut short."""
     try:
-        with (run.path / "records.jsonl").open("rb") as file:
+        with open_file(run.path / "records.jsonl") as file:
             file.seek(-1, os.SEEK_END)
             is_whole = file.read(1) == b"\n"
-    except OSError:  # there is none, or nothing in it
+    except (OSError, UserError):  # there is none, or nothing in it
         is_whole = True
+    again = f"parbench run --resume {run.path} measures"
     told = "is being written, or was cut short by a kill, and does not count"
-    last = f"The last line of records.jsonl {told}; parbench run --resume {run.path} measures its case again."
-    return () if is_whole else (last,)
+    last = f"The last line of records.jsonl {told}; {again} its case again."
+    lines = counted(len(run.damaged), "line")
+    found = f"{lines} of records.jsonl cannot be read and do not count; {again} their cases again. The first: "
+    return (*([f"{found}{run.damaged[0]}."] if run.damaged else []), *(() if is_whole else (last,)))
 
 
 def is_written(path: Path) -> bool:
     """Say whether another process holds the run's lock, as ``parbench run`` does until it ends."""
     try:
-        with (path / "records.jsonl").open("rb") as file:
+        with open_file(path / "records.jsonl") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks: nobody can tell, so nobody is waited for
+    except (OSError, UserError):  # a file system without locks: nobody can tell, so nobody is waited for
         return False
     return False
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.files import read_file
 from bench.machine.machine import package_version
 from bench.plan.cases import Case, make_case
 from bench.plan.catalogue import busbw_factor
@@ -49,7 +50,7 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
     one launch of what the file holds, its host the one that was measured.
     """
     with reading(path):
-        content = path.read_bytes()
+        content = read_file(path)
     foreign = PARSERS[tool or detect(content, str(path))](content.decode(errors="replace"), str(path), nproc)
     if not foreign.found:
         reasons = f": left out: {'; '.join(foreign.left_out)}" if foreign.left_out else ""

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from bench.results.runs import Run, load_run
+from bench.results.runs import Run, load_run, whole
 from bench.results.stats import median
 from bench.text import UserError, counted, format_duration
 from reports import cells
@@ -93,7 +93,7 @@ def find_run(word: str, history: Path | None = None, *, without: str = "") -> Ru
     """Return the run of a folder; those in a folder, or of the history, as one, but for that of the id ``without``."""
     if history is not None and not Path(word).exists() and (means_run(word) or history.exists()):
         return select_run(history, word, without=without)
-    runs = [load_run(path) for path in unfolded([Path(word)])]
+    runs = [whole(load_run(path)) for path in unfolded([Path(word)])]
     return pool([run for run in runs if run.info.id != without] or runs, word)
 
 

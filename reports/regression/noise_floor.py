@@ -14,9 +14,10 @@ from statistics import stdev
 
 import msgspec
 
+from bench.files import decode_json, read_file
 from bench.results.runs import Run
 from bench.results.stats import median, quantile
-from bench.text import UserError, format_table, replace_file, writing
+from bench.text import UserError, format_table, reading, replace_file, writing
 from reports import cells
 from reports.analysis.summary import Row
 from reports.regression.environment import points_of
@@ -131,12 +132,10 @@ def find_floor(text: str | None) -> tuple[float, dict[str, Floor]]:
 
 def read_floors(path: Path) -> dict[str, Floor]:
     """Return the floors of a file by fingerprint; ``UserError`` if there is no such file or it is none of ours."""
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=_File)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; parbench aa measures floors") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} holds no floors as parbench aa writes them: {error}") from error
+    if not path.exists():
+        raise UserError(f"no such file: {path}; parbench aa measures floors")
+    with reading(path, "holds no floors as parbench aa writes them"):
+        found = decode_json(read_file(path), _File)
     if found.schema_version > SCHEMA_VERSION:
         raise UserError(f"{path} has schema {found.schema_version}, which is newer than {SCHEMA_VERSION}")
     return found.floors

@@ -1,12 +1,11 @@
 """The report on predictions: what parbench plan --validate foretold beside what was measured."""
 
-import msgspec
-
+from bench.files import decode_json, read_file
 from bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Published, Validation
 from bench.results.metrics import MetricValue
 from bench.results.records import refuse_newer
 from bench.results.stats import WITHIN_LAUNCH
-from bench.text import UserError
+from bench.text import UserError, reading
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.report import Column, Section, Table, words
@@ -14,17 +13,16 @@ from reports.report import Column, Section, Table, words
 
 def predicted_section(found: Analysis) -> Section | None:
     """Return the run's predictions beside what it measured, None where nobody has asked for them."""
-    try:
-        content = (found.run.path / PLAN_FILE).read_bytes()
-        refuse_newer(content, PLAN_FILE, PLAN_SCHEMA)
-        told = msgspec.json.decode(content, type=Validation)
-    except FileNotFoundError:
+    file = found.run.path / PLAN_FILE
+    if not file.exists():
         return None
+    try:
+        with reading(PLAN_FILE, "is not what parbench plan --validate wrote"):
+            content = read_file(file)
+            refuse_newer(content, PLAN_FILE, PLAN_SCHEMA)
+            told = decode_json(content, Validation)
     except UserError as error:
-        return _section(notes=(f"{error}.",))
-    except (OSError, msgspec.MsgspecError) as error:
-        why = f"{PLAN_FILE} is not what parbench plan --validate wrote ({error}): have it written again."
-        return _section(notes=(why,))
+        return _section(notes=(f"{error}: have it written again.",))
     left = tuple(f"Not predicted: {label}: {reason}" for label, reason in told.left_out.items())
     published = (_published(told.published),) if told.published else ()
     rows = tuple((step.label, one) for step in told.rows for one in step.components)

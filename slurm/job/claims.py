@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from bench.files import decode_json, read_file
 from bench.text import UserError, reading, writing
 from slurm.system import ENDED, Slurm, SlurmError
 
@@ -120,4 +121,4 @@ def _given_back(claim: Path) -> Path:
 
 def _read(claim: Path) -> Owner:
     with reading(claim):
-        return msgspec.json.decode(claim.read_bytes(), type=Owner)
+        return decode_json(read_file(claim), Owner)

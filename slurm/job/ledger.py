@@ -12,6 +12,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from bench.files import decode_json, read_lines
 from bench.results.runs import utc_now
 from bench.text import UserError, reading, writing
 
@@ -99,7 +100,7 @@ def read_ledger(sweep: Path) -> tuple[Line, ...]:
     lines: list[Line] = []
     for file in sorted((sweep / FOLDER).glob("*.jsonl")):
         with reading(file):
-            lines += [msgspec.json.decode(line, type=Line) for line in file.read_bytes().split(b"\n")[:-1]]
+            lines += [decode_json(line, Line) for _, line in read_lines(file)]
     return tuple(sorted(lines, key=lambda line: line.time))
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from bench.launch.processes import run_child
 from bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
 from bench.results.records import Record
-from bench.results.runs import Run, load_rank_samples, load_run, samples_name
+from bench.results.runs import Run, load_run
+from bench.results.samples import load_rank_samples, samples_name
 from bench.results.stats import median
 from bench.text import UserError
 from slurm.screen.fit import Exchange

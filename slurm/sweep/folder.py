@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from bench.files import decode_json, read_file
 from bench.plan.plan import Entry, FileCase, PlanFile
 from bench.results.records import refuse_newer
 from bench.text import UserError, reading, replace_file
@@ -140,14 +141,13 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
 def load_sweep(folder: Path) -> Sweep:
     """Return the sweep of a folder; ``UserError`` if it is none, damaged, or of a newer parbench."""
     file = folder / _SWEEP
-    try:
-        content = file.read_bytes()
-    except OSError as error:
+    if not file.exists():
         found = f"{folder} is no sweep: it holds no readable {_SWEEP}"
-        raise UserError(found if folder.exists() else f"no such folder: {folder}") from error
+        raise UserError(found if folder.exists() else f"no such folder: {folder}")
     with reading(file):
+        content = read_file(file)
         refuse_newer(content, str(file), SCHEMA)
-        return msgspec.json.decode(content, type=Sweep)
+        return decode_json(content, Sweep)
 
 
 def append_job(folder: Path, job: Job) -> None:
@@ -164,8 +164,8 @@ def load_jobs(folder: Path) -> tuple[Job, ...]:
     """Return the jobs submitted for a sweep, oldest first; a line cut short by a kill is passed over."""
     file = folder / _JOBS
     with reading(file):
-        lines = file.read_bytes().splitlines() if file.exists() else []
-        return tuple(msgspec.json.decode(line, type=Job) for line in lines if line.endswith(b"}"))
+        lines = read_file(file).splitlines() if file.exists() else []
+        return tuple(decode_json(line, Job) for line in lines if line.endswith(b"}"))
 
 
 def plan_path(folder: Path, point_id: str) -> Path:

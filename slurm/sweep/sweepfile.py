@@ -8,11 +8,12 @@ from typing import Annotated
 
 import msgspec
 
+from bench.files import read_toml
 from bench.machine.world_spec import BACKENDS, DEVICES
 from bench.plan.aliases import present_params
 from bench.plan.params import Value
 from bench.plan.plan import FileCase
-from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, read_toml
+from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
 from slurm.sweep.folder import Mode, OnDeadNode, Placement
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -22,8 +22,6 @@ from bench.text import (
     parse_link,
     parse_size,
     parse_sizes,
-    read_rows,
-    read_text,
     replace_file,
 )
 
@@ -130,17 +128,6 @@ def test_each_kind_of_injection_is_understood_and_what_means_nothing_is_refused(
         ("corrupt:4", "rank 4 is not one of the 4 ranks, 0 to 3"),
     ):
         assert told in refusal(parse_fault, text, nproc=4), text
-
-
-def test_rows_are_given_between_semicolons_or_in_a_file(tmp_path: Path) -> None:
-    assert read_rows("0F0,0B0; 1F0,1B0;") == "0F0,0B0;1F0,1B0"
-    file = tmp_path / "order.csv"
-    file.write_text("0F0,,0B0\n\n1F0,1B0,\n")
-    assert read_rows(str(file)) == "0F0,,0B0;1F0,1B0,"
-    absent = tmp_path / "none.csv"
-    assert refusal(read_rows, str(absent)) == f"file {absent} cannot be read: No such file or directory"
-    file.write_bytes(b"\xff\xfe\xff")
-    assert refusal(read_text, str(file), "traffic file x").startswith("traffic file x is no text: ")
 
 
 def test_a_hint_is_given_only_for_a_close_word_and_choices_are_listed_as_a_sentence_would() -> None:

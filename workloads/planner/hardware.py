@@ -12,7 +12,8 @@ from typing import Annotated
 
 import msgspec
 
-from bench.text import UserError, did_you_mean, listed, read_toml
+from bench.files import read_toml
+from bench.text import UserError, did_you_mean, listed
 from workloads.step.peaks import datasheet_peak
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bench.text import UserError, did_you_mean, listed, read_text, read_toml, reading
+from bench.files import decode_json, read_text, read_toml
+from bench.text import UserError, did_you_mean, listed, reading
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import Moe, moe_of
 from workloads.expert_parallel.routing import BALANCED
@@ -191,7 +192,7 @@ class _Keys:
 def _read_config(path: Path) -> Model:
     text = read_text(str(path), f"model file {path}")
     with reading(f"model file {path}", "is no JSON"):
-        content = msgspec.json.decode(text)
+        content = decode_json(text.encode(), object)
     if not isinstance(content, dict):
         raise UserError(f"model file {path} is no JSON object of keys such as model_type and num_hidden_layers")
     kind = content.get("model_type")

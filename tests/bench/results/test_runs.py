@@ -42,6 +42,7 @@ from bench.results.runs import (
     open_writer,
     trace_name,
     utc_now,
+    whole,
     write_info,
 )
 
@@ -150,11 +151,11 @@ def test_a_line_cut_short_at_any_byte_is_taken_off_before_the_next_is_written(ru
     file = run / "records.jsonl"
     first, third = make_record(0), make_record(2)
     before, last = encode(first), encode(make_record(1))
-    for whole, cuts in ((before, range(len(last))), (b"", range(0, len(last), 10))):
+    for kept, cuts in ((before, range(len(last))), (b"", range(0, len(last), 10))):
         for length in cuts:
-            file.write_bytes(whole + last[:length])
+            file.write_bytes(kept + last[:length])
             with open_writer(run):
-                assert file.read_bytes() == whole, length
+                assert file.read_bytes() == kept, length
     file.write_bytes(before + last[:10])
     with open_writer(run) as writer:
         writer.write(third)
@@ -256,9 +257,12 @@ def test_a_run_of_a_newer_parbench_is_refused_as_newer_whatever_its_shape(run: P
         assert f"run.json: schema {SCHEMA + 1} is newer than {SCHEMA}" in refusal(load_run, run)
 
 
-def test_a_bad_record_is_refused_with_its_run_and_line(run: Path) -> None:
-    (run / "records.jsonl").write_bytes(encode(make_record()) + b"{}\n")
-    assert refusal(load_run, run).startswith(f"{run}/records.jsonl, line 2 is no record")
+def test_a_bad_record_costs_its_line_alone_and_a_file_of_nothing_else_is_refused(run: Path) -> None:
+    (run / "records.jsonl").write_bytes(encode(make_record()) + b"{}\n" + encode(make_record(launch=1)))
+    found = load_run(run)
+    assert [record.launch for record in found.records] == [0, 1]
+    assert found.damaged[0].startswith(f"{run}/records.jsonl, line 2 is no record: ")
+    assert refusal(whole, found) == found.damaged[0]
     for noise in (b"7", b'{"grade": []}', b"{}"):  # of a version whose grades had other names
         (run / "records.jsonl").write_bytes(b'{"schema": 1, "noise": ' + noise + b"}\n")
         assert refusal(load_run, run).startswith(f"{run}/records.jsonl, line 1 is no record"), noise

@@ -32,7 +32,8 @@ from bench.machine.host_load import HostLoad
 from bench.plan.cases import load_catalogue, make_case
 from bench.results.metrics import MetricValue
 from bench.results.records import Arrival, Interval, Record
-from bench.results.runs import LaunchInfo, Run, load_run, samples_name
+from bench.results.runs import LaunchInfo, Run, load_run
+from bench.results.samples import samples_name
 from reports.analysis.findings import MOST, USUAL, Finding, look_at_first
 
 

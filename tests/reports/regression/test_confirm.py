@@ -12,11 +12,11 @@ from fake_python import fake
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan
 
+from bench.files import read_toml
 from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.cases import Case
 from bench.plan.plan import PlanFile
 from bench.results.runs import Run
-from bench.text import read_toml
 from reports.regression.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
 from reports.regression.compare import Comparison, compare
 from reports.regression.confirm import Confirming, confirm, plan_file, run_words, sides_of, with_fresh

@@ -162,7 +162,7 @@ def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=why):
             keep_floors(file, {"a": FLOOR})
         assert file.read_text() == content
-    with pytest.raises(UserError, match="absent cannot be read: No such file or directory; parbench aa measures"):
+    with pytest.raises(UserError, match=r"no such file: .*absent; parbench aa measures"):
         read_floors(tmp_path / "absent")
     with pytest.raises(UserError, match="cannot be written"):
         keep_floors(file / "floor.json", {"a": FLOOR})

@@ -11,8 +11,9 @@ import pytest
 from refusals import refusal
 from sweeps import job, make_sweep, point
 
+from bench.files import read_toml
 from bench.plan.plan import Entry, PlanFile
-from bench.text import UserError, read_toml
+from bench.text import UserError
 from slurm.sweep.folder import (
     FOLDERS,
     Mode,

@@ -1,0 +1,464 @@
+"""Whether files from elsewhere break what reads them: run folders, sweeps, histories and traces, spoilt by chance.
+
+python tests/studies/hostile_files.py [--folders 5000] [--seed 0] [--commands 12] spoils a copy of real ones per folder,
+runs that many of the commands that read it, each in the same forked process, and counts tracebacks, hangs (over 10 s
+of the processor's time, or 60 s), memory (over 1 GiB more than imports take) and writes beside what was asked for. It
+prints each new kind of finding once with its seed, and a table. Exit code 1 if anything was found.
+
+--only SEED [...] tries these folders again, with all commands and each one's output's end.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from history_fixtures import put
+from hostile import npz, samples, spoil_folder, spoil_history
+from kineto_files import RankFile
+from paths import TESTS
+from sweeps import job, make_folder, make_sweep, point
+
+import parbench
+from slurm.job.ledger import Ledger
+
+SECONDS, WALL_SECONDS, MEMORY_BYTES, OUTPUT_BYTES = 10.0, 60.0, 1 << 30, 1 << 28
+RUNS = TESTS / "golden" / "runs"
+EXPORTS = ("nccl-tests", "nccl-tests-json", "csv", "chrome-trace", "pytest-benchmark", "bencher", "openmetrics")
+Words = tuple[str, ...]
+
+
+class Hung(BaseException):
+    """A command took too long; no code of the product catches it."""
+
+
+@dataclass
+class Found:
+    """What one folder showed: findings by kind, with the command and where it was."""
+
+    seed: int
+    told: str = ""
+    commands: int = 0
+    findings: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def make_originals(folder: Path) -> None:
+    """Write what is spoilt: runs with samples, timelines and predictions, two sweeps, a history, a job's traces."""
+    for name in ("base", "former", "new", "steps"):
+        shutil.copytree(RUNS / name, folder / "run" / name)
+        run = folder / "run" / name
+        (run / "samples").mkdir()
+        lines = (run / "records.jsonl").read_bytes().splitlines(keepends=True)
+        kept = lines if name != "steps" else lines[:1] + lines[6:]
+        (run / "records.jsonl").write_bytes(b"".join(kept))
+        for line in kept:
+            record = msgspec.json.decode(line)
+            place = f"{record['case']['id']}-{record['launch']}.npz"
+            (run / "samples" / place).write_bytes(npz(samples(record["world"]["size"])))
+    quietly("plan", "--validate", str(folder / "run" / "steps"))
+    points = [point(i, seconds=5.0) for i in range(3)]
+    sweep = make_folder(folder, make_sweep(points), job("7", points))
+    with Ledger(sweep, "host-1", "7") as ledger:
+        for one, name in zip(points, ("base", "new"), strict=False):
+            run = sweep / "runs" / one.id / f"20260101T00000{len(name)}Z-{name}"
+            shutil.copytree(RUNS / name, run)
+            ledger.write(one.id, "started")
+            ledger.write(one.id, "done", run=str(run.relative_to(sweep)), seconds=3.0)
+    for i in range(10):
+        put(folder / "nights", i, 1.3 if i > 7 else 1.0)
+    quietly(
+        "history",
+        "add",
+        str(folder / "nights"),
+        *(str(RUNS / name) for name in ("base", "new", "former")),
+        "--history",
+        str(folder / "history.sqlite"),
+    )
+    quietly("history", "annotate", "run-002", "--note", "meant", "--history", str(folder / "history.sqlite"))
+    (folder / "traces").mkdir()
+    for rank in range(2):
+        file = RankFile(rank, 2)
+        for number in range(3):
+            start = 1_000.0 * number
+            file.step(number, start, start + 900)
+            file.kernel(start + 100, start + 400)
+            file.collective("allreduce", start + 300, start + 700, 1 << 20, (0, 1))
+        file.write(folder / "traces", zipped=rank == 1)
+
+
+def quietly(*words: str) -> tuple[int, str, str]:
+    """Run a command here; return its exit code and output."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8", errors="replace")
+    code: Any = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            parbench.main(list(words), prog_name="parbench")
+        except SystemExit as ended:
+            code = ended.code
+    texts = []
+    for one in (out, err):
+        one.flush()
+        texts.append(one.buffer.getvalue().decode(errors="replace"))
+    return code or 0, texts[0], texts[1]
+
+
+def commands_of_run(run: str, other: str, out: str) -> list[Words]:
+    kept = ("--history", f"{out}/new.sqlite")
+    return [
+        ("report", run, "-o", f"{out}/report.html"),
+        ("report", run),
+        *(("report", run, "--format", form) for form in ("markdown", "csv", "json")),
+        ("report", run, other, "-o", f"{out}/both.html"),
+        ("show", run),
+        ("show", "--all", run),
+        *(("export", run, "--format", form, "-o", f"{out}/{form}.txt") for form in EXPORTS),
+        *(("export", run, "--format", form, "-o", f"{out}/{form}") for form in ("hta", "chrome-trace")),
+        ("export", run, "--format", "github-action-benchmark", "-o", f"{out}/action"),
+        ("compare", run, other),
+        ("compare", other, run, "--format", "json"),
+        ("compare", run, run, "--format", "junit"),
+        ("plan", "--validate", run),
+        ("history", "add", run, *kept),
+        ("explain", f"{run}/traces", "--against", run),
+        ("load", run),
+    ]
+
+
+def commands_of_history(file: str, run: str, out: str) -> list[Words]:
+    kept = ("--history", file)
+    return [
+        ("history", "list", *kept),
+        ("history", "show", *kept),
+        ("history", "show", "--format", "json", *kept),
+        ("history", "check", *kept),
+        ("history", "check", "--format", "json", *kept),
+        ("history", "check", run, *kept),
+        ("history", "export", f"{out}/kept", *kept),
+        ("history", "export", f"{out}/otava.csv", "--format", "otava", *kept),
+        ("compare", "main", run, *kept),
+        ("compare", "last:5", "main~1", *kept),
+        ("history", "annotate", "run-003", "--note", "x", *kept),
+        ("history", "add", run, *kept),
+        ("history", "prune", "--keep", "3", *kept),
+    ]
+
+
+def commands_of_sweep(sweep: str, run: str, out: str) -> list[Words]:
+    return [
+        ("report", sweep, "-o", f"{out}/sweep.html"),
+        ("report", sweep, "--format", "markdown"),
+        ("show", sweep),
+        ("show", "--all", sweep),
+        ("slurm", "status", sweep),
+        ("slurm", "status", "--json", sweep),
+        ("slurm", "collect", sweep),
+        ("slurm", "resume", sweep),
+        ("load", sweep),
+    ]
+
+
+def commands_of_traces(traces: str, run: str, out: str) -> list[Words]:
+    return [
+        ("explain", traces),
+        ("explain", traces, "--against", run),
+        ("explain", traces, "--format", "json"),
+        ("explain", traces, "-o", f"{out}/explained.html"),
+    ]
+
+
+def prepare(home: Path, originals: Path, draw: random.Random) -> tuple[str, list[Words], list[Path]]:
+    """Spoil a copy; return what was done, the commands that read it and what they may write."""
+    kind = draw.choices(("run", "history", "sweep", "traces"), (6, 2.5, 1, 0.5))[0]
+    out, run, other = home / "out", home / "given" / "run", originals / "run" / draw.choice(("base", "new", "steps"))
+    for folder in ("out", "tmp", "here", "given", "canary"):
+        (home / folder).mkdir(parents=True)
+    name = draw.choice(("base", "former", "new", "steps", "steps", "steps"))
+    allowed = [out, home / "tmp"]
+    if kind == "run":
+        shutil.copytree(originals / "run" / name, run, symlinks=True)
+        _shorten(run, draw)
+        told = f"run {name}: {', '.join(spoil_folder(run, draw))}"
+        allowed += [run / "report.html", run / "plan.json"]
+        return told, commands_of_run(str(run), str(other), str(out)), allowed
+    if kind == "history":
+        file = home / "given" / "history.sqlite"
+        shutil.copy(originals / "history.sqlite", file)
+        told = f"history: {spoil_history(file, draw)}"
+        allowed += [file, *(file.with_name(f"{file.name}-{more}") for more in ("journal", "wal", "shm"))]
+        night = originals / "nights" / "run-009"
+        return told, commands_of_history(str(file), str(night), str(out)), allowed
+    if kind == "sweep":
+        sweep = home / "given" / "sweep"
+        shutil.copytree(originals / "sweep", sweep, symlinks=True)
+        told = f"sweep: {', '.join(spoil_folder(sweep, draw))}"
+        return told, commands_of_sweep(str(sweep), str(other), str(out)), [*allowed, sweep]
+    traces = home / "given" / "traces"
+    shutil.copytree(originals / "traces", traces)
+    told = f"traces: {', '.join(spoil_folder(traces, draw))}"
+    return told, commands_of_traces(str(traces), str(other), str(out)), allowed
+
+
+def _shorten(run: Path, draw: random.Random) -> None:
+    """Keep some records, that more folders are tried in the same time."""
+    file = run / "records.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    kept = draw.sample(range(len(lines)), min(len(lines), draw.choice((2, 4, 10, 20))))
+    file.write_bytes(b"".join(lines[i] for i in sorted(kept)))
+
+
+def listing(home: Path, allowed: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    """Return what is in a folder beside what may change."""
+    free, found = tuple(map(str, allowed)), dict[str, tuple[int, ...]]()
+    for place, _, names in os.walk(home):
+        if place.startswith(free):
+            continue
+        for name in [".", *names]:
+            path = os.path.join(place, name)  # noqa: PTH118 - of many files
+            if not path.startswith(free):
+                known = os.lstat(path)
+                found[path] = (known.st_mode, known.st_size * (name != "."), known.st_mtime_ns * (name != "."))
+    return found
+
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_SLURM = ("squeue", "sinfo", "scontrol", "scancel", "sacct", "sbatch")  # of which none is there
+_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod"}
+
+
+def watch(allowed: Sequence[Path], outside: list[str]) -> None:
+    """Note every file of this process that is opened for writing, made or removed elsewhere."""
+    free = tuple(os.path.realpath(path) for path in allowed)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        paths: Sequence[Any] = ()
+        if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+            mode, flags = args[1:]
+            writes = set(mode) & set("wax+") if isinstance(mode, str) else (flags or 0) & _WRITES
+            paths = args[:1] if writes else ()
+        elif event in _EVENTS:
+            paths = args[:2] if event in ("os.rename", "os.link") else args[1:2] if event == "os.symlink" else args[:1]
+        elif event in ("subprocess.Popen", "os.system", "socket.connect") and args[0] not in _SLURM:
+            outside.append(f"{event} {args[:2]}")
+        for path in paths:
+            if isinstance(path, int) or (event in ("os.remove", "os.rmdir") and args[1] != -1):
+                continue  # within a folder that is open, as shutil removes its own
+            at = os.fsdecode(path)
+            folder, name = os.path.split(at)
+            real = os.path.join(os.path.realpath(folder or "."), name)  # noqa: PTH118 - of no Path
+            beside = real.rpartition("/")[0] + "/" + name.lstrip(".").rpartition(".")[0]  # of what is written whole
+            if event == "os.mkdir" and os.path.isdir(real):  # noqa: PTH112 - of no Path
+                continue
+            if not real.startswith(free) and beside not in free and real not in ("/dev/null", "/dev/tty"):
+                outside.append(f"{event} {at!r}")
+
+    sys.addaudithook(hook)
+
+
+def load(words: Words) -> None:
+    for way in (parbench.load, parbench.load_samples, lambda run: parbench.load_samples(run, by_rank=True)):
+        with contextlib.suppress(parbench_error()):
+            way(words[1])
+
+
+def parbench_error() -> type[ValueError]:
+    from bench.text import UserError
+
+    return UserError
+
+
+def try_one(home: Path, originals: Path, seed: int, count: int | None, tell: bool) -> Found:
+    """Spoil and read one folder in this process, which ends with it."""
+    draw = random.Random(seed)
+    told, commands, allowed = prepare(home, originals, draw)
+    found = Found(seed=seed, told=told)
+    os.environ.update(TMPDIR=str(home / "tmp"), HOME=str(home / "here"), PATH="/nonexistent", COLUMNS="120")
+    tempfile.tempdir = None
+    os.chdir(home / "here")
+    before, outside = listing(home, allowed), list[str]()
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (OUTPUT_BYTES, OUTPUT_BYTES))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    watch(allowed, outside)
+    for words in commands if count is None else draw.sample(commands, min(count, len(commands))):
+        found.commands += 1
+        _try_command(words, found, outside, tell)
+        if any(kind == "hang" for kind, *_ in found.findings):
+            break
+    os.chdir("/")
+    changed = dict(before.items() ^ listing(home, allowed).items())
+    found.findings += [("outside", "listing", path) for path in sorted(changed)[:3]]
+    return found
+
+
+def _try_command(words: Words, found: Found, outside: list[str], tell: bool) -> None:
+    def hung(*_: object) -> None:
+        raise Hung
+
+    signal.signal(signal.SIGPROF, hung)
+    signal.signal(signal.SIGALRM, hung)
+    command, began, code, err = " ".join(words[:3]), time.process_time(), None, ""
+    try:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+        if words[0] == "load":
+            load(words)
+        else:
+            code, _, err = quietly(*words)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Hung as error:
+        found.findings.append(("hang", command, _where(error)))
+    except MemoryError as error:
+        found.findings.append(("memory", command, _where(error)))
+    except BaseException as error:  # noqa: BLE001 - whatever else is a finding
+        kind = "memory" if "allocate memory" in str(error) else "traceback"
+        found.findings.append((kind, command, f"{type(error).__name__}: {str(error)[:100]!r} {_where(error)}"))
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if code is not None and code not in (0, 1, 2, 3, 4):
+        found.findings.append(("traceback", command, f"exit code {code!r}"))
+    sentence = err.strip()
+    if code == 2 and (not sentence or "\n" in sentence.partition("parbench: ")[2] or len(sentence) > 1500):
+        found.findings.append(("sentence", command, f"{len(sentence)} characters: {sentence[:120]!r}"))
+    if any(ord(letter) < 32 and letter not in "\n\t" for letter in err):
+        found.findings.append(("sentence", command, f"control characters: {sentence[:120]!r}"))
+    found.findings += [("outside", command, one) for one in dict.fromkeys(outside)]
+    outside.clear()
+    if tell:
+        print(
+            f"  {time.process_time() - began:5.2f} s, exit {code}: {' '.join(words)}\n      {sentence[:300]}",
+            flush=True,
+        )
+
+
+def _where(error: BaseException) -> str:
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if "/site-packages/" not in one.filename]
+    ours = [
+        one for one in frames if any(f"/{name}/" in one.filename for name in ("bench", "reports", "slurm", "workloads"))
+    ]
+    for one in (ours or frames)[-1:]:
+        return f"{'/'.join(Path(one.filename).parts[-3:])}:{one.lineno} {one.name}"
+    return "-"
+
+
+def forked(home: Path, originals: Path, seed: int, count: int | None, tell: bool) -> tuple[int, int]:
+    """Start a process that tries one folder; return its id and the pipe on which it tells what it found."""
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.close(read)
+            found = try_one(home, originals, seed, count, tell)
+            with os.fdopen(write, "wb") as pipe:
+                pipe.write(msgspec.json.encode(found))
+        except BaseException:  # noqa: BLE001 - a fault of the study's own
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(write)
+    return child, read
+
+
+def tries(
+    scratch: Path, originals: Path, seeds: Sequence[int], count: int | None, workers: int, tell: bool
+) -> Iterator[Found]:
+    """Yield what each folder showed, several at a time; one that never answers is ended."""
+    waiting, running = list(reversed(seeds)), dict[int, tuple[int, int, float]]()
+    while waiting or running:
+        while waiting and len(running) < workers:
+            seed = waiting.pop()
+            child, read = forked(scratch / str(seed), originals, seed, count, tell)
+            running[child] = seed, read, time.monotonic()
+        for child, (seed, read, began) in list(running.items()):
+            late = time.monotonic() - began > 3 * WALL_SECONDS
+            if late:
+                os.kill(child, signal.SIGKILL)
+            ended, status = os.waitpid(child, 0 if late else os.WNOHANG)
+            if ended:
+                with os.fdopen(read, "rb") as pipe:
+                    content = pipe.read()
+                del running[child]
+                shutil.rmtree(scratch / str(seed), ignore_errors=True)
+                how = "hang" if late else "memory"
+                yield (
+                    msgspec.json.decode(content, type=Found)
+                    if content
+                    else Found(seed=seed, told="?", findings=[(how, "the process", f"ended with {status}")])
+                )
+        time.sleep(0.002)
+
+
+def preload() -> None:
+    """Import once what the commands need, before memory is counted."""
+    import jinja2  # noqa: F401
+    import numpy as np
+    import pandas as pd  # noqa: F401
+    import scipy.optimize  # type: ignore[import-untyped]
+    import scipy.stats  # type: ignore[import-untyped]  # noqa: F401
+
+    np.linalg.svd(np.eye(3))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folders", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--commands", type=int, default=12)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", type=int, nargs="*")
+    given = parser.parse_args()
+    preload()
+    warnings.simplefilter("ignore")
+    seeds = given.only or range(given.seed * 1_000_000, given.seed * 1_000_000 + given.folders)
+    counts, commands, known, began = Counter[str](), 0, set[tuple[str, str]](), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hostile-") as name:
+        scratch = Path(name)
+        originals = scratch / "originals"
+        originals.mkdir()
+        make_originals(originals)
+        warm(originals)
+        for found in tries(
+            scratch, originals, seeds, None if given.only else given.commands, given.workers, bool(given.only)
+        ):
+            counts["folders"] += 1
+            commands += found.commands
+            counts.update({kind for kind, *_ in found.findings})
+            for kind, command, where in found.findings:
+                place = kind, where.rpartition(" ")[0].rpartition(" ")[2] if kind != "outside" else command
+                if place not in known:
+                    known.add(place)
+                    print(f"{kind}: {where}\n    parbench {command}   (seed {found.seed}, {found.told})", flush=True)
+    print(f"\n{counts['folders']} folders, {commands} commands, {time.monotonic() - began:.0f} s")
+    bad = ("traceback", "hang", "memory", "outside", "sentence")
+    print(f"{'tried':>8}" + "".join(f"{name:>12}" for name in bad))
+    print(f"{counts['folders']:>8}" + "".join(f"{counts[name]:>12}" for name in bad))
+    return 1 if any(counts[name] for name in bad) else 0
+
+
+def warm(originals: Path) -> None:
+    """Run each kind of command once on what is whole, so that its imports are in every fork."""
+    with tempfile.TemporaryDirectory() as out:
+        run = str(originals / "run" / "steps")
+        for words in commands_of_run(run, str(originals / "run" / "base"), out):
+            load(words) if words[0] == "load" else quietly(*words)
+        quietly("history", "check", "--history", str(originals / "history.sqlite"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
