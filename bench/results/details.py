@@ -236,6 +236,30 @@ class Communication(Details, frozen=True, kw_only=True):
     plain_step_seconds: float | None = None
 
 
+class MemoryOverTime(Details, frozen=True, kw_only=True):
+    """What the rank that rose highest held above the start of a step: ``points`` of microseconds and bytes, in order.
+
+    ``phases`` are what the step says it was doing: a name, its start and its end.
+    """
+
+    known_by = "memory_over_time"
+    rank: int
+    points: tuple[tuple[int, int], ...]
+    phases: tuple[tuple[str, int, int], ...] = ()
+
+    def _check(self) -> None:
+        _expect(len(self.points) > 1, f"{len(self.points)} points are no curve")
+        _expect(all(a < b for (a, _), (b, _) in pairwise(self.points)), "its points are not in order of time")
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        return max(self.points, key=lambda point: point[1])
+
+    def phase_at(self, at_us: int) -> str:
+        """Return what the step was doing, empty where it does not say."""
+        return next((name for name, start, stop in self.phases if start <= at_us <= stop), "")
+
+
 PLAN_FILE, PLAN_SCHEMA = "plan.json", 1
 
 

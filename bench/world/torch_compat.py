@@ -67,12 +67,14 @@ def kineto_events(profiler: profile) -> list[Any]:
 
 def allocations(profiler: profile) -> list[int]:
     """Return what torch's allocator for the host took (positive) and gave back (negative), in bytes, in order."""
-    events = [
-        event
-        for event in kineto_events(profiler)
-        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
-    ]
-    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return [num_bytes for _, num_bytes in allocations_at(profiler, torch.device("cpu"))]
+
+
+def allocations_at(profiler: profile, device: torch.device) -> list[tuple[int, int]]:
+    """Return when torch's allocator for a device took bytes (positive) or gave them back (negative), in order of ns."""
+    kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
+    events = [each for each in kineto_events(profiler) if each.name() == "[memory]" and each.device_type() == kind]
+    return sorted(((each.start_ns(), each.nbytes()) for each in events), key=lambda one: one[0])
 
 
 def trace_events(profiler: profile) -> list[TraceEvent]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bench.results.details import COMPONENTS, Calls, Communication, read
+from bench.results.details import COMPONENTS, Calls, Communication, MemoryOverTime, read
 from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from bench.results.runs import Run, load_timeline
 from bench.results.stats import median
@@ -100,6 +100,25 @@ def memory_lines(rows: Sequence[Row]) -> tuple[MemoryLine, ...]:
     told = ((row, [*COMPONENTS, *(name for source in SOURCES for name in by_axis(row, source))]) for row in rows)
     lines = [MemoryLine(row=row, component=component) for row, names in told for component in dict.fromkeys(names)]
     return tuple(line for line in lines if any(line.num_bytes(source) is not None for source in SOURCES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a step of one launch held over its time, on the rank that rose highest."""
+
+    row: Row
+    launch: int
+    memory: MemoryOverTime
+
+
+def held_over_time(rows: Sequence[Row]) -> tuple[Held, ...]:
+    """Return the first launch of each row that tells; what cannot be read is left out."""
+    found: dict[str, Held] = {}
+    for row in rows:
+        for record in row.measured:
+            if isinstance(told := read(record, MemoryOverTime), MemoryOverTime):
+                found.setdefault(row.case.id, Held(row=row, launch=record.launch, memory=told))
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from reports.analysis.labels import short_labels
 from reports.analysis.steps import (
     SOURCES,
     Busy,
+    Held,
     MemoryLine,
     Prediction,
     broken_down,
@@ -20,6 +21,7 @@ from reports.analysis.steps import (
     differing_trace,
     exposed_seconds,
     held_bytes,
+    held_over_time,
     memory_lines,
     predict_comm,
     share_of_traced,
@@ -28,6 +30,7 @@ from reports.analysis.steps import (
     worst_ratio,
 )
 from reports.analysis.summary import Row
+from reports.figures.areas import draw_memory_over_time
 from reports.figures.bars import draw_breakdown, draw_memory, draw_steps
 from reports.figures.svg import figure
 from reports.figures.timeline import draw_timeline, extent_of, shared, timeline_words, view_of
@@ -49,6 +52,7 @@ def step_section(found: Analysis) -> Section | None:
         *_timelines(found),
         *pipeline_tables(found),
         *_memory(found),
+        *_memory_over_time(found),
     )
     terms = {
         "step-time": ("parts of a step",),
@@ -226,3 +230,30 @@ def _memory(found: Analysis) -> Iterator[Table[MemoryLine]]:
             rows=lines,
             figures=lambda: figure(draw_memory(steps), "steps-memory", "Memory by component, measured", told),
         )
+
+
+def _memory_over_time(found: Analysis) -> Iterator[Table[Held]]:
+    if lines := held_over_time(found.steps):
+        highest = "the most above what was held when the step began: activations, gradients, buffers of the moment"
+        yield Table(
+            id="step-memory-time",
+            title="Memory over a step's time",
+            caption="measured by torch's allocator in a step of its own, on the rank that rose highest",
+            columns=(
+                step_column(found.steps).of(lambda line: line.row),
+                number("rank", lambda line: line.memory.rank, cells.whole, "the rank that rose highest"),
+                number("rise", lambda line: line.memory.peak[1], cells.num_bytes, highest),
+                number("at", lambda line: line.memory.peak[0] / 1e6, cells.duration, "since the step began"),
+                words("in", lambda line: line.memory.phase_at(line.memory.peak[0]) or "-", "what the step was doing"),
+            ),
+            rows=lines,
+            figures=lambda: _draw_memory_over_time(lines),
+        )
+
+
+def _draw_memory_over_time(lines: Sequence[Held]) -> Iterator[Markup]:
+    labels = short_labels([line.row for line in lines])
+    for i, line in enumerate(lines, start=1):
+        told = f"Launch {line.launch + 1}, rank {line.memory.rank}, above what it held when the step began."
+        title = f"Memory over time: {labels[line.row.case.id]}"
+        yield from figure(draw_memory_over_time(line.memory), f"memory-time-{i}", title, told)

@@ -1,18 +1,21 @@
-"""What a step holds in memory, by component: by formula, as counted, and as measured, on every rank."""
+"""What a step holds in memory: by component by formula, as counted and as measured, and over the step's time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 
-from bench.results.details import COMPONENTS
+from bench.results.details import COMPONENTS, MemoryOverTime
 from bench.results.metrics import MetricValue, values
+from bench.results.traced import STEP, phases_of
 from bench.world.subject import Explanation
-from bench.world.torch_compat import allocations, profiling
+from bench.world.torch_compat import allocations, allocations_at, profiling, trace_events
 from bench.world.world import World
 from workloads.model.optimizer import MasterAdamW
 from workloads.model.transformer import kept_in, watchers
@@ -84,6 +87,58 @@ class Memory:
                 metrics |= values({f"memory_formula.{name}": self.formula[name]})
         by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
         return Explanation(metrics=metrics, details={"memory_by_rank": by_rank}, notes=self.notes)
+
+
+_MOST_POINTS = 160
+
+
+class OverTime:
+    """The probe of memory over a step's time, by torch's allocator for the device."""
+
+    share = 0.0
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> MemoryOverTime | None:
+        begin()
+        with profiling(self._device, memory=True) as profiler, record_function(STEP):
+            step()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        events = trace_events(profiler)
+        start, stop = next((one.start_ns, one.stop_ns) for one in events if one.name == STEP and not one.device)
+        changes = [one for one in allocations_at(profiler, self._device) if start <= one[0] <= stop]
+        points = curve(((at - start) // 1000, num_bytes) for at, num_bytes in changes)
+        phases = [(name, (a - start) // 1000, (b - start) // 1000) for name, (a, b) in phases_of(events)]
+        if len(points) < 2:
+            return None
+        return MemoryOverTime(rank=0, points=points, phases=tuple(phases[:_MOST_POINTS]))
+
+    def summarise(self, told: Sequence[MemoryOverTime | None]) -> Explanation:
+        known = [msgspec.structs.replace(one, rank=rank) for rank, one in enumerate(told) if one is not None]
+        highest = max(known, key=lambda one: one.peak[1], default=None)
+        return Explanation(details=highest.as_details if highest else {})
+
+
+def curve(changes: Iterable[tuple[int, int]], most: int = _MOST_POINTS) -> tuple[tuple[int, int], ...]:
+    """Return the running sum of changes at their times, the highest within each of ``most`` equal parts, and the last.
+
+    What happens in the same microsecond is one point.
+    """
+    held, points = 0, dict[int, int]()
+    for at, change in changes:
+        held += change
+        points[at] = max(points.get(at, held), held)
+    if not points:
+        return ()
+    first, last = min(points), max(points)
+    width = (last - first) / most + 1
+    kept: dict[int, tuple[int, int]] = {}
+    for point in points.items():
+        part = int((point[0] - first) / width)
+        kept[part] = max(kept.get(part, point), point, key=lambda one: one[1])
+    return tuple(sorted({**dict(kept.values()), last: held}.items()))
 
 
 def largest_of(told: Sequence[BySource], how: Mapping[str, str]) -> dict[str, MetricValue]:

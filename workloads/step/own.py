@@ -19,7 +19,7 @@ from bench.results.stats import median
 from bench.results.traced import OPTIMIZER
 from bench.world.subject import Explanation, Subject
 from bench.world.world import World
-from workloads.step.memory import peak_during
+from workloads.step.memory import OverTime, peak_during
 from workloads.step.overlap import Overlap
 from workloads.step.peaks import peak_of
 from workloads.step.probe import Begin, Step, run_probes, timed
@@ -60,7 +60,9 @@ class OwnStep:
         made = [(call.axis, call.op, call.num_bytes) for call in found.calls]
         groups = replace(groups, holds_stage_only=len(set(map(tuple, self._world.gather(made)))) > 1)
         dtype = getattr(self._subject, "dtype", torch.float32)
-        probes = (Taken(self._world, dtype), SentBytes(groups, {}), Overlap(self._world, groups))
+        probes = (
+            Taken(self._world, dtype), SentBytes(groups, {}), Overlap(self._world, groups), OverTime(self._world.device)
+        )  # fmt: skip
         said = run_probes(self._world, probes, self._subject.step, begin, budget_seconds)
         return replace(said, metrics=said.metrics | _optimizer_time(said))
 

@@ -26,7 +26,7 @@ from workloads.costs.strategies import Strategy
 from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
 from workloads.model.transformer import Transformer, checkpoint, draw_tokens, loss_of, materialise, outline
 from workloads.step.layout import Layout, dtype_of
-from workloads.step.memory import Memory
+from workloads.step.memory import Memory, OverTime
 from workloads.step.overlap import Overlap
 from workloads.step.parity import Parity
 from workloads.step.peaks import Peak, peak_of
@@ -126,7 +126,8 @@ class TrainingStep:
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         """Say what the probes find; the model is worth nothing afterwards."""
-        return run_probes(self._world, self.probes(), self.step, begin, budget_seconds)
+        probes = (*self.probes(), OverTime(self._world.device))
+        return run_probes(self._world, probes, self.step, begin, budget_seconds)
 
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into the step, in order: memory and bytes before steps without communication spoil it."""

@@ -194,3 +194,26 @@ def test_steps_bear_the_same_names_in_all_tables() -> None:
     (only,) = steps.broken_down(rows)
     names = [columns[0].text(only) for columns in (step_columns(rows), time_columns(rows))]
     assert [*names, memory_columns(rows)[0].text(steps.memory_lines(rows)[0])] == ["ddp bucket_mb=1.0"] * 3
+
+
+HELD = {
+    "rank": 1,
+    "points": [[0, 0], [2000, 3 << 20], [4000, 1 << 20]],
+    "phases": [["forward", 0, 1500], ["backward", 1600, 4000]],
+}
+
+
+def test_memory_over_time_is_told_by_its_peak_of_the_first_launch_that_has_it() -> None:
+    flat = {**HELD, "points": [[0, 0], [9, 1]]}
+    records = [
+        ok(step(), 0),
+        ok(step(), 1, details={"memory_over_time": HELD}),
+        ok(step(), 2, details={"memory_over_time": flat}),
+    ]
+    table = step_table(rows_of(*records, launches=3), table="step-memory-time")
+    [line] = table.rows
+    shown = cells_of(table.columns, line)
+    assert [shown[name] for name in ("rank", "rise", "at", "in")] == ["1", "3.00 MiB", "2.00 ms", "backward"]
+    assert line.launch == 1
+    for bad in ({**HELD, "points": [[0, 0]]}, {**HELD, "points": [[5, 0], [4, 1]]}, {"rank": "x"}):
+        assert steps.held_over_time(rows_of(ok(step(), details={"memory_over_time": bad}))) == ()

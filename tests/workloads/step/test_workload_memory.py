@@ -1,8 +1,10 @@
 """Counted memory: each storage once, parameters apart, freed buffers not at all, and the peak of a step."""
 
+import time
 import warnings
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,9 +13,19 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.profiler import record_function
 
 from workloads.model.optimizer import LEARNING_RATE, MasterAdamW, make_optimizer, optimizer_class
-from workloads.step.memory import SavedTensors, gradients, peak_during, peak_of, state_tensors, storage_bytes
+from workloads.step.memory import (
+    OverTime,
+    SavedTensors,
+    curve,
+    gradients,
+    peak_during,
+    peak_of,
+    state_tensors,
+    storage_bytes,
+)
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -142,6 +154,41 @@ def test_the_peak_of_a_training_step_sees_the_thread_of_backward() -> None:
     peak = peak_during(lambda: x.exp().sum().backward(), CPU)  # type: ignore[no-untyped-call]
     assert peak is not None
     assert 2 * MIB <= peak < 3 * MIB  # the result, saved, and the gradient
+
+
+def test_memory_over_time_has_the_peak_of_every_part_when_it_was_and_how_it_ended() -> None:
+    assert curve([]) == ()
+    assert curve([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2)), "what came and went in a microsecond is seen"
+    changes = [(at, 10 if at % 2 else -10) for at in range(1, 1001)]
+    thinned = curve(changes, most=10)
+    assert len(thinned) == 11
+    assert [held for _, held in thinned] == [*[10] * 10, 0]
+    peak = curve(sorted([*changes, (500, 90), (501, -90)]), most=10)
+    assert max(peak, key=lambda point: point[1]) == (500, 90)
+
+
+def test_a_step_is_seen_from_its_start_with_its_phases_and_the_fullest_rank_tells() -> None:
+    def step() -> None:
+        with record_function("parbench:forward"):
+            first = torch.empty(4 * MIB, dtype=torch.uint8)
+        with record_function("parbench:backward"):
+            second = torch.empty(2 * MIB, dtype=torch.uint8)
+            time.sleep(0.002)
+            del first
+            time.sleep(0.002)
+        del second
+
+    probe, begun = OverTime(CPU), list[bool]()
+    seen = probe.observe(step, lambda: begun.append(True), 0.0)
+    assert begun == [True]
+    assert seen is not None
+    (at, held), (_, left) = seen.peak, seen.points[-1]
+    assert (held, left, seen.phase_at(at)) == (6 * MIB, 0, "backward")
+    assert [name for name, *_ in seen.phases] == ["forward", "backward"]
+    more = msgspec.structs.replace(seen, points=((0, 1), (9, 8 * MIB)))
+    assert probe.summarise([seen, more, None]).details["memory_over_time"]["rank"] == 1
+    assert probe.observe(lambda: None, lambda: None, 0.0) is None
+    assert probe.summarise([None]).details == {}
 
 
 def test_a_narrow_type_has_masters_of_twelve_bytes_a_parameter() -> None:
