@@ -62,12 +62,15 @@ def test_every_option_reaches_what_is_asked_and_without_any_nothing_is(call: Cal
     how = {"launches": 2, "budget": "9s", "timeout": "5s", "plan_file": Path("p.toml"), "inject": "corrupt:1"}
     spread = {"link": "9Gbit", "launcher": "srun", "nodes": 4, "ntasks_per_node": 5, "placement": "cyclic"}
     given = {**what, **where, **how, **spread, "nodelist": "n1"}
-    assert given.keys() == Options.__dataclass_fields__.keys() - {"entries"}  # a plan file's
+    of_others = {"entries", "usual"}  # a plan file's, a format's
+    assert given.keys() == Options.__dataclass_fields__.keys() - of_others
     assert call("run").exit_code == 0
     assert asked == [
         (Options(**given), {"out": Path("o"), "resume_path": Path("r"), "as_json": True}),
         (Options(), {"out": Path("runs"), "resume_path": None, "as_json": False}),
     ]
+    assert call("run", "--format", "nccl-tests-json").exit_code == 0
+    assert asked[-1][0].usual == {"mode": "pipelined", "placement": "out_of_place,in_place"}
     names = {param.name for param in run.params if isinstance(param, click.Option)}
     assert names - given.keys() == {"sizes", "dtype", "out", "resume", "as_json", "form", "whole"}
 
