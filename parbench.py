@@ -23,6 +23,7 @@ COMMANDS = {
     "run": "bench.commands:run",
     "list": "bench.commands:list_cases",
     "doctor": "bench.commands:doctor",
+    "check": "bench.commands:check",
     "report": "reports.commands:report",
     "show": "reports.commands:show",
     "compare": "reports.commands:compare",

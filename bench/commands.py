@@ -1,4 +1,4 @@
-"""The command line of what is measured: run, list, doctor, schema."""
+"""The command line of what is measured: run, list, doctor, check, schema."""
 
 import os
 import shutil
@@ -220,6 +220,70 @@ def doctor(house: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
 
     findings = examination.examine_here(os.environ)
     click.echo(msgspec.json.encode(findings).decode() if as_json else examination.render(findings))
+
+
+_CHECK_EXAMPLES = """\b
+Examples:
+  parbench check                          this host, in under a minute
+  parbench check --hosts n1,n2,n3         several over ssh, beside each other
+  parbench check --inject slow:1:20%      does it name a slow device?
+  parbench slurm screen --nodes 64        every node of a Slurm cluster, and the links between them
+
+\b
+Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 something did not run.
+"""
+
+
+@click.command(epilog=_CHECK_EXAMPLES, context_settings={"show_default": True})
+@click.option("--device", help="cpu or cuda; default: cuda where there is a GPU.")
+@click.option(
+    "--nproc", type=click.IntRange(min=1), help="GPUs, or groups of cores; default: all GPUs, up to 8 groups."
+)
+@click.option("--budget", metavar="TIME", default="40s", help="Time for all launches.")
+@click.option("--timeout", metavar="TIME", default="20s", help="Time after which a case counts as hung.")
+@click.option("--hosts", metavar="FILE|HOST,...", help="Check these hosts over ssh, each by itself and at once.")
+@click.option(
+    "--ssh", "agent", default="ssh -o BatchMode=yes -o ConnectTimeout=10", help="What runs a command on a host."
+)
+@click.option("--inject", metavar="WHAT", help="Disturb a rank as a test: slow:1:20% or corrupt:1.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/check"), help="Where runs and history go.")
+@click.option("--json", "as_json", is_flag=True, help="Print the check as one line of JSON.")
+@click.option("-o", "output", type=click.Path(path_type=Path), help="Also write it to this file, as JSON.")
+@click.pass_obj
+def check(
+    house: AppHooks, /, *, hosts: str | None, agent: str, as_json: bool, output: Path | None, **given: Any
+) -> None:
+    """Check each GPU or core: is it right, and as fast as its peers?
+
+    Matrix products with known results, copies, each pair and all together, three times; then what the driver tells.
+    One line for each device, its verdict first, and what to do. A device's rates are kept in the history of its host.
+    """
+    import msgspec
+
+    from bench.check import check as checking
+    from bench.check import hosts as several
+    from bench.check.show import render
+    from bench.text import parse_duration, replace_file, writing
+
+    if hosts is None:
+        health = checking.check(checking.Request(**given), house.modules, checking.environ_of_check())
+        told, text, code = checking.document(health), render(health), health.code
+    else:
+        words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+        seconds = parse_duration(given["budget"])
+        answers = several.together(several.ask(several.hosts_in(hosts), words, agent=agent, seconds=seconds))
+        of = [
+            {"host": one.host, **({"problem": one.problem} if one.health is None else checking.document(one.health))}
+            for one in answers
+        ]
+        text, code = several.render(answers), several.code_of(answers)
+        told = {"code": code, "hosts": of}
+    line = msgspec.json.encode(told)
+    if output is not None:
+        with writing(output):
+            replace_file(output, line + b"\n")
+    click.echo(line.decode() if as_json else text)
+    sys.exit(code)
 
 
 @click.command(epilog="Example: parbench schema > record.schema.json")

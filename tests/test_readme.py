@@ -43,6 +43,7 @@ ELSEWHERE = (
     "mpirun",
     "salloc",
     "explain",  # tests/reports/traces, which have traces
+    "check",  # tests/bench/check
     "doctor --selftest",  # tests/bench/test_selftest.py
     "run --target",  # in the full tier
     "compare BASE NEW --confirm",  # tests/reports/regression/test_confirm.py

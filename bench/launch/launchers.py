@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from select import select
@@ -49,11 +49,15 @@ class Launcher:
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What the fork server is told: to start so many ranks, with these variables, output and exit codes in a folder."""
+    """What the fork server is told: to start so many ranks, with these variables, output and exit codes in a folder.
+
+    ``cpus`` are those of each rank, to which it is bound; none if it is not.
+    """
 
     size: int
     folder: str
     variables: dict[str, str]
+    cpus: Sequence[Sequence[int]] = ()
 
 
 class ForkServer(AbstractContextManager["ForkServer"]):
@@ -87,7 +91,9 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def launch(self, size: int, folder: Path, variables: Mapping[str, str]) -> Launcher:
+    def launch(
+        self, size: int, folder: Path, variables: Mapping[str, str], cpus: Sequence[Sequence[int]] = ()
+    ) -> Launcher:
         """Start ranks once all is imported: each launch then takes as long to start as any other."""
         folder.mkdir(parents=True)
         if self.ended():  # killed, perhaps for want of memory
@@ -95,7 +101,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             self._process = self._start()
         assert self._process.stdout is not None
         select([self._process.stdout], [], [], self._patience_seconds)
-        self.tell(msgspec.json.encode(Order(size, str(folder.absolute()), dict(variables))))
+        self.tell(msgspec.json.encode(Order(size, str(folder.absolute()), dict(variables), cpus)))
         return _ForkedRanks(self, size, folder / EXITS)
 
     def ended(self) -> bool:

@@ -90,9 +90,18 @@ class Display(ExitStack):
 
 
 def run_options(
-    options: Options, modules: Sequence[str], *, out: Path, resume_path: Path | None, as_json: bool
+    options: Options,
+    modules: Sequence[str],
+    *,
+    out: Path,
+    resume_path: Path | None,
+    as_json: bool,
+    cpus: Sequence[Sequence[int]] = (),
 ) -> Path | None:
-    """Do what ``parbench run`` was asked and return the run's folder, None on a rank that only joins."""
+    """Do what ``parbench run`` was asked and return the run's folder, None on a rank that only joins.
+
+    ``cpus`` are those that each rank of this host is bound to, none if ranks are not.
+    """
     os.environ.update(variables_of_mpi(os.environ))
     joined = Joined.find(os.environ)
     if joined is not None and joined.rank != 0:
@@ -102,7 +111,9 @@ def run_options(
         return None
     if resume_path is None:
         path, info = create_run(out, plan_run(options, modules, joined), package_version("parbench") or "-")
-        return _drive(Run(path=path, info=info, records=()), joined, as_json=as_json, nodelist=options.nodelist)
+        return _drive(
+            Run(path=path, info=info, records=()), joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus
+        )
     if joined is not None:
         raise UserError("--resume starts its own ranks, and this one is there already (RANK): start it by itself")
     for f in fields(Options):
@@ -140,7 +151,15 @@ def resume(
     return _drive(run, None, as_json=as_json, nodelist=nodelist, told=told)
 
 
-def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | None, told: str = "") -> Path:
+def _drive(
+    run: Run,
+    joined: Joined | None,
+    *,
+    as_json: bool,
+    nodelist: str | None,
+    told: str = "",
+    cpus: Sequence[Sequence[int]] = (),
+) -> Path:
     began, pending = time.monotonic(), remaining(run, fills=True)
     skipped = () if run.records else run.info.plan.skipped
     with ExitStack() as stack:
@@ -149,7 +168,7 @@ def _drive(run: Run, joined: Joined | None, *, as_json: bool, nodelist: str | No
         display = stack.enter_context(Display(total, budget_seconds, as_json=as_json))
         if told:
             display.tell(told)
-        start = _starter(run, joined, nodelist, stack)
+        start = _starter(run, joined, nodelist, stack, cpus)
         hosts, facts = _whereabouts(run.info.plan, joined)
         findings = examine_here(os.environ, gpus=run.info.plan.device == "cuda")
         nodes_apart = run.info.plan.spread is not None  # only between them an interface counts
@@ -173,7 +192,9 @@ def _whereabouts(plan: Plan, joined: Joined | None) -> tuple[tuple[str, ...], di
     return reachable(os.environ), {"slurm": slurm}
 
 
-def _starter(run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack) -> StartRanks:
+def _starter(
+    run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, cpus: Sequence[Sequence[int]] = ()
+) -> StartRanks:
     if joined is not None:
         from bench.rank.worker import starter  # imports torch, which only a joined driver needs
 
@@ -190,4 +211,4 @@ def _starter(run: Run, joined: Joined | None, nodelist: str | None, stack: ExitS
     targets = {EXPLAINER if case.is_own else case.target for case in plan.cases}
     modules = sorted({target.partition(":")[0] for target in targets})
     server = stack.enter_context(ForkServer(modules, own, logs / "fork-server.log", START_SECONDS))
-    return lambda number, variables: server.launch(plan.nproc, logs / f"gang-{number}", variables)
+    return lambda number, variables: server.launch(plan.nproc, logs / f"gang-{number}", variables, cpus)

@@ -23,7 +23,7 @@ UNKNOWN = "-"
 CLOCK_SOURCES = ("tsc", "arch_sys_counter")
 _BUSY_BYTES = 2 << 30  # more than a driver takes for itself
 _SWITCH = {True: "on", False: "off", None: None}
-_REMEDIES = {
+REMEDIES = {
     "cores": "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead",
     "load average": "stop other work, or use more launches (--launches)",
     "cpu governor": "sudo cpupower frequency-set -g performance, so that clocks do not follow the load",
@@ -113,7 +113,7 @@ def render(findings: Sequence[Finding]) -> str:
 def _judged(topic: str, found: str | None, disturbs: bool = False, remedy: str = "") -> Finding:
     """Return a finding whose remedy is for when it disturbs; nothing unknown disturbs."""
     disturbs = disturbs and bool(found)
-    remedy = (remedy or _REMEDIES[topic]) if disturbs else ""
+    remedy = (remedy or REMEDIES[topic]) if disturbs else ""
     return Finding(topic=topic, found=found or UNKNOWN, disturbs=disturbs, remedy=remedy)
 
 
@@ -162,38 +162,65 @@ def _threads(cores: int, ranks: int, text: str | None) -> Finding:
     return _judged("threads", found, threads > cores, remedy)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuTopic:
+    """Something to look at on each GPU: its words, None if unknown, and whether it disturbs."""
+
+    name: str
+    tell: Callable[[Gpu], str | None]
+    disturbs: Callable[[Gpu], object]
+
+
+def gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
+    """Return what is to be looked at on GPUs that should be alike."""
+    most = max((_active(gpu) or 0 for gpu in gpus), default=0)
+    return (
+        GpuTopic(name="gpu driver", tell=lambda gpu: gpu.driver, disturbs=lambda gpu: False),
+        GpuTopic(
+            name="gpu processes",
+            tell=_processes,
+            disturbs=lambda gpu: gpu.processes or (gpu.memory_used_bytes or 0) > _BUSY_BYTES,
+        ),
+        GpuTopic(name="gpu clocks", tell=_clocks, disturbs=lambda gpu: slowing(gpu) or _is_slow(gpu)),
+        GpuTopic(
+            name="gpu power",
+            tell=lambda gpu: _of(gpu.power_limit_watts, gpu.power_default_watts, " W"),
+            disturbs=lambda gpu: _less(gpu.power_limit_watts, gpu.power_default_watts),
+        ),
+        GpuTopic(name="gpu mig", tell=lambda gpu: _SWITCH[gpu.mig], disturbs=lambda gpu: gpu.mig),
+        GpuTopic(
+            name="gpu memory",
+            tell=_errors,
+            disturbs=lambda gpu: gpu.errors_uncorrected or gpu.remap_pending or gpu.remap_failed,
+        ),
+        GpuTopic(name="gpu pcie", tell=_pcie, disturbs=lambda gpu: _less(gpu.pcie_width, gpu.pcie_width_max)),
+        GpuTopic(
+            name="gpu nvlink",
+            tell=lambda gpu: _of(_active(gpu), len(gpu.nvlinks or ()) or None, " active"),
+            disturbs=lambda gpu: _less(_active(gpu), most),
+        ),
+        GpuTopic(
+            name="gpu persistence",
+            tell=lambda gpu: _SWITCH[gpu.persistence],
+            disturbs=lambda gpu: gpu.persistence is False,
+        ),
+    )
+
+
 def _gpus(gpus: Sequence[Gpu], *, has_tool: bool) -> list[Finding]:
     """Return a finding for each topic, GPUs of which the same is told together; nothing where no GPU is expected."""
     if not gpus:
         return [_judged("gpu driver", "nvidia-smi is there, and no GPU is visible", disturbs=True)] if has_tool else []
 
-    def judged(topic: str, tell: Callable[[Gpu], str | None], disturbs: Callable[[Gpu], object]) -> Finding:
+    def judged(topic: GpuTopic) -> Finding:
         told: dict[str, list[int]] = {}
         for place, gpu in enumerate(gpus):
-            told.setdefault(tell(gpu) or UNKNOWN, []).append(place if gpu.index is None else gpu.index)
+            told.setdefault(topic.tell(gpu) or UNKNOWN, []).append(place if gpu.index is None else gpu.index)
         parts = (f"GPU {format_cpus(places)}: {words}" for words, places in told.items())
-        return _judged(topic, "; ".join(told if len(told) == 1 else parts), any(disturbs(gpu) for gpu in gpus))
+        disturbs = any(topic.disturbs(gpu) for gpu in gpus)
+        return _judged(topic.name, "; ".join(told if len(told) == 1 else parts), disturbs)
 
-    most = max(_active(gpu) or 0 for gpu in gpus)
-    return [
-        judged("gpu driver", lambda gpu: gpu.driver, lambda gpu: False),
-        judged("gpu processes", _processes, lambda gpu: gpu.processes or (gpu.memory_used_bytes or 0) > _BUSY_BYTES),
-        judged("gpu clocks", _clocks, lambda gpu: _slowing(gpu) or _is_slow(gpu)),
-        judged(
-            "gpu power",
-            lambda gpu: _of(gpu.power_limit_watts, gpu.power_default_watts, " W"),
-            lambda gpu: _less(gpu.power_limit_watts, gpu.power_default_watts),
-        ),
-        judged("gpu mig", lambda gpu: _SWITCH[gpu.mig], lambda gpu: gpu.mig),
-        judged("gpu memory", _errors, lambda gpu: gpu.errors_uncorrected or gpu.remap_pending or gpu.remap_failed),
-        judged("gpu pcie", _pcie, lambda gpu: _less(gpu.pcie_width, gpu.pcie_width_max)),
-        judged(
-            "gpu nvlink",
-            lambda gpu: _of(_active(gpu), len(gpu.nvlinks or ()) or None, " active"),
-            lambda gpu: _less(_active(gpu), most),
-        ),
-        judged("gpu persistence", lambda gpu: _SWITCH[gpu.persistence], lambda gpu: gpu.persistence is False),
-    ]
+    return [judged(topic) for topic in gpu_topics(gpus)]
 
 
 def _active(gpu: Gpu) -> int | None:
@@ -207,7 +234,7 @@ def _processes(gpu: Gpu) -> str | None:
     return None if gpu.processes is None else ", ".join(gpu.processes) or "none"
 
 
-def _slowing(gpu: Gpu) -> list[str]:
+def slowing(gpu: Gpu) -> list[str]:
     """Return what slows the clocks; an idle GPU's are low on purpose, unless the hardware slows them."""
     reasons = gpu.slowed_by or ()
     return [name for name in reasons if name != IDLE and (IDLE not in reasons or name.startswith("hardware"))]
@@ -218,10 +245,10 @@ def _is_slow(gpu: Gpu) -> bool:
 
 
 def _clocks(gpu: Gpu) -> str:
-    slowing, sm = _slowing(gpu), _of(gpu.sm_clock, gpu.sm_clock_max, " MHz")
+    reasons, sm = slowing(gpu), _of(gpu.sm_clock, gpu.sm_clock_max, " MHz")
     memory = _of(gpu.memory_clock, gpu.memory_clock_max, " MHz")
     heat = "" if gpu.temperature_celsius is None else f" at {gpu.temperature_celsius} degrees C"
-    why = f"slowed by {' and '.join(slowing)}{heat}" if slowing else IDLE if IDLE in (gpu.slowed_by or ()) else None
+    why = f"slowed by {' and '.join(reasons)}{heat}" if reasons else IDLE if IDLE in (gpu.slowed_by or ()) else None
     return ", ".join(filter(None, (sm and f"SM {sm}", memory and f"memory {memory}", why)))
 
 

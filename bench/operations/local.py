@@ -1,14 +1,15 @@
-"""What a rank does by itself: a matrix product and a copy in memory, and load in a thread beside what is measured."""
+"""What a rank does by itself: matrix products, copies in memory and to its host; and load beside what is measured."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from bench.launch.control_channel import Work
-from bench.operations.operation import DataPattern, Operation
+from bench.operations.operation import DataPattern, Operation, dtype_of
 from bench.world.subject import Description, Subject
 from bench.world.torch_compat import all_gather_single
 from bench.world.world import World
@@ -18,32 +19,57 @@ _ROUND_MS, _MOST_TIMES = 5.0, 1 << 10  # of a load on a device, beside which ran
 
 
 class Gemm(Subject):
-    """C = A B of square float32 matrices: 2 m^3 floating-point operations a step."""
+    """C = A B of square matrices: 2 m^3 floating-point operations a step, every product held against the reference.
 
-    def __init__(self, world: World, *, m: int) -> None:
-        device = world.device
-        # small whole numbers, whose products and sums are exact in float32 in any order
-        rows = torch.arange(m, device=device)
-        self._a = ((rows[:, None] * 7 + rows[None, :] * 3) % 5).float()
-        self._b = ((rows[:, None] * 2 + rows[None, :] * 11) % 7).float()
-        self._c = torch.empty(m, m, device=device)
+    A has five different rows and B seven columns of random whole numbers up to 4 and 6, so C is a small table that
+    repeats itself. But for the first eight, terms cancel in pairs: every sum along the way is a whole number of at most
+    240, exact in any type, order and splitting. So a single wrong bit shows, in whichever of the products it is.
+    """
+
+    def __init__(self, world: World, *, m: int, dtype: str = "float32") -> None:
+        device, kind = world.device, dtype_of(dtype)
+        chance = np.random.default_rng(world.seed)
+        a, b = (chance.integers(1, most, (rows, m), endpoint=True) for most, rows in ((4, 5), (6, 7)))
+        pairs = (m - min(m, 8)) // 2
+        last = m - 2 * pairs + np.arange(2 * pairs).reshape(pairs, 2)
+        a[:, last[:, 1]], b[:, last[:, 1]] = a[:, last[:, 0]], -b[:, last[:, 0]]
+        few_rows, few_columns = torch.from_numpy(a), torch.from_numpy(b).T
+        rows, columns = (torch.arange(m) % one for one in (5, 7))
+        self._a = few_rows.to(device, kind)[rows.to(device)]
+        self._b = few_columns.to(device, kind)[:, columns.to(device)].contiguous()
+        self._reference = (few_rows @ few_columns).to(device, kind)[rows.to(device)][:, columns.to(device)].contiguous()
+        self._c = torch.empty(m, m, device=device, dtype=kind)
+        self._wrong = torch.zeros((), device=device, dtype=torch.int64)
+        self._fresh = False  # whether there is a product that nobody has looked at
+        self._dtype = dtype
 
     def step(self) -> None:
         torch.mm(self._a, self._b, out=self._c)
+        self._fresh = True
 
     def reset(self) -> None:
+        self._look()
         self._c.fill_(float("nan"))
 
+    def _look(self) -> None:
+        if self._fresh:
+            self._wrong += (self._c != self._reference).sum()  # added up on the device, which is not waited for
+        self._fresh = False
+
     def check(self) -> int:
-        """Compare one row and one column with whole-number arithmetic on the CPU."""
-        a, b, c = self._a.cpu().long(), self._b.cpu().long(), self._c.cpu()
-        row = (a[0][:, None] * b).sum(dim=0)
-        column = (a * b[:, -1][None, :]).sum(dim=1)
-        return int((c[0] != row).sum() + (c[:, -1] != column).sum())
+        """Return how many elements are wrong, in all products since the last check."""
+        self._fresh = True  # a step that did nothing left what no product gives
+        self._look()
+        wrong = int(self._wrong)
+        self._wrong.zero_()
+        return wrong
+
+    def corrupt(self) -> None:
+        self._c[-1, -1] += 1
 
     def describe(self) -> Description:
         m = len(self._c)
-        return Description(work=(Work(name="flops", amount=2 * m**3),), details={"m": m, "dtype": "float32"})
+        return Description(work=(Work(name="flops", amount=2 * m**3),), details={"m": m, "dtype": self._dtype})
 
 
 gemm = Gemm
@@ -62,6 +88,40 @@ def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
         description=Description(
             work=(Work(name="algbw", amount=size_bytes),),
             details={"size_bytes": size_bytes, "read_bytes": size_bytes, "written_bytes": size_bytes},
+        ),
+    )
+
+
+def to_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
+    """Copy ``size_bytes`` from page-locked memory of the host to the device, every rank for itself."""
+    return _host_copy(world, size_bytes, dtype, to_device=True)
+
+
+def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
+    """Copy ``size_bytes`` from the device to page-locked memory of the host, every rank for itself."""
+    return _host_copy(world, size_bytes, dtype, to_device=False)
+
+
+def _host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) -> Operation:
+    code = DataPattern(dtype, world.size, world.device)
+    there = code.values(world.rank, 0, size_bytes // code.itemsize)
+    here = there.cpu()
+    if world.device.type == "cuda":
+        here = here.pin_memory()
+    source, target = (
+        (here, torch.empty_like(there)) if to_device else (there, torch.empty_like(here, pin_memory=here.is_pinned()))
+    )
+    expected = source.to(target.device, copy=True)
+    notes = () if here.is_pinned() else ("the device is the CPU: a copy within its memory",)
+    return Operation(
+        call=lambda: target.copy_(source, non_blocking=True),
+        asynchronous=False,
+        output=target,
+        expected=lambda: expected,
+        description=Description(
+            work=(Work(name="algbw", amount=size_bytes),),
+            details={"size_bytes": size_bytes, "moved_bytes": size_bytes},
+            notes=notes,
         ),
     )
 

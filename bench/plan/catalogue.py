@@ -79,6 +79,11 @@ class OperationSpec:
         return self.name.partition(".")[2]
 
     @property
+    def is_local(self) -> bool:
+        """Whether every rank does it by itself."""
+        return self.name.startswith(("compute.", "memory."))
+
+    @property
     def reduces(self) -> bool:
         return any(param.name == "redop" for param in self.params)
 
@@ -115,9 +120,9 @@ class OperationSpec:
             if index >= len(groups):
                 raise UserError(f"group_index {index} is not one of the {len(groups)} groups of {group!r}")
             n = len(groups[index])
-            if n < 2 and group != "world":
+            if n < 2 and group != "world" and not self.is_local:
                 yield f"group {group!r} has one rank: nothing moves"
-        if "dtype" in params:
+        if {"size_bytes", "dtype"} <= params.keys():
             yield from _of_data(params, n, n if self.sharded and "skew" not in params else 1, spec)
         yield from _of_ranks(params, n)
         if spec.gloo_on_gpus and self.name.startswith("p2p."):
@@ -230,6 +235,7 @@ TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="
 LOADS = ("nothing", "gemm", "all_reduce", "all_gather", "all_to_all")
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
+PRODUCTS = ("float32", "bfloat16", "float16", "float64")
 # how and where a subject is measured, which it is not told
 OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 
@@ -266,6 +272,11 @@ def _collective(name: str, help_text: str, *more: Param, **declared: Any) -> Ope
 
 def _p2p(name: str, help_text: str, *more: Param, **declared: Any) -> OperationSpec:
     return OperationSpec(name=f"p2p.{name}", help=help_text, params=(SIZE, DTYPE, MODE, *more), busbw=ONE, **declared)
+
+
+def _local(name: str, help_text: str, *, tags: tuple[str, ...] = ()) -> OperationSpec:
+    params = (SIZE, DTYPE, choice("mode", MODE_HELP, *MODES[:2], optional=False), *GROUP)
+    return OperationSpec(name=f"memory.{name}", help=help_text, params=params, tags=tags, expand=each_group)
 
 
 MAIN, SIZED = ("smoke", "node", "main"), ("smoke", "node", "sized")
@@ -347,14 +358,12 @@ OPERATIONS = (
         tags=MAIN, expand=each_group, names={"nccl-tests": "sendrecv_perf"},
     ),
     OperationSpec(
-        name="compute.gemm", help="a matrix product on every rank; float32, to see what communication beside it costs",
-        params=(GEMM_SIZE, BACKGROUND),
+        name="compute.gemm", help="a matrix product on every rank; every element of each is held against the exact one",
+        params=(GEMM_SIZE, choice("dtype", "element type", *PRODUCTS), BACKGROUND, *GROUP), expand=each_group,
     ),
-    OperationSpec(
-        name="memory.copy",
-        help="a memory copy on every rank; the ceiling for messages within a node",
-        params=(SIZE, DTYPE, choice("mode", MODE_HELP, *MODES[:2], optional=False)), tags=("smoke", "node"),
-    ),
+    _local("copy", "a memory copy on every rank; the ceiling for messages within a node", tags=("smoke", "node")),
+    _local("to_device", "a copy from the host's page-locked memory to the GPU, on every rank"),
+    _local("from_device", "a copy from the GPU to the host's page-locked memory, on every rank"),
     _p2p(
         "pingpong", "between two ranks and back; time = half the round trip", *ENDS,
         tags=SIZED, asynchronous=False, names={"osu": "latency"},

@@ -86,6 +86,8 @@ def _be_rank(rank: int, order: Order) -> None:
     log = os.open(f"{order.folder}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
     for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
         os.dup2(file, number)
+    if order.cpus:
+        os.sched_setaffinity(0, order.cpus[rank])  # before any thread of the rank's own
     os.environ.update(order.variables, RANK=str(rank), WORLD_SIZE=str(order.size), LOCAL_RANK=str(rank))
     if FRESH_VARIABLE in os.environ or lost_cuda():  # should an import of some release of torch have asked for GPUs
         os.execv(sys.executable, [sys.executable, "-m", "bench.rank.worker"])

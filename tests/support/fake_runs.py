@@ -57,7 +57,9 @@ class FakeRanks:
         self.mischief: Callable[[int], None] = lambda count: None
         self.said = [outcome()]
 
-    def starter(self, run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack) -> StartRanks:
+    def starter(
+        self, run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, *cpus: object
+    ) -> StartRanks:
         """Stand for ``measuring._starter``."""
         size = run.info.plan.nproc
 

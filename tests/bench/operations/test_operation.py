@@ -14,9 +14,9 @@ from data_coding import RANKS, caught
 from filling import filling
 from refusals import refusal
 
-from bench.operations.local import Gemm, copy, gemm
+from bench.operations.local import Gemm, copy, from_device, gemm, to_device
 from bench.operations.operation import DataPattern, count_wrong, dtype_of, poison
-from bench.plan.catalogue import DTYPES
+from bench.plan.catalogue import DTYPES, PRODUCTS
 from bench.world.world import World
 
 NUMERIC = [name for name in DTYPES if name != "bool"]  # a bool is only moved, or joined by and, or
@@ -208,26 +208,59 @@ def test_a_copy_is_right_after_a_step_alone_and_one_wrong_element_is_seen() -> N
     assert (description.details["read_bytes"], description.details["written_bytes"]) == (4096, 4096)
 
 
-@pytest.mark.parametrize("m", [1, 33, 512])
-def test_a_product_is_right_after_a_step_and_all_wrong_before_it(m: int) -> None:
-    subject = Gemm(mock.Mock(device=CPU), m=m)
-    for _ in range(2):
-        subject.reset()
-        assert subject.check() == 2 * m
-        subject.step()
-        assert subject.check() == 0
-    assert torch.equal(subject._c.long(), subject._a.long() @ subject._b.long())
-    assert m == 1 or float(subject._c.std()) > 1
+ALONE = mock.Mock(device=CPU, seed=0, rank=0, size=1)
 
 
-def test_a_wrong_element_of_the_first_row_or_last_column_and_swapped_factors_are_seen() -> None:
-    subject = Gemm(mock.Mock(device=CPU), m=16)
+@pytest.mark.parametrize("dtype", PRODUCTS)
+def test_a_product_is_right_after_a_step_and_all_wrong_before_it(dtype: str) -> None:
+    for m in (1, 9, 33, 512):
+        subject = Gemm(ALONE, m=m, dtype=dtype)
+        for _ in range(2):
+            subject.reset()
+            assert subject.check() == m * m
+            subject.step()
+            assert subject.check() == 0
+        exact = subject._a.double() @ subject._b.double()
+        assert torch.equal(subject._c.double(), exact)
+        so_far = (subject._a.double()[:5, :, None] * subject._b.double()[:, :7]).cumsum(1)
+        assert float(so_far.abs().max()) <= DTYPES["bfloat16"].exact_up_to, "exact in any splitting, too"
+        assert m == 1 or float(exact.std()) > 1
+    other = Gemm(mock.Mock(device=CPU, seed=1), m=33, dtype=dtype)
+    assert not torch.equal(other._reference, Gemm(ALONE, m=33, dtype=dtype)._reference)
+
+
+def test_a_wrong_element_of_any_product_and_swapped_factors_are_seen() -> None:
+    subject = Gemm(ALONE, m=16)
     for row, column in ((0, 3), (5, -1)):
-        subject.step()
+        for _ in range(3):
+            subject.reset()
+            subject.step()
         subject._c[row, column] += 1
-        assert subject.check() == 1
+        for _ in range(2):
+            subject.reset()
+            subject.step()
+        assert subject.check() == 1, "though later products were right"
+        assert subject.check() == 0
     torch.mm(subject._b, subject._a, out=subject._c)
     assert subject.check() > 0
-    description = gemm(WORLD, m=10).describe()
+    subject.reset()
+    subject.step()
+    subject.corrupt()
+    assert subject.check() == 1
+    description = gemm(ALONE, m=10, dtype="bfloat16").describe()
     assert [(work.name, work.amount) for work in description.work] == [("flops", 2000)]
-    assert description.details == {"m": 10, "dtype": "float32"}
+    assert description.details == {"m": 10, "dtype": "bfloat16"}
+
+
+def test_copies_to_and_from_a_device_are_whole() -> None:
+    for subject in (
+        to_device(WORLD, size_bytes=4096, dtype="float32"),
+        from_device(WORLD, size_bytes=4096, dtype="int8"),
+    ):
+        subject.reset()
+        assert subject.check() > 0
+        subject.step()
+        assert subject.check() == 0
+        subject.corrupt()
+        assert subject.check() == 1
+        assert [(work.name, work.amount) for work in subject.describe().work] == [("algbw", 4096)]

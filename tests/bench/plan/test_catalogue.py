@@ -23,7 +23,19 @@ from parbench import DEFINITIONS as MODULES
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}
 SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "all_reduce_two_step")
 PAIRS = ("pingpong", "unidirectional", "bidirectional", "matrix")
-WHOLE = ("all_reduce", "broadcast", "sendrecv", "all_to_all_v", "all_gather_v", "reduce", "copy", "pairwise", *PAIRS)
+WHOLE = (
+    "all_reduce",
+    "broadcast",
+    "sendrecv",
+    "all_to_all_v",
+    "all_gather_v",
+    "reduce",
+    "copy",
+    "to_device",
+    "from_device",
+    "pairwise",
+    *PAIRS,
+)
 SIZELESS = ("barrier", "gemm")
 JOINING = ("all_reduce", "reduce_scatter", "reduce", "all_reduce_two_step")
 ONE_CALL = ("all_gather", "reduce_scatter", "all_to_all", "broadcast", "all_to_all_v", "reduce", "gather", "scatter")
@@ -228,9 +240,10 @@ def test_a_size_that_does_not_fit_in_memory_is_refused_with_both_amounts() -> No
 EVERYTHING = load_catalogue(MODULES)
 ALIKE = {"ddp_bf16", "zero1", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"}  # of whose kind there is another
 STEPS = {*ALIKE, "ddp", "fsdp", "tp_sp", "tp_fsdp", "pp", "cp", "ep_step"}
+SELDOM = {"all_gather_v", "matrix", "pairwise", "gemm", "to_device", "from_device"}
 OMITTED = {
-    "smoke": {"all_gather_v", "matrix", "pairwise", "gemm"} | ALIKE,
-    "node": {"all_gather_v", "matrix", "pairwise", "gemm"} | STEPS - {"ddp"},
+    "smoke": {*SELDOM, *ALIKE},
+    "node": {*SELDOM, *STEPS} - {"ddp"},
     "full": set[str](),
 }
 REFUSED_AT_3 = {

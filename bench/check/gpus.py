@@ -1,0 +1,107 @@
+"""What the driver tells of each GPU before, while and after it works, and what of it makes a GPU bad."""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from bench.machine.doctor import REMEDIES, UNKNOWN, gpu_topics, slowing
+from bench.machine.gpu import IDLE, Gpu, gpus_of, in_detail, nvidia_smi
+
+_EVERY_SECONDS = 1.0
+_BAD_TOPICS = ("gpu memory", "gpu pcie", "gpu nvlink")
+_FINE_UNDER_LOAD = ("software power cap",)  # what a product of matrices runs into, on a GPU that is well
+COLUMNS = {"clocks": "gpu clocks", "memory": "gpu memory", "PCIe": "gpu pcie", "NVLink": "gpu nvlink"}
+Counters = Mapping[str, Mapping[str, int]]  # errors of all NVLinks by the GPU's UUID and the counter's name
+
+
+class Watch(AbstractContextManager["Watch"]):
+    """Looks at the GPUs every second while a block runs."""
+
+    def __init__(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> None:
+        self._environ, self._gpus = environ, gpus
+        self._seen: list[tuple[Gpu, ...]] = []
+        self._stop = threading.Event()
+        self._before: Counters = {}
+        self._after: Counters = {}
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        if self._gpus:
+            self._gpus = in_detail(self._environ, self._gpus)  # with the processes that are not our own ranks
+            self._before = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters") or "")
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._gpus:
+            self._thread.join()
+            self._after = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters") or "")
+            # what work may have changed, but for the processes that were not its own
+            after = zip(in_detail(self._environ, self._gpus), self._gpus, strict=True)
+            self._gpus = tuple(replace(now, processes=before.processes) for now, before in after)
+
+    def _look(self) -> None:
+        while not self._stop.wait(_EVERY_SECONDS):
+            self._seen.append(gpus_of(self._environ))
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs as they were at work, None where they were not seen at it."""
+        return tuple(at_work(gpu, (one for at_once in self._seen for one in at_once)) for gpu in self._gpus)
+
+    def grown(self, gpu: Gpu) -> dict[str, int]:
+        """Return by how much NVLinks' counters of errors have grown."""
+        before, after = (told.get(gpu.uuid or "", {}) for told in (self._before, self._after))
+        return {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
+
+
+def at_work(gpu: Gpu, seen: Iterable[Gpu]) -> Gpu:
+    """Return a GPU with its highest clocks, most lanes, most heat, and whatever slowed it, of when it was busy."""
+    busy = [one for one in seen if one.uuid == gpu.uuid and (one.utilization_percent or 0) > 0]
+    if not busy:
+        return gpu
+    names = ("sm_clock", "memory_clock", "utilization_percent", "temperature_celsius", "pcie_generation", "pcie_width")
+    most = {name: [value for one in busy if (value := getattr(one, name)) is not None] for name in names}
+    reasons = Counter(reason for one in busy for reason in one.slowed_by or ())
+    told = tuple(reason for reason in reasons if reason != IDLE)
+    highest = {name: max(values) for name, values in most.items() if values}
+    errors = ("errors_corrected", "errors_uncorrected")
+    last = {name: getattr(busy[-1], name) for name in errors}
+    return replace(gpu, slowed_by=told, **highest, **last)
+
+
+def nvlink_errors(text: str) -> dict[str, dict[str, int]]:
+    """Return the sums over a GPU's links of each of its counters, by UUID, from ``nvidia-smi nvlink -e``."""
+    found: dict[str, dict[str, int]] = {}
+    for block in re.split("(?m)^(?=GPU )", text):
+        if uuid := re.search(r"\(UUID: (\S+?)\)", block):
+            sums: Counter[str] = Counter()
+            for name, count in re.findall(r"Link \d+: (.+?): (\d+)\s*$", block, re.MULTILINE):
+                sums[name.lower()] += int(count)
+            found[uuid[1]] = dict(sums)
+    return found
+
+
+def facts_of(gpu: Gpu, alike: Sequence[Gpu]) -> dict[str, str]:
+    """Return what is told of a GPU by topic, ``-`` where unknown."""
+    return {topic.name.removeprefix("gpu "): topic.tell(gpu) or UNKNOWN for topic in gpu_topics(alike)}
+
+
+def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> list[tuple[bool, str, str]]:
+    """Return what is wrong with a GPU: whether it makes it bad, in words, and what to do."""
+    found = []
+    for topic in gpu_topics(alike):
+        if topic.disturbs(gpu):
+            reasons = [one for one in slowing(gpu) if one not in _FINE_UNDER_LOAD]
+            if topic.name == "gpu clocks" and slowing(gpu) and not reasons:
+                continue
+            bad = topic.name in _BAD_TOPICS or any(one.startswith("hardware") for one in reasons)
+            bad = bad and topic.name in (*_BAD_TOPICS, "gpu clocks")
+            found.append((bad, f"{topic.name.removeprefix('gpu ')}: {topic.tell(gpu)}", REMEDIES[topic.name]))
+    for name, count in grown.items():
+        found.append(("recovery" in name, f"NVLink: {count} more {name} meanwhile", REMEDIES["gpu nvlink"]))
+    return found

@@ -1,0 +1,233 @@
+"""What a check says of a host: a verdict for each device, why, and what to do. From a run and what the driver told."""
+
+import re
+import socket
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from bench.check.cases import BY_NAME, LAUNCHES, QUANTITIES, Reached, reached, remedy_of
+from bench.check.infiniband import Port
+from bench.check.rule import D, Gap, Rates, gaps
+from bench.results.runs import Run
+from bench.results.stats import median
+from bench.text import counted
+
+FLOORS = {"cuda": 0.05, "cpu": 0.1}
+CORRUPT = "drain the host: it computes or copies wrongly, and says nothing; run it again, then replace the device"
+_ON_RANK = re.compile(r"on rank (\d+)")
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device reached in a quantity, in B/s or FLOP/s, in each launch and in the middle.
+
+    ``under`` is the share that it lacks of what its peers reached (negative above), in ``mads`` of scatter; it would
+    have been named from ``least`` on. None is unknown: without peers, or with too few launches.
+    """
+
+    name: str
+    unit: str
+    value: float
+    launches: dict[int, float]
+    under: float | None = None
+    mads: float | None = None
+    least: float | None = None
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is not as it should be, and what to do; it makes a device bad, or is only to be watched."""
+
+    text: str
+    remedy: str
+    is_bad: bool = True
+    is_beside_peers: bool = False
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU, or a group of cores, known by its UUID or by its host and cores; ``facts`` are the driver's words."""
+
+    host: str
+    name: str
+    uuid: str
+    kind: str
+    rank: int
+    rates: dict[str, Rate] = {}
+    facts: dict[str, str] = {}
+    reasons: tuple[Reason, ...] = ()
+    ran: bool = True
+
+    @property
+    def verdict(self) -> str:
+        if any(reason.is_bad for reason in self.reasons):
+            return "bad"
+        return "did not run" if not self.ran else "watch" if self.reasons else "ok"
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """A host's devices and ports; ``together`` is the bus bandwidth of all devices, None where there is one.
+
+    ``links`` are pairs of devices that are slow though their devices are not, ``problems`` what did not run, ``notes``
+    what would disturb on this host.
+    """
+
+    host: str
+    started: str
+    seconds: float
+    device: str
+    driver: str = "-"
+    devices: tuple[Device, ...] = ()
+    links: tuple[Reason, ...] = ()
+    ports: tuple[Port, ...] = ()
+    together: float | None = None
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    run: str = ""
+    emulated: bool = False
+
+    @property
+    def bad(self) -> list[str]:
+        named = [device.name for device in self.devices if device.verdict == "bad"]
+        ports = [f"port {port.name}" for port in self.ports if port.is_bad]
+        return [*named, *(link.text.partition(":")[0] for link in self.links), *ports]
+
+    @property
+    def code(self) -> int:
+        """The exit code: 1 where something is bad, else 4 where something did not run, else 0."""
+        if self.bad:
+            return 1
+        return 4 if self.problems or any(not device.ran for device in self.devices) or not self.devices else 0
+
+    @property
+    def verdict(self) -> str:
+        return {0: "ok", 1: "bad", 4: "did not run"}[self.code]
+
+
+def measured(devices: Sequence[Device], run: Run) -> tuple[tuple[Device, ...], tuple[Reason, ...], float | None]:
+    """Return the devices with what they reached and what was wrong, slow links, and what all reached together."""
+    found = reached(run)
+    wrong = _wrong(run)
+    told = []
+    for device in devices:
+        own = {name: of[device.rank] for name, of in found.by_rank.items() if device.rank in of}
+        if pairs := [rates for ranks, rates in found.by_pair.items() if device.rank in ranks]:
+            shared = set.intersection(*(set(rates) for rates in pairs))
+            own["pairs"] = {launch: median([rates[launch] for rates in pairs]) for launch in sorted(shared)}
+        rates = {name: _rate(name, launches) for name, launches in own.items() if launches}
+        reasons = [Reason(text=words, remedy=CORRUPT) for words in wrong.get(device.rank, ())]
+        ran = bool(rates) or bool(reasons)
+        told.append(msgspec.structs.replace(device, rates=rates, reasons=(*device.reasons, *reasons), ran=ran))
+    together = median(list(found.together.values())) if found.together else None
+    return tuple(told), _slow_links(devices, found, run), together
+
+
+def _rate(name: str, launches: Mapping[int, float]) -> Rate:
+    unit = BY_NAME[name.removesuffix(" alone")].unit
+    return Rate(name=name, unit=unit, value=median(list(launches.values())), launches=dict(launches))
+
+
+def _wrong(run: Run) -> dict[int, list[str]]:
+    """Return what each rank had wrong; of what ranks do together only what a single one had wrong is its own."""
+    found: dict[int, dict[str, int]] = {}
+    for record in run.records:
+        if record.status == "wrong":
+            ranks = sorted({int(rank) for rank in _ON_RANK.findall(record.reason)})
+            if len(ranks) == 1 or record.case.name.startswith(("compute.", "memory.")):
+                for rank in ranks:
+                    of = found.setdefault(rank, {})
+                    of[record.case.name] = of.get(record.case.name, 0) + 1
+    return {
+        rank: [f"wrong results in {', '.join(cases)} ({counted(sum(cases.values()), 'time')})"]
+        for rank, cases in found.items()
+    }
+
+
+def problems_of(run: Run) -> tuple[str, ...]:
+    """Return why cases have no result, each reason once; what follows from a device's wrong result is that device's."""
+    told, found = _wrong(run), dict[str, list[str]]()
+    for record in run.records:
+        follows = told and (record.status == "wrong" or record.reason.startswith("not tried again: wrong"))
+        if record.status != "ok" and not follows:
+            found.setdefault(record.reason, []).append(record.case.name)
+    problems = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in found.items()]
+    if (left := run.info.plan.launches * len(run.info.plan.cases) - len(run.records)) > 0:
+        problems.append(f"not reached: {counted(left, 'measurement')}")
+    return tuple(problems)
+
+
+def _whole(rates: Mapping[D, Mapping[int, float]]) -> Rates[D]:
+    """Return the launches that all have."""
+    shared = sorted(set.intersection(*(set(of) for of in rates.values()))) if rates else []
+    return {name: [of[launch] for launch in shared] for name, of in rates.items()}
+
+
+def compared(devices: Sequence[Device], floor: float) -> tuple[Device, ...]:
+    """Return the devices, each beside all others of its kind, those of other hosts too; the slow ones with a reason."""
+    kept = {
+        (one.host, one.name): msgspec.structs.replace(
+            one, reasons=tuple(reason for reason in one.reasons if not reason.is_beside_peers)
+        )
+        for one in devices
+    }
+    names = [f"{one.name}{more}" for one in QUANTITIES for more in ("", " alone")]
+    for kind in {device.kind for device in devices}:
+        alike = {key: device for key, device in kept.items() if device.kind == kind and device.ran}
+        of = {
+            name: {key: one.rates[name].launches for key, one in alike.items() if name in one.rates} for name in names
+        }
+        found = gaps({name: _whole(rates) for name, rates in of.items() if rates}, floor)
+        for key, device in alike.items():
+            own = {name: found[name, key] for name in names if (name, key) in found}
+            rates = {
+                name: msgspec.structs.replace(device.rates[name], under=gap.share, mads=gap.mads, least=gap.least)
+                for name, gap in own.items()
+            }
+            slow = _slower({name: gap for name, gap in own.items() if gap.is_under}, device)
+            kept[key] = msgspec.structs.replace(
+                device, rates={**device.rates, **rates}, reasons=(*device.reasons, *slow)
+            )
+    return tuple(kept.values())
+
+
+def _slower(slow: Mapping[str, Gap], device: Device) -> tuple[Reason, ...]:
+    """Return a reason for each remedy, which names the quantities that it is for; what is slow alone, if only alone."""
+    on = "cpu" if device.kind.startswith("cores") else "cuda"
+    told: dict[str, list[str]] = {}
+    for name, gap in slow.items():
+        if name.endswith(" alone") and name.removesuffix(" alone") in slow:
+            continue
+        peers = "" if told.get(remedy_of(name, on)) else " under its peers"
+        words = f"{100 * gap.share:.0f} %{peers} in {name} ({gap.mads:.1f} MADs)"
+        told.setdefault(remedy_of(name, on), []).append(words)
+    launches = f"in {LAUNCHES} of {LAUNCHES} launches"
+    return tuple(
+        Reason(text=f"{', '.join(words)}, {launches}", remedy=remedy, is_beside_peers=True)
+        for remedy, words in told.items()
+    )
+
+
+def _slow_links(devices: Sequence[Device], found: Reached, run: Run) -> tuple[Reason, ...]:
+    """Return pairs that are under those that are joined alike, of devices that are not under their peers themselves."""
+    relations = (run.info.environment or {}).get("locality") or {}
+    by_kind: dict[str, dict[str, Mapping[int, float]]] = {}
+    for (one, other), rates in found.by_pair.items():
+        by_kind.setdefault(str(relations.get(f"{one}-{other}")), {})[f"{one}-{other}"] = rates
+    names = {device.rank: device.name for device in devices}
+    slow = []
+    for joined_by, alike in by_kind.items():
+        beside = gaps({"pairs": _whole(alike)}, FLOORS[run.info.plan.device])
+        for (_, pair), gap in beside.items():
+            if gap.is_under:
+                first, second = (names[int(end)] for end in pair.split("-"))
+                joined = "" if joined_by == "None" else f" of those by {joined_by}"
+                launches = f"in {LAUNCHES} of {LAUNCHES} launches"
+                words = f"{100 * gap.share:.0f} % under its peers{joined}, {gap.mads:.1f} MADs, {launches}"
+                reason = Reason(text=f"{first} - {second}: {words}", remedy=remedy_of("pairs", "cuda"))
+                slow.append(((first, second), reason))
+    # a device of which every pair is slow is slow itself, and named by its own rate
+    met = [name for ends, _ in slow for name in ends]
+    most = len(devices) - 1
+    return tuple(reason for ends, reason in slow if most < 2 or all(met.count(name) < most for name in ends))
+
+
+def here() -> str:
+    return socket.gethostname().partition(".")[0]

@@ -1,0 +1,117 @@
+"""A check of several hosts, each by itself and at once, over ssh; then their devices beside each other."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from bench.check.health import FLOORS, Health, compared
+from bench.check.show import devices_table, reasons_of
+from bench.text import UserError, counted, reading
+
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+_MORE_SECONDS = 120.0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host answered: its check, or why there is none."""
+
+    host: str
+    health: Health | None = None
+    problem: str = ""
+
+
+def hosts_in(text: str) -> tuple[str, ...]:
+    """Return the hosts of ``a,b`` or of a file with one a line; of an MPI hostfile's lines the first word."""
+    file = Path(text)
+    if file.is_file():
+        with reading(file):
+            lines = [line.partition("#")[0].split() for line in file.read_text(encoding="utf-8").splitlines()]
+        found = [words[0] for words in lines if words]
+    else:
+        found = [word for word in text.split(",") if word]
+    if not found or any(name.startswith("-") for name in found):
+        raise UserError(f"--hosts {text!r} names no hosts: write a,b,c, or a file with one a line")
+    return tuple(dict.fromkeys(found))
+
+
+def ask(hosts: Sequence[str], words: Sequence[str], *, agent: str, seconds: float) -> tuple[Answer, ...]:
+    """Run ``parbench check`` with these options on every host at once, by the same Python in the same folder."""
+    there = shlex.join([sys.executable, "-m", "parbench", "check", *words, "--json"])
+    command = f"cd {shlex.quote(str(Path.cwd()))} && {there}"
+
+    def one(host: str) -> Answer:
+        try:
+            done = subprocess.run(
+                [*shlex.split(agent), host, command],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds + _MORE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Answer(host=host, problem=f"no answer within {seconds + _MORE_SECONDS:.0f} s")
+        except OSError as error:
+            return Answer(host=host, problem=f"{agent.split()[0]} cannot be started: {error.strerror}")
+        return read(host, done.stdout, done.stderr, done.returncode)
+
+    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+        return tuple(pool.map(one, hosts))
+
+
+def read(host: str, out: bytes, err: bytes, code: int) -> Answer:
+    """Return what a host printed; its last line on stderr where that is no check."""
+    try:
+        return Answer(host=host, health=msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=Health))
+    except msgspec.MsgspecError:
+        lines = err.decode(errors="replace").strip().splitlines()
+        return Answer(host=host, problem=lines[-1] if lines else f"it ended with {code}")
+
+
+def together(answers: Sequence[Answer]) -> tuple[Answer, ...]:
+    """Return the answers with each device beside those of its kind on all hosts; not where hosts share a machine."""
+    known = [answer.health for answer in answers if answer.health is not None]
+    if any(health.emulated for health in known) or not known:
+        return tuple(answers)
+    devices = compared([device for health in known for device in health.devices], FLOORS[known[0].device])
+    found = []
+    for answer in answers:
+        if answer.health is not None:
+            own = tuple(one for one in devices if one.host == answer.health.host)
+            answer = msgspec.structs.replace(answer, health=msgspec.structs.replace(answer.health, devices=own))
+        found.append(answer)
+    return tuple(found)
+
+
+def code_of(answers: Sequence[Answer]) -> int:
+    """Return 1 where a device is bad, else 4 where a host or something of it did not run, else 0."""
+    codes = {4 if answer.health is None else answer.health.code for answer in answers}
+    return next((code for code in (1, 4) if code in codes), 0)
+
+
+def render(answers: Sequence[Answer]) -> str:
+    """Return a table of all devices, and why hosts and devices are not fine."""
+    devices = [device for answer in answers if answer.health for device in answer.health.devices]
+    bad = [answer.host for answer in answers if answer.health is not None and answer.health.code == 1]
+    silent = [answer for answer in answers if answer.health is None or answer.health.code == 4]
+    told = [f"{counted(len(answers), 'host')}: {len(bad)} bad, {len(silent)} did not run"]
+    lines = [*told, *(devices_table(devices, with_host=True) if devices else [])]
+    for answer in answers:
+        if answer.health is None:
+            lines.append(f"did not run  {answer.host}: {answer.problem}")
+        else:
+            health = answer.health
+            lines += [f"did not run  {answer.host}: {problem}" for problem in health.problems]
+            lines += [f"bad  {answer.host} {link.text}\n     -> {link.remedy}" for link in health.links]
+            for port in health.ports:
+                if port.complaint:
+                    word = "bad" if port.is_bad else "watch"
+                    lines.append(f"{word}  {answer.host} port {port.name}: {port.complaint}\n     -> {port.remedy}")
+    lines += reasons_of(devices, with_host=True)
+    if bad:
+        lines.append(f"leave out: {','.join(bad)}")
+    return "\n".join(lines)
