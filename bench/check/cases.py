@@ -7,7 +7,8 @@ from bench.plan.groups import parse_pairs
 from bench.plan.options import Options
 from bench.plan.plan import Entry
 from bench.results.records import Record
-from bench.results.runs import Run, load_rank_samples
+from bench.results.runs import Run
+from bench.results.samples import load_rank_samples
 from bench.results.stats import median, quantile
 
 ALONE = {"group": "contiguous:1", "concurrent": "false"}

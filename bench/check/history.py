@@ -1,13 +1,15 @@
 """What each device reached in earlier checks: a line for each check of a device, in a file for each host."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from bench.check.health import Device, Health, Reason
+from bench.files import decode_json, read_lines
 from bench.results.stats import median
-from bench.text import writing
+from bench.text import reading, writing
 
 _LEAST, _MOST = 5, 50  # earlier checks of a device to say how it was
 _MADS, _FLOOR = 5.0, 0.05
@@ -29,32 +31,34 @@ def read(folder: Path) -> list[Line]:
     """Return all lines of all hosts in the order of time; those cut short or of another version are passed over."""
     found = []
     for file in sorted(folder.glob("*.jsonl")):
-        for text in file.read_bytes().splitlines():
-            try:
-                found.append(msgspec.json.decode(text, type=Line))
-            except msgspec.MsgspecError:
-                continue
+        with reading(file):
+            for _, line in read_lines(file):
+                with suppress(ValueError):
+                    found.append(decode_json(line, Line))
     return sorted(found, key=lambda line: line.at)
 
 
 def keep(folder: Path, health: Health) -> None:
-    """Append a check's devices to their hosts' files: a host has one writer, so that checks of many do not collide."""
-    with writing(folder):
+    """Append a check's devices to their host's file: a host has one writer, so that checks of many do not collide."""
+    lines = [
+        Line(
+            at=health.started,
+            host=device.host,
+            uuid=device.uuid,
+            name=device.name,
+            kind=device.kind,
+            verdict=device.verdict,
+            rates={name: rate.value for name, rate in device.rates.items()},
+        )
+        for device in health.devices
+        if device.ran
+    ]
+    path = folder / f"{health.host}.jsonl"
+    with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
-        for device in health.devices:
-            if device.ran:
-                rates = {name: rate.value for name, rate in device.rates.items()}
-                line = Line(
-                    at=health.started,
-                    host=device.host,
-                    uuid=device.uuid,
-                    name=device.name,
-                    kind=device.kind,
-                    verdict=device.verdict,
-                    rates=rates,
-                )
-                with (folder / f"{device.host}.jsonl").open("ab") as file:
-                    file.write(msgspec.json.encode(line) + b"\n")
+        is_torn = path.exists() and not path.read_bytes().endswith(b"\n")  # by a check that was killed
+        with path.open("ab") as file:
+            file.write(b"\n" * is_torn + b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
 def beside_before(device: Device, lines: Sequence[Line]) -> Device:

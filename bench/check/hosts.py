@@ -11,7 +11,8 @@ import msgspec
 
 from bench.check.health import FLOORS, Health, compared
 from bench.check.show import devices_table, reasons_of
-from bench.text import UserError, counted, reading
+from bench.files import decode_json, read_text
+from bench.text import UserError, counted
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 _MORE_SECONDS = 120.0
@@ -29,8 +30,7 @@ def hosts_in(text: str) -> tuple[str, ...]:
     """Return the hosts of ``a,b`` or of a file with one a line; of an MPI hostfile's lines the first word."""
     file = Path(text)
     if file.is_file():
-        with reading(file):
-            lines = [line.partition("#")[0].split() for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = [line.partition("#")[0].split() for line in read_text(text, f"--hosts {text}").splitlines()]
         found = [words[0] for words in lines if words]
     else:
         found = [word for word in text.split(",") if word]
@@ -66,8 +66,8 @@ def ask(hosts: Sequence[str], words: Sequence[str], *, agent: str, seconds: floa
 def read(host: str, out: bytes, err: bytes, code: int) -> Answer:
     """Return what a host printed; its last line on stderr where that is no check."""
     try:
-        return Answer(host=host, health=msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=Health))
-    except msgspec.MsgspecError:
+        return Answer(host=host, health=decode_json(out.strip().rpartition(b"\n")[2], Health))
+    except ValueError:
         lines = err.decode(errors="replace").strip().splitlines()
         return Answer(host=host, problem=lines[-1] if lines else f"it ended with {code}")
 

@@ -18,7 +18,8 @@ from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Case, load_catalogue
 from bench.plan.options import make_plan
 from bench.results.records import Record, Status, WorldInfo
-from bench.results.runs import Run, RunInfo, samples_name
+from bench.results.runs import Run, RunInfo
+from bench.results.samples import samples_name
 from parbench import DEFINITIONS
 
 CATALOGUE = load_catalogue(DEFINITIONS)
@@ -204,6 +205,8 @@ def test_a_device_that_is_slower_than_it_was_is_to_be_watched_wherever_it_is(tmp
         file.write(b'{"at": "2026')  # a check that was killed
     lines = read(folder)
     assert len(lines) == 6 * N
+    keep(folder, health)
+    assert len(read(folder)) == 7 * N, "what was cut short costs itself alone"
     slower = msgspec.structs.replace(
         health.devices[0],
         host="n7",
