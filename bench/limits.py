@@ -16,6 +16,8 @@ Ranks = Annotated[int, Meta(ge=1, le=1 << 20)]
 Launch = Annotated[int, Meta(ge=0, lt=1 << 16)]
 Launches = Annotated[int, Meta(ge=1, le=1 << 16)]
 Name = Annotated[str, Meta(max_length=2_000)]
+Id = Annotated[str, Meta(max_length=300, pattern=r"^[^/\x00-\x1f\x7f]+$")]
+"""A run's: it is shown as a path, and chosen by."""
 Words = Annotated[str, Meta(max_length=100_000)]
 Long = Annotated[str, Meta(max_length=1 << 20)]
 """A stack of calls, or rows of a matrix."""

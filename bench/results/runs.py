@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bench.files import decode_json, file_name, inflate, read_file
-from bench.limits import MOST_MEASUREMENTS, Launch, Name, Positive, Words, check_time
+from bench.limits import MOST_MEASUREMENTS, Id, Launch, Name, Positive, Words, check_time
 from bench.machine.host_load import HostLoad
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
@@ -44,7 +44,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``run.json``: what was asked, and the environment that all ranks share (None until the first ranks tell)."""
 
     schema: int = SCHEMA
-    id: Name
+    id: Id
     started: Name
     host: Words
     parbench: Name

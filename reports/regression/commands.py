@@ -173,7 +173,7 @@ def annotate(run: str, note: str, series: str, file: Path) -> None:
 
 
 @history.command(epilog="Example: parbench history prune --keep 400")
-@click.option("--keep", type=click.IntRange(min=1), required=True, help="Runs to keep of each branch and preset.")
+@click.option("--keep", type=click.IntRange(1, 10**9), required=True, help="Runs to keep of each branch and preset.")
 @_file_option
 def prune(keep: int, file: Path) -> None:
     """Delete old runs from the history, and print their ids."""

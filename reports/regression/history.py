@@ -10,13 +10,15 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from bench.files import MOST_BYTES, decode_json, file_name, inflate, open_file, read_file
+from bench.limits import Amount, Count, Id, Long, Name, Whole, Words
 from bench.plan.cases import renewed
 from bench.results.records import Status
-from bench.results.runs import Run, RunInfo, load_run, runs_in
+from bench.results.runs import Run, RunInfo, load_run, runs_in, whole
 from bench.text import UserError, reading, writing
 from reports.regression.compare import pool
 from reports.regression.counted import Facts
@@ -30,6 +32,11 @@ ABOUT = "history.json"  # in an exported run's folder: its branch and commit
 ANNOTATIONS = "annotations.json"  # beside exported runs
 _SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
 _WAIT_SECONDS = 60.0
+_MOST_BYTES = 256 << 20  # of a run's records
+_T = TypeVar("_T")
+_S = TypeVar("_S", bound=msgspec.Struct)
+_Seconds = Annotated[float, msgspec.Meta(ge=1e-15, le=1e15)]
+_Around, _Facts = dict[Name, Words], dict[Name, list[Amount | Words]]
 _TABLES = """
 CREATE TABLE run (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, started TEXT NOT NULL, host TEXT NOT NULL,
@@ -67,8 +74,8 @@ CREATE INDEX IF NOT EXISTS counted_by_run ON counted (run)
 class About(msgspec.Struct, frozen=True, kw_only=True):
     """What a run does not know of itself: the branch that was measured, and the commit, empty where unknown."""
 
-    branch: str
-    commit: str = ""
+    branch: Name
+    commit: Name = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +96,16 @@ class Entry:
 
 def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) -> Entry:
     """Return a run's folder as an entry; the folder's own ``history.json``, where it has one, says the branch."""
-    run, file = load_run(path), path / ABOUT
+    run, file = whole(load_run(path)), path / ABOUT
     with reading(file):
-        own = msgspec.json.decode(file.read_bytes(), type=About) if file.exists() else None
-    records = (path / "records.jsonl").read_bytes()
+        own = decode_json(read_file(file), About) if file.exists() else None
+        records = read_file(path / "records.jsonl", _MOST_BYTES)
     return Entry(
         run=run.info,
         about=own or about,
         meant=frozenset() if own else meant,
         points=points_of(run),
-        info_json=(path / "run.json").read_bytes(),
+        info_json=read_file(path / "run.json"),
         records_jsonl=records[: records.rfind(b"\n") + 1],  # a line cut short is no record
     )
 
@@ -106,26 +113,26 @@ def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) ->
 class Line(msgspec.Struct, frozen=True):
     """A run of the history; ``num_bad`` counts its series that were wrong, failed or hung."""
 
-    number: int
-    id: str
-    started: str
-    host: str
-    parbench: str
-    preset: str
-    branch: str
-    commit: str
-    num_series: int
-    num_bad: int
+    number: Whole
+    id: Id
+    started: Name
+    host: Words
+    parbench: Name
+    preset: Name
+    branch: Name
+    commit: Name
+    num_series: Count
+    num_bad: Count
 
 
 class Annotation(msgspec.Struct, frozen=True):
     """A change at a run that was meant, on its branch, for the series whose label fits a glob."""
 
-    run_id: str
-    started: str
-    branch: str
-    series: str
-    note: str
+    run_id: Id
+    started: Name
+    branch: Name
+    series: Words
+    note: Words
 
 
 class History:
@@ -168,8 +175,7 @@ class History:
     def runs(self, branch: str | None = None) -> tuple[Line, ...]:
         names = "number, id, started, host, parbench, preset, branch, commit_id, num_series, num_bad"
         where = "branch = coalesce(?, branch)"
-        rows = self._execute(f"SELECT {names} FROM run WHERE {where} ORDER BY started, number", branch)
-        return tuple(Line(*row) for row in rows)
+        return self._told(Line, f"SELECT {names} FROM run WHERE {where} ORDER BY started, number", branch)
 
     def line(self, run_id: str) -> Line:
         if found := [line for line in self.runs() if line.id == run_id]:
@@ -180,43 +186,49 @@ class History:
         """Return a run with its records; its path is its id."""
         with tempfile.TemporaryDirectory() as folder:
             self._write_files(line, Path(folder))
-            return msgspec.structs.replace(load_run(Path(folder)), path=Path(line.id))
+            try:
+                return msgspec.structs.replace(whole(load_run(Path(folder))), path=Path(line.id))
+            except UserError as error:
+                raise UserError(str(error).replace(f"{folder}/", f"{self._path}, run {line.id}: ")) from error
 
     def series(self, run: int | None = None) -> dict[int, Identity]:
         where = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
-        rows = self._execute(f"SELECT number, content FROM series WHERE {where} ORDER BY number", run, run)
-        decoder = msgspec.json.Decoder(Identity)
-        found = {number: decoder.decode(content) for number, content in rows}
+        query = f"SELECT number, content FROM series WHERE {where} ORDER BY number"
+        rows = self._rows(tuple[int, str], query, run, run)
+        with reading(f"{self._path}, a series"):
+            found = {number: decode_json(content.encode(), Identity) for number, content in rows}
         return {number: msgspec.structs.replace(one, case=renewed(one.case)) for number, one in found.items()}
 
     def any_series(self) -> dict[int, int]:
         """Return a series of each run that has one: where it ran, the run did."""
-        return dict(self._execute("SELECT run, min(series) FROM point GROUP BY run"))
+        query = "SELECT run, min(series) FROM point JOIN series ON series = number GROUP BY run"
+        return dict(self._rows(tuple[int, int], query))
 
     def outcomes(self, run: int) -> dict[int, Outcome]:
-        rows = self._execute("SELECT series, status, reason FROM point WHERE run = ?", run)
+        rows = self._rows(tuple[int, Status, Long], "SELECT series, status, reason FROM point WHERE run = ?", run)
         return {series: (status, reason) for series, status, reason in rows}
 
     def times(self, series: Iterable[int], lines: Iterable[Line]) -> tuple[tuple[Line, float], ...]:
         """Return the times of series as one, such as those that differ in their hosts alone, in the order of lines."""
-        query = "SELECT run, seconds FROM point WHERE series = ? AND seconds IS NOT NULL"
-        seconds = dict(chain.from_iterable(self._execute(query, one) for one in series))
+        query = "SELECT run, seconds FROM point WHERE series = ? AND seconds IS NOT NULL AND seconds <> 0"
+        seconds = dict(chain.from_iterable(self._rows(tuple[int, _Seconds], query, one) for one in series))
         return tuple((line, seconds[line.number]) for line in lines if line.number in seconds)
 
     def beside(self, series: Sequence[int], run: int) -> dict[str, str]:
         """Return what was around that one of these series that the run has."""
         query = "SELECT content FROM beside JOIN point ON beside = number WHERE run = ? AND series IN (%s)"
-        [[content]] = self._execute(query % ", ".join("?" * len(series)), run, *series)
-        return msgspec.json.decode(content, type=dict[str, str])
+        rows = self._rows(tuple[str], query % ", ".join("?" * len(series)), run, *series)
+        with reading(f"{self._path}, what was around run {run}"):
+            return {name: text for (content,) in rows for name, text in decode_json(content.encode(), _Around).items()}
 
     def counted(self, series: Iterable[int], lines: Iterable[Line]) -> tuple[tuple[Line, Facts], ...]:
         """Return what series as one counted, in the order of lines; those that kept no counts are left out."""
         if not self._execute("SELECT 1 FROM sqlite_master WHERE name = 'counted'"):
             return ()
         query = "SELECT run, content FROM counted JOIN facts ON facts = number WHERE series = ?"
-        told = dict(chain.from_iterable(self._execute(query, one) for one in series))
-        decoder = msgspec.json.Decoder(dict[str, list[float | str]])
-        return tuple((line, decoder.decode(told[line.number])) for line in lines if line.number in told)
+        told = dict(row for one in series for row in self._rows(tuple[int, str], query, one))
+        with reading(f"{self._path}, what was counted"):
+            return tuple((one, decode_json(told[one.number].encode(), _Facts)) for one in lines if one.number in told)
 
     def annotate(self, run_id: str, series: str, note: str) -> None:
         """Say that what changed at a run was meant; said again it changes nothing."""
@@ -224,7 +236,8 @@ class History:
         self._annotate([Annotation(run_id, line.started, line.branch, series, note)])
 
     def annotations(self) -> tuple[Annotation, ...]:
-        return tuple(Annotation(*row) for row in self._execute("SELECT * FROM annotation ORDER BY started, note"))
+        columns = "run_id, started, branch, series, note"
+        return self._told(Annotation, f"SELECT {columns} FROM annotation ORDER BY started, note")
 
     def prune(self, keep: int) -> tuple[str, ...]:
         """Forget all but the newest runs of each branch and preset, and return their ids; annotations stay."""
@@ -245,7 +258,7 @@ class History:
         lines = self.runs()
         with writing(folder):
             for line in lines:
-                target = folder / line.id
+                target = folder / file_name(line.id)
                 target.mkdir(parents=True, exist_ok=True)
                 self._write_files(line, target)
                 about = msgspec.json.encode(About(branch=line.branch, commit=line.commit))
@@ -257,11 +270,23 @@ class History:
     def import_annotations(self, folder: Path) -> None:
         file = folder / ANNOTATIONS
         with reading(file):
-            content = file.read_bytes() if file.exists() else b"[]"
-            self._annotate(msgspec.json.decode(content, type=list[Annotation]))
+            if file.exists():
+                self._annotate(decode_json(read_file(file), list[Annotation]))
 
     def _execute(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(query, values).fetchall()
+
+    def _rows(self, kind: type[_T], query: str, *values: object) -> list[_T]:
+        """Return rows as tuples of types; ``UserError`` where a cell holds something else."""
+        with reading(self._path, "is damaged"):
+            return msgspec.convert(self._execute(query, *values), list[kind])  # type: ignore[valid-type]
+
+    def _told(self, kind: type[_S], query: str, *values: object) -> tuple[_S, ...]:
+        """Return rows as structs whose fields stand in the query's order."""
+        names = kind.__struct_fields__
+        with reading(self._path, "is damaged"):
+            rows = [dict(zip(names, row, strict=True)) for row in self._execute(query, *values)]
+            return msgspec.convert(rows, tuple[kind, ...])  # type: ignore[valid-type]
 
     def _annotate(self, found: Sequence[Annotation]) -> None:
         with _transaction(self._connection):
@@ -296,18 +321,27 @@ class History:
         many(f"INSERT INTO counted VALUES ({keys['series']}, ?, {keys['facts']})", counts)
 
     def _write_files(self, line: Line, folder: Path) -> None:
-        [[info, records]] = self._execute("SELECT info, records FROM folder WHERE run = ?", line.number)
-        (folder / "run.json").write_bytes(zlib.decompress(info))
-        (folder / "records.jsonl").write_bytes(zlib.decompress(records))
+        files = self._rows(tuple[bytes, bytes], "SELECT info, records FROM folder WHERE run = ?", line.number)
+        if not files:
+            raise UserError(f"{self._path} is damaged: it has no files of run {line.id}")
+        for name, packed, most in zip(("run.json", "records.jsonl"), files[0], (MOST_BYTES, _MOST_BYTES), strict=True):
+            with reading(f"{self._path}, {name} of run {line.id}"):
+                content = inflate(packed, f"{self._path}, {name} of run {line.id}", most=most)
+            (folder / name).write_bytes(content)
 
 
 @contextmanager
 def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
     """Yield the history in a file, made where it may be; ``UserError`` if absent, foreign, damaged, newer or locked."""
-    if not (create or path.exists()):
-        raise UserError(f"history not found: {path}; parbench history add RUN begins one")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: name the history's file with --history FILE")
+    with reading(path):
+        is_there = path.exists()
+        if not (create or is_there):
+            raise UserError(f"history not found: {path}; parbench history add RUN begins one")
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: name the history's file with --history FILE")
+        if is_there:
+            with open_file(path):  # SQLite would wait for a pipe
+                pass
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -394,13 +428,30 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> Non
             made = f"{_TABLES}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}"
             for statement in made.split(";"):
                 connection.execute(statement)
-        is_ours = number("PRAGMA application_id") == APPLICATION and number("PRAGMA user_version") <= SCHEMA
-        for statement in _COUNTS.split(";") if create and is_ours else ():
+        if (application := number("PRAGMA application_id")) != APPLICATION:
+            other = f"an SQLite file of another program, not a history (application_id {application})"
+            raise UserError(f"{path} is {other}")
+        if (version := number("PRAGMA user_version")) > SCHEMA:
+            raise UserError(f"{path}: schema {version} is newer than {SCHEMA}, the newest this parbench reads")
+        _refuse_others(connection, path)
+        for statement in _COUNTS.split(";") if create else ():
             connection.execute(statement)
-    if (application := number("PRAGMA application_id")) != APPLICATION:
-        raise UserError(f"{path} is an SQLite file of another program, not a history (application_id {application})")
-    if (version := number("PRAGMA user_version")) > SCHEMA:
-        raise UserError(f"{path}: schema {version} is newer than {SCHEMA}, the newest this parbench reads")
+
+
+def _refuse_others(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse tables that are not ours before any is asked: a view may never end, a trigger does what it likes."""
+    told = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
+    ours, later = (dict(map(_named, made.strip(" ;\n").split(";"))) for made in (_TABLES, _COUNTS))
+    known = {**ours, **later}
+    strange = [str(name) for name, sql in told.items() if name not in known or _named(str(sql))[1] != known[name]]
+    if lacking := sorted({*strange, *(ours.keys() - told.keys())}):
+        raise UserError(f"{path} is no history as parbench makes it: look at {', '.join(lacking)[:200]}")
+
+
+def _named(statement: str) -> tuple[str, str]:
+    """Return what a statement makes, and it as SQLite keeps it, but for its spaces."""
+    words = statement.replace("IF NOT EXISTS ", "").split()
+    return words[2], " ".join(words)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import contextlib
 import io
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -40,6 +41,7 @@ from slurm.job.ledger import Ledger
 SECONDS, WALL_SECONDS, MEMORY_BYTES, OUTPUT_BYTES = 10.0, 60.0, 1 << 30, 1 << 28
 RUNS = TESTS / "golden" / "runs"
 EXPORTS = ("nccl-tests", "nccl-tests-json", "csv", "chrome-trace", "pytest-benchmark", "bencher", "openmetrics")
+PACKAGES = ("bench", "reports", "slurm", "workloads")
 Words = tuple[str, ...]
 
 
@@ -332,27 +334,43 @@ def _try_command(words: Words, found: Found, outside: list[str], tell: bool) -> 
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if code is not None and code not in (0, 1, 2, 3, 4):
-        found.findings.append(("traceback", command, f"exit code {code!r}"))
-    sentence = err.strip()
-    if code == 2 and (not sentence or "\n" in sentence.partition("parbench: ")[2] or len(sentence) > 1500):
-        found.findings.append(("sentence", command, f"{len(sentence)} characters: {sentence[:120]!r}"))
-    if any(ord(letter) < 32 and letter not in "\n\t" for letter in err):
-        found.findings.append(("sentence", command, f"control characters: {sentence[:120]!r}"))
+    found.findings += [(kind, command, what) for kind, what in _faults(code, err)]
     found.findings += [("outside", command, one) for one in dict.fromkeys(outside)]
     outside.clear()
     if tell:
+        sentence = err.strip()
         print(
             f"  {time.process_time() - began:5.2f} s, exit {code}: {' '.join(words)}\n      {sentence[:300]}",
             flush=True,
         )
 
 
+def _faults(code: int | None, err: str) -> Iterator[tuple[str, str]]:
+    """Yield what a command's exit code and errors show that no bad input may cause."""
+    if code not in (None, 0, 1, 2, 3, 4):
+        yield "traceback", f"exit code {code!r}"
+    sentence = err.strip()
+    if "Traceback (most recent call last)" in err:  # a defect ends with 4, and this
+        at = [line.strip() for line in err.splitlines() if line.strip().startswith("File ")]
+        ours = [line for line in at if any(f"/{name}/" in line for name in PACKAGES)] or at
+        yield "traceback", f"{sentence.splitlines()[-1][:120]} {_short(ours[-1])}"
+    elif code == 4 and err.startswith("parbench: "):
+        yield "memory", sentence[:200]
+    if code == 2 and (not sentence or "\n" in sentence.partition("parbench: ")[2] or len(sentence) > 1500):
+        yield "sentence", f"{len(sentence)} characters: {sentence[:120]!r}"
+    if any(ord(letter) < 32 and letter not in "\n\t" for letter in err):
+        yield "sentence", f"control characters: {sentence[:120]!r}"
+
+
+def _short(line: str) -> str:
+    """Return a line of a traceback as file:line and function."""
+    path, number, name = re.fullmatch(r'File "(.*)", line (\d+), in (.*)', line).groups()  # type: ignore[union-attr]
+    return f"{'/'.join(Path(path).parts[-3:])}:{number} {name}"
+
+
 def _where(error: BaseException) -> str:
     frames = [one for one in traceback.extract_tb(error.__traceback__) if "/site-packages/" not in one.filename]
-    ours = [
-        one for one in frames if any(f"/{name}/" in one.filename for name in ("bench", "reports", "slurm", "workloads"))
-    ]
+    ours = [one for one in frames if any(f"/{name}/" in one.filename for name in PACKAGES)]
     for one in (ours or frames)[-1:]:
         return f"{'/'.join(Path(one.filename).parts[-3:])}:{one.lineno} {one.name}"
     return "-"
@@ -438,6 +456,8 @@ def main() -> int:
         ):
             counts["folders"] += 1
             commands += found.commands
+            if counts["folders"] % 100 == 0:
+                print(f"{counts['folders']} folders, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
             counts.update({kind for kind, *_ in found.findings})
             for kind, command, where in found.findings:
                 place = kind, where.rpartition(" ")[0].rpartition(" ")[2] if kind != "outside" else command
