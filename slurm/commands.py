@@ -136,15 +136,18 @@ def resume(folder: Path) -> None:
 @click.option("--time", default="5m", show_default=True, help="Time limit of an allocation that it asks for.")
 @click.option("--budget", metavar="TIME", help="Time for start and all rounds; default: 60 s and 2 s a round.")
 @click.option("--timeout", default="20s", show_default=True, help="Time after which a round counts as hung.")
+@click.option("--devices/--no-devices", default=True, show_default=True, help="parbench check on every node, first.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to ask for, of an allocation that it asks for.")
 @click.option("--out", type=_PATH, default=Path("runs/screen"), show_default=True, help="Where runs go.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def screen(**given: Any) -> None:
-    """Find slow nodes and links by measuring pairs of nodes.
+    """Find slow nodes and links by measuring pairs of nodes, after each node's devices.
 
-    What looks slow is measured again; a node is named only if it was slow twice, with several good partners. The last
-    line is an --exclude= option for srun and sbatch. Outside an allocation it asks for one with salloc.
+    Every node first checks all its GPUs or cores by itself (parbench check), and they are compared over nodes. What
+    looks slow is measured again; a node is named only if it was slow twice, with several good partners. The last line
+    is an --exclude= option for srun and sbatch. Outside an allocation it asks for one with salloc.
 
-    Exit codes: 0 all fine; 1 a node or a link is slow; 2 bad input; 4 something did not run.
+    Exit codes: 0 all fine; 1 a node, a link or a device is slow or bad; 2 bad input; 4 something did not run.
     """
     import os
 

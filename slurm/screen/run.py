@@ -28,6 +28,8 @@ class Options:
     timeout: str = "20s"
     out: Path = Path("runs/screen")
     as_json: bool = False
+    devices: bool = True
+    gpus_per_node: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from bench.check.hosts import Answer
+from bench.check.hosts import render as render_check
 from bench.text import UserError, counted, format_table, parse_duration, parse_size
+from slurm.screen.devices import check_nodes
 from slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
 from slurm.screen.run import Options, confirmation, measure, short, tournament
 from slurm.system import Slurm, format_limit
@@ -15,7 +18,7 @@ LEAST_NODES = 3
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One node (or the two of a link): fine, slow, unconfirmed, did not answer or cannot tell, and why.
+    """One node (or the two of a link): fine, slow, bad device, unconfirmed, did not answer or cannot tell, and why.
 
     ``factor`` is how many times longer its exchanges take than the others', with a 95 % interval; None is unknown.
     """
@@ -41,20 +44,21 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    checked: tuple[Answer, ...] = ()
 
     @property
     def exclude(self) -> str:
-        """The option that keeps Slurm from the nodes that are slow or did not answer; empty if there is none."""
-        bad = [verdict.name for verdict in self.nodes if verdict.verdict in ("slow", "did not answer")]
+        """The option that keeps Slurm from the nodes that are slow, bad or did not answer; empty if there is none."""
+        bad = [verdict.name for verdict in self.nodes if verdict.verdict in ("slow", "bad device", "did not answer")]
         return f"--exclude={','.join(bad)}" if bad else ""
 
     @property
     def code(self) -> int:
-        """The exit code: 4 where something did not run, else 1 where something is slow, else 0."""
+        """The exit code: 4 where something did not run, else 1 where something is slow or bad, else 0."""
         words = {verdict.verdict for verdict in (*self.nodes, *self.links)}
         if self.problems or words & {"did not answer", "cannot tell", "unconfirmed"}:
             return 4
-        return 1 if "slow" in words else 0
+        return 1 if words & {"slow", "bad device"} else 0
 
 
 def screening(
@@ -127,6 +131,7 @@ def render(found: Screening) -> str:
     lines += [f"link {name} is slow, its nodes are not: leave out one of them" for name in slow_links]
     lines += [f"note: {note}" for note in found.notes]
     lines += [f"run: {run}" for run in found.runs]
+    lines += [render_check(found.checked)] if found.checked else []
     return "\n".join([*lines, found.exclude or "nothing to exclude"])
 
 
@@ -141,7 +146,10 @@ def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:
             raise UserError("outside an allocation --nodes says how many nodes to screen")
         Slurm().check_program("salloc")
         return subprocess.run(salloc_command(options), check=False).returncode, ""
-    found = screen_nodes(allocated(options, environ, Slurm()), options)
+    nodes = allocated(options, environ, Slurm())
+    # before the rounds: while a node measures by itself, none measures with it
+    answers = check_nodes(nodes, options.out / "check", environ) if options.devices else ()
+    found = with_devices(screen_nodes(nodes, options), answers)
     if not options.as_json:
         return found.code, render(found)
     return found.code, msgspec.json.encode({**msgspec.structs.asdict(found), "exclude": found.exclude}).decode()
@@ -174,9 +182,11 @@ def salloc_command(options: Options) -> list[str]:
     words = ["salloc", "--quiet", "--no-kill", f"--nodes={options.nodes}", "--ntasks-per-node=1", "--exclusive"]
     words += ["--job-name=parbench-screen", f"--time={format_limit(parse_duration(options.time))}"]
     words += [f"--partition={options.partition}"] if options.partition else []
+    words += [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
     words += [sys.executable, "-m", "parbench", "slurm", "screen", "--nodes", str(options.nodes)]
     words += ["--rounds", str(options.rounds), "--size", options.size, "--timeout", options.timeout]
     words += ["--budget", options.budget] if options.budget else []
+    words += [] if options.devices else ["--no-devices"]
     return [*words, "--out", str(options.out), *(["--json"] if options.as_json else [])]
 
 
@@ -214,6 +224,28 @@ def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
             runs, problems = [*runs, str(again.run)], (*problems, *again.problems)
         told = screening(seen.hosts, exchanges, suspects, confirmed, silent)
     return msgspec.structs.replace(told, problems=problems, notes=seen.notes, runs=tuple(runs))
+
+
+def with_devices(found: Screening, answers: Sequence[Answer]) -> Screening:
+    """Return the screening with what each node's own check says: of a bad device, or that there is none."""
+    bad = {answer.host: ", ".join(answer.health.bad) for answer in answers if answer.health and answer.health.bad}
+    nodes = [
+        msgspec.structs.replace(
+            node,
+            verdict="bad device" if node.verdict in ("fine", "cannot tell") else node.verdict,
+            evidence=f"{bad[node.name]}; {node.evidence}",
+        )
+        if node.name in bad
+        else node
+        for node in found.nodes
+    ]
+    problems = []
+    for answer in answers:
+        told = (answer.problem,) if answer.health is None else answer.health.problems
+        problems += [f"{answer.host}'s own check: {problem}" for problem in told]
+    return msgspec.structs.replace(
+        found, nodes=tuple(nodes), problems=(*found.problems, *problems), checked=tuple(answers)
+    )
 
 
 def _unmeasured(node: str, reason: str | None) -> Verdict:

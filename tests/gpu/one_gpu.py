@@ -263,6 +263,18 @@ def memory(session: Session) -> Iterator[Line]:
         yield held("memory.copy", not on_h200 or abs(2 * rate / 4.3e12 - 1) <= 0.1, told)
 
 
+def health(session: Session) -> Iterator[Line]:
+    """Check the GPU by itself: right results, and what its driver tells."""
+    place = ("--device", session.device, "--nproc", "2" if session.rehearse else "1")
+    words = ("check", *place, "--budget", "25s", "--out", str(session.work / "check"), "--json")
+    code, told = session.command("check", "-m", "parbench", *words)
+    found: Record = next((json.loads(line) for line in told.splitlines() if line.startswith('{"verdict"')), {})
+    figures = [f"{name} {rate['value']:.3g} {rate['unit']}" for one in found.get("devices", ())[:1]
+               for name, rate in one["rates"].items()]  # fmt: skip
+    rates = ", ".join(figures) or last_words(told)
+    yield held("check", code == 0 or (session.rehearse and code == 1), f"{found.get('verdict')}: {rates}")
+
+
 def llama(session: Session) -> Iterator[Line]:
     """Train one llama-shaped step, as large as the bare one."""
     sizes = ["shape=small-llama", "layers=8", "hidden=2048", "heads=16", "kv_heads=8", "ffn=5632", "sequence=2048"]
@@ -368,6 +380,7 @@ PARTS = (
     probed("reference", 70),
     of(one_rank, 75),
     of(memory, 35),
+    of(health, 60),
     of(llama, 60),
     of(marked, 140),
     of(steps, 75),

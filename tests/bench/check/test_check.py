@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters import PARBENCH, in_cluster
 from paths import environment
 
 pytestmark = [pytest.mark.full, pytest.mark.measures]
@@ -39,3 +40,23 @@ def test_a_machine_that_is_well_is_fine_twice_and_what_is_not_is_named(tmp_path:
     assert code == 1
     assert found["devices"][1]["reasons"][0]["text"].startswith("wrong results in ")
     assert [device["verdict"] == "bad" for device in found["devices"]][:2] == [False, True], found
+
+
+def test_hosts_are_checked_over_an_agent_and_by_a_screening_with_all_that_they_have(tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    step = "srun --overlap --mpi=none --cpu-bind=none -N1 -n1"
+    agent.write_text(f'#!/bin/sh\nhost=$1; shift\n[ $host = n2 ] && more="--inject corrupt:1"\n'
+                     f'exec {step} -w $host sh -c "$* $more"\n')  # fmt: skip
+    agent.chmod(0o755)
+    asked = f"{PARBENCH} check --hosts n1,n2 --ssh {agent} --json -o hosts.json"
+    screened = f"{PARBENCH} slurm screen --size 512K --rounds 3"
+    script = f"{asked}; echo; {screened} >screen.txt"
+    done = in_cluster(["salloc", "-Q", "-N3", "-n3", "sh", "-c", script], nodes=3, cwd=tmp_path, timeout=400)
+    told = json.loads((tmp_path / "hosts.json").read_text())
+    bad = {one["host"]: [device["verdict"] == "bad" for device in one["devices"]] for one in told["hosts"]}
+    assert bad == {"n1": [False, False], "n2": [False, True]}, done.stderr
+    assert told["code"] == 1
+    text = (tmp_path / "screen.txt").read_text()
+    assert "3 hosts: 0 bad" in text, done.stderr
+    assert len([line for line in text.splitlines() if line.startswith("ok       n")]) == 6
+    assert "bad device" not in text

@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 from fakes import plan
 from screen_study import Cluster, simulate
+from trees import write_tool
 
+from bench.check.check import document
+from bench.check.health import Device, Health, Reason
+from bench.check.hosts import Answer
 from bench.commands import parse_settings
 from bench.commands import run as run_of_the_command_line
 from bench.machine.world_spec import WorldSpec
@@ -28,6 +32,7 @@ from bench.results.records import RankState, Record, Status, WorldInfo
 from bench.results.runs import Run, create_run, load_run, open_writer, write_info
 from bench.text import UserError
 from slurm.commands import slurm
+from slurm.screen import devices as screen_devices
 from slurm.screen import run as screen_run
 from slurm.screen import screen as screening_command
 from slurm.screen.run import Options, Seen, Turns, exchanges_of, measure, read, run_command, silent_hosts, tournament
@@ -51,7 +56,9 @@ class Lab:
         self.quits: int | None = None
         self.change: Change = lambda seen, number: seen
         self._rng = random.Random(5)
+        self.answers: Sequence[Answer] = ()
         monkeypatch.setattr(screening_command, "measure", self.measure)
+        monkeypatch.setattr(screening_command, "check_nodes", lambda *_: self.answers)
         monkeypatch.setattr(Slurm, "host_names", lambda self, text: NODES if text == "n[1-4]" else ())
 
     def measure(self, nodes: Sequence[str], turns: Turns, options: Options) -> Seen:
@@ -314,3 +321,54 @@ def test_a_run_is_found_by_what_it_leaves_and_none_is_told(tmp_path: Path, monke
     monkeypatch.setattr(screen_run, "run_child", lambda command: CompletedProcess(command, 2))
     with pytest.raises(UserError, match="parbench run ended with 2 and left no run in"):
         measure(NODES, tournament(4, 5), Options(out=tmp_path))
+
+
+def health(host: str, *reasons: Reason) -> Health:
+    device = Device(host=host, name="GPU 5", uuid=host, kind="H100", rank=0, reasons=reasons)
+    return Health(host=host, started="2026", seconds=41.0, device="cuda", devices=(device,))
+
+
+def test_a_node_with_a_bad_device_is_left_out_whatever_its_links_do(lab: Lab) -> None:
+    wrong = Reason(text="wrong results in compute.gemm", remedy="drain the host")
+    lab.answers = [Answer(host=node, health=health(node, *[wrong] * (node == "n2"))) for node in NODES]
+    code, text = screen(Options(), INSIDE)
+    assert code == 1
+    assert text.splitlines()[-1] == "--exclude=n2"
+    assert "n2    bad device" in text
+    assert "bad  n2 GPU 5: wrong results in compute.gemm\n     -> drain the host" in text
+    lab.answers = [Answer(host=node, health=health(node)) for node in NODES[:3]] + [
+        Answer(host="n4", problem="no torch")
+    ]
+    code, text = screen(Options(), INSIDE)
+    assert (code, text.splitlines()[-1]) == (4, "nothing to exclude")
+    assert "not measured: n4's own check: no torch" in text
+    lab.answers = [Answer(host="n1", problem="not to be asked")]
+    assert screen(Options(devices=False), INSIDE)[0] == 0
+    assert "--no-devices" in salloc_command(Options(nodes=4, devices=False))
+    assert "--gpus-per-node=8" in salloc_command(Options(nodes=4, gpus_per_node=8))
+
+
+def test_every_node_is_checked_by_one_task_and_one_that_says_nothing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = json.dumps(document(health("n1")))
+    script = f"""
+for word; do case $word in --output=*) out=${{word#--output=}};; --error=*) err=${{word#--error=}};; esac; done
+echo "$@" >asked
+echo '{said}' >$(echo $out | sed s/%N/n1/)
+echo no module named torch >$(echo $err | sed s/%N/n2/)
+echo srun: error: n3: task 2: Exited with exit code 1 >&2
+"""
+    write_tool(tmp_path, "srun", script)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PARBENCH_SRUN_OPTIONS": "--container-image=x"}
+    monkeypatch.setenv("PATH", environ["PATH"])
+    found = screen_devices.check_nodes(("n1", "n2", "n3"), Path("out"), environ)
+    assert [answer.host for answer in found] == ["n1", "n2", "n3"]
+    assert found[0].health == health("n1")
+    problems = ["no module named torch", "srun: error: n3: task 2: Exited with exit code 1"]
+    assert [answer.problem for answer in found[1:]] == problems
+    asked = (tmp_path / "asked").read_text()
+    assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3 --cpu-bind=none" in asked
+    assert f"--container-image=x {sys.executable} -m parbench check --json --budget 40s --out out" in asked
+    assert list(tmp_path.glob("parbench-check-*")) == []
