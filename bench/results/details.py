@@ -200,6 +200,13 @@ class Mesh(Details, frozen=True, kw_only=True):
     axes: dict[str, dict[str, int]]
 
 
+class Formulas(Details, frozen=True, kw_only=True):
+    """The bytes that rank 0 sends on each axis in a step, as an equation's text."""
+
+    known_by = "bytes_formula"
+    bytes_formula: dict[str, str]
+
+
 class Loads(Details, frozen=True, kw_only=True):
     """Tokens that chose each expert, and pairs of token and expert that each rank got, by layer."""
 

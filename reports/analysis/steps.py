@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bench.results.details import COMPONENTS, Calls, Communication, MemoryOverTime, read
+from bench.results.details import COMPONENTS, Calls, Communication, Formulas, MemoryOverTime, Mesh, read
 from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from bench.results.runs import Run, load_timeline
 from bench.results.stats import median
@@ -100,6 +100,36 @@ def memory_lines(rows: Sequence[Row]) -> tuple[MemoryLine, ...]:
     told = ((row, [*COMPONENTS, *(name for source in SOURCES for name in by_axis(row, source))]) for row in rows)
     lines = [MemoryLine(row=row, component=component) for row, names in told for component in dict.fromkeys(names)]
     return tuple(line for line in lines if any(line.num_bytes(source) is not None for source in SOURCES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a step sends on one axis: the ranks on it, and the equation of the bytes, empty where there is none."""
+
+    row: Row
+    axis: str
+    ranks: int | None
+    formula: str
+
+    def value(self, metric: str) -> float | None:
+        return self.row.value(f"{metric}.{self.axis}")
+
+
+def sent_lines(rows: Sequence[Row]) -> tuple[Sent, ...]:
+    """Return a line for each axis of each step on which bytes were counted."""
+    lines = []
+    for row in rows:
+        axes: Mapping[str, Mapping[str, int]] = {}
+        formulas: Mapping[str, str] = {}
+        for record in row.measured[:1]:
+            if isinstance(mesh := read(record, Mesh), Mesh):
+                axes = mesh.axes
+            if isinstance(told := read(record, Formulas), Formulas):
+                formulas = told.bytes_formula
+        for axis in by_axis(row, "bytes_sent"):
+            ranks = axes.get(axis, {}).get("ranks")
+            lines.append(Sent(row=row, axis=axis, ranks=ranks, formula=formulas.get(axis, "")))
+    return tuple(lines)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,12 @@
 """The report on training steps: rates, where the time went, timelines, and memory by component."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
 
+from bench.results.metrics import declared
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.labels import short_labels
@@ -15,6 +16,7 @@ from reports.analysis.steps import (
     Held,
     MemoryLine,
     Prediction,
+    Sent,
     broken_down,
     busy_ranks,
     by_axis,
@@ -24,6 +26,7 @@ from reports.analysis.steps import (
     held_over_time,
     memory_lines,
     predict_comm,
+    sent_lines,
     share_of_traced,
     stream_words,
     traced_seconds,
@@ -38,6 +41,17 @@ from reports.report import Column, Section, Table, known, number, words
 from reports.sections.pipelines import pipeline_tables
 from reports.sections.row_columns import headline, metric_column, metric_columns, quality_columns, step_column
 
+_OF_AXIS: Mapping[str, Callable[[float | None], str]] = {
+    "calls": cells.significant,
+    "bytes_expected": cells.num_bytes,
+    "bytes_sent": cells.num_bytes,
+    "bytes_ratio": cells.formatted("{:.3f}"),
+    "exposed_comm": cells.duration,
+}
+_LETTERS = (
+    "Formulas: Psi elements of e bytes, in FSDP those of a layer, root those outside of layers; M microbatches of n "
+    "tokens, b sequences of s; h hidden; L layers; R ranks on the axis. All strategies in turn: parbench plan --guide."
+)
 # of all timelines together, so that the page stays under a megabyte
 _MOST_SPANS = 12000
 
@@ -49,6 +63,7 @@ def step_section(found: Analysis) -> Section | None:
     tables: tuple[Table[Any], ...] = (
         *_steps(found),
         *_times(found),
+        *_strategies(found),
         *_timelines(found),
         *pipeline_tables(found),
         *_memory(found),
@@ -154,6 +169,32 @@ def _times(found: Analysis) -> Iterator[Table[Row]]:
             notes=_differing(rows),
             figures=lambda: figure(draw_breakdown(steps), "steps-breakdown", title, told),
         )
+
+
+def _strategies(found: Analysis) -> Iterator[Table[Sent]]:
+    if not (lines := sent_lines(found.steps)):
+        return
+
+    def of_axis(name: str, text: Callable[[float | None], str]) -> Column[Sent]:
+        metric = declared(f"{name}.AXIS")
+        assert metric is not None, f"metric {name} is not declared"
+        column: Column[Sent] = number(name.replace("_", " "), lambda line: line.value(name), text, metric.help)
+        return replace(column, is_result=True)
+
+    yield Table(
+        id="strategies",
+        title="What each strategy sends",
+        caption="bytes of a rank in a step, by formula and as counted",
+        columns=(
+            step_column(found.steps).of(lambda line: line.row),
+            words("axis", lambda line: line.axis, "the mesh's axis, or process group, that is communicated on"),
+            number("ranks", lambda line: line.ranks, cells.whole, "ranks on the axis"),
+            words("formula", lambda line: line.formula or "-", "the bytes in closed form, of rank 0"),
+            *known((of_axis(name, text) for name, text in _OF_AXIS.items()), lines),
+        ),
+        rows=lines,
+        notes=(_LETTERS,) * any(line.formula for line in lines),
+    )
 
 
 def _differing(rows: Sequence[Row]) -> tuple[str, ...]:

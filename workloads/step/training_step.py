@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from bench.launch.control_channel import Work
 from bench.plan.params import Value
-from bench.results.details import Mesh
+from bench.results.details import Formulas, Mesh
 from bench.world.subject import Description, Explanation
 from bench.world.world import World
 from workloads.costs.communication_pattern import bytes_by_axis, calls, equation_of
@@ -155,7 +155,7 @@ class TrainingStep:
         made = calls(self.spec.at(0)) if self.spec.mesh else ()  # all ranks describe a step alike
         axes = dict.fromkeys(call.axis for call in made)
         texts = {axis: equation_of(call for call in made if call.axis == axis).text for axis in axes}
-        return {"bytes_formula": texts} if texts else {}
+        return Formulas(bytes_formula=texts).as_details if texts else {}
 
     def expected_bytes(self) -> dict[str, float]:
         """Return the closed form of what this rank sends in a step, by axis."""

@@ -114,7 +114,7 @@ def test_the_page_is_well_formed_in_one_small_file_and_its_links_lead_to_places_
 def test_tables_can_be_read_aloud_and_every_colour_is_defined_for_dark_and_paper_too() -> None:
     page = Page(sample())
     regions = [one for one in page.all("div") if one.get("role") == "region"]
-    assert len(page.all("caption")) == len(page.all("table")) == len(regions) == 6
+    assert len(page.all("caption")) == len(page.all("table")) == len(regions) == 7
     assert all(head.get("scope") in ("col", "row") for head in page.all("th"))
     assert all(region["tabindex"] == "0" and region["aria-label"] for region in regions)
     (style,) = page.texts("style")

@@ -79,7 +79,7 @@ def step_ids(found: Analysis) -> list[str]:
 
 
 def test_every_panel_of_steps_has_its_place_and_none_that_has_nothing_to_say(tmp_path: Path) -> None:
-    assert step_ids(found_in(ok(step()))) == ["steps-table"]
+    assert step_ids(found_in(ok(step()))) == ["steps-table", "strategies"]
     assert step_ids(found_in()) == []
     trained = ok(step("fsdp"), metrics=training_metrics())
     other = pipeline_record(comparison=[simulated("zb_v", 0.018, 2)])
@@ -88,6 +88,7 @@ def test_every_panel_of_steps_has_its_place_and_none_that_has_nothing_to_say(tmp
         *(
             "steps-table",
             "step-time",
+            "strategies",
             "step-timelines",
             "pipelines",
             "schedules-1",

@@ -217,3 +217,19 @@ def test_memory_over_time_is_told_by_its_peak_of_the_first_launch_that_has_it() 
     assert line.launch == 1
     for bad in ({**HELD, "points": [[0, 0]]}, {**HELD, "points": [[5, 0], [4, 1]]}, {"rank": "x"}):
         assert steps.held_over_time(rows_of(ok(step(), details={"memory_over_time": bad}))) == ()
+
+
+def test_what_each_axis_sends_stands_beside_its_formula_alike_or_not() -> None:
+    metrics = {name: plain(number, unit) for name, number, unit in (
+        ("bytes_sent.dp", 8192.0, "B"), ("bytes_expected.dp", 4096.0, "B"), ("bytes_ratio.dp", 2.0, ""),
+        ("exposed_comm.dp", 0.003, "s"), ("bytes_sent.tp", 512.0, "B"), ("calls.dp", 4.0, ""),
+    )}  # fmt: skip
+    details = {"axes": {"dp": {"ranks": 4}}, "bytes_formula": {"dp": "M Psi e"}}
+    table = step_table(rows_of(ok(step(), metrics=metrics, details=details)), table="strategies")
+    dp, tp = (cells_of(table.columns, line) for line in table.rows)
+    names = ("axis", "ranks", "formula", "calls", "bytes expected", "bytes sent", "bytes ratio", "exposed comm")
+    assert [dp[name] for name in names] == ["dp", "4", "M Psi e", "4.00", "4.00 KiB", "8.00 KiB", "2.000", "3.00 ms"]
+    assert [tp[name] for name in names] == ["tp", "-", "-", "-", "-", "512 B", "-", "-"]
+    assert table.notes[0].startswith("Formulas: Psi ")
+    alone = step_table(rows_of(ok(step(), metrics=metrics)), table="strategies")
+    assert alone.notes == (), "without a formula there are no letters"
