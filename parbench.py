@@ -162,7 +162,9 @@ def main(ctx: click.Context) -> None:
     """Measure how this machine communicates, and what that costs a training step."""
     from bench.commands import AppHooks
 
-    ctx.obj = AppHooks(modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report, render=_render)
+    ctx.obj = AppHooks(
+        modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report, render=_render, judge=_judge
+    )
     if ctx.invoked_subcommand is None:
         click.echo(_FIRST)
 
@@ -185,6 +187,12 @@ def _render(document: "Document", form: str) -> bytes:
     from reports.document import render_document
 
     return render_document(document, form)
+
+
+def _judge(path: Path, budgets: Path, code: int) -> int:
+    from reports.budgets import judge_run
+
+    return judge_run(path, budgets, code)
 
 
 def _report(runs: Sequence[Path], output: Path) -> None:

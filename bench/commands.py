@@ -38,6 +38,7 @@ class AppHooks:
 
     ``show`` takes a run, one of ``FORMATS`` and whether to print all of it, and returns an exit code; ``report``
     writes one page of several runs; ``render`` returns what a plan shows in a form of reports, or as ``tables``.
+    ``judge`` says how a run keeps a file's budgets, and returns the worst of its code and the one given.
     """
 
     modules: Sequence[str]
@@ -45,6 +46,7 @@ class AppHooks:
     exit_code: Callable[[Path], int]
     report: Callable[[Sequence[Path], Path], None]
     render: "Callable[[Document, str], bytes]"
+    judge: Callable[[Path, Path, int], int]
 
 
 FORMATS = ("tables", "nccl-tests", "nccl-tests-json")
@@ -62,11 +64,19 @@ Examples:
   parbench run --only all_reduce --sizes 1K:64M:x4 --format nccl-tests
   parbench run --launcher srun --nodes 4 --ntasks-per-node 8    within an allocation
   parbench run --target mypackage.mystep:prepare      a step of your own
+  parbench run --only ddp --budgets budgets.toml      fails where a metric is over its budget
   parbench run --resume runs/20260101T000000Z-host-1a2b3c
 
 \b
-Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
+Exit codes: 0 fine; 1 a wrong result, or a budget not kept; 2 bad input; 3 a budget that cannot be told; 4 something did
+not run.
 """
+budgets_option = click.option(
+    "--budgets",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help='A TOML file of what metrics have to keep: "workload.ddp" = { exposed_fraction = "<10%" }.',
+)
 
 
 @click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
@@ -110,6 +120,7 @@ Exit codes: 0 fine; 1 a wrong result; 2 bad input; 4 something did not run.
     type=click.Path(path_type=Path),
     help="A TOML file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
 )
+@budgets_option
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
 @click.option("--resume", type=RunPath(), metavar="RUN", help="Continue a run: measure what it lacks.")
 @click.option("--json", "as_json", is_flag=True, help="Print records as JSON lines instead of tables.")
@@ -129,6 +140,7 @@ def run(
     settings: tuple[str, ...],
     sizes: str | None,
     dtype: str | None,
+    budgets: Path | None,
     out: Path,
     resume: Path | None,
     as_json: bool,
@@ -149,12 +161,14 @@ def run(
     short = [f"{name}={text}" for name, text in (("size_bytes", sizes), ("dtype", dtype)) if text is not None]
     texts = parse_settings([*settings, *short])
     options = Options(settings=texts, usual=_AS_NCCL_TESTS if form.startswith("nccl-tests") else {}, **given)
-    path = run_options(options, house.modules, out=out, resume_path=resume, as_json=as_json)
+    path = run_options(options, house.modules, out=out, resume_path=resume, as_json=as_json, budgets=budgets)
     if path is None:
         return
     if as_json:
         click.echo(path, err=True)
     code = house.exit_code(path) if as_json else house.show(path, form, whole)
+    if budgets is not None:
+        code = house.judge(path, budgets, code)
     if "RANK" in os.environ:
         leave(code)
     sys.exit(code)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from bench.commands import RunPath
+from bench.commands import RunPath, budgets_option
 from reports.regression.commands import floor_option, form_option, history_option, unknown_option
 
 # spelt out here too, so that --help imports nothing; a test compares them
@@ -37,8 +37,9 @@ Examples:
   parbench compare BASE NEW --confirm --base-python .venv-base/bin/python --across 'versions.*'
 
 \b
-Exit codes: 0 fine; 1 slower (a series or the whole run), counts that changed, or wrong; 2 bad input; 3 nothing could be
-compared, or cannot tell where asked to fail on it; 4 failed or missing.
+Exit codes: 0 fine; 1 slower (a series or the whole run), counts that changed, a budget not kept, or wrong; 2 bad
+input; 3 nothing could be compared, a budget cannot be told, or cannot tell where asked to fail on it; 4 failed or
+missing.
 """
 _REPORT_EXAMPLES = """\b
 Examples:
@@ -123,6 +124,7 @@ def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, ou
     "such as counts.dp.all_reduce.",
 )
 @unknown_option
+@budgets_option
 @history_option(help="The history file in which main~1 and last:10 are looked up.")
 @click.option("--confirm", is_flag=True, help="Measure SLOWER and AMBIGUOUS series again, both sides in turns.")
 @click.option("--base-python", default="", metavar="PYTHON", help="With --confirm: the Python that has BASE's code.")
@@ -153,6 +155,8 @@ def compare(
 
     Counts of a training step (calls and bytes by axis and operation, memory by component, kernels, its schedule) are
     held exactly: any change is CHANGED, with its cause. One launch a side tells them, however loaded the machine is.
+
+    --budgets are NEW's, as of parbench run.
 
     --confirm needs as many ranks as NEW had; for a run over nodes, an allocation of as many.
     """

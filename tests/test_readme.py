@@ -103,6 +103,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(OSU)
     [plan] = [block for block in blocks(ROOT / "bench" / "README.md", "toml") if "preset" in block]
     (tmp_path / "plan.toml").write_text(plan)
+    (tmp_path / "budgets.toml").write_text('"*" = { time = "<1s" }')
     (tmp_path / "Qwen3-32B").mkdir()
     (tmp_path / "Qwen3-32B" / "config.json").write_text(json.dumps(QWEN3))
     return tmp_path

@@ -28,6 +28,7 @@ from bench.machine.world_spec import Joined
 from bench.plan.cases import EXPLAINER, Case, load_catalogue
 from bench.plan.options import Options, plan_run
 from bench.plan.plan import Plan
+from bench.results.budgets import read_budgets
 from bench.results.records import Record, encode
 from bench.results.runs import Run, create_run, load_run, open_writer
 from bench.text import UserError, counted, format_duration, parse_duration
@@ -97,10 +98,12 @@ def run_options(
     resume_path: Path | None,
     as_json: bool,
     cpus: Sequence[Sequence[int]] = (),
+    budgets: Path | None = None,
 ) -> Path | None:
     """Do what ``parbench run`` was asked and return the run's folder, None on a rank that only joins.
 
-    ``cpus`` are those that each rank of this host is bound to, none if ranks are not.
+    ``cpus`` are those that each rank of this host is bound to, none if ranks are not. A bad file of ``budgets`` is
+    refused before any rank starts; whether they are kept is told afterwards.
     """
     os.environ.update(variables_of_mpi(os.environ))
     joined = Joined.find(os.environ)
@@ -110,7 +113,10 @@ def run_options(
         join(START_SECONDS)
         return None
     if resume_path is None:
-        path, info = create_run(out, plan_run(options, modules, joined), package_version("parbench") or "-")
+        plan = plan_run(options, modules, joined)
+        if budgets is not None:
+            read_budgets(budgets, plan.cases, plan.skipped)
+        path, info = create_run(out, plan, package_version("parbench") or "-")
         return _drive(
             Run(path=path, info=info, records=()), joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus
         )
@@ -122,6 +128,9 @@ def run_options(
             words = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
             option = words.get(f.name, f"--{f.name.replace('_', '-')}")
             raise UserError(f"--resume goes on with the run's own plan; leave out {option}")
+    if budgets is not None:
+        plan = load_run(resume_path).info.plan
+        read_budgets(budgets, plan.cases, plan.skipped)
     return resume(resume_path, modules, as_json=as_json, nodelist=options.nodelist, budget=options.budget)
 
 

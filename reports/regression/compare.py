@@ -21,6 +21,8 @@ from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError, counted
 from reports.analysis.summary import Row, summarize
+from reports.budgets import Judged
+from reports.budgets import exit_code as code_of_budgets
 from reports.regression.counted import Held, facts_of, held
 from reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
 from reports.regression.noise_floor import Floor, fingerprints
@@ -158,7 +160,8 @@ class Family:
 class Comparison:
     """A run against another, with all that differs around them, and notes on how verdicts came about.
 
-    ``whole`` is None where fewer than two series were judged; ``counted`` are the series that both runs counted.
+    ``whole`` is None where fewer than two series were judged; ``counted`` are the series that both runs counted, and
+    ``budgets`` those that NEW was asked to keep.
     """
 
     base: Run
@@ -168,6 +171,7 @@ class Comparison:
     families: tuple[Family, ...]
     changes: tuple[Change, ...]
     counted: tuple[tuple[Series, Held], ...] = ()
+    budgets: tuple[Judged, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -180,9 +184,10 @@ class Comparison:
         return counts_of(chain((one.word for one in self.series), changed))
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
-        """Return ``exit_code`` of the series and the whole run, and 3 as well where nothing could be compared."""
+        """Return ``exit_code`` of the series, the whole run and budgets, and 3 as well where nothing was compared."""
         found: list[Word] = [*self.counts, *([self.whole.word] if self.whole else [])]
-        return exit_code(found, fail_on_unknown=fail_on_unknown or not (self.counted or self.is_timed))
+        fail_on_unknown = fail_on_unknown or not (self.counted or self.is_timed)
+        return code_of_budgets(self.budgets, exit_code(found, fail_on_unknown=fail_on_unknown))
 
     @property
     def is_timed(self) -> bool:

@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from bench.results.budgets import read_budgets
 from bench.results.runs import Run, load_run, whole
 from bench.results.stats import median
 from bench.text import UserError, counted, format_duration
@@ -20,6 +21,7 @@ from reports.analysis.labels import operation, short_labels
 from reports.analysis.several import unfolded
 from reports.analysis.summary import Row
 from reports.analysis.verdicts import emulations
+from reports.budgets import judge
 from reports.regression.ab import LOOKS, SHORTEST_SECONDS
 from reports.regression.compare import (
     VERDICTS,
@@ -67,6 +69,7 @@ def compare_runs(
     fail_on_unknown: bool = False,
     history: Path | None = None,
     confirming: Confirming | None = None,
+    budgets: Path | None = None,
 ) -> tuple[str, int]:
     """Return a comparison as text, and the exit code; words, ``floor`` and ``history`` as the command takes them."""
     newer = find_run(new, history)
@@ -75,7 +78,8 @@ def compare_runs(
         raise UserError(f"BASE and NEW are the same run, {older.path}: name two runs")
     least, floors = find_floor(floor)
     comparison = compare(older, newer, Rule(floor=least), across, floors)
-    comparison = replace(comparison, notes=notes_of_pools((older, newer)))
+    asked = () if budgets is None else read_budgets(budgets, newer.info.plan.cases, newer.info.plan.skipped)
+    comparison = replace(comparison, notes=notes_of_pools((older, newer)), budgets=judge(newer, asked))
     if confirming is not None:
         comparison = confirm(comparison, confirming, across, floors)
     variables = any(change.meant and change.path.startswith("variables.") for change in comparison.changes)
@@ -190,6 +194,7 @@ def as_json(comparison: Comparison, *, code: int) -> str:
     told_of = {"exit_code": code, "verdicts": comparison.counts, "environment": comparison.changes}
     whole = {"base": about(comparison.base), "new": about(comparison.new), "rule": comparison.rule, **told_of}
     counts = {"held": sum(found.count for _, found in comparison.counted), "series": len(comparison.counted)}
+    whole["budgets"] = comparison.budgets
     whole["counts"] = {**counts, "changes": [change(*one) for one in changed_counts(comparison)]}
     found = {"whole_run": comparison.whole, "families": [*map(family, comparison.families)]}
     return json_text({**whole, "notes": comparison.notes, **found})

@@ -2,6 +2,7 @@
 
 from reports import cells
 from reports.analysis.labels import operation
+from reports.budgets import sentences as budget_words
 from reports.regression.compare import VERDICTS, WORST_FIRST, Comparison, Series, counts_of
 from reports.regression.counted import CountChange
 from reports.regression.rule import Effect
@@ -17,7 +18,8 @@ def changed_counts(comparison: Comparison) -> list[Counted]:
 
 
 def verdicts(comparison: Comparison) -> tuple[str, ...]:
-    return tuple(filter(None, (count_words(comparison), whole_words(comparison))))
+    told = (*budget_words(comparison.budgets), count_words(comparison), whole_words(comparison))
+    return tuple(filter(None, told))
 
 
 def count_words(comparison: Comparison) -> str:

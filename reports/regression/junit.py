@@ -1,26 +1,29 @@
 """A comparison as JUnit XML, which every CI shows."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from reports import cells
-from reports.regression.compare import VERDICTS, Comparison, Family, Word, world_words
+from reports.budgets import Standing
+from reports.regression.compare import VERDICTS, Comparison, Family, world_words
 from reports.regression.compare_words import effect_words, whole_words
+
+_OF_BUDGET: Mapping[Standing, str] = {"KEPT": "", "OVER": "failure", "NOT RUN": "error", "UNKNOWN": "skipped"}
+
+_Told = tuple[str, str, str, str, str]
+"""A test case's class and name, its verdict, the element that stands for it, none where it passes, and words."""
 
 
 def as_junit(comparison: Comparison) -> str:
     """Return JUnit XML as Jenkins' junit-10.xsd takes it: properties are a suite's, and their names tell a size."""
     root = Element("testsuites", name="parbench compare")
-    if comparison.counted:
-        suite = SubElement(root, "testsuite", name="counts", tests=str(len(comparison.counted)))
-        for one, held in comparison.counted:
-            told = "; ".join(found.told for found in held.changes if found.fails)
-            _add(suite, "counts", one.case.label, "CHANGED" if told else "SAME", told)
-        _count(suite)
-    if whole := comparison.whole:
-        suite = SubElement(root, "testsuite", name="the whole run", tests="1")
-        _add(suite, "compare", "the whole run", whole.word, whole_words(comparison))
-        _count(suite)
+    for name, cases in _of_the_run(comparison).items():
+        if cases:
+            suite = SubElement(root, "testsuite", name=name, tests=str(len(cases)))
+            for of_the_run in cases:
+                _add(suite, *of_the_run)
+            _count(suite)
     for family in comparison.families:
         name = cells.visible(f"{family.name} on {world_words(family.series[0].world)}")
         suite = SubElement(root, "testsuite", name=name, tests=str(len(family.series)))
@@ -29,7 +32,8 @@ def as_junit(comparison: Comparison) -> str:
             SubElement(properties, "property", name=cells.visible(key), value=cells.visible(value))
         for one in family.series:
             parts = (effect_words(one.effect) if one.effect else "", one.reason)
-            case = _add(suite, one.case.name, one.case.label, one.word, ": ".join(filter(None, parts)) or one.word)
+            told = ": ".join(filter(None, parts)) or one.word
+            case = _add(suite, one.case.name, one.case.label, one.word, VERDICTS[one.word].junit, told)
             seconds = one.new.value(one.new.headline) if one.new else None
             if seconds is not None:
                 case.set("time", f"{seconds:.9f}")
@@ -40,9 +44,30 @@ def as_junit(comparison: Comparison) -> str:
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add(suite: Element, classname: str, name: str, word: Word, told: str) -> Element:
+def _of_the_run(comparison: Comparison) -> Mapping[str, Sequence[_Told]]:
+    """Return by suite what is no series."""
+    budgets = [
+        (
+            "budgets",
+            f"{one.budget.cases} {one.budget.metric} {one.budget.text}",
+            one.word,
+            _OF_BUDGET[one.word],
+            one.told,
+        )
+        for one in comparison.budgets
+    ]
+    counts = list[_Told]()
+    for one, held in comparison.counted:
+        told = "; ".join(found.told for found in held.changes if found.fails)
+        counts.append(("counts", one.case.label, "CHANGED", VERDICTS["CHANGED"].junit if told else "", told))
+    whole, told = comparison.whole, whole_words(comparison)
+    words = [("compare", "the whole run", whole.word, VERDICTS[whole.word].junit, told)] if whole else []
+    return {"budgets": budgets, "counts": counts, "the whole run": words}
+
+
+def _add(suite: Element, classname: str, name: str, word: str, tag: str, told: str) -> Element:
     case, text = SubElement(suite, "testcase", classname=classname, name=cells.visible(name)), cells.visible(told)
-    if tag := VERDICTS[word].junit:
+    if tag:
         SubElement(case, tag, type=word, message=text).text = f"{word}: {text}"
     return case
 

@@ -54,7 +54,7 @@ def test_every_option_reaches_what_is_asked_and_without_any_nothing_is(call: Cal
     words = "--preset smoke --only all_* --only ddp --set layers=2 --sizes 1K --dtype float16 --nproc 3 --backend gloo"
     more = "--device cpu --launches 2 --budget 9s --timeout 5s --allow-single --target a:b --plan p.toml --out o"
     far = "--mesh dp=2 --group dp --inject corrupt:1 --link 9Gbit --launcher srun --nodes 4 --ntasks-per-node 5"
-    done = call("run", *f"{words} {more} {far} --placement cyclic --nodelist n1 --resume r --json".split())
+    done = call("run", *f"{words} {more} {far} --placement cyclic --nodelist n1 --budgets b --resume r --json".split())
     assert done.exit_code == 0, done.output
     settings = {"layers": "2", "size_bytes": "1K", "dtype": "float16"}
     what: dict[str, Any] = {"preset": "smoke", "only": ("all_*", "ddp"), "settings": settings, "target": "a:b"}
@@ -66,13 +66,13 @@ def test_every_option_reaches_what_is_asked_and_without_any_nothing_is(call: Cal
     assert given.keys() == Options.__dataclass_fields__.keys() - of_others
     assert call("run").exit_code == 0
     assert asked == [
-        (Options(**given), {"out": Path("o"), "resume_path": Path("r"), "as_json": True}),
-        (Options(), {"out": Path("runs"), "resume_path": None, "as_json": False}),
+        (Options(**given), {"out": Path("o"), "resume_path": Path("r"), "as_json": True, "budgets": Path("b")}),
+        (Options(), {"out": Path("runs"), "resume_path": None, "as_json": False, "budgets": None}),
     ]
     assert call("run", "--format", "nccl-tests-json").exit_code == 0
     assert asked[-1][0].usual == {"mode": "pipelined", "placement": "out_of_place,in_place"}
     names = {param.name for param in run.params if isinstance(param, click.Option)}
-    assert names - given.keys() == {"sizes", "dtype", "out", "resume", "as_json", "form", "whole"}
+    assert names - given.keys() == {"sizes", "dtype", "budgets", "out", "resume", "as_json", "form", "whole"}
 
 
 def test_settings_are_a_name_and_a_text_each_given_once(call: Call, asked: list[Any]) -> None:
@@ -136,6 +136,7 @@ def test_a_rank_that_only_joins_prints_nothing_and_a_driver_among_ranks_leaves_a
         exit_code=lambda path: 0,
         report=lambda runs, output: None,
         render=lambda document, form: b"",
+        judge=lambda path, budgets, code: code,
     )
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(os, "_exit", leave)
@@ -144,6 +145,37 @@ def test_a_rank_that_only_joins_prints_nothing_and_a_driver_among_ranks_leaves_a
     assert (done.exit_code, done.output) == (0, "")
     monkeypatch.setattr(measuring, "run_options", lambda *_, **__: Path("runs/x"))
     assert CliRunner().invoke(run, [], obj=house).exception.args == (4,)  # type: ignore[union-attr]
+
+
+def test_a_bad_budget_is_refused_before_any_rank_starts_and_a_good_one_gives_the_exit_code(
+    call: Call, ranks: FakeRanks
+) -> None:
+    words = ("run", "--only", "all_reduce", "--sizes", "4K", *ONE_TABLE, "--budgets", "budgets.toml")
+    file = Path("budgets.toml")
+    for text, told in (
+        ('"collective.all_reduce" = { tme = "<1s" }', "tme of 'collective.all_reduce' is no metric"),
+        ('"collective.all_reduce" = { time = "1s" }', "has to be '1s', which is not understood"),
+        (
+            '"workload.ddp" = { time = "<1s" }',
+            "'workload.ddp' fits no case of the run, which has collective.all_reduce",
+        ),
+    ):
+        file.write_text(text)
+        done = call(*words)
+        assert (done.exit_code, told in done.stderr, Path("runs").exists()) == (2, True, False), done.output
+    for text, code, told in (
+        ('"collective.*" = { time = "<1s", skew = "<1s" }', 0, "Budgets: all 2 are kept."),
+        ('"collective.*" = { time = "<1s", skew = ">1s" }', 1, "Budget: skew of collective.all_reduce"),
+        ('"collective.*" = { drop_rate = "<1%" }', 3, "has to be <1%, which cannot be told: it is not known of it."),
+    ):
+        file.write_text(text)
+        for more in ((), ("--json",)):
+            done = call(*words, *more)
+            assert (done.exit_code, told in done.stderr) == (code, True), done.output
+    resumed = call("run", "--resume", "latest", "--budgets", "budgets.toml")
+    assert (resumed.exit_code, "cannot be told" in resumed.stderr) == (3, True), resumed.output
+    file.write_text('"fsdp" = { mfu = ">1" }')
+    assert call("run", "--resume", "latest", "--budgets", "budgets.toml").exit_code == 2
 
 
 def test_a_run_can_be_printed_as_nccl_tests_would_with_its_folder_out_of_the_way(call: Call, ranks: FakeRanks) -> None:

@@ -1,0 +1,130 @@
+"""Whether a run keeps budgets: each that it does not keep is a sentence, and what is unknown is never kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from bench.results.budgets import Budget, metric_of, read_budgets
+from bench.results.metrics import MetricValue, value
+from bench.results.runs import Run, load_run, whole
+from bench.text import counted
+from reports import cells
+from reports.analysis.fits import COPY, Ceiling, ceiling_of
+from reports.analysis.steps import exposed_seconds, share_of_traced
+from reports.analysis.summary import Row, summarize
+
+CODES = {"KEPT": 0, "OVER": 1, "UNKNOWN": 3, "NOT RUN": 4}
+Standing = Literal["KEPT", "OVER", "UNKNOWN", "NOT RUN"]
+_WORST_FIRST: tuple[Standing, ...] = ("OVER", "NOT RUN", "UNKNOWN", "KEPT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """How a budget stands over all cases that it fits, and the sentence that says so."""
+
+    budget: Budget
+    word: Standing
+    told: str
+
+
+def judge_run(path: Path, file: Path, code: int) -> int:
+    """Print on standard error how a run's folder keeps a file's budgets; return the worst code, ``code`` among them."""
+    run = whole(load_run(path))
+    found = judge(run, read_budgets(file, run.info.plan.cases, run.info.plan.skipped))
+    for sentence in sentences(found):
+        click.echo(sentence, err=True)
+    return exit_code(found, code)
+
+
+def judge(run: Run, budgets: Sequence[Budget]) -> tuple[Judged, ...]:
+    """Return how a run keeps each budget, over all its cases that fit."""
+    rows = {row.case.id: row for row in summarize(run).rows}
+    ceiling = ceiling_of(run, [*rows.values()])
+    known = {case_id: _known(row, ceiling) for case_id, row in rows.items()}
+    cases = {case.id: case for case in (*run.info.plan.cases, *(row.case for row in rows.values()))}
+    found = []
+    for one in budgets:
+        fitting = [case for case in cases.values() if one.fits(case)]
+        each = [_of_case(one, case.label, rows.get(case.id), known.get(case.id, {})) for case in fitting]
+        found.append(_together(one, [standing for standings in each for standing in standings]))
+    return tuple(found)
+
+
+def exit_code(found: Sequence[Judged], code: int = 0) -> int:
+    """Return 1 if a budget is not kept, else 4 if its case did not run, else 3 if it cannot be told, else 0.
+
+    ``code`` is what else was found; the same order holds.
+    """
+    codes = {code, *(CODES[one.word] for one in found)}
+    return next((worst for worst in (1, 2, 4, 3) if worst in codes), 0)
+
+
+def sentences(found: Sequence[Judged]) -> tuple[str, ...]:
+    """Return a sentence for each budget that is not kept, or one that says that all are."""
+    bad = tuple(one.told for one in found if one.word != "KEPT")
+    return bad or ((f"Budgets: {'it is' if len(found) == 1 else f'all {len(found)} are'} kept.",) if found else ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Standing:
+    word: Standing
+    case: str
+    told: str
+    distance: float = 0.0
+
+
+def _of_case(budget: Budget, label: str, row: Row | None, known: Mapping[str, MetricValue]) -> list[_Standing]:
+    if row is None or not row.launches or not row.metrics:
+        why = "; ".join(row.reasons) or row.status if row else "it has no record"
+        return [_Standing(word="NOT RUN", case=label, told=f"did not run: {why}")]
+    names = [budget.metric] if budget.metric in known else [n for n in known if n.startswith(f"{budget.metric}.")]
+    if not names:
+        return [_Standing(word="UNKNOWN", case=label, told="is not known of it")]
+    found = []
+    for name in names:
+        of = "" if name == budget.metric else f" on {name.removeprefix(budget.metric + '.')}"
+        metric = known[name]
+        if metric.value is None:
+            why = f" ({metric.method})" if metric.method else ""
+            found.append(_Standing(word="UNKNOWN", case=label, told=f"is unknown{of}{why}"))
+            continue
+        word: Standing = "KEPT" if budget.is_kept(metric.value) else "OVER"
+        distance = abs(metric.value - budget.number)
+        found.append(_Standing(word=word, case=label, told=f"is {_shown(name, metric)}{of}", distance=distance))
+    return found
+
+
+def _together(budget: Budget, each: Sequence[_Standing]) -> Judged:
+    """Return the worst of all cases; of several as bad the one that is farthest from what it has to be."""
+    first = min(each, key=lambda one: (_WORST_FIRST.index(one.word), -one.distance))
+    alike = {one.case for one in each if one.word == first.word}
+    of = len({one.case for one in each})
+    count = f"; so do {counted(len(alike), 'case')} of {of}" if len(alike) > 1 else ""
+    word = first.word
+    cannot = ", which cannot be told" if word in ("UNKNOWN", "NOT RUN") else ""
+    told = f"Budget: {budget.metric} of {first.case} has to be {budget.text}{cannot}: it {first.told}{count}."
+    return Judged(budget=budget, word=word, told=told)
+
+
+def _shown(name: str, metric: MetricValue) -> str:
+    declared_as = metric_of(name)
+    if metric.unit or declared_as is None:
+        return cells.measured(metric)
+    text = (lambda number: declared_as.shown.format(number)) if declared_as.shown else cells.percent
+    if metric.value is None or metric.low is None or metric.high is None:
+        return text(metric.value) if metric.value is not None else cells.UNKNOWN
+    return f"{text(metric.value)} [{text(metric.low)}, {text(metric.high)}]"
+
+
+def _known(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
+    """Return a row's metrics, and those that only a whole run tells."""
+    exposed = share_of_traced(row, exposed_seconds(row))
+    bus, of_copy = row.value("busbw"), ceiling is not None and ceiling.name == COPY
+    found = {
+        "exposed_fraction": exposed,
+        "busbw_of_copy": bus / ceiling.bytes_per_second if bus is not None and ceiling and of_copy else None,
+    }
+    return {**row.metrics, **{name: value(name, number) for name, number in found.items() if number is not None}}
