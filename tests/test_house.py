@@ -22,7 +22,6 @@ TORCH_FREE_PACKAGES = ("reports", "slurm")
 HEAVY = ("torch", "pandas", "scipy")
 NEVER_FOR_HELP = (*HEAVY, "numpy", "rich", "jinja2")
 SOURCES = sorted([ROOT / "parbench.py", *(path for name in LAYERS for path in (ROOT / name).glob("**/*.py"))])
-README = (ROOT / "README.md").read_text()
 CONTEXT = click.Context(command_line.main)
 COMMANDS = {name: command_line.main.get_command(CONTEXT, name) for name in command_line.COMMANDS}
 
@@ -95,10 +94,11 @@ def test_pandas_is_imported_by_the_frame_alone() -> None:
     assert by == {"reports/analysis/frame.py", "parbench.py"}, "the latter for the types of what it returns"
 
 
-def test_every_command_has_help_an_example_and_a_place_in_the_readme() -> None:
+def test_every_command_has_help_an_example_and_a_place_in_a_readme() -> None:
+    readmes = "".join(path.read_text() for path in (ROOT / "README.md", *ROOT.glob("*/README.md")))
     for name, command in COMMANDS.items():
         assert command is not None, name
-        assert f"`parbench {name}" in README
+        assert f"parbench {name}" in readmes
         for words, one in [(name, command), *((f"{name} {sub}", one) for sub, one in subcommands(command).items())]:
             assert one.help, words
             assert f"parbench {words}" in (one.epilog or ""), f"{words} has no example"

@@ -157,7 +157,7 @@ def test_generated_tables_are_current(path: Path) -> None:
 
 def test_the_first_readme_is_short_and_has_no_long_sentence() -> None:
     text = FIRST.read_text()
-    assert len(text.splitlines()) <= 160
+    assert len(text.splitlines()) <= 150
     assert max(len(line.split()) for line in text.splitlines()) <= 30
     prose = re.sub(r"^```.*?^```$", "\n", text, flags=re.DOTALL | re.MULTILINE)
     prose = re.sub(r"\]\([^)]*\)", "]", prose)
