@@ -141,10 +141,10 @@ def resume(folder: Path) -> None:
 @click.option("--out", type=_PATH, default=Path("runs/screen"), show_default=True, help="Where runs go.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def screen(**given: Any) -> None:
-    """Find slow nodes and links by measuring pairs of nodes, after each node's devices.
+    """Find nodes with bad devices, slow nodes and slow links.
 
-    Every node first checks all its GPUs or cores by itself (parbench check), and they are compared over nodes. What
-    looks slow is measured again; a node is named only if it was slow twice, with several good partners. The last line
+    Every node first checks all its GPUs or cores by itself (parbench check), and they are compared over nodes; then
+    pairs of nodes are measured. What looks slow is measured again; a node is named only if it was slow twice, with several good partners. The last line
     is an --exclude= option for srun and sbatch. Outside an allocation it asks for one with salloc.
 
     Exit codes: 0 all fine; 1 a node, a link or a device is slow or bad; 2 bad input; 4 something did not run.

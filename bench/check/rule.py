@@ -1,8 +1,9 @@
-"""Which of like devices is under its peers: by robust statistics, and only where launches agree. Pure.
+"""Which of like devices is under its peers: by robust statistics, and where launches agree. Pure.
 
 A device's level in a launch is the logarithm of its rate over the median of the others' in the same launch, so that
-what slows a launch as a whole counts for nothing. It is under its peers if it is so in every launch, on the median by
-more than a floor, and by more than four times what its peers and its launches scatter.
+what slows a launch as a whole counts for nothing. It is under its peers if its median level is so by more than a floor,
+and by more than four times what its peers and its own launches scatter. Then it was so in every launch, for none of n
+values is farther from their mean than (n - 1) / sqrt(n) standard deviations (Samuelson's inequality).
 """
 
 import math
@@ -53,10 +54,8 @@ def gaps(quantities: Mapping[str, Rates[D]], floor: float) -> dict[tuple[str, D]
 
 def _gap(level: Sequence[float], scatter: float, floor: float) -> Gap:
     value, needed = -median(level), max(-math.log1p(-floor), MADS * scatter)
-    # the whole of a floor once, half of it each time
-    agree = all(-one > -math.log1p(-floor) / 2 for one in level)
-    share = -math.expm1(-value)
-    return Gap(share=share, mads=value / scatter, least=-math.expm1(-needed), is_under=agree and value > needed)
+    least, share = (-math.expm1(-one) for one in (needed, value))
+    return Gap(share=share, mads=value / scatter, least=least, is_under=value > needed)
 
 
 def _levels(rates: Rates[D]) -> dict[D, list[float]]:

@@ -34,6 +34,10 @@ def test_a_slow_launch_is_nobodys_and_one_bad_launch_of_a_device_is_not_its_own(
     assert under((100.0, 50.0, 100.0), (101.0, 50.0, 100.0), (99.0, 50.0, 101.0)) == []
     assert under((100.0, 100.0, 100.0), (100.0, 100.0, 100.0), (100.0, 60.0, 100.0)) == []
     assert under((100.0, 100.0, 100.0), (100.0, 100.0, 100.0), (80.0, 60.0, 100.0)) == []
+    rng = random.Random(0)
+    for _ in range(3000):  # what is named was slower in every launch
+        own = tuple(rng.uniform(70, 101) for _ in range(3))
+        assert max(own) < 100 or not one(*[(100.0, 100.0, 100.0)] * 3, own)[3].is_under, own
 
 
 def test_what_scatters_as_much_hides_it_and_says_from_when_it_would_be_named() -> None:
@@ -84,8 +88,8 @@ def _noise(rng: random.Random, noise: float) -> float:
 def test_the_rate_of_false_alarms_is_what_the_readme_says_and_a_slow_device_is_found() -> None:
     for n in (2, 8):
         for noise in (0.005, 0.02, 0.05, 0.1):
-            assert named(n, noise)[0] <= 0.012, (n, noise)
-        for noise in (0.005, 0.01):
-            assert named(n, noise, slow=0.2) >= (0.0, 0.97), (n, noise)
-            assert named(n, noise, slow=0.2)[0] <= 0.012, (n, noise)
-    assert named(8, 0.02, slow=0.1)[1] > 0.5
+            assert named(n, noise)[0] <= 0.004, (n, noise)
+        for noise in (0.005, 0.02):
+            assert named(n, noise, slow=0.2)[1] > 0.98, (n, noise)
+            assert named(n, noise, slow=0.2)[0] <= 0.004, (n, noise)
+    assert named(8, 0.02, slow=0.1)[1] > 0.9
