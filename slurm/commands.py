@@ -144,8 +144,9 @@ def screen(**given: Any) -> None:
     """Find nodes with bad devices, slow nodes and slow links.
 
     Every node first checks all its GPUs or cores by itself (parbench check), and they are compared over nodes; then
-    pairs of nodes are measured. What looks slow is measured again; a node is named only if it was slow twice, with several good partners. The last line
-    is an --exclude= option for srun and sbatch. Outside an allocation it asks for one with salloc.
+    pairs of nodes are measured, and what looks slow once more: a node is named only if it was slow twice, with several
+    good partners. The last line is an --exclude= option for srun and sbatch. Outside an allocation it asks for one with
+    salloc.
 
     Exit codes: 0 all fine; 1 a node, a link or a device is slow or bad; 2 bad input; 4 something did not run.
     """
