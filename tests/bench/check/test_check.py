@@ -10,6 +10,8 @@ import pytest
 from clusters import PARBENCH, in_cluster
 from paths import environment
 
+from bench.results.runs import load_run
+
 pytestmark = [pytest.mark.full, pytest.mark.measures]
 
 
@@ -27,6 +29,11 @@ def test_a_machine_that_is_well_is_fine_twice_and_what_is_not_is_named(tmp_path:
         code, found = check(tmp_path)
         assert (code, found["verdict"]) == (0, "ok"), found
         assert found["seconds"] < 60
+    own = load_run(tmp_path / found["run"]).records[0].environment
+    bound = [own[f"rank {device['rank']}"]["process"]["affinity"] for device in found["devices"]]
+    assert [f"core{'s' * (not cores.isdecimal())} {cores}" for cores in bound] == [
+        one["name"] for one in found["devices"]
+    ]
     kept = [
         json.loads(line) for file in tmp_path.glob("runs/check/history/*") for line in file.read_text().splitlines()
     ]
