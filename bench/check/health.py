@@ -9,6 +9,7 @@ import msgspec
 from bench.check.cases import BY_NAME, LAUNCHES, QUANTITIES, Reached, reached, remedy_of
 from bench.check.infiniband import Port
 from bench.check.rule import D, Gap, Rates, gaps
+from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import counted
@@ -148,7 +149,10 @@ def problems_of(run: Run) -> tuple[str, ...]:
         follows = told and (record.status == "wrong" or record.reason.startswith("not tried again: wrong"))
         if record.status != "ok" and not follows:
             found.setdefault(record.reason, []).append(record.case.name)
-    problems = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in found.items()]
+    told_more = {LEFT_OUT: " -> stop other work here, or allow more time (--budget 2m)"}
+    problems = [
+        f"{', '.join(dict.fromkeys(names))}: {reason}{told_more.get(reason, '')}" for reason, names in found.items()
+    ]
     if (left := run.info.plan.launches * len(run.info.plan.cases) - len(run.records)) > 0:
         problems.append(f"not reached: {counted(left, 'measurement')}")
     return tuple(problems)

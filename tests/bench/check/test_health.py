@@ -14,6 +14,7 @@ from bench.check.cases import ALONE, LAUNCHES, QUANTITIES, name_of, options_of
 from bench.check.health import Device, Health, Reason, compared, measured, problems_of
 from bench.check.history import beside_before, keep, read
 from bench.check.show import render
+from bench.launch.control_channel import LEFT_OUT
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Case, load_catalogue
 from bench.plan.options import make_plan
@@ -176,6 +177,9 @@ def test_what_did_not_run_is_said(tmp_path: Path) -> None:
     health = checked(a_run(tmp_path, {}, bad=hang))
     assert (health.code, health.verdict) == (4, "did not run")
     assert health.problems == ("p2p.pairwise: no end within 20 s: rank 3 did not arrive",)
+    late: dict[str, tuple[Status, str]] = {"copy": ("skipped", LEFT_OUT)}
+    health = checked(a_run(tmp_path, {}, bad=late))
+    assert health.problems == (f"memory.copy: {LEFT_OUT} -> stop other work here, or allow more time (--budget 2m)",)
     health = checked(a_run(tmp_path, {2: 1.25}, only=2))
     assert health.code == 4
     assert health.problems[0].startswith("not reached: ")
