@@ -149,6 +149,7 @@ def test_ranges_that_stand_on_the_device_too_are_no_kernels() -> None:
     trace = on_device([*HOST, *RANGES, *KERNELS], 1e-6)
     assert (trace.compute, trace.comm, trace.copies) == ([(0, 400), (770, 1000)], [(300, 740)], [(740, 770)])
     assert trace.called == [(100, 150)]
+    assert trace.kernels == len([one for one in KERNELS if not one.name.startswith("Mem")]), "and no copies"
     found = break_down(trace.step, trace.compute, {"dp": trace.comm}, trace.copies)
     assert found.exposed_comm_seconds["dp"] == pytest.approx(340e-9)
     assert found.compute_seconds == pytest.approx(630e-9)
