@@ -61,7 +61,8 @@ def replace_file(target: Path, content: bytes) -> None:
     """Write a file whole or not at all, on disk before this returns; ``OSError`` if the system refuses it."""
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with fresh.open("wb") as file:
+        fresh.unlink(missing_ok=True)  # another's link is not followed
+        with fresh.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -202,3 +202,21 @@ def test_methods_are_compared_by_two_launches_each_or_the_run_says_which_budget_
     else:
         assert ran.returncode == 4
         assert re.search(r"the budget of 2 min 0 s .*; --budget \d+m holds all", ran.stderr)
+
+
+def test_a_name_that_no_system_has_and_a_number_that_sizes_loops_are_one_sentence(tmp_path: Path) -> None:
+    name = "x" * 300
+    for words in (
+        ("show", name),
+        ("slurm", "status", name),
+        ("history", "list", "--history", name),
+        ("compare", name, name),
+        ("plan", "--model", "tiny", "--mesh", "dp=99999999999"),
+        ("plan", "--model", "tiny", "--mesh", "dp=1000,tp=1000"),
+        ("plan", "--model", "tiny", "--mesh", "dp=8", "--microbatch", "9" * 26),
+        ("plan", "--model", "tiny", "--mesh", "dp=8", "--sequence", "9" * 26),
+        ("history", "prune", "--keep", "9" * 26),
+    ):
+        done = CliRunner().invoke(command_line.main, words)
+        assert done.exit_code == 2, (words, done.output)
+        assert "Traceback" not in done.stderr, words

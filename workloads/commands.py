@@ -7,6 +7,7 @@ import click
 
 from bench.commands import AppHooks, RunPath
 
+_BOUNDED, _TOKENS = click.IntRange(0, 1 << 16), click.IntRange(0, 1 << 24)  # they size loops
 _FORMS = {".html": "html", ".md": "markdown", ".json": "json"}
 _EXAMPLES = """\b
 Examples:
@@ -30,13 +31,22 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 @click.option("--model", metavar="NAME|FILE", help="Such as llama3-70b or deepseek-v3; a .toml, or a config.json.")
 @click.option("--gpus", type=int, default=0, metavar="N", help="Number of GPUs; default: the mesh's.")
 @click.option("--mesh", metavar="AXIS=SIZE,...", help="One mesh: dp, fsdp, pp, cp, tp, outermost first; and ep.")
-@click.option("--microbatch", type=int, help="Sequences of a microbatch; default: 1; a search tries several.")
-@click.option("--microbatches", type=int, default=0, help="Per data rank; default: 1, or with pp 4 for each stage.")
-@click.option("--global-batch", type=int, default=0, help="Sequences of a step, instead of --microbatches.")
-@click.option("--sequence", type=int, default=0, help="Tokens of a sequence; default: the model's.")
+@click.option(
+    "--microbatch",
+    type=_BOUNDED,
+    help="Sequences of a microbatch; default: 1; a search tries several.",
+)
+@click.option(
+    "--microbatches",
+    type=_BOUNDED,
+    default=0,
+    help="Per data rank; default: 1, or with pp 4 for each stage.",
+)
+@click.option("--global-batch", type=_BOUNDED, default=0, help="Sequences of a step, instead of --microbatches.")
+@click.option("--sequence", type=_TOKENS, default=0, help="Tokens of a sequence; default: the model's.")
 @click.option("--precision", default="bfloat16", show_default=True, help="bfloat16 (float32 masters) or float32.")
 @click.option("--schedule", default="", help="1f1b (the default; a search tries several), interleaved, zb_h1, ...")
-@click.option("--chunks", type=int, default=0, help="Pipeline stages per rank; default: the schedule's.")
+@click.option("--chunks", type=_BOUNDED, default=0, help="Pipeline stages per rank; default: the schedule's.")
 @click.option("--split", default="", metavar="N+N+...", help="Layers of each stage; default: equal.")
 @click.option("--checkpointing", default="", metavar="HOW", help="none (the default), selective, full, or full:K.")
 @click.option("--cp-method", default="", help="zigzag (the default), ring, striped, allgather_kv, ulysses.")
@@ -63,7 +73,7 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 )
 @click.option("--tokens", default="", metavar="N", help="Tokens to train on, such as 15T: GPU-hours, days and energy.")
 @click.option("--search", is_flag=True, help="Find the fastest meshes and say why: the default without --mesh.")
-@click.option("--top", type=int, default=10, show_default=True, help="Meshes that a search shows.")
+@click.option("--top", type=_BOUNDED, default=10, show_default=True, help="Meshes that a search shows.")
 @click.option("--explain", is_flag=True, help="Print every formula with its numbers and source.")
 @click.option(
     "--validate",

@@ -18,6 +18,7 @@ Ranks = tuple[int, ...]
 Pair = tuple[int, int]
 Matrix = tuple[tuple[float, ...], ...]
 
+MOST_RANKS = 1 << 17
 INSIDE = ("ep", "etp")  # axes of a step's mesh that lie inside others: ranks are not multiplied by them
 FORMS = "world, node, across, contiguous:K, strided:K, pairs, or a mesh and its axis such as dp=2 tp=4:tp"
 
@@ -27,10 +28,12 @@ def parse_mesh(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         name, _, size = part.partition("=")
-        if not name.isidentifier() or not size.isdecimal() or int(size) < 1 or name in axes:
+        if not name.isidentifier() or not size.isdecimal() or len(size) > 9 or int(size) < 1 or name in axes:
             how = "write AXIS=SIZE,..., each axis once, as dp=2,tp=4"
             raise UserError(f"mesh {text!r} is not understood at {part!r}: {how}")
         axes[name] = int(size)
+    if math.prod(size for name, size in axes.items() if name not in INSIDE) > MOST_RANKS:
+        raise UserError(f"mesh {text!r} has more than {MOST_RANKS} ranks")
     if not axes:
         raise UserError("a mesh needs an axis: write AXIS=SIZE,..., such as dp=2,tp=4")
     return axes

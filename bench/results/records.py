@@ -27,6 +27,7 @@ from bench.limits import (
     Rank,
     Ranks,
     Words,
+    check_environment,
     check_time,
 )
 from bench.plan.aliases import GRADES, METRICS, REASONS
@@ -228,6 +229,7 @@ def _record(line: bytes, version: int) -> Record:
         metrics = {METRICS.get(name, name): metric for name, metric in was.metrics.items()}
         record = msgspec.structs.replace(was, case=renewed(was.case), metrics=metrics)
     check_time(record.started)
+    check_environment(record.environment)
     reason = REASONS.get(record.reason)
     return msgspec.structs.replace(record, reason=reason) if reason else record
 

@@ -152,7 +152,7 @@ class Front:
 def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     run, plan = found.run, found.run.info.plan
     environment = run.info.environment or {}
-    torch = environment.get("versions", {}).get("torch")
+    torch = (environment.get("versions") or {}).get("torch")
     ranks, labels = counted(plan.nproc, "rank"), short_labels(found.steps)
     parts = [run.info.host, ranks, f"{plan.backend}, {plan.device}", f"torch {torch}" if torch else ""]
     return Front(

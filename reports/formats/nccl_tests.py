@@ -135,14 +135,14 @@ def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
     words += [f"world={world.size}"] if world.size != ranks else []
     words += visible(" ".join(f"{k}={v}" for k, v in case.params.items() if k not in _COLUMNS)).split()
     environment = {name: group for name, group in (run.info.environment or {}).items() if isinstance(group, Mapping)}
-    variables = {str(name): str(value) for name, value in environment.get("variables", {}).items()}
+    variables = {str(name): str(value) for name, value in (environment.get("variables") or {}).items()}
     ran = {"nthreads": 1, "ngpus": 1, "minimum_bytes": min(sizes, default=0), "maximum_bytes": max(sizes, default=0)}
     ran |= {**step(sizes), "warmup_iters": run.info.plan.measure.warmup}
     ran |= {"iterations": max((row.iterations for row in timed), default=0), "aggregated_iterations": 1}
     ran |= {"validation": int(wrong > 0 or any(row.check.passed for row in timed)), "graph": _COMPARABLE.get(mode, 0)}
     how: dict[str, Any] = {"blocking_collectives": str(mode == "blocking").lower(), "per_iter_timing": "false"}
     how |= {"per_iter_skip": 0, "parallel_init": "false"}
-    nccl = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", str(environment.get("torch", {}).get("nccl")))
+    nccl = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", str((environment.get("torch") or {}).get("nccl")))
     return {
         "version": JSON_VERSION,
         "start_time": _local(run.info.started),
@@ -195,7 +195,7 @@ def _local(utc: str) -> str:
 
 def _devices(host_name: str, environment: Mapping[str, Any], ranks: int, world: WorldInfo) -> list[dict[str, Any]]:
     """Return the ranks of a table, numbered within it; the host is known where there is one node."""
-    host, torch = environment.get("host", {}), environment.get("torch", {})
+    host, torch = environment.get("host") or {}, environment.get("torch") or {}
     name = str(host.get("name") or host_name) if world.nodes == 1 else None
     model = torch.get("gpu") if world.device == "cuda" else host.get("cpu_model")
     known = {"hostname": name, "device": None, "device_hex": None, "device_info": str(model) if model else None}

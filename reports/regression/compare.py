@@ -255,7 +255,7 @@ def pool(runs: Sequence[Run], name: str) -> Run:
             continue
         common = difference(newest.environment or {}, run.info.environment or {})
         for record in own:
-            changed = {**common, **record.environment.get("changed", {})}
+            changed = {**common, **(record.environment.get("changed") or {})}
             environment = {**record.environment, **({"changed": changed} if changed else {})}
             records.append(structs.replace(record, launch=launches + record.launch, environment=environment))
         launches += max([run.info.plan.launches, *(record.launch + 1 for record in own)])

@@ -91,7 +91,7 @@ def run_command(nodes: Sequence[str], turns: Turns, options: Options) -> list[st
 
 def read(run: Run, nodes: Sequence[str]) -> Seen:
     """Return what a run saw; ``UserError`` if it does not tell which rank was on which host."""
-    hosts = tuple((run.info.environment or {}).get("hosts", ()))
+    hosts = tuple((run.info.environment or {}).get("hosts") or ())
     good = [record for record in run.records if record.status == "ok"]
     if good and len(hosts) != run.info.plan.nproc:
         raise UserError(f"{run.path} does not tell the hosts of its ranks: ranks({run.info.plan.nproc})")

@@ -29,7 +29,7 @@ from bench.files import (
     read_rows,
     read_text,
 )
-from bench.limits import check_time
+from bench.limits import check_environment, check_time
 from bench.plan.plan import Plan
 from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run, RunInfo
@@ -135,6 +135,19 @@ def test_a_time_is_one_that_has_a_zone_and_a_year_that_dates_are_drawn_for() -> 
     ):
         with pytest.raises(ValueError, match=r"time|zone|month|format"):
             check_time(wrong)
+
+
+def test_an_environment_of_groups_that_are_none_is_refused() -> None:
+    for fine in (
+        {},
+        {"host": None},
+        {"versions": {"torch": None}, "hosts": ["a", None], "more": 7},
+        {"changed": {"a": [1, 2]}},
+    ):
+        check_environment(fine)
+    for wrong in ({"versions": 1.5}, {"rank 0": "x"}, {"changed": {"a": [1]}}, {"changed": {"a": 3}}, {"hosts": "a"}):
+        with pytest.raises(ValueError, match=r"^environment\."):
+            check_environment(wrong)
 
 
 # --- samples ---

@@ -1,6 +1,6 @@
 """Whether files from elsewhere break what reads them: run folders, sweeps, histories and traces, spoilt by chance.
 
-python tests/studies/hostile_files.py [--folders 5000] [--seed 0] [--commands 12] spoils a copy of real ones per folder,
+python tests/studies/hostile_files.py [--folders 5000] [--seed 0] [--commands 6] spoils a copy of real ones per folder,
 runs that many of the commands that read it, each in the same forked process, and counts tracebacks, hangs (over 10 s
 of the processor's time, or 60 s), memory (over 1 GiB more than imports take) and writes beside what was asked for. It
 prints each new kind of finding once with its seed, and a table. Exit code 1 if anything was found.
@@ -135,6 +135,9 @@ def commands_of_run(run: str, other: str, out: str) -> list[Words]:
         ("compare", other, run, "--format", "json"),
         ("compare", run, run, "--format", "junit"),
         ("plan", "--validate", run),
+        ("plan", "--validate", other, "--fits", run),
+        ("plan", "--model", "tiny", "--mesh", "dp=2", "--precision", "float32", "--fits", run),
+        ("plan", "--model", "tiny", "--mesh", "dp=2", "--precision", "float32", "--calibrate", run),
         ("history", "add", run, *kept),
         ("explain", f"{run}/traces", "--against", run),
         ("load", run),
@@ -195,7 +198,7 @@ def prepare(home: Path, originals: Path, draw: random.Random) -> tuple[str, list
         shutil.copytree(originals / "run" / name, run, symlinks=True)
         _shorten(run, draw)
         told = f"run {name}: {', '.join(spoil_folder(run, draw))}"
-        allowed += [run / "report.html", run / "plan.json"]
+        allowed += [run / "report.html", run / "plan.json", other / "plan.json"]
         return told, commands_of_run(str(run), str(other), str(out)), allowed
     if kind == "history":
         file = home / "given" / "history.sqlite"
@@ -437,7 +440,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folders", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--commands", type=int, default=12)
+    parser.add_argument("--commands", type=int, default=6)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", type=int, nargs="*")
     given = parser.parse_args()

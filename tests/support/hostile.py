@@ -323,13 +323,19 @@ def spoil_file(path: Path, draw: random.Random) -> str:
     return f"{path.name}: {way.__name__[4:]}"
 
 
+_WEIGHTS = {".jsonl": 10, "run.json": 4, ".gz": 3, ".npz": 3, "plan.json": 2, "sweep.json": 8}
+
+
 def spoil_folder(folder: Path, draw: random.Random) -> list[str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    heavy = [path for path in files if path.suffix in (".jsonl", ".json", ".gz", ".npz")]
-    told = []
+    by_kind: dict[str, list[Path]] = {}
+    for path in files:  # one folder has many samples, and one file of records
+        by_kind.setdefault(path.name if path.suffix == ".json" else path.suffix, []).append(path)
+    kinds, told = sorted(by_kind), list[str]()
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        path = draw.choice(heavy if draw.random() < 0.9 and heavy else files)
-        if path.is_file() and not path.is_symlink():
+        [kind] = draw.choices(kinds, [_WEIGHTS.get(kind, 1) for kind in kinds])
+        path = draw.choice(by_kind[kind])
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 26:
             told.append(spoil_file(path, draw))
     return told
 

@@ -214,18 +214,24 @@ def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, .
     return tuple(dict.fromkeys(notes))
 
 
+def _number(told: object) -> float:
+    """Return a positive number of a file, 0 where there is none."""
+    return float(told) if isinstance(told, int | float) and 0 < told < 1e30 else 0.0
+
+
 def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]]:
     """Return the machine of a run as far as it tells, the rest as ``base``, and sentences that say which is which."""
     if not run.records:
         raise UserError(f"{run.path} holds no records to fit")
     world = max((record.world for record in run.records), key=lambda each: each.size)
-    told: dict[str, float] = {"gpus_per_node": max(1, world.size // world.nodes)}
+    told: dict[str, float] = {"gpus_per_node": max(1, world.size // max(1, world.nodes))}
     peaks = [peak for record in run.records if isinstance(peak := record.details.get("peak"), dict)]
-    if flops := [float(peak["flops_per_second"]) for peak in peaks if peak.get("flops_per_second")]:
+    rates_of = [_number(peak.get("flops_per_second")) for peak in peaks]
+    if flops := [rate for rate in rates_of if rate]:
         told |= {"flops_per_second": max(flops), "float32_share": 1.0}
     host = (run.info.environment or {}).get("host")
-    if world.device == "cpu" and isinstance(host, dict) and host.get("memory_bytes"):
-        told["memory_bytes"] = host["memory_bytes"] / told["gpus_per_node"]
+    if world.device == "cpu" and isinstance(host, dict) and (memory := _number(host.get("memory_bytes"))):
+        told["memory_bytes"] = memory / told["gpus_per_node"]
     copies = [one for one in run.records if one.case.name == "memory.copy" and one.status == "ok"]
     rates = [one.metrics["algbw"].value for one in copies if "algbw" in one.metrics]
     if known := [rate for rate in rates if rate is not None]:

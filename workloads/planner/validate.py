@@ -87,7 +87,7 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
     ranks = [spec.at(rank) for rank in range(world.size)]
     busiest = max(map(calls, ranks), key=lambda of: sum(call.sent for call in of))
     # all alike, as the run's own collectives were measured
-    on_node = -(-world.size // world.nodes)
+    on_node = -(-world.size // max(1, world.nodes))
     moving = [PlacedCall.of(call, Place(ranks=call.ranks, on_node=min(call.ranks, on_node))) for call in busiest]
     time = row_time(
         spec,

@@ -93,7 +93,7 @@ def test_a_new_run_has_its_folders_no_records_and_what_was_asked(tmp_path: Path,
 
 
 def test_the_environment_is_added_later_to_json_that_a_person_can_read(run: Path) -> None:
-    added = msgspec.structs.replace(load_run(run).info, environment={"torch": "2.13.0", "gpu": None})
+    added = msgspec.structs.replace(load_run(run).info, environment={"versions": {"torch": "2.13.0"}, "gpu": None})
     write_info(run, added)
     assert load_run(run).info == added
     assert not list(run.glob(".*"))
