@@ -412,10 +412,10 @@ def _cell(held: Any, column: str, draw: random.Random) -> Any:
         try:
             content = zlib.decompress(held)
             found = (_of_lines if column == "records" else _of_json)(content, draw)
-        except (ValueError, zlib.error):
+        except (ValueError, RecursionError, zlib.error):
             return held[:-9]
         return draw.choice((zlib.compress(found), zlib.compress(found), held[:-9], bomb(*draw.choice(BOMBS), wbits=15)))
     if isinstance(held, str) and held[:1] in ("{", "[") and draw.random() < 0.8:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             return _of_json(held.encode(), draw).decode(errors="replace")
     return draw.choice((*_CELLS, *ESCAPES))
