@@ -16,8 +16,10 @@ import msgspec
 import psutil
 
 from bench.launch.control_channel import Hello
+from bench.launch.processes import die_with_parent
 from bench.machine.environment import interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, more_options
+from bench.text import writing
 
 EXITS = "exits.json"  # in a launch's folder of logs: the exit code of each rank that has ended, negative is a signal
 _PATIENCE_SECONDS = 5.0
@@ -77,7 +79,14 @@ class ForkServer(AbstractContextManager["ForkServer"]):
     def _start(self) -> "Popen[bytes]":
         with self._log.open("ab") as file:
             return Popen(
-                self._command, env=self._env, stdin=PIPE, stdout=PIPE, stderr=file, bufsize=0, start_new_session=True
+                self._command,
+                env=self._env,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=file,
+                bufsize=0,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(signal.SIGKILL),  # while it imports; then it hears of it
             )
 
     def __exit__(self, *_: object) -> None:
@@ -95,7 +104,8 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         self, size: int, folder: Path, variables: Mapping[str, str], cpus: Sequence[Sequence[int]] = ()
     ) -> Launcher:
         """Start ranks once all is imported: each launch then takes as long to start as any other."""
-        folder.mkdir(parents=True)
+        with writing(folder):
+            folder.mkdir(parents=True)
         if self.ended():  # killed, perhaps for want of memory
             self.__exit__()
             self._process = self._start()
@@ -148,7 +158,8 @@ class SrunLauncher(Launcher):
         self, layout: NodeLayout, logs: Path, number: int, variables: Mapping[str, str], nodelist: str | None = None
     ) -> None:
         folder = (logs / f"gang-{number}").absolute()
-        folder.mkdir(parents=True)
+        with writing(folder):
+            folder.mkdir(parents=True)
         self._log = folder / "srun.log"
         env = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
         command = srun_command(layout, folder, os.environ, nodelist)

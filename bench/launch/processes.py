@@ -11,9 +11,10 @@ from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import NoReturn
 
 
-def die_with_parent(sign: signal.Signals) -> None:
+def die_with_parent(sign: int) -> None:
+    """Be sent this signal when the thread that started this process ends; 0 is none from now on."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, int(sign))  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGKILL
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from bench.plan import aliases
 from bench.plan.cases import Case, Definition, load_catalogue, select
 from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import INSIDE, mesh_group, parse_mesh
-from bench.plan.params import Kind, Param, refuse_unknown
+from bench.plan.params import Kind, Param, Value, refuse_unknown
 from bench.plan.plan import BEYOND_CACHE, LARGE_BYTES, PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
 from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, parse_sizes
 
@@ -178,8 +179,11 @@ def _candidates(definition: Definition, options: Options, preset: Preset, spec: 
 def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> None:
     """Refuse a value of a parameter asked for by name under which no case can run; a preset's is only skipped."""
     for name in asked:
-        for value in dict.fromkeys(case.params[name] for case, _ in candidates if name in case.params):
-            reasons = [reason for case, reason in candidates if case.params.get(name) == value]
+        by_value: dict[Value, list[str | None]] = {}
+        for case, reason in candidates:
+            if name in case.params:
+                by_value.setdefault(case.params[name], []).append(reason)
+        for value, reasons in by_value.items():
             if None not in reasons:
                 told = f"{name} = {value}: {reasons[0]}"
                 raise UserError(told.removeprefix(f"{name} = {value}: ") if told.count(f"{name} = ") > 1 else told)
@@ -287,8 +291,11 @@ def define(target: str, folder: Path) -> Definition:
 
 def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
     """Return the parameters that follow ``world``; ``UserError`` if one has no default or no simple type."""
-    hints, found = typing.get_type_hints(prepare), []
-    for name, parameter in list(inspect.signature(prepare).parameters.items())[1:]:
+    own, found = dict(list(inspect.signature(prepare).parameters.items())[1:]), []
+    # the world's type may be imported for a type checker alone
+    annotations = {name: one.annotation for name, one in own.items() if one.annotation is not one.empty}
+    hints = typing.get_type_hints(SimpleNamespace(__annotations__=annotations), getattr(prepare, "__globals__", {}))
+    for name, parameter in own.items():
         hint, default, wrong = hints.get(name), parameter.default, ""
         kind = _KINDS.get(type(default))
         if name in (*OF_THE_RUNNER, *aliases.PARAMS):

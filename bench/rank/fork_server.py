@@ -37,6 +37,7 @@ def main() -> None:
         with suppress(ImportError):  # the rank that needs it will say so
             importlib.import_module(module)
     adopt_orphans()
+    die_with_parent(0)
     os.write(1, b"ready")
     orders, [ended, tell_ended] = open(0, "rb", buffering=0), os.pipe()  # noqa: SIM115 - never closed
     os.set_blocking(tell_ended, False)

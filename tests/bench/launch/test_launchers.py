@@ -22,6 +22,7 @@ from bench.launch.launchers import ForkServer, Launcher, local_state, loopback_v
 from bench.machine.environment import interface_of
 from bench.plan.cases import load_catalogue
 from bench.rank.fork_server import FRESH_VARIABLE
+from bench.text import UserError
 
 
 def hello(pid: int, *, rank: int = 0, host: str = HERE) -> Hello:
@@ -158,6 +159,14 @@ def test_what_a_rank_started_and_left_behind_ends_with_the_launch_or_the_driver(
             wait_until(lambda: not child.is_running())
             assert not own.ended()
     wait_until(lambda: not child.is_running())
+
+
+def test_a_folder_of_logs_that_cannot_be_made_is_a_sentence_and_starts_nothing(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    (tmp_path / "logs").touch()
+    with pytest.raises(UserError, match=r"logs/gang-0 cannot be written: Not a directory$"):
+        server.launch(2, tmp_path / "logs" / "gang-0", {})
 
 
 def test_ranks_that_were_there_are_left_to_their_launcher(sleeper: "subprocess.Popen[bytes]") -> None:

@@ -87,7 +87,7 @@ import atexit
 print("a module may talk while it is imported")
 atexit.register(print, "and as Python ends")
 
-def prepare(world, *, depth: int = 3, kind: Literal["ring", "tree"] = "ring"):
+def prepare(world: "for.a.type.checker.alone", *, depth: int = 3, kind: Literal["ring", "tree"] = "ring"):
     ...
 """
 
