@@ -36,7 +36,7 @@ from bench.results.runs import (
 )
 from bench.results.samples import samples_name
 from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
-from bench.text import format_duration
+from bench.text import format_duration, writing
 
 _FAREWELL_SECONDS = 10.0
 _GONE_SECONDS = 30.0  # a driver may take this long to free what a killed process held on a GPU
@@ -318,7 +318,8 @@ class Driver:
             common |= {"locality": relations(places, links), **rank_placement(hellos)}
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
-            write_info(self._path, self._info)
+            with writing(self._path / "run.json"):
+                write_info(self._path, self._info)
         changed = difference(self._info.environment or {}, common)
         self._environment = {"changed": changed} if changed else {}
         self._environment |= {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}

@@ -173,6 +173,7 @@ def _drive(
     skipped = () if run.records else run.info.plan.skipped
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
+        stack.enter_context(terminated_as_interrupted())
         total, budget_seconds = len(pending) + len(skipped), run.info.plan.budget_seconds
         display = stack.enter_context(Display(total, budget_seconds, as_json=as_json))
         if told:
@@ -184,7 +185,6 @@ def _drive(
         disturbing = {f.topic: f.found for f in findings if f.disturbs and (nodes_apart or f.topic != "interface")}
         facts |= {VOLATILE: {DISTURBANCES: disturbing}}
         driver = Driver(run, writer, start, display, hosts=hosts, facts=facts, began=began)
-        stack.enter_context(terminated_as_interrupted())
         try:
             driver.drive(pending, skipped)
         except (KeyboardInterrupt, UserError) as error:

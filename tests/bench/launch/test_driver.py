@@ -1,5 +1,6 @@
 """The driver: a record for every case, budget shared, what broke not tried again, nothing done twice."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -25,6 +27,7 @@ from bench.plan.cases import Case
 from bench.plan.plan import FaultSpec, Plan
 from bench.results.records import Record, read_records
 from bench.results.runs import create_run, load_run, open_writer
+from bench.text import UserError
 
 CASES = [case(number) for number in range(4)]
 Act = Callable[[FakeGang, FakeRank], None]
@@ -593,6 +596,15 @@ def test_what_all_ranks_share_is_in_the_run_and_what_is_odd_in_the_record(stage:
     changed = {"changed": {"host.kernel": ["6.1", "6.2"]}}
     assert [record.environment for record in built.records()] == [own, own, {**changed, **own}]
     assert built.environment() == {"host": {"name": "node-a", "kernel": "6.1"}, "process": {"cores": 2}}
+
+
+def test_a_disk_that_is_full_before_the_first_case_ends_the_run_with_a_sentence(
+    stage: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(module, "write_info", full)
+    with pytest.raises(UserError, match=r"run.json cannot be written: No space left on device$"):
+        stage(CASES[:1], lambda gang, rank: (rank.hello(), rank.line.hear())).drive()
 
 
 def on_nodes(*hosts: str) -> Callable[[int, int], dict[str, Any]]:
