@@ -112,7 +112,7 @@ def read_only(moment: str) -> Expected:
 
 def network_lost(moment: str) -> Expected:
     if moment == "importing":
-        return Expected(4, "failed failed", "Network is unreachable")
+        return Expected(4, "failed failed", "timed out")
     if moment == "reporting":
         return Expected(0, "ok ok")
     return Expected(4, "ok hang" if moment == "between" else "hang failed", "no end within 6 s")
