@@ -374,7 +374,8 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
         notes.append(f"the file does not tell its rank: {rank} by its {'name' if named else 'place'}")
     listed = info.pg_config if isinstance(info.pg_config, list) else []
     told = [one.get("ranks") for one in listed if isinstance(one, dict)]
-    groups = {tuple(one) for one in told if isinstance(one, list) and len(one) > 1}
+    lists = [one for one in told if isinstance(one, list) and all(isinstance(rank, int) for rank in one)]
+    groups = {tuple(one) for one in lists if len(one) > 1}
     if not kernels and len(groups) == 1:
         trace.facts[:] = [one and _on_all(one, *groups) for one in trace.facts]
     source = Source(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from hostile import BOMBS, bomb, dumped, nested
+from kineto_files import RankFile
 from paths import TESTS
 
 import parbench
@@ -178,3 +179,16 @@ def test_steps_that_no_planner_knows_are_not_predicted(run: Path) -> None:
     done = CliRunner().invoke(parbench.main, ("plan", "--validate", str(run)))
     assert "Traceback" not in done.stderr
     assert done.exit_code in (0, 2)
+
+
+def test_a_trace_whose_groups_are_no_ranks_is_explained_without_them(tmp_path: Path) -> None:
+    file = RankFile(0, 2)
+    file.step(0, 0.0, 900.0)
+    file.event("cpu_op", "aten::mm", 10.0, 400.0)
+    raw = json.loads(file.text())
+    raw["distributedInfo"]["pg_config"] = [{"ranks": [[0], [1]]}, {"ranks": "01"}, 7]
+    trace = tmp_path / "rank0.json"
+    trace.write_text(json.dumps(raw))
+    done = CliRunner().invoke(parbench.main, ("explain", str(trace)))
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.exit_code == 0
