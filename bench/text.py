@@ -45,7 +45,7 @@ def reading(where: object, otherwise: str = "is not what parbench wrote") -> Ite
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError, zlib.error) as error:  # what msgspec raises is a ValueError
-        raise UserError(f"{where} {otherwise}: {error}") from error
+        raise UserError(f"{where} {otherwise}: {str(error)[:400]}") from error  # it may quote what it found
 
 
 @contextmanager

@@ -211,9 +211,10 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
             except NewerError:
                 raise
             except (ValueError, RecursionError) as error:
+                told = f"{where} is no record: {str(error)[:400]}"  # it may quote what it found
                 if damaged is None:
-                    raise UserError(f"{where} is no record: {error}") from error
-                damaged.append(f"{where} is no record: {error}")
+                    raise UserError(told) from error
+                damaged.append(told)
             else:
                 yield record
 

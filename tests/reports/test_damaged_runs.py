@@ -79,6 +79,7 @@ def test_a_line_that_is_no_record_costs_itself_and_is_told(run: Path) -> None:
         ([-1.0], ("samples", "values")),
         (["note"] * 200_000, ("notes",)),
         ("yesterday", ("started",)),
+        ("x" * 100_000, ("status",)),
         ("\ue000raw1e999", ("seconds",)),
         ({"versions": 1.5}, ("environment",)),
         ({"changed": {"a": 1}}, ("environment",)),
@@ -90,6 +91,7 @@ def test_a_line_that_is_no_record_costs_itself_and_is_told(run: Path) -> None:
         [(code, out, _)] = told(("show", "--all", str(run)))
         assert code == 4, "its case counts as not measured"
         assert "1 line of records.jsonl cannot be read and do" in " ".join(out.split()), keys
+        assert len(out) < 100_000
         assert "pingpong" in out, "the others are shown"
     [(code, _, err)] = told(("compare", str(run), str(STEPS)))
     assert code == 2, "what is compared has no gaps"
