@@ -362,8 +362,8 @@ OPERATIONS = (
         params=(GEMM_SIZE, choice("dtype", "element type", *PRODUCTS), BACKGROUND, *GROUP), expand=each_group,
     ),
     _local("copy", "a memory copy on every rank; the ceiling for messages within a node", tags=("smoke", "node")),
-    _local("to_device", "a copy from the host's page-locked memory to the GPU, on every rank"),
-    _local("from_device", "a copy from the GPU to the host's page-locked memory, on every rank"),
+    _local("to_device", "from page-locked memory of the host to the GPU"),
+    _local("from_device", "from the GPU to page-locked memory of the host"),
     _p2p(
         "pingpong", "between two ranks and back; time = half the round trip", *ENDS,
         tags=SIZED, asynchronous=False, names={"osu": "latency"},
