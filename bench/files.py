@@ -18,6 +18,7 @@ from bench.text import UserError, did_you_mean, format_size, listed, reading
 _T = TypeVar("_T")
 MOST_BYTES, MOST_LINE_BYTES, MOST_DEPTH = 64 << 20, 16 << 20, 48
 """What a file may hold that is read as a whole, a line of one that is read in lines, and brackets within brackets."""
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")  # or a round would take off one in the other
 _NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"\\'))
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -87,13 +88,13 @@ def is_deep(content: bytes) -> bool:
 
     A text without brackets is two quotes beside each other; what leaves a quote or has an escape is counted one by one.
     """
-    left = content.translate(None, _NOT_BRACKETS).replace(b'""', b"")
+    left = content.translate(_ONE_KIND, _NOT_BRACKETS).replace(b'""', b"")
     if b'"' not in left and b"\\" not in left:
         for _ in range(MOST_DEPTH):
             if not left:
                 return False
-            left = left.replace(b"[]", b"").replace(b"{}", b"")
-        return b"[]" in left or b"{}" in left or left.count(b"[") + left.count(b"{") > MOST_DEPTH
+            left = left.replace(b"[]", b"")
+        return b"[]" in left or left.count(b"[") > MOST_DEPTH
     return _counted_depth(content) > MOST_DEPTH
 
 

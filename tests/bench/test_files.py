@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hostile import npz, samples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 from reports_fixtures import collective, ok
@@ -86,6 +86,7 @@ def test_what_is_compressed_is_no_larger_than_is_allowed() -> None:
     assert inflate(gzip.compress(b"a"), "it", wbits=31) == b"a"
 
 
+@example({"": []})
 @settings(deadline=None, max_examples=50)
 @given(
     st.recursive(
