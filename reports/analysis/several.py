@@ -1,6 +1,7 @@
 """Several runs beside each other: in what they differ, and the rows that answer the same question. Pure."""
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from bench.results.metrics import MetricValue
 from bench.results.runs import Run, load_run, runs_in
 from bench.results.stats import WITHIN_LAUNCH, ratio_within_launch
 from bench.text import UserError, reading
+from reports import cells
 from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import PAIRS, environment_facts, flatten
 from reports.analysis.ranks import Nodes, nodes_of
@@ -40,6 +42,11 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = ""
     points: tuple[Point, ...] = ()
+
+    def __post_init__(self) -> None:
+        twice = [one for one, times in Counter(point.id for point in self.points).items() if times > 1]
+        if twice:  # each would read the same runs once more
+            raise ValueError(f"points: {cells.visible(twice[0])} comes more than once")
 
 
 DID_NOT_RUN = 4

@@ -117,6 +117,15 @@ def test_what_run_json_says_sizes_no_loop(run: Path) -> None:
             assert not err or "run.json is not what parbench wrote: " in err
 
 
+def test_a_fact_of_the_environment_that_is_no_number_is_not_counted_with(run: Path) -> None:
+    raw = json.loads((run / "run.json").read_text())
+    for cores in ("many", -3, 2**70, [2]):
+        put(raw, cores, "environment", "process", "cores")
+        (run / "run.json").write_bytes(dumped(raw))
+        [(code, shown, err)] = told(("show", str(run)))
+        assert (code in (0, 1, 4), "Look at first" in shown, err) == (True, True, ""), cores
+
+
 def test_no_id_of_a_case_leads_outside(run: Path) -> None:
     for name in ("../../outside/evil", "/outside", "", "\x00"):
         lines = [json.loads(line) for line in KEPT]

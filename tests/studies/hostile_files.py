@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import support_path  # noqa: F401 - finds the next
 from history_fixtures import put
 from hostile import npz, samples, spoil_folder, spoil_history
 from kineto_files import RankFile

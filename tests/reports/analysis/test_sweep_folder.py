@@ -88,7 +88,8 @@ def test_a_damaged_sweep_or_one_without_runs_is_the_users_error(sweep: Path, tmp
         gather([waiting])
     with pytest.raises(UserError, match="no run was named"):
         gather([])
-    for content in (b"{", b'{"points": [{"label": "x"}]}', b"\xff"):
+    twice = b'{"points": [{"id": "x"}, {"id": "y"}, {"id": "x"}]}'
+    for content in (b"{", b'{"points": [{"label": "x"}]}', b"\xff", twice):
         (sweep / "sweep.json").write_bytes(content)
         with pytest.raises(UserError, match=r"sweep\.json is not what parbench wrote"):
             gather([sweep])
