@@ -100,7 +100,7 @@ def test_every_summary_is_one_line_of_80_columns(monkeypatch: pytest.MonkeyPatch
 
 
 def test_bash_completes_commands_and_options() -> None:
-    words = {"parbench ru": "run", "parbench history an": "annotate", "parbench run --bud": "--budget"}
+    words = {"parbench ru": "run", "parbench history an": "annotate", "parbench run --bud": "--budget --budgets"}
     script = """eval "$(_PARBENCH_COMPLETE=bash_source parbench)"; complete -p parbench; COMP_WORDS=($TYPED)
     COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _parbench_completion parbench; echo "${COMPREPLY[@]}" """
     for typed, found in words.items():

@@ -7,7 +7,7 @@ import click
 
 from bench.commands import AppHooks, RunPath
 
-_BOUNDED, _TOKENS = click.IntRange(0, 1 << 16), click.IntRange(0, 1 << 24)  # they size loops
+_BOUNDED, _TOKENS = click.IntRange(max=1 << 16), click.IntRange(max=1 << 24)  # they size loops
 _FORMS = {".html": "html", ".md": "markdown", ".json": "json"}
 _EXAMPLES = """\b
 Examples:

@@ -45,8 +45,7 @@ OPERATIONS = {
     **dict.fromkeys(("all_gather_v", "gather"), "orange"),
     "scatter": "green",
     "all_to_all_v": "purple",
-    "copy": "grey",
-    "barrier": "grey",
+    **dict.fromkeys(("copy", "to_device", "from_device", "barrier"), "grey"),
     **dict.fromkeys(("pingpong", "unidirectional", "bidirectional", "matrix", "pairwise"), "teal"),
 }
 
