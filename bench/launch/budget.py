@@ -14,6 +14,25 @@ from bench.results.runs import Run
 RESERVE = 1.1  # of a budget that is advised: the next time the machine may be slower
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """Seconds that a case took, and what it would have with the fewest iterations; None where it was not measured."""
+
+    id: str
+    name: str
+    seconds: float
+    least: float | None
+
+    @classmethod
+    def on(cls, record: Record) -> "Spent":
+        # more iterations are taken where there is time
+        values, steps = record.samples.values, record.details.get("steps_per_sample", 1)
+        more = max(1 - Measure().min_iterations / len(values), 0.0) if values else 0.0
+        least = max(record.seconds - more * sum(values) * (steps if isinstance(steps, int) else 1), 0.0)
+        measured = least if record.status == "ok" else None
+        return cls(id=record.case.id, name=record.case.name, seconds=record.seconds, least=measured)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prices:
     """Seconds: a launch's without its cases, None before the first, and each case's; of several launches the least."""
@@ -22,15 +41,14 @@ class Prices:
     cases: Mapping[str, float] = field(default_factory=dict)  # by id
     names: Mapping[str, float] = field(default_factory=dict)  # the mean of a name's cases
 
-    def after(self, seconds: float, records: Iterable[Record]) -> "Prices":
-        """Return the prices once a launch that took so long has made these records."""
-        made = list(records)
-        rest = max(seconds - sum(record.seconds for record in made), 0.0)
+    def after(self, seconds: float, spent: Sequence[Spent]) -> "Prices":
+        """Return the prices once a launch that took so long has spent this on its cases."""
+        rest = max(seconds - sum(one.seconds for one in spent), 0.0)
         cases, named = dict(self.cases), dict[str, list[float]]()
-        for record in made:
-            if record.status == "ok":
-                cost = cases[record.case.id] = min(_least(record), cases.get(record.case.id, math.inf))
-                named.setdefault(record.case.name, []).append(cost)
+        for one in spent:
+            if one.least is not None:
+                cost = cases[one.id] = min(one.least, cases.get(one.id, math.inf))
+                named.setdefault(one.name, []).append(cost)
         names = {**self.names, **{name: fmean(costs) for name, costs in named.items()}}
         return Prices(start=rest if self.start is None else min(rest, self.start), cases=cases, names=names)
 
@@ -53,19 +71,12 @@ class Prices:
         return len(launches)
 
 
-def _least(record: Record) -> float:
-    """Return what a case would have cost with the fewest iterations: more of them are taken where there is time."""
-    values, steps = record.samples.values, record.details.get("steps_per_sample", 1)
-    more = max(1 - Measure().min_iterations / len(values), 0.0) if values else 0.0
-    return max(record.seconds - more * sum(values) * (steps if isinstance(steps, int) else 1), 0.0)
-
-
 def prices_of(run: Run) -> Prices:
     """Return what a run's launches have cost."""
     prices = Prices()
     for launch in sorted({record.launch for record in run.records if record.status == "ok"}):
         seconds = sum(one.seconds for one in run.info.launches if one.launch == launch)
-        prices = prices.after(seconds, (record for record in run.records if record.launch == launch))
+        prices = prices.after(seconds, [Spent.on(record) for record in run.records if record.launch == launch])
     return prices
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from bench.launch.budget import Prices, budget_of_all, by_launch, prices_of
+from bench.launch.budget import Prices, Spent, budget_of_all, by_launch, prices_of
 from bench.launch.control_channel import DEVICE_VARIABLE, LEFT_OUT, DriverServer, Hello, Job, Outcome
 from bench.launch.launchers import Launcher
 from bench.launch.monitor import START_SECONDS, RankMonitor
@@ -94,7 +94,7 @@ class Driver:
         self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
         self._gangs = len(list((run.path / "logs").glob("gang-*")))
         self._may_retry = True
-        self._prices, self._made = prices_of(run), list[Record]()
+        self._prices, self._made = prices_of(run), list[Spent]()
         self._told = False
         self._began = self._deadline = 0.0
         self._progress = 0, 1
@@ -163,7 +163,7 @@ class Driver:
         finally:
             for case, seen in list(self._begun.values()):
                 self._write(launch, case, replace(seen, stop="budget"))
-        if self._began and any(record.status == "ok" for record in self._made):
+        if self._began and any(one.least is not None for one in self._made):
             self._prices = self._prices.after(time.monotonic() - self._began, self._made)
 
     def _gangs_of(self, launch: int, cases: list[Case]) -> None:
@@ -288,15 +288,15 @@ class Driver:
                 self._silent = monitor.silent_hosts() if result.status == "hang" else set()
                 return ended
             self._write(launch, case, result)
-            self._look_ahead(case, [one for one in job.plan.cases if one.id not in ended | self._begun.keys()])
+            if not self._told and self._prices.start is None:
+                known = ended | self._begun.keys()
+                self._look_ahead(case, [one for one in job.plan.cases if one.id not in known])
         monitor.farewell(_FAREWELL_SECONDS)
         return ended
 
     def _look_ahead(self, case: Case, to_come: Sequence[Case]) -> None:
         """Tell, once it is known in the first launch, that there is no time for all that is to come in it."""
         left = self._end + self._overtime - time.monotonic()
-        if self._told or self._prices.start is not None:
-            return
         prices = Prices().after(time.monotonic() - self._began, self._made)
         if prices.cases and sum(map(prices.case, to_come)) > left:
             self._told = True
@@ -339,7 +339,7 @@ class Driver:
     def _write(self, launch: int, case: Case, result: Outcome) -> None:
         record = self._record(launch, case, result)
         self._begun.pop(case.id, None)
-        self._made.append(record)
+        self._made.append(Spent.on(record))
         if record.reason == LEFT_OUT:
             self._left_out[case.id] = case
         if record.status in _NOT_AGAIN:

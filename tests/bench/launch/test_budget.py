@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 from fakes import case, plan
 
-from bench.launch.budget import Prices, budget_for, budget_of_all, by_launch, prices_of
+from bench.launch.budget import Prices, Spent, budget_for, budget_of_all, by_launch, prices_of
 from bench.plan.cases import Case
 from bench.results.records import Record, Samples, Status, WorldInfo
 from bench.results.runs import LaunchInfo, Run, RunInfo
@@ -27,11 +27,15 @@ def run_of(seconds: list[float], *records: Record) -> Run:
     return Run(path=Path("run"), info=info, records=records)
 
 
+def spent(*records: Record) -> list[Spent]:
+    return [Spent.on(one) for one in records]
+
+
 def test_a_launch_costs_its_start_and_its_cases_the_cheapest_of_each() -> None:
-    prices = Prices().after(40.0, [record(ONE, 0, 10.0), record(TWO, 0, 20.0), record(STEP, 0, 3.0, "failed")])
+    prices = Prices().after(40.0, spent(record(ONE, 0, 10.0), record(TWO, 0, 20.0), record(STEP, 0, 3.0, "failed")))
     assert (prices.start, prices.cases) == (7.0, {ONE.id: 10.0, TWO.id: 20.0})
     assert prices.launch([ONE, TWO]) == 37.0
-    again = prices.after(40.0, [record(ONE, 1, 30.0), record(TWO, 1, 5.0)])
+    again = prices.after(40.0, spent(record(ONE, 1, 30.0), record(TWO, 1, 5.0)))
     assert (again.start, again.cases) == (5.0, {ONE.id: 10.0, TWO.id: 5.0})
 
 
@@ -50,7 +54,7 @@ def test_a_launch_is_not_cheaper_than_one_of_which_a_third_measures() -> None:
 
 def test_iterations_beyond_the_fewest_are_no_price_as_they_fill_what_time_there_is() -> None:
     seen = {"samples": Samples(values=[0.25] * 12), "details": {"steps_per_sample": 2}}
-    prices = Prices().after(10.0, [msgspec.structs.replace(record(ONE, 0, 10.0), **seen)])
+    prices = Prices().after(10.0, spent(msgspec.structs.replace(record(ONE, 0, 10.0), **seen)))
     assert prices.cases == {ONE.id: 10.0 - 2 * 6 * 0.25}
     assert prices.start == 0.0
 
