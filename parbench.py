@@ -174,7 +174,7 @@ def main(ctx: click.Context) -> None:
 
 
 def _show(path: Path, form: str, whole: bool) -> int:
-    from reports.regression.baseline import baseline
+    from reports.history.baseline import baseline
     from reports.render.show import show_run
 
     return show_run(path, baseline(path), form=form, whole=whole)

@@ -13,7 +13,7 @@ from history_fixtures import fill, put
 from paths import ROOT
 
 import parbench
-from reports.regression.history import open_history
+from reports.history.database import open_history
 
 GITHUB = ROOT / ".github"
 GITLAB = GITHUB / "templates" / "gitlab-ci.yml"

@@ -64,7 +64,7 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
     Runs already added are left as they are. A folder that parbench history export wrote keeps its runs' branch and
     commit.
     """
-    from reports.regression.history import add_folders
+    from reports.history.database import add_folders
 
     source = click.get_current_context().get_parameter_source
     # a later job's variables say nothing of the runs that it finds
@@ -82,7 +82,7 @@ def list_runs(branch: str | None, file: Path) -> None:
     """List the runs in the history, newest first."""
     from bench.text import counted, format_table
     from reports import cells
-    from reports.regression.history import open_history
+    from reports.history.database import open_history
 
     with open_history(file) as found:
         lines, annotations = found.runs(branch), found.annotations()
@@ -105,9 +105,9 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
 
     PATTERN is a glob for their cases.
     """
-    from reports.regression.history import open_history
-    from reports.regression.history_show import render_courses
-    from reports.regression.levels import StepRule
+    from reports.history.database import open_history
+    from reports.history.levels import StepRule
+    from reports.history.show import render_courses
 
     with open_history(file) as found:
         click.echo(render_courses(found, pattern, branch, StepRule(), form), nl=False)
@@ -140,21 +140,22 @@ def check(
     A case is MISSING if RUN did not measure it but one of the last three runs like it did: same preset, same number of
     ranks, a case in common.
     """
-    from reports.regression import history_gate, history_show
-    from reports.regression.history import open_history
-    from reports.regression.levels import StepRule
+    from reports.history import gate
+    from reports.history import show as shown
+    from reports.history.database import open_history
+    from reports.history.levels import StepRule
     from reports.regression.noise_floor import find_floor
 
     least, floors = find_floor(floor)
     rule = StepRule(floor=least, window=window)
     if run and ((folder := RunPath().convert(run, None, None)) / "run.json").exists():
-        checked = history_gate.check_folder(file, folder, branch, rule, floors)
+        checked = gate.check_folder(file, folder, branch, rule, floors)
     else:
         with open_history(file) as found:
-            line = found.line(run) if run else history_gate.newest(found, branch)
-            checked = history_gate.check(found, line, rule, floors)
+            line = found.line(run) if run else gate.newest(found, branch)
+            checked = gate.check(found, line, rule, floors)
     code = checked.code(fail_on_unknown=fail_on_unknown)
-    text = history_show.render_json(checked, code) if form == "json" else history_show.render(checked, form)
+    text = shown.render_json(checked, code) if form == "json" else shown.render(checked, form)
     click.echo(text, nl=False)
     click.get_current_context().exit(code)
 
@@ -166,7 +167,7 @@ def check(
 @_file_option
 def annotate(run: str, note: str, series: str, file: Path) -> None:
     """Mark a change as intended: later runs are compared from RUN on."""
-    from reports.regression.history import open_history
+    from reports.history.database import open_history
 
     with open_history(file) as found:
         found.annotate(run, series, note)
@@ -177,7 +178,7 @@ def annotate(run: str, note: str, series: str, file: Path) -> None:
 @_file_option
 def prune(keep: int, file: Path) -> None:
     """Delete old runs from the history, and print their ids."""
-    from reports.regression.history import open_history
+    from reports.history.database import open_history
 
     with open_history(file) as found:
         for run_id in found.prune(keep):
@@ -196,8 +197,8 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
     a column per series.
     """
     from bench.text import UserError, counted, writing
-    from reports.regression.history import open_history
-    from reports.regression.history_show import render_otava
+    from reports.history.database import open_history
+    from reports.history.show import render_otava
 
     if branch is not None and form != "otava":
         raise UserError(f"--branch {branch} goes with --format otava alone: a folder of runs holds all branches")

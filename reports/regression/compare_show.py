@@ -22,6 +22,7 @@ from reports.analysis.several import unfolded
 from reports.analysis.summary import Row
 from reports.analysis.verdicts import emulations
 from reports.budgets import judge
+from reports.history.database import means_run, select_run
 from reports.regression.ab import LOOKS, SHORTEST_SECONDS
 from reports.regression.compare import (
     VERDICTS,
@@ -47,7 +48,6 @@ from reports.regression.compare_words import (
 from reports.regression.confirm import Confirming, confirm
 from reports.regression.counted import CountChange
 from reports.regression.environment import Change
-from reports.regression.history import means_run, select_run
 from reports.regression.junit import as_junit
 from reports.regression.noise_floor import find_floor, told
 from reports.regression.rule import Rule, launches_to_decide

@@ -5,7 +5,7 @@ judged from the ninth on, each as ``parbench history check`` does, the share of 
 what; PR is SLOWER as of a pull request, whose one run is held against the nights before. Then how soon steps are found:
 from the first night since on, and of one series, among 40 or alone, after five nights. A false alarm is a night that is
 SLOWER where nothing stepped, or a pull request from the second night since a step on. Pools are of nodes half of which
-are 20 % slower, one at random a night. A script, not a test: tests/reports/regression/test_nights.py has a small part.
+are 20 % slower, one at random a night. A script, not a test: tests/reports/history/test_nights.py has a small part.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from multiprocessing import Pool
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.regression.levels import StepRule
-from reports.regression.nights import judge_nights
+from reports.history.levels import StepRule
+from reports.history.nights import judge_nights
 
 NUM_NIGHTS, FIRST, SINCE = 31, 9, 25
 RULE = StepRule()

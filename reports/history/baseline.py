@@ -19,9 +19,9 @@ def baseline(path: Path) -> Verdict:
     if not file.exists():
         return _none("no history says what is usual here", more)
     # numpy and SQLite, which only those with a history wait for
-    from reports.regression.history import open_history
-    from reports.regression.history_gate import check_folder
-    from reports.regression.levels import StepRule
+    from reports.history.database import open_history
+    from reports.history.gate import check_folder
+    from reports.history.levels import StepRule
     from reports.regression.noise_floor import find_floor
 
     run = load_run(path).info

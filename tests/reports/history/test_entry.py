@@ -11,8 +11,8 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective
 
 from bench.results.records import Status
+from reports.history.database import ABOUT, About, read_entry
 from reports.regression.environment import Point, points_of
-from reports.regression.history import ABOUT, About, read_entry
 
 BESIDE = [f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")]
 BESIDE += ["versions.numpy", "versions.python", "gpu.driver", "gpu.power_limit_watts"]

@@ -15,12 +15,12 @@ import numpy as np
 
 from bench.text import UserError
 from reports import cells
+from reports.history.database import About, History, Line, Outcome, open_history, read_entry
+from reports.history.levels import Shift, StepRule
+from reports.history.nights import Night, Nights, judge_nights
 from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code
 from reports.regression.counted import CountChange, Facts, held
 from reports.regression.environment import Identity
-from reports.regression.history import About, History, Line, Outcome, open_history, read_entry
-from reports.regression.levels import Shift, StepRule
-from reports.regression.nights import Night, Nights, judge_nights
 from reports.regression.noise_floor import Floor
 
 QUIET = Night()

@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 from history_fixtures import put
 
 import parbench
+from reports.history.database import SCHEMA, open_history
 from reports.regression.commands import FILE
-from reports.regression.history import SCHEMA, open_history
 from reports.regression.noise_floor import Floor, keep_floors
 
 

@@ -10,10 +10,10 @@ from msgspec.structs import asdict
 from bench.text import UserError, counted, format_table
 from reports import cells
 from reports.analysis.labels import operation
+from reports.history.database import History
+from reports.history.gate import Check, Finding
+from reports.history.levels import StepRule, segments
 from reports.regression.compare import VERDICTS, Word, counts_of, json_text, world_words
-from reports.regression.history import History
-from reports.regression.history_gate import Check, Finding
-from reports.regression.levels import StepRule, segments
 from reports.regression.noise_floor import told
 from reports.render.markdown import escaped
 

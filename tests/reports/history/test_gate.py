@@ -15,11 +15,11 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective
 
 from bench.results.records import Record
+from reports.history.database import History, open_history
+from reports.history.gate import MISSED_RUNS, Check, Finding, check, check_folder, newest
+from reports.history.levels import StepRule
+from reports.history.show import answer, render, render_courses, render_json
 from reports.regression.compare import Word
-from reports.regression.history import History, open_history
-from reports.regression.history_gate import MISSED_RUNS, Check, Finding, check, check_folder, newest
-from reports.regression.history_show import answer, render, render_courses, render_json
-from reports.regression.levels import StepRule
 from reports.regression.noise_floor import Floor
 
 RULE = StepRule()

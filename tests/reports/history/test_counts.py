@@ -13,11 +13,11 @@ from reports_fixtures import ok, step, step_metrics
 import parbench
 from bench.results.metrics import values
 from bench.results.records import Record
-from reports.regression.baseline import baseline
-from reports.regression.history import History, open_history
-from reports.regression.history_gate import Check, check, check_folder, newest
-from reports.regression.history_show import answer, render, render_json
-from reports.regression.levels import StepRule
+from reports.history.baseline import baseline
+from reports.history.database import History, open_history
+from reports.history.gate import Check, check, check_folder, newest
+from reports.history.levels import StepRule
+from reports.history.show import answer, render, render_json
 
 RULE = StepRule()
 CASE = step("ddp")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reports.regression.levels import StepRule
-from reports.regression.nights import Night, Nights, judge_nights, kinds_of, noise_of, shared_course
+from reports.history.levels import StepRule
+from reports.history.nights import Night, Nights, judge_nights, kinds_of, noise_of, shared_course
 
 RULE = StepRule()
 Logs = NDArray[np.float64]

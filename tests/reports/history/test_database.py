@@ -23,9 +23,9 @@ from reports_fixtures import ENVIRONMENT
 
 from bench.results.runs import load_run
 from bench.text import UserError
-from reports.regression import history as database
-from reports.regression.history import ANNOTATIONS, APPLICATION, SCHEMA, About, History, add_folders, open_history
-from reports.regression.history_show import render_otava
+from reports.history import database
+from reports.history.database import ANNOTATIONS, APPLICATION, SCHEMA, About, History, add_folders, open_history
+from reports.history.show import render_otava
 
 
 @pytest.fixture
@@ -188,20 +188,20 @@ def test_otavas_rows_are_runs_and_its_columns_series(history: History, tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
-from reports.regression.history import add_folders
+from reports.history.database import add_folders
 for run_id, what in add_folders(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]], branch="main", commit=""):
     print(what, run_id, flush=True)
 """
 KILLED_INSIDE = f"""
 import os, signal
-from reports.regression import history
-original, seen = history.History._insert, []
+from reports.history import database
+original, seen = database.History._insert, []
 def insert(self, entry):
     original(self, entry)
     seen.append(entry)
     if len(seen) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-history.History._insert = insert
+database.History._insert = insert
 {WRITER}"""
 
 

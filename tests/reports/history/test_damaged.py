@@ -12,7 +12,7 @@ from history_fixtures import put
 from hostile import BOMBS, bomb
 
 import parbench
-from reports.regression.history import About, open_history, read_entry
+from reports.history.database import About, open_history, read_entry
 
 COMMANDS = (
     ("list",),

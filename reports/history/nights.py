@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.results.stats import median, t_tail
-from reports.regression.levels import (
+from reports.history.levels import (
     Noise,
     Shift,
     StepRule,
