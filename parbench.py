@@ -30,7 +30,7 @@ COMMANDS = {
     "compare": "reports.commands:compare",
     "explain": "reports.commands:explain",
     "plan": "workloads.commands:plan",
-    "history": "reports.regression.commands:history",
+    "history": "reports.history.commands:history",
     "ab": "reports.regression.commands:ab",
     "aa": "reports.regression.commands:aa",
     "slurm": "slurm.commands:slurm",

@@ -1,13 +1,11 @@
 """The history: runs kept in one file, each once, with the points of their series in the order of time."""
 
-import hashlib
-import re
 import sqlite3
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,21 +16,18 @@ from bench.files import MOST_BYTES, decode_json, file_name, inflate, open_file, 
 from bench.limits import Amount, Count, Id, Long, Name, Whole, Words
 from bench.plan.cases import renewed
 from bench.results.records import Status
-from bench.results.runs import Run, RunInfo, load_run, runs_in, whole
+from bench.results.runs import Run, load_run, whole
 from bench.text import UserError, reading, writing
-from reports.regression.compare import pool
+from reports.history.entries import ABOUT, MOST_RECORDS_BYTES, About, Entry
 from reports.regression.counted import Facts
-from reports.regression.environment import Identity, Point, points_of
+from reports.regression.environment import Identity
 
 Added = Literal["added", "updated", "moved", "unchanged"]
 Outcome = tuple[Status, str]
 SCHEMA = 1
 APPLICATION = 0x70627268  # pbrh, by which SQLite files are told apart
-ABOUT = "history.json"  # in an exported run's folder: its branch and commit
 ANNOTATIONS = "annotations.json"  # beside exported runs
-_SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
 _WAIT_SECONDS = 60.0
-_MOST_BYTES = 256 << 20  # of a run's records
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=msgspec.Struct)
 _Seconds = Annotated[float, msgspec.Meta(ge=1e-15, le=1e15)]
@@ -69,45 +64,6 @@ CREATE TABLE IF NOT EXISTS counted (
 CREATE INDEX IF NOT EXISTS counted_by_run ON counted (run)
 """
 """What histories of before counts were kept lack; they get it when a run is added."""
-
-
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run does not know of itself: the branch that was measured, and the commit, empty where unknown."""
-
-    branch: Name
-    commit: Name = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A run with its points and the bytes of its two files; ``meant`` names what of ``about`` moves a known run."""
-
-    run: RunInfo
-    about: About
-    meant: frozenset[str] = frozenset()
-    points: tuple[Point, ...]
-    info_json: bytes
-    records_jsonl: bytes
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.info_json + b"\0" + self.records_jsonl).hexdigest()
-
-
-def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) -> Entry:
-    """Return a run's folder as an entry; the folder's own ``history.json``, where it has one, says the branch."""
-    run, file = whole(load_run(path)), path / ABOUT
-    with reading(file):
-        own = decode_json(read_file(file), About) if file.exists() else None
-        records = read_file(path / "records.jsonl", _MOST_BYTES)
-    return Entry(
-        run=run.info,
-        about=own or about,
-        meant=frozenset() if own else meant,
-        points=points_of(run),
-        info_json=read_file(path / "run.json"),
-        records_jsonl=records[: records.rfind(b"\n") + 1],  # a line cut short is no record
-    )
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -324,7 +280,9 @@ class History:
         files = self._rows(tuple[bytes, bytes], "SELECT info, records FROM folder WHERE run = ?", line.number)
         if not files:
             raise UserError(f"{self._path} is damaged: it has no files of run {line.id}")
-        for name, packed, most in zip(("run.json", "records.jsonl"), files[0], (MOST_BYTES, _MOST_BYTES), strict=True):
+        for name, packed, most in zip(
+            ("run.json", "records.jsonl"), files[0], (MOST_BYTES, MOST_RECORDS_BYTES), strict=True
+        ):
             with reading(f"{self._path}, {name} of run {line.id}"):
                 content = inflate(packed, f"{self._path}, {name} of run {line.id}", most=most)
             (folder / name).write_bytes(content)
@@ -359,60 +317,6 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
         raise UserError(f"{path} {told.get(code, f'cannot be used as a history: {error}')}") from error
     finally:
         connection.close()
-
-
-def add_folders(
-    file: Path, paths: Sequence[Path], *, branch: str, commit: str, meant: frozenset[str] = frozenset()
-) -> Iterator[tuple[str, Added]]:
-    """Yield each run's id and what became of it, kept before the next is read; ``meant`` names what moves it."""
-    folders: dict[Path, None] = {}
-    for path in paths:
-        with reading(path):
-            found = [path] if (path / "run.json").exists() else runs_in(path)
-        if not found:
-            told = f"{path} is no run and holds none: name runs' folders, or a folder of such folders"
-            raise UserError(told if path.exists() else f"no such folder: {path}")
-        folders |= dict.fromkeys(found)
-    with open_history(file, create=True) as history:
-        for folder in folders:
-            entry = read_entry(folder, About(branch=branch, commit=commit), meant)
-            yield entry.run.id, history.add(entry)
-        for parent in dict.fromkeys(paths):
-            history.import_annotations(parent)
-
-
-def means_run(word: str) -> bool:
-    return (found := _SELECTOR.fullmatch(word)) is not None and found.lastgroup != "name" and "/" not in word
-
-
-def select_run(path: Path, word: str, *, without: str = "") -> Run:
-    """Return the run that a word means in a file's history; several, but that of the id ``without``, become one."""
-    with open_history(path) as history:
-        lines = select_lines(history.runs(), word, without=without)
-        return pool([history.run(line) for line in lines], word)
-
-
-def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tuple[Line, ...]:
-    """Return what a word means among runs in the order of time; ``UserError`` if it means none."""
-    if named := tuple(line for line in lines if line.id == word):
-        return named
-    newest = "BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one"
-    allowed = f"a branch, {newest}, or an id"
-    if (found := _SELECTOR.fullmatch(word)) is None:
-        raise UserError(f"{word!r} names no run of the history: write {allowed}")
-    own = [line for line in lines if found["name"] in (line.branch, "last")]
-    if not own:
-        known = ", ".join(sorted({line.branch for line in lines})) or "no run at all"
-        raise UserError(f"{word!r} names no run of the history, which has {known}: write {allowed}")
-    if found["count"] is not None:
-        count, others = int(found["count"]), [line for line in own if line.id != without]
-        if not (count and others):
-            raise UserError(f"{word!r} means no run beside the one it is compared with: at least 1 is needed")
-        return tuple(others[-count:])
-    back = int(found["back"] or 0)
-    if back >= len(own):
-        raise UserError(f"{word!r} goes back {back} runs, and the history has {len(own)} of {found['name']!r}")
-    return (own[-1 - back],)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:

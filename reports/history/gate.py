@@ -15,7 +15,8 @@ import numpy as np
 
 from bench.text import UserError
 from reports import cells
-from reports.history.database import About, History, Line, Outcome, open_history, read_entry
+from reports.history.database import History, Line, Outcome, open_history
+from reports.history.entries import About, read_entry
 from reports.history.levels import Shift, StepRule
 from reports.history.nights import Night, Nights, judge_nights
 from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code

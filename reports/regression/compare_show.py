@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.results.budgets import read_budgets
-from bench.results.runs import Run, load_run, whole
+from bench.results.runs import Run
 from bench.results.stats import median
 from bench.text import UserError, counted, format_duration
 from reports import cells
 from reports.analysis.labels import operation, short_labels
-from reports.analysis.several import unfolded
 from reports.analysis.summary import Row
 from reports.analysis.verdicts import emulations
 from reports.budgets import judge
-from reports.history.database import means_run, select_run
+from reports.history.runs import find_run
 from reports.regression.ab import LOOKS, SHORTEST_SECONDS
 from reports.regression.compare import (
     VERDICTS,
@@ -34,7 +33,6 @@ from reports.regression.compare import (
     compare,
     json_text,
     notes_of_pools,
-    pool,
     world_words,
 )
 from reports.regression.compare_words import (
@@ -91,14 +89,6 @@ def compare_runs(
     if form == "json":
         return as_json(comparison, code=code), code
     return (as_junit if form == "junit" else as_markdown)(comparison), code
-
-
-def find_run(word: str, history: Path | None = None, *, without: str = "") -> Run:
-    """Return the run of a folder; those in a folder, or of the history, as one, but for that of the id ``without``."""
-    if history is not None and not Path(word).exists() and (means_run(word) or history.exists()):
-        return select_run(history, word, without=without)
-    runs = [whole(load_run(path)) for path in unfolded([Path(word)])]
-    return pool([run for run in runs if run.info.id != without] or runs, word)
 
 
 def advised(comparison: Comparison, command: Sequence[str], words: Sequence[str] = ()) -> Comparison:

@@ -10,7 +10,8 @@ from reports_fixtures import ENVIRONMENT
 
 from bench.plan.cases import Case
 from bench.results.records import Record, encode
-from reports.history.database import About, Entry, History, read_entry
+from reports.history.database import History
+from reports.history.entries import About, Entry, read_entry
 
 WOBBLE = (1.0, 1.004, 0.997, 1.002, 0.996)
 

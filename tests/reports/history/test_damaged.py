@@ -12,7 +12,8 @@ from history_fixtures import put
 from hostile import BOMBS, bomb
 
 import parbench
-from reports.history.database import About, open_history, read_entry
+from reports.history.database import open_history
+from reports.history.entries import About, read_entry
 
 COMMANDS = (
     ("list",),

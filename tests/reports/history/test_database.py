@@ -24,7 +24,9 @@ from reports_fixtures import ENVIRONMENT
 from bench.results.runs import load_run
 from bench.text import UserError
 from reports.history import database
-from reports.history.database import ANNOTATIONS, APPLICATION, SCHEMA, About, History, add_folders, open_history
+from reports.history.database import ANNOTATIONS, APPLICATION, SCHEMA, History, open_history
+from reports.history.entries import About
+from reports.history.runs import add_folders
 from reports.history.show import render_otava
 
 
@@ -188,7 +190,7 @@ def test_otavas_rows_are_runs_and_its_columns_series(history: History, tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
-from reports.history.database import add_folders
+from reports.history.runs import add_folders
 for run_id, what in add_folders(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]], branch="main", commit=""):
     print(what, run_id, flush=True)
 """

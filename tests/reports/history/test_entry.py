@@ -11,7 +11,7 @@ from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective
 
 from bench.results.records import Status
-from reports.history.database import ABOUT, About, read_entry
+from reports.history.entries import ABOUT, About, read_entry
 from reports.regression.environment import Point, points_of
 
 BESIDE = [f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")]

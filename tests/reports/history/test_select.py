@@ -12,9 +12,10 @@ from reports_fixtures import ENVIRONMENT, WORLD, bad
 from bench.plan.plan import Skipped
 from bench.results.runs import Run
 from reports.analysis.summary import Row, summarize
-from reports.history.database import Line, means_run, open_history, select_lines, select_run
+from reports.history.database import Line, open_history
+from reports.history.runs import find_run, means_run, select_lines, select_run
 from reports.regression.compare import compare, notes_of_pools, pool
-from reports.regression.compare_show import compare_runs, find_run
+from reports.regression.compare_show import compare_runs
 from reports.regression.rule import Rule
 
 

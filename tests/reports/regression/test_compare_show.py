@@ -13,8 +13,9 @@ from reports_fixtures import bad, ok, write_run
 
 from bench.text import UserError
 from reports.commands import COMPARISONS, compare
+from reports.history.runs import find_run
 from reports.regression.ab import LOOKS
-from reports.regression.compare_show import compare_runs, find_run
+from reports.regression.compare_show import compare_runs
 from reports.regression.noise_floor import Floor, find_floor, fingerprints, keep_floors, parse_floor
 
 
