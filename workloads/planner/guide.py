@@ -21,7 +21,7 @@ from workloads.planner.candidates import splits
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds
 from workloads.planner.regimes import regimes, simulated
-from workloads.planner.render import assumptions
+from workloads.planner.report.render import assumptions
 
 MODEL, GPUS = "llama3-8b", 64
 GIGA = 1e9

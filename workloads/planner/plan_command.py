@@ -15,16 +15,16 @@ from workloads.costs.step_spec import StepSpec, Widths
 from workloads.mesh.axes import CP_METHODS
 from workloads.model.shapes import PRECISIONS
 from workloads.pipeline_parallel.schedules import default_chunks
-from workloads.planner import render
 from workloads.planner.budget import Budget, parse_tokens
-from workloads.planner.calibration import calibrated, curves_by_kind
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware, hardware_of
 from workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
+from workloads.planner.measured.calibration import calibrated, curves_by_kind
+from workloads.planner.measured.published import ASSUMED, published
 from workloads.planner.models import find_model, model_of
-from workloads.planner.plan_page import dry_run_document, search_document
-from workloads.planner.published import ASSUMED, published
+from workloads.planner.report import render
+from workloads.planner.report.plan_page import dry_run_document, search_document
 from workloads.planner.search import lack_of, require_found, search
 
 
@@ -229,7 +229,7 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
 
 
 def _validated(given: Given, path: Path) -> Answer:
-    from workloads.planner.validate import validate, validation_text, write_validation
+    from workloads.planner.measured.validate import validate, validation_text, write_validation
 
     found = validate(load_run(path), load_run(given.fits) if given.fits else None)
     write_validation(path, found)

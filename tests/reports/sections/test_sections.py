@@ -28,8 +28,8 @@ from reports.sections.nodes import arrival_section
 from reports.sections.one_run import report_of
 from reports.sections.predictions import predicted_section
 from reports.sections.steps import step_section
-from workloads.planner.published import published
-from workloads.planner.validate import write_validation
+from workloads.planner.measured.published import published
+from workloads.planner.measured.validate import write_validation
 
 
 def test_sections_come_in_the_order_in_which_they_are_read_with_anchors_that_differ() -> None:

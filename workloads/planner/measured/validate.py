@@ -25,9 +25,9 @@ from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.routing import BALANCED
 from workloads.pipeline_parallel.simulation import simulate
 from workloads.planner.link_time import Curve, PlacedCall, Seconds, beyond, by_curves, curves_of
+from workloads.planner.measured.published import published
 from workloads.planner.placement import Place
-from workloads.planner.published import published
-from workloads.planner.render import duration, published_text, table
+from workloads.planner.report.render import duration, published_text, table
 
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
 

@@ -11,9 +11,9 @@ from workloads.costs.equation import Equation
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import PRESETS
+from workloads.planner.measured.published import ASSUMED, published
 from workloads.planner.models import model_of
-from workloads.planner.published import ASSUMED, published
-from workloads.planner.render import (
+from workloads.planner.report.render import (
     Formula,
     as_line,
     assumptions,

@@ -6,7 +6,7 @@ from planner_asks import ask
 from bench.results.stats import median
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS
-from workloads.planner.published import (
+from workloads.planner.measured.published import (
     SELENE,
     bubbles,
     published,
@@ -14,7 +14,7 @@ from workloads.planner.published import (
     tensor_drops,
     zero_memory,
 )
-from workloads.planner.training_runs import executed_teraflops, training_runs
+from workloads.planner.measured.training_runs import executed_teraflops, training_runs
 
 
 def test_zeros_memory_and_simulated_bubbles_are_the_papers() -> None:

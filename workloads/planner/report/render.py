@@ -16,7 +16,7 @@ from workloads.costs.parameter_table import ends_elements, layer_elements
 from workloads.planner.candidates import Wanted, limits
 from workloads.planner.dry_run import DryRun
 from workloads.planner.hardware import Hardware
-from workloads.planner.published import ASSUMED
+from workloads.planner.measured.published import ASSUMED
 from workloads.planner.search import Found, binding_of, rationale, settings_of
 
 

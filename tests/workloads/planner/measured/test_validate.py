@@ -33,9 +33,9 @@ from workloads.costs.memory import activations_of
 from workloads.costs.parameter_table import num_parameters
 from workloads.model.shapes import SHAPES
 from workloads.planner.link_time import PlacedCall, beyond, by_curves, curve_for, curves_of, hardware_of_run
+from workloads.planner.measured.published import published
+from workloads.planner.measured.validate import validate, validation_text, write_validation
 from workloads.planner.placement import Place
-from workloads.planner.published import published
-from workloads.planner.validate import validate, validation_text, write_validation
 
 PSI = num_parameters(SHAPES["small"])
 LATENCY, RATE = 20e-6, 3e9

@@ -22,8 +22,8 @@ from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulation import simulate
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS
+from workloads.planner.measured.training_runs import executed_teraflops, training_runs
 from workloads.planner.models import model_of
-from workloads.planner.training_runs import executed_teraflops, training_runs
 
 SELENE = msgspec.structs.replace(PRESETS["a100"], name="selene", rails=1)
 _THREE_BILLION = Shape("gpt", 28, 3072, 32, 32, 12288, 4096, 49152)

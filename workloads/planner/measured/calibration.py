@@ -16,7 +16,7 @@ from workloads.costs.flops import stage_flops
 from workloads.costs.step_spec import StepSpec
 from workloads.planner.hardware import HIDEABLE, Hardware
 from workloads.planner.link_time import Curve, curves_of
-from workloads.planner.validate import spec_of_record
+from workloads.planner.measured.validate import spec_of_record
 
 _ASSUMED = ("gemm", "memory_rate", "memory")  # of Efficiency
 

@@ -16,8 +16,8 @@ from workloads.model.shapes import SHAPES
 from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.planner.link_time import PlacedCall
+from workloads.planner.measured.validate import Bucket, RowTime, buckets_of, declared_compute, exposed_seconds, row_time
 from workloads.planner.placement import Place
-from workloads.planner.validate import Bucket, RowTime, buckets_of, declared_compute, exposed_seconds, row_time
 
 RATE, LATENCY = 25e6, 1e-3
 MEBI = 2**20

@@ -14,13 +14,13 @@ from bench.results.runs import Run
 from bench.text import UserError
 from workloads.costs.flops import stage_flops
 from workloads.planner.budget import Budget, parse_tokens
-from workloads.planner.calibration import calibrated, curves_by_kind
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS
 from workloads.planner.link_time import PlacedCall, curve_for
+from workloads.planner.measured.calibration import calibrated, curves_by_kind
+from workloads.planner.measured.validate import spec_of_record
 from workloads.planner.placement import Place
 from workloads.planner.plan_command import Given, answer, machine_of
-from workloads.planner.validate import spec_of_record
 
 PEAK = {"flops_per_second": 1e12, "source": "measured"}
 

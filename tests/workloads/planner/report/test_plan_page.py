@@ -18,9 +18,9 @@ from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS
 from workloads.planner.launchers import commands_of, megatron, small, torchtitan, unmeasured
 from workloads.planner.models import model_of
-from workloads.planner.plan_page import dry_run_document, label_of, search_document
+from workloads.planner.report.plan_page import dry_run_document, label_of, search_document
+from workloads.planner.report.what_if import what_if
 from workloads.planner.search import search
-from workloads.planner.what_if import what_if
 
 H100 = PRESETS["h100"]
 STEP = replace(model_of("llama3-70b"), checkpointing="selective")
