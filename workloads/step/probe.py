@@ -17,7 +17,7 @@ Step = Callable[[], object]
 Begin = Callable[[], None]
 Moment = float | torch.cuda.Event
 RankObservation = TypeVar("RankObservation")
-_BRACKETS = 20
+_BRACKETS, _FEW_TURNS_SECONDS = 20, 30.0
 
 
 class Probe(Protocol[RankObservation]):
@@ -50,14 +50,18 @@ def run_probes(world: World, probes: Sequence[Probe[Any]], step: Step, begin: Be
 
 
 def take_turns(world: World, seconds: float, turn: Callable[[], object], least: int = 3, most: int = 12) -> int:
-    """Take as many turns as there is time for, as many on every rank, and return how many; without any time, one."""
-    least = least if seconds > 0 else 1
-    began, done, wanted = time.perf_counter(), 0, least
+    """Take as many turns as there is time for, as many on every rank, and return how many.
+
+    A few are taken in any case, for their median; one where there is no time at all, or where a few would take so long
+    that the case's time-out is near.
+    """
+    began, done, wanted = time.perf_counter(), 0, 1
     while done < wanted:
         turn()
         done += 1
-        affordable = int(seconds / ((time.perf_counter() - began) / done))
-        wanted = int(world.decide([max(least, min(most, affordable))])[0])
+        each = (time.perf_counter() - began) / done
+        few = least if seconds > 0 and least * each <= max(seconds, _FEW_TURNS_SECONDS) else 1
+        wanted = int(world.decide([max(few, min(most, int(seconds / each)))])[0])
     return done
 
 

@@ -13,6 +13,7 @@ from ranks import Ranks
 from bench.results.metrics import value
 from bench.world.subject import Explanation
 from bench.world.world import World
+from workloads.step import probe
 from workloads.step.probe import moment, run_probes, seconds_of, take_turns
 
 
@@ -40,7 +41,7 @@ def probed(world: World) -> tuple[Explanation, list[str]]:
     return found, order
 
 
-def turns(world: World, seconds: float, nap: float) -> list[int]:
+def turns(world: World, seconds: float, nap: float, few: float) -> list[int]:
     """Return how many turns were taken and counted, where only rank 0 has the time that it takes."""
     taken: list[int] = []
 
@@ -48,7 +49,9 @@ def turns(world: World, seconds: float, nap: float) -> list[int]:
         taken.append(1)
         time.sleep(nap if world.rank == 0 else 0.0)
 
-    return [take_turns(world, seconds, turn, least=2, most=5), len(taken)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(probe, "_FEW_TURNS_SECONDS", few)
+        return [take_turns(world, seconds, turn, least=2, most=5), len(taken)]
 
 
 def test_probes_share_the_budget_and_the_later_ones_metric_counts(two_ranks: Ranks) -> None:
@@ -59,11 +62,10 @@ def test_probes_share_the_budget_and_the_later_ones_metric_counts(two_ranks: Ran
         assert {name: metric.value for name, metric in found.metrics.items()} == {"ect": 13.0}
 
 
-@pytest.mark.parametrize(("seconds", "nap", "expected"), [(0.0, 0.0, 1), (1e-6, 0.01, 2), (60.0, 0.0, 5)])
-def test_all_ranks_take_as_many_turns_as_rank_0_has_time_for(
-    two_ranks: Ranks, seconds: float, nap: float, expected: int
-) -> None:
-    assert two_ranks.call("test_probe:turns", seconds=seconds, nap=nap) == [[expected] * 2] * 2
+def test_all_ranks_take_as_many_turns_as_rank_0_has_time_for(two_ranks: Ranks) -> None:
+    for seconds, nap, few, expected in ((0.0, 0.0, 30, 1), (1e-6, 0.01, 30, 2), (60, 0.0, 30, 5), (1e-6, 0.01, 0, 1)):
+        taken = two_ranks.call("test_probe:turns", seconds=seconds, nap=nap, few=few)
+        assert taken == [[expected] * 2] * 2, (seconds, nap, few)
 
 
 def test_a_devices_moments_lie_on_the_hosts_clock_as_far_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
