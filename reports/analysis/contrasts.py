@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from statistics import fmean, stdev
 from typing import TypeVar
 
@@ -22,7 +21,7 @@ from bench.results.stats import (
     ratio_within_launch,
     t_quantile,
 )
-from bench.text import counted, format_size
+from bench.text import counted
 from reports import cells
 from reports.analysis.fits import size_of
 from reports.analysis.frame import group_rows, pivot_rows
@@ -189,16 +188,21 @@ class Pairs(Alike[tuple[int, int]]):
 
 def pairs(rows: Sequence[Row]) -> tuple[Pairs, ...]:
     """Return the rank-by-rank matrices, one for each size, type and mode; a single pair is none."""
-    between = [row for row in rows if row.case.name == "p2p.matrix"]
-    ends = itemgetter("source", "target")
-    found = _alike(between, lambda row: ends(row.case.params), "source", "target")
-    return tuple(Pairs(rows={(int(a), int(b)): of[-1] for (a, b), of in one.items()}) for one in found)
+    found = _alike([row for row in rows if _ends(row)], _ends, "source", "target")
+    return tuple(Pairs(rows={ends: of[-1] for ends, of in one.items() if ends}) for one in found)
+
+
+def _ends(row: Row) -> tuple[int, int] | None:
+    source, target = (row.case.params.get(name) for name in ("source", "target"))
+    if row.case.name == "p2p.matrix" and isinstance(source, int) and isinstance(target, int):
+        return source, target
+    return None
 
 
 def matrix_title(matrix: Pairs) -> str:
     params = matrix.first.case.params
-    what = f"{format_size(int(params['size_bytes']))} {params['dtype']}, {params['mode']}"
-    return f"Rank to rank: bus bandwidth in GB/s, {what}"
+    told = [cells.size(params.get("size_bytes")), *(str(params[name]) for name in ("dtype", "mode") if name in params)]
+    return f"Rank to rank: bus bandwidth in GB/s, {', '.join(told)}"
 
 
 def over_sizes(rows: Sequence[Row]) -> tuple[Alike[int], ...]:

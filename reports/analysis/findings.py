@@ -183,7 +183,7 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list
         hidden = f", {cells.percent(overlap)} of its communication hidden" if overlap is not None else ""
         add("exposed communication", share, f"{name}: {told}{hidden}", "")
     if idle >= _LEAST_IDLE and whole.get("compute", "real") == "real":
-        size = int(whole.get("microbatch", 1))
+        size = _microbatch(row)
         sentence = f"{name} computes and sends nothing in {cells.percent(idle)} of the step: its pieces are too small"
         add("small microbatches", idle, sentence, _run(found, row, microbatch=f"{size},{4 * size}"))
     return made
@@ -212,12 +212,16 @@ def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iter
             command=_run(found, row, microbatches=f"{count},{more}"), sure=_sure(row), evidence=evidence,
         )  # fmt: skip
     if lost["p2p"] >= _LEAST:
-        size = int(row.case.whole.get("microbatch", 1))
+        size = _microbatch(row)
         sentence = f"{name}: messages between stages cost {cells.percent(lost['p2p'])} of the step, its microbatches"
         yield Finding(
             kind="small microbatches", cost=lost["p2p"], sentence=f"{sentence} are too small",
             command=_run(found, row, microbatch=f"{size},{4 * size}"), sure=_sure(row), evidence=evidence,
         )  # fmt: skip
+
+
+def _microbatch(row: Row) -> int:
+    return size if isinstance(size := row.case.whole.get("microbatch"), int) else 1
 
 
 def _hot_experts(found: Analysis, row: Row, name: str) -> Iterator[Finding]:

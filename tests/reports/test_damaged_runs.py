@@ -126,6 +126,23 @@ def test_a_fact_of_the_environment_that_is_no_number_is_not_counted_with(run: Pa
         assert (code in (0, 1, 4), "Look at first" in shown, err) == (True, True, ""), cores
 
 
+def test_a_parameter_of_another_type_or_none_is_not_counted_with(run: Path) -> None:
+    kinds, lines = ("params", "defaults"), [json.loads(line) for line in LINES]
+    for one in lines[:4]:
+        one["case"] |= {"name": "p2p.matrix", "params": {**one["case"]["params"], "source": 0, "target": 1}}
+    names = sorted({name for one in lines for kind in kinds for name in one["case"].get(kind, {})})
+    assert {"microbatch", "size_bytes", "source"} <= set(names)
+    for name in names:
+        for given in ("nan", None):
+            spoilt = json.loads(dumped(lines))
+            for one in spoilt:
+                for params in (one["case"].get(kind, {}) for kind in kinds):
+                    if params.pop(name, None) is not None and given is not None:
+                        params[name] = given
+            (run / "records.jsonl").write_bytes(b"".join(dumped(one) + b"\n" for one in spoilt))
+            told(("show", "--all", str(run)), ("plan", "--validate", str(run)))
+
+
 def test_no_id_of_a_case_leads_outside(run: Path) -> None:
     for name in ("../../outside/evil", "/outside", "", "\x00"):
         lines = [json.loads(line) for line in KEPT]

@@ -140,7 +140,7 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
         if _is_plain(record, grouped) and time is not None and time.value and ranks > 1:
             inside = ranks <= world.size // world.nodes and group != "across" if grouped else None
             by_size = times.setdefault((op, ranks, inside), {})
-            by_size.setdefault(int(record.case.params["size_bytes"]), []).append(time.value)
+            by_size.setdefault(_size_of(record), []).append(time.value)
     found = []
     for (op, ranks, inside), by_size in times.items():
         fitted = fit([Point(size_bytes=size, seconds=median(values)) for size, values in by_size.items()])
@@ -159,8 +159,12 @@ def _is_plain(record: Record, grouped: bool) -> bool:
         and record.world.size > 1
         and params.keys() <= {"size_bytes", "dtype", "mode", "source", "target", *(["group"] if grouped else [])}
         and (params.get("mode"), params.get("dtype")) == ("blocking", "float32")
-        and int(params.get("size_bytes", 0)) > 0
+        and _size_of(record) > 0
     )
+
+
+def _size_of(record: Record) -> int:
+    return size if isinstance(size := record.case.params.get("size_bytes"), int) else 0
 
 
 def by_curves(curves: Sequence[Curve], *, roughly: bool = False) -> Seconds:
