@@ -67,7 +67,7 @@ def make_originals(folder: Path) -> None:
         run = folder / "run" / name
         (run / "samples").mkdir()
         lines = (run / "records.jsonl").read_bytes().splitlines(keepends=True)
-        kept = lines if name != "steps" else lines[:1] + lines[6:]
+        kept = lines if name != "steps" else [*lines[:1], *_pairs(lines[0]), *lines[6:]]
         (run / "records.jsonl").write_bytes(b"".join(kept))
         for line in kept:
             record = msgspec.json.decode(line)
@@ -102,6 +102,17 @@ def make_originals(folder: Path) -> None:
             file.kernel(start + 100, start + 400)
             file.collective("allreduce", start + 300, start + 700, 1 << 20, (0, 1))
         file.write(folder / "traces", zipped=rank == 1)
+
+
+def _pairs(line: bytes) -> list[bytes]:
+    """Return a line's measurement as those of a matrix of pairs."""
+    found = []
+    for source, target in ((0, 1), (1, 0)):
+        record = msgspec.json.decode(line)
+        record["case"] |= {"id": f"pair-{source}", "name": "p2p.matrix", "defaults": {}}
+        record["case"]["params"] |= {"source": source, "target": target}
+        found.append(msgspec.json.encode(record) + b"\n")
+    return found
 
 
 def quietly(*words: str) -> tuple[int, str, str]:

@@ -140,7 +140,9 @@ def _of_lines(content: bytes, draw: random.Random) -> bytes:
     many = draw.random() < 0.3  # the same change in all lines is what an analysis comes to see
     seed = draw.randrange(1 << 30)
     for _ in range(draw.choice((1, 1, 2, 4))):
-        if many:
+        if many and lines and draw.random() < 0.5:
+            _everywhere(lines, draw)
+        elif many:
             for line in lines:
                 mutate(line, random.Random(seed), whole)
         elif lines:
@@ -148,6 +150,23 @@ def _of_lines(content: bytes, draw: random.Random) -> bytes:
     if draw.random() < 0.1:
         lines += [draw.choice(whole)] * draw.choice((1, 50))
     return b"".join(dumped(line) + b"\n" for line in lines)
+
+
+def _everywhere(lines: Sequence[Any], draw: random.Random) -> None:
+    """Give all lines the same value at one place, of a parameter as often as of anything else, or take it away."""
+    places = [place for place in _places(draw.choice(lines)) if place]
+    params = [place for place in places if place[:-1] in (("case", "params"), ("case", "defaults"))]
+    [*way, last] = draw.choice(params if params and draw.random() < 0.5 else places or [("",)])
+    value, takes = hostile_value(draw), draw.random() < 0.2
+    for inside in lines:
+        with contextlib.suppress(KeyError, IndexError, TypeError):
+            for key in way:
+                inside = inside[key]
+            inside[last]
+            if takes:
+                del inside[last]
+            else:
+                inside[last] = value
 
 
 def _of_json(content: bytes, draw: random.Random) -> bytes:
