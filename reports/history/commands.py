@@ -56,7 +56,11 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
     given = {"branch": branch, "commit": commit}
     meant = {name: text for name, text in given.items() if source(name) is ParameterSource.COMMANDLINE}
     where = ", ".join(f"{name} {text}" for name, text in meant.items())
+    is_new = not file.exists()
     for run_id, what in add_folders(file, runs, branch=branch, commit=commit, meant=frozenset(meant)):
+        if is_new:
+            click.echo(f"a new history: {file.absolute()}", err=True)
+        is_new = False
         click.echo(f"moved {run_id}: {where}" if what == "moved" else f"{what} {run_id}")
 
 

@@ -40,7 +40,8 @@ def fill(count: int = 12, factor: float = 1.0, first: int = 0) -> None:
 
 def test_a_history_grows_is_listed_and_may_stand_elsewhere() -> None:
     put(Path("runs"), 0)
-    fine("add", "runs", "--history", "a/b.sqlite")
+    first, again = (run("add", "runs", "--history", "a/b.sqlite").stderr for _ in range(2))
+    assert (first, again) == (f"a new history: {Path('a/b.sqlite').absolute()}\n", "")
     assert "run-000" in fine("list", PARBENCH_HISTORY="a/b.sqlite")
     assert not FILE.exists()
     assert fine("add", "runs/run-000", "--commit", "abc") == "added run-000\n"
