@@ -16,8 +16,9 @@ from bench.results.stats import median
 from workloads.planner.candidates import CHECKPOINTINGS, Wanted
 from workloads.planner.dry_run import dry_run
 from workloads.planner.measured.training_runs import TrainingRun, training_runs
+from workloads.planner.rationale import binding_of, settings_of
 from workloads.planner.report.render import published_rows
-from workloads.planner.search import binding_of, search, settings_of
+from workloads.planner.search import search
 
 BAR_MEDIAN = 0.15
 

@@ -19,13 +19,14 @@ from workloads.planner.budget import Budget, parse_tokens
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware, hardware_of
+from workloads.planner.lacking import lack_of, require_found
 from workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
 from workloads.planner.measured.calibration import calibrated, curves_by_kind
 from workloads.planner.measured.published import ASSUMED, published
 from workloads.planner.models import find_model, model_of
 from workloads.planner.report import render
 from workloads.planner.report.plan_page import dry_run_document, search_document
-from workloads.planner.search import lack_of, require_found, search
+from workloads.planner.search import search
 
 
 @dataclass(frozen=True, kw_only=True)

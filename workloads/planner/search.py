@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import chain, count, groupby, permutations
+from itertools import count, permutations
 
 from bench.plan.groups import INSIDE
 from bench.text import UserError
@@ -17,23 +17,17 @@ from workloads.costs.memory import (
     activations_of,
     buffers_equation,
     memory_of,
-    state_bytes,
     state_of,
     updated_elements,
 )
-from workloads.costs.parameter_table import num_parameters
 from workloads.costs.step_spec import Position, StepSpec
-from workloads.mesh.axes import multiplied, refuse_heads, refuse_sequence
+from workloads.mesh.axes import multiplied
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.planner.candidates import (
-    CP_METHODS,
-    SCHEDULES,
     Wanted,
     blocks,
-    divisors,
     shards,
     stages,
-    tokens_and_heads,
 )
 from workloads.planner.dry_run import SHARDING, DryRun, Work, dry_run, held_by, placed, work_of
 from workloads.planner.hardware import Hardware
@@ -42,12 +36,12 @@ from workloads.planner.link_time import Seconds, by_hardware
 MOST_GPUS = 1 << 17
 FRONT = 1.4
 """How much longer than the fastest a step may take to be shown for the memory that it saves."""
-_WITHOUT = 4.0  # and to be shown as the fastest without an axis
+WITHOUT = 4.0  # and to be shown as the fastest without an axis
 _TIE = 1.005  # times that agree to three digits
 _REORDERED = 3
 _SMALLER = 0.9  # of the memory of what is faster, to be on the front
 # the axes in the order in which one would choose them by hand, and what each is for
-_WHY = {
+PURPOSES = {
     "tp": "splits layers' state, work and activations",
     "pp": "splits layers between stages and sends only activations at the boundaries",
     "fsdp": "shards state and gathers parameters a layer ahead",
@@ -180,7 +174,7 @@ class _Kept:
             return True
         open_axes = ("dp", "fsdp") if whole else ("dp", "fsdp", "pp", "ep", "etp")
         lacks = [name for name, size in fastest.spec.mesh.items() if size > 1 and name not in self.without]
-        return bound <= _WITHOUT * fastest.seconds and any(name in open_axes or step.size(name) == 1 for name in lacks)
+        return bound <= WITHOUT * fastest.seconds and any(name in open_axes or step.size(name) == 1 for name in lacks)
 
     def price(self, bound: float, stage: StepSpec) -> None:
         """Take the ways to shard a stage's state, of each kind what holds least first, as far as they could matter."""
@@ -271,7 +265,7 @@ class _Kept:
         )
 
     def _add(self, run: DryRun) -> None:
-        for name in _WHY:
+        for name in PURPOSES:
             if run.spec.size(name) == 1 and (name not in self.without or run.seconds < self.without[name].seconds):
                 self.without[name] = run
         text = run.spec.mesh_text
@@ -336,184 +330,3 @@ def _rank(run: DryRun) -> tuple[float | int | bool, ...]:
     again = (spec.checkpointing != "none", spec.forwards)
     plain = (spec.split != "", spec.schedule != "1f1b", spec.stages_per_rank, spec.zero)
     return (float(f"{run.seconds:.3g}"), num_axes, *again, *plain, run.fullest.memory.total)
-
-
-def require_found(wanted: Wanted, hardware: Hardware, found: Found) -> None:
-    """Refuse a search that found nothing: what memory or which rule stops, and the fewest GPUs that would do."""
-    if found.best:
-        return
-    model = wanted.step.name
-    lack = f"{model} on {wanted.gpus} GPUs at global batch {wanted.global_batch}: "
-    if found.nearest is not None:
-        least = found.nearest.fullest.memory.total / 1e9
-        lack = (
-            f"{model} needs {_state(wanted, hardware)} ({hardware.usable_bytes / 1e9:,.1f} GB usable)"
-            f": {least:,.1f} GB a GPU even as {_chosen(found.nearest)}"
-        )
-    elif found.equations:
-        lack += f"every mesh breaks a rule, such as {', '.join(found.equations.values())}"
-    else:
-        others = (wanted.gpus // tp // cp for tp, cp, _ in tokens_and_heads(wanted))
-        fewest = min(ranks // max(pp for pp in divisors(ranks) if pp <= wanted.step.shape.layers) for ranks in others)
-        data = f"dp({fewest}) * fsdp(1) * microbatch({wanted.microbatch or 1})"
-        lack += f"global batch({wanted.global_batch}) % ({data}) != 0 even with the fewest data ranks"
-    raise UserError(f"{lack}; {smallest_words(wanted, hardware)}")
-
-
-def lack_of(run: DryRun) -> str:
-    """Return what a dry run that does not fit lacks, and the fewest GPUs that would do at its global batch."""
-    spec = run.spec
-    wanted = Wanted(
-        step=replace(spec, split=""),
-        gpus=spec.world,
-        global_batch=spec.global_batch,
-        schedule=spec.schedule if spec.size("pp") > 1 else "",
-        cp_method=spec.cp_method,
-    )
-    return f"{run.missing}; it has {_state(wanted, run.hardware)}; {smallest_words(wanted, run.hardware)}"
-
-
-def smallest_words(wanted: Wanted, hardware: Hardware) -> str:
-    best = smallest_feasible(wanted, hardware)
-    if best is None:
-        return f"no number of GPUs up to {MOST_GPUS} fits it at global batch {wanted.global_batch}"
-    return f"smallest feasible: {best.spec.world} GPUs as {_chosen(best)}"
-
-
-def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
-    """Return the fastest step on the fewest GPUs that carry the model at its global batch; None where none do.
-
-    Numbers of GPUs are products of sizes that the axes can have one by one, whose memory holds the state at least once.
-    """
-    step, shape = wanted.step, wanted.step.shape
-    method = wanted.cp_method or CP_METHODS[0]
-    tensor = [
-        size for size in divisors(shape.heads) if not refuse_heads(shape, {"tp": size}, experts=step.moe is not None)
-    ]
-    context = [size for size in divisors(shape.sequence) if not refuse_sequence(shape, {"cp": size}, cp_method=method)]
-    sizes = {1}
-    for axis in (tensor, range(1, shape.layers + 1), divisors(wanted.global_batch), context):
-        sizes = {one * size for one in sizes for size in axis if one * size <= MOST_GPUS}
-    least = _state_bytes(step) / hardware.usable_bytes
-    for gpus in sorted(size for size in sizes if least <= size):
-        asked = replace(wanted, gpus=gpus)
-        if _could_fit(asked, hardware) and (best := search(asked, hardware, top=1).best):
-            return best[0]
-    return None
-
-
-def _could_fit(wanted: Wanted, hardware: Hardware) -> bool:
-    """Whether the first of a pipeline's ranks holds its part somewhere; the smallest microbatch holds least."""
-    least = replace(wanted, microbatch=wanted.microbatch or 1, schedule=wanted.schedule or SCHEDULES[0][0])
-    return any(
-        not spec.refusal() and memory_of(spec.at_stage(0)).total <= hardware.usable_bytes
-        for block in blocks(least)
-        for stage in stages(least, block)
-        for spec in chain(*shards(least, stage))
-        if spec.zero < 2 or spec.size("dp") == 1
-    )
-
-
-def _state(wanted: Wanted, hardware: Hardware) -> str:
-    state = _state_bytes(wanted.step) / 1e9
-    return f"{state:,.0f} GB of state over {wanted.gpus} x {hardware.memory_bytes / 1e9:,.0f} GB"
-
-
-def _state_bytes(spec: StepSpec) -> float:
-    return state_bytes(num_parameters(spec.shape, spec.moe), spec.widths).state
-
-
-def settings_of(spec: StepSpec) -> str:
-    """Return what is chosen beside the mesh."""
-    found = [f"microbatch {spec.microbatch}", f"checkpointing {spec.checkpointing_text}"]
-    if spec.size("dp", "fsdp") > 1:
-        found.append(f"ZeRO {spec.zero}")
-    if spec.size("cp") > 1:
-        found.append(f"cp by {spec.cp_method}")
-    if spec.size("pp") > 1:
-        found.append(spec.schedule + (f" of {spec.stages_per_rank} chunks" if spec.stages_per_rank > 1 else ""))
-    if spec.split:
-        found.append(f"layers {split_words(spec.split)}")
-    return ", ".join(found)
-
-
-def split_words(split: str) -> str:
-    """Return the layers of each stage, stages that have as many in a row counted: 7+14x8+7."""
-    found = []
-    for layers, run in groupby(split.split("+")):
-        alike = len(list(run))
-        found.append(f"{alike}x{layers}" if alike > 1 else layers)
-    return "+".join(found)
-
-
-def _chosen(run: DryRun) -> str:
-    return f"{run.spec.mesh_text} with {settings_of(run.spec)}"
-
-
-def binding_of(run: DryRun) -> str:
-    """Return ``compute``, ``memory``, ``bubble``, ``batch`` or ``link`` with the axis, and the share that says so.
-
-    Compute binds where it is 85 % of the step. A bubble is the batch's where a microbatch is one sequence already, so
-    that only a larger batch would fill the pipeline. Memory binds where layers are computed again to fit into it.
-    """
-    losses = {f"link {axis.name}": axis.exposed_seconds for axis in run.axes if axis.exposed_seconds}
-    if run.bubble_seconds:
-        losses["batch" if run.spec.microbatch == 1 else "bubble"] = run.bubble_seconds
-    if run.spec.checkpointing == "full":
-        losses["memory"] = run.compute_seconds / (1 + 3 * run.spec.every)  # the share that is executed twice
-    losses["update"] = run.update_seconds
-    worst, lost = max(losses.items(), key=lambda each: each[1])
-    if worst != "memory" and run.compute_seconds >= 0.85 * run.seconds:
-        worst, lost = "compute", run.compute_seconds
-    full = run.fullest.memory.total / run.hardware.usable_bytes
-    return f"{worst} ({lost / run.seconds:.0%} of the step{f', memory {full:.0%} full' if full >= 0.9 else ''})"
-
-
-def _order(spec: StepSpec) -> str:
-    return ",".join(name for name, size in multiplied(spec.mesh).items() if size > 1)
-
-
-def _order_words(run: DryRun, seconds: float) -> str:
-    return f"{_order(run.spec)}, {run.seconds / seconds - 1:+.1%}"
-
-
-def rationale(found: Found) -> list[str]:
-    """Return why the best mesh is the best: what fits, each axis in the order of choosing, a simpler mesh, what binds.
-
-    Each sentence has the numbers of this model on this machine.
-    """
-    best = found.best[0]
-    spec, memory, seconds, usable = best.spec, best.fullest.memory, best.seconds, best.hardware.usable_bytes
-    size = spec.size
-    lines = [
-        f"fit: {_state_bytes(spec) / 1e9:,.0f} GB of state over pp({size('pp')}) * tp({size('tp')}) * "
-        f"fsdp({size('fsdp')}){' and ep(' + str(size('ep')) + ')' if size('ep') > 1 else ''} "
-        f"leave {memory.state / 1e9:,.1f} GB; with {memory.activations / 1e9:,.1f} GB of activations "
-        f"({settings_of(spec)}) and {memory.buffers / 1e9:,.1f} GB of "
-        f"buffers that is {memory.total / usable:.0%} of {usable / 1e9:,.1f} GB usable"
-    ]
-    axes = {axis.name: axis for axis in best.axes}
-    for name in (name for name in _WHY if spec.mesh.get(name, 1) > 1):
-        if name not in axes:
-            continue
-        cost = f"{axes[name].exposed_seconds / seconds:.1%} of the step is exposed"
-        if name == "pp":
-            cost = f"its bubble is {best.bubble_seconds / seconds:.1%} of the step"
-        other = found.without[name]
-        instead = f"without {name} nothing fits, no rule allows it, or it takes {_WITHOUT:g} times as long"
-        if other is not None:
-            instead = f"without it the fastest is {other.spec.mesh_text}, {other.seconds / seconds - 1:+.1%}"
-        lines.append(f"{name}={spec.mesh[name]} {_WHY[name]}, {axes[name].where}: {cost}; {instead}")
-    if len(found.orders) > 1:
-        first, slowest = (_order_words(run, seconds) for run in (found.orders[1], found.orders[-1]))
-        lines.append(f"order {_order(spec)}: another is {first}, the worst {slowest}")
-    num_axes = len(spec.mesh_text.split(","))
-    simpler = next((run for run in found.best if len(run.spec.mesh_text.split(",")) < num_axes), None)
-    if simpler is not None and simpler.seconds <= 1.03 * seconds:
-        slower = f"{simpler.seconds / seconds - 1:.1%} slower, less than a prediction can tell"
-        lines.append(f"simpler: {simpler.spec.mesh_text} has fewer axes and is {slower}")
-    lines.append(
-        f"bound by {binding_of(best)}: {seconds:.3g} s a step, {best.tokens_per_second:,.0f} tokens/s, MFU "
-        f"{best.mfu:.1%}, as predicted under the assumptions below"
-    )
-    return lines

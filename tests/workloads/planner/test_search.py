@@ -22,18 +22,10 @@ from workloads.expert_parallel.routing import BALANCED
 from workloads.planner.candidates import CP_METHODS, ORDER, SCHEDULES, Wanted, candidates, divisors, splits
 from workloads.planner.dry_run import Axis, DryRun, dry_run
 from workloads.planner.hardware import Hardware
+from workloads.planner.lacking import lack_of, require_found, smallest_feasible, smallest_words
 from workloads.planner.models import model_of
-from workloads.planner.search import (
-    FRONT,
-    Found,
-    binding_of,
-    lack_of,
-    rationale,
-    require_found,
-    search,
-    smallest_feasible,
-    smallest_words,
-)
+from workloads.planner.rationale import binding_of, rationale
+from workloads.planner.search import FRONT, Found, search
 
 
 def wanted(model: str | StepSpec = "llama3-70b", gpus: int = 64, batch: int = 512, **more: Any) -> Wanted:

@@ -11,11 +11,13 @@ from workloads.planner.budget import Budget
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, Held, pipeline_of
 from workloads.planner.hardware import Hardware
+from workloads.planner.lacking import lack_of
 from workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
 from workloads.planner.link_time import Seconds
+from workloads.planner.rationale import binding_of, rationale, settings_of
 from workloads.planner.report.render import assumptions, formulas_of, refusals_of
 from workloads.planner.report.what_if import what_if_table
-from workloads.planner.search import Found, binding_of, lack_of, rationale, settings_of
+from workloads.planner.search import Found
 
 MOST_BARS = 10
 _LEGIBLE = 320  # actions of a pipeline that are drawn, or those of two rounds of microbatches

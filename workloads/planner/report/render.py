@@ -17,7 +17,8 @@ from workloads.planner.candidates import Wanted, limits
 from workloads.planner.dry_run import DryRun
 from workloads.planner.hardware import Hardware
 from workloads.planner.measured.published import ASSUMED
-from workloads.planner.search import Found, binding_of, rationale, settings_of
+from workloads.planner.rationale import binding_of, rationale, settings_of
+from workloads.planner.search import Found
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:

@@ -10,7 +10,7 @@ from bench.text import UserError
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import PlacedCall, Seconds
-from workloads.planner.search import binding_of
+from workloads.planner.rationale import binding_of
 
 
 def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, DryRun | str]]:

@@ -13,6 +13,7 @@ from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import PRESETS
 from workloads.planner.measured.published import ASSUMED, published
 from workloads.planner.models import model_of
+from workloads.planner.rationale import binding_of
 from workloads.planner.report.render import (
     Formula,
     as_line,
@@ -27,7 +28,7 @@ from workloads.planner.report.render import (
     search_text,
     table,
 )
-from workloads.planner.search import binding_of, search
+from workloads.planner.search import search
 
 RUN = dry_run(ask("dp=8,fsdp=4,pp=4,tp=8", "llama3-70b", microbatches=32), H100)
 TEXT = dry_run_text(RUN, ["a note"])
