@@ -229,6 +229,9 @@ def _record(line: bytes, version: int) -> Record:
         was = msgspec.convert(raw, Record)
         metrics = {METRICS.get(name, name): metric for name, metric in was.metrics.items()}
         record = msgspec.structs.replace(was, case=renewed(was.case), metrics=metrics)
+    time = record.metrics.get("time")
+    if time is not None and (time.value or 0) < 0:
+        raise ValueError(f"its time, {time.value} {time.unit}, is below zero")
     check_time(record.started)
     check_environment(record.environment)
     reason = REASONS.get(record.reason)

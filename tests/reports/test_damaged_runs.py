@@ -73,6 +73,7 @@ def test_a_line_that_is_no_record_costs_itself_and_is_told(run: Path) -> None:
         (deep, ("details", "deep")),
         ("\ue000raw" + nested(500, "list"), ("environment", "deep")),
         (1.7e308, ("metrics", "time", "value")),
+        (-1e-3, ("metrics", "time", "value")),
         (0, ("world", "size")),
         (2**62, ("world", "size")),
         (2**40, ("launch",)),
