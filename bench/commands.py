@@ -153,9 +153,10 @@ def run(
     Results are verified before timing counts. The last line printed is the run's folder, which holds report.html.
     """
     from bench.launch.measure import run_options
-    from bench.launch.processes import leave
+    from bench.launch.processes import leave, terminated_as_interrupted
     from bench.plan.options import Options
 
+    click.get_current_context().with_resource(terminated_as_interrupted())
     if as_json and form != "tables":
         raise UserError(f"--json and --format {form} both say what to print: leave out one of them")
     short = [f"{name}={text}" for name, text in (("size_bytes", sizes), ("dtype", dtype)) if text is not None]

@@ -201,8 +201,8 @@ def _ends(row: Row) -> tuple[int, int] | None:
 
 def matrix_title(matrix: Pairs) -> str:
     params = matrix.first.case.params
-    told = [cells.size(params.get("size_bytes")), *(str(params[name]) for name in ("dtype", "mode") if name in params)]
-    return f"Rank to rank: bus bandwidth in GB/s, {', '.join(told)}"
+    size, dtype, mode = cells.size(params.get("size_bytes")), params.get("dtype", "-"), params.get("mode", "-")
+    return f"Rank to rank: bus bandwidth in GB/s, {size} {dtype}, {mode}"
 
 
 def over_sizes(rows: Sequence[Row]) -> tuple[Alike[int], ...]:

@@ -34,6 +34,7 @@ USUAL: Mapping[str, Value] = {
     "variant": "all_to_all", "method": "ring",
 }  # fmt: skip
 """What all steps take unless they are told otherwise, which a command need not say."""
+_LEAST_BUCKET_BYTES = 1 << 18  # less is not worth dividing
 _LEAST, _LEAST_EXPOSED, _LEAST_IDLE, _LEAST_BUBBLE = 0.05, 0.2, 0.25, 0.15
 _SLOW_LINK, _SLOW_GROUP, _OFF_RATIO, _DEARER = 0.7, 0.9, 0.01, 1.1
 _WHOLES = dict.fromkeys(("reduce_scatter", "all_gather", "broadcast", "reduce"), "all_reduce")
@@ -154,7 +155,7 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list
     told = f"{cells.percent(share)} of the step is exposed"
     evidence = {"step": row.case.id, "exposed": share}
     own = row.case.is_own
-    each, idle = int(whole.get("accumulation", 1)), (row.value("idle") or 0.0) / wall
+    each, idle = int(_set(row, "accumulation")), (row.value("idle") or 0.0) / wall
     summed = [call for call in calls_of(row) or () if call.op in ("all_reduce", "reduce_scatter")]
     sums = each if whole.get("no_sync") is False else 1
     made: list[Finding] = []
@@ -168,11 +169,15 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list
         sentence = f"{name} sums gradients after each of its {each} microbatches: {told}"
         command = _run(found, row, accumulation=each, no_sync="false,true")
         add("small microbatches", share * (each - 1) / each, sentence, command)
-    elif (own or "bucket_mb" in whole) and share >= _LEAST and sum(call.count for call in summed) == sums:
-        num_bytes = summed[0].num_bytes
+    elif (
+        (own or "bucket_mb" in whole)
+        and share >= _LEAST
+        and sum(call.count for call in summed) == sums
+        and (num_bytes := summed[0].num_bytes) >= _LEAST_BUCKET_BYTES
+    ):
         smaller = f"{2.0 ** round(math.log2(num_bytes / 2**22)):g}"
         sentence = f"{name} sends all gradients ({cells.num_bytes(num_bytes)}) in one bucket after backward, where"
-        command = _run(found, row, bucket_mb=f"{smaller},{float(whole.get('bucket_mb', 0.0)):g}")
+        command = _run(found, row, bucket_mb=f"{smaller},{_set(row, 'bucket_mb'):g}")
         asked = f"; with DDP, bucket_cap_mb={smaller} makes several" if own and not command else ""
         add("one bucket", share, f"{sentence} nothing hides them: {told}{asked}", command)
     elif whole.get("prefetch") == "default" and share >= 2 * _LEAST:
@@ -183,7 +188,7 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list
         hidden = f", {cells.percent(overlap)} of its communication hidden" if overlap is not None else ""
         add("exposed communication", share, f"{name}: {told}{hidden}", "")
     if idle >= _LEAST_IDLE and whole.get("compute", "real") == "real":
-        size = _microbatch(row)
+        size = int(_set(row, "microbatch"))
         sentence = f"{name} computes and sends nothing in {cells.percent(idle)} of the step: its pieces are too small"
         add("small microbatches", idle, sentence, _run(found, row, microbatch=f"{size},{4 * size}"))
     return made
@@ -212,7 +217,7 @@ def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iter
             command=_run(found, row, microbatches=f"{count},{more}"), sure=_sure(row), evidence=evidence,
         )  # fmt: skip
     if lost["p2p"] >= _LEAST:
-        size = _microbatch(row)
+        size = int(_set(row, "microbatch"))
         sentence = f"{name}: messages between stages cost {cells.percent(lost['p2p'])} of the step, its microbatches"
         yield Finding(
             kind="small microbatches", cost=lost["p2p"], sentence=f"{sentence} are too small",
@@ -220,8 +225,9 @@ def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iter
         )  # fmt: skip
 
 
-def _microbatch(row: Row) -> int:
-    return size if isinstance(size := row.case.whole.get("microbatch"), int) else 1
+def _set(row: Row, name: str) -> float:
+    """Return a setting that is a number, 1 where it is none."""
+    return value if isinstance(value := row.case.whole.get(name), int | float) else 1
 
 
 def _hot_experts(found: Analysis, row: Row, name: str) -> Iterator[Finding]:

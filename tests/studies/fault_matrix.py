@@ -101,13 +101,13 @@ def went_on(moment: str) -> Expected:
 
 
 def disk_full(moment: str) -> Expected:
-    return Expected(0 if moment == "reporting" else 4, _kept(moment), "No space left on device")
+    return Expected(4, _kept(moment), "No space left on device")
 
 
 def read_only(moment: str) -> Expected:
     """No file can be made: the record of the case that is in flight still goes to one that is open."""
     kept = {"importing": "-", "between": "ok ok", "reporting": "ok ok"}.get(moment, "ok")
-    return Expected(0 if moment == "reporting" else 4, kept, "Permission denied")
+    return Expected(4, kept, "Permission denied")
 
 
 def network_lost(moment: str) -> Expected:
@@ -120,7 +120,7 @@ def network_lost(moment: str) -> Expected:
 
 FAULTS = {
     "driver-int": Fault("SIGINT (Ctrl-C) to the driver", stopped(4, 4, "interrupted"), signal.SIGINT, "driver"),
-    "driver-term": Fault("SIGTERM to the driver", stopped(4, -15), signal.SIGTERM, "driver"),
+    "driver-term": Fault("SIGTERM to the driver", stopped(4, 4, "interrupted"), signal.SIGTERM, "driver"),
     "driver-hup": Fault("SIGHUP to the driver", stopped(-1, -1), signal.SIGHUP, "driver"),
     "driver-kill": Fault("SIGKILL to the driver", stopped(-9, -9), signal.SIGKILL, "driver"),
     "driver-stop": Fault("the driver is stopped for 2 s", went_on, signal.SIGSTOP, "driver"),

@@ -165,8 +165,8 @@ def test_a_rank_that_computes_longer_in_every_launch_is_slow_where_others_wait(t
 
 
 def test_one_bucket_leaves_nothing_to_overlap() -> None:
-    def told(count: int = 1, exposed: float = 0.3, **more: Any) -> list[Finding]:
-        details = {"comm_calls": [comm_call(num_bytes=8 << 20, count=count)]}
+    def told(count: int = 1, exposed: float = 0.3, num_bytes: int = 8 << 20, **more: Any) -> list[Finding]:
+        details = {"comm_calls": [comm_call(num_bytes=num_bytes, count=count)]}
         params = {"shape": "tiny", "microbatch": 4, "bucket_mb": 25.0, **more}
         return seen(
             *training({"exposed_comm.dp": exposed, "compute": 0.9 - exposed}, "ddp", params=params, details=details)
@@ -179,6 +179,7 @@ def test_one_bucket_leaves_nothing_to_overlap() -> None:
     )
     assert (one.kind, one.sure) == ("one bucket", 1.0)
     assert told(exposed=0.04) == told(count=4, exposed=0.1) == []
+    assert [one.kind for one in told(num_bytes=4)] == ["exposed communication"], "too few to divide"
     params = {"shape": "tiny", "microbatch": 4}
     exposed, calls = {"exposed_comm.dp": 0.3, "compute": 0.6}, {"comm_calls": [comm_call()]}
     one = only(
