@@ -71,7 +71,7 @@ class RankMonitor:
             if index not in self._finished:  # it may end well while we ask what is wrong
                 return trouble
         self._last_finished = time.monotonic()
-        return self._finished[index]
+        return self._finished.pop(index)
 
     def silent_hosts(self) -> set[str]:
         """Return the hosts none of whose ranks has answered when all were asked where they are."""

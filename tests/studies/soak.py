@@ -2,7 +2,7 @@
 
 One launch of so many steps of one's own, each prepared, measured, explained and closed on the same ranks. Prints the
 memory, open files and threads of the driver and of each rank around the first fifth and the last of the cases, and
-exits with 1 where files or threads grew, or memory by more than 20 KB a case; the driver keeps each case's record.
+exits with 1 where files or threads grew, or memory by more than 4 KB a case.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from paths import environment
 from bench.text import format_table
 
 NAMES = ("memory MB", "files", "threads")
-MOST_BYTES_A_CASE = 20_000
+MOST_BYTES_A_CASE = 4_000
 Sample = tuple[int, tuple[float, float, float]]  # cases done; what NAMES say
 
 
