@@ -387,7 +387,7 @@ def spoil_history(file: Path, draw: random.Random) -> str:
         return "bytes"
     if kind == 1:
         return spoil_place(file, draw)
-    with sqlite3.connect(file) as base:
+    with contextlib.closing(sqlite3.connect(file)) as base, base:
         table = draw.choice([name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")])
         columns = [row[1] for row in base.execute(f"PRAGMA table_info({table})")]
         if kind == 2:

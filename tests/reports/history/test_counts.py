@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_a_history_of_before_counts_is_read_and_gets_them_with_the_next_run(tmp_
     file = tmp_path / "h.sqlite"
     with open_history(file, create=True) as history:
         filled(history, tmp_path, [2.0, 2.0])
-    with sqlite3.connect(file) as connection:
+    with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("DROP TABLE counted")
         connection.execute("DROP TABLE facts")
     with open_history(file) as history:
@@ -136,7 +137,7 @@ def test_a_history_of_before_counts_is_read_and_gets_them_with_the_next_run(tmp_
         filled(history, tmp_path / "more", [2.0, 5.0], first=2)
         assert told(tonight(history)) == [(changed(2, 5), "run-003")]
         assert {*history.prune(1)} == {"run-001", "run-002"}
-    with sqlite3.connect(file) as connection:
+    with closing(sqlite3.connect(file)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM facts").fetchone() == (1,), "what no run has is forgotten"
 
 

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_cell_that_holds_something_else_is_refused(history: Path) -> None:
     for table, column, cell in cells:
         number = "run = 9" if table in ("point", "folder") else "number = (SELECT max(number) FROM series)"
         number = "number = 9" if table == "run" else number
-        with sqlite3.connect(history) as base:
+        with closing(sqlite3.connect(history)) as base, base:
             base.execute(f"UPDATE {table} SET {column} = ? WHERE {number}", (cell,))
         told = sentences(history, *COMMANDS, compared)
         assert told, (table, column, cell)
@@ -104,7 +105,7 @@ def test_a_history_of_other_tables_views_or_triggers_is_refused_before_it_is_ask
         (("ALTER TABLE run ADD COLUMN more TEXT",), "run"),
         (("CREATE TABLE more (a)",), "more"),
     ):
-        with sqlite3.connect(history) as base:
+        with closing(sqlite3.connect(history)) as base, base:
             for statement in statements:
                 base.execute(statement)
         told = sentences(history, *COMMANDS, ("add", "nights/run-000"))
@@ -114,7 +115,7 @@ def test_a_history_of_other_tables_views_or_triggers_is_refused_before_it_is_ask
 
 
 def test_a_history_without_counts_is_one_of_before_they_were_kept(history: Path) -> None:
-    with sqlite3.connect(history) as base:
+    with closing(sqlite3.connect(history)) as base, base:
         base.execute("DROP TABLE counted")
         base.execute("DROP TABLE facts")
     assert not sentences(history, *COMMANDS, ("add", "nights/run-000"))

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -142,12 +143,12 @@ def test_runs_are_shown_exported_and_forgotten() -> None:
 
 def bad_files() -> None:
     Path("text.sqlite").write_text("nothing of the kind " * 50)
-    with sqlite3.connect("foreign.sqlite") as connection:
+    with closing(sqlite3.connect("foreign.sqlite")) as connection, connection:
         connection.execute("CREATE TABLE t (x)")
     connection.close()
     fill(1)
     Path("newer.sqlite").write_bytes(FILE.read_bytes())
-    with sqlite3.connect("newer.sqlite") as connection:
+    with closing(sqlite3.connect("newer.sqlite")) as connection, connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
     connection.close()
     damaged = bytearray(FILE.read_bytes())
