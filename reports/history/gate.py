@@ -142,26 +142,14 @@ def check(
         )
         measured = (floors or {}).get(series.fingerprint)
         found[number] = Finding(series=series, times=times, measured=measured)
-    asked = {*map(_asked, tonight.values())}
-    of_kind = [one for one in before if one.preset == line.preset and one.number != line.number]
-    # the series of the last few runs of this kind, the newest first; a run without any case is of every kind
-    each = (tuple(history.series(one.number).values()) for one in reversed(of_kind[-rule.window :]))
-    last = list(islice((one for one in each if not asked or asked & set(map(_asked, one))), MISSED_RUNS))
-    old = last[0] if last else tuple(history.series(of_kind[-1].number).values()) if of_kind else ()
+    old, missing = _missing(history, line, before, tonight, rule.window)
     outcomes = history.outcomes(line.number)
     enough = {number: one for number, one in found.items() if len(one.times) - (not kept) >= rule.min_values}
     every = {at for one in enough.values() for at, _ in one.times} | {line}
     lines = sorted(every, key=lambda at: (at.started, at.number))
     ran = history.any_series()
     places = {at: known[ran[at.number]].place if at.number in ran else cells.UNKNOWN for at in lines}
-    column = {at: i for i, at in enumerate(lines)}
-    logs = np.full((len(enough), len(lines)), np.nan)
-    for row, one in zip(logs, enough.values(), strict=True):
-        row[[column[at] for at, _ in one.times]] = np.log([seconds for _, seconds in one.times])
-    floors_of = [one.measured.floor if one.measured else 0.0 for one in enough.values()]
-    rules = [replace(rule, floor=max(rule.floor, floor)) for floor in floors_of]
-    families = [tonight[number].family for number in enough]
-    nights = judge_nights(logs, [*places.values()], families, rules, rule, alone=not kept)
+    nights = _nights([*enough.values()], places, rule, kept=kept)
     found |= {number: replace(enough[number], night=night) for number, night in zip(enough, nights.each, strict=True)}
     judged = []
     for number, one in found.items():
@@ -177,13 +165,38 @@ def check(
         together = Finding(series=None, all_of=len(enough), times=times, night=nights.shared)
         word, reason = _told(together, places, kept=kept)
         judged += [replace(together, word=word, reason=reason)] if word != "SAME" else []
+    ordered = sorted([*judged, *missing], key=lambda one: (WORST_FIRST.index(one.word), one.series is not None))
+    return Check(
+        line=line, rule=rule, findings=tuple(ordered), counted=tuple(counted_of), notes=_notes(nights), kept=kept
+    )
+
+
+def _missing(
+    history: History, line: Line, before: Sequence[Line], tonight: Mapping[int, Identity], window: int
+) -> tuple[tuple[Identity, ...], list[Finding]]:
+    """Return the series of the last run of this kind, and those of the last few that this one did not measure."""
+    asked = {*map(_asked, tonight.values())}
+    of_kind = [one for one in before if one.preset == line.preset and one.number != line.number]
+    # the series of the last few runs of this kind, the newest first; a run without any case is of every kind
+    each = (tuple(history.series(one.number).values()) for one in reversed(of_kind[-window:]))
+    last = list(islice((one for one in each if not asked or asked & set(map(_asked, one))), MISSED_RUNS))
+    old = last[0] if last else tuple(history.series(of_kind[-1].number).values()) if of_kind else ()
     runs = f"one of the {len(last)} runs before" if len(last) > 1 else "the run before"
     reason = f"{runs} that share a case with this one has it, and this one has not"
     vanished = {_asked(one): one for series in reversed(last) for one in series if _asked(one) not in asked}
-    judged += [Finding(series=one, word="MISSING", reason=reason) for one in vanished.values()]
-    ordered = sorted(judged, key=lambda one: (WORST_FIRST.index(one.word), one.series is not None))
-    notes = _notes(nights)
-    return Check(line=line, rule=rule, findings=tuple(ordered), counted=tuple(counted_of), notes=notes, kept=kept)
+    return old, [Finding(series=one, word="MISSING", reason=reason) for one in vanished.values()]
+
+
+def _nights(enough: Sequence[Finding], places: Mapping[Line, str], rule: StepRule, *, kept: bool) -> Nights:
+    """Judge all series at once over the runs of ``places``, in their order."""
+    column = {at: i for i, at in enumerate(places)}
+    logs = np.full((len(enough), len(places)), np.nan)
+    for row, one in zip(logs, enough, strict=True):
+        row[[column[at] for at, _ in one.times]] = np.log([seconds for _, seconds in one.times])
+    floors = [one.measured.floor if one.measured else 0.0 for one in enough]
+    rules = [replace(rule, floor=max(rule.floor, floor)) for floor in floors]
+    families = [one.series.family if one.series else "" for one in enough]
+    return judge_nights(logs, [*places.values()], families, rules, rule, alone=not kept)
 
 
 def _counted(series: Identity, told: Sequence[tuple[Line, Facts]], line: Line, *, kept: bool) -> list[Counts]:
