@@ -6,11 +6,11 @@ shards say how the data axes replicate and shard state.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heapreplace
-from itertools import chain
+from itertools import chain, product
 
 from workloads.costs.flops import stage_flops
 from workloads.costs.step_spec import StepSpec
@@ -93,37 +93,45 @@ def tokens_and_heads(wanted: Wanted) -> Iterator[tuple[int, int, str]]:
 
 def stages(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
     """Yield the steps of a block with every pipeline and ``ep`` and ``etp``, all data ranks in ``fsdp``."""
-    shape, moe = block.shape, block.moe
+    for pipeline in pipelines(wanted, block):
+        yield from dealt_out(pipeline)
+
+
+def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
+    """Yield the steps of a block with every pipeline, all data ranks in ``fsdp``; experts are not dealt out yet."""
     cp, tp = block.size("cp"), block.size("tp")
-    ranks = wanted.gpus // cp // tp
+    ranks, layers = wanted.gpus // cp // tp, block.shape.layers
     for pp in divisors(ranks):
-        if pp > shape.layers:
+        if pp > layers:
             break
         data = ranks // pp
         count, rest = divmod(wanted.global_batch, data * block.microbatch)
         if rest or not count:
             continue
         mesh = {"dp": 1, "pp": pp, "fsdp": data, "cp": cp, "tp": tp}
-        meshes = [mesh]
-        if moe is not None:
-            # the pipeline outermost, so that ranks that deal out experts are neighbours
-            outer = {"pp": pp, **mesh}
-            dealt = [
-                {**(outer if ep > 1 else mesh), "ep": ep, "etp": etp}
-                for ep in divisors(moe.experts)
-                for etp in sorted({1, tp})
-            ]
-            meshes = [each for each in dealt if not refuse_experts(each, moe.experts)]
-        for each in meshes:
-            step = replace(block.on(each), microbatches=count)
-            for schedule, chunks in wanted.schedules if pp > 1 else wanted.schedules[:1]:
-                if pp == 1:
-                    yield replace(step, schedule=schedule, chunks=0)
-                    continue
-                if not wanted.schedule and (pp * chunks > shape.layers or _cannot_split(schedule, block)):
-                    continue  # which is refused, and nobody asked for it
-                for split in splits(shape, moe, pp, chunks or default_chunks(schedule), schedule):
-                    yield replace(step, schedule=schedule, chunks=chunks, split=split)
+        step = replace(block.on(mesh), microbatches=count)
+        for schedule, chunks in wanted.schedules if pp > 1 else wanted.schedules[:1]:
+            if pp == 1:
+                yield replace(step, schedule=schedule, chunks=0)
+            elif wanted.schedule or (pp * chunks <= layers and not _cannot_split(schedule, block)):
+                yield replace(step, schedule=schedule, chunks=chunks)  # what is refused only if it was asked for
+
+
+def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
+    """Yield a pipeline's steps with its experts over every ``ep`` and ``etp``, its layers dealt out to stages."""
+    shape, moe, mesh, pp = pipeline.shape, pipeline.moe, pipeline.mesh, pipeline.size("pp")
+    meshes: list[Mapping[str, int]] = [mesh]
+    if moe is not None:
+        # the pipeline outermost, so that ranks that deal out experts are neighbours
+        outer = {"pp": pp, **mesh}
+        sizes = product(divisors(moe.experts), sorted({1, pipeline.size("tp")}))
+        every = [{**(outer if ep > 1 else mesh), "ep": ep, "etp": etp} for ep, etp in sizes]
+        meshes = [each for each in every if not refuse_experts(each, moe.experts)]
+    chunks = pipeline.chunks or default_chunks(pipeline.schedule)
+    ways = splits(shape, moe, pp, chunks, pipeline.schedule) if pp > 1 else ("",)
+    for each in meshes:
+        for split in ways:
+            yield replace(pipeline.on(each), split=split)
 
 
 def _cannot_split(schedule: str, block: StepSpec) -> bool:

@@ -6,9 +6,11 @@ shard it, so that candidates are priced in the order of their bounds until no ot
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count, permutations
+from typing import Literal
 
 from bench.plan.groups import INSIDE
 from bench.text import UserError
@@ -26,8 +28,9 @@ from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.planner.candidates import (
     Wanted,
     blocks,
+    dealt_out,
+    pipelines,
     shards,
-    stages,
 )
 from workloads.planner.dry_run import SHARDING, DryRun, Work, dry_run, held_by, placed, work_of
 from workloads.planner.hardware import Hardware
@@ -39,6 +42,9 @@ FRONT = 1.4
 WITHOUT = 4.0  # and to be shown as the fastest without an axis
 _TIE = 1.005  # times that agree to three digits
 _REORDERED = 3
+_Decided = Literal["block", "pipeline", "stage"]
+_OPEN = {"block": ("dp", "fsdp", "pp", "ep", "etp"), "pipeline": ("dp", "fsdp", "ep", "etp"), "stage": ("dp", "fsdp")}
+"""The axes whose size is still to be decided."""
 _SMALLER = 0.9  # of the memory of what is faster, to be on the front
 # the axes in the order in which one would choose them by hand, and what each is for
 PURPOSES = {
@@ -85,21 +91,23 @@ def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Second
     kept = _Kept(wanted=wanted, hardware=hardware, seconds=seconds, top=top)
     works: dict[tuple[object, ...], Work] = {}
     number = count()
-    heap: list[tuple[float, int, StepSpec, bool]] = []
-    for block in blocks(wanted):
-        bound = _least_seconds(wanted, block, works, hardware, seconds)
-        heappush(heap, (bound, next(number), block, False))
+    heap: list[tuple[float, int, StepSpec, _Decided]] = []
+
+    def push(bound: float, steps: Iterable[StepSpec], decided: _Decided) -> None:
+        for step in steps:
+            least = max(bound, _least_seconds(wanted, step, works, hardware, seconds))
+            if kept.wants(least, step, decided):
+                heappush(heap, (least, next(number), step, decided))
+
+    push(0.0, blocks(wanted), "block")
     while heap:
-        bound, _, step, whole = heappop(heap)
-        if not kept.wants(bound, step, whole=whole):
+        bound, _, step, decided = heappop(heap)
+        if not kept.wants(bound, step, decided):
             continue
-        if not whole:
-            for stage in stages(wanted, step):
-                least = max(bound, _least_seconds(wanted, stage, works, hardware, seconds, dealt=False))
-                if kept.wants(least, stage, whole=True):
-                    heappush(heap, (least, next(number), stage, True))
-        elif heap and (least := _least_seconds(wanted, step, works, hardware, seconds)) > max(bound, heap[0][0]):
-            heappush(heap, (least, next(number), step, True))  # what sends tokens to experts comes later than it seemed
+        if decided == "block":
+            push(bound, pipelines(wanted, step), "pipeline")
+        elif decided == "pipeline":
+            push(bound, dealt_out(step), "stage")
         else:
             kept.price(bound, step)
     return kept.found()
@@ -111,15 +119,9 @@ def _least_seconds(
     works: dict[tuple[object, ...], Work],
     hardware: Hardware,
     seconds: Seconds,
-    *,
-    dealt: bool = True,
 ) -> float:
-    """Return what a step takes at least: its share of all layers on one stage, and the bubble of a mean stage.
-
-    ``dealt`` counts what it takes to deal out experts.
-    """
-    ep, etp, pp = step.size("ep") if dealt else 1, step.size("etp") if dealt else 1, step.size("pp")
-    cp, tp = step.size("cp"), step.size("tp")
+    """Return what a step takes at least: its share of all layers on one stage, and the bubble of a mean stage."""
+    ep, etp, pp, cp, tp = (step.size(name) for name in ("ep", "etp", "pp", "cp", "tp"))
     key = (cp, tp, ep, etp, step.cp_method, step.microbatch, step.checkpointing_text)
     if key not in works:
         mesh = {"dp": 1, "pp": 1, "fsdp": wanted.gpus // cp // tp, "cp": cp, "tp": tp, "ep": ep, "etp": etp}
@@ -162,17 +164,14 @@ class _Kept:
     states: dict[tuple[object, ...], float] = field(default_factory=dict)
     shardings: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    def wants(self, bound: float, step: StepSpec, *, whole: bool) -> bool:
-        """Whether a step that takes no less could be among the best, on the front, or the fastest without an axis.
-
-        One that is not ``whole`` has neither pipeline nor experts dealt out yet.
-        """
+    def wants(self, bound: float, step: StepSpec, decided: _Decided = "stage") -> bool:
+        """Whether a step that takes no less could be among the best, on the front, or the fastest without an axis."""
         if len(self.best) < self.top or bound <= _TIE * self.best[-1].seconds:
             return True
         fastest = self.best[0]
         if bound <= FRONT * fastest.seconds:
             return True
-        open_axes = ("dp", "fsdp") if whole else ("dp", "fsdp", "pp", "ep", "etp")
+        open_axes = _OPEN[decided]
         lacks = [name for name, size in fastest.spec.mesh.items() if size > 1 and name not in self.without]
         return bound <= WITHOUT * fastest.seconds and any(name in open_axes or step.size(name) == 1 for name in lacks)
 
@@ -190,7 +189,7 @@ class _Kept:
                     break
                 self.tried += 1
                 least = bound + self._sharding(spec)
-                if not self.wants(least, spec, whole=True):
+                if not self.wants(least, spec):
                     continue
                 held = held_by(spec)
                 largest = max(each.memory.total for each in held)
