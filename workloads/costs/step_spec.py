@@ -315,6 +315,10 @@ class StepSpec:
             raise UserError(f"--mesh {self.mesh_text} cannot carry {self.name}: {reason}")
 
 
+StageKind = tuple[int, int, bool, bool]
+"""What tells a rank of the pipeline from another: its layers, those of them that are dense, whether it has an end."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Position:
     """One rank's part of a step, from which its calls, its memory and its arithmetic follow."""
@@ -372,7 +376,7 @@ class Position:
         return len(self.layers_by_stage) - 1 in self.stages
 
     @property
-    def kind(self) -> tuple[int, int, bool, bool]:
+    def kind(self) -> StageKind:
         """What tells its work from that of other ranks of the pipeline."""
         return self.layers, self.dense_layers, self.embedding, self.head
 

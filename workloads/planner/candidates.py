@@ -129,9 +129,9 @@ def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
         meshes = [each for each in every if not refuse_experts(each, moe.experts)]
     chunks = pipeline.chunks or default_chunks(pipeline.schedule)
     ways = splits(shape, moe, pp, chunks, pipeline.schedule) if pp > 1 else ("",)
-    for each in meshes:
+    for step in map(pipeline.on, meshes):
         for split in ways:
-            yield replace(pipeline.on(each), split=split)
+            yield replace(step, split=split)
 
 
 def _cannot_split(schedule: str, block: StepSpec) -> bool:

@@ -22,7 +22,7 @@ from workloads.costs.memory import (
     state_of,
     updated_elements,
 )
-from workloads.costs.step_spec import Position, StepSpec
+from workloads.costs.step_spec import StageKind, StepSpec
 from workloads.mesh.axes import multiplied
 from workloads.pipeline_parallel.bubbles import closed_form
 from workloads.planner.candidates import (
@@ -182,13 +182,14 @@ class _Kept:
         if stage.shape.layers < stage.size("pp") * stage.stages_per_rank:
             self._refuse(stage, stage.refusal() or "")
             return
-        activations = activations_of(stage.at_stage(0))  # whatever shards state
+        first = stage.at_stage(0)
+        activations = activations_of(first)  # whatever shards state
         for sharded, specs in enumerate(shards(self.wanted, stage)):
             for i, spec in enumerate(specs):
-                if i == 0 and self._stops(bound, spec, activations, (*key, sharded)):
+                if i == 0 and self._stops(bound, spec, first.kind, activations, (*key, sharded)):
                     break
                 self.tried += 1
-                least = bound + self._sharding(spec)
+                least = bound + self._sharding(spec, first.kind)
                 if not self.wants(least, spec):
                     continue
                 held = held_by(spec)
@@ -200,11 +201,13 @@ class _Kept:
                     bound = max(bound, run.seconds - run.update_seconds - run.sharding_seconds)
                     self._add(run)
 
-    def _stops(self, bound: float, spec: StepSpec, activations: float, key: tuple[object, ...]) -> bool:
+    def _stops(
+        self, bound: float, spec: StepSpec, kind: StageKind, activations: float, key: tuple[object, ...]
+    ) -> bool:
         """Whether memory or a rule stops what holds least of its kind, and so all others of it, or it cannot matter."""
         if spec.microbatch >= self.full.get(key, spec.microbatch + 1):
             return True
-        needed = activations + self._state(spec.at_stage(0))
+        needed = activations + self._state(spec, kind)
         fits = needed <= self.hardware.usable_bytes
         if fits and self._dominated(bound, needed, spec):
             return True
@@ -228,11 +231,11 @@ class _Kept:
         self.refused[rule] += 1
         self.equations.setdefault(rule, f"{spec.mesh_text}: {reason}")
 
-    def _sharding(self, spec: StepSpec) -> float:
+    def _sharding(self, spec: StepSpec, kind: StageKind) -> float:
         """Return what the first rank's state adds at least: its update, and what hides of no sum or gathering."""
-        at = spec.at_stage(0)
-        key = (*spec.mesh.items(), spec.zero, at.kind, spec.microbatches)
+        key = (*spec.mesh.items(), spec.zero, kind, spec.microbatches)
         if key not in self.shardings:
+            at = spec.at_stage(0)
             efficiency = self.hardware.efficiency
             seconds = updated_elements(at) * at.spec.widths.updated / self.hardware.memory_bytes_per_second
             self.shardings[key] = seconds / efficiency.memory_rate + sum(
@@ -244,9 +247,10 @@ class _Kept:
             )
         return self.shardings[key]
 
-    def _state(self, at: Position) -> float:
-        key = (*at.spec.mesh.items(), at.spec.zero, at.kind)
+    def _state(self, spec: StepSpec, kind: StageKind) -> float:
+        key = (*spec.mesh.items(), spec.zero, kind)
         if key not in self.states:
+            at = spec.at_stage(0)
             self.states[key] = state_of(at).state + buffers_equation(at).value
         return self.states[key]
 
