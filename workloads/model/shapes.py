@@ -15,8 +15,10 @@ CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 PRECISIONS = {"float32": 4, "bfloat16": 2}
 """Bytes of an element."""
 Bias = Literal["q", "k", "v", "out", "ffn", "router", "experts"]
-Size = Annotated[int, msgspec.Meta(ge=1)]
-Rest = Annotated[int, msgspec.Meta(ge=0)]
+MOST_SIZE, MOST_LAYERS = 1 << 24, 1 << 12
+"""Beyond any model: what is counted through, or split by all divisors, is bounded."""
+Size = Annotated[int, msgspec.Meta(ge=1, le=MOST_SIZE)]
+Rest = Annotated[int, msgspec.Meta(ge=0, le=MOST_SIZE)]
 
 
 class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,6 +168,8 @@ def _given(params: Mapping[str, Value], name: str, otherwise: int) -> int:
 def require_shape(shape: Shape) -> None:
     """Refuse by equation what cannot be built."""
     hidden, heads, kv_heads = shape.hidden, shape.heads, shape.kv_heads
+    if shape.layers > MOST_LAYERS:
+        raise UserError(f"layers({shape.layers}) > {MOST_LAYERS}")
     if hidden % heads and not shape.head_dim and shape.latent is None:
         raise UserError(f"hidden({hidden}) % heads({heads}) != 0")
     if heads % kv_heads:

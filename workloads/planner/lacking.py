@@ -89,10 +89,10 @@ def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
 
 
 def _could_fit(wanted: Wanted, hardware: Hardware) -> bool:
-    """Whether the first of a pipeline's ranks holds its part somewhere; the smallest microbatch holds least."""
+    """Whether every rank of a pipeline holds its part somewhere; the smallest microbatch holds least."""
     least = replace(wanted, microbatch=wanted.microbatch or 1, schedule=wanted.schedule or SCHEDULES[0][0])
     return any(
-        not spec.refusal() and memory_of(spec.at_stage(0)).total <= hardware.usable_bytes
+        not spec.refusal() and all(memory_of(at).total <= hardware.usable_bytes for at in spec.positions)
         for block in blocks(least)
         for stage in stages(least, block)
         for spec in chain(*shards(least, stage))

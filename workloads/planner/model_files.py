@@ -12,7 +12,7 @@ from bench.text import UserError, did_you_mean, listed, reading
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import Moe, moe_of
 from workloads.expert_parallel.routing import BALANCED
-from workloads.model.shapes import Bias, Latent, Recipe, Rest, Shape, Size, require_shape
+from workloads.model.shapes import MOST_SIZE, Bias, Latent, Recipe, Rest, Shape, Size, require_shape
 
 
 class Mixture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,8 +169,8 @@ class _Keys:
             return otherwise
         if value is None:
             raise UserError(f"model file {self.path} has no {key}, which a {self.content['model_type']} has")
-        if type(value) is not int or value < least:
-            raise UserError(f"model file {self.path}: {key} = {value!r} is no whole number of at least {least}")
+        if type(value) is not int or not least <= value <= MOST_SIZE:
+            raise UserError(f"model file {self.path}: {key} = {value!r} is no whole number from {least} to {MOST_SIZE}")
         return value
 
     def flag(self, key: str, otherwise: bool) -> bool:
