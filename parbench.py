@@ -123,17 +123,17 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; what the user can mend is one sentence, and nothing but a finding exits with 1."""
-        from bench.text import UserError
-
         try:
+            from bench.text import UserError, sentence_of
+
             return super().invoke(ctx)
-        except UserError as error:
-            click.echo(f"parbench: {error}", err=True)
-            sys.exit(2)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # which may come while the line above is read
             click.echo("parbench: interrupted", err=True)
         except (MemoryError, ImportError) as error:  # too little memory shows in libraries that cannot be mapped
             click.echo(f"parbench: {str(error) or 'the memory is full'}", err=True)
+        except UserError as error:
+            click.echo(f"parbench: {sentence_of(error)}", err=True)
+            sys.exit(2)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:

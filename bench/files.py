@@ -134,8 +134,8 @@ def _allowed(refusal: str, kind: Any) -> str:
     found = re.search(r"(unknown field `|enum value ')([^`']*)[`']", refusal)
     if found is None:
         return ""
-    parts = _parts(kind)
-    for name in re.findall(r"\.(\w+)", refusal.rpartition(" - at `$")[2]):
+    place, parts = re.search(r" - at `\$([^`]*)`$", refusal), _parts(kind)
+    for name in re.findall(r"\.(\w+)", place[1] if place else ""):
         [struct] = [part for part in parts if hasattr(part, "__struct_fields__")]
         parts = _parts(get_type_hints(struct)[name])
     words = [word for part in parts for word in getattr(part, "__struct_fields__", (part,)) if isinstance(word, str)]

@@ -12,12 +12,20 @@ from pathlib import Path
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
 _MAX_SIZES = 10_000
+_MOST_HOURS = 500  # what waits in milliseconds of 32 bits waits no longer
 _LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
 _LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
 
 
 class UserError(ValueError):
     """One sentence naming what was found, where, and what is allowed; the command line exits with 2."""
+
+
+def sentence_of(error: UserError) -> str:
+    """Return what it says, its middle cut out where it quotes much of a file, and what no terminal shows escaped."""
+    told = str(error)
+    told = told if len(told) < 1500 else f"{told[:1000]} ... {told[-300:]}"
+    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in told)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -118,6 +126,8 @@ def parse_duration(text: str) -> float:
     seconds = float(match[1]) * {"ms": 1e-3, "m": 60.0, "h": 3600.0}.get(match[2], 1.0) if match else 0.0
     if seconds <= 0:
         raise UserError(f"duration {text!r} is not understood: write a number above 0 with ms, s, m or h, such as 90s")
+    if seconds > _MOST_HOURS * 3600:
+        raise UserError(f"duration {text!r} is more than {_MOST_HOURS}h")
     return seconds
 
 

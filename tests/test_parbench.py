@@ -30,6 +30,11 @@ BAD_INPUT = {
     "given twice": (["--set", "layers=1", "--set", "layers=2"], ["layers", "twice"]),
     "shape": (["--only", "ddp", "--set", "heads=3"], ["hidden(128) % heads(3) != 0"]),
     "long number": (["--only", "ddp", "--set", f"layers={2**64}"], [f"layers = '{2**64}'", "at most 64 bits"]),
+    "large number": (["--only", "ddp", "--set", "bucket_mb=1e31"], ["bucket_mb = '1e31'", "1e30"]),
+    "many launches": (["--only", "ddp", "--launches", f"{10**26}"], ["files hold: ", "launches are more than 1048576"]),
+    "more launches": (["--only", "ddp", "--launches", "100000"], ["files hold: ", "<= 65536", "launches"]),
+    "many ranks": (["--nproc", f"{10**26}"], ["at most 4096 ranks"]),
+    "long time": (["--timeout", "99999999h"], ["'99999999h'", "more than 500h"]),
     "unknown shape": (["--only", "ddp", "--set", "shape=smal"], ["'smal'", "tiny", "did you mean 'small'"]),
     "split": (["--only", "tp", "--nproc", "4", "--set", "heads=2"], ["heads(2) % tp(4) != 0"]),
     "mesh": (["--only", "tp_fsdp", "--nproc", "4", "--set", "tp=3"], ["dp(1) * tp(3) != world size(4)"]),
@@ -140,6 +145,14 @@ def test_what_is_no_finding_does_not_exit_as_one(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("bench.plan.listing.render_names", mock.Mock(side_effect=error))
         stopped = CliRunner().invoke(command_line.main, ["list"])
         assert (stopped.exit_code, stopped.stderr.splitlines()[-1]) == (4, told)
+
+
+def test_an_interrupt_while_the_first_module_is_read_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    finder = mock.Mock(find_spec=mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.delitem(sys.modules, "bench.text")
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    stopped = CliRunner().invoke(command_line.main, ["list"])
+    assert (stopped.exit_code, stopped.stderr) == (4, "parbench: interrupted\n")
 
 
 def refusal(*words: str) -> list[str]:

@@ -9,6 +9,7 @@ from bench.text import UserError, counted, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")
+_MOST_RANKS = 1 << 12
 FUNCTIONAL_ONLY = "functional only"  # how a note begins that says that ranks share what each should have alone
 
 
@@ -73,6 +74,8 @@ def choose_world(
     check_known("--backend", backend, BACKENDS)
     if nproc is not None and nproc < 1:
         raise UserError(f"--nproc {nproc}: at least 2 ranks are needed")
+    if nproc is not None and nproc > _MOST_RANKS:
+        raise UserError(f"--nproc {nproc}: a node has at most {_MOST_RANKS} ranks")
     needed = 1 if nproc == 1 and allow_single else 2
     where = device or ("cuda" if machine.torch_has_cuda and len(machine.gpus) >= needed else "cpu")
     means = backend or ("nccl" if where == "cuda" else "gloo")

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from bench.plan.params import Kind, Param, Value, refuse_unknown
 from bench.plan.plan import BEYOND_CACHE, LARGE_BYTES, PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
-from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, parse_sizes
+from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, parse_sizes, reading
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
@@ -117,18 +118,20 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
         raise UserError(f"{chosen[0].name}: what is set contradicts the former name by which it is asked for")
     _check_possible(candidates, {*options.settings, *(name for entry in options.entries for name in entry.set)})
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
-    return Plan(
-        preset=name,
-        cases=tuple({case.id: case for case, reason in candidates if reason is None}.values()),
-        skipped=tuple(skipped.values()),
-        nproc=spec.nproc,
-        backend=spec.backend,
-        device=spec.device,
-        launches=options.launches or preset.launches,
-        budget_seconds=preset.budget_seconds if options.budget is None else parse_duration(options.budget),
-        timeout_seconds=preset.timeout_seconds if options.timeout is None else parse_duration(options.timeout),
-        measure=preset.measure,
-    )
+    with reading("what is asked for", "is more than a run's files hold"):
+        plan = Plan(
+            preset=name,
+            cases=tuple({case.id: case for case, reason in candidates if reason is None}.values()),
+            skipped=tuple(skipped.values()),
+            nproc=spec.nproc,
+            backend=spec.backend,
+            device=spec.device,
+            launches=options.launches or preset.launches,
+            budget_seconds=preset.budget_seconds if options.budget is None else parse_duration(options.budget),
+            timeout_seconds=preset.timeout_seconds if options.timeout is None else parse_duration(options.timeout),
+            measure=preset.measure,
+        )
+        return msgspec.convert(msgspec.to_builtins(plan), Plan)
 
 
 def _named(options: Options, catalogue: Sequence[Definition]) -> list[Definition]:
@@ -279,18 +282,20 @@ def define(target: str, folder: Path) -> Definition:
         done = subprocess.run(command, preexec_fn=lambda: die_with_parent(SIGKILL), check=False, **options)
     except subprocess.TimeoutExpired:
         raise UserError(f"--target {target!r} took more than {_LOAD_SECONDS} s to import") from None
-    if done.returncode or not done.stdout:  # a script may end well while it is imported
+    if done.stdout:
+        answer = msgspec.json.decode(done.stdout, type=tuple[Param, ...] | str)
+    else:  # a script may end while it is imported
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        told = lines[-1] if lines else f"its import ended Python: {exit_words(done.returncode)}"
-        raise UserError(f"--target {target!r} cannot be used: {told}")
-    params = msgspec.json.decode(done.stdout, type=tuple[Param, ...])
+        answer = lines[-1] if lines else f"its import ended Python: {exit_words(done.returncode)}"
+    if isinstance(answer, str):
+        raise UserError(f"--target {target!r} cannot be used: {answer}")
     module = target.partition(":")[0].rpartition(".")[2]
-    params, tags = (MODE, *params), ("smoke", "node")
+    params, tags = (MODE, *answer), ("smoke", "node")
     return Definition(name=f"custom.{module}", target=target, help="a step of your own", params=params, tags=tags)
 
 
 def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
-    """Return the parameters that follow ``world``; ``UserError`` if one has no default or no simple type."""
+    """Return the parameters that follow ``world``; ``UserError`` if one has no default that a record can hold."""
     own, found = dict(list(inspect.signature(prepare).parameters.items())[1:]), []
     # the world's type may be imported for a type checker alone
     annotations = {name: one.annotation for name, one in own.items() if one.annotation is not one.empty}
@@ -309,6 +314,7 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
         kind = "size" if kind == "int" and name.endswith("_bytes") else kind
         choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
         found.append(Param(name=name, kind=kind, default=default, help="", choices=choices))
+        found[-1].parse(default)
     return tuple(found)
 
 
@@ -320,10 +326,12 @@ def main() -> None:
     answer = os.dup(1)  # a module may print while it is imported, and as Python ends
     os.dup2(2, 1)
     try:
-        params = params_of(load_target(target))
+        found: object = params_of(load_target(target))
     except UserError as error:
-        sys.exit(str(error))
-    os.write(answer, msgspec.json.encode(params))
+        found = str(error)
+    except Exception as error:  # noqa: BLE001 - of a user's module
+        found = traceback.format_exception_only(error)[-1].strip()
+    os.write(answer, msgspec.json.encode(found))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from bench.files import read_rows
+from bench.limits import Told
 from bench.plan.groups import parse_mesh, read_matrix
 from bench.text import UserError, did_you_mean, listed, parse_size, parse_sizes
 
@@ -53,8 +56,11 @@ class Param:
             if self.kind in ("matrix", "rows", "mesh") and isinstance(error, UserError):
                 raise  # its own words name the file, the row and the column, or the axis
         else:
-            if isinstance(value, int) and value.bit_length() >= 64:  # more than a message or a record can hold
-                raise UserError(f"{self.name} = {found!r} is not allowed: {self.name} has at most 64 bits")
+            try:
+                msgspec.convert(value, Told)
+            except msgspec.ValidationError as error:
+                most = "at most 64 bits, 1e30, or 1 MiB of text"
+                raise UserError(f"{self.name} = {found!r} is not allowed: a run's files hold {most}") from error
             low = -math.inf if self.minimum is None else self.minimum
             high = math.inf if self.maximum is None else self.maximum
             if (isinstance(value, str) or low <= value <= high) and (not self.choices or value in self.choices):

@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from bench.limits import MOST_CASES, MOST_NOTES, Count, Launches, Name, Positive, Rank, Ranks, Whole, Words
+from bench.limits import (
+    MOST_CASES,
+    MOST_MEASUREMENTS,
+    MOST_NOTES,
+    Count,
+    Launches,
+    Name,
+    Positive,
+    Rank,
+    Ranks,
+    Whole,
+    Words,
+)
 from bench.machine.slurm_allocation import NodeLayout
 from bench.plan.aliases import present_params
 from bench.plan.cases import Case, Definition, select
@@ -90,6 +102,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     link_bytes_per_second: Positive | None = None
     path: Words | None = None
     spread: NodeLayout | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.cases) * self.launches > MOST_MEASUREMENTS:
+            raise ValueError(f"{len(self.cases)} cases x {self.launches} launches are more than {MOST_MEASUREMENTS}")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

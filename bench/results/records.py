@@ -17,6 +17,7 @@ import msgspec
 
 from bench.files import decode_json, read_lines
 from bench.limits import (
+    LEAST,
     MOST_NOTES,
     Amount,
     Count,
@@ -232,6 +233,9 @@ def _record(line: bytes, version: int) -> Record:
     time = record.metrics.get("time")
     if time is not None and (time.value or 0) < 0:
         raise ValueError(f"its time, {time.value} {time.unit}, is below zero")
+    seen = [one for metric in record.metrics.values() for one in (metric.value, metric.low, metric.high) if one]
+    if min(map(abs, seen), default=1.0) < LEAST:
+        raise ValueError(f"{min(seen, key=abs)} is nothing that is measured")
     check_time(record.started)
     check_environment(record.environment)
     reason = REASONS.get(record.reason)

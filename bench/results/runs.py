@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bench.files import decode_json, file_name, inflate, read_file
-from bench.limits import MOST_MEASUREMENTS, Id, Launch, Name, Positive, Words, check_environment, check_time
+from bench.limits import Id, Launch, Name, Positive, Words, check_environment, check_time
 from bench.machine.host_load import HostLoad
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
@@ -120,8 +120,6 @@ def load_run(path: Path) -> Run:
         info = decode_json(content, RunInfo)
         check_time(info.started)
         check_environment(info.environment or {})
-        if len(info.plan.cases) * info.plan.launches > MOST_MEASUREMENTS:
-            raise ValueError(f"it plans more than {MOST_MEASUREMENTS} measurements")
     plan = info.plan
     skipped = tuple(replace(one, case=renewed(one.case)) for one in plan.skipped)
     info = replace(info, plan=replace(plan, cases=tuple(map(renewed, plan.cases)), skipped=skipped))

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from bench.files import decode_json, read_file
+from bench.limits import Id
 from bench.plan.plan import Entry, FileCase, PlanFile
 from bench.results.records import refuse_newer
 from bench.text import UserError, reading, replace_file
@@ -38,7 +39,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     ``environment`` is empty where the sweep compares none; ``repeat`` counts from 1.
     """
 
-    id: str
+    id: Id
     label: str
     nodes: int
     ntasks_per_node: int

@@ -15,6 +15,8 @@ from kineto_files import RankFile
 from paths import TESTS
 
 import parbench
+from bench.results.records import read_records
+from bench.results.runs import trace_name
 
 Raw = dict[str, Any]
 STEPS = TESTS / "golden" / "runs" / "steps"
@@ -74,6 +76,7 @@ def test_a_line_that_is_no_record_costs_itself_and_is_told(run: Path) -> None:
         ("\ue000raw" + nested(500, "list"), ("environment", "deep")),
         (1.7e308, ("metrics", "time", "value")),
         (-1e-3, ("metrics", "time", "value")),
+        (5e-324, ("metrics", "time", "low")),
         (0, ("world", "size")),
         (2**62, ("world", "size")),
         (2**40, ("launch",)),
@@ -145,7 +148,9 @@ def test_a_parameter_of_another_type_or_none_is_not_counted_with(run: Path) -> N
 
 
 def test_no_id_of_a_case_leads_outside(run: Path) -> None:
-    for name in ("../../outside/evil", "/outside", "", "\x00"):
+    [trace] = (run / "traces").glob("*.gz")
+    home = run.parents[2] / "outside"
+    for name in ("../../outside/evil", f"{home}/evil", "", "\x00"):
         lines = [json.loads(line) for line in KEPT]
         plan = json.loads((STEPS / "run.json").read_text())
         for number, one in enumerate(lines):
@@ -153,8 +158,14 @@ def test_no_id_of_a_case_leads_outside(run: Path) -> None:
         plan["plan"]["cases"] = [one["case"] for one in lines]
         (run / "run.json").write_bytes(dumped(plan))
         (run / "records.jsonl").write_bytes(b"".join(dumped(one) + b"\n" for one in lines))
-        told(*commands(run))
-        assert not list(Path().rglob("*evil*")) + list(Path().glob("outside"))
+        [record] = [one for one in read_records(run / "records.jsonl") if one.case.name == "workload.ddp"]
+        trace = trace.rename(run / trace_name(record))
+        shutil.rmtree("out", ignore_errors=True)
+        codes = [code for code, *_ in told(*commands(run))]
+        assert codes == [0, 0, 0, 0, 0, 0] or not name.strip("\x00"), codes
+        assert list(Path("out").glob("*.json")), "the timeline is exported, by a name of ours"
+        assert not home.exists()
+        assert not list(Path().rglob("*evil*"))
 
 
 def test_a_damaged_timeline_or_prediction_costs_itself(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether files from elsewhere break what reads them: run folders, sweeps, histories and traces, spoilt by chance.
+"""Whether files from elsewhere break what reads them: runs, sweeps, histories, traces, what one asks with, all spoilt.
 
 python tests/studies/hostile_files.py [--folders 5000] [--seed 0] [--commands 6] spoils a copy of real ones per folder,
 runs that many of the commands that read it, each in the same forked process, and counts tracebacks, hangs (over 10 s
@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 import support_path  # noqa: F401 - finds the next
 from history_fixtures import put
-from hostile import npz, samples, spoil_folder, spoil_history
+from hostile import dumped, npz, samples, spoil_folder, spoil_history, toml
 from kineto_files import RankFile
 from paths import TESTS
 from sweeps import job, make_folder, make_sweep, point
@@ -39,6 +39,67 @@ from sweeps import job, make_folder, make_sweep, point
 import parbench
 from slurm.job.ledger import Ledger
 
+# what one asks with: a checkpoint's config.json, and files of one's own
+ASKED: dict[str, dict[str, Any]] = {
+    "config.json": {
+        "model_type": "deepseek_v3",
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 6,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 2048,
+        "vocab_size": 1000,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "tie_word_embeddings": False,
+    },
+    "model.toml": {
+        "layers": 4,
+        "hidden": 256,
+        "heads": 8,
+        "kv_heads": 4,
+        "ffn": 512,
+        "vocabulary": 1000,
+        "sequence": 256,
+        "mixture": {"experts": 8, "top_k": 2, "expert_ffn": 128, "shared": 1, "dense_layers": 1},
+    },
+    "hardware.toml": {
+        "flops_per_second": 989e12,
+        "memory_bytes": 80e9,
+        "memory_bytes_per_second": 3e12,
+        "gpus_per_node": 4,
+        "inside_bytes_per_second": 450e9,
+        "across_bytes_per_second": 50e9,
+        "rails": 1,
+        "launch_seconds": 8e-6,
+        "across_hop_seconds": 6e-6,
+        "nodes_per_pod": 4,
+        "oversubscription": 2.0,
+        "watts": 700.0,
+        "efficiency": {"gemm": 0.5, "memory": 0.9, "overlap": {"fsdp": 0.5}},
+    },
+    "budgets.toml": {
+        "collective.all_reduce": {"time": "<10s", "busbw": ">1MB/s"},
+        "workload.*": {"exposed_fraction": "<10%"},
+    },
+    "sweep.toml": {
+        "name": "nodes",
+        "nodes": [2, 4],
+        "ntasks_per_node": 2,
+        "placement": ["block", "cyclic"],
+        "budget": "15s",
+        "case": [{"name": "collective.all_reduce", "set": {"size_bytes": "64K,4M"}}],
+        "slurm": {"time": "10m", "requeue": True, "on_dead_node": "go-on"},
+    },
+}
 SECONDS, WALL_SECONDS, MEMORY_BYTES, OUTPUT_BYTES = 10.0, 60.0, 1 << 30, 1 << 28
 RUNS = TESTS / "golden" / "runs"
 EXPORTS = ("nccl-tests", "nccl-tests-json", "csv", "chrome-trace", "pytest-benchmark", "bencher", "openmetrics")
@@ -102,6 +163,9 @@ def make_originals(folder: Path) -> None:
             file.kernel(start + 100, start + 400)
             file.collective("allreduce", start + 300, start + 700, 1 << 20, (0, 1))
         file.write(folder / "traces", zipped=rank == 1)
+    (folder / "asked").mkdir()
+    for name, content in ASKED.items():
+        (folder / "asked" / name).write_bytes((toml if name.endswith(".toml") else dumped)(content))
 
 
 def _pairs(line: bytes) -> list[bytes]:
@@ -198,9 +262,23 @@ def commands_of_traces(traces: str, run: str, out: str) -> list[Words]:
     ]
 
 
+def commands_of_asked(asked: str, run: str, other: str, out: str) -> list[Words]:
+    mesh = ("--mesh", "dp=2,fsdp=2,tp=2")
+    return [
+        ("plan", "--model", f"{asked}/config.json", "--gpus", "8"),
+        ("plan", "--model", f"{asked}/config.json", *mesh, "--explain"),
+        ("plan", "--model", f"{asked}/model.toml", *mesh, "--tokens", "1T", "-o", f"{out}/plan.html"),
+        ("plan", "--model", f"{asked}/model.toml", "--gpus", "8", "--guide"),
+        ("plan", "--model", "tiny", *mesh, "--hardware", f"{asked}/hardware.toml", "-o", f"{out}/plan.json"),
+        ("plan", "--model", "tiny", "--gpus", "16", "--hardware", f"{asked}/hardware.toml"),
+        ("compare", run, other, "--budgets", f"{asked}/budgets.toml"),
+        ("slurm", "submit", f"{asked}/sweep.toml", "--dry-run"),
+    ]
+
+
 def prepare(home: Path, originals: Path, draw: random.Random) -> tuple[str, list[Words], list[Path]]:
     """Spoil a copy; return what was done, the commands that read it and what they may write."""
-    kind = draw.choices(("run", "history", "sweep", "traces"), (6, 2.5, 1, 0.5))[0]
+    kind = draw.choices(("run", "history", "sweep", "traces", "asked"), (6, 2.5, 1, 0.5, 2))[0]
     out, run, other = home / "out", home / "given" / "run", originals / "run" / draw.choice(("base", "new", "steps"))
     for folder in ("out", "tmp", "here", "given", "canary"):
         (home / folder).mkdir(parents=True)
@@ -224,6 +302,11 @@ def prepare(home: Path, originals: Path, draw: random.Random) -> tuple[str, list
         shutil.copytree(originals / "sweep", sweep, symlinks=True)
         told = f"sweep: {', '.join(spoil_folder(sweep, draw))}"
         return told, commands_of_sweep(str(sweep), str(other), str(out)), [*allowed, sweep]
+    if kind == "asked":
+        shutil.copytree(originals / "asked", home / "given" / "asked")
+        told = f"asked: {', '.join(spoil_folder(home / 'given' / 'asked', draw))}"
+        runs = (str(originals / "run" / "base"), str(originals / "run" / "new"))
+        return told, commands_of_asked(str(home / "given" / "asked"), *runs, str(out)), allowed
     traces = home / "given" / "traces"
     shutil.copytree(originals / "traces", traces)
     told = f"traces: {', '.join(spoil_folder(traces, draw))}"

@@ -8,9 +8,10 @@ import os
 import random
 import socket
 import sqlite3
+import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ def hostile_value(draw: random.Random) -> Any:
     return [[draw.choice(_NUMBERS)], [draw.choice(_FLOATS), None]]
 
 
-def dumped(value: Any) -> bytes:
-    """Return JSON, what is marked as it is."""
+def dumped(value: Any, between: str = ": ") -> bytes:
+    """Return JSON, what is marked as it is; with " = " ``between`` name and value it is a value of TOML."""
     found: dict[str, str] = {}
 
     def held(one: Any) -> Any:
@@ -82,7 +83,7 @@ def dumped(value: Any) -> bytes:
             return {name: held(each) for name, each in one.items()}
         return [held(each) for each in one] if isinstance(one, list) else one
 
-    text = json.dumps(held(value), ensure_ascii=False)
+    text = json.dumps(held(value), ensure_ascii=False, separators=(", ", between))
     for key, raw in found.items():
         text = text.replace(f'"{key}"', raw)
     return text.encode(errors="surrogatepass")
@@ -281,7 +282,13 @@ def _npy(array: Any) -> bytes:
 
 
 def _of_toml(content: bytes, draw: random.Random) -> bytes:
-    return _of_bytes(content, draw)
+    value = tomllib.loads(content.decode())
+    mutate(value, draw)
+    return toml(value)
+
+
+def toml(value: Mapping[str, Any]) -> bytes:
+    return b"".join(b"%s = %s\n" % (dumped(name), dumped(one, " = ")) for name, one in value.items())
 
 
 def spoil_place(path: Path, draw: random.Random) -> str:

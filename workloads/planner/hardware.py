@@ -13,13 +13,16 @@ from typing import Annotated
 import msgspec
 
 from bench.files import read_toml
+from bench.limits import Ranks
 from bench.text import UserError, did_you_mean, listed
 from workloads.step.peaks import datasheet_peak
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
+"""Bytes, or operations; of a machine's, each in a second."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Some = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Some = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1000)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
 HIDEABLE = ("dp", "edp", "fsdp", "cp")
 """The axes whose communication compute may hide; what the others send stands between two operations."""
@@ -58,20 +61,20 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: str
     source: str
-    flops_per_second: Positive
+    flops_per_second: Rate
     float32_share: Some = 0.5
-    memory_bytes: Positive
-    memory_bytes_per_second: Positive
-    gpus_per_node: Annotated[int, msgspec.Meta(ge=1)] = 8
-    inside_bytes_per_second: Positive
-    across_bytes_per_second: Positive
-    rails: Annotated[int, msgspec.Meta(ge=0)] = 0
+    memory_bytes: Rate
+    memory_bytes_per_second: Rate
+    gpus_per_node: Ranks = 8
+    inside_bytes_per_second: Rate
+    across_bytes_per_second: Rate
+    rails: Number = 0
     launch_seconds: Seconds = 8e-6
     inside_hop_seconds: Seconds = 2e-6
     across_hop_seconds: Seconds = 6e-6
-    nodes_per_pod: Annotated[int, msgspec.Meta(ge=0)] = 0
-    oversubscription: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-    watts: Seconds = 0.0
+    nodes_per_pod: Number = 0
+    oversubscription: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 1.0
+    watts: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     links_from: str = ""
     efficiency: Efficiency = Efficiency()
 

@@ -196,7 +196,7 @@ def _read_config(path: Path) -> Model:
     if not isinstance(content, dict):
         raise UserError(f"model file {path} is no JSON object of keys such as model_type and num_hidden_layers")
     kind = content.get("model_type")
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         hint = did_you_mean(str(kind), _FAMILIES)
         raise UserError(f"model file {path}: model_type {kind!r} is not {listed(_FAMILIES)}{hint}")
     keys = _Keys(path, content, _FAMILIES[kind])

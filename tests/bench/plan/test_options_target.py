@@ -75,6 +75,10 @@ def test_a_parameter_that_cannot_be_set_on_a_command_line_is_refused() -> None:
         *((taking(name, 1), f"'{name}' {own}") for name in (*OF_THE_RUNNER, "ways", "member")),
         (taking("limit", math.inf), "'limit' has the default inf: give it a finite one"),
         (taking("limit", math.nan), "'limit' has the default nan: give it a finite one"),
+        *(
+            (taking("limit", value), "is not allowed: a run's files hold at most")
+            for value in (1 << 63, 1e300, "x" * (2 << 20))
+        ),
     ):
         assert told in error_of(params_of, function)
 
@@ -125,6 +129,7 @@ def test_a_target_that_cannot_be_used_is_one_sentence_with_the_reason(
     for text, told in (
         ("def prepare(world, *, depth): ...", "parameter 'depth' has no default"),
         ("raise OSError('no such device')", "OSError: no such device"),
+        ("import atexit; atexit.register(print, 'the end')\nimport nothing_here", "No module named 'nothing_here'"),
         ("raise SystemExit", "its import ended Python: exit code 0"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "its import ended Python: ended by SIGSEGV"),
     ):

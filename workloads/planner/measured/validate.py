@@ -29,6 +29,7 @@ from workloads.planner.measured.published import published
 from workloads.planner.placement import Place
 from workloads.planner.report.render import duration, published_text, table
 
+_MOST_RANKS = 1 << 14
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
 
 
@@ -133,6 +134,8 @@ def spec_of_record(record: Record) -> StepSpec | str:
     """Return a record's step, or why what it sends and holds follows from no closed form."""
     name = record.case.name.partition(".")[2]
     strategy, definition = STRATEGIES.get(name), _DEFINITIONS.get(record.case.name)
+    if record.world.size > _MOST_RANKS:
+        return f"{name}: its {record.world.size} ranks are more than {_MOST_RANKS}, each of which is counted"
     if strategy is None or definition is None:
         return f"{name}: {'no training step' if definition else 'no step of this suite'}"
     params = definition.whole(record.case.params)
