@@ -106,5 +106,5 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
     if unit == "B/s":
         return GIGA, "GB/s"
     scales = _SCALES.get(unit, ((1.0, unit),))
-    shown = abs(float(f"{value:.2e}"))
+    shown = max(abs(value), abs(float(f"{value:.2e}")))  # 1,024 bytes are a KiB, as are 999.7 ms a second
     return next((scale for scale in scales if shown >= scale[0]), scales[-1])

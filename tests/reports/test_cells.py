@@ -32,6 +32,7 @@ QUANTITIES: dict[tuple[float | None, str], str] = {
     (2.5e9, "B/s"): "2.50 GB/s",
     (1536.0, "B"): "1.50 KiB",
     (512.0, "B"): "512 B",
+    (1024.0, "B"): "1.00 KiB",
     (3 << 30, "B"): "3.00 GiB",
     (1234.0, "tokens/s"): "1230 tokens/s",
     (0.25, ""): "0.250",
