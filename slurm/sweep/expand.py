@@ -13,6 +13,7 @@ import msgspec
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Definition, select
+from bench.plan.groups import MOST_RANKS
 from bench.plan.options import Options, make_plan
 from bench.plan.params import Value
 from bench.plan.plan import Entry, Plan
@@ -227,6 +228,8 @@ def plan_point(file: SweepFile, catalogue: Sequence[Definition], point: Point) -
     Without a backend a device has the one that suits it, as in ``parbench run``; gloo on GPUs is used where asked for.
     """
     ranks = point.nodes * point.ntasks_per_node
+    if ranks > MOST_RANKS:
+        raise UserError(f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node}) > {MOST_RANKS}")
     if ranks == 1:
         raise UserError(
             "nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give ntasks_per_node, or leave it out with "

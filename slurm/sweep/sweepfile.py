@@ -11,12 +11,13 @@ import msgspec
 from bench.files import read_toml
 from bench.machine.world_spec import BACKENDS, DEVICES
 from bench.plan.aliases import present_params
+from bench.plan.groups import MOST_RANKS
 from bench.plan.params import Value
 from bench.plan.plan import FileCase
 from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
 from slurm.sweep.folder import Mode, OnDeadNode, Placement
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]
 
 _OURS = (

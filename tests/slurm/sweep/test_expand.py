@@ -113,6 +113,10 @@ def test_what_makes_no_sweep_or_cannot_run_on_so_many_ranks_is_refused_with_the_
             {"nodes": list(range(2, 102)), "repeat": 101},
             "100 * 101 = 10100 points are more than 10000: make several sweeps of them",
         ),
+        (
+            {"nodes": 1 << 16, "ntasks_per_node": 4},
+            "the point '65536 nodes x 4' cannot run: nodes(65536) * ntasks_per_node(4) > 131072",
+        ),
         ({"case": [], "preset": "nod"}, f"{where}no preset is named 'nod'"),
         ({"case": [{"name": "allreduce"}]}, "no case is named 'allreduce'"),
         ({"case": [{"name": "all_reduce", "set": {"size_bytes": "1001"}}]}, f"{where}size_bytes = 1001: size 1001 B"),
