@@ -9,7 +9,7 @@ from msgspec import Meta
 
 Amount = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """Of any unit."""
-LEAST = 1e-30
+LEAST = 1e-100
 """But for zero."""
 Positive = Annotated[float, Meta(ge=0, le=1e30)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]

@@ -193,8 +193,8 @@ def encode(record: Record) -> bytes:
     """Return the record as one line of JSON, with its newline; ``ValueError`` if it could not be read back."""
     line = msgspec.json.encode(record)  # NaN and infinity become null: allowed as a metric or a detail, not a sample
     try:
-        msgspec.json.decode(line, type=Record)
-    except msgspec.ValidationError as error:
+        _record(line, SCHEMA)
+    except ValueError as error:
         raise ValueError(f"the record of {record.case.label} could not be read back: {error}") from error
     return line + b"\n"
 

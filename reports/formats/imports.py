@@ -11,7 +11,7 @@ from bench.machine.machine import package_version
 from bench.plan.cases import Case, make_case
 from bench.plan.catalogue import busbw_factor
 from bench.plan.plan import Measure, Plan
-from bench.results.records import Record, Samples, WorldInfo, noise_of
+from bench.results.records import Record, Samples, WorldInfo, encode, noise_of
 from bench.results.runs import create_run, open_writer, utc_now, write_info
 from bench.text import UserError, listed, reading
 from reports.formats.foreign import UNKNOWN, Foreign, Found
@@ -49,9 +49,9 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
     ``nproc`` is for files that do not tell it; ``tool`` spares finding out which tool wrote the file. The run's plan is
     one launch of what the file holds, its host the one that was measured.
     """
-    with reading(path):
+    with reading(path, "cannot be imported"):
         content = read_file(path)
-    foreign = PARSERS[tool or detect(content, str(path))](content.decode(errors="replace"), str(path), nproc)
+        foreign = PARSERS[tool or detect(content, str(path))](content.decode(errors="replace"), str(path), nproc)
     if not foreign.found:
         reasons = f": left out: {'; '.join(foreign.left_out)}" if foreign.left_out else ""
         raise UserError(f"{path} holds no result of {foreign.tool}{reasons}")
@@ -63,6 +63,9 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
         if (repeat := seen[case.id]) > 1:  # the tool measured it again
             case = make_case(found.name, target, {**found.params, "repeat": repeat})
         records.append(_record(case, found, foreign, path.name))
+    with reading(path, "cannot be imported"):
+        for record in records:
+            encode(record)  # before a run is begun
     plan = Plan(
         preset=f"import:{foreign.tool}",
         cases=tuple(record.case for record in records),

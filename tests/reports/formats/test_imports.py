@@ -108,6 +108,8 @@ def test_a_file_that_cannot_be_taken_over_is_refused_and_makes_no_run(tmp_path: 
         (barrier, {"nproc": 4}, r"other\.log holds no result of osu: left out: OSU Barrier Latency: no case"),
         (NCCL[: NCCL.index("   70.80")], {}, r"other\.log, line 15: 9 of 13 values"),
         (json.dumps(document), {}, r"other\.log, line 1: time -71 at 4194304 B is negative"),
+        (OSU.replace("1048576", "9" * 30), {"nproc": 4}, r"other\.log cannot be imported: the record of .* <= 922337"),
+        (NCCL.replace("Rank  0", f"Rank  {'9' * 5000}"), {}, r"other\.log cannot be imported: "),
         (GLOO, {"tool": "osu", "nproc": 4}, r"other\.log holds no result of osu$"),  # a named tool is not looked for
     ):
         with pytest.raises(UserError, match=told):
