@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 import support_path  # noqa: F401 - finds the next
+from exchange_fixtures import GLOO, NCCL, OSU, PARAM
 from history_fixtures import put
 from hostile import dumped, npz, samples, spoil_folder, spoil_history, toml
 from kineto_files import RankFile
@@ -100,6 +101,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "slurm": {"time": "10m", "requeue": True, "on_dead_node": "go-on"},
     },
 }
+PRINTED = {"nccl-tests": NCCL, "param": PARAM, "osu": OSU, "gloo": GLOO}
 SECONDS, WALL_SECONDS, MEMORY_BYTES, OUTPUT_BYTES = 10.0, 60.0, 1 << 30, 1 << 28
 RUNS = TESTS / "golden" / "runs"
 EXPORTS = ("nccl-tests", "nccl-tests-json", "csv", "chrome-trace", "pytest-benchmark", "bencher", "openmetrics")
@@ -166,6 +168,8 @@ def make_originals(folder: Path) -> None:
     (folder / "asked").mkdir()
     for name, content in ASKED.items():
         (folder / "asked" / name).write_bytes((toml if name.endswith(".toml") else dumped)(content))
+    for name, text in PRINTED.items():
+        (folder / "asked" / f"{name}.log").write_text(text)
 
 
 def _pairs(line: bytes) -> list[bytes]:
@@ -273,6 +277,11 @@ def commands_of_asked(asked: str, run: str, other: str, out: str) -> list[Words]
         ("plan", "--model", "tiny", "--gpus", "16", "--hardware", f"{asked}/hardware.toml"),
         ("compare", run, other, "--budgets", f"{asked}/budgets.toml"),
         ("slurm", "submit", f"{asked}/sweep.toml", "--dry-run"),
+        *(
+            ("import", f"{asked}/{name}.log", "--from", name, "--nproc", "8", "--out", f"{out}/runs")
+            for name in PRINTED
+        ),
+        ("show", "--all", f"{out}/runs"),
     ]
 
 
