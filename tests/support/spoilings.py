@@ -99,8 +99,8 @@ def remember_references(step: TrainingStep) -> None:
     compute: Callable[..., Any] = getattr(parity, method)
 
     def reference(*given: Any) -> Any:
-        batch, dtype = given[:2] if sampled else given[1:]
-        key = dtype, batch[0].data_ptr(), len(batch)
+        batch, *of = given if sampled else given[1:]  # a type, and a draw
+        key = *of, batch[0].data_ptr(), len(batch)
         if key not in kept:
             kept[key] = compute(*given)
         return kept[key]

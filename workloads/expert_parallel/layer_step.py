@@ -25,7 +25,7 @@ from workloads.expert_parallel.routes import Routes
 from workloads.model.timed_compute import TimedCompute
 from workloads.model.transformer import fill
 from workloads.step.layout import dtype_of, whole
-from workloads.step.parity import compare_distances, compare_elements
+from workloads.step.parity import compare, moved
 from workloads.step.probe import run_probes
 
 Layer = TypeVar("Layer", bound=MoeLayer)
@@ -172,11 +172,9 @@ class LayerStep(Scope):
             return self.count_misplaced()
         found = {"out": self._out.detach(), "input": self.x.grad, **_gradients_of(self.layer)}
         right = {name: tensor for name, tensor in found.items() if tensor is not None}
-        expected, dtype = self._reference(torch.float32), dtype_of(self.spec)
-        if dtype == torch.float32:
-            compared = list(compare_elements(right, expected, lambda: self._reference(torch.float64)))
-        else:
-            compared = list(compare_distances(right, expected, self._reference(dtype), dtype))
+        dtype = dtype_of(self.spec)
+        narrow = None if dtype == torch.float32 else dtype
+        compared = compare(right, self._reference(torch.float32, 0), self._reference, narrow)
         self._differences = [str(one) if one.name == "out" else f"gradient of {one}" for one in compared if one.wrong]
         return sum(one.wrong for one in compared)
 
@@ -200,14 +198,17 @@ class LayerStep(Scope):
         super()._draw()
         self.x.requires_grad_()
 
-    def _reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return one process's output and gradients: experts' of all sources of this copy, the rest of this rank."""
+    def _reference(self, dtype: torch.dtype, draw: int) -> dict[str, Tensor]:
+        """Return one process's output and gradients: experts' of all sources of this copy, the rest of this rank.
+
+        ``draw`` is of their rounding.
+        """
         alone = self._made(DenseMoe, replace(self.moe, ep=1, etp=1), dtype)
         expected: dict[str, Tensor] = {}
         for source in self._axes.sources:
             alone.zero_grad()
             self._routes.give({0: alone}, source, whole=True)
-            x = self.drawn_of("tokens", source).to(dtype).requires_grad_()
+            x = moved(self.drawn_of("tokens", source).to(dtype), "tokens", draw).requires_grad_()
             out = alone(x)
             out.backward(self.drawn_of("gradients", source).to(dtype))
             mine = source == self._world.rank

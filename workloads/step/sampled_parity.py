@@ -8,6 +8,7 @@ the batch; their parts of gradients are summed on the host, apart from what is m
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from workloads.costs.check_memory import LOGITS, SCORES
 from workloads.model.shapes import Shape
 from workloads.model.transformer import Attention, Transformer, attend, draw_weights, plain_name
 from workloads.step.layout import Layout, whole
-from workloads.step.parity import Microbatches, Parity, compare_distances, compare_elements
+from workloads.step.parity import Microbatches, Parity, compare, moved
 
 
 def sampled_layers(layers: int, seed: int) -> tuple[int, ...]:
@@ -52,36 +53,32 @@ class SampledParity(Parity):
         told = self._world.gather(list(self._held))
         self._owners = {name: rank for rank in reversed(range(len(told))) for name in told[rank]}
         wrong = self._count_unlike(whole(p).detach() for p in self._held.values())
-        loss_of_all, expected = self._alone_in_parts(batch, torch.float32, torch.float32)
+        loss_of_all, expected = self._alone_in_parts(batch, torch.float32, 0)
         for name, gradient in expected.items():
             if name not in self._owners:
                 wrong += self._count(gradient.numel(), f"{name} is held by no rank")
-        alone: tuple[float, dict[str, Tensor]] | None = None
-        if self._narrow is not None:
-            own = self._dtype if self._layout.reduced_dtype else self._narrow
-            alone = self._alone_in_parts(batch, own, self._narrow)
+        alone = lru_cache(maxsize=1)(partial(self._alone_in_parts, batch))
+        loss_alone = loss_of_all if self._narrow is None else alone(self._narrow, 0)[0]
         loss = gradients_of()
         self._layout.gather_gradients()
         gradients = {name: p.grad for name, p in self._held.items() if name in expected}
         found = self._shown({n: whole(g).detach().cpu() for n, g in gradients.items() if g is not None})
         mine = self._shown({name: expected[name] for name in gradients})
-        compared_loss = self._compare_loss(loss, loss_of_all, lambda: loss_of_all if alone is None else alone[0])
-        if alone is not None and self._narrow is not None:
-            narrow = self._shown(alone[1])
-            return wrong + self._judged(compared_loss, compare_distances(found, mine, narrow, self._narrow))
-        compared = list(compare_elements(found, mine, lambda: mine))
-        if any(self._world.gather(any(one.wrong for one in compared))):  # all ranks take part in what float64 says
-            exact = self._shown(self._alone_in_parts(batch, torch.float64, torch.float64)[1])
-            compared = list(compare_elements(found, mine, lambda: exact))
-        return wrong + self._judged(compared_loss, compared)
+        compared = compare(
+            found,
+            mine,
+            lambda *of: self._shown({name: alone(*of)[1][name] for name in gradients}),
+            self._narrow,
+            lambda wrong: any(self._world.gather(wrong)),
+        )
+        return wrong + self._judged(self._compare_loss(loss, loss_of_all, lambda: loss_alone), compared)
 
-    def _alone_in_parts(
-        self, batch: Microbatches, dtype: torch.dtype, summed: torch.dtype
-    ) -> tuple[float, dict[str, Tensor]]:
+    def _alone_in_parts(self, batch: Microbatches, summed: torch.dtype, draw: int) -> tuple[float, dict[str, Tensor]]:
         """Return one process's mean loss and sampled gradients, on the host.
 
-        They are taken in ``dtype`` and summed over ranks in ``summed``.
+        They are summed over ranks in a type, and taken in it if ranks' own are; ``draw`` is of its rounding.
         """
+        dtype = self._dtype if summed == self._layout.reduced_dtype else summed
         each = len(batch) // self._layout.data_size
         first = self._layout.data_rank * each
         model = self._outline(dtype)
@@ -89,7 +86,7 @@ class SampledParity(Parity):
         for module in model.modules():
             if isinstance(module, Attention) and module.core is attend and dtype in (torch.float32, torch.float64):
                 module.core = attend_by_keys
-        taken = _Pass(model, self._weights_of, self.layers, self._layout, 1 / len(batch))
+        taken = _Pass(model, partial(self._weights_of, draw), self.layers, self._layout, 1 / len(batch))
         for number in range(first, first + each):
             taken.take(batch[number], number)
         parts = {"loss": torch.tensor(taken.loss, dtype=torch.float64), **taken.gradients}
@@ -106,12 +103,14 @@ class SampledParity(Parity):
     def _shown(self, on_host: Mapping[str, Tensor]) -> "_OnDevice":
         return _OnDevice(on_host, self._world.device)
 
-    def _weights_of(self, module: nn.Module, name: str, wanted: bool) -> dict[str, Tensor]:
+    def _weights_of(self, draw: int, module: nn.Module, name: str, wanted: bool) -> dict[str, Tensor]:
         """Return a part's weights, whole, for one pass; ``wanted`` are their gradients."""
-        return {
-            inner: self._whole_weight(f"{name}.{inner}", outline).to(outline.dtype).detach().requires_grad_(wanted)
-            for inner, outline in module.named_parameters()
-        }
+
+        def taken(name: str, outline: Tensor) -> Tensor:
+            weight = self._whole_weight(name, outline).to(outline.dtype).detach()
+            return moved(weight, name, draw).requires_grad_(wanted)
+
+        return {inner: taken(f"{name}.{inner}", outline) for inner, outline in module.named_parameters()}
 
     def _whole_weight(self, name: str, outline: Tensor) -> Tensor:
         world = self._world

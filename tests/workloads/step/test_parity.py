@@ -27,7 +27,7 @@ from workloads.step.parity import (
 
 SHAPE = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, vocabulary=64)
 DTYPES = [torch.float32, torch.bfloat16]
-FACTORS = [0.0, 1.0, DISTANCE_MARGIN - 0.2, DISTANCE_MARGIN + 0.1, 3.0]
+FACTORS = [0.0, 1.0, DISTANCE_MARGIN - 0.2, DISTANCE_MARGIN + 0.1, 6.0]
 
 
 class Trainer:

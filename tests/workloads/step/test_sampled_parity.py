@@ -205,7 +205,7 @@ def in_pieces(world: World) -> tuple[dict[str, float], float]:
         patch.setattr(sampled_parity, "SCORES", 0)
         assert step.check() == 0
         assert isinstance(step._parity, SampledParity)
-        loss, found = step._parity._alone_in_parts(_batch(step), torch.float64, torch.float64)
+        loss, found = step._parity._alone_in_parts(_batch(step), torch.float64, 0)
     alone = build(step.spec.shape, world.seed, world.device, torch.float64)
     with torch.no_grad():
         for name, parameter in step.layout.model.named_parameters():
