@@ -322,8 +322,9 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def error(self) -> str:
         """How far off the predicted number is: of a share in points, else relative to the quoted one."""
-        points = 100 * (self.predicted - self.quoted)
-        return f"{self.predicted / self.quoted - 1:+.1%}" if self.unit else f"{points:+.1f} points"
+        if not self.unit:
+            return f"{100 * (self.predicted - self.quoted):+.1f} points"
+        return f"{self.predicted / self.quoted - 1:+.1%}" if self.quoted else "-"
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):

@@ -177,6 +177,7 @@ def claim(predicted: float, unit: str = "GB") -> Published:
 
 
 def test_published_numbers_stand_below_the_runs_own_and_say_that_they_are_not_of_this_machine(run: Run) -> None:
+    assert Published(name="of none", quoted=0.0, predicted=1.0, unit="s", source="").error == "-"
     claims = [claim(119.5), claim(119.75, "")]
     found = Validation(run="run-1", fits="run-1", rows=[row(TIME)], left_out={}, published=claims)
     own, quoted = predictions(run, found).tables
