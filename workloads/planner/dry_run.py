@@ -2,7 +2,7 @@
 
 Each axis' communication is the sum of its calls. Of what may hide, a share (``Efficiency.overlap``) does, as far as
 there is compute to hide it: exposed = max(comm (1 - overlap), comm - window). The window is attention for a ring's
-keys, the microbatch for FSDP's gathers, one backward pass for the sum of gradients.
+keys, the microbatch for FSDP's gathers and for tokens on their way to experts, one backward pass for gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -203,6 +203,7 @@ def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
     windows = {
         "cp": 3 * flops.attention / rate * spec.microbatches if spec.cp_method in _HIDEABLE_CP else 0.0,
         "fsdp": sum(compute) * (1 if spec.size("pp") > 1 else spec.microbatches),
+        "ep": sum(compute) * spec.microbatches,
         "dp": compute[1],
         "edp": compute[1],
     }

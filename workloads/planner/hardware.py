@@ -24,8 +24,10 @@ Some = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1000)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
-HIDEABLE = ("dp", "edp", "fsdp", "cp")
-"""The axes whose communication compute may hide; what the others send stands between two operations."""
+OVERLAP = dict.fromkeys(("dp", "edp", "fsdp", "cp"), 0.9)
+"""By axis, the share of its communication that is assumed to hide behind compute."""
+HIDEABLE = (*OVERLAP, "ep")
+"""The axes that may be given a share; ep's hides where another microbatch computes meanwhile, as in DualPipe."""
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +42,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     links_across: Some = 0.80
     memory_rate: Some = 0.80
     memory: Some = 0.92
-    overlap: dict[str, Share] = msgspec.field(default_factory=lambda: dict.fromkeys(HIDEABLE, 0.9))
+    overlap: dict[str, Share] = msgspec.field(default_factory=lambda: OVERLAP.copy())
 
     def __post_init__(self) -> None:
         for name in self.overlap:

@@ -86,6 +86,11 @@ def test_of_what_could_hide_a_share_does_while_compute_lasts() -> None:
     spec = ask("dp=64", "llama3-8b", microbatches=4)  # whose gradients hide behind one backward pass
     backward = stage_flops(spec.at(0)).backward / 100e12
     assert axis(timed(spec, hiding(1e7, dp=1.0)), "dp").hidden_seconds == pytest.approx(backward)
+    inside, far = (ask(mesh, "mixtral-8x7b", microbatches=2) for mesh in ("fsdp=8,ep=8", "fsdp=64,ep=8,tp=4"))
+    ep = axis(timed(inside, hiding(ep=0.5)), "ep")  # beside what another microbatch computes
+    assert ep.exposed_seconds == pytest.approx(ep.seconds / 2)
+    time = timed(far, hiding(1e7, ep=1.0))
+    assert axis(time, "ep").hidden_seconds == pytest.approx(time.compute_seconds)
     spec = ask("cp=16", "llama3-8b", cp_method="ring", microbatches=2)  # a ring hides behind attention
     attention = stage_flops(spec.at(0)).attention / 100e12
     assert axis(timed(spec, hiding(1e7, cp=1.0)), "cp").hidden_seconds == pytest.approx(2 * 3 * attention)

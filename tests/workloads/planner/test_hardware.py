@@ -91,7 +91,7 @@ def test_a_wrong_name_or_file_is_refused_with_the_place_and_what_is_allowed(tmp_
         ("rails", "rail", r"unknown field `rail`; allowed are .*rails.*did you mean 'rails'"),
         ("memory_bytes = 96e9", "", r"missing required field `memory_bytes`"),
         (WHOLE, "flops_per_second = ", "is no TOML"),
-        ("fsdp = 0.5", "fsd = 0.5", r": overlap of 'fsd' is not of dp, edp, fsdp or cp.*did you mean 'fsdp'"),
+        ("fsdp = 0.5", "fsd = 0.5", r": overlap of 'fsd' is not of dp, edp, fsdp, cp or ep.*did you mean 'fsdp'"),
     ):
         file.write_text(WHOLE.replace(part, wrong))
         with pytest.raises(UserError, match=told) as caught:

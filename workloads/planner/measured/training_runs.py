@@ -16,7 +16,7 @@ from workloads.model.shapes import Shape
 from workloads.planner.budget import Budget
 from workloads.planner.candidates import splits
 from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import PRESETS, Hardware
+from workloads.planner.hardware import OVERLAP, PRESETS, Hardware
 from workloads.planner.models import model_of
 
 A100, H100 = PRESETS["a100"], PRESETS["h100"]
@@ -254,17 +254,19 @@ def _others() -> Iterator[TrainingRun]:
 
 
 def _deepseek() -> TrainingRun:
-    """DeepSeek-V3, whose products are of 8 bits and whose tokens travel beside compute: a plan has neither.
+    """DeepSeek-V3, whose tokens travel beside another microbatch's compute; its products are of 8 bits, these of 16.
 
     61 layers on 16 ranks; what it computes again, norms and up-projections, is less than layers.
     """
+    h800 = PRESETS["h800"]
+    hidden = msgspec.structs.replace(h800.efficiency, overlap=OVERLAP | {"ep": OVERLAP["edp"]})
     step = model_of("deepseek-v3", 4096)
     split = splits(step.shape, step.moe, 16, 1, "1f1b")[-1]
     spec = replace(step, split=split, checkpointing="selective", zero1="reduce_scatter")
     return TrainingRun(
-        name="DeepSeek-V3, FP8, dispatch hidden: not in a plan",
+        name="DeepSeek-V3, dispatch hidden, FP8 not in a plan",
         spec=spec.on({"pp": 16, "dp": 128, "ep": 64}).with_batch(15360),
-        hardware=PRESETS["h800"],
+        hardware=msgspec.structs.replace(h800, efficiency=hidden),
         quoted=180e3,
         unit="GPU-hours a T tokens",
         measure=lambda run: Budget(run=run, tokens=1e12).gpu_hours,

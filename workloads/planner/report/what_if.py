@@ -8,7 +8,7 @@ import msgspec
 from bench.results.document import Cell, Column, Stacks, Table
 from bench.text import UserError
 from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import Hardware
+from workloads.planner.hardware import OVERLAP, Hardware
 from workloads.planner.link_time import PlacedCall, Seconds
 from workloads.planner.rationale import binding_of
 
@@ -23,6 +23,10 @@ def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, 
     def slower(name: str) -> Hardware:
         return msgspec.structs.replace(hardware, **{name: getattr(hardware, name) / 2})
 
+    def hiding(overlap: dict[str, float]) -> Hardware:
+        efficiency = msgspec.structs.replace(hardware.efficiency, overlap=overlap)
+        return msgspec.structs.replace(hardware, efficiency=efficiency)
+
     yield "as it is", run
     if seconds is not None:
         yield "all links half as fast", priced(rule=_halved(seconds))
@@ -30,8 +34,10 @@ def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, 
         if any(axis.where.startswith("across") for axis in run.axes):
             yield "links across nodes half as fast", priced(slower("across_bytes_per_second"))
         yield "links inside a node half as fast", priced(slower("inside_bytes_per_second"))
-    exposed = msgspec.structs.replace(hardware.efficiency, overlap={})
-    yield "no communication hidden", priced(msgspec.structs.replace(hardware, efficiency=exposed))
+    yield "no communication hidden", priced(hiding({}))
+    overlap = hardware.efficiency.overlap
+    if spec.size("ep") > 1 and "ep" not in overlap:
+        yield "tokens sent beside other microbatches' compute", priced(hiding(overlap | {"ep": OVERLAP["edp"]}))
     yield "twice the batch", priced(microbatches=2 * spec.microbatches)
     axis = "fsdp" if spec.size("fsdp") > spec.size("dp") else "dp"
     wider = spec.on({"dp": 1, **spec.mesh} | {axis: 2 * spec.size(axis)})

@@ -59,11 +59,13 @@ def test_every_number_has_a_name_of_its_own_and_a_source() -> None:
 
 
 def test_published_training_runs_are_predicted_within_what_a_plan_may_be_off() -> None:
-    *runs, eight_bits = training_runs()
+    *runs, beside = training_runs()
     assert len(runs) >= 12
-    assert eight_bits.spec.refusal() is None
-    assert dry_run(eight_bits.spec.checkpointed("full"), eight_bits.hardware).fits
-    assert 1 < eight_bits.published.predicted / eight_bits.published.quoted < 2.2  # of twice the width, and alone
+    assert beside.spec.refusal() is None
+    assert dry_run(beside.spec.checkpointed("full"), beside.hardware).fits
+    # as its source has it, tokens travel beside compute; where nothing hides them a step takes twice as long
+    assert beside.published.predicted == pytest.approx(beside.published.quoted, rel=0.15)
+    assert dry_run(beside.spec, PRESETS["h800"]).seconds > 1.7 * beside.predicted.seconds
     # as assumed for all alike: no run has an efficiency of its own
     assert {run.hardware.name for run in runs} == {"a100", "h100", "jean-zay"}
     assert all(run.hardware.efficiency == PRESETS["h100"].efficiency for run in runs)

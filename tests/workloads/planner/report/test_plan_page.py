@@ -41,6 +41,15 @@ def test_what_if_changes_one_thing() -> None:
     assert sum(RUN.parts.values()) == pytest.approx(RUN.seconds)
 
 
+def test_what_hiding_dispatch_would_bring_is_told_where_there_is_any_that_is_not_hidden() -> None:
+    spec = model_of("mixtral-8x7b").on({"fsdp": 64, "ep": 8}).with_batch(64)
+    hidden = dict(what_if(dry_run(spec, H100)))["tokens sent beside other microbatches' compute"]
+    assert not isinstance(hidden, str)
+    [ep] = [axis for axis in hidden.axes if axis.name == "ep"]
+    assert ep.exposed_seconds == pytest.approx(ep.seconds / 10)
+    assert not any("tokens" in name for of in (hidden, RUN) for name in dict(what_if(of)))
+
+
 def test_a_link_that_a_run_measured_is_halved_too_and_what_cannot_be_says_why() -> None:
     one = dry_run(STEP.on({"fsdp": 64}).with_batch(64), H100, seconds=lambda call: 1e-3)
     told = dict(what_if(one, lambda call: 1e-3))
