@@ -43,6 +43,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
+def last_line(told: str) -> str:
+    """Return the last line that is not blank, in which programs say what went wrong; empty if there is none."""
+    return told.strip().rpartition("\n")[2].strip()
+
+
 @contextmanager
 def reading(where: object, otherwise: str = "is not what parbench wrote") -> Iterator[None]:
     """Make a ``UserError`` of what goes wrong in reading: ``where`` cannot be read, or is ``otherwise``."""

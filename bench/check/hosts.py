@@ -12,7 +12,7 @@ import msgspec
 from bench.check.health import FLOORS, Health, compared
 from bench.check.show import devices_table, reasons_of
 from bench.files import decode_json, read_text
-from bench.text import UserError, counted
+from bench.text import UserError, counted, last_line
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 _MORE_SECONDS = 120.0
@@ -68,8 +68,7 @@ def read(host: str, out: bytes, err: bytes, code: int) -> Answer:
     try:
         return Answer(host=host, health=decode_json(out.strip().rpartition(b"\n")[2], Health))
     except ValueError:
-        lines = err.decode(errors="replace").strip().splitlines()
-        return Answer(host=host, problem=lines[-1] if lines else f"it ended with {code}")
+        return Answer(host=host, problem=last_line(err.decode(errors="replace")) or f"it ended with {code}")
 
 
 def together(answers: Sequence[Answer]) -> tuple[Answer, ...]:

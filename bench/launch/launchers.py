@@ -19,7 +19,7 @@ from bench.launch.control_channel import Hello
 from bench.launch.processes import die_with_parent
 from bench.machine.environment import interface_of
 from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, more_options
-from bench.text import writing
+from bench.text import last_line, writing
 
 EXITS = "exits.json"  # in a launch's folder of logs: the exit code of each rank that has ended, negative is a signal
 _PATIENCE_SECONDS = 5.0
@@ -141,8 +141,7 @@ class _ForkedRanks(Launcher):
         """Return the last words of the first rank that ended badly, or of the server that was to fork them."""
         bad = [f"rank-{rank}.log" for rank, code in self.exits().items() if code] or ["../fork-server.log"]
         file = (self._exits.parent / bad[0]).resolve()
-        lines = file.read_text(errors="replace").split("\n") if file.exists() else []
-        words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        words = last_line(file.read_text(errors="replace")) if file.exists() else ""
         return f"{words} ({file.parent.name}/{file.name})" if words else ""
 
     def end(self, ranks: Iterable[Hello]) -> None:

@@ -17,7 +17,7 @@ from bench.limits import Ranks
 from bench.machine.environment import host_address
 from bench.machine.machine import Machine, inspect_machine, whole_number
 from bench.machine.world_spec import check_known
-from bench.text import UserError
+from bench.text import UserError, last_line
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _ANSWER_SECONDS = 30
@@ -111,8 +111,7 @@ def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
         return f"no answer within {_ANSWER_SECONDS} s"
     except (OSError, msgspec.DecodeError) as error:
         return str(error)
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"it ended with {done.returncode}"
+    return last_line(done.stderr.decode(errors="replace")) or f"it ended with {done.returncode}"
 
 
 def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from bench.launch.driver import remaining
 from bench.launch.processes import die_with_parent
 from bench.results.records import Record, encode, read_records
 from bench.results.runs import Run, load_run
-from bench.text import UserError, listed, replace_file
+from bench.text import UserError, last_line, listed, replace_file
 from slurm.job.ledger import State
 from slurm.sweep.folder import Point, Sweep, plan_path, runs_path
 from slurm.system import Slurm, SlurmError
@@ -100,8 +100,7 @@ class Child:
     def last_words(self) -> str:
         with self._log.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - 4096, self._first))
-            lines = log.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+            return last_line(log.read().decode(errors="replace"))
 
 
 def begun_run(folder: Path, point: Point, spoilt: Collection[str]) -> Path | None:

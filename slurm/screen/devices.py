@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.check.hosts import Answer, read, together
 from bench.launch.processes import terminated_as_interrupted
 from bench.machine.slurm_allocation import more_options
-from bench.text import parse_duration
+from bench.text import last_line, parse_duration
 
 BUDGET = "40s"
 _MORE_SECONDS = 120.0
@@ -27,10 +27,9 @@ def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> 
     """Check the nodes at once and compare their devices; a node that did not answer says why."""
     with tempfile.TemporaryDirectory(prefix="parbench-check-", dir=Path.cwd()) as folder, terminated_as_interrupted():
         command, seconds = check_command(nodes, Path(folder), out, environ), parse_duration(BUDGET) + _MORE_SECONDS
-        problem = ""
         try:
             done = subprocess.run(command, env=dict(environ), capture_output=True, timeout=seconds, check=False)
-            problem = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+            problem = last_line(done.stderr.decode(errors="replace"))
         except subprocess.TimeoutExpired:
             problem = f"no answer within {seconds:.0f} s"
         return together([_answer(node, Path(folder), problem) for node in nodes])
