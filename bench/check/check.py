@@ -14,9 +14,8 @@ from bench.check.gpus import Watch, complaints, facts_of
 from bench.check.health import FLOORS, Device, Health, Reason, compared, here, measured, problems_of
 from bench.check.infiniband import judged, ports
 from bench.launch.measure import run_options
-from bench.machine.core_groups import core_groups
 from bench.machine.doctor import examine_here
-from bench.machine.environment import VARIABLE, format_cpus
+from bench.machine.environment import VARIABLE, core_groups, format_cpus
 from bench.machine.gpu import Gpu
 from bench.machine.machine import inspect_machine
 from bench.machine.world_spec import Joined

@@ -8,8 +8,8 @@ from nvidia import H100, gpus, install
 
 from bench.check.gpus import Watch, at_work, complaints, facts_of, nvlink_errors
 from bench.check.infiniband import Port, judged, ports
-from bench.machine import core_groups as grouping
-from bench.machine.core_groups import core_groups
+from bench.machine import environment
+from bench.machine.environment import core_groups
 from bench.machine.gpu import Gpu, gpus_of
 
 ERRORS = (
@@ -125,9 +125,9 @@ def test_cores_are_grouped_by_numa_node_and_physical_core(tmp_path: Path, monkey
         folder.mkdir(parents=True)
         (folder / "core_id").write_text(str(cpu % 8))
         (folder / "physical_package_id").write_text(str(cpu % 8 // 4))
-    monkeypatch.setattr(grouping, "affinity", lambda: frozenset(range(16)))
+    monkeypatch.setattr(environment, "affinity", lambda: frozenset(range(16)))
     assert core_groups(2, tmp_path) == ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
     assert core_groups(8, tmp_path)[:2] == ((0, 8), (1, 9))
-    monkeypatch.setattr(grouping, "affinity", lambda: frozenset({1, 2, 5}))
+    monkeypatch.setattr(environment, "affinity", lambda: frozenset({1, 2, 5}))
     assert core_groups(2, tmp_path) == ((1,), (2, 5))
     assert core_groups(8, tmp_path) == ((1,), (2,), (5,))
