@@ -39,6 +39,11 @@ def listed(choices: Iterable[object], last: str = "or") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
+def short_host(name: str) -> str:
+    """Return a host's name without its domain, as Slurm names nodes."""
+    return name.partition(".")[0]
+
+
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 

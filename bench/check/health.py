@@ -12,7 +12,7 @@ from bench.check.rule import D, Gap, Rates, gaps
 from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
 from bench.results.stats import median
-from bench.text import counted
+from bench.text import counted, short_host
 
 FLOORS = {"cuda": 0.05, "cpu": 0.1}
 CORRUPT = "drain the host: it computes or copies wrongly, and says nothing; run it again, then replace the device"
@@ -234,4 +234,4 @@ def _slow_links(devices: Sequence[Device], found: Reached, run: Run) -> tuple[Re
 
 
 def here() -> str:
-    return socket.gethostname().partition(".")[0]
+    return short_host(socket.gethostname())

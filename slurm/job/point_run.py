@@ -14,7 +14,7 @@ from bench.launch.driver import remaining
 from bench.launch.processes import die_with_parent
 from bench.results.records import Record, encode, read_records
 from bench.results.runs import Run, load_run
-from bench.text import UserError, last_line, listed, replace_file
+from bench.text import UserError, last_line, listed, replace_file, short_host
 from slurm.job.ledger import State
 from slurm.sweep.folder import Point, Sweep, plan_path, runs_path
 from slurm.system import Slurm, SlurmError
@@ -185,7 +185,7 @@ class DeadNodes:
 
     def __init__(self, slurm: Slurm, environ: Mapping[str, str], host: str | None = None) -> None:
         self._slurm = slurm
-        self._here = _short(host or socket.gethostname())
+        self._here = short_host(host or socket.gethostname())
         self._job = environ.get("SLURM_JOB_ID", "")
         self._dead: dict[str, str] = {}
         self._all: tuple[str, ...] = ()
@@ -201,7 +201,7 @@ class DeadNodes:
         for record in records:
             if record.status == "hang":  # bench.launch.monitor's words of a rank that its driver asked in vain
                 answering = {rank.host for rank in record.ranks if not rank.state.startswith("no answer")}
-                silent |= {_short(rank.host) for rank in record.ranks if answering and rank.host not in answering}
+                silent |= {short_host(rank.host) for rank in record.ranks if answering and rank.host not in answering}
         states: Mapping[str, str] = {}
         with suppress(SlurmError):
             states = self._slurm.node_states(self._all) if self._all else {}
@@ -209,7 +209,7 @@ class DeadNodes:
         for node in self._all:
             if is_down(states.get(node, "")) or node not in kept:
                 self._dead.setdefault(node, "down")
-            elif _short(node) in silent - {self._here}:
+            elif short_host(node) in silent - {self._here}:
                 self._dead.setdefault(node, "silent")
         return set(self._dead)
 
@@ -235,7 +235,3 @@ class DeadNodes:
             names = [node for node in self._dead if self._dead[node] == how]
             told += [f"{listed(names, 'and')} {several if len(names) > 1 else one}"] if names else []
         return " and ".join(told)
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]

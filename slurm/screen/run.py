@@ -11,7 +11,7 @@ from bench.results.records import Record
 from bench.results.runs import Run, load_run
 from bench.results.samples import load_rank_samples, samples_name
 from bench.results.stats import median
-from bench.text import UserError
+from bench.text import UserError, short_host
 from slurm.screen.fit import Exchange
 
 
@@ -101,7 +101,7 @@ def read(run: Run, nodes: Sequence[str]) -> Seen:
         problems.append(f"rounds not reached: {unread}")
     return Seen(
         run=run.path,
-        hosts=tuple(short(host) for host in hosts or nodes),
+        hosts=tuple(short_host(host) for host in hosts or nodes),
         exchanges=tuple(exchange for record in good for exchange in exchanges_of(run, record)),
         silent=next(filter(None, bad), {}),  # later ones follow from it
         problems=tuple(dict.fromkeys(problems)),
@@ -129,17 +129,13 @@ def silent_hosts(record: Record, nodes: Sequence[str]) -> dict[str, str]:
 
     A rank that raised is not one, nor one that was told to end: it may only have suffered from another.
     """
-    told, asked = {short(state.host) for state in record.ranks}, {short(node) for node in nodes}
+    told, asked = {short_host(state.host) for state in record.ranks}, {short_host(node) for node in nodes}
     silent = asked - told if told else set()
-    silent = silent or {short(state.host) for state in record.ranks if state.state.startswith("no answer")}
+    silent = silent or {short_host(state.host) for state in record.ranks if state.state.startswith("no answer")}
     culprits, died, how = record.reason.partition(" died: ")
     if not silent and (record.status == "hang" or (died and "SIGTERM" not in how)):  # late, or the first that died
-        silent = {short(state.host) for state in record.ranks if f"({state.host})" in culprits}
+        silent = {short_host(state.host) for state in record.ranks if f"({state.host})" in culprits}
     return dict.fromkeys(sorted(silent), record.reason) if silent < told | asked else {}
-
-
-def short(host: str) -> str:
-    return host.partition(".")[0]  # as Slurm names nodes
 
 
 _MEETINGS = 4  # of a suspect link: two may be disturbed by chance
