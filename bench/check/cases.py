@@ -13,7 +13,6 @@ from bench.results.stats import median, quantile
 
 ALONE = {"group": "contiguous:1", "concurrent": "false"}
 LAUNCHES = 3  # the least in which the rule calls a device slower
-TOGETHER = "together"
 
 
 @dataclass(frozen=True, kw_only=True)

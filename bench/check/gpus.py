@@ -8,12 +8,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from bench.machine.doctor import REMEDIES, UNKNOWN, gpu_topics, slowing
-from bench.machine.gpu import IDLE, Gpu, gpus_of, in_detail, nvidia_smi
+from bench.machine.gpu import IDLE, Gpu, by_uuid, gpus_of, in_detail, nvidia_smi
 
 _EVERY_SECONDS = 1.0
 _BAD_TOPICS = ("gpu memory", "gpu pcie", "gpu nvlink")
 _FINE_UNDER_LOAD = ("software power cap",)  # what a product of matrices runs into, on a GPU that is well
-COLUMNS = {"clocks": "gpu clocks", "memory": "gpu memory", "PCIe": "gpu pcie", "NVLink": "gpu nvlink"}
 Counters = Mapping[str, Mapping[str, int]]  # errors of all NVLinks by the GPU's UUID and the counter's name
 
 
@@ -31,7 +30,7 @@ class Watch(AbstractContextManager["Watch"]):
     def __enter__(self) -> "Watch":
         if self._gpus:
             self._gpus = in_detail(self._environ, self._gpus)  # with the processes that are not our own ranks
-            self._before = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters") or "")
+            self._before = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters"))
             self._thread.start()
         return self
 
@@ -39,7 +38,7 @@ class Watch(AbstractContextManager["Watch"]):
         self._stop.set()
         if self._gpus:
             self._thread.join()
-            self._after = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters") or "")
+            self._after = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters"))
             # what work may have changed, but for the processes that were not its own
             after = zip(in_detail(self._environ, self._gpus), self._gpus, strict=True)
             self._gpus = tuple(replace(now, processes=before.processes) for now, before in after)
@@ -74,15 +73,12 @@ def at_work(gpu: Gpu, seen: Iterable[Gpu]) -> Gpu:
     return replace(gpu, slowed_by=told, **highest, **last)
 
 
-def nvlink_errors(text: str) -> dict[str, dict[str, int]]:
+def nvlink_errors(text: str | None) -> Counters:
     """Return the sums over a GPU's links of each of its counters, by UUID, from ``nvidia-smi nvlink -e``."""
-    found: dict[str, dict[str, int]] = {}
-    for block in re.split("(?m)^(?=GPU )", text):
-        if uuid := re.search(r"\(UUID: (\S+?)\)", block):
-            sums: Counter[str] = Counter()
-            for name, count in re.findall(r"Link \d+: (.+?): (\d+)\s*$", block, re.MULTILINE):
-                sums[name.lower()] += int(count)
-            found[uuid[1]] = dict(sums)
+    found = {uuid: Counter[str]() for uuid in by_uuid(text)}
+    for uuid, block in by_uuid(text).items():
+        for name, count in re.findall(r"Link \d+: (.+?): (\d+)\s*$", block, re.MULTILINE):
+            found[uuid][name.lower()] += int(count)
     return found
 
 
@@ -99,8 +95,8 @@ def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> list
             reasons = [one for one in slowing(gpu) if one not in _FINE_UNDER_LOAD]
             if topic.name == "gpu clocks" and slowing(gpu) and not reasons:
                 continue
-            bad = topic.name in _BAD_TOPICS or any(one.startswith("hardware") for one in reasons)
-            bad = bad and topic.name in (*_BAD_TOPICS, "gpu clocks")
+            halted = topic.name == "gpu clocks" and any(one.startswith("hardware") for one in reasons)
+            bad = topic.name in _BAD_TOPICS or halted
             found.append((bad, f"{topic.name.removeprefix('gpu ')}: {topic.tell(gpu)}", REMEDIES[topic.name]))
     for name, count in grown.items():
         found.append(("recovery" in name, f"NVLink: {count} more {name} meanwhile", REMEDIES["gpu nvlink"]))

@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 
 from bench.check.health import FLOORS, Health, compared
-from bench.check.show import devices_table, reasons_of
+from bench.check.show import complaints_of, devices_table, reasons_of
 from bench.files import decode_json, read_text
 from bench.text import UserError, counted, last_line
 
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 _MORE_SECONDS = 120.0
 
 
@@ -106,10 +105,7 @@ def render(answers: Sequence[Answer]) -> str:
             health = answer.health
             lines += [f"did not run  {answer.host}: {problem}" for problem in health.problems]
             lines += [f"bad  {answer.host} {link.text}\n     -> {link.remedy}" for link in health.links]
-            for port in health.ports:
-                if port.complaint:
-                    word = "bad" if port.is_bad else "watch"
-                    lines.append(f"{word}  {answer.host} port {port.name}: {port.complaint}\n     -> {port.remedy}")
+            lines += complaints_of(health.ports, f"{answer.host} ")
     lines += reasons_of(devices, with_host=True)
     if bad:
         lines.append(f"leave out: {','.join(bad)}")
