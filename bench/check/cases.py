@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from bench.check.rule import LEAST_LAUNCHES
 from bench.plan.groups import parse_pairs
 from bench.plan.options import Options
 from bench.plan.plan import Entry
@@ -12,7 +13,6 @@ from bench.results.samples import load_rank_samples
 from bench.results.stats import median, quantile
 
 ALONE = {"group": "contiguous:1", "concurrent": "false"}
-LAUNCHES = 3  # the least in which the rule calls a device slower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def options_of(
         backend=backend,
         nproc=nproc,
         allow_single=True,
-        launches=LAUNCHES,
+        launches=LEAST_LAUNCHES,
         budget=budget,
         timeout=timeout,
         inject=inject,

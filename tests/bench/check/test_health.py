@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from fakes import plan
 
-from bench.check.cases import ALONE, LAUNCHES, QUANTITIES, name_of, options_of
+from bench.check.cases import ALONE, QUANTITIES, name_of, options_of
 from bench.check.health import Device, Health, Reason, compared, measured, problems_of
 from bench.check.history import beside_before, keep, read
+from bench.check.rule import LEAST_LAUNCHES
 from bench.check.show import render
 from bench.launch.control_channel import LEFT_OUT
 from bench.machine.world_spec import WorldSpec
@@ -40,7 +41,7 @@ def a_run(
     device: str = "cuda",
     pairs: Mapping[str, float] | None = None,
     bad: Mapping[str, tuple[Status, str]] | None = None,
-    only: int = LAUNCHES,
+    only: int = LEAST_LAUNCHES,
 ) -> Run:
     """Return a run in which ranks and pairs are so many times as slow as others, and some quantities went badly."""
     records = []
@@ -83,7 +84,7 @@ def a_run(
             file.parent.mkdir(exist_ok=True, parents=True)
             file.write_bytes(content.getvalue())
             records.append(record)
-    asked = plan(cases_of(device, N), nproc=N, launches=LAUNCHES, device=device)
+    asked = plan(cases_of(device, N), nproc=N, launches=LEAST_LAUNCHES, device=device)
     info = RunInfo(id="1", started="", host="n1", parbench="1", plan=asked, environment={})
     return Run(path=folder, info=info, records=tuple(records))
 
