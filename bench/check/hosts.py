@@ -2,7 +2,6 @@
 
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 from bench.check.health import FLOORS, Health, compared
 from bench.check.show import complaints_of, devices_table, reasons_of
 from bench.files import decode_json, read_text
+from bench.launch.processes import PARBENCH
 from bench.text import UserError, counted, last_line
 
 _MORE_SECONDS = 120.0
@@ -40,7 +40,7 @@ def hosts_in(text: str) -> tuple[str, ...]:
 
 def ask(hosts: Sequence[str], words: Sequence[str], *, agent: str, seconds: float) -> tuple[Answer, ...]:
     """Run ``parbench check`` with these options on every host at once, by the same Python in the same folder."""
-    there = shlex.join([sys.executable, "-m", "parbench", "check", *words, "--json"])
+    there = shlex.join([*PARBENCH, "check", *words, "--json"])
     command = f"cd {shlex.quote(str(Path.cwd()))} && {there}"
 
     def one(host: str) -> Answer:

@@ -4,14 +4,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.launch.driver import remaining
-from bench.launch.processes import die_with_parent
+from bench.launch.processes import PARBENCH, die_with_parent, exit_words
 from bench.results.records import Record, encode, read_records
 from bench.results.runs import Run, load_run
 from bench.text import UserError, last_line, listed, replace_file, short_host
@@ -48,7 +47,7 @@ class Outcome:
 
 def parbench_run(attempt: Attempt) -> list[str]:
     """Return ``parbench run`` of a point, or its ``--resume``; ``--json``, for no node is to wait for a report."""
-    words = [sys.executable, "-P", "-m", "parbench", "run", "--json"]
+    words = [*PARBENCH, "run", "--json"]
     if attempt.nodes:
         words += ["--nodelist", ",".join(attempt.nodes)]
     if attempt.run is not None:
@@ -127,8 +126,8 @@ def outcome_of(run: Path | None, code: int | None, words: str) -> Outcome:
     As in ``parbench run``, what the plan or the budget left out is not bad; bad input is not tried again.
     """
     not_done: State = "failed" if code == 2 else "interrupted"
-    ended = "the run ended with "
-    ended += "no exit code" if code is None else f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    how = "no exit code" if code is None else exit_words(code).removeprefix("ended by ")
+    ended = f"the run ended with {how}"
     if run is None:
         return Outcome(state=not_done, reason=words or f"{ended} before it began")
     try:

@@ -1,13 +1,12 @@
 """``parbench check`` on every node of an allocation at once, with all that the node has."""
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.check.hosts import Answer, read, together
-from bench.launch.processes import terminated_as_interrupted
+from bench.launch.processes import PARBENCH, terminated_as_interrupted
 from bench.machine.slurm_allocation import more_options
 from bench.text import last_line, parse_duration
 
@@ -20,7 +19,7 @@ def check_command(nodes: Sequence[str], folder: Path, out: Path, environ: Mappin
     words = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
     words += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none", "--mpi=none", "--overlap", "--input=none"]
     words += ["--export=ALL", f"--output={folder}/%N.out", f"--error={folder}/%N.err", *more_options(environ)]
-    return [*words, sys.executable, "-m", "parbench", "check", "--json", "--budget", BUDGET, "--out", str(out)]
+    return [*words, *PARBENCH, "check", "--json", "--budget", BUDGET, "--out", str(out)]
 
 
 def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[Answer, ...]:

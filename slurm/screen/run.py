@@ -1,11 +1,10 @@
 """One run of rounds as a child, and what it saw: exchanges of pairs, and the nodes that did not answer."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.launch.processes import run_child
+from bench.launch.processes import PARBENCH, run_child
 from bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
 from bench.results.records import Record
 from bench.results.runs import Run, load_run
@@ -79,7 +78,7 @@ def run_command(nodes: Sequence[str], turns: Turns, options: Options) -> list[st
 
     A round ends when its time is known to 5 % (the preset's), long before a budget is spent.
     """
-    words = [sys.executable, "-m", "parbench", "run", "--launcher", "srun", "--nodes", str(len(nodes))]
+    words = [*PARBENCH, "run", "--launcher", "srun", "--nodes", str(len(nodes))]
     words += ["--ntasks-per-node", "1", "--placement", "block", "--nodelist", ",".join(nodes)]
     words += ["--preset", "smoke", "--only", "p2p.pairwise", "--sizes", options.size]
     # at once, one's acknowledgements wait behind the other's data, or do not

@@ -1,13 +1,13 @@
 """``parbench slurm screen``: which nodes and links are slow, by rounds of pairs, with suspects measured again."""
 
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from bench.check.hosts import Answer
 from bench.check.hosts import render as render_check
+from bench.launch.processes import PARBENCH
 from bench.text import UserError, counted, format_table, parse_duration, parse_size, short_host
 from slurm.screen.devices import check_nodes
 from slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
@@ -183,7 +183,7 @@ def salloc_command(options: Options) -> list[str]:
     words += ["--job-name=parbench-screen", f"--time={format_limit(parse_duration(options.time))}"]
     words += [f"--partition={options.partition}"] if options.partition else []
     words += [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
-    words += [sys.executable, "-m", "parbench", "slurm", "screen", "--nodes", str(options.nodes)]
+    words += [*PARBENCH, "slurm", "screen", "--nodes", str(options.nodes)]
     words += ["--rounds", str(options.rounds), "--size", options.size, "--timeout", options.timeout]
     words += ["--budget", options.budget] if options.budget else []
     words += [] if options.devices else ["--no-devices"]

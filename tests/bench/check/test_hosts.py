@@ -53,7 +53,7 @@ def test_every_host_is_asked_by_the_agent_and_one_that_does_not_answer_is_said(
     assert found[0].health == health("n1")
     assert found[1] == Answer(host="n2", problem="no route to n2")
     asked = sorted((tmp_path / "asked").read_text().splitlines())
-    assert asked[0] == f"n1: cd {Path.cwd()} && {sys.executable} -m parbench check --budget 40s --json"
+    assert asked[0] == f"n1: cd {Path.cwd()} && {sys.executable} -P -m parbench check --budget 40s --json"
     [gone] = ask(("n1",), [], agent="no-such-agent -q", seconds=1.0)
     assert gone.problem == "no-such-agent cannot be started: No such file or directory"
     assert code_of(found) == 4

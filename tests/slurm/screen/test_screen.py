@@ -235,7 +235,7 @@ def a_run(
 
 def test_a_run_is_asked_for_with_one_rank_on_each_node_and_every_round_and_parbench_run_plans_it() -> None:
     words = run_command(NODES, tournament(4, 5), Options(out=Path("out")))
-    assert words[:4] == [sys.executable, "-m", "parbench", "run"]
+    assert words[:5] == [sys.executable, "-P", "-m", "parbench", "run"]
     line = " ".join(words)
     assert "--launcher srun --nodes 4 --ntasks-per-node 1 --placement block --nodelist n1,n2,n3,n4" in line
     assert (
@@ -370,5 +370,5 @@ echo srun: error: n3: task 2: Exited with exit code 1 >&2
     assert [answer.problem for answer in found[1:]] == problems
     asked = (tmp_path / "asked").read_text()
     assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3 --cpu-bind=none" in asked
-    assert f"--container-image=x {sys.executable} -m parbench check --json --budget 40s --out out" in asked
+    assert f"--container-image=x {sys.executable} -P -m parbench check --json --budget 40s --out out" in asked
     assert list(tmp_path.glob("parbench-check-*")) == []
