@@ -188,8 +188,8 @@ def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> No
                 by_value.setdefault(case.params[name], []).append(reason)
         for value, reasons in by_value.items():
             if None not in reasons:
-                told = f"{name} = {value}: {reasons[0]}"
-                raise UserError(told.removeprefix(f"{name} = {value}: ") if told.count(f"{name} = ") > 1 else told)
+                reason = str(reasons[0])
+                raise UserError(reason if f"{name} = " in reason else f"{name} = {value}: {reason}")
     if all(reason is not None for _, reason in candidates):
         case, reason = candidates[0]
         raise UserError(f"none of the {len(candidates)} cases asked for can run here; {case.label}: {reason}")
