@@ -281,7 +281,8 @@ def check(
     from bench.text import parse_duration, replace_file, writing
 
     if hosts is None:
-        health = checking.check(checking.Request(**given), house.modules, checking.environ_of_check())
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs are counted as nvidia-smi counts them
+        health = checking.check(checking.Request(**given), house.modules, os.environ)
         told, text, code = checking.document(health), render(health), health.code
     else:
         words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]

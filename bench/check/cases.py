@@ -77,9 +77,7 @@ def remedy_of(name: str, device: str) -> str:
     return _CPU_REMEDY if device == "cpu" and quantity.remedy is not _LINKS else quantity.remedy
 
 
-def options_of(
-    device: str, nproc: int, *, budget: str, timeout: str, backend: str | None, inject: str | None
-) -> Options:
+def options_of(device: str, nproc: int, *, budget: str, timeout: str, inject: str | None) -> Options:
     """Return what ``parbench run`` is to measure: all ranks at once, and each by itself."""
     entries = []
     for one in QUANTITIES:
@@ -92,7 +90,6 @@ def options_of(
         preset="smoke",
         entries=tuple(entries),
         device=device,
-        backend=backend,
         nproc=nproc,
         allow_single=True,
         launches=LEAST_LAUNCHES,

@@ -1,6 +1,5 @@
 """``parbench check``: is every device of this host well? Measures for less than a minute, and says what to do."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,13 +47,10 @@ def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) 
     nproc = request.nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))
     groups = core_groups(nproc) if device == "cpu" else ()
     devices = _of_cores(groups) if device == "cpu" else _of_gpus(gpus[:nproc])
-    backend = "gloo" if device == "cpu" else None
     findings = examine_here(environ, gpus=bool(gpus))  # before work of our own
     notes = [f"{f.topic}: {f.found} -> {f.remedy}" for f in findings if f.disturbs and f.topic in _OF_THE_HOST]
     before = ports()
-    options = options_of(
-        device, nproc, budget=request.budget, timeout=request.timeout, backend=backend, inject=request.inject
-    )
+    options = options_of(device, nproc, budget=request.budget, timeout=request.timeout, inject=request.inject)
     with Watch(environ, gpus) as watch:
         # a rank for each group; where there are fewer cores than ranks they are not bound
         cpus = groups if len(groups) == nproc else ()
@@ -109,20 +105,17 @@ def _of_gpus(gpus: Sequence[Gpu]) -> tuple[Device, ...]:
 
 
 def _with_facts(devices: Sequence[Device], watch: Watch) -> tuple[Device, ...]:
-    if not watch.gpus:
-        return tuple(devices)
     by_uuid = {gpu.uuid: gpu for gpu in watch.gpus}
     told = []
     for device in devices:
-        if (gpu := by_uuid.get(device.uuid)) is None:
-            told.append(device)
-            continue
-        alike = [one for one in watch.gpus if one.name == gpu.name]
-        reasons = [
-            Reason(text=words, remedy=remedy, is_bad=bad)
-            for bad, words, remedy in complaints(gpu, alike, watch.grown(gpu))
-        ]
-        told.append(msgspec.structs.replace(device, facts=facts_of(gpu, alike), reasons=tuple(reasons)))
+        if gpu := by_uuid.get(device.uuid):
+            alike = [one for one in by_uuid.values() if one.name == gpu.name]
+            reasons = tuple(
+                Reason(text=words, remedy=remedy, is_bad=bad)
+                for bad, words, remedy in complaints(gpu, alike, watch.grown(gpu))
+            )
+            device = msgspec.structs.replace(device, facts=facts_of(gpu, alike), reasons=reasons)
+        told.append(device)
     return tuple(told)
 
 
@@ -131,9 +124,3 @@ def document(health: Health) -> dict[str, object]:
     told: dict[str, object] = msgspec.to_builtins(health)
     devices = [{"verdict": one.verdict, **msgspec.to_builtins(one)} for one in health.devices]
     return {"verdict": health.verdict, "code": health.code, **told, "devices": devices}
-
-
-def environ_of_check() -> dict[str, str]:
-    """Return the variables under which GPUs are counted as nvidia-smi counts them."""
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    return dict(os.environ)

@@ -29,7 +29,7 @@ N = 4
 
 
 def cases_of(device: str, nproc: int) -> tuple[Case, ...]:
-    options = options_of(device, nproc, budget="40s", timeout="20s", backend=None, inject=None)
+    options = options_of(device, nproc, budget="40s", timeout="20s", inject=None)
     spec = WorldSpec(nproc=nproc, backend="nccl" if device == "cuda" else "gloo", device=device)
     return make_plan(options, CATALOGUE, spec).cases
 
