@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.check.hosts import Answer, read, together
 from bench.launch.processes import PARBENCH, terminated_as_interrupted
-from bench.machine.slurm_allocation import more_options
+from bench.machine.slurm_allocation import srun_words
 from bench.text import last_line, parse_duration
 
 BUDGET = "40s"
@@ -16,10 +16,9 @@ _MORE_SECONDS = 120.0
 
 def check_command(nodes: Sequence[str], folder: Path, out: Path, environ: Mapping[str, str]) -> list[str]:
     """Return srun's words: one task a node, bound to no core, whose output is a file of the node's name."""
-    words = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
-    words += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none", "--mpi=none", "--overlap", "--input=none"]
-    words += ["--export=ALL", f"--output={folder}/%N.out", f"--error={folder}/%N.err", *more_options(environ)]
-    return [*words, *PARBENCH, "check", "--json", "--budget", BUDGET, "--out", str(out)]
+    words = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
+    words += ["--cpu-bind=none", f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
+    return [*srun_words(environ, *words), *PARBENCH, "check", "--json", "--budget", BUDGET, "--out", str(out)]
 
 
 def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[Answer, ...]:
