@@ -14,7 +14,7 @@ from bench.files import decode_json, read_text
 from bench.launch.processes import PARBENCH
 from bench.text import UserError, counted, last_line
 
-_MORE_SECONDS = 120.0
+MORE_SECONDS = 120.0  # for what a check does beside its budget
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +49,11 @@ def ask(hosts: Sequence[str], words: Sequence[str], *, agent: str, seconds: floa
                 [*shlex.split(agent), host, command],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=seconds + _MORE_SECONDS,
+                timeout=seconds + MORE_SECONDS,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Answer(host=host, problem=f"no answer within {seconds + _MORE_SECONDS:.0f} s")
+            return Answer(host=host, problem=f"no answer within {seconds + MORE_SECONDS:.0f} s")
         except OSError as error:
             return Answer(host=host, problem=f"{agent.split()[0]} cannot be started: {error.strerror}")
         return read(host, done.stdout, done.stderr, done.returncode)

@@ -1,17 +1,24 @@
-"""One run of rounds as a child, and what it saw: exchanges of pairs, and the nodes that did not answer."""
+"""What a screening measures, in children: each node's own check; and rounds of pairs, with what a run of them saw."""
 
+import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.launch.processes import PARBENCH, run_child
+from bench.check.hosts import MORE_SECONDS, Answer, together
+from bench.check.hosts import read as read_answer
+from bench.launch.processes import PARBENCH, run_child, terminated_as_interrupted
+from bench.machine.slurm_allocation import srun_words
 from bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
 from bench.results.records import Record
 from bench.results.runs import Run, load_run
 from bench.results.samples import load_rank_samples, samples_name
 from bench.results.stats import median
-from bench.text import UserError, short_host
+from bench.text import UserError, last_line, parse_duration, short_host
 from slurm.screen.fit import Exchange
+
+_CHECK_BUDGET = "40s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,3 +195,33 @@ def _disjoint(links: Set[Pair]) -> list[list[Pair]]:
         else:
             groups.append([pair])
     return groups
+
+
+def check_command(nodes: Sequence[str], folder: Path, out: Path, environ: Mapping[str, str]) -> list[str]:
+    """Return srun's words: one task a node, bound to no core, whose output is a file of the node's name."""
+    words = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
+    words += ["--cpu-bind=none", f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
+    return [*srun_words(environ, *words), *PARBENCH, "check", "--json", "--budget", _CHECK_BUDGET, "--out", str(out)]
+
+
+def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[Answer, ...]:
+    """Check the nodes at once and compare their devices; a node that did not answer says why."""
+    with tempfile.TemporaryDirectory(prefix="parbench-check-", dir=Path.cwd()) as folder, terminated_as_interrupted():
+        command, seconds = (
+            check_command(nodes, Path(folder), out, environ),
+            parse_duration(_CHECK_BUDGET) + MORE_SECONDS,
+        )
+        try:
+            done = subprocess.run(command, env=dict(environ), capture_output=True, timeout=seconds, check=False)
+            problem = last_line(done.stderr.decode(errors="replace"))
+        except subprocess.TimeoutExpired:
+            problem = f"no answer within {seconds:.0f} s"
+        return together([_answer(node, Path(folder), problem) for node in nodes])
+
+
+def _answer(node: str, folder: Path, problem: str) -> Answer:
+    out, err = (folder / f"{node}.{kind}" for kind in ("out", "err"))
+    told = err.read_bytes() if err.exists() else b""
+    found = read_answer(node, out.read_bytes() if out.exists() else b"", told or problem.encode(), 4)
+    # what it says of itself, under the name that Slurm has for it
+    return found if found.health is None or found.health.host == node else Answer(host=node, health=found.health)

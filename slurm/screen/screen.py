@@ -9,9 +9,8 @@ from bench.check.hosts import Answer
 from bench.check.hosts import render as render_check
 from bench.launch.processes import PARBENCH
 from bench.text import UserError, counted, format_table, parse_duration, parse_size, short_host
-from slurm.screen.devices import check_nodes
 from slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
-from slurm.screen.run import Options, confirmation, measure, tournament
+from slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
 from slurm.system import Slurm, format_limit
 
 LEAST_NODES = 3

@@ -32,7 +32,6 @@ from bench.results.records import RankState, Record, Status, WorldInfo
 from bench.results.runs import Run, create_run, load_run, open_writer, write_info
 from bench.text import UserError
 from slurm.commands import slurm
-from slurm.screen import devices as screen_devices
 from slurm.screen import run as screen_run
 from slurm.screen import screen as screening_command
 from slurm.screen.run import Options, Seen, Turns, exchanges_of, measure, read, run_command, silent_hosts, tournament
@@ -363,7 +362,7 @@ echo srun: error: n3: task 2: Exited with exit code 1 >&2
     write_tool(tmp_path, "srun", script)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PARBENCH_SRUN_OPTIONS": "--container-image=x"}
     monkeypatch.setenv("PATH", environ["PATH"])
-    found = screen_devices.check_nodes(("n1", "n2", "n3"), Path("out"), environ)
+    found = screen_run.check_nodes(("n1", "n2", "n3"), Path("out"), environ)
     assert [answer.host for answer in found] == ["n1", "n2", "n3"]
     assert found[0].health == health("n1")
     problems = ["no module named torch", "srun: error: n3: task 2: Exited with exit code 1"]
