@@ -197,22 +197,19 @@ def _disjoint(links: Set[Pair]) -> list[list[Pair]]:
     return groups
 
 
-def check_command(nodes: Sequence[str], folder: Path, out: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return srun's words: one task a node, bound to no core, whose output is a file of the node's name."""
-    words = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
-    words += ["--cpu-bind=none", f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
-    return [*srun_words(environ, *words), *PARBENCH, "check", "--json", "--budget", _CHECK_BUDGET, "--out", str(out)]
-
-
 def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[Answer, ...]:
-    """Check the nodes at once and compare their devices; a node that did not answer says why."""
+    """Run ``parbench check`` on all nodes at once and compare their devices; one that did not answer says why.
+
+    There is one task a node, bound to no core, whose output is a file of the node's name.
+    """
     with tempfile.TemporaryDirectory(prefix="parbench-check-", dir=Path.cwd()) as folder, terminated_as_interrupted():
-        command, seconds = (
-            check_command(nodes, Path(folder), out, environ),
-            parse_duration(_CHECK_BUDGET) + MORE_SECONDS,
-        )
+        words = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+        words += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]
+        words += [f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
+        command = [*srun_words(environ, *words), *PARBENCH, "check", "--json", "--budget", _CHECK_BUDGET]
+        seconds = parse_duration(_CHECK_BUDGET) + MORE_SECONDS
         try:
-            done = subprocess.run(command, env=dict(environ), capture_output=True, timeout=seconds, check=False)
+            done = subprocess.run([*command, "--out", str(out)], env=environ, capture_output=True, timeout=seconds)
             problem = last_line(done.stderr.decode(errors="replace"))
         except subprocess.TimeoutExpired:
             problem = f"no answer within {seconds:.0f} s"
