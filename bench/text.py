@@ -1,6 +1,7 @@
 """Words of the command line: sizes, durations, link speeds, names, and the user's error."""
 
 import difflib
+import errno
 import itertools
 import os
 import re
@@ -73,6 +74,17 @@ def writing(where: object, otherwise: str = "cannot be written") -> Iterator[Non
         yield
     except OSError as error:
         raise UserError(f"{where} {otherwise}: {error.strerror}") from error
+
+
+@contextmanager
+def storing(refusal: str, room: str = "") -> Iterator[None]:
+    """Make a ``UserError`` of what the system refuses where results are to go, with the way out."""
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = f"the disk is full{room}; free some, or" if is_full else f"{error.strerror} ({error.filename});"
+        raise UserError(f"{refusal}: {why} choose another folder with --out") from error
 
 
 def replace_file(target: Path, content: bytes) -> None:
