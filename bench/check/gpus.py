@@ -54,8 +54,8 @@ class Watch(AbstractContextManager["Watch"]):
 
     def grown(self, gpu: Gpu) -> dict[str, int]:
         """Return by how much NVLinks' counters of errors have grown."""
-        before, after = (told.get(gpu.uuid or "", {}) for told in (self._before, self._after))
-        return {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
+        before, after = (Counter(told.get(gpu.uuid or "")) for told in (self._before, self._after))
+        return after - before
 
 
 def at_work(gpu: Gpu, seen: Iterable[Gpu]) -> Gpu:
@@ -65,12 +65,10 @@ def at_work(gpu: Gpu, seen: Iterable[Gpu]) -> Gpu:
         return gpu
     names = ("sm_clock", "memory_clock", "utilization_percent", "temperature_celsius", "pcie_generation", "pcie_width")
     most = {name: [value for one in busy if (value := getattr(one, name)) is not None] for name in names}
-    reasons = Counter(reason for one in busy for reason in one.slowed_by or ())
-    told = tuple(reason for reason in reasons if reason != IDLE)
+    told = dict.fromkeys(reason for one in busy for reason in one.slowed_by or () if reason != IDLE)
     highest = {name: max(values) for name, values in most.items() if values}
-    errors = ("errors_corrected", "errors_uncorrected")
-    last = {name: getattr(busy[-1], name) for name in errors}
-    return replace(gpu, slowed_by=told, **highest, **last)
+    last = {name: getattr(busy[-1], name) for name in ("errors_corrected", "errors_uncorrected")}
+    return replace(gpu, slowed_by=tuple(told), **highest, **last)
 
 
 def nvlink_errors(text: str | None) -> Counters:
