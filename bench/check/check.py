@@ -19,7 +19,7 @@ from bench.machine.gpu import Gpu
 from bench.machine.machine import inspect_machine
 from bench.machine.world_spec import Joined
 from bench.results.runs import load_run, utc_now
-from bench.text import UserError
+from bench.text import UserError, counted
 
 _MOST_GROUPS = 8
 _OF_THE_HOST = ("cores", "load average", "cpu governor", "steal time", "memory", "/dev/shm", "swap", "gpu driver")
@@ -46,15 +46,15 @@ def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) 
     gpus = machine.gpus if device == "cuda" else ()
     nproc = request.nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))
     groups = core_groups(nproc) if device == "cpu" else ()
+    if device == "cpu" and len(groups) < nproc:  # a rank that is no device could be slow or wrong unseen
+        raise UserError(f"--nproc {nproc}: this process may use {counted(len(groups), 'core')}, one for each at most")
     devices = _of_cores(groups) if device == "cpu" else _of_gpus(gpus[:nproc])
     findings = examine_here(environ, gpus=bool(gpus))  # before work of our own
     notes = [f"{f.topic}: {f.found} -> {f.remedy}" for f in findings if f.disturbs and f.topic in _OF_THE_HOST]
     before = ports()
     options = options_of(device, nproc, budget=request.budget, timeout=request.timeout, inject=request.inject)
     with Watch(environ, gpus) as watch:
-        # a rank for each group; where there are fewer cores than ranks they are not bound
-        cpus = groups if len(groups) == nproc else ()
-        path = run_options(options, modules, out=request.out, resume_path=None, as_json=False, cpus=cpus)
+        path = run_options(options, modules, out=request.out, resume_path=None, as_json=False, cpus=groups)
     assert path is not None, "only a rank that joins has no run"
     run = load_run(path)
     devices = _with_facts(devices, watch)

@@ -15,6 +15,8 @@ from bench.check import check as checking
 from bench.check.check import Request, check, document
 from bench.check.health import Device, Health, Rate, Reason
 from bench.check.hosts import Answer, ask, code_of, hosts_in, render, together
+from bench.machine.machine import affinity
+from bench.text import counted
 from parbench import main
 
 
@@ -86,6 +88,11 @@ def test_a_check_is_not_started_by_every_rank_of_a_job() -> None:
     joined = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
     told = refusal(check, Request(), (), joined)
     assert told.startswith("parbench check starts its own ranks, and RANK is set: ")
+
+
+def test_no_more_groups_are_checked_than_there_are_cores() -> None:
+    told = refusal(check, Request(device="cpu", nproc=1 << 20), (), {})
+    assert told == f"--nproc {1 << 20}: this process may use {counted(len(affinity()), 'core')}, one for each at most"
 
 
 @pytest.mark.parametrize(
