@@ -130,6 +130,8 @@ def test_each_kind_of_injection_is_understood_and_what_means_nothing_is_refused(
         ("late:1:soon", "soon"),
         ("slow:1:10", "such as 10%"),
         ("slow:1:0%", "such as 10%"),
+        (f"slow:1:{'9' * 40}%", "such as 10%"),
+        (f"corrupt:{'9' * 5000}", "corrupt:RANK"),
         ("corrupt:4", "rank 4 is not one of the 4 ranks, 0 to 3"),
     ):
         assert told in refusal(parse_fault, text, nproc=4), text
