@@ -27,8 +27,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 def hosts_in(text: str) -> tuple[str, ...]:
     """Return the hosts of ``a,b`` or of a file with one a line; of an MPI hostfile's lines the first word."""
-    file = Path(text)
-    if file.is_file():
+    if "," not in text and Path(text).is_file():  # a long list is too long for a file's name
         lines = [line.partition("#")[0].split() for line in read_text(text, f"--hosts {text}").splitlines()]
         found = [words[0] for words in lines if words]
     else:

@@ -38,6 +38,7 @@ def test_hosts_are_a_list_or_a_files_lines(tmp_path: Path) -> None:
     file.write_text("# rack 3\nn1 slots=8\nn2:8\n\nn1\n")
     assert hosts_in(str(file)) == ("n1", "n2:8")
     assert hosts_in("a,b,,a") == ("a", "b")
+    assert len(hosts_in(",".join(f"rack7-node{number}" for number in range(500)))) == 500
     for text in ("", ",", "-oProxyCommand=x,b"):
         assert "names no hosts: write a,b,c, or a file" in refusal(hosts_in, text)
 
