@@ -1,5 +1,6 @@
 """``parbench check``: is every device of this host well? Measures for less than a minute, and says what to do."""
 
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +11,16 @@ import msgspec
 from bench.check import history
 from bench.check.cases import options_of
 from bench.check.gpus import Watch, complaints, facts_of
-from bench.check.health import FLOORS, Device, Health, Reason, compared, here, measured, problems_of
+from bench.check.health import FLOORS, Device, Health, Reason, compared, measured, problems_of
 from bench.check.infiniband import judged, ports
 from bench.launch.measure import run_options
 from bench.machine.doctor import examine_here
-from bench.machine.environment import VARIABLE, core_groups, format_cpus
+from bench.machine.environment import EMULATED_VARIABLE, core_groups, format_cpus
 from bench.machine.gpu import Gpu
 from bench.machine.machine import inspect_machine
 from bench.machine.world_spec import Joined
 from bench.results.runs import load_run, utc_now
-from bench.text import UserError, counted
+from bench.text import UserError, counted, short_host
 
 _MOST_GROUPS = 8
 _OF_THE_HOST = ("cores", "load average", "cpu governor", "steal time", "memory", "/dev/shm", "swap", "gpu driver")
@@ -42,13 +43,13 @@ def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) 
     if Joined.find(environ) is not None:
         raise UserError("parbench check starts its own ranks, and RANK is set: start it by itself, once on each host")
     began, started, machine = time.monotonic(), utc_now(), inspect_machine(environ)
-    device = request.device or ("cuda" if machine.gpus else "cpu")
+    host, device = short_host(socket.gethostname()), request.device or ("cuda" if machine.gpus else "cpu")
     gpus = machine.gpus if device == "cuda" else ()
     nproc = request.nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))
     groups = core_groups(nproc) if device == "cpu" else ()
     if device == "cpu" and len(groups) < nproc:  # a rank that is no device could be slow or wrong unseen
         raise UserError(f"--nproc {nproc}: this process may use {counted(len(groups), 'core')}, one for each at most")
-    devices = _of_cores(groups) if device == "cpu" else _of_gpus(gpus[:nproc])
+    devices = _of_cores(host, groups) if device == "cpu" else _of_gpus(host, gpus[:nproc])
     findings = examine_here(environ, gpus=bool(gpus))  # before work of our own
     notes = [f"{f.topic}: {f.found} -> {f.remedy}" for f in findings if f.disturbs and f.topic in _OF_THE_HOST]
     before = ports()
@@ -59,16 +60,16 @@ def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) 
     run = load_run(path)
     devices = _with_facts(devices, watch)
     devices, links, together = measured(devices, run)
-    emulated = VARIABLE in environ  # nodes that share a machine's cores, which are nobody's own
+    emulated = EMULATED_VARIABLE in environ  # nodes that share a machine's cores, which are nobody's own
     devices, links = (devices, ()) if emulated else (compared(devices, FLOORS[device]), links)
     lines = history.read(request.out / "history")
     health = Health(
-        host=here(),
+        host=host,
         started=started,
         seconds=round(time.monotonic() - began, 1),
         device=device,
         driver=next((gpu.driver for gpu in gpus if gpu.driver), "-"),
-        devices=tuple(history.beside_before(one, lines) for one in devices),
+        devices=tuple(history.compared_with_history(one, lines) for one in devices),
         links=links,
         ports=judged(before, ports()),
         together=together,
@@ -82,21 +83,20 @@ def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) 
     return health
 
 
-def _of_cores(groups: Sequence[Sequence[int]]) -> tuple[Device, ...]:
+def _of_cores(host: str, groups: Sequence[Sequence[int]]) -> tuple[Device, ...]:
     sizes = f"cores ({len(groups[0])})"
     named = [f"core{'s' if len(group) > 1 else ''} {format_cpus(group)}" for group in groups]
     return tuple(
-        Device(host=here(), name=name, uuid=f"{here()} {name}", kind=sizes, rank=rank)
-        for rank, name in enumerate(named)
+        Device(host=host, name=name, uuid=f"{host} {name}", kind=sizes, rank=rank) for rank, name in enumerate(named)
     )
 
 
-def _of_gpus(gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+def _of_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
     return tuple(
         Device(
-            host=here(),
+            host=host,
             name=f"GPU {rank if gpu.index is None else gpu.index}",
-            uuid=gpu.uuid or f"{here()} GPU {rank}",
+            uuid=gpu.uuid or f"{host} GPU {rank}",
             kind=gpu.name or "GPU",
             rank=rank,
         )

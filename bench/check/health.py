@@ -1,7 +1,6 @@
 """What a check says of a host: a verdict for each device, why, and what to do. From a run and what the driver told."""
 
 import re
-import socket
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -12,7 +11,7 @@ from bench.check.rule import LEAST_LAUNCHES, D, Gap, Rates, gaps
 from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
 from bench.results.stats import median
-from bench.text import counted, short_host
+from bench.text import counted
 
 FLOORS = {"cuda": 0.05, "cpu": 0.1}
 CORRUPT = "drain the host: it computes or copies wrongly, and says nothing; run it again, then replace the device"
@@ -230,7 +229,3 @@ def _slow_links(devices: Sequence[Device], found: Reached, run: Run) -> tuple[Re
     met = [name for ends, _ in slow for name in ends]
     most = len(devices) - 1
     return tuple(reason for ends, reason in slow if most < 2 or all(met.count(name) < most for name in ends))
-
-
-def here() -> str:
-    return short_host(socket.gethostname())

@@ -17,7 +17,7 @@ from bench.machine.machine import affinity, available_cores, contents, or_none, 
 
 VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
 DISTURBANCES = "disturbances"  # in that group: what the doctor found at a run's start
-VARIABLE = "PARBENCH_EMULATED"
+EMULATED_VARIABLE = "PARBENCH_EMULATED"
 EMULATED = "emulated"  # how a note begins that says that nodes or links are not real
 
 _ALLOWED = re.compile(
@@ -143,7 +143,7 @@ def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 
 def emulation(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return (f"{EMULATED}: {told}",) if (told := environ.get(VARIABLE)) else ()
+    return (f"{EMULATED}: {told}",) if (told := environ.get(EMULATED_VARIABLE)) else ()
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):

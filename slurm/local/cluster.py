@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.machine.environment import VARIABLE as EMULATED_VARIABLE
+from bench.machine.environment import EMULATED_VARIABLE
 from bench.machine.machine import available_cores
 from bench.text import last_line
 from slurm.local.cluster_conf import CONTROLLER, CONTROLLER_PORT, ClusterSpec, address, config_files, emulated

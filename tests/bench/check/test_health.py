@@ -12,7 +12,7 @@ from fakes import plan
 
 from bench.check.cases import ALONE, QUANTITIES, name_of, options_of
 from bench.check.health import Device, Health, Reason, compared, measured, problems_of
-from bench.check.history import beside_before, keep, read
+from bench.check.history import compared_with_history, keep, read
 from bench.check.rule import LEAST_LAUNCHES
 from bench.check.show import render
 from bench.launch.control_channel import LEFT_OUT
@@ -220,10 +220,10 @@ def test_a_device_that_is_slower_than_it_was_is_to_be_watched_wherever_it_is(tmp
             for name, rate in health.devices[0].rates.items()
         },
     )
-    told = beside_before(slower, lines)
+    told = compared_with_history(slower, lines)
     assert (told.verdict, told.reasons[0].text) == ("watch", "10 % under its own 6 checks before in bfloat16")
-    assert beside_before(health.devices[0], lines).verdict == "ok"
-    assert beside_before(msgspec.structs.replace(slower, uuid="new"), lines).verdict == "ok"
-    assert beside_before(slower, lines[: 4 * N]).verdict == "ok", "four are too few"
+    assert compared_with_history(health.devices[0], lines).verdict == "ok"
+    assert compared_with_history(msgspec.structs.replace(slower, uuid="new"), lines).verdict == "ok"
+    assert compared_with_history(slower, lines[: 4 * N]).verdict == "ok", "four are too few"
     bad: Sequence[Reason] = (Reason(text="", remedy=""),)
     assert msgspec.structs.replace(told, reasons=(*told.reasons, *bad)).verdict == "bad"
