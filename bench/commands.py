@@ -282,7 +282,7 @@ def check(
 
     if hosts is None:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs are counted as nvidia-smi counts them
-        health = checking.check(checking.Request(**given), hooks.modules, os.environ)
+        health = checking.check(hooks.modules, os.environ, **given)
         told, text, code = checking.document(health), render(health), health.code
     else:
         words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]

@@ -3,7 +3,6 @@
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -26,26 +25,24 @@ _MOST_GROUPS = 8
 _OF_THE_HOST = ("cores", "load average", "cpu governor", "steal time", "memory", "/dev/shm", "swap", "gpu driver")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to check, and how; None is what the machine decides. Times are as written."""
-
-    device: str | None = None
-    nproc: int | None = None
-    budget: str = "40s"
-    timeout: str = "20s"
-    out: Path = Path("runs/check")
-    inject: str | None = None
-
-
-def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) -> Health:
-    """Check this host; ``UserError`` if what is asked for cannot be had."""
+def check(
+    modules: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    device: str | None,
+    nproc: int | None,
+    budget: str,
+    timeout: str,
+    out: Path,
+    inject: str | None,
+) -> Health:
+    """Check this host; times are as written, None is what the machine decides. ``UserError`` if it cannot be had."""
     if Joined.find(environ) is not None:
         raise UserError("parbench check starts its own ranks, and RANK is set: start it by itself, once on each host")
     began, started, machine = time.monotonic(), utc_now(), inspect_machine(environ)
-    host, device = short_host(socket.gethostname()), request.device or ("cuda" if machine.gpus else "cpu")
+    host, device = short_host(socket.gethostname()), device or ("cuda" if machine.gpus else "cpu")
     gpus = machine.gpus if device == "cuda" else ()
-    nproc = request.nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))
+    nproc = nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))
     groups = core_groups(nproc) if device == "cpu" else ()
     if device == "cpu" and len(groups) < nproc:  # a rank that is no device could be slow or wrong unseen
         raise UserError(f"--nproc {nproc}: this process may use {counted(len(groups), 'core')}, one for each at most")
@@ -53,16 +50,16 @@ def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) 
     findings = examine_here(environ, gpus=bool(gpus))  # before work of our own
     notes = [f"{f.topic}: {f.found} -> {f.remedy}" for f in findings if f.disturbs and f.topic in _OF_THE_HOST]
     before = ports()
-    options = options_of(device, nproc, budget=request.budget, timeout=request.timeout, inject=request.inject)
+    options = options_of(device, nproc, budget=budget, timeout=timeout, inject=inject)
     with Watch(environ, gpus) as watch:
-        path = run_options(options, modules, out=request.out, resume_path=None, as_json=False, cpus=groups)
+        path = run_options(options, modules, out=out, resume_path=None, as_json=False, cpus=groups)
     assert path is not None, "only a rank that joins has no run"
     run = load_run(path)
     devices = _with_facts(devices, watch)
     devices, links, together = measured(devices, run)
     emulated = EMULATED_VARIABLE in environ  # nodes that share a machine's cores, which are nobody's own
     devices, links = (devices, ()) if emulated else (compared(devices, FLOORS[device]), links)
-    lines = history.read(request.out / "history")
+    lines = history.read(out / "history")
     health = Health(
         host=host,
         started=started,
@@ -78,8 +75,8 @@ def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) 
         run=str(path),
         emulated=emulated,
     )
-    if request.inject is None:
-        history.keep(request.out / "history", health)
+    if inject is None:
+        history.keep(out / "history", health)
     return health
 
 

@@ -12,12 +12,21 @@ from refusals import refusal
 from trees import write_tool
 
 from bench.check import check as checking
-from bench.check.check import Request, check, document
+from bench.check.check import check, document
 from bench.check.health import Device, Health, Rate, Reason
 from bench.check.hosts import Answer, ask, code_of, hosts_in, render, together
 from bench.machine.machine import affinity
 from bench.text import counted
 from parbench import main
+
+ASKED: dict[str, Any] = {
+    "device": "cpu",
+    "nproc": 1 << 20,
+    "budget": "9s",
+    "timeout": "9s",
+    "out": Path(),
+    "inject": None,
+}
 
 
 def health(host: str, speed: float = 1.0, *, emulated: bool = False, **more: Any) -> Health:
@@ -87,12 +96,12 @@ def test_a_host_that_is_slow_as_a_whole_is_named_beside_others() -> None:
 
 def test_a_check_is_not_started_by_every_rank_of_a_job() -> None:
     joined = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
-    told = refusal(check, Request(), (), joined)
+    told = refusal(check, (), joined, **ASKED)
     assert told.startswith("parbench check starts its own ranks, and RANK is set: ")
 
 
 def test_no_more_groups_are_checked_than_there_are_cores() -> None:
-    told = refusal(check, Request(device="cpu", nproc=1 << 20), (), {})
+    told = refusal(check, (), {}, **ASKED)
     assert told == f"--nproc {1 << 20}: this process may use {counted(len(affinity()), 'core')}, one for each at most"
 
 
@@ -103,7 +112,7 @@ def test_no_more_groups_are_checked_than_there_are_cores() -> None:
 def test_the_command_prints_a_check_and_ends_with_its_code(
     code: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "check", lambda *_: health("n1", **more))
+    monkeypatch.setattr(checking, "check", lambda *_, **__: health("n1", **more))
     done = CliRunner().invoke(main, ["check"])
     assert (done.exit_code, done.stdout.splitlines()[0].split()[1]) == (code, {0: "ok", 1: "bad", 4: "did"}[code])
     done = CliRunner().invoke(main, ["check", "--json"])
