@@ -10,7 +10,7 @@ import msgspec
 from bench.check import history
 from bench.check.cases import options_of
 from bench.check.gpus import Watch, complaints, facts_of
-from bench.check.health import FLOORS, Device, Health, Reason, compared, measured, problems_of
+from bench.check.health import FLOORS, Device, Health, compared, measured, problems_of
 from bench.check.infiniband import judged, ports
 from bench.launch.measure import run_options
 from bench.machine.doctor import examine_here
@@ -107,10 +107,7 @@ def _with_facts(devices: Sequence[Device], watch: Watch) -> tuple[Device, ...]:
     for device in devices:
         if gpu := by_uuid.get(device.uuid):
             alike = [one for one in by_uuid.values() if one.name == gpu.name]
-            reasons = tuple(
-                Reason(text=words, remedy=remedy, is_bad=bad)
-                for bad, words, remedy in complaints(gpu, alike, watch.grown(gpu))
-            )
+            reasons = complaints(gpu, alike, watch.grown(gpu))
             device = msgspec.structs.replace(device, facts=facts_of(gpu, alike), reasons=reasons)
         told.append(device)
     return tuple(told)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from bench.check.health import Reason
 from bench.machine.doctor import REMEDIES, UNKNOWN, gpu_topics, slowing
 from bench.machine.gpu import IDLE, Gpu, by_uuid, gpus_of, in_detail, nvidia_smi
 
@@ -85,8 +86,8 @@ def facts_of(gpu: Gpu, alike: Sequence[Gpu]) -> dict[str, str]:
     return {topic.name.removeprefix("gpu "): topic.tell(gpu) or UNKNOWN for topic in gpu_topics(alike)}
 
 
-def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> list[tuple[bool, str, str]]:
-    """Return what is wrong with a GPU: whether it makes it bad, in words, and what to do."""
+def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> tuple[Reason, ...]:
+    """Return what is wrong with a GPU, and what to do."""
     found = []
     for topic in gpu_topics(alike):
         if topic.disturbs(gpu):
@@ -94,8 +95,10 @@ def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> list
             if topic.name == "gpu clocks" and slowing(gpu) and not reasons:
                 continue
             halted = topic.name == "gpu clocks" and any(one.startswith("hardware") for one in reasons)
+            words = f"{topic.name.removeprefix('gpu ')}: {topic.tell(gpu)}"
             bad = topic.name in _BAD_TOPICS or halted
-            found.append((bad, f"{topic.name.removeprefix('gpu ')}: {topic.tell(gpu)}", REMEDIES[topic.name]))
+            found.append(Reason(text=words, remedy=REMEDIES[topic.name], is_bad=bad))
     for name, count in grown.items():
-        found.append(("recovery" in name, f"NVLink: {count} more {name} meanwhile", REMEDIES["gpu nvlink"]))
-    return found
+        words = f"NVLink: {count} more {name} meanwhile"
+        found.append(Reason(text=words, remedy=REMEDIES["gpu nvlink"], is_bad="recovery" in name))
+    return tuple(found)
