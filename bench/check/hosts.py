@@ -12,7 +12,7 @@ from bench.check.health import FLOORS, Health, compared
 from bench.check.show import complaints_of, devices_table, reasons_of
 from bench.files import decode_json, read_text
 from bench.launch.processes import PARBENCH
-from bench.text import UserError, counted, last_line
+from bench.text import UserError, counted, last_line, reading
 
 MORE_SECONDS = 120.0  # for what a check does beside its budget
 
@@ -39,13 +39,15 @@ def hosts_in(text: str) -> tuple[str, ...]:
 
 def ask(hosts: Sequence[str], words: Sequence[str], *, agent: str, seconds: float) -> tuple[Answer, ...]:
     """Run ``parbench check`` with these options on every host at once, by the same Python in the same folder."""
+    with reading(f"--ssh {agent!r}", "is no command"):
+        program, *options = shlex.split(agent)
     there = shlex.join([*PARBENCH, "check", *words, "--json"])
     command = f"cd {shlex.quote(str(Path.cwd()))} && {there}"
 
     def one(host: str) -> Answer:
         try:
             done = subprocess.run(
-                [*shlex.split(agent), host, command],
+                [program, *options, host, command],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=seconds + MORE_SECONDS,
@@ -54,7 +56,7 @@ def ask(hosts: Sequence[str], words: Sequence[str], *, agent: str, seconds: floa
         except subprocess.TimeoutExpired:
             return Answer(host=host, problem=f"no answer within {seconds + MORE_SECONDS:.0f} s")
         except OSError as error:
-            return Answer(host=host, problem=f"{agent.split()[0]} cannot be started: {error.strerror}")
+            return Answer(host=host, problem=f"{program} cannot be started: {error.strerror}")
         return read(host, done.stdout, done.stderr, done.returncode)
 
     with ThreadPoolExecutor(max_workers=len(hosts)) as pool:

@@ -68,6 +68,8 @@ def test_every_host_is_asked_by_the_agent_and_one_that_does_not_answer_is_said(
     assert asked[0] == f"n1: cd {Path.cwd()} && {sys.executable} -P -m parbench check --budget 40s --json"
     [gone] = ask(("n1",), [], agent="no-such-agent -q", seconds=1.0)
     assert gone.problem == "no-such-agent cannot be started: No such file or directory"
+    for agent in ("", "ssh -o 'x"):
+        assert refusal(ask, ("n1",), [], agent=agent, seconds=1.0).startswith(f"--ssh {agent!r} is no command: ")
     assert code_of(found) == 4
     assert "did not run  n2: no route to n2" in render(found)
     monkeypatch.chdir(tmp_path)
