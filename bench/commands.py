@@ -134,7 +134,7 @@ budgets_option = click.option(
 @click.option("--all", "whole", is_flag=True, help="Print every table and row, not only the summary page.")
 @click.pass_obj
 def run(
-    house: AppHooks,
+    hooks: AppHooks,
     /,
     *,
     settings: tuple[str, ...],
@@ -162,14 +162,14 @@ def run(
     short = [f"{name}={text}" for name, text in (("size_bytes", sizes), ("dtype", dtype)) if text is not None]
     texts = parse_settings([*settings, *short])
     options = Options(settings=texts, usual=_AS_NCCL_TESTS if form.startswith("nccl-tests") else {}, **given)
-    path = run_options(options, house.modules, out=out, resume_path=resume, as_json=as_json, budgets=budgets)
+    path = run_options(options, hooks.modules, out=out, resume_path=resume, as_json=as_json, budgets=budgets)
     if path is None:
         return
     if as_json:
         click.echo(path, err=True)
-    code = house.exit_code(path) if as_json else house.show(path, form, whole)
+    code = hooks.exit_code(path) if as_json else hooks.show(path, form, whole)
     if budgets is not None:
-        code = house.judge(path, budgets, code)
+        code = hooks.judge(path, budgets, code)
     if "RANK" in os.environ:
         leave(code)
     sys.exit(code)
@@ -200,12 +200,12 @@ Examples:
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--markdown", is_flag=True, help="Print tables of names and parameters as Markdown.")
 @click.pass_obj
-def list_cases(house: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
+def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
     """List what can be measured; with a name, its parameters."""
     from bench.plan import listing
     from bench.plan.cases import load_catalogue, select
 
-    found = select(load_catalogue(house.modules), names)
+    found = select(load_catalogue(hooks.modules), names)
     width = shutil.get_terminal_size((100, 24)).columns
     shown = listing.render_details(found, width) if names else listing.render_names(found)
     click.echo(listing.render_markdown(found) if markdown else shown)
@@ -218,7 +218,7 @@ def list_cases(house: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
 )
 @click.option("--nproc", type=int, help="Ranks for --selftest; default: as parbench run.")
 @click.pass_obj
-def doctor(house: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | None) -> None:
+def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | None) -> None:
     """Check this machine for what would disturb a measurement.
 
     Prints what the machine has, what disturbs, and how to mend it.
@@ -226,7 +226,7 @@ def doctor(house: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
     if selftest:
         from bench import selftest as proving
 
-        proofs = proving.selftest(house.modules, nproc)
+        proofs = proving.selftest(hooks.modules, nproc)
         click.echo(proving.render(proofs))
         sys.exit(0 if all(proof.found for proof in proofs) else 1)
     import msgspec
@@ -266,7 +266,7 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
 @click.option("-o", "output", type=click.Path(path_type=Path), help="Also write it to this file, as JSON.")
 @click.pass_obj
 def check(
-    house: AppHooks, /, *, hosts: str | None, agent: str, as_json: bool, output: Path | None, **given: Any
+    hooks: AppHooks, /, *, hosts: str | None, agent: str, as_json: bool, output: Path | None, **given: Any
 ) -> None:
     """Check each GPU or core: is it right, and as fast as its peers?
 
@@ -281,7 +281,8 @@ def check(
     from bench.text import parse_duration, replace_file, writing
 
     if hosts is None:
-        health = checking.check(checking.Request(**given), house.modules, checking.environ_of_check())
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs are counted as nvidia-smi counts them
+        health = checking.check(hooks.modules, os.environ, **given)
         told, text, code = checking.document(health), render(health), health.code
     else:
         words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]

@@ -74,13 +74,13 @@ def inflate(content: bytes, where: object, *, most: int = MOST_BYTES, wbits: int
     return found
 
 
-def decode_json(content: bytes, kind: type[_T], *, strict: bool = True) -> _T:
+def decode_json(content: bytes, kind: type[_T]) -> _T:
     """Return JSON as a type; ``ValueError`` if it is none, nested too deeply or does not fit."""
     import msgspec  # parbench --help does without
 
     if is_deep(content):
         raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
-    return msgspec.json.decode(content, type=kind, strict=strict)
+    return msgspec.json.decode(content, type=kind)
 
 
 def is_deep(content: bytes) -> bool:

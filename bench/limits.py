@@ -24,7 +24,7 @@ Id = Annotated[str, Meta(max_length=300, pattern=r"^[^/\x00-\x1f\x7f]+$")]
 Words = Annotated[str, Meta(max_length=100_000)]
 Long = Annotated[str, Meta(max_length=1 << 20)]
 """A stack of calls, or rows of a matrix."""
-Told = bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | Amount | Long
+ParamValue = bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | Amount | Long
 """A parameter's value."""
 MOST_CASES, MOST_NOTES, MOST_MEASUREMENTS = 20_000, 1_000, 1 << 20
 _YEARS = re.compile("(19[7-9]|2[01])[0-9]")

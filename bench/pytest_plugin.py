@@ -6,7 +6,6 @@ is its own JSON, for ``--benchmark-json``, ``--benchmark-compare`` and ``pytest-
 """
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bench.launch.processes import PARBENCH
 from bench.results.records import Record
 from bench.results.runs import load_run
 
@@ -73,8 +73,7 @@ def words_of(case: str | None, given: dict[str, object]) -> list[str]:
 
 def run(words: Sequence[str]) -> tuple[Record, ...]:
     with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
-        # -P: a folder named bench where pytest runs would be taken for ours
-        command = [sys.executable, "-P", "-m", "parbench", "run", *words, "--out", folder, "--json"]
+        command = [*PARBENCH, "run", *words, "--out", folder, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         for path in Path(folder).glob("*/run.json"):
             return load_run(path.parent).records

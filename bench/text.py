@@ -1,6 +1,7 @@
 """Words of the command line: sizes, durations, link speeds, names, and the user's error."""
 
 import difflib
+import errno
 import itertools
 import os
 import re
@@ -39,8 +40,18 @@ def listed(choices: Iterable[object], last: str = "or") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
+def short_host(name: str) -> str:
+    """Return a host's name without its domain, as Slurm names nodes."""
+    return name.partition(".")[0]
+
+
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+
+
+def last_line(told: str) -> str:
+    """Return the last line that is not blank, in which programs say what went wrong; empty if there is none."""
+    return told.strip().rpartition("\n")[2].strip()
 
 
 @contextmanager
@@ -63,6 +74,17 @@ def writing(where: object, otherwise: str = "cannot be written") -> Iterator[Non
         yield
     except OSError as error:
         raise UserError(f"{where} {otherwise}: {error.strerror}") from error
+
+
+@contextmanager
+def storing(refusal: str, room: str = "") -> Iterator[None]:
+    """Make a ``UserError`` of what the system refuses where results are to go, with the way out."""
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = f"the disk is full{room}; free some, or" if is_full else f"{error.strerror} ({error.filename});"
+        raise UserError(f"{refusal}: {why} choose another folder with --out") from error
 
 
 def replace_file(target: Path, content: bytes) -> None:

@@ -59,9 +59,9 @@ class Slurm:
         if shutil.which(name) is None:
             raise SlurmError(f"{name} is not in the PATH: submit where Slurm's programs are installed")
 
-    def sbatch(self, script: Path, *options: str) -> str:
+    def sbatch(self, script: Path) -> str:
         """Submit a batch script and return the job's id, that of the whole array for an array."""
-        text = self.call("sbatch", "--parsable", *options, str(script))
+        text = self.call("sbatch", "--parsable", str(script))
         found = text.split()[-1].partition(";")[0] if text.split() else ""  # 17, or 17;cluster
         if not found.isdigit():
             raise SlurmError(f"sbatch told no job id but {text.strip()!r}")

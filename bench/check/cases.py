@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from bench.check.rule import LEAST_LAUNCHES
 from bench.plan.groups import parse_pairs
 from bench.plan.options import Options
 from bench.plan.plan import Entry
@@ -12,8 +13,6 @@ from bench.results.samples import load_rank_samples
 from bench.results.stats import median, quantile
 
 ALONE = {"group": "contiguous:1", "concurrent": "false"}
-LAUNCHES = 3  # the least in which the rule calls a device slower
-TOGETHER = "together"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +77,7 @@ def remedy_of(name: str, device: str) -> str:
     return _CPU_REMEDY if device == "cpu" and quantity.remedy is not _LINKS else quantity.remedy
 
 
-def options_of(
-    device: str, nproc: int, *, budget: str, timeout: str, backend: str | None, inject: str | None
-) -> Options:
+def options_of(device: str, nproc: int, *, budget: str, timeout: str, inject: str | None) -> Options:
     """Return what ``parbench run`` is to measure: all ranks at once, and each by itself."""
     entries = []
     for one in QUANTITIES:
@@ -93,10 +90,9 @@ def options_of(
         preset="smoke",
         entries=tuple(entries),
         device=device,
-        backend=backend,
         nproc=nproc,
         allow_single=True,
-        launches=LAUNCHES,
+        launches=LEAST_LAUNCHES,
         budget=budget,
         timeout=timeout,
         inject=inject,

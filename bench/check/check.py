@@ -1,9 +1,8 @@
 """``parbench check``: is every device of this host well? Measures for less than a minute, and says what to do."""
 
-import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -11,69 +10,63 @@ import msgspec
 from bench.check import history
 from bench.check.cases import options_of
 from bench.check.gpus import Watch, complaints, facts_of
-from bench.check.health import FLOORS, Device, Health, Reason, compared, here, measured, problems_of
+from bench.check.health import FLOORS, Device, Health, compared, measured, problems_of
 from bench.check.infiniband import judged, ports
 from bench.launch.measure import run_options
-from bench.machine.core_groups import core_groups
 from bench.machine.doctor import examine_here
-from bench.machine.environment import VARIABLE, format_cpus
+from bench.machine.environment import EMULATED_VARIABLE, core_groups, format_cpus
 from bench.machine.gpu import Gpu
 from bench.machine.machine import inspect_machine
 from bench.machine.world_spec import Joined
 from bench.results.runs import load_run, utc_now
-from bench.text import UserError
+from bench.text import UserError, counted, short_host
 
 _MOST_GROUPS = 8
 _OF_THE_HOST = ("cores", "load average", "cpu governor", "steal time", "memory", "/dev/shm", "swap", "gpu driver")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to check, and how; None is what the machine decides. Times are as written."""
-
-    device: str | None = None
-    nproc: int | None = None
-    budget: str = "40s"
-    timeout: str = "20s"
-    out: Path = Path("runs/check")
-    inject: str | None = None
-
-
-def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) -> Health:
-    """Check this host; ``UserError`` if what is asked for cannot be had."""
+def check(
+    modules: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    device: str | None,
+    nproc: int | None,
+    budget: str,
+    timeout: str,
+    out: Path,
+    inject: str | None,
+) -> Health:
+    """Check this host; times are as written, None is what the machine decides. ``UserError`` if it cannot be had."""
     if Joined.find(environ) is not None:
         raise UserError("parbench check starts its own ranks, and RANK is set: start it by itself, once on each host")
     began, started, machine = time.monotonic(), utc_now(), inspect_machine(environ)
-    device = request.device or ("cuda" if machine.gpus else "cpu")
+    host, device = short_host(socket.gethostname()), device or ("cuda" if machine.gpus else "cpu")
     gpus = machine.gpus if device == "cuda" else ()
-    nproc = request.nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))
+    nproc = nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))
     groups = core_groups(nproc) if device == "cpu" else ()
-    devices = _of_cores(groups) if device == "cpu" else _of_gpus(gpus[:nproc])
-    backend = "gloo" if device == "cpu" else None
+    if device == "cpu" and len(groups) < nproc:  # a rank that is no device could be slow or wrong unseen
+        raise UserError(f"--nproc {nproc}: this process may use {counted(len(groups), 'core')}, one for each at most")
+    devices = _of_cores(host, groups) if device == "cpu" else _of_gpus(host, gpus[:nproc])
     findings = examine_here(environ, gpus=bool(gpus))  # before work of our own
     notes = [f"{f.topic}: {f.found} -> {f.remedy}" for f in findings if f.disturbs and f.topic in _OF_THE_HOST]
     before = ports()
-    options = options_of(
-        device, nproc, budget=request.budget, timeout=request.timeout, backend=backend, inject=request.inject
-    )
+    options = options_of(device, nproc, budget=budget, timeout=timeout, inject=inject)
     with Watch(environ, gpus) as watch:
-        # a rank for each group; where there are fewer cores than ranks they are not bound
-        cpus = groups if len(groups) == nproc else ()
-        path = run_options(options, modules, out=request.out, resume_path=None, as_json=False, cpus=cpus)
+        path = run_options(options, modules, out=out, resume_path=None, as_json=False, cpus=groups)
     assert path is not None, "only a rank that joins has no run"
     run = load_run(path)
     devices = _with_facts(devices, watch)
     devices, links, together = measured(devices, run)
-    emulated = VARIABLE in environ  # nodes that share a machine's cores, which are nobody's own
+    emulated = EMULATED_VARIABLE in environ  # nodes that share a machine's cores, which are nobody's own
     devices, links = (devices, ()) if emulated else (compared(devices, FLOORS[device]), links)
-    lines = history.read(request.out / "history")
+    lines = history.read(out / "history")
     health = Health(
-        host=here(),
+        host=host,
         started=started,
         seconds=round(time.monotonic() - began, 1),
         device=device,
         driver=next((gpu.driver for gpu in gpus if gpu.driver), "-"),
-        devices=tuple(history.beside_before(one, lines) for one in devices),
+        devices=tuple(history.compared_with_history(one, lines) for one in devices),
         links=links,
         ports=judged(before, ports()),
         together=together,
@@ -82,26 +75,25 @@ def check(request: Request, modules: Sequence[str], environ: Mapping[str, str]) 
         run=str(path),
         emulated=emulated,
     )
-    if request.inject is None:
-        history.keep(request.out / "history", health)
+    if inject is None:
+        history.keep(out / "history", health)
     return health
 
 
-def _of_cores(groups: Sequence[Sequence[int]]) -> tuple[Device, ...]:
+def _of_cores(host: str, groups: Sequence[Sequence[int]]) -> tuple[Device, ...]:
     sizes = f"cores ({len(groups[0])})"
     named = [f"core{'s' if len(group) > 1 else ''} {format_cpus(group)}" for group in groups]
     return tuple(
-        Device(host=here(), name=name, uuid=f"{here()} {name}", kind=sizes, rank=rank)
-        for rank, name in enumerate(named)
+        Device(host=host, name=name, uuid=f"{host} {name}", kind=sizes, rank=rank) for rank, name in enumerate(named)
     )
 
 
-def _of_gpus(gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+def _of_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
     return tuple(
         Device(
-            host=here(),
+            host=host,
             name=f"GPU {rank if gpu.index is None else gpu.index}",
-            uuid=gpu.uuid or f"{here()} GPU {rank}",
+            uuid=gpu.uuid or f"{host} GPU {rank}",
             kind=gpu.name or "GPU",
             rank=rank,
         )
@@ -110,20 +102,14 @@ def _of_gpus(gpus: Sequence[Gpu]) -> tuple[Device, ...]:
 
 
 def _with_facts(devices: Sequence[Device], watch: Watch) -> tuple[Device, ...]:
-    if not watch.gpus:
-        return tuple(devices)
     by_uuid = {gpu.uuid: gpu for gpu in watch.gpus}
     told = []
     for device in devices:
-        if (gpu := by_uuid.get(device.uuid)) is None:
-            told.append(device)
-            continue
-        alike = [one for one in watch.gpus if one.name == gpu.name]
-        reasons = [
-            Reason(text=words, remedy=remedy, is_bad=bad)
-            for bad, words, remedy in complaints(gpu, alike, watch.grown(gpu))
-        ]
-        told.append(msgspec.structs.replace(device, facts=facts_of(gpu, alike), reasons=tuple(reasons)))
+        if gpu := by_uuid.get(device.uuid):
+            alike = [one for one in by_uuid.values() if one.name == gpu.name]
+            reasons = complaints(gpu, alike, watch.grown(gpu))
+            device = msgspec.structs.replace(device, facts=facts_of(gpu, alike), reasons=reasons)
+        told.append(device)
     return tuple(told)
 
 
@@ -132,9 +118,3 @@ def document(health: Health) -> dict[str, object]:
     told: dict[str, object] = msgspec.to_builtins(health)
     devices = [{"verdict": one.verdict, **msgspec.to_builtins(one)} for one in health.devices]
     return {"verdict": health.verdict, "code": health.code, **told, "devices": devices}
-
-
-def environ_of_check() -> dict[str, str]:
-    """Return the variables under which GPUs are counted as nvidia-smi counts them."""
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    return dict(os.environ)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from bench.check.health import Reason
 from bench.machine.doctor import REMEDIES, UNKNOWN, gpu_topics, slowing
-from bench.machine.gpu import IDLE, Gpu, gpus_of, in_detail, nvidia_smi
+from bench.machine.gpu import IDLE, Gpu, by_uuid, gpus_of, in_detail, nvidia_smi
 
 _EVERY_SECONDS = 1.0
 _BAD_TOPICS = ("gpu memory", "gpu pcie", "gpu nvlink")
 _FINE_UNDER_LOAD = ("software power cap",)  # what a product of matrices runs into, on a GPU that is well
-COLUMNS = {"clocks": "gpu clocks", "memory": "gpu memory", "PCIe": "gpu pcie", "NVLink": "gpu nvlink"}
 Counters = Mapping[str, Mapping[str, int]]  # errors of all NVLinks by the GPU's UUID and the counter's name
 
 
@@ -31,7 +31,7 @@ class Watch(AbstractContextManager["Watch"]):
     def __enter__(self) -> "Watch":
         if self._gpus:
             self._gpus = in_detail(self._environ, self._gpus)  # with the processes that are not our own ranks
-            self._before = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters") or "")
+            self._before = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters"))
             self._thread.start()
         return self
 
@@ -39,7 +39,7 @@ class Watch(AbstractContextManager["Watch"]):
         self._stop.set()
         if self._gpus:
             self._thread.join()
-            self._after = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters") or "")
+            self._after = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters"))
             # what work may have changed, but for the processes that were not its own
             after = zip(in_detail(self._environ, self._gpus), self._gpus, strict=True)
             self._gpus = tuple(replace(now, processes=before.processes) for now, before in after)
@@ -55,8 +55,8 @@ class Watch(AbstractContextManager["Watch"]):
 
     def grown(self, gpu: Gpu) -> dict[str, int]:
         """Return by how much NVLinks' counters of errors have grown."""
-        before, after = (told.get(gpu.uuid or "", {}) for told in (self._before, self._after))
-        return {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
+        before, after = (Counter(told.get(gpu.uuid or "")) for told in (self._before, self._after))
+        return after - before
 
 
 def at_work(gpu: Gpu, seen: Iterable[Gpu]) -> Gpu:
@@ -66,23 +66,18 @@ def at_work(gpu: Gpu, seen: Iterable[Gpu]) -> Gpu:
         return gpu
     names = ("sm_clock", "memory_clock", "utilization_percent", "temperature_celsius", "pcie_generation", "pcie_width")
     most = {name: [value for one in busy if (value := getattr(one, name)) is not None] for name in names}
-    reasons = Counter(reason for one in busy for reason in one.slowed_by or ())
-    told = tuple(reason for reason in reasons if reason != IDLE)
+    told = dict.fromkeys(reason for one in busy for reason in one.slowed_by or () if reason != IDLE)
     highest = {name: max(values) for name, values in most.items() if values}
-    errors = ("errors_corrected", "errors_uncorrected")
-    last = {name: getattr(busy[-1], name) for name in errors}
-    return replace(gpu, slowed_by=told, **highest, **last)
+    last = {name: getattr(busy[-1], name) for name in ("errors_corrected", "errors_uncorrected")}
+    return replace(gpu, slowed_by=tuple(told), **highest, **last)
 
 
-def nvlink_errors(text: str) -> dict[str, dict[str, int]]:
+def nvlink_errors(text: str | None) -> Counters:
     """Return the sums over a GPU's links of each of its counters, by UUID, from ``nvidia-smi nvlink -e``."""
-    found: dict[str, dict[str, int]] = {}
-    for block in re.split("(?m)^(?=GPU )", text):
-        if uuid := re.search(r"\(UUID: (\S+?)\)", block):
-            sums: Counter[str] = Counter()
-            for name, count in re.findall(r"Link \d+: (.+?): (\d+)\s*$", block, re.MULTILINE):
-                sums[name.lower()] += int(count)
-            found[uuid[1]] = dict(sums)
+    found = {uuid: Counter[str]() for uuid in by_uuid(text)}
+    for uuid, block in by_uuid(text).items():
+        for name, count in re.findall(r"Link \d+: (.+?): (\d+)\s*$", block, re.MULTILINE):
+            found[uuid][name.lower()] += int(count)
     return found
 
 
@@ -91,17 +86,19 @@ def facts_of(gpu: Gpu, alike: Sequence[Gpu]) -> dict[str, str]:
     return {topic.name.removeprefix("gpu "): topic.tell(gpu) or UNKNOWN for topic in gpu_topics(alike)}
 
 
-def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> list[tuple[bool, str, str]]:
-    """Return what is wrong with a GPU: whether it makes it bad, in words, and what to do."""
+def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> tuple[Reason, ...]:
+    """Return what is wrong with a GPU, and what to do."""
     found = []
     for topic in gpu_topics(alike):
         if topic.disturbs(gpu):
             reasons = [one for one in slowing(gpu) if one not in _FINE_UNDER_LOAD]
             if topic.name == "gpu clocks" and slowing(gpu) and not reasons:
                 continue
-            bad = topic.name in _BAD_TOPICS or any(one.startswith("hardware") for one in reasons)
-            bad = bad and topic.name in (*_BAD_TOPICS, "gpu clocks")
-            found.append((bad, f"{topic.name.removeprefix('gpu ')}: {topic.tell(gpu)}", REMEDIES[topic.name]))
+            halted = topic.name == "gpu clocks" and any(one.startswith("hardware") for one in reasons)
+            words = f"{topic.name.removeprefix('gpu ')}: {topic.tell(gpu)}"
+            bad = topic.name in _BAD_TOPICS or halted
+            found.append(Reason(text=words, remedy=REMEDIES[topic.name], is_bad=bad))
     for name, count in grown.items():
-        found.append(("recovery" in name, f"NVLink: {count} more {name} meanwhile", REMEDIES["gpu nvlink"]))
-    return found
+        words = f"NVLink: {count} more {name} meanwhile"
+        found.append(Reason(text=words, remedy=REMEDIES["gpu nvlink"], is_bad="recovery" in name))
+    return tuple(found)

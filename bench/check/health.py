@@ -1,14 +1,13 @@
 """What a check says of a host: a verdict for each device, why, and what to do. From a run and what the driver told."""
 
 import re
-import socket
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bench.check.cases import BY_NAME, LAUNCHES, QUANTITIES, Reached, reached, remedy_of
+from bench.check.cases import BY_NAME, QUANTITIES, Reached, reached, remedy_of
 from bench.check.infiniband import Port
-from bench.check.rule import D, Gap, Rates, gaps
+from bench.check.rule import LEAST_LAUNCHES, D, Gap, Rates, gaps
 from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
 from bench.results.stats import median
@@ -16,6 +15,7 @@ from bench.text import counted
 
 FLOORS = {"cuda": 0.05, "cpu": 0.1}
 CORRUPT = "drain the host: it computes or copies wrongly, and says nothing; run it again, then replace the device"
+_IN_ALL = f"in {LEAST_LAUNCHES} of {LEAST_LAUNCHES} launches"
 _ON_RANK = re.compile(r"on rank (\d+)")
 
 
@@ -202,9 +202,8 @@ def _slower(slow: Mapping[str, Gap], device: Device) -> tuple[Reason, ...]:
         peers = "" if told.get(remedy_of(name, on)) else " under its peers"
         words = f"{100 * gap.share:.0f} %{peers} in {name} ({gap.mads:.1f} MADs)"
         told.setdefault(remedy_of(name, on), []).append(words)
-    launches = f"in {LAUNCHES} of {LAUNCHES} launches"
     return tuple(
-        Reason(text=f"{', '.join(words)}, {launches}", remedy=remedy, is_beside_peers=True)
+        Reason(text=f"{', '.join(words)}, {_IN_ALL}", remedy=remedy, is_beside_peers=True)
         for remedy, words in told.items()
     )
 
@@ -223,15 +222,10 @@ def _slow_links(devices: Sequence[Device], found: Reached, run: Run) -> tuple[Re
             if gap.is_under:
                 first, second = (names[int(end)] for end in pair.split("-"))
                 joined = "" if joined_by == "None" else f" of those by {joined_by}"
-                launches = f"in {LAUNCHES} of {LAUNCHES} launches"
-                words = f"{100 * gap.share:.0f} % under its peers{joined}, {gap.mads:.1f} MADs, {launches}"
+                words = f"{100 * gap.share:.0f} % under its peers{joined}, {gap.mads:.1f} MADs, {_IN_ALL}"
                 reason = Reason(text=f"{first} - {second}: {words}", remedy=remedy_of("pairs", "cuda"))
                 slow.append(((first, second), reason))
     # a device of which every pair is slow is slow itself, and named by its own rate
     met = [name for ends, _ in slow for name in ends]
     most = len(devices) - 1
     return tuple(reason for ends, reason in slow if most < 2 or all(met.count(name) < most for name in ends))
-
-
-def here() -> str:
-    return socket.gethostname().partition(".")[0]

@@ -61,7 +61,7 @@ def keep(folder: Path, health: Health) -> None:
             file.write(b"\n" * is_torn + b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
-def beside_before(device: Device, lines: Sequence[Line]) -> Device:
+def compared_with_history(device: Device, lines: Sequence[Line]) -> Device:
     """Return the device with what is slower than in its own earlier checks, wherever it was then; to be watched."""
     own = [line for line in lines if line.uuid == device.uuid and line.kind == device.kind and line.verdict != "bad"]
     reasons = device.reasons

@@ -2,7 +2,6 @@
 
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from bench.check.health import FLOORS, Health, compared
-from bench.check.show import devices_table, reasons_of
+from bench.check.show import complaints_of, devices_table, reasons_of
 from bench.files import decode_json, read_text
-from bench.text import UserError, counted
+from bench.launch.processes import PARBENCH
+from bench.text import UserError, counted, last_line, reading
 
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-_MORE_SECONDS = 120.0
+MORE_SECONDS = 120.0  # for what a check does beside its budget
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +27,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 def hosts_in(text: str) -> tuple[str, ...]:
     """Return the hosts of ``a,b`` or of a file with one a line; of an MPI hostfile's lines the first word."""
-    file = Path(text)
-    if file.is_file():
+    if "," not in text and Path(text).is_file():  # a long list is too long for a file's name
         lines = [line.partition("#")[0].split() for line in read_text(text, f"--hosts {text}").splitlines()]
         found = [words[0] for words in lines if words]
     else:
@@ -41,22 +39,24 @@ def hosts_in(text: str) -> tuple[str, ...]:
 
 def ask(hosts: Sequence[str], words: Sequence[str], *, agent: str, seconds: float) -> tuple[Answer, ...]:
     """Run ``parbench check`` with these options on every host at once, by the same Python in the same folder."""
-    there = shlex.join([sys.executable, "-m", "parbench", "check", *words, "--json"])
+    with reading(f"--ssh {agent!r}", "is no command"):
+        program, *options = shlex.split(agent)
+    there = shlex.join([*PARBENCH, "check", *words, "--json"])
     command = f"cd {shlex.quote(str(Path.cwd()))} && {there}"
 
     def one(host: str) -> Answer:
         try:
             done = subprocess.run(
-                [*shlex.split(agent), host, command],
+                [program, *options, host, command],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=seconds + _MORE_SECONDS,
+                timeout=seconds + MORE_SECONDS,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Answer(host=host, problem=f"no answer within {seconds + _MORE_SECONDS:.0f} s")
+            return Answer(host=host, problem=f"no answer within {seconds + MORE_SECONDS:.0f} s")
         except OSError as error:
-            return Answer(host=host, problem=f"{agent.split()[0]} cannot be started: {error.strerror}")
+            return Answer(host=host, problem=f"{program} cannot be started: {error.strerror}")
         return read(host, done.stdout, done.stderr, done.returncode)
 
     with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
@@ -68,8 +68,7 @@ def read(host: str, out: bytes, err: bytes, code: int) -> Answer:
     try:
         return Answer(host=host, health=decode_json(out.strip().rpartition(b"\n")[2], Health))
     except ValueError:
-        lines = err.decode(errors="replace").strip().splitlines()
-        return Answer(host=host, problem=lines[-1] if lines else f"it ended with {code}")
+        return Answer(host=host, problem=last_line(err.decode(errors="replace")) or f"it ended with {code}")
 
 
 def together(answers: Sequence[Answer]) -> tuple[Answer, ...]:
@@ -107,10 +106,7 @@ def render(answers: Sequence[Answer]) -> str:
             health = answer.health
             lines += [f"did not run  {answer.host}: {problem}" for problem in health.problems]
             lines += [f"bad  {answer.host} {link.text}\n     -> {link.remedy}" for link in health.links]
-            for port in health.ports:
-                if port.complaint:
-                    word = "bad" if port.is_bad else "watch"
-                    lines.append(f"{word}  {answer.host} port {port.name}: {port.complaint}\n     -> {port.remedy}")
+            lines += complaints_of(health.ports, f"{answer.host} ")
     lines += reasons_of(devices, with_host=True)
     if bad:
         lines.append(f"leave out: {','.join(bad)}")

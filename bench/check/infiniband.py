@@ -1,5 +1,6 @@
 """InfiniBand's ports as the kernel tells them: state, rate, counters of errors before and after."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,11 +68,7 @@ def judged(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ...]:
     for port in after:
         alike = [one for one in after if (one.board, one.layer) == (port.board, port.layer) and one.state == "ACTIVE"]
         rates = [_gigabits(one.rate) for one in alike]
-        grown = {
-            name: count - was.get(port.name, {}).get(name, count)
-            for name, count in port.errors.items()
-            if count > was.get(port.name, {}).get(name, count)
-        }
+        grown = Counter(port.errors) - Counter({**port.errors, **was.get(port.name, {})})
         told = []
         if alike and port.state != "ACTIVE" and port.physical != "Disabled":
             told.append(f"{port.state} ({port.physical}), {len(alike)} of the same board are ACTIVE")

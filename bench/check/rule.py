@@ -15,7 +15,7 @@ from typing import TypeVar
 from bench.results.stats import median
 
 MADS = 4.0
-LEAST_LAUNCHES = 3
+LEAST_LAUNCHES = 3  # in which a device can be called slower
 _NORMAL = 1.4826  # a normal's standard deviation over its median absolute deviation
 _LEAST_SCATTER = 0.003
 D = TypeVar("D", bound=Hashable)

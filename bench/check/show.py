@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from bench.check.cases import QUANTITIES
-from bench.check.gpus import COLUMNS
-from bench.check.health import Device, Health, Reason
+from bench.check.health import Device, Health
+from bench.check.infiniband import Port
 from bench.text import counted, format_duration, format_table
 
-_FACTS = {title: topic.removeprefix("gpu ") for title, topic in COLUMNS.items()}
+_FACTS = {"clocks": "clocks", "memory": "memory", "PCIe": "pcie", "NVLink": "nvlink"}  # a column's title and its topic
 
 
 def render(health: Health) -> str:
@@ -19,45 +19,43 @@ def render(health: Health) -> str:
     lines = [head, *devices_table(health.devices)]
     if health.together is not None:
         lines.append(f"all devices at once: all_reduce {health.together / 1e9:.3g} GB/s (bus)")
-    shown = [port for port in health.ports if port.complaint]
+    port_lines = complaints_of(health.ports)
     if health.ports:
-        lines.append(
-            f"{counted(len(health.ports), 'InfiniBand port')}: {len(health.ports) - len(shown)} as they should be"
-        )
-    lines += [
-        _line(f"{'bad' if port.is_bad else 'watch'}  port {port.name}", port.complaint, port.remedy) for port in shown
-    ]
+        fine = len(health.ports) - len(port_lines)
+        lines.append(f"{counted(len(health.ports), 'InfiniBand port')}: {fine} as they should be")
+    lines += port_lines
     lines += [f"did not run: {problem}" for problem in health.problems]
     lines += [f"note: {note}" for note in health.notes]
-    lines += [_line("bad  link", link.text, link.remedy) for link in health.links]
+    lines += [_line(True, "link", link.text, link.remedy) for link in health.links]
     lines += reasons_of(health.devices)
     if health.run:
         lines.append(f"all rows: parbench show --all {health.run}")
     return "\n".join(lines)
 
 
-def _line(subject: str, words: str, remedy: str) -> str:
-    return f"{subject}: {words}\n     -> {remedy}"
+def _line(is_bad: bool, name: str, words: str, remedy: str) -> str:
+    return f"{'bad' if is_bad else 'watch'}  {name}: {words}\n     -> {remedy}"
+
+
+def complaints_of(ports: Sequence[Port], prefix: str = "") -> list[str]:
+    """Return why ports are not fine; ``prefix`` names their host where there are several."""
+    shown = [port for port in ports if port.complaint]
+    return [_line(port.is_bad, f"{prefix}port {port.name}", port.complaint, port.remedy) for port in shown]
 
 
 def reasons_of(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
     """Return why devices are not fine, the bad ones last, where a terminal's reader looks."""
-
-    def of(device: Device, reason: Reason) -> str:
-        name = f"{device.host} {device.name}" if with_host else device.name
-        return _line(f"{'bad' if reason.is_bad else 'watch'}  {name}", reason.text, reason.remedy)
-
-    told = [(reason.is_bad, of(device, reason)) for device in devices for reason in device.reasons]
-    return [text for _, text in sorted(told, key=lambda one: one[0])]
+    named = [(f"{one.host} {one.name}" if with_host else one.name, reason) for one in devices for reason in one.reasons]
+    named.sort(key=lambda one: one[1].is_bad)
+    return [_line(reason.is_bad, name, reason.text, reason.remedy) for name, reason in named]
 
 
 def devices_table(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
     """Return a line for each device: what it reached, each rate beside its peers' by how many per cent."""
     rated = [one for one in QUANTITIES if any(one.name in device.rates for device in devices)]
-    scales = {
-        "FLOP/s": (1e12, "TFLOP/s") if any(_most(devices, one.name) > 1e12 for one in rated) else (1e9, "GFLOP/s")
-    }
-    scales["B/s"] = (1e9, "GB/s")
+    known = [device.rates[one.name].value for one in rated for device in devices if one.name in device.rates]
+    flops = (1e12, "TFLOP/s") if max(known, default=0.0) > 1e12 else (1e9, "GFLOP/s")
+    scales = {"FLOP/s": flops, "B/s": (1e9, "GB/s")}
     told = [title for title, topic in _FACTS.items() if any(device.facts.get(topic, "-") != "-" for device in devices)]
     hosts = ("host",) if with_host else ()
     rows = [("verdict", *hosts, "device", *(f"{one.name} {scales[one.unit][1]}" for one in rated), *told)]
@@ -76,7 +74,3 @@ def devices_table(devices: Sequence[Device], *, with_host: bool = False) -> list
         )
     first = 2 + len(hosts)
     return format_table(rows, right=range(first, first + len(rated))).splitlines()
-
-
-def _most(devices: Sequence[Device], name: str) -> float:
-    return max((device.rates[name].value for device in devices if name in device.rates), default=0.0)

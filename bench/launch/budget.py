@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from operator import itemgetter
 from statistics import fmean
 
@@ -82,10 +83,8 @@ def prices_of(run: Run) -> Prices:
 
 def by_launch(pending: Iterable[tuple[int, Case]]) -> dict[int, list[Case]]:
     """Return the cases of each launch, the first launch first."""
-    found = dict[int, list[Case]]()
-    for launch, case in sorted(pending, key=itemgetter(0)):
-        found.setdefault(launch, []).append(case)
-    return found
+    launch_of = itemgetter(0)
+    return {launch: [case for _, case in of] for launch, of in groupby(sorted(pending, key=launch_of), launch_of)}
 
 
 def budget_for(seconds: float) -> str:

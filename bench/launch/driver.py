@@ -24,16 +24,7 @@ from bench.plan.cases import Case
 from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, declared, value, values
 from bench.results.records import Record, Samples, WorldInfo, noise_of
-from bench.results.runs import (
-    LaunchInfo,
-    RecordWriter,
-    Run,
-    add_launch,
-    load_run,
-    trace_name,
-    utc_now,
-    write_info,
-)
+from bench.results.runs import LaunchInfo, RecordWriter, Run, add_launch, load_run, trace_name, utc_now, write_info
 from bench.results.samples import samples_name
 from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
 from bench.text import format_duration, writing
@@ -143,9 +134,8 @@ class Driver:
     def _leave(self, launch: int, cases: Sequence[Case]) -> None:
         """Record that these are not measured: they broke before, or there is no time."""
         for case in cases:
-            bad, reason = self._bad.get(case.id), LEFT_OUT
-            if bad:
-                reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
+            bad = self._bad.get(case.id)
+            reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})" if bad else LEFT_OUT
             self._write(launch, case, Outcome(status="skipped", reason=reason))
 
     def _launch(self, launch: int, cases: list[Case]) -> None:

@@ -18,8 +18,8 @@ import psutil
 from bench.launch.control_channel import Hello
 from bench.launch.processes import die_with_parent
 from bench.machine.environment import interface_of
-from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, more_options
-from bench.text import writing
+from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, srun_words
+from bench.text import last_line, writing
 
 EXITS = "exits.json"  # in a launch's folder of logs: the exit code of each rank that has ended, negative is a signal
 _PATIENCE_SECONDS = 5.0
@@ -141,8 +141,7 @@ class _ForkedRanks(Launcher):
         """Return the last words of the first rank that ended badly, or of the server that was to fork them."""
         bad = [f"rank-{rank}.log" for rank, code in self.exits().items() if code] or ["../fork-server.log"]
         file = (self._exits.parent / bad[0]).resolve()
-        lines = file.read_text(errors="replace").split("\n") if file.exists() else []
-        words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        words = last_line(file.read_text(errors="replace")) if file.exists() else ""
         return f"{words} ({file.parent.name}/{file.name})" if words else ""
 
     def end(self, ranks: Iterable[Hello]) -> None:
@@ -202,15 +201,14 @@ def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nod
     The tasks of each node are said, for ``-N2 -n4`` may place three and one; so are the CPUs of a task, which srun has
     not inherited since Slurm 22.05. A step may overlap one that still dies on a node that does not answer.
     """
-    words = ["srun", f"--nodes={layout.nodes}", f"--ntasks={layout.ranks}"]
-    words += [f"--ntasks-per-node={layout.ntasks_per_node}", f"--distribution={layout.placement}"]
-    words += ["--kill-on-bad-exit=1", "--mpi=none", "--overlap", "--input=none", "--export=ALL"]
+    words = [f"--nodes={layout.nodes}", f"--ntasks={layout.ranks}", f"--ntasks-per-node={layout.ntasks_per_node}"]
+    words += [f"--distribution={layout.placement}", "--kill-on-bad-exit=1"]
     if environ.get("SLURM_CPUS_PER_TASK"):
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     if nodelist:
         words.append(f"--nodelist={nodelist}")
-    words += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log", *more_options(environ)]
-    return [*words, sys.executable, "-m", "bench.rank.worker", "srun"]
+    words += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log"]
+    return [*srun_words(environ, *words), sys.executable, "-m", "bench.rank.worker", "srun"]
 
 
 def parse_exits(text: str) -> dict[int, int]:

@@ -202,7 +202,7 @@ def _whereabouts(plan: Plan, joined: Joined | None) -> tuple[tuple[str, ...], di
 
 
 def _starter(
-    run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, cpus: Sequence[Sequence[int]] = ()
+    run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, cpus: Sequence[Sequence[int]]
 ) -> StartRanks:
     if joined is not None:
         from bench.rank.worker import starter  # imports torch, which only a joined driver needs

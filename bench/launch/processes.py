@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import NoReturn
 
+PARBENCH = (sys.executable, "-P", "-m", "parbench")
+"""Starts parbench; -P: a folder named bench where it is started would be taken for ours."""
+
 
 def die_with_parent(sign: int) -> None:
     """Be sent this signal when the thread that started this process ends; 0 is none from now on."""

@@ -162,7 +162,7 @@ def _threads(cores: int, ranks: int, text: str | None) -> Finding:
     return _judged("threads", found, threads > cores, remedy)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GpuTopic:
     """Something to look at on each GPU: its words, None if unknown, and whether it disturbs."""
 
@@ -175,35 +175,23 @@ def gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
     """Return what is to be looked at on GPUs that should be alike."""
     most = max((_active(gpu) or 0 for gpu in gpus), default=0)
     return (
-        GpuTopic(name="gpu driver", tell=lambda gpu: gpu.driver, disturbs=lambda gpu: False),
+        GpuTopic("gpu driver", lambda gpu: gpu.driver, lambda gpu: False),
+        GpuTopic("gpu processes", _processes, lambda gpu: gpu.processes or (gpu.memory_used_bytes or 0) > _BUSY_BYTES),
+        GpuTopic("gpu clocks", _clocks, lambda gpu: slowing(gpu) or _is_slow(gpu)),
         GpuTopic(
-            name="gpu processes",
-            tell=_processes,
-            disturbs=lambda gpu: gpu.processes or (gpu.memory_used_bytes or 0) > _BUSY_BYTES,
+            "gpu power",
+            lambda gpu: _of(gpu.power_limit_watts, gpu.power_default_watts, " W"),
+            lambda gpu: _less(gpu.power_limit_watts, gpu.power_default_watts),
         ),
-        GpuTopic(name="gpu clocks", tell=_clocks, disturbs=lambda gpu: slowing(gpu) or _is_slow(gpu)),
+        GpuTopic("gpu mig", lambda gpu: _SWITCH[gpu.mig], lambda gpu: gpu.mig),
+        GpuTopic("gpu memory", _errors, lambda gpu: gpu.errors_uncorrected or gpu.remap_pending or gpu.remap_failed),
+        GpuTopic("gpu pcie", _pcie, lambda gpu: _less(gpu.pcie_width, gpu.pcie_width_max)),
         GpuTopic(
-            name="gpu power",
-            tell=lambda gpu: _of(gpu.power_limit_watts, gpu.power_default_watts, " W"),
-            disturbs=lambda gpu: _less(gpu.power_limit_watts, gpu.power_default_watts),
+            "gpu nvlink",
+            lambda gpu: _of(_active(gpu), len(gpu.nvlinks or ()) or None, " active"),
+            lambda gpu: _less(_active(gpu), most),
         ),
-        GpuTopic(name="gpu mig", tell=lambda gpu: _SWITCH[gpu.mig], disturbs=lambda gpu: gpu.mig),
-        GpuTopic(
-            name="gpu memory",
-            tell=_errors,
-            disturbs=lambda gpu: gpu.errors_uncorrected or gpu.remap_pending or gpu.remap_failed,
-        ),
-        GpuTopic(name="gpu pcie", tell=_pcie, disturbs=lambda gpu: _less(gpu.pcie_width, gpu.pcie_width_max)),
-        GpuTopic(
-            name="gpu nvlink",
-            tell=lambda gpu: _of(_active(gpu), len(gpu.nvlinks or ()) or None, " active"),
-            disturbs=lambda gpu: _less(_active(gpu), most),
-        ),
-        GpuTopic(
-            name="gpu persistence",
-            tell=lambda gpu: _SWITCH[gpu.persistence],
-            disturbs=lambda gpu: gpu.persistence is False,
-        ),
+        GpuTopic("gpu persistence", lambda gpu: _SWITCH[gpu.persistence], lambda gpu: gpu.persistence is False),
     )
 
 

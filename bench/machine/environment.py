@@ -13,11 +13,11 @@ import msgspec
 import psutil
 
 from bench.machine.gpu import Links, gpus_of, in_detail
-from bench.machine.machine import affinity, available_cores, contents, or_none, package_version
+from bench.machine.machine import affinity, available_cores, contents, or_none, package_version, whole_number
 
 VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
 DISTURBANCES = "disturbances"  # in that group: what the doctor found at a run's start
-VARIABLE = "PARBENCH_EMULATED"
+EMULATED_VARIABLE = "PARBENCH_EMULATED"
 EMULATED = "emulated"  # how a note begins that says that nodes or links are not real
 
 _ALLOWED = re.compile(
@@ -143,7 +143,7 @@ def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 
 def emulation(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return (f"{EMULATED}: {told}",) if (told := environ.get(VARIABLE)) else ()
+    return (f"{EMULATED}: {told}",) if (told := environ.get(EMULATED_VARIABLE)) else ()
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,11 +157,32 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
-    cpus, folders = affinity(), (root / "sys/devices/system/node").glob("node[0-9]*")
-    near = (folder.name for folder in folders if cpus & parse_cpus(contents(folder / "cpulist") or ""))
-    nodes = [int(name.removeprefix("node")) for name in near]
-    switches = environ.get("SLURM_TOPOLOGY_ADDR")
-    return RankPlace(host=host, cpus=tuple(sorted(cpus)), numa_nodes=tuple(sorted(nodes)), gpu=gpu, switches=switches)
+    cpus, switches = affinity(), environ.get("SLURM_TOPOLOGY_ADDR")
+    nodes = sorted(node for node, own in _numa_nodes(root).items() if cpus & own)
+    return RankPlace(host=host, cpus=tuple(sorted(cpus)), numa_nodes=tuple(nodes), gpu=gpu, switches=switches)
+
+
+def _numa_nodes(root: Path) -> dict[int, frozenset[int]]:
+    """Return the CPUs of each NUMA node by its number."""
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    return {int(one.name.removeprefix("node")): parse_cpus(contents(one / "cpulist") or "") for one in folders}
+
+
+def core_groups(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
+    """Return the CPUs that this process may use in so many groups of as equal a size as can be, at most one each.
+
+    CPUs of a NUMA node, and of a physical core, are side by side.
+    """
+    near = {cpu: node for node, own in _numa_nodes(root).items() for cpu in own}
+
+    def place(cpu: int) -> tuple[int, ...]:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        told = [contents(topology / name) for name in ("physical_package_id", "core_id")]
+        return near.get(cpu, 0), *(whole_number(word) or 0 for word in told), cpu
+
+    cpus = sorted(affinity(), key=place)
+    count = min(count, len(cpus))
+    return tuple(tuple(sorted(cpus[len(cpus) * i // count : len(cpus) * (i + 1) // count])) for i in range(count))
 
 
 def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:

@@ -110,7 +110,8 @@ def in_detail(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> tuple[Gpu, ...
     rows = _query(environ, _ROWS, {"gpu_uuid": ("uuid", str), **_properties(_ROWS)})
     remapped = {row.pop("uuid"): row for row in rows or ()}
     running = _query(environ, "compute-apps", _PROCESS)
-    links = _nvlinks(nvidia_smi(environ, "nvlink", "--status") or "")
+    blocks = by_uuid(nvidia_smi(environ, "nvlink", "--status"))
+    links = {uuid: _link_rates(block) for uuid, block in blocks.items()}
     found = []
     for gpu in gpus:
         on_it = [row for row in running or () if row["uuid"] == gpu.uuid and row["pid"] != os.getpid()]
@@ -194,11 +195,13 @@ def _word(read: Callable[[str], Any], word: str) -> Any:
         return None
 
 
-def _nvlinks(status: str) -> dict[str, tuple[float | None, ...]]:
-    """Return the links of each GPU by its UUID; none where all are inactive, which only a sentence tells."""
-    found = {}
-    for block in re.split("(?m)^(?=GPU )", status):
-        if uuid := re.search(r"\(UUID: (\S+?)\)", block):
-            rates = re.findall(r"Link \d+: (\S+)", block)
-            found[uuid[1]] = tuple(0.0 if rate == "<inactive>" else _word(float, rate) for rate in rates)
-    return found
+def by_uuid(told: str | None) -> dict[str, str]:
+    """Return what ``nvidia-smi nvlink`` tells of each GPU, by its UUID."""
+    blocks = re.split("(?m)^(?=GPU )", told or "")
+    return {uuid[1]: block for block in blocks if (uuid := re.search(r"\(UUID: (\S+?)\)", block))}
+
+
+def _link_rates(block: str) -> tuple[float | None, ...]:
+    """Return the rate of each link of a GPU; none where all are inactive, which only a sentence tells."""
+    rates = re.findall(r"Link \d+: (\S+)", block)
+    return tuple(0.0 if rate == "<inactive>" else _word(float, rate) for rate in rates)

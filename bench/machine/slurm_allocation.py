@@ -17,7 +17,7 @@ from bench.limits import Ranks
 from bench.machine.environment import host_address
 from bench.machine.machine import Machine, inspect_machine, whole_number
 from bench.machine.world_spec import check_known
-from bench.text import UserError
+from bench.text import UserError, last_line
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _ANSWER_SECONDS = 30
@@ -64,9 +64,10 @@ def check_srun() -> None:
         raise UserError("--launcher srun: srun is not in the PATH; load Slurm's module, or leave out --launcher")
 
 
-def more_options(environ: Mapping[str, str]) -> list[str]:
-    """Return srun options of the site or the sweep, one a line, such as a container's image."""
-    return [word for word in environ.get("PARBENCH_SRUN_OPTIONS", "").splitlines() if word]
+def srun_words(environ: Mapping[str, str], *options: str) -> list[str]:
+    """Return the words of a job step beside others; last come options of the site or the sweep, as for a container."""
+    of_site = filter(None, environ.get("PARBENCH_SRUN_OPTIONS", "").splitlines())  # one a line
+    return ["srun", *options, "--mpi=none", "--overlap", "--input=none", "--export=ALL", *of_site]
 
 
 def choose_layout(
@@ -98,9 +99,8 @@ def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) 
 
 
 def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
-    command = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--relative={number}", "--cpu-bind=none"]
-    command += ["--mpi=none", "--overlap", "--input=none", "--export=ALL", *more_options(environ)]
-    command += [sys.executable, "-m", "bench.machine.slurm_allocation"]
+    words = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--relative={number}", "--cpu-bind=none"]
+    command = [*srun_words(environ, *words), sys.executable, "-m", "bench.machine.slurm_allocation"]
     env = {name: value for name, value in environ.items() if not _OF_TASKS.fullmatch(name)}
     env["PYTHONSAFEPATH"] = "1"
     try:
@@ -111,8 +111,7 @@ def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
         return f"no answer within {_ANSWER_SECONDS} s"
     except (OSError, msgspec.DecodeError) as error:
         return str(error)
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"it ended with {done.returncode}"
+    return last_line(done.stderr.decode(errors="replace")) or f"it ended with {done.returncode}"
 
 
 def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def groups_of(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple
     kind, _, rest = ("contiguous:2" if text == "pairs" else text).rpartition(":")
     if "=" in kind:
         return _axis(kind, rest, size)
-    each = int(rest) if rest.isdecimal() else 0
+    each = int(rest) if rest.isdecimal() and len(rest) < 10 else 0
     if kind not in ("contiguous", "strided") or each < 1:
         hint = did_you_mean(text, ("world", "node", "across", "pairs"))
         raise UserError(f"group {text!r} is not known: it is {FORMS}{hint}")

@@ -29,7 +29,7 @@ from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from bench.plan.params import Kind, Param, Value, refuse_unknown
 from bench.plan.plan import BEYOND_CACHE, LARGE_BYTES, PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
-from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link, parse_sizes, reading
+from bench.text import UserError, did_you_mean, last_line, listed, parse_duration, parse_link, parse_sizes, reading
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
@@ -188,8 +188,8 @@ def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> No
                 by_value.setdefault(case.params[name], []).append(reason)
         for value, reasons in by_value.items():
             if None not in reasons:
-                told = f"{name} = {value}: {reasons[0]}"
-                raise UserError(told.removeprefix(f"{name} = {value}: ") if told.count(f"{name} = ") > 1 else told)
+                reason = str(reasons[0])
+                raise UserError(reason if f"{name} = " in reason else f"{name} = {value}: {reason}")
     if all(reason is not None for _, reason in candidates):
         case, reason = candidates[0]
         raise UserError(f"none of the {len(candidates)} cases asked for can run here; {case.label}: {reason}")
@@ -285,8 +285,8 @@ def define(target: str, folder: Path) -> Definition:
     if done.stdout:
         answer = msgspec.json.decode(done.stdout, type=tuple[Param, ...] | str)
     else:  # a script may end while it is imported
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        answer = lines[-1] if lines else f"its import ended Python: {exit_words(done.returncode)}"
+        ended = f"its import ended Python: {exit_words(done.returncode)}"
+        answer = last_line(done.stderr.decode(errors="replace")) or ended
     if isinstance(answer, str):
         raise UserError(f"--target {target!r} cannot be used: {answer}")
     module = target.partition(":")[0].rpartition(".")[2]

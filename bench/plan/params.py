@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from bench.files import read_rows
-from bench.limits import Told
+from bench.limits import ParamValue
 from bench.plan.groups import parse_mesh, read_matrix
 from bench.text import UserError, did_you_mean, listed, parse_size, parse_sizes
 
@@ -57,7 +57,7 @@ class Param:
                 raise  # its own words name the file, the row and the column, or the axis
         else:
             try:
-                msgspec.convert(value, Told)
+                msgspec.convert(value, ParamValue)
             except msgspec.ValidationError as error:
                 most = "at most 64 bits, 1e30, or 1 MiB of text"
                 raise UserError(f"{self.name} = {found!r} is not allowed: a run's files hold {most}") from error

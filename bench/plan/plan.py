@@ -37,7 +37,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
-    match = re.fullmatch(r"(late|slow|corrupt):(\d+)(?::(.+))?", text.strip(), re.ASCII)
+    match = re.fullmatch(r"(late|slow|corrupt):(\d{1,9})(?::(.+))?", text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
         raise UserError(f"--inject {text!r} is not understood: write late:RANK:3ms, slow:RANK:10% or corrupt:RANK")
     kind, rank, amount = match[1], int(match[2]), 0.0
@@ -46,7 +46,7 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
     if kind == "late":
         amount = parse_duration(match[3])
     if kind == "slow":
-        percent = re.fullmatch(r"(\d+(?:\.\d+)?)%", match[3], re.ASCII)
+        percent = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", match[3], re.ASCII)
         if percent is None or not (amount := float(percent[1]) / 100):
             raise UserError(f"--inject {text!r}: {match[3]!r} is no share of a step; write such as 10%")
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)

@@ -80,12 +80,10 @@ _EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" 
 
 def metric_of(name: str) -> Metric | None:
     """Return what is declared of a name, or of each that it stands for; None where nothing is."""
-    found = declared(name) or next(
-        (one for one in METRICS if re.fullmatch(rf"{re.escape(name)}\.[A-Z]+", one.name)), None
-    )
-    if found and _ANY_CASE.match(found.name):  # any word may stand there, but it is a metric's
-        suffix = found.name[_ANY_CASE.match(found.name).end() - 1 :]  # type: ignore[union-attr]
-        return found if declared(name.removesuffix(suffix)) else None
+    of_each = (one for one in METRICS if re.fullmatch(rf"{re.escape(name)}\.[A-Z]+", one.name))
+    found = declared(name) or next(of_each, None)
+    if found and (word := _ANY_CASE.match(found.name)):  # any word may stand there, but it is a metric's
+        return found if declared(name.removesuffix(found.name[word.end() - 1 :])) else None
     return found
 
 

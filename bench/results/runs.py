@@ -24,7 +24,7 @@ from bench.machine.host_load import HostLoad
 from bench.plan.cases import renewed
 from bench.plan.plan import Plan
 from bench.results.records import SCHEMA, Record, Timeline, encode, read_records, refuse_newer
-from bench.text import UserError, counted, reading, replace_file, writing
+from bench.text import UserError, counted, reading, replace_file, storing, writing
 
 FOLDERS = ("samples", "traces", "logs")
 
@@ -72,21 +72,16 @@ def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
     name = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{host}-{secrets.token_hex(3)}"
     path, info = out / name, RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
     try:
-        for folder in FOLDERS:
-            (path / folder).mkdir(parents=True)
-        with (path / ".room").open("wb") as file:  # what a run may take: free space alone does not show quotas
-            file.write(bytes(room_bytes))
-            file.flush()
-            os.fsync(file.fileno())
-        (path / ".room").unlink()
-        write_info(path, info)
-        (path / "records.jsonl").touch()
-    except OSError as error:
+        with storing(f"--out {out} cannot hold a run", f" ({room_bytes >> 20} MB are needed)"):
+            for folder in FOLDERS:
+                (path / folder).mkdir(parents=True)
+            replace_file(path / ".room", bytes(room_bytes))  # what a run may take: free space alone shows no quotas
+            (path / ".room").unlink()
+            write_info(path, info)
+            (path / "records.jsonl").touch()
+    except UserError:
         shutil.rmtree(path, ignore_errors=True)
-        why = f"{error.strerror} ({error.filename});"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = f"the disk is full ({room_bytes >> 20} MB are needed); free some, or"
-        raise UserError(f"--out {out} cannot hold a run: {why} choose another folder with --out") from error
+        raise
     return path, info
 
 

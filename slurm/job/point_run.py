@@ -4,17 +4,16 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.launch.driver import remaining
-from bench.launch.processes import die_with_parent
+from bench.launch.processes import PARBENCH, die_with_parent, exit_words
 from bench.results.records import Record, encode, read_records
 from bench.results.runs import Run, load_run
-from bench.text import UserError, listed, replace_file
+from bench.text import UserError, last_line, listed, replace_file, short_host
 from slurm.job.ledger import State
 from slurm.sweep.folder import Point, Sweep, plan_path, runs_path
 from slurm.system import Slurm, SlurmError
@@ -48,7 +47,7 @@ class Outcome:
 
 def parbench_run(attempt: Attempt) -> list[str]:
     """Return ``parbench run`` of a point, or its ``--resume``; ``--json``, for no node is to wait for a report."""
-    words = [sys.executable, "-P", "-m", "parbench", "run", "--json"]
+    words = [*PARBENCH, "run", "--json"]
     if attempt.nodes:
         words += ["--nodelist", ",".join(attempt.nodes)]
     if attempt.run is not None:
@@ -100,8 +99,7 @@ class Child:
     def last_words(self) -> str:
         with self._log.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - 4096, self._first))
-            lines = log.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+            return last_line(log.read().decode(errors="replace"))
 
 
 def begun_run(folder: Path, point: Point, spoilt: Collection[str]) -> Path | None:
@@ -128,8 +126,8 @@ def outcome_of(run: Path | None, code: int | None, words: str) -> Outcome:
     As in ``parbench run``, what the plan or the budget left out is not bad; bad input is not tried again.
     """
     not_done: State = "failed" if code == 2 else "interrupted"
-    ended = "the run ended with "
-    ended += "no exit code" if code is None else f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    how = "no exit code" if code is None else exit_words(code).removeprefix("ended by ")
+    ended = f"the run ended with {how}"
     if run is None:
         return Outcome(state=not_done, reason=words or f"{ended} before it began")
     try:
@@ -186,7 +184,7 @@ class DeadNodes:
 
     def __init__(self, slurm: Slurm, environ: Mapping[str, str], host: str | None = None) -> None:
         self._slurm = slurm
-        self._here = _short(host or socket.gethostname())
+        self._here = short_host(host or socket.gethostname())
         self._job = environ.get("SLURM_JOB_ID", "")
         self._dead: dict[str, str] = {}
         self._all: tuple[str, ...] = ()
@@ -202,7 +200,7 @@ class DeadNodes:
         for record in records:
             if record.status == "hang":  # bench.launch.monitor's words of a rank that its driver asked in vain
                 answering = {rank.host for rank in record.ranks if not rank.state.startswith("no answer")}
-                silent |= {_short(rank.host) for rank in record.ranks if answering and rank.host not in answering}
+                silent |= {short_host(rank.host) for rank in record.ranks if answering and rank.host not in answering}
         states: Mapping[str, str] = {}
         with suppress(SlurmError):
             states = self._slurm.node_states(self._all) if self._all else {}
@@ -210,7 +208,7 @@ class DeadNodes:
         for node in self._all:
             if is_down(states.get(node, "")) or node not in kept:
                 self._dead.setdefault(node, "down")
-            elif _short(node) in silent - {self._here}:
+            elif short_host(node) in silent - {self._here}:
                 self._dead.setdefault(node, "silent")
         return set(self._dead)
 
@@ -236,7 +234,3 @@ class DeadNodes:
             names = [node for node in self._dead if self._dead[node] == how]
             told += [f"{listed(names, 'and')} {several if len(names) > 1 else one}"] if names else []
         return " and ".join(told)
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from bench.machine.environment import VARIABLE as EMULATED_VARIABLE
+from bench.machine.environment import EMULATED_VARIABLE
 from bench.machine.machine import available_cores
+from bench.text import last_line
 from slurm.local.cluster_conf import CONTROLLER, CONTROLLER_PORT, ClusterSpec, address, config_files, emulated
 from slurm.local.links import ClusterError, Node, lay_fabric, plug, port, shape
 
@@ -205,8 +206,8 @@ def _wait_for_nodes(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]]
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").split("\n") if path.exists() else []
-    return next((line for line in reversed(lines) if line.strip()), f"it said nothing in {path.name}")
+    told = last_line(path.read_text(errors="replace")) if path.exists() else ""
+    return told or f"it said nothing in {path.name}"
 
 
 if __name__ == "__main__":

@@ -1,18 +1,24 @@
-"""One run of rounds as a child, and what it saw: exchanges of pairs, and the nodes that did not answer."""
+"""What a screening measures, in children: each node's own check; and rounds of pairs, with what a run of them saw."""
 
-import sys
+import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.launch.processes import run_child
+from bench.check.hosts import MORE_SECONDS, Answer, together
+from bench.check.hosts import read as read_answer
+from bench.launch.processes import PARBENCH, run_child, terminated_as_interrupted
+from bench.machine.slurm_allocation import srun_words
 from bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
 from bench.results.records import Record
 from bench.results.runs import Run, load_run
 from bench.results.samples import load_rank_samples, samples_name
 from bench.results.stats import median
-from bench.text import UserError
+from bench.text import UserError, last_line, parse_duration, short_host
 from slurm.screen.fit import Exchange
+
+_CHECK_BUDGET = "40s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,7 @@ def run_command(nodes: Sequence[str], turns: Turns, options: Options) -> list[st
 
     A round ends when its time is known to 5 % (the preset's), long before a budget is spent.
     """
-    words = [sys.executable, "-m", "parbench", "run", "--launcher", "srun", "--nodes", str(len(nodes))]
+    words = [*PARBENCH, "run", "--launcher", "srun", "--nodes", str(len(nodes))]
     words += ["--ntasks-per-node", "1", "--placement", "block", "--nodelist", ",".join(nodes)]
     words += ["--preset", "smoke", "--only", "p2p.pairwise", "--sizes", options.size]
     # at once, one's acknowledgements wait behind the other's data, or do not
@@ -101,7 +107,7 @@ def read(run: Run, nodes: Sequence[str]) -> Seen:
         problems.append(f"rounds not reached: {unread}")
     return Seen(
         run=run.path,
-        hosts=tuple(short(host) for host in hosts or nodes),
+        hosts=tuple(short_host(host) for host in hosts or nodes),
         exchanges=tuple(exchange for record in good for exchange in exchanges_of(run, record)),
         silent=next(filter(None, bad), {}),  # later ones follow from it
         problems=tuple(dict.fromkeys(problems)),
@@ -129,17 +135,13 @@ def silent_hosts(record: Record, nodes: Sequence[str]) -> dict[str, str]:
 
     A rank that raised is not one, nor one that was told to end: it may only have suffered from another.
     """
-    told, asked = {short(state.host) for state in record.ranks}, {short(node) for node in nodes}
+    told, asked = {short_host(state.host) for state in record.ranks}, {short_host(node) for node in nodes}
     silent = asked - told if told else set()
-    silent = silent or {short(state.host) for state in record.ranks if state.state.startswith("no answer")}
+    silent = silent or {short_host(state.host) for state in record.ranks if state.state.startswith("no answer")}
     culprits, died, how = record.reason.partition(" died: ")
     if not silent and (record.status == "hang" or (died and "SIGTERM" not in how)):  # late, or the first that died
-        silent = {short(state.host) for state in record.ranks if f"({state.host})" in culprits}
+        silent = {short_host(state.host) for state in record.ranks if f"({state.host})" in culprits}
     return dict.fromkeys(sorted(silent), record.reason) if silent < told | asked else {}
-
-
-def short(host: str) -> str:
-    return host.partition(".")[0]  # as Slurm names nodes
 
 
 _MEETINGS = 4  # of a suspect link: two may be disturbed by chance
@@ -193,3 +195,30 @@ def _disjoint(links: Set[Pair]) -> list[list[Pair]]:
         else:
             groups.append([pair])
     return groups
+
+
+def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[Answer, ...]:
+    """Run ``parbench check`` on all nodes at once and compare their devices; one that did not answer says why.
+
+    There is one task a node, bound to no core, whose output is a file of the node's name.
+    """
+    with tempfile.TemporaryDirectory(prefix="parbench-check-", dir=Path.cwd()) as folder, terminated_as_interrupted():
+        words = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+        words += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]
+        words += [f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
+        command = [*srun_words(environ, *words), *PARBENCH, "check", "--json", "--budget", _CHECK_BUDGET]
+        seconds = parse_duration(_CHECK_BUDGET) + MORE_SECONDS
+        try:
+            done = subprocess.run([*command, "--out", str(out)], env=environ, capture_output=True, timeout=seconds)
+            problem = last_line(done.stderr.decode(errors="replace"))
+        except subprocess.TimeoutExpired:
+            problem = f"no answer within {seconds:.0f} s"
+        return together([_answer(node, Path(folder), problem) for node in nodes])
+
+
+def _answer(node: str, folder: Path, problem: str) -> Answer:
+    out, err = (folder / f"{node}.{kind}" for kind in ("out", "err"))
+    told = err.read_bytes() if err.exists() else b""
+    found = read_answer(node, out.read_bytes() if out.exists() else b"", told or problem.encode(), 4)
+    # what it says of itself, under the name that Slurm has for it
+    return found if found.health is None or found.health.host == node else Answer(host=node, health=found.health)

@@ -1,17 +1,16 @@
 """``parbench slurm screen``: which nodes and links are slow, by rounds of pairs, with suspects measured again."""
 
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from bench.check.hosts import Answer
 from bench.check.hosts import render as render_check
-from bench.text import UserError, counted, format_table, parse_duration, parse_size
-from slurm.screen.devices import check_nodes
+from bench.launch.processes import PARBENCH
+from bench.text import UserError, counted, format_table, parse_duration, parse_size, short_host
 from slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
-from slurm.screen.run import Options, confirmation, measure, short, tournament
+from slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
 from slurm.system import Slurm, format_limit
 
 LEAST_NODES = 3
@@ -183,7 +182,7 @@ def salloc_command(options: Options) -> list[str]:
     words += ["--job-name=parbench-screen", f"--time={format_limit(parse_duration(options.time))}"]
     words += [f"--partition={options.partition}"] if options.partition else []
     words += [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
-    words += [sys.executable, "-m", "parbench", "slurm", "screen", "--nodes", str(options.nodes)]
+    words += [*PARBENCH, "slurm", "screen", "--nodes", str(options.nodes)]
     words += ["--rounds", str(options.rounds), "--size", options.size, "--timeout", options.timeout]
     words += ["--budget", options.budget] if options.budget else []
     words += [] if options.devices else ["--no-devices"]
@@ -204,13 +203,13 @@ def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
     """Measure rounds of all nodes, without those that do not answer, and once more with those that look slow."""
     seen = measure(nodes, tournament(len(nodes), options.rounds), options)
     silent, runs = dict(seen.silent), [str(seen.run)]
-    left = [node for node in nodes if short(node) not in silent]
+    left = [node for node in nodes if short_host(node) not in silent]
     if silent and len(left) >= LEAST_NODES:
         seen = measure(left, tournament(len(left), options.rounds), options)
         silent, runs = {**silent, **seen.silent}, [*runs, str(seen.run)]
     problems, exchanges = seen.problems, seen.exchanges
     if seen.silent or not exchanges:  # nothing tells nodes apart, but that some did not answer
-        told = Screening(nodes=tuple(_unmeasured(node, silent.get(short(node))) for node in nodes))
+        told = Screening(nodes=tuple(_unmeasured(node, silent.get(short_host(node))) for node in nodes))
     else:
         suspects = find_slow(exchanges)
         confirmed: Slow | None = Slow()

@@ -4,14 +4,11 @@
 (one line for each sbatch), ``ledger/`` and ``claims/`` (what the jobs did and do), ``runs/<id>/<run>``, ``logs/``.
 """
 
-import errno
 import hashlib
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -22,7 +19,7 @@ from bench.files import decode_json, read_file
 from bench.limits import Id
 from bench.plan.plan import Entry, FileCase, PlanFile
 from bench.results.records import refuse_newer
-from bench.text import UserError, reading, replace_file
+from bench.text import UserError, reading, replace_file, storing
 
 SCHEMA = 1
 Mode = Literal["one", "array", "each"]
@@ -114,7 +111,7 @@ def create_folder(out: Path, name: str) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = out.absolute() / f"{stamp}-{slug(name)}-{secrets.token_hex(3)}"
     try:
-        with _storing(f"out = {str(out)!r} cannot hold a sweep"):
+        with storing(f"out = {str(out)!r} cannot hold a sweep"):
             path.mkdir(parents=True)
             for folder in FOLDERS:
                 (path / folder).mkdir()
@@ -133,7 +130,7 @@ def slug(name: str) -> str:
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
     """Write ``sweep.json`` and the plan file of every point; ``UserError`` if the folder does not take them."""
-    with _storing(f"{folder} cannot be written"):
+    with storing(f"{folder} cannot be written"):
         for point in sweep.points:
             replace_file(plan_path(folder, point.id), plan_text(sweep, point).encode())
         replace_file(folder / _SWEEP, msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n")
@@ -153,7 +150,7 @@ def load_sweep(folder: Path) -> Sweep:
 
 def append_job(folder: Path, job: Job) -> None:
     """Append a job that Slurm has taken, at once and durably: the sweep must know its own jobs."""
-    with _storing(f"{folder / _JOBS} cannot be written"), (folder / _JOBS).open("a+b") as file:
+    with storing(f"{folder / _JOBS} cannot be written"), (folder / _JOBS).open("a+b") as file:
         file.seek(-1 if file.tell() else 0, os.SEEK_END)
         cut_short = file.read(1) not in (b"", b"\n")
         file.write(b"\n" * cut_short + msgspec.json.encode(job) + b"\n")
@@ -182,14 +179,3 @@ def plan_text(sweep: Sweep, point: Point) -> str:
     cases = tuple(FileCase(name=case.name, set=dict(case.set)) for case in point.cases)
     label = msgspec.json.encode(point.label).decode().replace("\x7f", "\\u007f")
     return f"# {label}\n{PlanFile(**given, case=cases).text}"
-
-
-@contextmanager
-def _storing(refusal: str) -> Iterator[None]:
-    """Make a ``UserError`` of what the file system refuses, with the way out."""
-    try:
-        yield
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        why = "the disk is full; free some, or" if is_full else f"{error.strerror} ({error.filename});"
-        raise UserError(f"{refusal}: {why} choose another folder with --out") from error

@@ -9,12 +9,12 @@ from typing import Annotated
 import msgspec
 
 from bench.files import read_toml
-from bench.machine.world_spec import BACKENDS, DEVICES
+from bench.machine.world_spec import BACKENDS, DEVICES, check_known
 from bench.plan.aliases import present_params
 from bench.plan.groups import MOST_RANKS
 from bench.plan.params import Value
 from bench.plan.plan import FileCase
-from bench.text import UserError, did_you_mean, listed, parse_duration, parse_link
+from bench.text import UserError, parse_duration, parse_link
 from slurm.sweep.folder import Mode, OnDeadNode, Placement
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
@@ -123,10 +123,8 @@ def _check(file: SweepFile) -> None:
         with at(f"$.{name}"):
             if text is not None:
                 (parse_link if name == "link" else parse_duration)(str(text))
-    for name, given, allowed in (("backend", file.backend, BACKENDS), ("device", file.device, DEVICES)):
-        if given is not None and given not in allowed:
-            hint = did_you_mean(given, allowed)
-            raise UserError(f"$.{name}: {given!r} is not known{hint}; allowed: {listed(allowed)}")
+    check_known("$.backend:", file.backend, BACKENDS)
+    check_known("$.device:", file.device, DEVICES)
     if file.backend == "nccl" and file.device == "cpu":
         raise UserError("$.backend: 'nccl' moves data between GPUs, and $.device is 'cpu'; allowed: gloo")
     for name, environment in file.environment.items():

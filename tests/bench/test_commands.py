@@ -130,7 +130,7 @@ def test_a_rank_that_only_joins_prints_nothing_and_a_driver_among_ranks_leaves_a
     def leave(code: int) -> None:
         raise LeftError(code)
 
-    house = AppHooks(
+    hooks = AppHooks(
         modules=(),
         show=lambda path, form, whole: 4,
         exit_code=lambda path: 0,
@@ -141,10 +141,10 @@ def test_a_rank_that_only_joins_prints_nothing_and_a_driver_among_ranks_leaves_a
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(measuring, "run_options", lambda *_, **__: None)
-    done = CliRunner().invoke(run, [], obj=house)
+    done = CliRunner().invoke(run, [], obj=hooks)
     assert (done.exit_code, done.output) == (0, "")
     monkeypatch.setattr(measuring, "run_options", lambda *_, **__: Path("runs/x"))
-    assert CliRunner().invoke(run, [], obj=house).exception.args == (4,)  # type: ignore[union-attr]
+    assert CliRunner().invoke(run, [], obj=hooks).exception.args == (4,)  # type: ignore[union-attr]
 
 
 def test_a_bad_budget_is_refused_before_any_rank_starts_and_a_good_one_gives_the_exit_code(

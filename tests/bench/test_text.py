@@ -17,6 +17,7 @@ from bench.text import (
     format_duration,
     format_size,
     format_table,
+    last_line,
     listed,
     parse_duration,
     parse_link,
@@ -34,6 +35,10 @@ def test_a_size_is_a_whole_number_with_a_1024_based_unit() -> None:
     for text in [*words, "9" * 5000]:
         told = f"size {text!r} is not understood: write a whole number of bytes with K, M, G or T (1024-based), "
         assert refusal(parse_size, text) == f"{told}such as 64K"
+
+
+def test_the_last_line_is_the_last_that_says_something() -> None:
+    assert [last_line(told) for told in ("", " \n", "a", "a\n b \r\n\n")] == ["", "", "a", "b"]
 
 
 @settings(deadline=None, max_examples=50)
@@ -125,6 +130,8 @@ def test_each_kind_of_injection_is_understood_and_what_means_nothing_is_refused(
         ("late:1:soon", "soon"),
         ("slow:1:10", "such as 10%"),
         ("slow:1:0%", "such as 10%"),
+        (f"slow:1:{'9' * 40}%", "such as 10%"),
+        (f"corrupt:{'9' * 5000}", "corrupt:RANK"),
         ("corrupt:4", "rank 4 is not one of the 4 ranks, 0 to 3"),
     ):
         assert told in refusal(parse_fault, text, nproc=4), text

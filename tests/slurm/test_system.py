@@ -40,8 +40,8 @@ def refusal(call: Callable[..., object], *words: Any) -> str:
 
 def test_sbatch_is_asked_for_the_bare_id_and_what_is_none_is_refused_as_told(programs: Programs) -> None:
     programs.write("sbatch", "echo '17;cluster'")
-    assert Slurm().sbatch(Path("a b.sh"), "--hold") == "17"
-    assert programs.words("sbatch") == ["--parsable", "--hold", "a b.sh"]
+    assert Slurm().sbatch(Path("a b.sh")) == "17"
+    assert programs.words("sbatch") == ["--parsable", "a b.sh"]
     programs.write("sbatch", "echo site says hello; echo 18")
     assert Slurm().sbatch(Path("x.sh")) == "18"
     for text in ("", "Submitted", "-3"):

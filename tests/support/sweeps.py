@@ -73,7 +73,7 @@ class FakeSlurm(Slurm):
         self._answer("sinfo")
         return self.parts
 
-    def sbatch(self, script: Path, *options: str) -> str:
+    def sbatch(self, script: Path) -> str:
         self._answer("sbatch", str(script))
         return str(100 + sum(words[0] == "sbatch" for words in self.told))
 

@@ -8,8 +8,8 @@ from nvidia import H100, gpus, install
 
 from bench.check.gpus import Watch, at_work, complaints, facts_of, nvlink_errors
 from bench.check.infiniband import Port, judged, ports
-from bench.machine import core_groups as grouping
-from bench.machine.core_groups import core_groups
+from bench.machine import environment
+from bench.machine.environment import core_groups
 from bench.machine.gpu import Gpu, gpus_of
 
 ERRORS = (
@@ -38,14 +38,14 @@ def test_what_is_wrong_with_one_of_eight_gpus_is_its_own(tmp_path: Path) -> None
         gpu5={"memory.used": "4000"},
     )
     told = {gpu.index: complaints(gpu, seen, {}) for gpu in seen}
-    bad = {index: [bad for bad, _, _ in found] for index, found in told.items()}
+    bad = {index: [one.is_bad for one in found] for index, found in told.items()}
     assert bad == {0: [], 1: [True], 2: [True], 3: [True], 4: [False], 5: [False], 6: [True], 7: []}
-    assert told[3][0][1] == "pcie: 8 of 16 lanes, generation 5 of 5"
-    assert told[6][0][1] == "nvlink: 1 of 2 active"
-    assert all(remedy for found in told.values() for _, _, remedy in found)
+    assert told[3][0].text == "pcie: 8 of 16 lanes, generation 5 of 5"
+    assert told[6][0].text == "nvlink: 1 of 2 active"
+    assert all(one.remedy for found in told.values() for one in found)
     assert facts_of(seen[0], seen)["clocks"] == "SM 345 of 1980 MHz, memory 2619 of 2619 MHz, idle"
     assert facts_of(Gpu(), [Gpu()])["memory"] == "-", "unknown"
-    assert complaints(Gpu(), [Gpu()], {}) == []
+    assert complaints(Gpu(), [Gpu()], {}) == ()
 
 
 def test_clocks_are_those_of_a_busy_gpu_and_a_power_cap_is_no_fault() -> None:
@@ -54,16 +54,16 @@ def test_clocks_are_those_of_a_busy_gpu_and_a_power_cap_is_no_fault() -> None:
     hot = replace(busy, sm_clock=1200, slowed_by=("hardware thermal slowdown",), temperature_celsius=91)
     found = at_work(idle, [idle, busy, replace(hot, uuid="b")])
     assert (found.sm_clock, found.pcie_width, found.slowed_by) == (1500, 16, ("software power cap",))
-    assert complaints(found, [found], {}) == []
+    assert complaints(found, [found], {}) == ()
     found = at_work(idle, [idle, busy, hot])
     assert found.slowed_by == ("software power cap", "hardware thermal slowdown")
     assert (found.sm_clock, found.temperature_celsius) == (1500, 91)
-    [(bad, words, _)] = complaints(found, [found], {})
-    assert bad
-    assert words.endswith("slowed by software power cap and hardware thermal slowdown at 91 degrees C")
+    [reason] = complaints(found, [found], {})
+    assert reason.is_bad
+    assert reason.text.endswith("slowed by software power cap and hardware thermal slowdown at 91 degrees C")
     assert at_work(idle, [idle]) == idle
     software = replace(idle, slowed_by=("software thermal slowdown",))
-    assert [one[0] for one in complaints(software, [software], {})] == [False]
+    assert [one.is_bad for one in complaints(software, [software], {})] == [False]
 
 
 def test_errors_of_links_are_those_that_came_meanwhile(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_errors_of_links_are_those_that_came_meanwhile(tmp_path: Path) -> None:
     grown = watch.grown(Gpu(uuid="x"))
     assert grown == {"replay errors": 5}
     assert watch.grown(Gpu(uuid="z")) == {}
-    [(bad, words, _)] = complaints(Gpu(), [Gpu()], grown)
-    assert (bad, words) == (False, "NVLink: 5 more replay errors meanwhile")
-    assert complaints(Gpu(), [Gpu()], {"recovery errors": 1})[0][0]
+    [reason] = complaints(Gpu(), [Gpu()], grown)
+    assert (reason.is_bad, reason.text) == (False, "NVLink: 5 more replay errors meanwhile")
+    assert complaints(Gpu(), [Gpu()], {"recovery errors": 1})[0].is_bad
 
 
 def hca(root: Path, name: str, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)", **more: str) -> None:
@@ -125,9 +125,9 @@ def test_cores_are_grouped_by_numa_node_and_physical_core(tmp_path: Path, monkey
         folder.mkdir(parents=True)
         (folder / "core_id").write_text(str(cpu % 8))
         (folder / "physical_package_id").write_text(str(cpu % 8 // 4))
-    monkeypatch.setattr(grouping, "affinity", lambda: frozenset(range(16)))
+    monkeypatch.setattr(environment, "affinity", lambda: frozenset(range(16)))
     assert core_groups(2, tmp_path) == ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
     assert core_groups(8, tmp_path)[:2] == ((0, 8), (1, 9))
-    monkeypatch.setattr(grouping, "affinity", lambda: frozenset({1, 2, 5}))
+    monkeypatch.setattr(environment, "affinity", lambda: frozenset({1, 2, 5}))
     assert core_groups(2, tmp_path) == ((1,), (2, 5))
     assert core_groups(8, tmp_path) == ((1,), (2,), (5,))

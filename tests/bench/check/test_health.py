@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from fakes import plan
 
-from bench.check.cases import ALONE, LAUNCHES, QUANTITIES, name_of, options_of
+from bench.check.cases import ALONE, QUANTITIES, name_of, options_of
 from bench.check.health import Device, Health, Reason, compared, measured, problems_of
-from bench.check.history import beside_before, keep, read
+from bench.check.history import compared_with_history, keep, read
+from bench.check.rule import LEAST_LAUNCHES
 from bench.check.show import render
 from bench.launch.control_channel import LEFT_OUT
 from bench.machine.world_spec import WorldSpec
@@ -28,7 +29,7 @@ N = 4
 
 
 def cases_of(device: str, nproc: int) -> tuple[Case, ...]:
-    options = options_of(device, nproc, budget="40s", timeout="20s", backend=None, inject=None)
+    options = options_of(device, nproc, budget="40s", timeout="20s", inject=None)
     spec = WorldSpec(nproc=nproc, backend="nccl" if device == "cuda" else "gloo", device=device)
     return make_plan(options, CATALOGUE, spec).cases
 
@@ -40,7 +41,7 @@ def a_run(
     device: str = "cuda",
     pairs: Mapping[str, float] | None = None,
     bad: Mapping[str, tuple[Status, str]] | None = None,
-    only: int = LAUNCHES,
+    only: int = LEAST_LAUNCHES,
 ) -> Run:
     """Return a run in which ranks and pairs are so many times as slow as others, and some quantities went badly."""
     records = []
@@ -83,7 +84,7 @@ def a_run(
             file.parent.mkdir(exist_ok=True, parents=True)
             file.write_bytes(content.getvalue())
             records.append(record)
-    asked = plan(cases_of(device, N), nproc=N, launches=LAUNCHES, device=device)
+    asked = plan(cases_of(device, N), nproc=N, launches=LEAST_LAUNCHES, device=device)
     info = RunInfo(id="1", started="", host="n1", parbench="1", plan=asked, environment={})
     return Run(path=folder, info=info, records=tuple(records))
 
@@ -219,10 +220,10 @@ def test_a_device_that_is_slower_than_it_was_is_to_be_watched_wherever_it_is(tmp
             for name, rate in health.devices[0].rates.items()
         },
     )
-    told = beside_before(slower, lines)
+    told = compared_with_history(slower, lines)
     assert (told.verdict, told.reasons[0].text) == ("watch", "10 % under its own 6 checks before in bfloat16")
-    assert beside_before(health.devices[0], lines).verdict == "ok"
-    assert beside_before(msgspec.structs.replace(slower, uuid="new"), lines).verdict == "ok"
-    assert beside_before(slower, lines[: 4 * N]).verdict == "ok", "four are too few"
+    assert compared_with_history(health.devices[0], lines).verdict == "ok"
+    assert compared_with_history(msgspec.structs.replace(slower, uuid="new"), lines).verdict == "ok"
+    assert compared_with_history(slower, lines[: 4 * N]).verdict == "ok", "four are too few"
     bad: Sequence[Reason] = (Reason(text="", remedy=""),)
     assert msgspec.structs.replace(told, reasons=(*told.reasons, *bad)).verdict == "bad"

@@ -12,10 +12,21 @@ from refusals import refusal
 from trees import write_tool
 
 from bench.check import check as checking
-from bench.check.check import Request, check, document
+from bench.check.check import check, document
 from bench.check.health import Device, Health, Rate, Reason
 from bench.check.hosts import Answer, ask, code_of, hosts_in, render, together
+from bench.machine.machine import affinity
+from bench.text import counted
 from parbench import main
+
+ASKED: dict[str, Any] = {
+    "device": "cpu",
+    "nproc": 1 << 20,
+    "budget": "9s",
+    "timeout": "9s",
+    "out": Path(),
+    "inject": None,
+}
 
 
 def health(host: str, speed: float = 1.0, *, emulated: bool = False, **more: Any) -> Health:
@@ -36,6 +47,7 @@ def test_hosts_are_a_list_or_a_files_lines(tmp_path: Path) -> None:
     file.write_text("# rack 3\nn1 slots=8\nn2:8\n\nn1\n")
     assert hosts_in(str(file)) == ("n1", "n2:8")
     assert hosts_in("a,b,,a") == ("a", "b")
+    assert len(hosts_in(",".join(f"rack7-node{number}" for number in range(500)))) == 500
     for text in ("", ",", "-oProxyCommand=x,b"):
         assert "names no hosts: write a,b,c, or a file" in refusal(hosts_in, text)
 
@@ -53,9 +65,11 @@ def test_every_host_is_asked_by_the_agent_and_one_that_does_not_answer_is_said(
     assert found[0].health == health("n1")
     assert found[1] == Answer(host="n2", problem="no route to n2")
     asked = sorted((tmp_path / "asked").read_text().splitlines())
-    assert asked[0] == f"n1: cd {Path.cwd()} && {sys.executable} -m parbench check --budget 40s --json"
+    assert asked[0] == f"n1: cd {Path.cwd()} && {sys.executable} -P -m parbench check --budget 40s --json"
     [gone] = ask(("n1",), [], agent="no-such-agent -q", seconds=1.0)
     assert gone.problem == "no-such-agent cannot be started: No such file or directory"
+    for agent in ("", "ssh -o 'x"):
+        assert refusal(ask, ("n1",), [], agent=agent, seconds=1.0).startswith(f"--ssh {agent!r} is no command: ")
     assert code_of(found) == 4
     assert "did not run  n2: no route to n2" in render(found)
     monkeypatch.chdir(tmp_path)
@@ -84,8 +98,13 @@ def test_a_host_that_is_slow_as_a_whole_is_named_beside_others() -> None:
 
 def test_a_check_is_not_started_by_every_rank_of_a_job() -> None:
     joined = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
-    told = refusal(check, Request(), (), joined)
+    told = refusal(check, (), joined, **ASKED)
     assert told.startswith("parbench check starts its own ranks, and RANK is set: ")
+
+
+def test_no_more_groups_are_checked_than_there_are_cores() -> None:
+    told = refusal(check, (), {}, **ASKED)
+    assert told == f"--nproc {1 << 20}: this process may use {counted(len(affinity()), 'core')}, one for each at most"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +114,7 @@ def test_a_check_is_not_started_by_every_rank_of_a_job() -> None:
 def test_the_command_prints_a_check_and_ends_with_its_code(
     code: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "check", lambda *_: health("n1", **more))
+    monkeypatch.setattr(checking, "check", lambda *_, **__: health("n1", **more))
     done = CliRunner().invoke(main, ["check"])
     assert (done.exit_code, done.stdout.splitlines()[0].split()[1]) == (code, {0: "ok", 1: "bad", 4: "did"}[code])
     done = CliRunner().invoke(main, ["check", "--json"])

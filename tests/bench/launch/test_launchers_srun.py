@@ -17,7 +17,7 @@ from bench.launch.control_channel import Hello
 from bench.launch.driver import placement_warnings, rank_placement
 from bench.launch.launchers import SrunLauncher, parse_exits, srun_command
 from bench.machine.environment import RankPlace
-from bench.machine.slurm_allocation import NodeLayout, check_srun, more_options
+from bench.machine.slurm_allocation import NodeLayout, check_srun, srun_words
 from bench.rank import worker
 from bench.rank.worker import Meeting
 
@@ -63,16 +63,15 @@ def test_the_step_is_said_whole_and_nothing_is_left_to_inherit_and_srun_must_be_
 ) -> None:
     told = {"SLURM_CPUS_PER_TASK": "4", "PARBENCH_SRUN_OPTIONS": "--container-image=x"}
     words = srun_command(SPREAD, Path("/shared/logs"), told, "n[2-3]")
-    always = "srun --nodes=2 --ntasks=6 --ntasks-per-node=3 --distribution=cyclic --kill-on-bad-exit=1 --mpi=none"
-    always += " --overlap --input=none --export=ALL"
+    always = "srun --nodes=2 --ntasks=6 --ntasks-per-node=3 --distribution=cyclic --kill-on-bad-exit=1"
+    step = ["--mpi=none", "--overlap", "--input=none", "--export=ALL"]
     logs = ["--output=/shared/logs/rank-%t.log", "--error=/shared/logs/rank-%t.log"]
     ranks = [sys.executable, "-m", "bench.rank.worker", "srun"]
     asked = ["--cpus-per-task=4", "--nodelist=n[2-3]"]
-    assert words == [*always.split(), *asked, *logs, "--container-image=x", *ranks]
-    assert srun_command(SPREAD, Path("/shared/logs"), {}) == [*always.split(), *logs, *ranks]
+    assert words == [*always.split(), *asked, *logs, *step, "--container-image=x", *ranks]
+    assert srun_command(SPREAD, Path("/shared/logs"), {}) == [*always.split(), *logs, *step, *ranks]
     told = {"PARBENCH_SRUN_OPTIONS": "--container-image=a b\n\n--mem=0\n"}  # options of the site are one a line
-    assert more_options(told) == ["--container-image=a b", "--mem=0"]
-    assert more_options({}) == []
+    assert srun_words(told, "-N1") == ["srun", "-N1", *step, "--container-image=a b", "--mem=0"]
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "srun is not in the PATH" in refusal(check_srun)
 

@@ -176,7 +176,9 @@ def started(
     monkeypatch.setattr(measuring, launcher, stand_in)
     path, info = create_run(Path("runs"), plan, "0.1.0")
     with ExitStack() as stack:
-        measuring._starter(Run(path=path, info=info, records=()), None, nodelist, stack)(3, {"PARBENCH_DRIVER": "here"})
+        measuring._starter(Run(path=path, info=info, records=()), None, nodelist, stack, ())(
+            3, {"PARBENCH_DRIVER": "here"}
+        )
     [arguments] = made
     return path, arguments
 

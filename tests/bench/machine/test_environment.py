@@ -21,7 +21,7 @@ from trees import write_tree
 from bench.machine import environment
 from bench.machine.environment import (
     EMULATED,
-    VARIABLE,
+    EMULATED_VARIABLE,
     VOLATILE,
     capture,
     difference,
@@ -204,10 +204,10 @@ def test_what_the_system_cannot_tell_of_its_release_and_load_is_not_an_error(mon
 
 
 def test_what_is_only_played_on_one_machine_says_so() -> None:
-    for environ in ({}, {VARIABLE: ""}):
+    for environ in ({}, {EMULATED_VARIABLE: ""}):
         assert emulation(environ) == ()
     told = "4 nodes on one machine of 2 cores"
-    assert emulation({VARIABLE: told}) == (f"{EMULATED}: {told}",)
+    assert emulation({EMULATED_VARIABLE: told}) == (f"{EMULATED}: {told}",)
 
 
 # --- interface ---

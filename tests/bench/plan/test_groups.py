@@ -64,6 +64,7 @@ def test_groups_that_cannot_be_formed_are_refused_in_words() -> None:
         ("contiguous:3", 4, "world size(4) % 3 != 0"),
         ("pairs", 3, "world size(3) % 2 != 0"),
         ("contiguous:0", 4, "contiguous:K"),
+        (f"strided:{'9' * 5000}", 4, "strided:K"),
         ("word", 4, "did you mean 'world'"),
         ("dp=two:dp", 4, "at 'dp=two'"),
         ("dp=2 dp=2:dp", 4, "each axis once"),

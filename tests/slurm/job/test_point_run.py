@@ -112,6 +112,7 @@ def test_the_verdict_of_records_and_where_no_run_was_begun_only_bad_input_is_fin
     assert (found.state, found.reason) == ("failed", "parbench: --nodes 9: job 7 has 4")
     found = outcome_of(None, -9, "")
     assert (found.state, found.reason) == ("interrupted", "the run ended with SIGKILL before it began")
+    assert outcome_of(None, -40, "").reason == "the run ended with signal 40 before it began", "which has no name"
     assert outcome_of(None, 1, "Traceback").state == "interrupted"
     assert broken_records(None) == ()
 

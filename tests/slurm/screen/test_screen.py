@@ -32,7 +32,6 @@ from bench.results.records import RankState, Record, Status, WorldInfo
 from bench.results.runs import Run, create_run, load_run, open_writer, write_info
 from bench.text import UserError
 from slurm.commands import slurm
-from slurm.screen import devices as screen_devices
 from slurm.screen import run as screen_run
 from slurm.screen import screen as screening_command
 from slurm.screen.run import Options, Seen, Turns, exchanges_of, measure, read, run_command, silent_hosts, tournament
@@ -235,7 +234,7 @@ def a_run(
 
 def test_a_run_is_asked_for_with_one_rank_on_each_node_and_every_round_and_parbench_run_plans_it() -> None:
     words = run_command(NODES, tournament(4, 5), Options(out=Path("out")))
-    assert words[:4] == [sys.executable, "-m", "parbench", "run"]
+    assert words[:5] == [sys.executable, "-P", "-m", "parbench", "run"]
     line = " ".join(words)
     assert "--launcher srun --nodes 4 --ntasks-per-node 1 --placement block --nodelist n1,n2,n3,n4" in line
     assert (
@@ -363,12 +362,12 @@ echo srun: error: n3: task 2: Exited with exit code 1 >&2
     write_tool(tmp_path, "srun", script)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PARBENCH_SRUN_OPTIONS": "--container-image=x"}
     monkeypatch.setenv("PATH", environ["PATH"])
-    found = screen_devices.check_nodes(("n1", "n2", "n3"), Path("out"), environ)
+    found = screen_run.check_nodes(("n1", "n2", "n3"), Path("out"), environ)
     assert [answer.host for answer in found] == ["n1", "n2", "n3"]
     assert found[0].health == health("n1")
     problems = ["no module named torch", "srun: error: n3: task 2: Exited with exit code 1"]
     assert [answer.problem for answer in found[1:]] == problems
     asked = (tmp_path / "asked").read_text()
     assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3 --cpu-bind=none" in asked
-    assert f"--container-image=x {sys.executable} -m parbench check --json --budget 40s --out out" in asked
+    assert f"--container-image=x {sys.executable} -P -m parbench check --json --budget 40s --out out" in asked
     assert list(tmp_path.glob("parbench-check-*")) == []
