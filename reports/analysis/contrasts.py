@@ -268,11 +268,6 @@ class Kinds:
         return operation(self.first.case, OF_GROUP)
 
     @property
-    def size_bytes(self) -> int | None:
-        size = self.first.case.params.get("size_bytes")
-        return size if isinstance(size, int) else None
-
-    @property
     def _type(self) -> tuple[str, str]:
         params = self.first.case.params
         return str(params.get("mode", cells.UNKNOWN)), str(params.get("dtype", cells.UNKNOWN))
@@ -316,7 +311,7 @@ def _kind(row: Row, nodes: Nodes) -> Kind | None:
 
 def series_of_kinds(found: Sequence[Kinds]) -> dict[tuple[str, str, str], list[Kinds]]:
     series: dict[tuple[str, str, str], list[Kinds]] = {(one.name, *one._type): [] for one in found}
-    for one in sorted(found, key=lambda one: one.size_bytes or 0):
+    for one in sorted(found, key=lambda one: one.first.size_bytes or 0):
         series[one.name, *one._type].append(one)
     return series
 
@@ -334,4 +329,6 @@ def ratio_words(one: Kinds) -> str:
     told = ", ".join(f"{kind.group} {cells.quantity(one.rate(kind), 'B/s')}" for kind in (far, near))
     what = " ".join(word for word in one._type if word != cells.UNKNOWN)
     times = cells.significant(one.ratio())
-    return f"{one.name}, {what}: {far.reach} {cells.size(one.size_bytes)} runs at {times} of {near.reach} ({told})."
+    return (
+        f"{one.name}, {what}: {far.reach} {cells.size(one.first.size_bytes)} runs at {times} of {near.reach} ({told})."
+    )

@@ -82,8 +82,7 @@ def points_of(rows: Sequence[Row]) -> tuple[Point, ...]:
 
 def size_of(row: Row) -> int:
     """Return the row's size in bytes, zero where it has none."""
-    size = row.case.params.get("size_bytes")
-    return size if isinstance(size, int) else 0
+    return row.size_bytes or 0
 
 
 def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ...]:

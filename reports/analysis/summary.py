@@ -52,6 +52,11 @@ class Row:
         usual, other = ("time", "step_time") if self.is_communication else ("step_time", "time")
         return other if other in self.metrics and usual not in self.metrics else usual
 
+    @property
+    def size_bytes(self) -> int | None:
+        size = self.case.params.get("size_bytes")
+        return size if isinstance(size, int) else None
+
     def value(self, name: str) -> float | None:
         metric = self.metrics.get(name)
         return metric.value if metric else None

@@ -191,8 +191,8 @@ def draw_kinds(series: Sequence[Kinds]) -> Drawing | None:
     lines: dict[str, list[Point]] = {}
     for one in series:
         for kind in one.rows:
-            if one.size_bytes and (rate := one.rate(kind)):
-                lines.setdefault(kind.label, []).append((one.size_bytes, *3 * (rate / cells.GIGA,)))
+            if one.first.size_bytes and (rate := one.rate(kind)):
+                lines.setdefault(kind.label, []).append((one.first.size_bytes, *3 * (rate / cells.GIGA,)))
     return draw_sizes([Line(label=label, points=tuple(points)) for label, points in lines.items()], RATE)
 
 

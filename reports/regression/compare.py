@@ -125,8 +125,7 @@ class Series:
 
     @property
     def size(self) -> int | None:
-        size = self.case.params.get("size_bytes")
-        return size if isinstance(size, int) else None
+        return self.row.size_bytes
 
     @property
     def world(self) -> WorldInfo:

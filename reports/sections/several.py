@@ -203,7 +203,7 @@ def _far(several: Several) -> Section | None:
     def what(row: tuple[One, Kinds]) -> str:
         case = row[1].first.case
         told = (str(case.params.get(key, "")) for key in ("mode", "dtype"))
-        named = (operation(case, OF_GROUP), cells.size(row[1].size_bytes), *told)
+        named = (operation(case, OF_GROUP), cells.size(row[1].first.size_bytes), *told)
         return " ".join(filter(None, named))
 
     def reach(title: str, *reaches: str) -> Column[tuple[One, Kinds]]:

@@ -81,13 +81,13 @@ def test_the_world_stands_for_across_only_where_nothing_else_does_and_a_node_for
 
 def test_the_finding_is_a_sentence_on_the_largest_size() -> None:
     (one,) = largest(found(node_run()))
-    assert one.size_bytes == SIZE
+    assert one.first.size_bytes == SIZE
     assert ratio_words(one) == (
         "all_reduce, blocking float32: across nodes 4M runs at 0.127 of within a node "
         "(across 0.499 GB/s, node 3.93 GB/s)."
     )
     series = series_of_kinds(found(run_of(group_records(TWO, (1 << 22, 1 << 10)), TWO)))
-    told = {name: [one.size_bytes for one in rows] for name, rows in series.items()}
+    told = {name: [one.first.size_bytes for one in rows] for name, rows in series.items()}
     assert told == {("all_reduce", "blocking", "float32"): [1 << 10, 1 << 22]}
 
 
