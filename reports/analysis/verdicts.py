@@ -84,7 +84,7 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
     unable = len(summary.skipped) + len(skipped) - none
     aside = f"; {counted(unable, 'case')} cannot run here" if unable else ""
     if not none and not fewer:
-        told = f"{counted(len(measured), 'case')}, {plan.launches} launch{'es' * (plan.launches != 1)} each{aside}"
+        told = f"{counted(len(measured), 'case')}, {counted(plan.launches, 'launch')} each{aside}"
         return Verdict(word="COMPLETE", level="good", told=told)
     shares = {0: none, **fewer} if none else fewer
     parts = [f"{count} have {launches or 'none'} of {plan.launches}" for launches, count in sorted(shares.items())]

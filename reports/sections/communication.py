@@ -10,6 +10,7 @@ from markupsafe import Markup
 from bench.results.fit import Fit, intervals_words
 from bench.results.metrics import MetricValue
 from bench.results.stats import WITHIN_LAUNCH
+from bench.text import counted
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.contrasts import (
@@ -187,7 +188,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
 
 def _series_columns(firsts: Sequence[Row]) -> list[Column[Row]]:
     def ranks(row: Row) -> str:
-        return f"{row.world.size} on {row.world.nodes} node{'s' * (row.world.nodes != 1)}"
+        return f"{row.world.size} on {counted(row.world.nodes, 'node')}"
 
     columns = [column for column in communication_columns(firsts) if column.title in IDENTITY[:3]]
     if len({row.world for row in firsts}) > 1:

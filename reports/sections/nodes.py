@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.machine.environment import format_cpus
 from bench.results.stats import median
+from bench.text import counted
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.contrasts import Pairs, matrix_title
@@ -113,8 +114,7 @@ def distance_words(matrix: Pairs, nodes: Nodes) -> tuple[str, ...]:
     if not medians:
         return ()
     told = (
-        f"{name} {cells.quantity(rate, 'B/s')} ({len(rates[name])} pair{'s' * (len(rates[name]) != 1)})"
-        for name, rate in medians.items()
+        f"{name} {cells.quantity(rate, 'B/s')} ({counted(len(rates[name]), 'pair')})" for name, rate in medians.items()
     )
     (nearest, best), *others = medians.items()
     ratios = [f"{name} runs at {cells.significant(rate / best)} of {nearest}" for name, rate in others]

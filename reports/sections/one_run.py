@@ -8,7 +8,7 @@ from functools import partial
 from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
 from bench.results.stats import WITHIN_LAUNCH
-from bench.text import format_duration
+from bench.text import counted, format_duration
 from reports.analysis.analysis import Analysis, analyse, front_of
 from reports.analysis.contrasts import settings_words
 from reports.analysis.findings import look_at_first
@@ -73,8 +73,8 @@ def heading(run: Run, summary: Summary) -> str:
     nodes = sorted({row.world.nodes for row in summary.rows})
     where = f" on {'/'.join(map(str, nodes))} node{'s' * (nodes != [1])}" if nodes else ""
     parts = [
-        f"preset {plan.preset}: {plan.nproc} rank{'s' * (plan.nproc != 1)}{where}, {plan.backend}, {plan.device}",
-        f"{plan.launches} launch{'es' * (plan.launches != 1)}",
+        f"preset {plan.preset}: {counted(plan.nproc, 'rank')}{where}, {plan.backend}, {plan.device}",
+        counted(plan.launches, "launch"),
         f"host {run.info.host}",
     ]
     # each where it is the same for all ranks and known
@@ -136,7 +136,7 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
         )
     by_case = Counter(record.case.id for record in run.records if record.reason == LEFT_OUT)
     left_out = [
-        f"{launches} of {plan.launches} launches of {cases} case{'s' * (cases != 1)}"
+        f"{launches} of {plan.launches} launches of {counted(cases, 'case')}"
         for launches, cases in Counter(by_case.values()).items()
     ]
     if left_out:
