@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from bench.files import encode_json
 from bench.results.metrics import MetricValue
 from bench.results.runs import Run
 from reports.analysis.frame import metrics_frame
@@ -20,10 +21,6 @@ from reports.formats import chrome_trace, nccl_tests
 # by a metric's better direction, for customSmallerIsBetter and customBiggerIsBetter
 FILES = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}
 _UNITS = {"s": "seconds", "B": "bytes", "B/s": "bytes_per_second", "": "ratio"}
-
-
-def _json(told: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n"
 
 
 def _compared(row: Row) -> Iterator[tuple[str, MetricValue]]:
@@ -44,7 +41,7 @@ def render_action(run: Run) -> dict[str, bytes]:
             entry |= {"range": f"{metric.low:.6g} to {metric.high:.6g}"} if known else {}
             if metric.better:
                 found[metric.better].append({**entry, "extra": f"{world}\n{metric.method}"})
-    return {FILES[better]: _json(entries) for better, entries in found.items()}
+    return {FILES[better]: encode_json(entries) for better, entries in found.items()}
 
 
 def render_bencher(run: Run) -> bytes:
@@ -57,7 +54,7 @@ def render_bencher(run: Run) -> bytes:
             limits = {"value": metric.value, "lower_value": metric.low, "upper_value": metric.high}
             measures[measure] = {limit: value * scale for limit, value in limits.items() if value is not None}
         whole |= {row.case.label: measures} if measures else {}
-    return _json(whole)
+    return encode_json(whole)
 
 
 def render_openmetrics(run: Run) -> bytes:
@@ -98,7 +95,7 @@ def render_pytest(run: Run) -> bytes:
     about = {"machine_info": {"node": run.info.host, "parbench": run.info.environment or {}}, "commit_info": commit}
     benchmarks = [_benchmark(row, data) for row in summarize(run).rows if (data := samples(row))]
     # the version is pytest-benchmark's, whose format this is
-    return _json({**about, "benchmarks": benchmarks, "datetime": run.info.started, "version": "5.3.1"})
+    return encode_json({**about, "benchmarks": benchmarks, "datetime": run.info.started, "version": "5.3.1"})
 
 
 def samples(row: Row) -> tuple[float, ...]:

@@ -12,9 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import msgspec
 from msgspec import structs
 
+from bench.files import encode_json
 from bench.machine.environment import difference
 from bench.plan.cases import Case
 from bench.results.records import Record, WorldInfo
@@ -223,8 +223,7 @@ def compare(
 
 
 def json_text(whole: Mapping[str, object]) -> str:
-    versioned = msgspec.json.encode({"schema_version": SCHEMA_VERSION, **whole})
-    return msgspec.json.format(versioned, indent=1).decode() + "\n"
+    return encode_json({"schema_version": SCHEMA_VERSION, **whole}).decode()
 
 
 def world_words(world: WorldInfo) -> str:
