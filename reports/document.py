@@ -12,9 +12,8 @@ from reports.analysis.verdicts import Verdict
 from reports.figures.bars import draw_stacks
 from reports.figures.gantt import Detail, detail_of, draw_pipeline, last_of
 from reports.figures.heat_maps import draw_grid
-from reports.figures.lines import Level, draw_against
+from reports.figures.lines import Level, draw_against, draw_points
 from reports.figures.palette import MEMORY, STEP
-from reports.figures.scatter import draw_points
 from reports.figures.svg import Drawing, figure
 from reports.render.show import rendered
 from reports.render.terminal import render_text, width_of

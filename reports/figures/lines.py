@@ -1,4 +1,6 @@
-"""Lines named at their ends: bandwidth and time against size, by nodes or ranks, and methods beside each other."""
+"""Lines and points named on their right: bandwidth and time against size, by nodes or ranks, methods beside each other,
+and points by two quantities with the front of those that no other beats in both.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +21,11 @@ from reports.figures.svg import NARROW, WIDE, Drawing, Scale, elided, even_ticks
 
 Point = tuple[float, float, float, float]
 """A place, a value there, and its interval: thrice the value without one."""
+Axis = tuple[str, Callable[[float], str]]
 _DASHES = ("", "stroke-dasharray:6 3", "stroke-dasharray:2 2", "stroke-dasharray:8 2 2 2", "stroke-dasharray:1 3")
 _TOP, _HEIGHT, _LINE, _MOST_LETTERS, _MOST_PLACES = 22.0, 230.0, 14.0, 26, 8
 _FIT_STEPS, _LOG_FROM_RATIO = 24, 10.0
+_POINTS_HEIGHT, _POINTS_LINE = 270.0, 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,3 +246,41 @@ def draw_methods(
             if chart := draw_lines(series, level, against, marks=marks):
                 found[title] = chart
     return found
+
+
+def draw_points(
+    points: Mapping[str, tuple[float, float]], front: Sequence[str], across: Axis, up: Axis
+) -> Drawing | None:
+    """Return points on log axes, the front joined and named at the right; None without two places."""
+    if len({*points.values()}) < 2:
+        return None
+    ends = [(min(values) / 1.05, max(values) * 1.05) for values in zip(*points.values(), strict=True)]
+    chart = Drawing(WIDE)
+    ticks = [log_ticks(*each, words) for each, (_, words) in zip(ends, (across, up), strict=True)]
+    names = [elided(name) for name in front]
+    left = 16 + max((width_of(told) for _, told in ticks[1]), default=0.0)
+    right = chart.width - max(map(width_of, names), default=0.0) - 30
+    bottom = _TOP + max(_POINTS_HEIGHT, _POINTS_LINE * len(front))
+    x = Scale(low=ends[0][0], high=ends[0][1], first=left + 6, last=right, is_log=True)
+    y = Scale(low=ends[1][0], high=ends[1][1], first=bottom, last=_TOP, is_log=True)
+    chart.text(4, 10, f"{up[0]}, log axis")
+    for value, told in ticks[1]:
+        chart.rule(f"M{left:.1f} {y(value):.1f}H{right:.1f}")
+        chart.text(left - 6, y(value), told, "end")
+    hue, places = css_of("blue"), [(x(points[name][0]), y(points[name][1])) for name in front]
+    for name, (first, second) in points.items():
+        size, opacity = (5.0, 1.0) if name in front else (3.0, 0.35)
+        told = f"{name}: {across[1](first)}, {up[1](second)}"
+        arc = f"a{size} {size} 0 1 0 "
+        circle = f"M{x(first) - size:.1f} {y(second):.1f}{arc}{2 * size} 0{arc}-{2 * size} 0z"
+        chart.path(circle, f"fill:{hue};fill-opacity:{opacity}", told)
+    if len(places) > 1:
+        chart.rule("M" + "L".join(f"{one:.1f} {other:.1f}" for one, other in places), f"stroke:{hue};stroke-width:1.5")
+    for name, (one, other), at in zip(
+        names, places, spread([b for _, b in places], _POINTS_LINE, _TOP, bottom), strict=True
+    ):
+        chart.rule(f"M{one + 6:.1f} {other:.1f}L{right + 6:.1f} {at:.1f}", "stroke:var(--muted);stroke-dasharray:1 3")
+        chart.text(right + 10, at, name, css="end")
+    chart.top = bottom
+    chart.axis_below(x, ticks[0], f"{across[0]}, log axis")
+    return chart

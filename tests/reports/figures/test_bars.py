@@ -9,7 +9,9 @@ from report_rows import rows_of
 from reports_fixtures import ok, plain, step, training_metrics
 
 from bench.results.details import MemoryOverTime
-from reports.figures.bars import draw_breakdown, draw_memory, draw_memory_over_time, draw_steps
+from reports import cells
+from reports.figures.bars import draw_breakdown, draw_memory, draw_memory_over_time, draw_stacks, draw_steps
+from reports.figures.palette import MEMORY
 from reports.figures.svg import HATCHED, Drawing
 
 LEFT, LENGTH = 10.0, 490.0
@@ -96,3 +98,19 @@ def test_memory_rises_to_its_peak_under_the_names_of_phases() -> None:
     places = [float(x) for x in re.findall(r"H([\d.]+)", area.d)]
     assert [round((x - places[0]) / (places[-1] - places[0]), 2) for x in places] == [0, 0.25, 0.75, 1]
     assert draw_memory_over_time(MemoryOverTime(rank=0, points=((0, 0), (5, -3)))) is None
+
+
+def test_a_bar_that_exceeds_the_limit_crosses_its_line() -> None:
+    stacks = [("a", {"parameters": 30.0, "activations": 70.0}), ("b", {"parameters": 10.0})]
+    parts = parts_of(
+        draw_stacks(stacks, MEMORY, "memory", lambda value: cells.quantity(value, "GB"), (50.0, "50 GB usable"))
+    )
+    (line,) = [path for path in parts.paths if "stroke-dasharray" in path.style]
+    bars = [box for box in parts.boxes if box.told]
+    assert [box.told for box in bars] == [
+        "parameters: 30.0 GB, 30 %",
+        "activations: 70.0 GB, 70 %",
+        "parameters: 10.0 GB, 100 %",
+    ]
+    assert line.points[0][0] == pytest.approx(bars[0].x + bars[0].width * 50 / 30, abs=0.2)
+    assert "50 GB usable" in parts.words
