@@ -130,16 +130,11 @@ def draw_memory_over_time(held: MemoryOverTime) -> Drawing | None:
     if peak <= 0:
         return None
     low = min(0, *(num_bytes for _, num_bytes in held.points))
-    ticks = even_ticks(peak, cells.num_bytes)
-    left = 16 + max(width_of(told) for _, told in ticks)
     bottom = _AREA_TOP + _AREA_HEIGHT
-    x = Scale(low=0.0, high=end, first=left, last=NARROW - 16)
     y = Scale(low=low, high=peak, first=bottom, last=_AREA_TOP + _LETTER)
     chart = Drawing()
-    chart.text(4, 10, "above the step's start")
-    for value, told in ticks:
-        chart.rule(f"M{left:.1f} {y(value):.1f}H{x.last:.1f}")
-        chart.text(left - 6, y(value), told, "end")
+    left = chart.axis_left(y, even_ticks(peak, cells.num_bytes), "above the step's start", NARROW - 16)
+    x = Scale(low=0.0, high=end, first=left, last=NARROW - 16)
     named = ""
     for name, start, stop in held.phases:
         first, last = (x(min(max(0.0, edge / _MICRO), end)) for edge in (start, stop))

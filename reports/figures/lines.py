@@ -91,14 +91,10 @@ def draw_lines(
     low = min(heights) if level.is_log else 0.0
     low, top = (low / 1.1, top * 1.1) if level.is_log and top == low else (low, top)
     ticks = log_ticks(low, top, level.text) if level.is_log else even_ticks(top, level.text)
-    left = 16 + max((width_of(told) for _, told in ticks), default=0.0)
     y = Scale(low=low, high=top, first=bottom, last=_TOP, is_log=level.is_log)
-    x = Scale(low=places[0], high=places[-1], first=left + 6, last=right, is_log=True)
     chart = Drawing(width)
-    chart.text(4, 10, level.words if not level.is_log else f"{level.words}, log axis")
-    for value, told in ticks:
-        chart.rule(f"M{left:.1f} {y(value):.1f}H{right:.1f}")
-        chart.text(left - 6, y(value), told, "end")
+    left = chart.axis_left(y, ticks, f"{level.words}{', log axis' * level.is_log}", right)
+    x = Scale(low=places[0], high=places[-1], first=left + 6, last=right, is_log=True)
     for mark in marks:
         if places[0] <= mark <= places[-1]:
             chart.rule(f"M{x(mark):.1f} {_TOP:.1f}V{bottom:.1f}", "stroke:currentColor;stroke-dasharray:1 3")
@@ -258,15 +254,11 @@ def draw_points(
     chart = Drawing(WIDE)
     ticks = [log_ticks(*each, words) for each, (_, words) in zip(ends, (across, up), strict=True)]
     names = [elided(name) for name in front]
-    left = 16 + max((width_of(told) for _, told in ticks[1]), default=0.0)
     right = chart.width - max(map(width_of, names), default=0.0) - 30
     bottom = _TOP + max(_POINTS_HEIGHT, _POINTS_LINE * len(front))
-    x = Scale(low=ends[0][0], high=ends[0][1], first=left + 6, last=right, is_log=True)
     y = Scale(low=ends[1][0], high=ends[1][1], first=bottom, last=_TOP, is_log=True)
-    chart.text(4, 10, f"{up[0]}, log axis")
-    for value, told in ticks[1]:
-        chart.rule(f"M{left:.1f} {y(value):.1f}H{right:.1f}")
-        chart.text(left - 6, y(value), told, "end")
+    left = chart.axis_left(y, ticks[1], f"{up[0]}, log axis", right)
+    x = Scale(low=ends[0][0], high=ends[0][1], first=left + 6, last=right, is_log=True)
     hue, places = css_of("blue"), [(x(points[name][0]), y(points[name][1])) for name in front]
     for name, (first, second) in points.items():
         size, opacity = (5.0, 1.0) if name in front else (3.0, 0.35)
@@ -275,10 +267,9 @@ def draw_points(
         circle = f"M{x(first) - size:.1f} {y(second):.1f}{arc}{2 * size} 0{arc}-{2 * size} 0z"
         chart.path(circle, f"fill:{hue};fill-opacity:{opacity}", told)
     if len(places) > 1:
-        chart.rule("M" + "L".join(f"{one:.1f} {other:.1f}" for one, other in places), f"stroke:{hue};stroke-width:1.5")
-    for name, (one, other), at in zip(
-        names, places, spread([b for _, b in places], _POINTS_LINE, _TOP, bottom), strict=True
-    ):
+        chart.rule(f"M{_joined(places)}", f"stroke:{hue};stroke-width:1.5")
+    tops = spread([b for _, b in places], _POINTS_LINE, _TOP, bottom)
+    for name, (one, other), at in zip(names, places, tops, strict=True):
         chart.rule(f"M{one + 6:.1f} {other:.1f}L{right + 6:.1f} {at:.1f}", "stroke:var(--muted);stroke-dasharray:1 3")
         chart.text(right + 10, at, name, css="end")
     chart.top = bottom

@@ -59,6 +59,15 @@ class Drawing:
             x += width
         self.top += line
 
+    def axis_left(self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str, right: float) -> float:
+        """Draw what an axis is, and a rule for each tick with its words on the left; return where rules begin."""
+        left = 16 + max((width_of(told) for _, told in ticks), default=0.0)
+        self.text(4, 10, words)
+        for value, told in ticks:
+            self.rule(f"M{left:.1f} {scale(value):.1f}H{right:.1f}")
+            self.text(left - 6, scale(value), told, "end")
+        return left
+
     def axis_below(self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str) -> None:
         """Draw an axis at the top of what is next, with ticks no closer than their words allow."""
         y, end = self.top, -math.inf
