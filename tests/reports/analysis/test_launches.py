@@ -10,7 +10,7 @@ from reports.analysis.ranks import disturbed_words, launches_of, measuring_words
 from reports.analysis.summary import summarize
 from reports.analysis.verdicts import verdicts
 from reports.report import Section
-from reports.sections.launches import launch_section
+from reports.sections.nodes import launch_section
 from reports.sections.one_run import report_of
 
 CASE = collective()
