@@ -170,7 +170,7 @@ def _operations(found: Analysis) -> tuple[Operation, ...]:
     differing = differences(found.communication, AXES)
     for row in found.communication:
         if row.kind != "memory":
-            name = row.case.name.partition(".")[2]
+            name = row.case.short_name
             rows.setdefault(f"{name} {differing[row.case.id]}".strip(), []).append(row)
     made = []
     for name, of in rows.items():

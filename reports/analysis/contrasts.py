@@ -130,7 +130,7 @@ def settings(rows: Sequence[Row]) -> tuple[Setting, ...]:
             alike = [of[0] for of in group.values()]
             base = next((row for row in alike if name in row.case.defaults), alike[0])
             for row in (row for row in alike if row is not base):
-                told = f"{row.case.name.rpartition('.')[2]} {others[row.case.id]}".strip()
+                told = f"{row.case.short_name} {others[row.case.id]}".strip()
                 values = [cells.visible(str(_value_of(name, one))) for one in (row, base)]
                 logs = [math.log(one.value / time.value) for one, time in _paired(base, row)]
                 pairs += [(f"{told}: {name} {values[0]} against {values[1]}", logs)] if logs else []

@@ -89,7 +89,7 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
     cores = known if isinstance(known, int) and known > 0 else nproc
     ranks = f" --nproc {nproc}" * (found.run.info.plan.device == "cpu" and nproc != max(2, min(8, cores)))
     settings = " ".join(f"--set {name}={value}" for name, value in told.items())
-    what = f"--target {row.case.target}" if row.case.is_own else f"--only {row.case.name.rpartition('.')[2]}"
+    what = f"--target {row.case.target}" if row.case.is_own else f"--only {row.case.short_name}"
     return f"parbench run {what} {settings}{ranks}"
 
 
@@ -346,7 +346,7 @@ def _off_fit(curve: Curve) -> Iterator[Finding]:
         if error > 0 and 4 * above >= 3 * row.launches:
             found.append(((row.value("time") or 0.0) - curve.fit.predict(size), row, error))
     for seconds, row, error in sorted(found, key=lambda one: -one[0])[:1]:
-        name, size = row.case.name.rpartition(".")[2], size_of(row)
+        name, size = row.case.short_name, size_of(row)
         told = f"{cells.duration(row.value('time'))}, {cells.duration(curve.fit.predict(size))} by the fit"
         if seconds >= _LEAST * whole:
             yield Finding(
@@ -366,16 +366,16 @@ def _dearer(rows: Sequence[Row]) -> Iterator[Finding]:
     def key(row: Row, name: str) -> tuple[object, ...]:
         return name, num_ranks(row), row.world, *sorted(map(str, row.case.params.items()))
 
-    wholes = {key(row, row.case.name.rpartition(".")[2]): row for row in rows}
+    wholes = {key(row, row.case.short_name): row for row in rows}
     for row in rows:
-        name = row.case.name.rpartition(".")[2]
+        name = row.case.short_name
         if name in _WHOLES and (whole := wholes.get(key(row, _WHOLES[name]))):
             series.setdefault(name, []).append((row, whole))
     for of in series.values():
         told = [(row, whole) for row, whole in of if (ratio := slow_down(whole, row)) and (ratio.low or 0.0) > _DEARER]
         beyond = [((row.seconds or 0.0) - (whole.seconds or 0.0), row, whole) for row, whole in told]
         for _, row, whole in sorted(beyond, key=lambda one: -one[0])[:1]:
-            name, other = (one.case.name.rpartition(".")[2] for one in (row, whole))
+            name, other = (one.case.short_name for one in (row, whole))
             times = f"{cells.duration(row.seconds)}, {other} {cells.duration(whole.seconds)}"
             yield Finding(
                 kind="dearer than a whole",

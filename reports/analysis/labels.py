@@ -15,7 +15,7 @@ AXES = ("size_bytes", "dtype", "mode")
 
 def operation(case: Case, without: Iterable[str] = ()) -> str:
     """Return a communication's name without its kind, with the parameters that have no column: ``broadcast root=1``."""
-    return _with(case.name.partition(".")[2] or case.name, case, case.params.keys() - {*AXES, *without})
+    return _with(case.short_name, case, case.params.keys() - {*AXES, *without})
 
 
 def row_label(row: Row) -> str:

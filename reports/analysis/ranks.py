@@ -269,7 +269,7 @@ def late_rank(rows: Sequence[Row]) -> Blame | None:
 def last_out_rank(run: Run, rows: Iterable[Row]) -> Blame | None:
     """Return the rank that leaves last, by a tenth of the time or more, of what all ranks do alike."""
     named = dict[int, list[Vote]]()
-    alike = [row for row in rows if row.case.name.rpartition(".")[2] in _ALIKE or not row.is_communication]
+    alike = [row for row in rows if row.case.short_name in _ALIKE or not row.is_communication]
     for record, arrival, time in _arrivals(alike):
         rank = arrival.last_out_rank if (arrival.last_out_share or 0.0) > _MOST_OF else None
         if rank is not None and (lag := _exit_lag(run, record, rank)) > _OF_TIME * time:

@@ -209,7 +209,7 @@ def _curves_for(call: Calls, row: Row, curves: Sequence[Curve]) -> list[Curve]:
         first = curve.rows[0]
         params, world = first.case.params, first.world
         is_plain = (params.get("mode"), params.get("dtype")) == ("blocking", "float32") and params.keys() <= _PLAIN
-        is_call = first.case.name.partition(".")[2] == call.op and num_ranks(first) == call.ranks
+        is_call = first.case.short_name == call.op and num_ranks(first) == call.ranks
         if is_plain and is_call and (world.backend, world.device) == (row.world.backend, row.world.device):
             alike.append(curve)
     worlds = [curve for curve in alike if "group" not in curve.rows[0].case.params]

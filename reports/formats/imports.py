@@ -107,7 +107,7 @@ def _record(case: Case, found: Found, foreign: Foreign, file: str) -> Record:
         noise=noise_of(Samples(values=list(found.samples))),
         details={
             "size_bytes": case.params["size_bytes"],
-            "busbw_factor": busbw_factor(case.name.partition(".")[2], found.group_ranks or foreign.ranks),
+            "busbw_factor": busbw_factor(case.short_name, found.group_ranks or foreign.ranks),
             **({"group_size": found.group_ranks} if found.group_ranks else {}),
             "convention": "nccl-tests",
             "iterations": found.iterations,

@@ -58,7 +58,7 @@ def ceiling_of_run(run: Run) -> Ceiling:
     for curve in fit_curves(summarize(run).rows, None):
         row = curve.rows[0]
         if row.case.whole.get("mode") == "blocking":
-            curves[row.case.name.partition(".")[2], row.world.size] = curve.fit
+            curves[row.case.short_name, row.world.size] = curve.fit
 
     def seconds(met: Met) -> float | None:
         found = curves.get((met.facts.op, met.facts.size or 0))
