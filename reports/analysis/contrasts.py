@@ -170,10 +170,6 @@ def settings_words(rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def loads(slowed: Sequence[Slowed]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for one in slowed for name in one.factors))
-
-
 class Pairs(Alike[tuple[int, int]]):
     """Point-to-point rows of one size and type between all ranks, by sender and receiver."""
 
@@ -197,12 +193,6 @@ def _ends(row: Row) -> tuple[int, int] | None:
     if row.case.name == "p2p.matrix" and isinstance(source, int) and isinstance(target, int):
         return source, target
     return None
-
-
-def matrix_title(matrix: Pairs) -> str:
-    params = matrix.first.case.params
-    size, dtype, mode = cells.size(params.get("size_bytes")), params.get("dtype", "-"), params.get("mode", "-")
-    return f"Rank to rank: bus bandwidth in GB/s, {size} {dtype}, {mode}"
 
 
 def over_sizes(rows: Sequence[Row]) -> tuple[Alike[int], ...]:

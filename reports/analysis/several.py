@@ -284,7 +284,3 @@ def scaled(rows: Sequence[Row]) -> tuple[Scaled, ...]:
     groups = group_rows(whole, lambda row: row.case, by=lambda row: (row.case.target,))
     found = pivot_rows(groups, lambda row: row.world.size)
     return tuple(Scaled(rows={size: of[0] for size, of in sorted(one.items())}) for one in found)
-
-
-def worlds(cases: Sequence[Scaled]) -> tuple[int, ...]:
-    return tuple(sorted({ranks for one in cases for ranks in one.rows}))

@@ -138,9 +138,9 @@ def log_ticks(low: float, high: float, words: Callable[[float], str]) -> list[tu
     return [(tick, _brief(words(tick))) for tick in shown[:: -(-len(shown) // 8) or 1]]
 
 
-def time_ticks(seconds: float, most: int = 8) -> tuple[str, list[tuple[float, str]]]:
+def time_ticks(seconds: float) -> tuple[str, list[tuple[float, str]]]:
     """Return the unit of an axis of time, and its ticks in that unit."""
-    ticks = even_ticks(seconds, str, most)
+    ticks = even_ticks(seconds, str, 8)
     units = ((1.0, "s"), (1e-3, "ms"))
     factor, unit = next((one for one in units if ticks[1][0] >= one[0]), (1e-6, "us"))
     return unit, [(tick, f"{tick / factor:.6g}") for tick, _ in ticks]

@@ -23,7 +23,6 @@ from reports.analysis.contrasts import (
     Slowed,
     contrasts,
     largest,
-    loads,
     over_sizes,
     ratio_words,
     series_of_kinds,
@@ -150,9 +149,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     """Return the columns of fits: those of ranks, lines and efficiency only where they say something."""
     firsts = [curve.rows[0] for curve in curves]
     columns: list[Column[Curve]] = [column.of(lambda curve: curve.rows[0]) for column in _series_columns(firsts)]
-    has_knees = any(one.fit.knees for one in curves)
     half_help = "the size at which half the bandwidth is reached: latency times bandwidth, by the line of the largest"
-    off_help = "outliers from the fit"
     columns += [
         measurement(
             "latency",
@@ -169,7 +166,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
             lambda curve: curve.fit.knees[0] if curve.fit.knees else None,
             "the size at which another line begins, as where a protocol switches, and the sizes it lies between",
         ),
-        words("off the curve", _off_curve, off_help),
+        words("off the curve", _off_curve, "outliers from the fit"),
         number("residual", lambda curve: curve.fit.residual, cells.percent, "median distance of times from the fit"),
     ]
     if ceiling := next((curve.ceiling for curve in curves if curve.efficiency is not None), None):
@@ -181,7 +178,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
                 "fitted busbw over the declared link's speed, or over a copy in memory on the same host",
             )
         )
-    if has_knees:
+    if any(one.fit.knees for one in curves):
         columns.append(words("lines", _lines, "each line of the fit, and the sizes it explains"))
     return tuple(columns)
 
@@ -269,9 +266,10 @@ def _slowed_columns(slowed: Sequence[Slowed], prefix: str) -> tuple[Column[Slowe
     def factor(load: str) -> Callable[[Slowed], MetricValue | None]:
         return lambda one: one.factors.get(load)
 
+    loads = dict.fromkeys(load for one in slowed for load in one.factors)
     return (
         *(column.of(lambda one: one.base) for column in (*identity, headline("time", [one.base for one in slowed]))),
-        *(measurement(f"{prefix}{load}", factor(load), factor_help, slowed) for load in loads(slowed)),
+        *(measurement(f"{prefix}{load}", factor(load), factor_help, slowed) for load in loads),
     )
 
 

@@ -10,7 +10,7 @@ from bench.results.stats import median
 from bench.text import counted
 from reports import cells
 from reports.analysis.analysis import Analysis
-from reports.analysis.contrasts import Pairs, matrix_title
+from reports.analysis.contrasts import Pairs
 from reports.analysis.labels import operation, row_label, short_labels
 from reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Launch, Nodes, launches_of
 from reports.figures.heat_maps import draw_arrivals, draw_pairs
@@ -66,7 +66,9 @@ def pair_section(found: Analysis) -> Section | None:
 
 def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Table[Any]]:
     """Yield the page's rows, the terminal's matrix, and the page's matrix where few ranks are on several nodes."""
-    rows, title = tuple(matrix.rows.values()), matrix_title(matrix)
+    rows, params = tuple(matrix.rows.values()), matrix.first.case.params
+    told = f"{cells.size(matrix.first.size_bytes)} {params.get('dtype', '-')}, {params.get('mode', '-')}"
+    title = f"Rank to rank: bus bandwidth in GB/s, {told}"
     ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
     notes = distance_words(matrix, nodes) if nodes else ()
     drawing = "Ranks stand node by node; thin lines part nodes, thick ones switches." if nodes else ""

@@ -14,7 +14,7 @@ from reports.analysis.contrasts import ACROSS, OF_GROUP, OVER, Kinds, kinds, lar
 from reports.analysis.labels import operation
 from reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
 from reports.analysis.ranks import WITHIN
-from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
+from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled
 from reports.analysis.verdicts import Problem, bad_rows, emulations, other_claims, told_of_runs, verdict_words
 from reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against, draw_methods
 from reports.figures.svg import figure
@@ -252,7 +252,7 @@ def _scaling(several: Several) -> Section | None:
         chart = draw_against(lines, EFFICIENCY, "ranks")
         return figure(chart, "scaling-efficiency", "Efficiency against ranks", _PERFECT)
 
-    counts = worlds(cases)
+    counts = sorted({ranks for one in cases for ranks in one.rows})
     columns: tuple[Column[Scaled], ...] = (
         words("case", lambda one: name(one.first), "what ran"),
         words("rate", lambda one: "busbw" if one.first.is_communication else "tokens/s", "what should grow or stay"),

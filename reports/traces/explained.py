@@ -26,7 +26,6 @@ from reports.traces.causes import LEAST_SHARE, Ceiling, causes_of, step_seconds,
 from reports.traces.steps import PEER_TO_PEER, Job, Met, RankSteps, read_job, timeline_of
 
 _MOST_RANKS = 16
-_MOST_BOXES = 4000
 _count = cells.formatted("{:.4g}")
 
 
@@ -104,7 +103,7 @@ def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, aga
 
 def _draw(job: Job) -> list[Markup]:
     timeline = timeline_of(job)
-    view = view_of(timeline, _MOST_BOXES)
+    view = view_of(timeline)
     told = f"{timeline_words(timeline, view)} What a step waits for is hatched or empty."
     return figure(draw_first(timeline, view, WIDE), "first-step", "Traced step", told)
 
