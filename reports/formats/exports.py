@@ -3,7 +3,6 @@
 import math
 import re
 import statistics
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -125,12 +124,12 @@ def stats_of(data: Sequence[float]) -> dict[str, Any]:
     q1, q3 = np.quantile(ordered, (0.25, 0.75), method="hazen").tolist()
     reach = 1.5 * (q3 - q1)
     beyond = sum(not mean - stddev <= value <= mean + stddev for value in data)
-    outliers = sum(not q1 - reach <= value <= q3 + reach for value in data)
+    inside = [value for value in ordered if q1 - reach <= value <= q3 + reach]
+    outliers = len(data) - len(inside)
     moments = {"min": ordered[0], "max": ordered[-1], "mean": mean, "stddev": stddev, "rounds": len(data)}
     quartiles = {"median": statistics.median(ordered), "iqr": q3 - q1, "q1": q1, "q3": q3}
     counts = {"iqr_outliers": outliers, "stddev_outliers": beyond, "outliers": f"{beyond};{outliers}"}
-    ends = bisect_left(ordered, q1 - reach), bisect_right(ordered, q3 + reach) - 1
-    whiskers = {"ld15iqr": ordered[ends[0]], "hd15iqr": ordered[ends[1]]}
+    whiskers = {"ld15iqr": inside[0], "hd15iqr": inside[-1]}
     sums = {"ops": len(data) / total if total else 0, "total": total, "data": list(data), "iterations": 1}
     return {**moments, **quartiles, **counts, **whiskers, **sums}
 

@@ -141,21 +141,18 @@ def follow(
     """
     out, render = sys.stdout if out is None else out, render_text if whole else render_closing
     shown = -1
-    while is_written(path):
-        run = load_run(path)
-        if len(run.records) != shown:
-            shown = len(run.records)
-            report = report_of(run)
+    while True:
+        is_over, run = not is_written(path), load_run(path)
+        if is_over or len(run.records) != shown:
+            shown, report = len(run.records), report_of(run)
             if out.isatty():
                 out.write(_CLEAR)
+            if is_over or out.isatty():
                 print_report(report, out, render)
+            if is_over:
+                return report.code
             click.echo(_progress(report), err=True)
         pause(EVERY_SECONDS)
-    report = report_of(load_run(path))
-    if out.isatty():
-        out.write(_CLEAR)
-    print_report(report, out, render)
-    return report.code
 
 
 def is_written(path: Path) -> bool:

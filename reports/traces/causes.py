@@ -14,12 +14,11 @@ LEAST_SHARE = 0.03
 """A finding is told from this share of the step on."""
 _SLOWER_THAN_FIT, _HOST_GAP_SECONDS = 1.3, 1e-3
 _RUN = "parbench run --only"
+_s = cells.duration
 _GATHERS = {"all_gather"}
 _REDUCES = {"all_reduce", "reduce_scatter"}
 Ceiling = Callable[[Met], float | None]
 """Seconds that a collective takes by the fits of a run, None where none is known."""
-
-
 Won = tuple[Kind, float, str, str]
 """A kind of finding, the seconds of a step that could be won, a sentence, and the next command if there is one."""
 
@@ -197,7 +196,3 @@ def _copies(job: Job) -> Iterator[Won]:
     won = min(rank.median(lambda parts: parts.copy_seconds) for rank in job.ranks)
     taken = f"copies between host and device take {_s(won)} of {_s(step_seconds(job))} beside nothing else"
     yield "copies", won, f"{taken}: pinned memory and non_blocking=True would hide them", ""
-
-
-def _s(seconds: float) -> str:
-    return cells.quantity(seconds, "s")

@@ -119,7 +119,7 @@ def _verdict(job: Job) -> Verdict:
 
 def _what_if(job: Job, causes: Sequence[Finding]) -> Table[WhatIf]:
     step = step_seconds(job)
-    exposed = min(rank.median(lambda parts: sum(parts.exposed_comm_seconds.values())) for rank in job.ranks)
+    exposed = min(rank.median(lambda parts: parts.exposed_seconds) for rank in job.ranks)
     idle = min(rank.median(lambda parts: parts.idle_seconds) for rank in job.ranks)
     late = max((one.cost * step for one in causes if one.kind in ("late rank", "slow rank")), default=0.0)
     links = sum(one.cost * step for one in causes if one.kind == "slow link")
@@ -149,11 +149,11 @@ def _ranks(job: Job) -> Table[RankSteps]:
 
     def overlap(rank: RankSteps) -> float | None:
         hidden = sum(step.hidden_seconds for step in rank.steps)
-        comm = hidden + sum(sum(step.parts.exposed_comm_seconds.values()) for step in rank.steps)
+        comm = hidden + sum(step.parts.exposed_seconds for step in rank.steps)
         return hidden / comm if comm else None
 
     shown = sorted(job.ranks, key=lambda rank: -rank.median(lambda parts: parts.wall_seconds))[:_MOST_RANKS]
-    left = len(job.ranks) - len(shown)
+    left, exposed_help = len(job.ranks) - len(shown), "communication beside which nothing is computed"
     return Table(
         id="ranks",
         title="Where the time of a step goes",
@@ -162,12 +162,7 @@ def _ranks(job: Job) -> Table[RankSteps]:
             number("rank", lambda one: one.rank, _count, "global rank"),
             number("step", lambda one: one.median(lambda parts: parts.wall_seconds), cells.duration, "wall of a step"),
             number("compute", share(lambda p: p.compute_seconds), cells.percent, "arithmetic"),
-            number(
-                "exposed",
-                share(lambda p: sum(p.exposed_comm_seconds.values())),
-                cells.percent,
-                "communication beside which nothing is computed",
-            ),
+            number("exposed", share(lambda p: p.exposed_seconds), cells.percent, exposed_help),
             number("copies", share(lambda p: p.copy_seconds), cells.percent, "copies of memory beside no computing"),
             number("idle", share(lambda p: p.idle_seconds), cells.percent, "nothing runs"),
             number("overlap", overlap, cells.percent, "hidden communication over all of it"),
@@ -202,7 +197,7 @@ def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
     for one in job.met:
         if one.facts.op not in PEER_TO_PEER:
             met[one.label, _class_of(one.facts.num_bytes)].append(one)
-    rank = min(job.ranks, key=lambda one: sum(sum(step.parts.exposed_comm_seconds.values()) for step in one.steps))
+    rank = min(job.ranks, key=lambda one: sum(step.parts.exposed_seconds for step in one.steps))
     found, busy = [], [span for step in rank.steps for span in step.busy]
     spans: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for call in rank.calls:
