@@ -94,7 +94,7 @@ class Operation:
     """
 
     name: str
-    latency: MetricValue | None
+    latency: float | None
     rate: MetricValue | None
     share: float | None
 
@@ -140,12 +140,10 @@ class Front:
             parts += [f"overlap {100 * step.overlap:.0f} %"] if step.overlap is not None else []
             found.append((cells.duration(step.row.seconds), f"step of {step.name}"))
             found += [(", ".join(parts), f"of a step of {step.name}")] if parts else []
-        rated = [one for one in self.operations if one.rate and one.rate.value]
-        told = [(one.latency.value, one.name) for one in self.operations if one.latency and one.latency.value]
-        found += [
-            (cells.quantity(one.rate.value, "B/s"), f"bus bandwidth of {one.name}") for one in rated[:1] if one.rate
-        ]
-        found += [(cells.duration(seconds), f"latency of {name}") for seconds, name in sorted(told)[:1]]
+        rates = [(one.rate.value, one.name) for one in self.operations if one.rate and one.rate.value]
+        latencies = [(one.latency, one.name) for one in self.operations if one.latency]
+        found += [(cells.quantity(rate, "B/s"), f"bus bandwidth of {name}") for rate, name in rates[:1]]
+        found += [(cells.duration(seconds), f"latency of {name}") for seconds, name in sorted(latencies)[:1]]
         return tuple(found)
 
 
@@ -179,6 +177,6 @@ def _operations(found: Analysis) -> tuple[Operation, ...]:
         smallest = min(alone, key=size_of, default=None)
         rate = fastest.metrics.get("busbw")
         share = rate.value / found.ceiling.bytes_per_second if rate and rate.value and found.ceiling else None
-        latency = smallest.metrics.get("time") if smallest else None
+        latency = smallest.value("time") if smallest else None
         made.append(Operation(name=name, latency=latency, rate=rate, share=share))
     return tuple(sorted(made, key=lambda one: -((one.rate and one.rate.value) or 0.0)))
