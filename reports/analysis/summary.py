@@ -209,10 +209,12 @@ def num_ranks(row: Row) -> int:
 
 
 def estimate_of(metric: MetricValue | None) -> Estimate | None:
-    """Return a time that a ratio can be made of, None if it is unknown or zero."""
-    if metric is None or not metric.value:
+    """Return what has a logarithm: None if the value is unknown or not above zero, no interval if that is not."""
+    if metric is None or metric.value is None or metric.value <= 0:
         return None
-    return Estimate(value=metric.value, low=metric.low, high=metric.high, method=metric.method)
+    ends = [end for end in (metric.low, metric.high) if end and end > 0]
+    low, high = ends if len(ends) == 2 else (None, None)
+    return Estimate(value=metric.value, low=low, high=high, method=metric.method)
 
 
 def readable(rows: Iterable[Row], read: Callable[[Row], T | str | None]) -> tuple[T, ...]:

@@ -15,7 +15,7 @@ from reports.analysis.attention import Context
 from reports.analysis.contrasts import Kinds
 from reports.analysis.fits import Ceiling, Curve, size_of
 from reports.analysis.labels import operation
-from reports.analysis.summary import Row
+from reports.analysis.summary import Row, estimate_of
 from reports.figures.palette import HUES, OPERATIONS, css_of
 from reports.figures.svg import NARROW, WIDE, Drawing, Scale, elided, even_ticks, log_ticks, spread, width_of
 
@@ -54,11 +54,8 @@ EFFICIENCY = Level(words="efficiency", text=lambda one: f"{100 * one:.0f} %", is
 
 def extent(metric: MetricValue | None) -> tuple[float, float, float] | None:
     """Return value, low and high, the value thrice without an interval above zero; None if it is not above zero."""
-    if metric is None or metric.value is None or metric.value <= 0:
-        return None
-    if metric.low is None or metric.high is None or metric.low <= 0:
-        return metric.value, metric.value, metric.value
-    return metric.value, metric.low, metric.high
+    found = estimate_of(metric)
+    return (found.value, found.low or found.value, found.high or found.value) if found else None
 
 
 def draw_lines(
@@ -74,7 +71,9 @@ def draw_lines(
 
     Long names make it wide. A level across is named like a line.
     """
-    shown = [replace(one, points=tuple(sorted(one.points))) for one in lines if one.points]
+    # nothing but what is above zero is on a log axis
+    on_axes = [[one for one in line.points if one[0] > 0 and (one[1] > 0 or not level.is_log)] for line in lines]
+    shown = [replace(line, points=tuple(sorted(of))) for line, of in zip(lines, on_axes, strict=True) if of]
     places = sorted({point[0] for one in shown for point in one.points})
     if len(places) < 2:
         return None

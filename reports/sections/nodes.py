@@ -179,7 +179,7 @@ _LAUNCH_COLUMNS: tuple[Column[Launch], ...] = (
     number("took", lambda one: one.seconds, cells.duration, "from the end of the launch before, or the run's start"),
     number(
         "measuring",
-        lambda one: one.measuring_seconds / one.seconds,
+        lambda one: one.measuring_seconds / one.seconds if one.seconds else None,
         cells.percent,
         "share of that in which cases were prepared, warmed up, timed and checked",
     ),

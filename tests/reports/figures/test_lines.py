@@ -185,6 +185,9 @@ def test_lines_go_from_the_fewest_nodes_to_the_most() -> None:
     assert parts.ends == ["a", "b"]
     assert parts.words[0] == "bus bandwidth (GB/s), log axis"
     assert draw_against({"a": {4: 1.0}}, TIME) is None  # on one number of nodes is no line
+    parts = parts_of(draw_against({"a": {0: 1.0, 1: 0.0, 2: 2.0, 4: 1.0}}, RATE))
+    assert list(parts.lines) == ["a: 2: 2.00, 4: 1.00"], "zero has no logarithm"
+    assert draw_against({"a": {1: 0.0, 2: -1.0}}, RATE) is None
     assert parts_of(draw_against({"a": {4: 1.0}, "b": {1: 1.0, 2: 1.0}}, TIME)).ends == ["b"]
 
 
