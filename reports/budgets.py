@@ -16,9 +16,8 @@ from reports.analysis.fits import COPY, Ceiling, ceiling_of
 from reports.analysis.steps import exposed_seconds, share_of_traced
 from reports.analysis.summary import Row, summarize
 
-CODES = {"KEPT": 0, "OVER": 1, "UNKNOWN": 3, "NOT RUN": 4}
-Standing = Literal["KEPT", "OVER", "UNKNOWN", "NOT RUN"]
-_WORST_FIRST: tuple[Standing, ...] = ("OVER", "NOT RUN", "UNKNOWN", "KEPT")
+Standing = Literal["OVER", "NOT RUN", "UNKNOWN", "KEPT"]
+CODES: Mapping[Standing, int] = {"OVER": 1, "NOT RUN": 4, "UNKNOWN": 3, "KEPT": 0}  # the worst first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,7 @@ def _of_case(budget: Budget, label: str, row: Row | None, known: Mapping[str, Me
 
 def _together(budget: Budget, each: Sequence[_Standing]) -> Judged:
     """Return the worst of all cases; of several as bad the one that is farthest from what it has to be."""
-    first = min(each, key=lambda one: (_WORST_FIRST.index(one.word), -one.distance))
+    first = min(each, key=lambda one: ([*CODES].index(one.word), -one.distance))
     alike = {one.case for one in each if one.word == first.word}
     of = len({one.case for one in each})
     count = f"; so do {counted(len(alike), 'case')} of {of}" if len(alike) > 1 else ""

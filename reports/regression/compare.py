@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from msgspec import structs
 
@@ -26,7 +26,7 @@ from reports.budgets import exit_code as code_of_budgets
 from reports.regression.counted import Held, facts_of, held
 from reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
 from reports.regression.noise_floor import Floor, fingerprints
-from reports.regression.rule import Effect, Pair, Rule, Whole, effects, judge
+from reports.regression.rule import Called, Effect, Pair, Rule, Whole, effects, judge
 from reports.regression.statistics import Launches, simes
 
 Word = Literal[
@@ -70,7 +70,7 @@ VERDICTS: Mapping[Word, Verdict] = {
     "SAME": Verdict(0, "", "the interval lies within the floor"),
 }
 WORST_FIRST = tuple(VERDICTS)
-COMPARED: frozenset[Word] = frozenset({"SLOWER", "AMBIGUOUS", "FASTER", "SAME"})
+COMPARED: frozenset[Word] = frozenset(get_args(Called))
 SCHEMA_VERSION = 1  # of the JSON that commands tell
 _LEFT_OUT = "Left out of "
 

@@ -54,11 +54,14 @@ class Effect:
     noise: float | None = None
 
 
+Called = Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     """A word and, where it says that nothing can be said, why."""
 
-    word: Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
+    word: Called
     reason: str = ""
 
 
@@ -70,7 +73,7 @@ class Whole:
     """
 
     effect: Effect
-    word: Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
+    word: Called
     series: int
     autocorrelation: float
 
@@ -130,7 +133,7 @@ def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
     return Judgement(word="AMBIGUOUS", reason=why)
 
 
-def _whole(found: Effect, middle: float, rule: Rule) -> Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]:
+def _whole(found: Effect, middle: float, rule: Rule) -> Called:
     # half of the series have to have moved as well: a few that moved far are no shift of the whole
     if _known(found.p_value) <= rule.level and abs(middle) > math.log1p(found.floor):
         return "SLOWER" if min(found.change, middle) > 0 else "FASTER" if max(found.change, middle) < 0 else "AMBIGUOUS"
