@@ -2,7 +2,7 @@
 
 Parameters have columns of their own, ``param_NAME``: ``method``, ``compute`` and ``skew`` are parameters and columns or
 metrics alike, and ``frame.shape`` and ``frame.mode`` are pandas' own. What is unknown is NA, never 0.
-pandas is imported where a frame is made: what groups rows is on the way of commands that make none.
+pandas is imported where a frame is made: commands that only show runs make none.
 """
 
 from collections import defaultdict
@@ -38,17 +38,12 @@ def group_rows(
 
     Those of a group are alike in the case's name, in its parameters but those ``without``, and in what ``by`` says.
     """
-    import pandas as pd
-
-    items, left_out = list(items), set(without)
-    if not items:
-        return []
-    cases = [case_of(item) for item in items]
-    params = ({f"param_{name}": one for name, one in case.params.items() if name not in left_out} for case in cases)
-    others = pd.DataFrame([(case.name, *by(item)) for case, item in zip(cases, items, strict=True)], dtype=object)
-    frame = others.join(pd.DataFrame(params, dtype=object))
-    grouped = pd.Series(items, dtype=object).groupby([frame[name] for name in frame], sort=False, dropna=False)
-    return [list(group) for _, group in grouped]
+    groups, left_out = defaultdict[object, list[T]](list), set(without)
+    for item in items:
+        case = case_of(item)
+        params = frozenset((name, value) for name, value in case.params.items() if name not in left_out)
+        groups[case.name, params, by(item)].append(item)
+    return [*groups.values()]
 
 
 def pivot_rows(groups: Iterable[Sequence[T]], at: Callable[[T], K]) -> list[dict[K, list[T]]]:
