@@ -43,14 +43,6 @@ class Kind:
     beside_fit: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatIf:
-    """A step without something: its seconds, to first order, for nothing else would change."""
-
-    without: str
-    seconds: float
-
-
 def ceiling_of_run(run: Run) -> Ceiling:
     """Return the seconds of a collective by a run's fits of the same operation on as many ranks, one at a time."""
     curves = {}
@@ -117,29 +109,30 @@ def _verdict(job: Job) -> Verdict:
     return Verdict(word="COMPLETE", level="good", told=told)
 
 
-def _what_if(job: Job, causes: Sequence[Finding]) -> Table[WhatIf]:
+def _what_if(job: Job, causes: Sequence[Finding]) -> Table[tuple[str, float]]:
+    """Return the step without something: its seconds, to first order, for nothing else would change."""
     step = step_seconds(job)
     exposed = min(rank.median(lambda parts: parts.exposed_seconds) for rank in job.ranks)
     idle = min(rank.median(lambda parts: parts.idle_seconds) for rank in job.ranks)
     late = max((one.cost * step for one in causes if one.kind in ("late rank", "slow rank")), default=0.0)
     links = sum(one.cost * step for one in causes if one.kind == "slow link")
-    rows = [WhatIf(without="as it is", seconds=step)]
-    if late:
-        rows.append(WhatIf(without="no rank that the others wait for", seconds=step - late))
-    if links:
-        rows.append(WhatIf(without="collectives as fast as the fits", seconds=step - links))
-    rows.append(WhatIf(without="all communication hidden", seconds=step - exposed))
-    rows.append(WhatIf(without="no idle time", seconds=step - idle))
+    rows = (
+        ("as it is", step),
+        *([("no rank that the others wait for", step - late)] if late else []),
+        *([("collectives as fast as the fits", step - links)] if links else []),
+        ("all communication hidden", step - exposed),
+        ("no idle time", step - idle),
+    )
     return Table(
         id="what-if",
         title="What if",
         caption="a step without one thing, all else as it is",
         columns=(
-            words("with", lambda one: one.without, "what would be otherwise"),
-            number("step", lambda one: one.seconds, cells.duration, "seconds of a step"),
-            number("shorter by", lambda one: 1 - one.seconds / step, cells.percent, "share of the step"),
+            words("with", lambda row: row[0], "what would be otherwise"),
+            number("step", lambda row: row[1], cells.duration, "seconds of a step"),
+            number("shorter by", lambda row: 1 - row[1] / step, cells.percent, "share of the step"),
         ),
-        rows=tuple(rows),
+        rows=rows,
     )
 
 
