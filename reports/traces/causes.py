@@ -157,7 +157,7 @@ def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], w
         count = "one call" if len(calls) == 1 else f"{len(calls)} calls"
         sentence = f"{told}: all gradients go in {count} at the end, when nothing is left to compute"
         return "one bucket", min(won, earlier), sentence, f"{_RUN} ddp --set bucket_mb=1,25"
-    hidden = _s(rank.steps[rank.middle].hidden_seconds)
+    hidden = _s(rank.steps[rank.middle].parts.hidden_comm_seconds)
     sentence = f"{told}, {hidden} of all communication is hidden: fewer bytes or larger microbatches would cost less"
     return "exposed communication", won, sentence, ""
 

@@ -141,7 +141,7 @@ def _ranks(job: Job) -> Table[RankSteps]:
         return lambda rank: rank.median(lambda parts: part(parts) / parts.wall_seconds)
 
     def overlap(rank: RankSteps) -> float | None:
-        hidden = sum(step.hidden_seconds for step in rank.steps)
+        hidden = sum(step.parts.hidden_comm_seconds for step in rank.steps)
         comm = hidden + sum(step.parts.exposed_seconds for step in rank.steps)
         return hidden / comm if comm else None
 

@@ -15,7 +15,7 @@ from statistics import median
 
 from bench.plan.catalogue import busbw_factor
 from bench.results.records import Timeline
-from bench.results.spans import Breakdown, Span, break_down, intersection, length
+from bench.results.spans import Breakdown, Span, break_down, intersection
 from bench.results.traced import CallFacts, Trace, rank_timeline
 from bench.text import UserError
 from reports.traces.kineto import RankTrace, Source, files_of, read_rank
@@ -71,7 +71,7 @@ class Met:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """A rank's step: what it did within its window, how its wall divides, and how much communication is hidden."""
+    """A rank's step: what it did within its window, and how its wall divides."""
 
     name: str
     window: Span
@@ -80,7 +80,6 @@ class Step:
     calls: list[Call]
     phases: list[tuple[str, Span]]
     parts: Breakdown
-    hidden_seconds: float
 
     @property
     def busy(self) -> list[Span]:
@@ -183,7 +182,6 @@ def steps_of(read: RankTrace) -> RankSteps:
         spans: dict[str, list[Span]] = defaultdict(list)
         for call in calls:
             spans[call.label].append(call.span)
-        hidden = intersection(intersection([call.span for call in calls], [window]), [*compute, *copies])
         step = Step(
             name=name,
             window=window,
@@ -192,7 +190,6 @@ def steps_of(read: RankTrace) -> RankSteps:
             calls=calls,
             phases=[(phase, span) for phase, span in trace.phases if window[0] <= span[0] < window[1]],
             parts=break_down(window, compute, spans, copies),
-            hidden_seconds=length(hidden) / 1e9,
         )
         steps.append(step)
     return RankSteps(source=read.source, steps=tuple(steps))
