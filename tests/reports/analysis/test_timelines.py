@@ -7,6 +7,7 @@ from reports_fixtures import bad, collective, make_plan, make_run, ok, step
 from traced import rank_timeline, run_with, timeline, traced_record
 
 from bench.results.records import Interval, RankTimeline
+from bench.results.spans import length
 from reports.analysis import steps
 from reports.analysis.summary import summarize
 
@@ -58,7 +59,7 @@ def interval(start: float, stop: float, stream: str = "comm dp") -> Interval:
 def test_overlaps_count_once_and_lie_in_no_more_lanes_than_need_be() -> None:
     comm = steps.by_stream(rank_timeline())["comm dp"]
     assert sum(one.stop_us - one.start_us for one in comm) == pytest.approx(6000.25)
-    assert [steps.covered_us(comm), steps.covered_us([])] == pytest.approx([4000.0, 0.0])
+    assert [length(steps.spans_of(one)) for one in (comm, [])] == pytest.approx([4e6, 0])
     a, b, c, d = interval(0, 10), interval(5, 15), interval(10, 20), interval(15, 30)
     assert steps.lanes([d, c, b, a]) == ((a, c), (b, d))
     assert steps.lanes([a, c]) == ((a, c),)
