@@ -19,7 +19,7 @@ from reports.analysis.contrasts import OF_GROUP, Grouped, Pairs, contrasts, slow
 from reports.analysis.fits import Curve, size_of
 from reports.analysis.labels import operation, row_label, short_labels
 from reports.analysis.pipelines import Pipeline
-from reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank, value_of
+from reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank
 from reports.analysis.steps import calls_of, exposed_seconds, longest_computing, traced_seconds, worst_ratio
 from reports.analysis.summary import Row, num_ranks
 from reports.analysis.verdicts import noisy_of
@@ -297,7 +297,7 @@ def _is_slow(matrix: Pairs, pair: tuple[int, int], rates: Mapping[tuple[int, int
     """Say whether a link is below 70 % of the usual rate, over all launches and in three of four of them."""
     if rates[pair] >= _SLOW_LINK * usual:
         return False
-    known = [rate for one in matrix.rows[pair].measured if (rate := value_of(one, "busbw"))]
+    known = matrix.rows[pair].by_launch("busbw").values()
     return 4 * sum(rate < _SLOW_LINK * usual for rate in known) >= 3 * len(known)
 
 
@@ -342,7 +342,7 @@ def _off_fit(curve: Curve) -> Iterator[Finding]:
     found = list[tuple[float, Row, float]]()
     for size, error in curve.fit.off_curve:
         row = next(row for row in curve.rows if size_of(row) == size)
-        above = sum(value_of(one, "time") > 1.2 * curve.fit.predict(size) for one in row.measured)
+        above = sum(time > 1.2 * curve.fit.predict(size) for time in row.by_launch("time").values())
         if error > 0 and 4 * above >= 3 * row.launches:
             found.append(((row.value("time") or 0.0) - curve.fit.predict(size), row, error))
     for seconds, row, error in sorted(found, key=lambda one: -one[0])[:1]:

@@ -69,11 +69,7 @@ def points_of(rows: Sequence[Row]) -> tuple[Point, ...]:
             seconds=seconds,
             low=row.metrics["time"].low,
             high=row.metrics["time"].high,
-            launches={
-                one.launch: time.value
-                for one in row.measured
-                if (time := one.metrics.get("time")) and time.value and time.value > 0
-            },
+            launches=row.by_launch("time"),
         )
         for row in rows
         if (seconds := row.value("time"))

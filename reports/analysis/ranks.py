@@ -259,7 +259,7 @@ def late_rank(rows: Sequence[Row]) -> Blame | None:
     apart = min([_APART_SECONDS, *transfers]) if transfers else 0.0
     named = dict[int, list[Vote]]()
     for record, arrival, time in _arrivals(rows):
-        skew = value_of(record, "skew")
+        skew = _value_of(record, "skew")
         if arrival.late_rank is not None and (arrival.share or 0.0) > _MOST_OF and skew > max(_OF_TIME * time, apart):
             named.setdefault(record.launch, []).append((arrival.late_rank, skew, skew / time))
     launches = {record.launch for record, *_ in _arrivals(rows)}
@@ -300,11 +300,11 @@ def agreed(named: Mapping[int, Sequence[Vote]], launches: int, size: int) -> Bla
 def _arrivals(rows: Iterable[Row]) -> Iterator[tuple[Record, Arrival, float]]:
     for row in rows:
         for one in row.measured:
-            if one.arrival and (time := value_of(one, row.headline)):
+            if one.arrival and (time := _value_of(one, row.headline)):
                 yield one, one.arrival, time
 
 
-def value_of(record: Record, name: str) -> float:
+def _value_of(record: Record, name: str) -> float:
     metric = record.metrics.get(name)
     return (metric and metric.value) or 0.0
 

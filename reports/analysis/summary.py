@@ -61,6 +61,12 @@ class Row:
         metric = self.metrics.get(name)
         return metric.value if metric else None
 
+    def by_launch(self, name: str) -> dict[int, float]:
+        """Return what the launches that measured it know of a metric, in their order, where it is above zero."""
+        found = {record.launch: record.metrics.get(name) for record in self.measured}
+        known = {launch: metric.value for launch, metric in found.items() if metric and metric.value is not None}
+        return {launch: known[launch] for launch in sorted(known) if known[launch] > 0}
+
     @property
     def seconds(self) -> float | None:
         """How long the case took, None where that is unknown or zero."""
@@ -79,9 +85,8 @@ class Row:
     @property
     def scatter(self) -> float | None:
         """How far launches scatter; None for fewer than three whose times are above zero."""
-        found = [record.metrics.get(self.headline) for record in self.measured]
-        times = [one.value for one in found if one and one.value]
-        return scatter(times) if len(times) >= LEAST_LAUNCHES and min(times) > 0 else None
+        times = [*self.by_launch(self.headline).values()]
+        return scatter(times) if len(times) >= LEAST_LAUNCHES else None
 
     @property
     def grade(self) -> Grade | None:

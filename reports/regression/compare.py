@@ -316,7 +316,8 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
         return replace(one, word=word, reason="; ".join(one.new.reasons) or one.new.status)
     if one.base is None or one.new is None:
         return one
-    ours, theirs = _seconds(one.base), _seconds(one.new)
+    # a wrong result has no time
+    ours, theirs = (row.by_launch(row.headline) if row.status != "wrong" else {} for row in (one.base, one.new))
     both = one.base.measured and one.new.measured  # what was not measured saw nothing: that is no difference
     found = changes(surroundings(base, one.base.measured), surroundings(new, one.new.measured), meant) if both else ()
     one = replace(one, base_times=ours, new_times=theirs, changes=found)
@@ -335,13 +336,6 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
 def _held(one: Series, meant: Sequence[str]) -> Held:
     base, new = (facts_of(row) if row else {} for row in (one.base, one.new))
     return held(base, new, meant, other_torch=any(change.path == "versions.torch" for change in one.changes))
-
-
-def _seconds(row: Row) -> Launches:
-    """Return the median of each launch, in their order; a wrong result has no time."""
-    ordered = sorted(row.measured, key=lambda record: record.launch) if row.status != "wrong" else []
-    metrics = {record.launch: record.metrics.get(row.headline) for record in ordered}
-    return {launch: one.value for launch, one in metrics.items() if one and one.value is not None and one.value > 0}
 
 
 def _judged(found: Iterable[Series], rule: Rule) -> tuple[Whole | None, tuple[Family, ...]]:
