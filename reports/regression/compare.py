@@ -106,14 +106,6 @@ class Series:
     measured: Floor | None = None
 
     @property
-    def base_seconds(self) -> tuple[float, ...]:
-        return tuple(self.base_times.values())
-
-    @property
-    def new_seconds(self) -> tuple[float, ...]:
-        return tuple(self.new_times.values())
-
-    @property
     def row(self) -> Row:
         row = self.new or self.base
         assert row is not None, "a series is in one run at least"

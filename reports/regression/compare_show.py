@@ -167,9 +167,9 @@ def as_json(comparison: Comparison, *, code: int) -> str:
 
     def series(one: Series) -> dict[str, Any]:
         named = {"case": one.case, "world": one.world, "verdict": one.word, "reason": one.reason}
-        times = {"effect": one.effect, "base_seconds": one.base_seconds, "new_seconds": one.new_seconds}
+        seconds = {"base_seconds": [*one.base_times.values()], "new_seconds": [*one.new_times.values()]}
         around = {"environment": [change.path for change in one.changes], "measured_floor": one.measured}
-        return {**named, "metric": one.row.headline, **times, **around}
+        return {**named, "metric": one.row.headline, "effect": one.effect, **seconds, **around}
 
     def change(one: Series, found: CountChange) -> dict[str, Any]:
         sides = {"base": found.base, "new": found.new, "told": found.told, "path": found.path}
@@ -267,7 +267,7 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its launches"),
         number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its launches"),
         number("rank p", of_effect("rank_p_value"), probability, by_ranks),
-        words("launches", lambda one: f"{len(one.base_seconds)} v {len(one.new_seconds)}", counts),
+        words("launches", lambda one: f"{len(one.base_times)} v {len(one.new_times)}", counts),
         words("why", lambda one: one.reason or cells.UNKNOWN, "why nothing can be said, or what went wrong"),
     )
 
