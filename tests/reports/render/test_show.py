@@ -170,6 +170,7 @@ def test_a_line_cut_short_is_told_with_what_to_do_wherever_a_run_is_shown(
     assert f"parbench run --resume {path}" in told
     for form in ("html", "markdown"):
         assert b"was cut short by a kill" in build([path], form)[0]
+    assert "was cut short by a kill" in tables_of(path)
     assert show_run(path) == 4
     assert "1 of 2 measurements have no record" in capsys.readouterr().out
     assert "1 of 2 measurements have no record" in (path / "report.html").read_text()
