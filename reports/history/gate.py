@@ -131,15 +131,13 @@ def check(
     alike: dict[str, list[int]] = {}
     for number, series in known.items():
         alike.setdefault(series.anywhere, []).append(number)
-    kin, found, counted_of = {}, {}, list[Counts]()
+    kin, found, counted_of, window = {}, {}, list[Counts](), slice(-rule.window - (not kept), None)
     for number, series in tonight.items():
         kin[number] = alike[series.anywhere]
         start = max((one.started for one in meant if fnmatchcase(series.case.label, one.series)), default="")
         since = [one for one in before if one.started >= start]
-        times = history.times(kin[number], since)[-rule.window - (not kept) :]
-        counted_of += _counted(
-            series, history.counted(kin[number], since[-rule.window - (not kept) :]), line, kept=kept
-        )
+        times = history.times(kin[number], since)[window]
+        counted_of += _counted(series, history.counted(kin[number], since[window]), line, kept=kept)
         measured = (floors or {}).get(series.fingerprint)
         found[number] = Finding(series=series, times=times, measured=measured)
     old, missing = _missing(history, line, before, tonight, rule.window)
