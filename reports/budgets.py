@@ -112,10 +112,7 @@ def _shown(name: str, metric: MetricValue) -> str:
     declared_as = metric_of(name)
     if metric.unit or declared_as is None:
         return cells.measured(metric)
-    text = (lambda number: declared_as.shown.format(number)) if declared_as.shown else cells.percent
-    if metric.value is None or metric.low is None or metric.high is None:
-        return text(metric.value) if metric.value is not None else cells.UNKNOWN
-    return f"{text(metric.value)} [{text(metric.low)}, {text(metric.high)}]"
+    return cells.compared(metric, cells.formatted(declared_as.shown) if declared_as.shown else cells.percent)
 
 
 def _known(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
