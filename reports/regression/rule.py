@@ -54,6 +54,7 @@ class Effect:
     noise: float | None = None
 
 
+_SURELY = 1.96 + 1.64  # standard errors: of an interval at 95 %, and of nine in ten
 Called = Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
 
 
@@ -117,7 +118,12 @@ def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judge
 
 def launches_to_decide(noise: float, floor: float) -> int:
     """Return how many a side, independent, show nine of ten times that nothing moved beyond the floor."""
-    return math.ceil(2 * ((1.96 + 1.64) * math.log1p(noise) / math.log1p(floor)) ** 2)
+    return math.ceil(2 * (_SURELY * math.log1p(noise) / math.log1p(floor)) ** 2)
+
+
+def floor_to_decide(noise: float, launches: int) -> float:
+    """Return the least floor, in whole percents, within which so many a side show that as surely."""
+    return math.ceil(100 * _fraction(_SURELY * math.log1p(noise) / math.sqrt(launches / 2)) - 1e-9) / 100
 
 
 def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
