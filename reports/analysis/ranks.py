@@ -53,8 +53,9 @@ class Nodes:
 
     def ordered(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return ranks node by node; those without a host, which no run should have, last."""
-        known = [rank for host in self.names for rank in self.ranks_on(host) if rank in set(ranks)]
-        return (*known, *(rank for rank in ranks if rank not in set(known)))
+        every = (rank for host in self.names for rank in self.ranks_on(host))
+        places = {rank: place for place, rank in enumerate(every)}
+        return tuple(sorted(ranks, key=lambda rank: places.get(rank, len(places))))
 
     @property
     def placement(self) -> str:
