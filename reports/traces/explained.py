@@ -23,7 +23,7 @@ from reports.render.show import rendered
 from reports.render.terminal import print_report
 from reports.report import Report, Section, Table, number, words
 from reports.traces.causes import LEAST_SHARE, Ceiling, causes_of, step_seconds, waits_by_rank
-from reports.traces.steps import PEER_TO_PEER, Job, Met, RankSteps, read_job, timeline_of
+from reports.traces.steps import PEER_TO_PEER, Job, RankSteps, SharedCall, read_job, timeline_of
 
 _MOST_RANKS = 16
 _count = cells.formatted("{:.4g}")
@@ -51,9 +51,9 @@ def ceiling_of_run(run: Run) -> Ceiling:
         if row.case.whole.get("mode") == "blocking":
             curves[row.case.short_name, row.world.size] = curve.fit
 
-    def seconds(met: Met) -> float | None:
-        found = curves.get((met.facts.op, met.facts.size or 0))
-        return None if found is None or met.facts.num_bytes is None else found.predict(met.facts.num_bytes)
+    def seconds(call: SharedCall) -> float | None:
+        found = curves.get((call.facts.op, call.facts.size or 0))
+        return None if found is None or call.facts.num_bytes is None else found.predict(call.facts.num_bytes)
 
     return seconds
 
@@ -74,7 +74,7 @@ def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, aga
     """Return the report of a job's traces; ``against`` names the run whose fits are the ceiling."""
     causes = causes_of(job, ceiling)
     tables: list[Table[Any]] = [_ranks(job), _kinds(job, ceiling)]
-    if job.met and len(job.ranks) > 1:
+    if job.shared and len(job.ranks) > 1:
         tables.append(_waits(job))
     tables.append(_what_if(job, causes))
     clean = () if causes else (f"Nothing stands out: no cause costs {LEAST_SHARE:.0%} of the step.",)
@@ -186,10 +186,10 @@ def _kinds(job: Job, ceiling: Ceiling) -> Table[Kind]:
 
 
 def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
-    met: dict[tuple[str, str], list[Met]] = defaultdict(list)
-    for one in job.met:
+    shared: dict[tuple[str, str], list[SharedCall]] = defaultdict(list)
+    for one in job.shared:
         if one.facts.op not in PEER_TO_PEER:
-            met[one.label, _class_of(one.facts.num_bytes)].append(one)
+            shared[one.label, _class_of(one.facts.num_bytes)].append(one)
     rank = min(job.ranks, key=lambda one: sum(step.parts.exposed_seconds for step in one.steps))
     found, busy = [], [span for step in rank.steps for span in step.busy]
     spans: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
@@ -197,7 +197,7 @@ def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
         spans[call.label, _class_of(call.facts.num_bytes)].append(call.span)
     for (label, size), mine in sorted(spans.items()):
         # what ended no later than the one before it has no time of its own
-        same = [one for one in met.get((label, size), []) if one.transfer_ns > 0]
+        same = [one for one in shared.get((label, size), []) if one.transfer_ns > 0]
         fits = [seconds / (one.transfer_ns / 1e9) for one in same if (seconds := ceiling(one))]
         rates = [rate for one in same if (rate := one.busbw)]
         steps = len(rank.steps)
@@ -225,7 +225,7 @@ def _class_of(num_bytes: int | None) -> str:
 
 def _waits(job: Job) -> Table[tuple[int, float, float]]:
     waits = waits_by_rank(job)
-    last = [one.last for one in job.met if one.facts.op not in PEER_TO_PEER]
+    last = [one.last for one in job.shared if one.facts.op not in PEER_TO_PEER]
     rows = [(rank, last.count(rank) / max(len(last), 1), median(seconds)) for rank, seconds in waits.items()]
     rows.sort(key=lambda row: -row[2])
     return Table(
