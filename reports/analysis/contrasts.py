@@ -40,14 +40,14 @@ def _alike(rows: Iterable[Row], at: Callable[[Row], T], *without: str) -> list[d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowed:
+class Slowdown:
     """A row undisturbed, and by what factor each load beside it makes it slower."""
 
     base: Row
     factors: Mapping[str, MetricValue]
 
 
-def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowed, ...]], ...]:
+def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowdown, ...]], ...]:
     """Return a title, what stands before a load's name, and the rows of each contrast."""
     found = (
         ("Group contention: all groups at once against one alone", "factor ", interference(rows, "concurrent")),
@@ -56,14 +56,14 @@ def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowed, ...]],
     return tuple(one for one in found if one[2])
 
 
-def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowed, ...]:
+def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowdown, ...]:
     """Return each row that also ran with the parameter, and what each load, or all groups at once, slow it down by."""
     found = []
     for group in _alike(rows, lambda row: row.case.params.get(param), param):
         alone = group.pop(None, [])
         beside = {TOGETHER if param == "concurrent" else str(load): of[-1] for load, of in group.items()}
         factors = {load: one for load, row in beside.items() if alone and (one := slow_down(alone[0], row))}
-        found += [Slowed(base=alone[0], factors=factors)] if factors else []
+        found += [Slowdown(base=alone[0], factors=factors)] if factors else []
     return tuple(found)
 
 

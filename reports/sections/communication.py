@@ -20,7 +20,7 @@ from reports.analysis.contrasts import (
     Grouped,
     Kind,
     Kinds,
-    Slowed,
+    Slowdown,
     contrasts,
     largest,
     over_sizes,
@@ -259,11 +259,11 @@ def contrast_section(found: Analysis) -> Section | None:
     return Section(id="contrasts", title="Beside each other", tables=tables, terms=("factor, beside",))
 
 
-def _slowed_columns(slowed: Sequence[Slowed], prefix: str) -> tuple[Column[Slowed], ...]:
+def _slowed_columns(slowed: Sequence[Slowdown], prefix: str) -> tuple[Column[Slowdown], ...]:
     identity = [one for one in communication_columns([one.base for one in slowed]) if one.title in IDENTITY]
     factor_help = "how many times as long it takes, with its 95 % interval"
 
-    def factor(load: str) -> Callable[[Slowed], MetricValue | None]:
+    def factor(load: str) -> Callable[[Slowdown], MetricValue | None]:
         return lambda one: one.factors.get(load)
 
     loads = dict.fromkeys(load for one in slowed for load in one.factors)

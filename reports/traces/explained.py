@@ -166,7 +166,6 @@ def _ranks(job: Job) -> Table[RankSteps]:
 
 
 def _kinds(job: Job, ceiling: Ceiling) -> Table[Kind]:
-    rows = _kinds_of(job, ceiling)
     return Table(
         id="collectives",
         title="Communication of a step",
@@ -181,7 +180,7 @@ def _kinds(job: Job, ceiling: Ceiling) -> Table[Kind]:
             number("busbw", lambda one: one.busbw, cells.gigabytes, "bus bandwidth of the median transfer, GB/s"),
             number("of the fit", lambda one: one.beside_fit, cells.percent, "the fit's time over the transfer's"),
         ),
-        rows=rows,
+        rows=_kinds_of(job, ceiling),
     )
 
 
