@@ -154,7 +154,8 @@ def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:
         if (t_quantile(level, n + more - 1) + t_quantile(_POWER, n + more - 1)) * error
         <= abs(mean) * math.sqrt(n + more)
     )
-    change, low, high = map(math.expm1, (mean, mean - reach, mean + reach))
+    # launches that disagree may reach further than a float
+    change, low, high = (math.expm1(min(end, 700.0)) for end in (mean, mean - reach, mean + reach))
     return Setting(name=name, launches=n, change=change, low=low, high=high, more=next(wanted, None))
 
 

@@ -20,6 +20,7 @@ from bench.plan.cases import Case
 from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError, counted
+from reports.analysis.frame import group_rows
 from reports.analysis.summary import Row, summarize
 from reports.budgets import Judged
 from reports.budgets import exit_code as code_of_budgets
@@ -332,12 +333,10 @@ def _held(one: Series, meant: Sequence[str]) -> Held:
 
 def _judged(found: Iterable[Series], rule: Rule) -> tuple[Whole | None, tuple[Family, ...]]:
     """Return the families with all verdicts; what the statistics are to tell is judged over all families at once."""
-    groups: dict[object, list[Series]] = {}
-    for one in found:
-        case, world = one.case, one.world
-        key = (case.name, case.target, *shared_params(case).items(), world.size, world.backend, world.device)
-        groups.setdefault(key, []).append(one)
-    families = [sorted(group, key=lambda one: one.size or 0) for group in groups.values()]
+    groups = group_rows(
+        found, lambda one: one.case, without=["size_bytes"], by=lambda one: (one.case.target, *_ranks(one.world))
+    )
+    families = [sorted(group, key=lambda one: one.size or 0) for group in groups]
 
     def told(judged: bool) -> tuple[Whole | None, Iterator[Effect], list[tuple[Effect, ...]]]:
         timed = [[one for one in family if one.base_times and one.new_times] for family in families]

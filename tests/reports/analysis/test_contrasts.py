@@ -158,3 +158,5 @@ def test_comparisons_share_their_error_and_those_that_tell_most_come_first() -> 
     many = [launches(fsdp(hidden=64 * (i + 1)), [0.1 + 0.01 * i] * 4) for i in range(8)]
     *most, left, meant = compared(*(one for of in many for one in of))
     assert (len(most), left) == (5, "2 more comparisons tell less.")
+    wild = [launches(fsdp(hidden=64 * (i + 1)), [0.1, 1e-90, 1e30] if i else [0.1] * 3) for i in range(8)]
+    assert len(compared(*(one for of in wild for one in of))) == 7, "however far launches reach"
