@@ -13,6 +13,7 @@ from reports.analysis.attention import Comparison, Context, compared, contexts
 from reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
 from reports.analysis.experts import Mixture, mixtures
 from reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves, size_of
+from reports.analysis.frame import group_by
 from reports.analysis.labels import AXES, differences, short_labels
 from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
 from reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
@@ -164,14 +165,9 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
 
 
 def _operations(found: Analysis) -> tuple[Operation, ...]:
-    rows: dict[str, list[Row]] = {}
-    differing = differences(found.communication, AXES)
-    for row in found.communication:
-        if row.kind != "memory":
-            name = row.case.short_name
-            rows.setdefault(f"{name} {differing[row.case.id]}".strip(), []).append(row)
-    made = []
-    for name, of in rows.items():
+    made, differing = list[Operation](), differences(found.communication, AXES)
+    rows = [row for row in found.communication if row.kind != "memory"]
+    for name, of in group_by(rows, lambda row: f"{row.case.short_name} {differing[row.case.id]}".strip()).items():
         fastest = max(of, key=lambda row: row.value("busbw") or 0.0)
         alone = [row for row in of if row.case.params.get("mode") == "blocking" and size_of(row) <= _SMALL_BYTES]
         smallest = min(alone, key=size_of, default=None)

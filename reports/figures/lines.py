@@ -14,6 +14,7 @@ from reports import cells
 from reports.analysis.attention import Context
 from reports.analysis.contrasts import Kinds
 from reports.analysis.fits import Ceiling, Curve, size_of
+from reports.analysis.frame import group_by
 from reports.analysis.labels import operation
 from reports.analysis.summary import Row, estimate_of
 from reports.figures.palette import HUES, OPERATIONS, css_of
@@ -151,12 +152,9 @@ def curve_lines(
 ) -> tuple[Line, ...]:
     """Return a line for each operation of more than one size, its interval above zero; what has one size is no line."""
     fits = {operation(curve.rows[0].case): _pieces(curve.fit) for curve in curves if quantity == "time"}
-    series: dict[str, list[Row]] = {}
-    for row in rows:
-        series.setdefault(operation(row.case), []).append(row)
     scale = cells.GIGA if quantity == "busbw" else 1.0
     found = []
-    for label, of in series.items():
+    for label, of in group_by(rows, lambda row: operation(row.case)).items():
         known = [(size_of(row), extent(row.metrics.get(quantity))) for row in of]
         points = tuple(
             (size, told[0] / scale, told[1] / scale, told[2] / scale) for size, told in known if told and size > 0

@@ -15,6 +15,7 @@ import numpy as np
 
 from bench.text import UserError
 from reports import cells
+from reports.analysis.frame import group_by
 from reports.history.database import History, Line, Outcome, open_history
 from reports.history.entries import About, read_entry
 from reports.history.levels import Shift, StepRule
@@ -128,9 +129,7 @@ def check(
     before = [one for one in history.runs(line.branch) if (one.started, one.number) <= (line.started, line.number)]
     meant = [one for one in history.annotations() if one.branch == line.branch and one.started <= line.started]
     known, tonight = history.series(), history.series(line.number)
-    alike: dict[str, list[int]] = {}
-    for number, series in known.items():
-        alike.setdefault(series.anywhere, []).append(number)
+    alike = group_by(known, lambda number: known[number].anywhere)
     kin, found, counted_of, window = {}, {}, list[Counts](), slice(-rule.window - (not kept), None)
     for number, series in tonight.items():
         kin[number] = alike[series.anywhere]

@@ -14,6 +14,7 @@ from bench.text import counted, format_duration
 from reports.analysis.analysis import Analysis, analyse, front_of
 from reports.analysis.contrasts import settings_words
 from reports.analysis.findings import look_at_first
+from reports.analysis.frame import group_by
 from reports.analysis.labels import environment_facts, short_labels
 from reports.analysis.ranks import measuring_words
 from reports.analysis.steps import broken_down, calls_of
@@ -115,9 +116,7 @@ def draw_first_screen(found: Analysis) -> list[Markup]:
 
 def first_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
     """Return a line for each of six operations at most, of the mode and type in which most were measured."""
-    series: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        series.setdefault((str(row.case.params.get("mode")), str(row.case.params.get("dtype"))), []).append(row)
+    series = group_by(rows, lambda row: (row.case.params.get("mode"), row.case.params.get("dtype")))
     lines = max((curve_lines(of, "busbw") for of in series.values()), key=len, default=())
     known = [*OPERATIONS]
 
