@@ -319,7 +319,7 @@ def longest_computing(run: Run, row: Row) -> Blame | None:
     named, traced = dict[int, list[Vote]](), timelines_of(run, row)
     for launch, timeline in traced:
         busy = {one.rank: length(spans_of(by_stream(one).get(COMPUTE, ()))) / 1e9 for one in timeline.ranks}
-        rank = max(busy, key=lambda rank: busy[rank])
+        rank = max(busy, key=lambda rank: busy[rank], default=0)
         others = median([seconds for other, seconds in busy.items() if other != rank]) if len(busy) > 1 else 0.0
         if others and busy[rank] > _LONGER * others:
             named[launch] = [(rank, busy[rank] - others, busy[rank] / others)]

@@ -38,6 +38,8 @@ def test_unknown_clocks_and_damaged_traces_are_refused_with_the_reason(tmp_path:
         (one,) = traced_in(tmp_path, (traced_record(), content))
         assert one.timeline is None
         assert "is not what parbench wrote" in one.why_not
+    run = run_with(tmp_path, [(traced_record(), timeline(0))])
+    assert steps.longest_computing(run, *summarize(run).rows) is None, "a trace of no rank"
 
 
 def test_a_rank_is_busy_as_long_as_its_row_says(tmp_path: Path) -> None:
