@@ -68,14 +68,14 @@ def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
         told, where = _params(row.case), (row.case.name, row.world.size, row.world.nodes)
         mode = str(told["mode"])
         alike = where, *((k, v) for k, v in told.items() if k not in ("mode", "size_bytes", "placement"))
-        table = where, mode, *((k, v) for k, v in told.items() if k not in _COLUMNS)
-        placed.append((mode, alike, table, row))
+        series = where, mode, *((k, v) for k, v in told.items() if k not in _COLUMNS)
+        placed.append((mode, alike, series, row))
         if mode in _COMPARABLE and row.world.device == "cuda" and not _why_left_out(row):
             compared.setdefault(alike, []).append(mode)
     tables: dict[object, list[Row]] = {}
-    for mode, alike, table, row in placed:
-        if mode not in _COMPARABLE and alike in compared:
-            why = f"mode {listed(sorted(set(compared[alike])))} compares with nccl-tests, and is here"
+    for mode, like, table, row in placed:
+        if mode not in _COMPARABLE and like in compared:
+            why = f"mode {listed(sorted(set(compared[like])))} compares with nccl-tests, and is here"
             left_out.append(f"{visible(row.case.label)}: {why}")
         else:
             tables.setdefault(table, []).append(row)

@@ -43,8 +43,8 @@ def _operations(front: Front, room: int) -> list[str]:
 
 
 def _operation(one: Operation, width: int) -> str:
-    interval = cells.interval(one.rate)
-    rate = f"{cells.gigabytes(one.rate and one.rate.value):>8} {'' if interval == cells.UNKNOWN else interval:17}"
+    value, interval = one.rate.value if one.rate else None, cells.interval(one.rate)
+    rate = f"{cells.gigabytes(value):>8} {'' if interval == cells.UNKNOWN else interval:17}"
     share = f"   {_percent(one.share):>5} {_bar(one.share, 12)}" if one.share is not None else ""
     return f"  {one.name[:26]:{width}} {cells.duration(one.latency):>9}  {rate}{share}".rstrip()
 

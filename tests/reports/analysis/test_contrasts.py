@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from nodes_fixtures import group_records, hosts_of, node_run, operation, rates_of, run_of, world_of
 from report_rows import cells_of, rows_of
-from reports_fixtures import collective, ok
+from reports_fixtures import collective, ok, seconds_metric
 
 from bench.plan.cases import Case, make_case
 from bench.results.records import Record
@@ -158,5 +158,9 @@ def test_comparisons_share_their_error_and_those_that_tell_most_come_first() -> 
     many = [launches(fsdp(hidden=64 * (i + 1)), [0.1 + 0.01 * i] * 4) for i in range(8)]
     *most, left, meant = compared(*(one for of in many for one in of))
     assert (len(most), left) == (5, "2 more comparisons tell less.")
-    wild = [launches(fsdp(hidden=64 * (i + 1)), [0.1, 1e-90, 1e30] if i else [0.1] * 3) for i in range(8)]
-    assert len(compared(*(one for of in wild for one in of))) == 7, "however far launches reach"
+    wild = [
+        ok(fsdp(hidden=64 * (i + 1)), launch, metrics={"step_time": seconds_metric(seconds if i else 0.1)})
+        for i in range(8)
+        for launch, seconds in enumerate((0.1, 1e-90, 1e29))
+    ]
+    assert len(compared(*wild)) == 7, "however far launches reach"
