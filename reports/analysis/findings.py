@@ -62,9 +62,8 @@ class Finding:
 
 def look_at_first(found: Analysis) -> tuple[Finding, ...]:
     """Return at most six findings, one of a kind and operation, those first that surely cost most."""
-    links = chain.from_iterable(_slow_links(found, matrix) for matrix in found.matrices)
-    groups = chain.from_iterable(map(_slow_group, found.groups))
-    every = [*_ranks(found), *_steps(found), *links, *groups, *_operations(found), *_machine(found)]
+    links, groups = (_slow_links(found, matrix) for matrix in found.matrices), map(_slow_group, found.groups)
+    every = chain(_ranks(found), _steps(found), *links, *groups, _operations(found), _machine(found))
     return tuple(sorted(every, key=lambda one: -one.cost * one.sure)[:MOST])
 
 
@@ -331,9 +330,8 @@ def _operations(found: Analysis) -> Iterator[Finding]:
         if factor.value and factor.low is not None and factor.low > 1
     ]
     for factor, sentence in sorted(beside, reverse=True)[:1]:
-        more = f"; {len(beside) - 1} more do" if len(beside) > 1 else ""
-        evidence = {"factor": factor}
-        yield Finding(kind="slower beside others", cost=1 - 1 / factor, sentence=sentence + more, evidence=evidence)
+        sentence += f"; {len(beside) - 1} more do" if len(beside) > 1 else ""
+        yield Finding(kind="slower beside others", cost=1 - 1 / factor, sentence=sentence, evidence={"factor": factor})
 
 
 def _off_fit(curve: Curve) -> Iterator[Finding]:
