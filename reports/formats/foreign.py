@@ -53,7 +53,7 @@ class ImportedRun:
     left_out: tuple[str, ...] = ()
 
 
-class Row(dict[str, str]):
+class PrintedRow(dict[str, str]):
     """The words of a line by their columns; ``UserError`` if one of ``needed`` was not named, or the line is cut."""
 
     def __init__(self, words: Sequence[str], names: Sequence[str], needed: Sequence[str], where: str) -> None:

@@ -16,7 +16,7 @@ from bench.plan.params import Value
 from bench.results.records import Check
 from bench.text import UserError, listed
 from reports.formats import foreign
-from reports.formats.foreign import GIGA, MICRO, UNKNOWN, ImportedResult, ImportedRun, Row, world_size
+from reports.formats.foreign import GIGA, MICRO, UNKNOWN, ImportedResult, ImportedRun, PrintedRow, world_size
 from reports.formats.nccl_tests import JSON_VERSION, REDUCTIONS, TOOL, TYPES
 
 _OPERATIONS = names_of(TOOL)
@@ -164,7 +164,7 @@ def _parse_text(text: str, where: str, nproc: int | None) -> ImportedRun:
 
 def _row(head: _Head, names: list[str], words: list[str], where: str, nproc: int | None) -> Iterator[ImportedResult]:
     """Yield a row's placements; a column that occurs twice is out of place first."""
-    row = Row(words, names, ("size", "type", "redop", "root", "algbw", "busbw"), where)
+    row = PrintedRow(words, names, ("size", "type", "redop", "root", "algbw", "busbw"), where)
     ranks = world_size(head.ranks, nproc, where)
     starts = [at - 1 for at in range(1, len(names) - 1) if names[at : at + 2] == ["algbw", "busbw"]]
     if not starts:

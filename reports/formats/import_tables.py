@@ -29,7 +29,7 @@ from reports.formats.foreign import (
     UNKNOWN,
     ImportedResult,
     ImportedRun,
-    Row,
+    PrintedRow,
     lines,
     refuse_several,
     time_and_rates,
@@ -59,7 +59,7 @@ def parse_osu(text: str, where: str, nproc: int | None) -> ImportedRun:
         elif bare.startswith("# Size"):
             names = [name.lower().replace(" ", "") for name in re.split(r"\s{2,}", bare.removeprefix("# "))]
         elif operation and names and bare and bare.split()[0].isdecimal():
-            row = Row(bare.split(), names, ("size",), place)
+            row = PrintedRow(bare.split(), names, ("size",), place)
             found.append(_found_osu(operation, row, ranks, dtype, version or "of unknown version"))
     return ImportedRun(
         tool="osu",
@@ -72,7 +72,7 @@ def parse_osu(text: str, where: str, nproc: int | None) -> ImportedRun:
     )
 
 
-def _found_osu(operation: OperationSpec, row: Row, ranks: int, dtype: str, version: str) -> ImportedResult:
+def _found_osu(operation: OperationSpec, row: PrintedRow, ranks: int, dtype: str, version: str) -> ImportedResult:
     latency = next((name for name in ("avglatency(us)", "latency(us)") if name in row), None)
     if latency is None:
         raise UserError(f"{row.where}: the columns {', '.join(row)} hold no latency")
@@ -126,14 +126,14 @@ def parse_param(text: str, where: str, nproc: int | None) -> ImportedRun:
                 left_out[f"{operation} with another collective at the same time: the row is both together"] = None
             else:
                 told = names[: names.index("busbw") + 1] if "busbw" in names else []
-                row = Row(match[2].split(), told, ("size", "p50", "algbw", "busbw"), place)
+                row = PrintedRow(match[2].split(), told, ("size", "p50", "algbw", "busbw"), place)
                 found.append(_found_param(match[1], row, ranks))
     return ImportedRun(
         tool="param", ranks=ranks, nodes=len(hosts) or None, found=tuple(found), hosts=hosts, left_out=tuple(left_out)
     )
 
 
-def _found_param(label: str, row: Row, ranks: int) -> ImportedResult:
+def _found_param(label: str, row: PrintedRow, ranks: int) -> ImportedResult:
     name, dtype, *tag = [*label.split("-"), ""]
     params: dict[str, Value] = {"size_bytes": row.whole("size")}
     seconds, operation = row.number("p50") * MICRO or None, _OPERATIONS_PARAM[name]
@@ -203,11 +203,11 @@ def _learn(one: _Section, line: str, words: list[str], where: str, nproc: int | 
     elif words == ["VERIFY", "ERRORS"] and one.found:  # gloo stops at the first mismatch
         one.found[-1] = replace(one.found[-1], check=Check(passed=False))
     elif one.names and one.operation and words[0].isdecimal():
-        row = Row(words, one.names, ("size", "elements", "p50", "p99", "bandwidth", "iterations"), where)
+        row = PrintedRow(words, one.names, ("size", "elements", "p50", "p99", "bandwidth", "iterations"), where)
         one.found.append(_found_gloo(one, one.operation, row, one.ranks(nproc, where)))
 
 
-def _found_gloo(section: _Section, operation: OperationSpec, row: Row, ranks: int) -> ImportedResult:
+def _found_gloo(section: _Section, operation: OperationSpec, row: PrintedRow, ranks: int) -> ImportedResult:
     printed, elements, options = row.whole("size"), row.whole("elements"), section.options
     to_each = operation.short_name == "all_to_all"
     itemsize = 8 if to_each else printed // elements if elements else 0

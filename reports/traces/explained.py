@@ -30,7 +30,7 @@ _count = cells.formatted("{:.4g}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class CallKind:
     """Calls of one operation, group and class of sizes, of the rank whose communication is exposed least."""
 
     label: str
@@ -165,7 +165,7 @@ def _ranks(job: Job) -> Table[RankSteps]:
     )
 
 
-def _kinds(job: Job, ceiling: Ceiling) -> Table[Kind]:
+def _kinds(job: Job, ceiling: Ceiling) -> Table[CallKind]:
     return Table(
         id="collectives",
         title="Communication of a step",
@@ -184,7 +184,7 @@ def _kinds(job: Job, ceiling: Ceiling) -> Table[Kind]:
     )
 
 
-def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
+def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[CallKind, ...]:
     shared: dict[tuple[str, str], list[SharedCall]] = defaultdict(list)
     for one in job.shared:
         if one.facts.op not in PEER_TO_PEER:
@@ -201,7 +201,7 @@ def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
         rates = [rate for one in same if (rate := one.busbw)]
         steps = len(rank.steps)
         found.append(
-            Kind(
+            CallKind(
                 label=label,
                 size=size,
                 count=len(mine) / steps,
