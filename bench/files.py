@@ -83,6 +83,13 @@ def decode_json(content: bytes, kind: type[_T]) -> _T:
     return msgspec.json.decode(content, type=kind)
 
 
+def encode_json(value: object) -> bytes:
+    """Return a value as JSON that people can read, a line for each of its parts."""
+    import msgspec  # parbench --help does without
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
 def is_deep(content: bytes) -> bool:
     """Say whether JSON nests too deeply: of its brackets alone, each round takes off the innermost.
 

@@ -26,7 +26,14 @@ def sentence_of(error: UserError) -> str:
     """Return what it says, its middle cut out where it quotes much of a file, and what no terminal shows escaped."""
     told = str(error)
     told = told if len(told) < 1500 else f"{told[:1000]} ... {told[-300:]}"
-    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in told)
+    return printable(told, "\n")
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Return text with what a terminal would obey or XML refuse written out, but for what is ``kept``."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in kept else f"\\x{ord(char):02x}" for char in text)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

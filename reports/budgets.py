@@ -16,9 +16,8 @@ from reports.analysis.fits import COPY, Ceiling, ceiling_of
 from reports.analysis.steps import exposed_seconds, share_of_traced
 from reports.analysis.summary import Row, summarize
 
-CODES = {"KEPT": 0, "OVER": 1, "UNKNOWN": 3, "NOT RUN": 4}
-Standing = Literal["KEPT", "OVER", "UNKNOWN", "NOT RUN"]
-_WORST_FIRST: tuple[Standing, ...] = ("OVER", "NOT RUN", "UNKNOWN", "KEPT")
+Standing = Literal["OVER", "NOT RUN", "UNKNOWN", "KEPT"]
+CODES: Mapping[Standing, int] = {"OVER": 1, "NOT RUN": 4, "UNKNOWN": 3, "KEPT": 0}  # the worst first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,7 @@ def _of_case(budget: Budget, label: str, row: Row | None, known: Mapping[str, Me
 
 def _together(budget: Budget, each: Sequence[_Standing]) -> Judged:
     """Return the worst of all cases; of several as bad the one that is farthest from what it has to be."""
-    first = min(each, key=lambda one: (_WORST_FIRST.index(one.word), -one.distance))
+    first = min(each, key=lambda one: ([*CODES].index(one.word), -one.distance))
     alike = {one.case for one in each if one.word == first.word}
     of = len({one.case for one in each})
     count = f"; so do {counted(len(alike), 'case')} of {of}" if len(alike) > 1 else ""
@@ -113,10 +112,7 @@ def _shown(name: str, metric: MetricValue) -> str:
     declared_as = metric_of(name)
     if metric.unit or declared_as is None:
         return cells.measured(metric)
-    text = (lambda number: declared_as.shown.format(number)) if declared_as.shown else cells.percent
-    if metric.value is None or metric.low is None or metric.high is None:
-        return text(metric.value) if metric.value is not None else cells.UNKNOWN
-    return f"{text(metric.value)} [{text(metric.low)}, {text(metric.high)}]"
+    return cells.compared(metric, cells.formatted(declared_as.shown) if declared_as.shown else cells.percent)
 
 
 def _known(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:

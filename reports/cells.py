@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from bench.results.metrics import MetricValue
-from bench.text import format_size
+from bench.text import format_size, printable
 
 _ROUNDING_SECONDS = 1e-12
 """Below it a difference of sums is nothing but rounding."""
@@ -92,9 +92,8 @@ def interval(metric: MetricValue | None) -> str:
 
 
 def visible(text: str) -> str:
-    """Return ``text`` on one line, with what a terminal would obey or XML refuse written out: it may quote anything."""
-    line = " ".join(text.split())
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)
+    """Return ``text`` on one line that is safe to show: it may quote anything."""
+    return printable(" ".join(text.split()))
 
 
 def counted(pairs: Sequence[tuple[str, int]]) -> str:

@@ -6,15 +6,14 @@ from functools import partial
 
 from markupsafe import Markup
 
-from bench.results.document import Cell, Column, Document, Gantt, Grid, Lines, Points, Stacks, Table, Unit
+from bench.results.document import Cell, Column, Document, Gantt, Grid, Points, Stacks, Table, Unit
 from reports import cells, report
 from reports.analysis.verdicts import Verdict
 from reports.figures.bars import draw_stacks
-from reports.figures.gantt import Detail, detail_of, draw_pipeline, last_of
+from reports.figures.gantt import detail_of, draw_pipeline, last_of
 from reports.figures.heat_maps import draw_grid
-from reports.figures.lines import Level, draw_against
+from reports.figures.lines import Level, draw_against, draw_points
 from reports.figures.palette import MEMORY, STEP
-from reports.figures.scatter import draw_points
 from reports.figures.svg import Drawing, figure
 from reports.render.show import rendered
 from reports.render.terminal import render_text, width_of
@@ -26,8 +25,6 @@ _TEXTS: dict[Unit, Callable[[float | None], str]] = {
     "GB": lambda value: cells.quantity(value, "GB"),
     "share": cells.percent,
 }
-
-
 _STACKS: dict[str, tuple[dict[str, str], Unit, str]] = {
     "memory": (MEMORY, "GB", "memory of a rank"),
     "step": ({**STEP, "bubble": STEP["idle"], "update": STEP["non-pipeline"]}, "s", "time of a step"),
@@ -96,7 +93,8 @@ def _figures(table: Table) -> Iterator[Markup]:
         drawn: Drawing | None
         if isinstance(one, Gantt):
             detail = detail_of(one)
-            drawn, told = _gantt(one, detail), f"{told} {detail.note}".rstrip()
+            drawn = draw_pipeline(one, detail, last_of(one.facts.predicted or ()))
+            told = f"{told} {detail.note}".rstrip()
         elif isinstance(one, Stacks):
             hues, unit, quantity = _STACKS[one.of]
             drawn = draw_stacks([*one.bars.items()], hues, quantity, _TEXTS[unit], one.limit)
@@ -106,12 +104,9 @@ def _figures(table: Table) -> Iterator[Markup]:
         elif isinstance(one, Grid):
             drawn = _grid(one)
         else:
-            drawn = _lines(one)
+            level = Level(words=one.level.title, text=_TEXTS[one.level.unit], is_log=one.is_log, at=one.limit)
+            drawn = draw_against(one.lines, level, one.along)
         yield from figure(drawn, f"{table.id}-figure-{i}", one.title, told)
-
-
-def _gantt(one: Gantt, detail: Detail) -> Drawing | None:
-    return draw_pipeline(one, detail, last_of(one.facts.predicted or ()))
 
 
 def _grid(one: Grid) -> Drawing:
@@ -122,8 +117,3 @@ def _grid(one: Grid) -> Drawing:
         for row in one.rows.values()
     ]
     return draw_grid([*one.rows], squares, one.columns, one.below)
-
-
-def _lines(one: Lines) -> Drawing | None:
-    level = Level(words=one.level.title, text=_TEXTS[one.level.unit], is_log=one.is_log, at=one.limit)
-    return draw_against(one.lines, level, one.along)

@@ -45,6 +45,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.startswith(_OWN)
 
     @property
+    def short_name(self) -> str:
+        """The name without its kind: ``all_reduce``."""
+        return self.name.partition(".")[2] or self.name
+
+    @property
     def label(self) -> str:
         return " ".join([self.name, *(f"{name}={value}" for name, value in self.params.items())])
 

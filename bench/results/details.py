@@ -256,6 +256,7 @@ class MemoryOverTime(Details, frozen=True, kw_only=True):
 
     def _check(self) -> None:
         _expect(len(self.points) > 1, f"{len(self.points)} points are no curve")
+        _expect(self.points[0][0] >= 0, "its first point is before the step")
         _expect(all(a < b for (a, _), (b, _) in pairwise(self.points)), "its points are not in order of time")
 
     @property

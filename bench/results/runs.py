@@ -18,7 +18,7 @@ from typing import IO, Any
 import msgspec
 from msgspec.structs import replace
 
-from bench.files import decode_json, file_name, inflate, read_file
+from bench.files import decode_json, encode_json, file_name, inflate, read_file
 from bench.limits import Id, Launch, Name, Positive, Words, check_environment, check_time
 from bench.machine.host_load import HostLoad
 from bench.plan.cases import renewed
@@ -86,7 +86,7 @@ def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
 
 
 def write_info(path: Path, info: RunInfo) -> None:
-    replace_file(path / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
+    replace_file(path / "run.json", encode_json(info))
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -73,9 +73,14 @@ class Breakdown:
     residual_seconds: float
 
     @property
+    def exposed_seconds(self) -> float:
+        """All communication that nothing hides."""
+        return sum(self.exposed_comm_seconds.values())
+
+    @property
     def overlap(self) -> float | None:
         """The share of communication that is hidden, None where there is none (as HolisticTraceAnalysis counts)."""
-        total = self.hidden_comm_seconds + sum(self.exposed_comm_seconds.values())
+        total = self.hidden_comm_seconds + self.exposed_seconds
         return self.hidden_comm_seconds / total if total else None
 
 

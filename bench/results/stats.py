@@ -123,7 +123,7 @@ def mean_of(values: Sequence[float], of: str, kind: Kind) -> Estimate:
     mean = fmean(terms)
 
     def back(term: float) -> float:
-        return term if zero is None else math.exp(term) + zero
+        return term if zero is None else math.exp(min(term, 700.0)) + zero  # no further than a float reaches
 
     method = f"{'mean' if zero is None else 'geometric mean'} of {n} {of}"
     if n < LEAST_LAUNCHES:

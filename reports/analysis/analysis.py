@@ -13,6 +13,7 @@ from reports.analysis.attention import Comparison, Context, compared, contexts
 from reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
 from reports.analysis.experts import Mixture, mixtures
 from reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves, size_of
+from reports.analysis.frame import group_by
 from reports.analysis.labels import AXES, differences, short_labels
 from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
 from reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
@@ -94,7 +95,7 @@ class Operation:
     """
 
     name: str
-    latency: MetricValue | None
+    latency: float | None
     rate: MetricValue | None
     share: float | None
 
@@ -140,12 +141,10 @@ class Front:
             parts += [f"overlap {100 * step.overlap:.0f} %"] if step.overlap is not None else []
             found.append((cells.duration(step.row.seconds), f"step of {step.name}"))
             found += [(", ".join(parts), f"of a step of {step.name}")] if parts else []
-        rated = [one for one in self.operations if one.rate and one.rate.value]
-        told = [(one.latency.value, one.name) for one in self.operations if one.latency and one.latency.value]
-        found += [
-            (cells.quantity(one.rate.value, "B/s"), f"bus bandwidth of {one.name}") for one in rated[:1] if one.rate
-        ]
-        found += [(cells.duration(seconds), f"latency of {name}") for seconds, name in sorted(told)[:1]]
+        rates = [(one.rate.value, one.name) for one in self.operations if one.rate and one.rate.value]
+        latencies = [(one.latency, one.name) for one in self.operations if one.latency]
+        found += [(cells.quantity(rate, "B/s"), f"bus bandwidth of {name}") for rate, name in rates[:1]]
+        found += [(cells.duration(seconds), f"latency of {name}") for seconds, name in sorted(latencies)[:1]]
         return tuple(found)
 
 
@@ -166,19 +165,14 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
 
 
 def _operations(found: Analysis) -> tuple[Operation, ...]:
-    rows: dict[str, list[Row]] = {}
-    differing = differences(found.communication, AXES)
-    for row in found.communication:
-        if row.kind != "memory":
-            name = row.case.name.partition(".")[2]
-            rows.setdefault(f"{name} {differing[row.case.id]}".strip(), []).append(row)
-    made = []
-    for name, of in rows.items():
+    made, differing = list[Operation](), differences(found.communication, AXES)
+    rows = [row for row in found.communication if row.kind != "memory"]
+    for name, of in group_by(rows, lambda row: f"{row.case.short_name} {differing[row.case.id]}".strip()).items():
         fastest = max(of, key=lambda row: row.value("busbw") or 0.0)
         alone = [row for row in of if row.case.params.get("mode") == "blocking" and size_of(row) <= _SMALL_BYTES]
         smallest = min(alone, key=size_of, default=None)
         rate = fastest.metrics.get("busbw")
         share = rate.value / found.ceiling.bytes_per_second if rate and rate.value and found.ceiling else None
-        latency = smallest.metrics.get("time") if smallest else None
+        latency = smallest.value("time") if smallest else None
         made.append(Operation(name=name, latency=latency, rate=rate, share=share))
     return tuple(sorted(made, key=lambda one: -((one.rate and one.rate.value) or 0.0)))

@@ -117,7 +117,7 @@ class Comparison:
 
 
 # what says how attention is shared out, and over what: the rest is the model
-_OF_METHOD = ("method", "ulysses", "mask", "sequence")
+OF_METHOD = ("method", "ulysses", "mask", "sequence")
 
 
 def compared(found: Sequence[Context], notes: Sequence[str] = ()) -> tuple[Comparison, ...]:
@@ -139,13 +139,13 @@ def sizes(found: Sequence[Context]) -> tuple[Comparison, ...]:
 
 
 def _groups(found: Sequence[Context], by: Callable[[Context], tuple[object, ...]]) -> list[list[Context]]:
-    return group_rows(found, lambda one: one.row.case, without=_OF_METHOD, by=lambda one: (one.facts.mask, *by(one)))
+    return group_rows(found, lambda one: one.row.case, without=OF_METHOD, by=lambda one: (one.facts.mask, *by(one)))
 
 
 def _comparison(
     title: str, group: Sequence[Context], found: Sequence[Context], verdicts: Sequence[str] = ()
 ) -> Comparison:
-    model = differences([one.row for one in found], _OF_METHOD)[group[0].row.case.id]
+    model = differences([one.row for one in found], OF_METHOD)[group[0].row.case.id]
     return Comparison(
         title=f"{title}, {group[0].facts.mask} mask{model and f', {model}'}",
         contexts=tuple(group),

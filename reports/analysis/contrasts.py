@@ -40,14 +40,14 @@ def _alike(rows: Iterable[Row], at: Callable[[Row], T], *without: str) -> list[d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowed:
+class Slowdown:
     """A row undisturbed, and by what factor each load beside it makes it slower."""
 
     base: Row
     factors: Mapping[str, MetricValue]
 
 
-def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowed, ...]], ...]:
+def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowdown, ...]], ...]:
     """Return a title, what stands before a load's name, and the rows of each contrast."""
     found = (
         ("Group contention: all groups at once against one alone", "factor ", interference(rows, "concurrent")),
@@ -56,14 +56,14 @@ def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowed, ...]],
     return tuple(one for one in found if one[2])
 
 
-def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowed, ...]:
+def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowdown, ...]:
     """Return each row that also ran with the parameter, and what each load, or all groups at once, slow it down by."""
     found = []
     for group in _alike(rows, lambda row: row.case.params.get(param), param):
         alone = group.pop(None, [])
         beside = {TOGETHER if param == "concurrent" else str(load): of[-1] for load, of in group.items()}
         factors = {load: one for load, row in beside.items() if alone and (one := slow_down(alone[0], row))}
-        found += [Slowed(base=alone[0], factors=factors)] if factors else []
+        found += [Slowdown(base=alone[0], factors=factors)] if factors else []
     return tuple(found)
 
 
@@ -130,7 +130,7 @@ def settings(rows: Sequence[Row]) -> tuple[Setting, ...]:
             alike = [of[0] for of in group.values()]
             base = next((row for row in alike if name in row.case.defaults), alike[0])
             for row in (row for row in alike if row is not base):
-                told = f"{row.case.name.rpartition('.')[2]} {others[row.case.id]}".strip()
+                told = f"{row.case.short_name} {others[row.case.id]}".strip()
                 values = [cells.visible(str(_value_of(name, one))) for one in (row, base)]
                 logs = [math.log(one.value / time.value) for one, time in _paired(base, row)]
                 pairs += [(f"{told}: {name} {values[0]} against {values[1]}", logs)] if logs else []
@@ -154,7 +154,8 @@ def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:
         if (t_quantile(level, n + more - 1) + t_quantile(_POWER, n + more - 1)) * error
         <= abs(mean) * math.sqrt(n + more)
     )
-    change, low, high = map(math.expm1, (mean, mean - reach, mean + reach))
+    # launches that disagree may reach further than a float
+    change, low, high = (math.expm1(min(end, 700.0)) for end in (mean, mean - reach, mean + reach))
     return Setting(name=name, launches=n, change=change, low=low, high=high, more=next(wanted, None))
 
 
@@ -168,10 +169,6 @@ def settings_words(rows: Sequence[Row]) -> tuple[str, ...]:
         *([left] if len(found) > _MOST_SETTINGS else []),
         *([meant] if len(found) > 1 and any(one.low is not None for one in found) else []),
     )
-
-
-def loads(slowed: Sequence[Slowed]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for one in slowed for name in one.factors))
 
 
 class Pairs(Alike[tuple[int, int]]):
@@ -197,12 +194,6 @@ def _ends(row: Row) -> tuple[int, int] | None:
     if row.case.name == "p2p.matrix" and isinstance(source, int) and isinstance(target, int):
         return source, target
     return None
-
-
-def matrix_title(matrix: Pairs) -> str:
-    params = matrix.first.case.params
-    size, dtype, mode = cells.size(params.get("size_bytes")), params.get("dtype", "-"), params.get("mode", "-")
-    return f"Rank to rank: bus bandwidth in GB/s, {size} {dtype}, {mode}"
 
 
 def over_sizes(rows: Sequence[Row]) -> tuple[Alike[int], ...]:
@@ -268,11 +259,6 @@ class Kinds:
         return operation(self.first.case, OF_GROUP)
 
     @property
-    def size_bytes(self) -> int | None:
-        size = self.first.case.params.get("size_bytes")
-        return size if isinstance(size, int) else None
-
-    @property
     def _type(self) -> tuple[str, str]:
         params = self.first.case.params
         return str(params.get("mode", cells.UNKNOWN)), str(params.get("dtype", cells.UNKNOWN))
@@ -316,7 +302,7 @@ def _kind(row: Row, nodes: Nodes) -> Kind | None:
 
 def series_of_kinds(found: Sequence[Kinds]) -> dict[tuple[str, str, str], list[Kinds]]:
     series: dict[tuple[str, str, str], list[Kinds]] = {(one.name, *one._type): [] for one in found}
-    for one in sorted(found, key=lambda one: one.size_bytes or 0):
+    for one in sorted(found, key=lambda one: one.first.size_bytes or 0):
         series[one.name, *one._type].append(one)
     return series
 
@@ -334,4 +320,6 @@ def ratio_words(one: Kinds) -> str:
     told = ", ".join(f"{kind.group} {cells.quantity(one.rate(kind), 'B/s')}" for kind in (far, near))
     what = " ".join(word for word in one._type if word != cells.UNKNOWN)
     times = cells.significant(one.ratio())
-    return f"{one.name}, {what}: {far.reach} {cells.size(one.size_bytes)} runs at {times} of {near.reach} ({told})."
+    return (
+        f"{one.name}, {what}: {far.reach} {cells.size(one.first.size_bytes)} runs at {times} of {near.reach} ({told})."
+    )

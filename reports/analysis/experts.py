@@ -74,7 +74,7 @@ def read_mixture(row: Row) -> Mixture | str | None:
         row=row,
         facts=facts,
         ep=ep,
-        scope=row.case.name.partition(".")[2] or row.case.name,
+        scope=row.case.short_name,
         routing=str(params.get("routing", "")),
         capacity=float(capacity) if isinstance(capacity, int | float) and capacity else None,
         variant=str(params.get("variant", "")),

@@ -5,8 +5,9 @@ launches tells, or what chance makes as easily, is not claimed; what a single la
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -18,7 +19,7 @@ from reports.analysis.contrasts import OF_GROUP, Grouped, Pairs, contrasts, slow
 from reports.analysis.fits import Curve, size_of
 from reports.analysis.labels import operation, row_label, short_labels
 from reports.analysis.pipelines import Pipeline
-from reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank, value_of
+from reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank
 from reports.analysis.steps import calls_of, exposed_seconds, longest_computing, traced_seconds, worst_ratio
 from reports.analysis.summary import Row, num_ranks
 from reports.analysis.verdicts import noisy_of
@@ -61,9 +62,8 @@ class Finding:
 
 def look_at_first(found: Analysis) -> tuple[Finding, ...]:
     """Return at most six findings, one of a kind and operation, those first that surely cost most."""
-    links = chain.from_iterable(_slow_links(found, matrix) for matrix in found.matrices)
-    groups = chain.from_iterable(map(_slow_group, found.groups))
-    every = [*_ranks(found), *_steps(found), *links, *groups, *_operations(found), *_machine(found)]
+    links, groups = (_slow_links(found, matrix) for matrix in found.matrices), map(_slow_group, found.groups)
+    every = chain(_ranks(found), _steps(found), *links, *groups, _operations(found), _machine(found))
     return tuple(sorted(every, key=lambda one: -one.cost * one.sure)[:MOST])
 
 
@@ -88,7 +88,7 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
     cores = known if isinstance(known, int) and known > 0 else nproc
     ranks = f" --nproc {nproc}" * (found.run.info.plan.device == "cpu" and nproc != max(2, min(8, cores)))
     settings = " ".join(f"--set {name}={value}" for name, value in told.items())
-    what = f"--target {row.case.target}" if row.case.is_own else f"--only {row.case.name.rpartition('.')[2]}"
+    what = f"--target {row.case.target}" if row.case.is_own else f"--only {row.case.short_name}"
     return f"parbench run {what} {settings}{ranks}"
 
 
@@ -97,7 +97,10 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
     rows = (one.row for of in (found.pipelines, found.mixtures, found.contexts) for one in of)
     unlike = {row.case.id for row in rows}
     alike = [row for row in found.shown if row.case.id not in unlike]
-    doctor = "srun --nodelist {} parbench doctor" if found.nodes else "parbench doctor"
+
+    def doctor(rank: int) -> str:
+        return f"{f'srun --nodelist {found.nodes.hosts[rank]} ' if found.nodes else ''}parbench doctor"
+
     told: tuple[tuple[Kind, str, Blame | None], ...] = (
         ("late rank", "arrives last", late_rank(alike)),
         ("slow rank", "is done last", last_out_rank(found.run, alike)),
@@ -110,7 +113,7 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
                 cost=share,
                 sentence=f"Rank {blame.rank} {verb} in {blame.words}, by {seconds} (median of cases),"
                 f" {cells.percent(share)} of their time",
-                command=doctor.format(found.nodes.hosts[blame.rank]) if found.nodes else doctor,
+                command=doctor(blame.rank),
                 evidence=asdict(blame),
             )
     for row in found.steps:
@@ -123,7 +126,7 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
                 cost=waited,
                 sentence=f"Rank {blame.rank} computes {blame.share:.2f} times as long as the others in"
                 f" {blame.words} of {name}, which wait {cells.percent(waited)} of the step for it",
-                command=doctor.format(found.nodes.hosts[blame.rank]) if found.nodes else doctor,
+                command=doctor(blame.rank),
                 evidence=asdict(blame),
             )
 
@@ -148,27 +151,20 @@ def _steps(found: Analysis) -> Iterator[Finding]:
         yield replace(first, sentence=f"{first.sentence}; also {also}{left}" if more else first.sentence)
 
 
-def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list[Finding]:
+def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iterator[Finding]:
     """Tell the first cause that a step's own settings give for exposed communication, else only that it is exposed."""
     exposed, whole = exposed_seconds(row), row.case.whole
     share = (exposed or 0.0) / wall
     told = f"{cells.percent(share)} of the step is exposed"
-    evidence = {"step": row.case.id, "exposed": share}
-    own = row.case.is_own
+    finding, own = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, "exposed": share}), row.case.is_own
     each, idle = int(_set(row, "accumulation")), (row.value("idle") or 0.0) / wall
     summed = [call for call in calls_of(row) or () if call.op in ("all_reduce", "reduce_scatter")]
     sums = each if whole.get("no_sync") is False else 1
-    made: list[Finding] = []
-
-    def add(kind: Kind, cost: float, sentence: str, command: str) -> None:
-        made.append(
-            Finding(kind=kind, cost=cost, sentence=sentence, command=command, sure=_sure(row), evidence=evidence)
-        )
-
     if sums > 1 and share >= _LEAST:
         sentence = f"{name} sums gradients after each of its {each} microbatches: {told}"
         command = _run(found, row, accumulation=each, no_sync="false,true")
-        add("small microbatches", share * (each - 1) / each, sentence, command)
+        cost = share * (each - 1) / each
+        yield finding(kind="small microbatches", cost=cost, sentence=sentence, command=command)
     elif (
         (own or "bucket_mb" in whole)
         and share >= _LEAST
@@ -179,50 +175,49 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> list
         sentence = f"{name} sends all gradients ({cells.num_bytes(num_bytes)}) in one bucket after backward, where"
         command = _run(found, row, bucket_mb=f"{smaller},{_set(row, 'bucket_mb'):g}")
         asked = f"; with DDP, bucket_cap_mb={smaller} makes several" if own and not command else ""
-        add("one bucket", share, f"{sentence} nothing hides them: {told}{asked}", command)
+        sentence += f" nothing hides them: {told}{asked}"
+        yield finding(kind="one bucket", cost=share, sentence=sentence, command=command)
     elif whole.get("prefetch") == "default" and share >= 2 * _LEAST:
         sentence = f"{name} gathers parameters without explicit prefetch: {told}"
-        add("no prefetch", share, sentence, _run(found, row, prefetch="default,explicit"))
+        command = _run(found, row, prefetch="default,explicit")
+        yield finding(kind="no prefetch", cost=share, sentence=sentence, command=command)
     elif share >= _LEAST_EXPOSED:
         overlap = row.value("overlap")
         hidden = f", {cells.percent(overlap)} of its communication hidden" if overlap is not None else ""
-        add("exposed communication", share, f"{name}: {told}{hidden}", "")
+        yield finding(kind="exposed communication", cost=share, sentence=f"{name}: {told}{hidden}")
     if idle >= _LEAST_IDLE and whole.get("compute", "real") == "real":
         size = int(_set(row, "microbatch"))
         sentence = f"{name} computes and sends nothing in {cells.percent(idle)} of the step: its pieces are too small"
-        add("small microbatches", idle, sentence, _run(found, row, microbatch=f"{size},{4 * size}"))
-    return made
+        command = _run(found, row, microbatch=f"{size},{4 * size}")
+        yield finding(kind="small microbatches", cost=idle, sentence=sentence, command=command)
 
 
 def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iterator[Finding]:
     row, facts = one.row, one.facts
     lost = {cause: (row.value(f"idle_{cause}") or 0.0) / wall for cause in ("schedule", "imbalance", "p2p")}
-    evidence = {"step": row.case.id, **lost}
+    finding = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, **lost})
     uneven, layers = row.metrics.get("idle_imbalance"), facts.layers_by_stage or ()
     is_told = uneven is not None and (uneven.low is None or uneven.low > 0)
     if lost["imbalance"] >= _LEAST and is_told:
         split, even = "+".join(map(str, layers)), sum(layers) // max(len(layers), 1)
         is_even = len(set(layers)) < 2 or sum(layers) % len(layers)
         better = "" if is_even else _run(found, row, split=f"{split},{'+'.join([str(even)] * len(layers))}")
-        sentence = f"{name}: uneven stages ({split or 'unknown'} layers) cost {cells.percent(lost['imbalance'])}"
-        yield Finding(
-            kind="uneven stages", cost=lost["imbalance"], sentence=f"{sentence} of the step", command=better,
-            sure=_sure(row), evidence=evidence,
-        )  # fmt: skip
+        share = cells.percent(lost["imbalance"])
+        sentence = f"{name}: uneven stages ({split or 'unknown'} layers) cost {share} of the step"
+        yield finding(kind="uneven stages", cost=lost["imbalance"], sentence=sentence, command=better)
     if lost["schedule"] >= _LEAST_BUBBLE:
         count, more = facts.microbatches, 4 * facts.microbatches
-        sentence = f"{name}: ranks wait for {cells.percent(lost['schedule'])} of the step as it has only {count}"
-        yield Finding(
-            kind="pipeline bubble", cost=lost["schedule"], sentence=f"{sentence} microbatches on {facts.ranks} ranks",
-            command=_run(found, row, microbatches=f"{count},{more}"), sure=_sure(row), evidence=evidence,
-        )  # fmt: skip
+        waited = f"{name}: ranks wait for {cells.percent(lost['schedule'])} of the step"
+        sentence = f"{waited} as it has only {count} microbatches on {facts.ranks} ranks"
+        command = _run(found, row, microbatches=f"{count},{more}")
+        yield finding(kind="pipeline bubble", cost=lost["schedule"], sentence=sentence, command=command)
     if lost["p2p"] >= _LEAST:
         size = int(_set(row, "microbatch"))
         sentence = f"{name}: messages between stages cost {cells.percent(lost['p2p'])} of the step, its microbatches"
-        yield Finding(
-            kind="small microbatches", cost=lost["p2p"], sentence=f"{sentence} are too small",
-            command=_run(found, row, microbatch=f"{size},{4 * size}"), sure=_sure(row), evidence=evidence,
-        )  # fmt: skip
+        command = _run(found, row, microbatch=f"{size},{4 * size}")
+        yield finding(
+            kind="small microbatches", cost=lost["p2p"], sentence=f"{sentence} are too small", command=command
+        )
 
 
 def _set(row: Row, name: str) -> float:
@@ -248,9 +243,8 @@ def _hot_experts(found: Analysis, row: Row, name: str) -> Iterator[Finding]:
 
 
 def _bytes(row: Row, name: str) -> Iterator[Finding]:
-    worst = worst_ratio(row)
-    if worst and worst[1] > 0 and abs(worst[1] - 1) > _OFF_RATIO:
-        axis, ratio = worst
+    axis, ratio = worst_ratio(row) or ("", 1.0)
+    if ratio > 0 and abs(ratio - 1) > _OFF_RATIO:
         yield Finding(
             kind="unexpected bytes",
             cost=abs(1 - min(ratio, 1 / ratio)),
@@ -302,7 +296,7 @@ def _is_slow(matrix: Pairs, pair: tuple[int, int], rates: Mapping[tuple[int, int
     """Say whether a link is below 70 % of the usual rate, over all launches and in three of four of them."""
     if rates[pair] >= _SLOW_LINK * usual:
         return False
-    known = [rate for one in matrix.rows[pair].measured if (rate := value_of(one, "busbw"))]
+    known = matrix.rows[pair].by_launch("busbw").values()
     return 4 * sum(rate < _SLOW_LINK * usual for rate in known) >= 3 * len(known)
 
 
@@ -326,8 +320,7 @@ def _slow_group(one: Grouped) -> Iterator[Finding]:
 
 
 def _operations(found: Analysis) -> Iterator[Finding]:
-    for curve in found.curves:
-        yield from _off_fit(curve)
+    yield from chain.from_iterable(map(_off_fit, found.curves))
     yield from _dearer(found.communication)
     beside = [
         (factor.value, f"{row_label(one.base)} takes {factor.value:.2f} times as long {prefix}{load}")
@@ -337,9 +330,8 @@ def _operations(found: Analysis) -> Iterator[Finding]:
         if factor.value and factor.low is not None and factor.low > 1
     ]
     for factor, sentence in sorted(beside, reverse=True)[:1]:
-        more = f"; {len(beside) - 1} more do" if len(beside) > 1 else ""
-        evidence = {"factor": factor}
-        yield Finding(kind="slower beside others", cost=1 - 1 / factor, sentence=sentence + more, evidence=evidence)
+        sentence += f"; {len(beside) - 1} more do" if len(beside) > 1 else ""
+        yield Finding(kind="slower beside others", cost=1 - 1 / factor, sentence=sentence, evidence={"factor": factor})
 
 
 def _off_fit(curve: Curve) -> Iterator[Finding]:
@@ -348,11 +340,11 @@ def _off_fit(curve: Curve) -> Iterator[Finding]:
     found = list[tuple[float, Row, float]]()
     for size, error in curve.fit.off_curve:
         row = next(row for row in curve.rows if size_of(row) == size)
-        above = sum(value_of(one, "time") > 1.2 * curve.fit.predict(size) for one in row.measured)
+        above = sum(time > 1.2 * curve.fit.predict(size) for time in row.by_launch("time").values())
         if error > 0 and 4 * above >= 3 * row.launches:
             found.append(((row.value("time") or 0.0) - curve.fit.predict(size), row, error))
     for seconds, row, error in sorted(found, key=lambda one: -one[0])[:1]:
-        name, size = row.case.name.rpartition(".")[2], size_of(row)
+        name, size = row.case.short_name, size_of(row)
         told = f"{cells.duration(row.value('time'))}, {cells.duration(curve.fit.predict(size))} by the fit"
         if seconds >= _LEAST * whole:
             yield Finding(
@@ -365,24 +357,23 @@ def _off_fit(curve: Curve) -> Iterator[Finding]:
             )
 
 
-def _dearer(rows: Iterable[Row]) -> Iterator[Finding]:
+def _dearer(rows: Sequence[Row]) -> Iterator[Finding]:
     """Name operations that take longer than one which does their work and more, by an interval over launches."""
-    wholes, series = dict[object, Row](), dict[str, list[tuple[Row, Row]]]()
+    series = dict[str, list[tuple[Row, Row]]]()
 
     def key(row: Row, name: str) -> tuple[object, ...]:
         return name, num_ranks(row), row.world, *sorted(map(str, row.case.params.items()))
 
-    rows = list(rows)
-    wholes = {key(row, row.case.name.rpartition(".")[2]): row for row in rows}
+    wholes = {key(row, row.case.short_name): row for row in rows}
     for row in rows:
-        name = row.case.name.rpartition(".")[2]
+        name = row.case.short_name
         if name in _WHOLES and (whole := wholes.get(key(row, _WHOLES[name]))):
             series.setdefault(name, []).append((row, whole))
     for of in series.values():
         told = [(row, whole) for row, whole in of if (ratio := slow_down(whole, row)) and (ratio.low or 0.0) > _DEARER]
         beyond = [((row.seconds or 0.0) - (whole.seconds or 0.0), row, whole) for row, whole in told]
         for _, row, whole in sorted(beyond, key=lambda one: -one[0])[:1]:
-            name, other = (one.case.name.rpartition(".")[2] for one in (row, whole))
+            name, other = (one.case.short_name for one in (row, whole))
             times = f"{cells.duration(row.seconds)}, {other} {cells.duration(whole.seconds)}"
             yield Finding(
                 kind="dearer than a whole",

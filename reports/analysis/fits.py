@@ -69,11 +69,7 @@ def points_of(rows: Sequence[Row]) -> tuple[Point, ...]:
             seconds=seconds,
             low=row.metrics["time"].low,
             high=row.metrics["time"].high,
-            launches={
-                one.launch: time.value
-                for one in row.measured
-                if (time := one.metrics.get("time")) and time.value and time.value > 0
-            },
+            launches=row.by_launch("time"),
         )
         for row in rows
         if (seconds := row.value("time"))
@@ -82,8 +78,7 @@ def points_of(rows: Sequence[Row]) -> tuple[Point, ...]:
 
 def size_of(row: Row) -> int:
     """Return the row's size in bytes, zero where it has none."""
-    size = row.case.params.get("size_bytes")
-    return size if isinstance(size, int) else 0
+    return row.size_bytes or 0
 
 
 def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Parameters have columns of their own, ``param_NAME``: ``method``, ``compute`` and ``skew`` are parameters and columns or
 metrics alike, and ``frame.shape`` and ``frame.mode`` are pandas' own. What is unknown is NA, never 0.
-pandas is imported where a frame is made: what groups rows is on the way of commands that make none.
+pandas is imported where a frame is made: commands that only show runs make none.
 """
 
 from collections import defaultdict
@@ -27,6 +27,14 @@ Runs = Iterable[tuple[Run, str | None]]
 """Runs, each with the name of the sweep's point that it measured."""
 
 
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return items by a key of each, in the order of the first of each."""
+    groups = defaultdict[K, list[T]](list)
+    for item in items:
+        groups[key(item)].append(item)
+    return dict(groups)
+
+
 def group_rows(
     items: Iterable[T],
     case_of: Callable[[T], Case],
@@ -38,28 +46,18 @@ def group_rows(
 
     Those of a group are alike in the case's name, in its parameters but those ``without``, and in what ``by`` says.
     """
-    import pandas as pd
+    left_out = set(without)
 
-    items, left_out = list(items), set(without)
-    if not items:
-        return []
-    cases = [case_of(item) for item in items]
-    params = ({f"param_{name}": one for name, one in case.params.items() if name not in left_out} for case in cases)
-    others = pd.DataFrame([(case.name, *by(item)) for case, item in zip(cases, items, strict=True)], dtype=object)
-    frame = others.join(pd.DataFrame(params, dtype=object))
-    grouped = pd.Series(items, dtype=object).groupby([frame[name] for name in frame], sort=False, dropna=False)
-    return [list(group) for _, group in grouped]
+    def key(item: T) -> object:
+        case = case_of(item)
+        return case.name, frozenset(one for one in case.params.items() if one[0] not in left_out), by(item)
+
+    return [*group_by(items, key).values()]
 
 
 def pivot_rows(groups: Iterable[Sequence[T]], at: Callable[[T], K]) -> list[dict[K, list[T]]]:
     """Return the items of each group by their place ``at``, of the groups that have items in two places or more."""
-    found = []
-    for group in groups:
-        places = defaultdict[K, list[T]](list)
-        for item in group:
-            places[at(item)].append(item)
-        found += [dict(places)] if len(places) > 1 else []
-    return found
+    return [places for group in groups if len(places := group_by(group, at)) > 1]
 
 
 _TEXT, _WHOLE, _NUMBER, _TIME = "string", "Int64", "float64", "datetime64[ns, UTC]"

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.plan.cases import Case
-from bench.plan.params import Value
 from reports import cells
+from reports.analysis.frame import group_by
 from reports.analysis.summary import Row, common_details
 from reports.cells import visible
 
@@ -15,7 +15,7 @@ AXES = ("size_bytes", "dtype", "mode")
 
 def operation(case: Case, without: Iterable[str] = ()) -> str:
     """Return a communication's name without its kind, with the parameters that have no column: ``broadcast root=1``."""
-    return _with(case.name.partition(".")[2] or case.name, case, case.params.keys() - {*AXES, *without})
+    return _with(case.short_name, case, case.params.keys() - {*AXES, *without})
 
 
 def row_label(row: Row) -> str:
@@ -43,9 +43,7 @@ def differences(rows: Sequence[Row], without: Iterable[str] = ()) -> dict[str, s
 
 
 def _differing(rows: Sequence[Row]) -> dict[str, set[str]]:
-    alike: dict[str, list[Mapping[str, Value]]] = {}
-    for row in rows:
-        alike.setdefault(row.case.name, []).append(row.case.params)
+    alike = {name: [row.case.params for row in of] for name, of in group_by(rows, lambda row: row.case.name).items()}
     return {
         name: {param for param in set[str]().union(*of) if any(one.get(param) != of[0].get(param) for one in of)}
         for name, of in alike.items()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from reports.analysis.frame import group_rows, pivot_rows
 from reports.analysis.labels import row_label, short_labels
 from reports.analysis.ranks import ONE_EACH
-from reports.analysis.several import Beside, One, Scaled, Several
+from reports.analysis.several import MatchedCase, NumberedRun, RunSet, Scaled
 from reports.analysis.summary import Row
 
 
@@ -40,10 +40,10 @@ class Environments:
     label: str
     nodes: int
     names: tuple[str, ...]
-    beside: Beside
+    beside: MatchedCase
 
 
-def over_nodes(several: Several) -> tuple[OverNodes, ...]:
+def over_nodes(several: RunSet) -> tuple[OverNodes, ...]:
     """Return the cases that ran on two numbers of nodes or more; of repeats, the one with the median rate counts."""
     series = []
     for placed in group_rows(_placed(several), lambda one: one[0].case):
@@ -59,7 +59,7 @@ def over_nodes(several: Several) -> tuple[OverNodes, ...]:
     return tuple(found)
 
 
-def environments(several: Several) -> tuple[Environments, ...]:
+def environments(several: RunSet) -> tuple[Environments, ...]:
     names = tuple(dict.fromkeys(one.point.environment for one in several.runs if one.point and one.point.environment))
     placed = [(row, layout) for row, layout in _placed(several) if layout.environment in names]
     cases = [row.case.id for row, _ in placed]
@@ -69,7 +69,9 @@ def environments(several: Several) -> tuple[Environments, ...]:
         by=lambda one: (replace(one[1], environment=""), one[0].world.nodes),
     )
     alike = pivot_rows(groups, lambda one: names.index(one[1].environment))
-    found = [Beside(rows={i: _median_row([row for row, _ in of]) for i, of in sorted(one.items())}) for one in alike]
+    found = [
+        MatchedCase(rows={i: _median_row([row for row, _ in of]) for i, of in sorted(one.items())}) for one in alike
+    ]
     layouts = [replace(next(iter(group.values()))[0][1], environment="") for group in alike]
     labels = _labels([(beside.first, layout) for beside, layout in zip(found, layouts, strict=True)])
     return tuple(
@@ -84,7 +86,7 @@ def row_names(rows: Sequence[Row]) -> Callable[[Row], str]:
     return lambda row: row_label(row) if row.is_communication else labels[row.case.id]
 
 
-def layout_of(one: One, row: Row) -> Layout:
+def layout_of(one: NumberedRun, row: Row) -> Layout:
     found = one.nodes.placement if one.nodes else one.point.placement if one.point else ""
     each = row.world.size / row.world.nodes
     is_placed = row.world.nodes > 1 and each > 1 and found != ONE_EACH
@@ -93,7 +95,7 @@ def layout_of(one: One, row: Row) -> Layout:
     return Layout(ranks_per_node=each, placement=placement, environment=environment)
 
 
-def _placed(several: Several) -> list[tuple[Row, Layout]]:
+def _placed(several: RunSet) -> list[tuple[Row, Layout]]:
     """Return the rows of all runs in their layouts: of a point that ran twice, its last run counts."""
     found: dict[object, tuple[Row, Layout]] = {}
     for one in several.runs:

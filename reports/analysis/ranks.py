@@ -53,8 +53,9 @@ class Nodes:
 
     def ordered(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return ranks node by node; those without a host, which no run should have, last."""
-        known = [rank for host in self.names for rank in self.ranks_on(host) if rank in set(ranks)]
-        return (*known, *(rank for rank in ranks if rank not in set(known)))
+        every = (rank for host in self.names for rank in self.ranks_on(host))
+        places = {rank: place for place, rank in enumerate(every)}
+        return tuple(sorted(ranks, key=lambda rank: places.get(rank, len(places))))
 
     @property
     def placement(self) -> str:
@@ -259,7 +260,7 @@ def late_rank(rows: Sequence[Row]) -> Blame | None:
     apart = min([_APART_SECONDS, *transfers]) if transfers else 0.0
     named = dict[int, list[Vote]]()
     for record, arrival, time in _arrivals(rows):
-        skew = value_of(record, "skew")
+        skew = _value_of(record, "skew")
         if arrival.late_rank is not None and (arrival.share or 0.0) > _MOST_OF and skew > max(_OF_TIME * time, apart):
             named.setdefault(record.launch, []).append((arrival.late_rank, skew, skew / time))
     launches = {record.launch for record, *_ in _arrivals(rows)}
@@ -269,7 +270,7 @@ def late_rank(rows: Sequence[Row]) -> Blame | None:
 def last_out_rank(run: Run, rows: Iterable[Row]) -> Blame | None:
     """Return the rank that leaves last, by a tenth of the time or more, of what all ranks do alike."""
     named = dict[int, list[Vote]]()
-    alike = [row for row in rows if row.case.name.rpartition(".")[2] in _ALIKE or not row.is_communication]
+    alike = [row for row in rows if row.case.short_name in _ALIKE or not row.is_communication]
     for record, arrival, time in _arrivals(alike):
         rank = arrival.last_out_rank if (arrival.last_out_share or 0.0) > _MOST_OF else None
         if rank is not None and (lag := _exit_lag(run, record, rank)) > _OF_TIME * time:
@@ -300,11 +301,11 @@ def agreed(named: Mapping[int, Sequence[Vote]], launches: int, size: int) -> Bla
 def _arrivals(rows: Iterable[Row]) -> Iterator[tuple[Record, Arrival, float]]:
     for row in rows:
         for one in row.measured:
-            if one.arrival and (time := value_of(one, row.headline)):
+            if one.arrival and (time := _value_of(one, row.headline)):
                 yield one, one.arrival, time
 
 
-def value_of(record: Record, name: str) -> float:
+def _value_of(record: Record, name: str) -> float:
     metric = record.metrics.get(name)
     return (metric and metric.value) or 0.0
 

@@ -56,7 +56,7 @@ _OF_EVERY_RUN, _CIRCUMSTANCES = ("boot_id", "job", "SLURM_JOB_ID"), ("one_minute
 
 
 @dataclass(frozen=True, kw_only=True)
-class One:
+class NumberedRun:
     """A run with its summary, the number by which tables call it, and the point of a sweep that it measured."""
 
     number: int
@@ -91,7 +91,7 @@ class Difference:
     texts: tuple[str, ...]
 
 
-class Beside(Alike[int]):
+class MatchedCase(Alike[int]):
     """A case in the runs that measured it, by the runs' numbers."""
 
     def ratio(self, number: int) -> MetricValue | None:
@@ -106,15 +106,15 @@ class Beside(Alike[int]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Several:
+class RunSet:
     """Runs in the order in which they were given, in what they differ, and sentences on what is ``lacking``."""
 
-    runs: tuple[One, ...]
+    runs: tuple[NumberedRun, ...]
     differences: tuple[Difference, ...]
     lacking: tuple[str, ...] = ()
 
     @property
-    def counting(self) -> tuple[One, ...]:
+    def counting(self) -> tuple[NumberedRun, ...]:
         """The runs without those of a point that ran again later: its last run decides."""
         last = {one.point.id: one.number for one in self.runs if one.point}
         return tuple(one for one in self.runs if not one.point or last[one.point.id] == one.number)
@@ -152,10 +152,10 @@ class Several:
 
 def several(
     runs: Sequence[tuple[Run, Summary]], points: Sequence[Point | None] = (), lacking: Sequence[str] = ()
-) -> Several:
+) -> RunSet:
     """Return the runs, numbered from 1, with their differences; ``points`` are those that they measured, if any."""
     numbered = enumerate(zip_longest(runs, points), start=1)
-    ones = tuple(One(number=i, run=run, summary=summary, point=point) for i, ((run, summary), point) in numbered)
+    ones = tuple(NumberedRun(number=i, run=run, summary=summary, point=at) for i, ((run, summary), at) in numbered)
     facts = []
     for info in (run.info for run, _ in runs):
         plan = {name: getattr(info.plan, name) for name in ("preset", "nproc", "backend", "device", "launches")}
@@ -166,10 +166,10 @@ def several(
     texts = {name: tuple(one.get(name, "-") for one in facts) for name in names}
     texts |= {f"{case} {name}": values for (case, name), values in _varying(ones).items()}
     different = (Difference(name=name, texts=values) for name, values in texts.items() if len(set(values)) > 1)
-    return Several(runs=ones, differences=tuple(different), lacking=tuple(lacking))
+    return RunSet(runs=ones, differences=tuple(different), lacking=tuple(lacking))
 
 
-def beside(several: Several) -> tuple[Beside, ...]:
+def beside(several: RunSet) -> tuple[MatchedCase, ...]:
     """Return each case that two runs or more measured, matched without the parameters in which the runs differ."""
     varying = _varying(several.runs)
 
@@ -179,10 +179,10 @@ def beside(several: Several) -> tuple[Beside, ...]:
 
     shown = [(one.number, row) for one in several.runs for row in one.shown]
     found = pivot_rows(group_rows(shown, lambda one: matched(one[1].case)), lambda one: one[0])
-    return tuple(Beside(rows={number: rows[-1][1] for number, rows in one.items()}) for one in found)
+    return tuple(MatchedCase(rows={number: rows[-1][1] for number, rows in one.items()}) for one in found)
 
 
-def _varying(runs: Sequence[One]) -> dict[tuple[str, str], tuple[str, ...]]:
+def _varying(runs: Sequence[NumberedRun]) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return by case name and parameter each run's value, where every run has one value throughout and they differ."""
     values: dict[tuple[str, str], dict[tuple[int, str], None]] = {}
     for one in runs:
@@ -194,7 +194,7 @@ def _varying(runs: Sequence[One]) -> dict[tuple[str, str], tuple[str, ...]]:
     return {key: tuple(texts) for key, texts in alike.items() if len(set(texts)) > 1}
 
 
-def gather(paths: Sequence[Path], *, whole: bool = False) -> Several:
+def gather(paths: Sequence[Path], *, whole: bool = False) -> RunSet:
     """Return the runs in these folders, a sweep's in the order of its points; ``UserError`` where there is none.
 
     A run of a sweep that cannot be read, or any run unless ``whole``, is told in what is lacking.
@@ -261,7 +261,7 @@ def point_of(run: Path) -> Point | None:
     return next((point for point in load_sweep(folder).points if point.id == place.parent.name), None)
 
 
-class Scaled(Beside):
+class Scaled(MatchedCase):
     """A case at several world sizes, or on several numbers of nodes, by those."""
 
     def rate(self, ranks: int) -> float | None:
@@ -284,7 +284,3 @@ def scaled(rows: Sequence[Row]) -> tuple[Scaled, ...]:
     groups = group_rows(whole, lambda row: row.case, by=lambda row: (row.case.target,))
     found = pivot_rows(groups, lambda row: row.world.size)
     return tuple(Scaled(rows={size: of[0] for size, of in sorted(one.items())}) for one in found)
-
-
-def worlds(cases: Sequence[Scaled]) -> tuple[int, ...]:
-    return tuple(sorted({ranks for one in cases for ranks in one.rows}))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from bench.results.details import COMPONENTS, Calls, Communication, Formulas, MemoryOverTime, Mesh, read
 from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from bench.results.runs import Run, load_timeline
+from bench.results.spans import Span, length
 from bench.results.stats import median
 from bench.text import UserError, format_size
 from reports.analysis.fits import Curve, size_of
@@ -209,7 +210,7 @@ def _curves_for(call: Calls, row: Row, curves: Sequence[Curve]) -> list[Curve]:
         first = curve.rows[0]
         params, world = first.case.params, first.world
         is_plain = (params.get("mode"), params.get("dtype")) == ("blocking", "float32") and params.keys() <= _PLAIN
-        is_call = first.case.name.partition(".")[2] == call.op and num_ranks(first) == call.ranks
+        is_call = first.case.short_name == call.op and num_ranks(first) == call.ranks
         if is_plain and is_call and (world.backend, world.device) == (row.world.backend, row.world.device):
             alike.append(curve)
     worlds = [curve for curve in alike if "group" not in curve.rows[0].case.params]
@@ -274,7 +275,7 @@ def busy_ranks(traced: Sequence[Traced]) -> tuple[Busy, ...]:
         streams, phases = by_stream(rank), defaultdict[str, float](float)
         for phase in streams.pop(PHASE, []):
             phases[phase.name] += (phase.stop_us - phase.start_us) / 1e6
-        busy = {stream: covered_us(intervals) / 1e6 for stream, intervals in streams.items()}
+        busy = {stream: length(spans_of(intervals)) / 1e9 for stream, intervals in streams.items()}
         wall = (rank.stop_us - rank.start_us) / 1e6
         found.append(Busy(traced=one, rank=rank.rank, wall_seconds=wall, by_stream=busy, by_phase=phases))
     return tuple(found)
@@ -308,21 +309,18 @@ def axis_of(stream: str) -> str | None:
     return axis if kind == COMM else None
 
 
-def covered_us(intervals: Iterable[Interval]) -> float:
-    covered, end = 0.0, float("-inf")
-    for one in sorted(intervals, key=lambda one: one.start_us):
-        covered += max(0.0, one.stop_us - max(end, one.start_us))
-        end = max(end, one.stop_us)
-    return covered
+def spans_of(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
+    """Return intervals as spans, in whole nanoseconds; none ends before it begins."""
+    return [(round(1e3 * one.start_us), round(1e3 * max(one.start_us, one.stop_us))) for one in intervals]
 
 
 def longest_computing(run: Run, row: Row) -> Blame | None:
     """Return the rank that computes longer than the others in traces, more often than chance makes; by what factor."""
     named, traced = dict[int, list[Vote]](), timelines_of(run, row)
     for launch, timeline in traced:
-        busy = {one.rank: covered_us(by_stream(one).get(COMPUTE, ())) for one in timeline.ranks}
-        rank = max(busy, key=lambda rank: busy[rank])
-        others = median([us for other, us in busy.items() if other != rank]) if len(busy) > 1 else 0.0
+        busy = {one.rank: length(spans_of(by_stream(one).get(COMPUTE, ()))) / 1e9 for one in timeline.ranks}
+        rank = max(busy, key=lambda rank: busy[rank], default=0)
+        others = median([seconds for other, seconds in busy.items() if other != rank]) if len(busy) > 1 else 0.0
         if others and busy[rank] > _LONGER * others:
-            named[launch] = [(rank, (busy[rank] - others) / 1e6, busy[rank] / others)]
+            named[launch] = [(rank, busy[rank] - others, busy[rank] / others)]
     return agreed(named, len(traced), row.world.size)

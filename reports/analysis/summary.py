@@ -52,9 +52,20 @@ class Row:
         usual, other = ("time", "step_time") if self.is_communication else ("step_time", "time")
         return other if other in self.metrics and usual not in self.metrics else usual
 
+    @property
+    def size_bytes(self) -> int | None:
+        size = self.case.params.get("size_bytes")
+        return size if isinstance(size, int) else None
+
     def value(self, name: str) -> float | None:
         metric = self.metrics.get(name)
         return metric.value if metric else None
+
+    def by_launch(self, name: str) -> dict[int, float]:
+        """Return what the launches that measured it know of a metric, in their order, where it is above zero."""
+        found = {record.launch: record.metrics.get(name) for record in self.measured}
+        known = {launch: metric.value for launch, metric in found.items() if metric and metric.value is not None}
+        return {launch: known[launch] for launch in sorted(known) if known[launch] > 0}
 
     @property
     def seconds(self) -> float | None:
@@ -74,9 +85,8 @@ class Row:
     @property
     def scatter(self) -> float | None:
         """How far launches scatter; None for fewer than three whose times are above zero."""
-        found = [record.metrics.get(self.headline) for record in self.measured]
-        times = [one.value for one in found if one and one.value]
-        return scatter(times) if len(times) >= LEAST_LAUNCHES and min(times) > 0 else None
+        times = [*self.by_launch(self.headline).values()]
+        return scatter(times) if len(times) >= LEAST_LAUNCHES else None
 
     @property
     def grade(self) -> Grade | None:
@@ -204,10 +214,12 @@ def num_ranks(row: Row) -> int:
 
 
 def estimate_of(metric: MetricValue | None) -> Estimate | None:
-    """Return a time that a ratio can be made of, None if it is unknown or zero."""
-    if metric is None or not metric.value:
+    """Return what has a logarithm: None if the value is unknown or not above zero, no interval if that is not."""
+    if metric is None or metric.value is None or metric.value <= 0:
         return None
-    return Estimate(value=metric.value, low=metric.low, high=metric.high, method=metric.method)
+    ends = [end for end in (metric.low, metric.high) if end and end > 0]
+    low, high = ends if len(ends) == 2 else (None, None)
+    return Estimate(value=metric.value, low=low, high=high, method=metric.method)
 
 
 def readable(rows: Iterable[Row], read: Callable[[Row], T | str | None]) -> tuple[T, ...]:

@@ -2,12 +2,10 @@
 than it used to be; and what did not go as planned, in words: wrong, hung, failed, skipped, and never measured.
 """
 
-import fcntl
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from bench.files import open_file
@@ -16,7 +14,7 @@ from bench.launch.control_channel import LEFT_OUT
 from bench.machine.environment import DISTURBANCES, EMULATED, VOLATILE, format_cpus
 from bench.results.runs import Run
 from bench.results.stats import median
-from bench.text import UserError, counted, format_duration, replace_file, writing
+from bench.text import UserError, counted, format_duration
 from reports import cells
 from reports.analysis.ranks import disturbed_words
 from reports.analysis.summary import Row, Summary
@@ -84,7 +82,7 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
     unable = len(summary.skipped) + len(skipped) - none
     aside = f"; {counted(unable, 'case')} cannot run here" if unable else ""
     if not none and not fewer:
-        told = f"{counted(len(measured), 'case')}, {plan.launches} launch{'es' * (plan.launches != 1)} each{aside}"
+        told = f"{counted(len(measured), 'case')}, {counted(plan.launches, 'launch')} each{aside}"
         return Verdict(word="COMPLETE", level="good", told=told)
     shares = {0: none, **fewer} if none else fewer
     parts = [f"{count} have {launches or 'none'} of {plan.launches}" for launches, count in sorted(shares.items())]
@@ -169,23 +167,6 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     lines = counted(len(run.damaged), "line")
     found = f"{lines} of records.jsonl cannot be read and do not count; {again} their cases again. The first: "
     return (*([f"{found}{run.damaged[0]}."] if run.damaged else []), *(() if is_whole else (last,)))
-
-
-def is_written(path: Path) -> bool:
-    """Say whether another process holds the run's lock, as ``parbench run`` does until it ends."""
-    try:
-        with open_file(path / "records.jsonl") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (OSError, UserError):  # a file system without locks: nobody can tell, so nobody is waited for
-        return False
-    return False
-
-
-def write_whole(target: Path, content: bytes) -> None:
-    with writing(target):
-        replace_file(target, content)
 
 
 def emulations(run: Run) -> tuple[str, ...]:

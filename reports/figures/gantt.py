@@ -61,7 +61,7 @@ def detail_of(pipeline: Drawn, most_boxes: int = 6000) -> Detail:
 
     # neighbours of one kind whose gap is narrower than a pixel, then those of any kind across wider and wider gaps
     for mixed, factor in ((False, 1), *((True, 2**i) for i in range(10))):
-        gap = max(map(last_of, shown), default=1) / 720 * factor
+        gap = span_of(pipeline) / 720 * factor
         alike = f"neighbours of {'any' if mixed else 'one'} kind less than {cells.duration(gap / 1e6)} apart"
         note = f"Of {num_actions} actions, {alike} are drawn as one, and shorter idle times not at all."
         detail = Detail(gap=gap, mixed=mixed, numbered=False, note=note)
@@ -95,7 +95,7 @@ def gantt_words(pipeline: Pipeline, detail: Detail) -> str:
     return f"{told[0].upper()}{told[1:]} {detail.note}".rstrip()
 
 
-def span_of(pipeline: Pipeline) -> float:
+def span_of(pipeline: Drawn) -> float:
     """Return how long the longer of a pipeline's timelines is, in microseconds."""
     return max(map(last_of, filter(None, (pipeline.facts.predicted, pipeline.facts.measured))), default=1.0)
 

@@ -1,4 +1,6 @@
-"""Lines named at their ends: bandwidth and time against size, by nodes or ranks, and methods beside each other."""
+"""Lines and points named on their right: bandwidth and time against size, by nodes or ranks, methods beside each other,
+and points by two quantities with the front of those that no other beats in both.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,16 +14,19 @@ from reports import cells
 from reports.analysis.attention import Context
 from reports.analysis.contrasts import Kinds
 from reports.analysis.fits import Ceiling, Curve, size_of
+from reports.analysis.frame import group_by
 from reports.analysis.labels import operation
-from reports.analysis.summary import Row
+from reports.analysis.summary import Row, estimate_of
 from reports.figures.palette import HUES, OPERATIONS, css_of
 from reports.figures.svg import NARROW, WIDE, Drawing, Scale, elided, even_ticks, log_ticks, spread, width_of
 
 Point = tuple[float, float, float, float]
 """A place, a value there, and its interval: thrice the value without one."""
+Axis = tuple[str, Callable[[float], str]]
 _DASHES = ("", "stroke-dasharray:6 3", "stroke-dasharray:2 2", "stroke-dasharray:8 2 2 2", "stroke-dasharray:1 3")
 _TOP, _HEIGHT, _LINE, _MOST_LETTERS, _MOST_PLACES = 22.0, 230.0, 14.0, 26, 8
 _FIT_STEPS, _LOG_FROM_RATIO = 24, 10.0
+_POINTS_HEIGHT, _POINTS_LINE = 270.0, 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +55,8 @@ EFFICIENCY = Level(words="efficiency", text=lambda one: f"{100 * one:.0f} %", is
 
 def extent(metric: MetricValue | None) -> tuple[float, float, float] | None:
     """Return value, low and high, the value thrice without an interval above zero; None if it is not above zero."""
-    if metric is None or metric.value is None or metric.value <= 0:
-        return None
-    if metric.low is None or metric.high is None or metric.low <= 0:
-        return metric.value, metric.value, metric.value
-    return metric.value, metric.low, metric.high
+    found = estimate_of(metric)
+    return (found.value, found.low or found.value, found.high or found.value) if found else None
 
 
 def draw_lines(
@@ -70,7 +72,9 @@ def draw_lines(
 
     Long names make it wide. A level across is named like a line.
     """
-    shown = [replace(one, points=tuple(sorted(one.points))) for one in lines if one.points]
+    # nothing but what is above zero is on a log axis
+    on_axes = [[one for one in line.points if one[0] > 0 and (one[1] > 0 or not level.is_log)] for line in lines]
+    shown = [replace(line, points=tuple(sorted(of))) for line, of in zip(lines, on_axes, strict=True) if of]
     places = sorted({point[0] for one in shown for point in one.points})
     if len(places) < 2:
         return None
@@ -87,14 +91,10 @@ def draw_lines(
     low = min(heights) if level.is_log else 0.0
     low, top = (low / 1.1, top * 1.1) if level.is_log and top == low else (low, top)
     ticks = log_ticks(low, top, level.text) if level.is_log else even_ticks(top, level.text)
-    left = 16 + max((width_of(told) for _, told in ticks), default=0.0)
     y = Scale(low=low, high=top, first=bottom, last=_TOP, is_log=level.is_log)
-    x = Scale(low=places[0], high=places[-1], first=left + 6, last=right, is_log=True)
     chart = Drawing(width)
-    chart.text(4, 10, level.words if not level.is_log else f"{level.words}, log axis")
-    for value, told in ticks:
-        chart.rule(f"M{left:.1f} {y(value):.1f}H{right:.1f}")
-        chart.text(left - 6, y(value), told, "end")
+    left = chart.axis_left(y, ticks, f"{level.words}{', log axis' * level.is_log}", right)
+    x = Scale(low=places[0], high=places[-1], first=left + 6, last=right, is_log=True)
     for mark in marks:
         if places[0] <= mark <= places[-1]:
             chart.rule(f"M{x(mark):.1f} {_TOP:.1f}V{bottom:.1f}", "stroke:currentColor;stroke-dasharray:1 3")
@@ -152,12 +152,9 @@ def curve_lines(
 ) -> tuple[Line, ...]:
     """Return a line for each operation of more than one size, its interval above zero; what has one size is no line."""
     fits = {operation(curve.rows[0].case): _pieces(curve.fit) for curve in curves if quantity == "time"}
-    series: dict[str, list[Row]] = {}
-    for row in rows:
-        series.setdefault(operation(row.case), []).append(row)
     scale = cells.GIGA if quantity == "busbw" else 1.0
     found = []
-    for label, of in series.items():
+    for label, of in group_by(rows, lambda row: operation(row.case)).items():
         known = [(size_of(row), extent(row.metrics.get(quantity))) for row in of]
         points = tuple(
             (size, told[0] / scale, told[1] / scale, told[2] / scale) for size, told in known if told and size > 0
@@ -191,8 +188,8 @@ def draw_kinds(series: Sequence[Kinds]) -> Drawing | None:
     lines: dict[str, list[Point]] = {}
     for one in series:
         for kind in one.rows:
-            if one.size_bytes and (rate := one.rate(kind)):
-                lines.setdefault(kind.label, []).append((one.size_bytes, *3 * (rate / cells.GIGA,)))
+            if one.first.size_bytes and (rate := one.rate(kind)):
+                lines.setdefault(kind.label, []).append((one.first.size_bytes, *3 * (rate / cells.GIGA,)))
     return draw_sizes([Line(label=label, points=tuple(points)) for label, points in lines.items()], RATE)
 
 
@@ -242,3 +239,36 @@ def draw_methods(
             if chart := draw_lines(series, level, against, marks=marks):
                 found[title] = chart
     return found
+
+
+def draw_points(
+    points: Mapping[str, tuple[float, float]], front: Sequence[str], across: Axis, up: Axis
+) -> Drawing | None:
+    """Return points on log axes, the front joined and named at the right; None without two places."""
+    if len({*points.values()}) < 2:
+        return None
+    ends = [(min(values) / 1.05, max(values) * 1.05) for values in zip(*points.values(), strict=True)]
+    chart = Drawing(WIDE)
+    ticks = [log_ticks(*each, words) for each, (_, words) in zip(ends, (across, up), strict=True)]
+    names = [elided(name) for name in front]
+    right = chart.width - max(map(width_of, names), default=0.0) - 30
+    bottom = _TOP + max(_POINTS_HEIGHT, _POINTS_LINE * len(front))
+    y = Scale(low=ends[1][0], high=ends[1][1], first=bottom, last=_TOP, is_log=True)
+    left = chart.axis_left(y, ticks[1], f"{up[0]}, log axis", right)
+    x = Scale(low=ends[0][0], high=ends[0][1], first=left + 6, last=right, is_log=True)
+    hue, places = css_of("blue"), [(x(points[name][0]), y(points[name][1])) for name in front]
+    for name, (first, second) in points.items():
+        size, opacity = (5.0, 1.0) if name in front else (3.0, 0.35)
+        told = f"{name}: {across[1](first)}, {up[1](second)}"
+        arc = f"a{size} {size} 0 1 0 "
+        circle = f"M{x(first) - size:.1f} {y(second):.1f}{arc}{2 * size} 0{arc}-{2 * size} 0z"
+        chart.path(circle, f"fill:{hue};fill-opacity:{opacity}", told)
+    if len(places) > 1:
+        chart.rule(f"M{_joined(places)}", f"stroke:{hue};stroke-width:1.5")
+    tops = spread([b for _, b in places], _POINTS_LINE, _TOP, bottom)
+    for name, (one, other), at in zip(names, places, tops, strict=True):
+        chart.rule(f"M{one + 6:.1f} {other:.1f}L{right + 6:.1f} {at:.1f}", "stroke:var(--muted);stroke-dasharray:1 3")
+        chart.text(right + 10, at, name, css="end")
+    chart.top = bottom
+    chart.axis_below(x, ticks[0], f"{across[0]}, log axis")
+    return chart

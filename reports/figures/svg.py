@@ -59,6 +59,15 @@ class Drawing:
             x += width
         self.top += line
 
+    def axis_left(self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str, right: float) -> float:
+        """Draw what an axis is, and a rule for each tick with its words on the left; return where rules begin."""
+        left = 16 + max((width_of(told) for _, told in ticks), default=0.0)
+        self.text(4, 10, words)
+        for value, told in ticks:
+            self.rule(f"M{left:.1f} {scale(value):.1f}H{right:.1f}")
+            self.text(left - 6, scale(value), told, "end")
+        return left
+
     def axis_below(self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str) -> None:
         """Draw an axis at the top of what is next, with ticks no closer than their words allow."""
         y, end = self.top, -math.inf
@@ -129,9 +138,9 @@ def log_ticks(low: float, high: float, words: Callable[[float], str]) -> list[tu
     return [(tick, _brief(words(tick))) for tick in shown[:: -(-len(shown) // 8) or 1]]
 
 
-def time_ticks(seconds: float, most: int = 8) -> tuple[str, list[tuple[float, str]]]:
+def time_ticks(seconds: float) -> tuple[str, list[tuple[float, str]]]:
     """Return the unit of an axis of time, and its ticks in that unit."""
-    ticks = even_ticks(seconds, str, most)
+    ticks = even_ticks(seconds, str, 8)
     units = ((1.0, "s"), (1e-3, "ms"))
     factor, unit = next((one for one in units if ticks[1][0] >= one[0]), (1e-6, "us"))
     return unit, [(tick, f"{tick / factor:.6g}") for tick, _ in ticks]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from bench.results.records import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from bench.results.spans import Span, difference, gaps, length, union
 from reports import cells
-from reports.analysis.steps import by_stream, stream_words
+from reports.analysis.steps import by_stream, spans_of, stream_words
 from reports.figures.bars import part_style
 from reports.figures.palette import STEP
 from reports.figures.svg import NARROW, WIDE, Drawing, Scale, time_ticks, width_of
@@ -77,7 +77,7 @@ class TimeChart(Drawing):
 
 def parts_of(rank: RankTimeline) -> dict[str, list[Span]]:
     """Return when a rank computes, copies, communicates hidden by either or exposed, and when it idles."""
-    streams = {name: _spans(intervals) for name, intervals in by_stream(rank).items()}
+    streams = {name: spans_of(intervals) for name, intervals in by_stream(rank).items()}
     compute, copy = streams.get(COMPUTE, []), streams.get(COPY, [])
     comm = [span for name, of in streams.items() if name not in (PHASE, COMPUTE, COPY) for span in of]
     exposed = difference(comm, [*compute, *copy])
@@ -86,7 +86,7 @@ def parts_of(rank: RankTimeline) -> dict[str, list[Span]]:
         "copy": difference(copy, compute),
         "exposed": exposed,
         "hidden": difference(comm, exposed),
-        "idle": gaps([*compute, *copy, *comm], _span(rank.start_us, rank.stop_us)),
+        "idle": gaps([*compute, *copy, *comm], *spans_of([rank])),
     }
 
 
@@ -118,7 +118,7 @@ def _rows(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
     """Return what the line of each stream holds: computing with the idle time, communication hidden or exposed."""
     parts, found = parts_of(rank), dict[str, dict[str, list[Span]]]()
     for stream, intervals in by_stream(rank).items():
-        spans = _spans(intervals)
+        spans = spans_of(intervals)
         if stream in (PHASE, COPY, COMPUTE):
             found[stream] = {stream: spans} | ({"idle": parts["idle"]} if stream == COMPUTE else {})
         else:
@@ -222,14 +222,6 @@ def _draw_row(chart: TimeChart, middle: float, height: float, parts: Mapping[str
     for part, spans in parts.items():
         shown, told = [box for box in boxes if box.kind == part], cells.duration(length(spans) / 1e9)
         chart.boxes([(middle, box) for box in shown], height, part_style(part, STEP[part]), f"{_PARTS[part]}: {told}")
-
-
-def _span(start_us: float, stop_us: float) -> Span:
-    return round(1e3 * start_us), round(1e3 * max(start_us, stop_us))
-
-
-def _spans(intervals: Iterable[Interval]) -> list[Span]:
-    return [_span(one.start_us, one.stop_us) for one in intervals]
 
 
 def extent_of(timeline: Timeline) -> tuple[float, float]:

@@ -145,9 +145,8 @@ def _rank_events(rank: RankTimeline, pid: int, prefix: str = "", *, for_analysis
             for one in lane:
                 # rounded by its ends, not its length, so that neighbours cannot come to overlap
                 start, stop = round(one.start_us, 3), round(one.stop_us, 3)
-                event = {"ph": "X", "name": start_of_name + one.name, "cat": category, "pid": pid, "tid": tid}
-                event["ts"], event["dur"], event["args"] = start, round(stop - start, 3), args
-                yield event
+                place = {"pid": pid, "tid": tid, "ts": start, "dur": round(stop - start, 3), "args": args}
+                yield {"ph": "X", "name": start_of_name + one.name, "cat": category, **place}
 
 
 def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Event]:

@@ -3,12 +3,12 @@
 import math
 import re
 import statistics
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from bench.files import encode_json
 from bench.results.metrics import MetricValue
 from bench.results.runs import Run
 from reports.analysis.frame import metrics_frame
@@ -20,10 +20,6 @@ from reports.formats import chrome_trace, nccl_tests
 # by a metric's better direction, for customSmallerIsBetter and customBiggerIsBetter
 FILES = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}
 _UNITS = {"s": "seconds", "B": "bytes", "B/s": "bytes_per_second", "": "ratio"}
-
-
-def _json(told: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n"
 
 
 def _compared(row: Row) -> Iterator[tuple[str, MetricValue]]:
@@ -44,7 +40,7 @@ def render_action(run: Run) -> dict[str, bytes]:
             entry |= {"range": f"{metric.low:.6g} to {metric.high:.6g}"} if known else {}
             if metric.better:
                 found[metric.better].append({**entry, "extra": f"{world}\n{metric.method}"})
-    return {FILES[better]: _json(entries) for better, entries in found.items()}
+    return {FILES[better]: encode_json(entries) for better, entries in found.items()}
 
 
 def render_bencher(run: Run) -> bytes:
@@ -57,7 +53,7 @@ def render_bencher(run: Run) -> bytes:
             limits = {"value": metric.value, "lower_value": metric.low, "upper_value": metric.high}
             measures[measure] = {limit: value * scale for limit, value in limits.items() if value is not None}
         whole |= {row.case.label: measures} if measures else {}
-    return _json(whole)
+    return encode_json(whole)
 
 
 def render_openmetrics(run: Run) -> bytes:
@@ -98,7 +94,7 @@ def render_pytest(run: Run) -> bytes:
     about = {"machine_info": {"node": run.info.host, "parbench": run.info.environment or {}}, "commit_info": commit}
     benchmarks = [_benchmark(row, data) for row in summarize(run).rows if (data := samples(row))]
     # the version is pytest-benchmark's, whose format this is
-    return _json({**about, "benchmarks": benchmarks, "datetime": run.info.started, "version": "5.3.1"})
+    return encode_json({**about, "benchmarks": benchmarks, "datetime": run.info.started, "version": "5.3.1"})
 
 
 def samples(row: Row) -> tuple[float, ...]:
@@ -128,12 +124,12 @@ def stats_of(data: Sequence[float]) -> dict[str, Any]:
     q1, q3 = np.quantile(ordered, (0.25, 0.75), method="hazen").tolist()
     reach = 1.5 * (q3 - q1)
     beyond = sum(not mean - stddev <= value <= mean + stddev for value in data)
-    outliers = sum(not q1 - reach <= value <= q3 + reach for value in data)
+    inside = [value for value in ordered if q1 - reach <= value <= q3 + reach]
+    outliers = len(data) - len(inside)
     moments = {"min": ordered[0], "max": ordered[-1], "mean": mean, "stddev": stddev, "rounds": len(data)}
     quartiles = {"median": statistics.median(ordered), "iqr": q3 - q1, "q1": q1, "q3": q3}
     counts = {"iqr_outliers": outliers, "stddev_outliers": beyond, "outliers": f"{beyond};{outliers}"}
-    ends = bisect_left(ordered, q1 - reach), bisect_right(ordered, q3 + reach) - 1
-    whiskers = {"ld15iqr": ordered[ends[0]], "hd15iqr": ordered[ends[1]]}
+    whiskers = {"ld15iqr": inside[0], "hd15iqr": inside[-1]}
     sums = {"ops": len(data) / total if total else 0, "total": total, "data": list(data), "iterations": 1}
     return {**moments, **quartiles, **counts, **whiskers, **sums}
 

@@ -18,7 +18,7 @@ NO_CASE = "no case of ours measures the same"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ImportedResult:
     """One result: ``name`` and ``params`` are the case's, ``time`` and the rates are None where unknown.
 
     ``group_ranks`` is the size of its group, None where that is the whole world. ``samples`` are seconds, one an
@@ -37,7 +37,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreign:
+class ImportedRun:
     """What one file says; ``nodes`` is None if it does not tell, ``left_out`` says what could not be taken over."""
 
     tool: str
@@ -46,14 +46,14 @@ class Foreign:
     nodes: int | None = None
     backend: str = UNKNOWN
     device: str = UNKNOWN
-    found: tuple[Found, ...]
+    found: tuple[ImportedResult, ...]
     hosts: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
 
-class Row(dict[str, str]):
+class PrintedRow(dict[str, str]):
     """The words of a line by their columns; ``UserError`` if one of ``needed`` was not named, or the line is cut."""
 
     def __init__(self, words: Sequence[str], names: Sequence[str], needed: Sequence[str], where: str) -> None:

@@ -16,7 +16,7 @@ from bench.plan.params import Value
 from bench.results.records import Check
 from bench.text import UserError, listed
 from reports.formats import foreign
-from reports.formats.foreign import GIGA, MICRO, UNKNOWN, Foreign, Found, Row, world_size
+from reports.formats.foreign import GIGA, MICRO, UNKNOWN, ImportedResult, ImportedRun, PrintedRow, world_size
 from reports.formats.nccl_tests import JSON_VERSION, REDUCTIONS, TOOL, TYPES
 
 _OPERATIONS = names_of(TOOL)
@@ -70,28 +70,28 @@ class _Head:
             self.program = match[1]
 
 
-def parse_nccl(text: str, where: str, nproc: int | None) -> Foreign:
+def parse_nccl(text: str, where: str, nproc: int | None) -> ImportedRun:
     """Return what a file of nccl-tests holds, text or JSON; ``UserError`` if it is cut short or newer than known."""
     if not text.lstrip().startswith("{"):
         return _parse_text(text, where, nproc)
-    heads, found = list[_Head](), list[Found]()
+    heads, found = list[_Head](), list[ImportedResult]()
     for document, place in _documents(text, where):
         heads.append(head := _head(document))
         ranks = world_size(head.ranks, nproc, place)
         found += (one for result in document.results for one in _results(head, ranks, result, place))
-    return _foreign(heads, found, where, nproc)
+    return _run(heads, found, where, nproc)
 
 
 def _pairs(words: Iterable[str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def _foreign(heads: list[_Head], found: list[Found], where: str, nproc: int | None, *left_out: str) -> Foreign:
+def _run(heads: list[_Head], found: list[ImportedResult], where: str, nproc: int | None, *left_out: str) -> ImportedRun:
     foreign.refuse_several({head.world for head in heads}, where)
     first = heads[0]
     hosts, nodes = tuple(dict.fromkeys(host for head in heads for host in head.hosts)), first.ours.get("nodes", "")
     written = {"written_by": f"parbench {first.ours['parbench']}"} if first.ours else {}
-    return Foreign(
+    return ImportedRun(
         tool=TOOL,
         version=first.version,
         ranks=world_size(first.world, nproc, where),
@@ -108,7 +108,7 @@ def _foreign(heads: list[_Head], found: list[Found], where: str, nproc: int | No
 
 def _found(
     head: _Head, ranks: int, size: int, placed: str, words: Mapping[str, str], numbers: _Numbers, where: str
-) -> Found:
+) -> ImportedResult:
     """Return a placement's result; ``words`` have type, redop and root, ``numbers`` us, GB/s and the wrong elements."""
     root, redop, dtype = int(foreign.number(words["root"], where)), words["redop"], words["type"]
     if (operation := _OPERATIONS.get(head.program)) is None:
@@ -128,7 +128,7 @@ def _found(
     if head.ours:
         method = f"as parbench {head.ours['parbench']} wrote it in the layout of {TOOL}"
     wrong = numbers.get("#wrong")
-    return Found(
+    return ImportedResult(
         name=operation.name,
         params=params,
         group_ranks=None if head.world == head.ranks else head.ranks,
@@ -139,8 +139,8 @@ def _found(
     )
 
 
-def _parse_text(text: str, where: str, nproc: int | None) -> Foreign:
-    head, heads, found, names, summaries = _Head(), list[_Head](), list[Found](), list[str](), 0
+def _parse_text(text: str, where: str, nproc: int | None) -> ImportedRun:
+    head, heads, found, names, summaries = _Head(), list[_Head](), list[ImportedResult](), list[str](), 0
     for line, place in foreign.lines(text, where):
         bare = _LABEL.sub("", line)
         words = bare.split()
@@ -159,12 +159,12 @@ def _parse_text(text: str, where: str, nproc: int | None) -> Foreign:
             head.learn(bare)
     if not heads:
         raise UserError(f"{where} holds no table of {TOOL}: no line names its columns")
-    return _foreign(heads, found, where, nproc, *(() if summaries == len(heads) else (_CUT_SHORT,)))
+    return _run(heads, found, where, nproc, *(() if summaries == len(heads) else (_CUT_SHORT,)))
 
 
-def _row(head: _Head, names: list[str], words: list[str], where: str, nproc: int | None) -> Iterator[Found]:
+def _row(head: _Head, names: list[str], words: list[str], where: str, nproc: int | None) -> Iterator[ImportedResult]:
     """Yield a row's placements; a column that occurs twice is out of place first."""
-    row = Row(words, names, ("size", "type", "redop", "root", "algbw", "busbw"), where)
+    row = PrintedRow(words, names, ("size", "type", "redop", "root", "algbw", "busbw"), where)
     ranks = world_size(head.ranks, nproc, where)
     starts = [at - 1 for at in range(1, len(names) - 1) if names[at : at + 2] == ["algbw", "busbw"]]
     if not starts:
@@ -265,7 +265,7 @@ def _head(document: _Document) -> _Head:
     )
 
 
-def _results(head: _Head, ranks: int, result: _Result, where: str) -> Iterator[Found]:
+def _results(head: _Head, ranks: int, result: _Result, where: str) -> Iterator[ImportedResult]:
     words = {"type": result.type, "redop": result.redop, "root": result.root}
     out_of_place = OUT_OF_PLACE, result.out_of_place, result.out_of_place_per_iter
     for name, placed, timed in (out_of_place, (IN_PLACE, result.in_place, result.in_place_per_iter)):

@@ -27,9 +27,9 @@ from reports.formats.foreign import (
     MICRO,
     NO_CASE,
     UNKNOWN,
-    Foreign,
-    Found,
-    Row,
+    ImportedResult,
+    ImportedRun,
+    PrintedRow,
     lines,
     refuse_several,
     time_and_rates,
@@ -41,11 +41,11 @@ _TITLE = re.compile(r"^\s*# OSU MPI-?(\S*) (.*?)(?: Test)?(?: v(\S+))?\s*$")
 _OPERATIONS_OSU = names_of("osu")
 
 
-def parse_osu(text: str, where: str, nproc: int | None) -> Foreign:
+def parse_osu(text: str, where: str, nproc: int | None) -> ImportedRun:
     """Return what OSU benchmarks printed; ``UserError`` if it is cut short, or without ``nproc``: they do not tell."""
     ranks = world_size(None, nproc, where)
     operation, version, dtype, names = None, None, "", list[str]()
-    found, devices, versions, left_out = list[Found](), set[str](), dict[str, None](), dict[str, None]()
+    found, devices, versions, left_out = list[ImportedResult](), set[str](), dict[str, None](), dict[str, None]()
     for line, place in lines(text, where):
         bare = line.strip()
         if match := _TITLE.match(line):
@@ -59,9 +59,9 @@ def parse_osu(text: str, where: str, nproc: int | None) -> Foreign:
         elif bare.startswith("# Size"):
             names = [name.lower().replace(" ", "") for name in re.split(r"\s{2,}", bare.removeprefix("# "))]
         elif operation and names and bare and bare.split()[0].isdecimal():
-            row = Row(bare.split(), names, ("size",), place)
+            row = PrintedRow(bare.split(), names, ("size",), place)
             found.append(_found_osu(operation, row, ranks, dtype, version or "of unknown version"))
-    return Foreign(
+    return ImportedRun(
         tool="osu",
         version=", ".join(versions) or None,
         ranks=ranks,
@@ -72,7 +72,7 @@ def parse_osu(text: str, where: str, nproc: int | None) -> Foreign:
     )
 
 
-def _found_osu(operation: OperationSpec, row: Row, ranks: int, dtype: str, version: str) -> Found:
+def _found_osu(operation: OperationSpec, row: PrintedRow, ranks: int, dtype: str, version: str) -> ImportedResult:
     latency = next((name for name in ("avglatency(us)", "latency(us)") if name in row), None)
     if latency is None:
         raise UserError(f"{row.where}: the columns {', '.join(row)} hold no latency")
@@ -87,7 +87,7 @@ def _found_osu(operation: OperationSpec, row: Row, ranks: int, dtype: str, versi
     what = "half a round trip, mean over iterations" if pair else "mean over iterations and ranks"
     seconds, method = row.number(latency) * MICRO or None, f"{what}, OSU micro-benchmarks {version}"
     right = row["validation"].lower() == "pass" if "validation" in row else None
-    return Found(
+    return ImportedResult(
         name=operation.name,
         params=params,
         metrics=time_and_rates(operation, ranks, int(params["size_bytes"]), seconds, method),
@@ -107,12 +107,12 @@ _HEADING = re.compile(r"COMMS-RES(?!-)\s+(.*size \(B\).*)$")
 _NAMES = {"size(b)": "size", "latency(us):p50": "p50", "algbw(gb/s)": "algbw", "busbw(gb/s)": "busbw"}
 
 
-def parse_param(text: str, where: str, nproc: int | None) -> Foreign:
+def parse_param(text: str, where: str, nproc: int | None) -> ImportedRun:
     """Return what PARAM printed; ``UserError`` if it is cut short or nobody tells the number of ranks."""
     worlds = {int(size) for size in re.findall(r"world_size\W{1,4}(\d+)", text)}
     ranks = world_size(worlds.pop() if len(worlds) == 1 else None, nproc, where)
     hosts = tuple(dict.fromkeys(re.findall(r"\[Rank\s+\d+\] host (\S+?),", text)))
-    names, found, left_out = list[str](), list[Found](), dict[str, None]()
+    names, found, left_out = list[str](), list[ImportedResult](), dict[str, None]()
     for line, place in lines(text, where):
         if match := _HEADING.search(line):
             names = [_NAMES.get(name, name) for name in match[1].replace(" (B)", "(B)").lower().split()]
@@ -126,14 +126,14 @@ def parse_param(text: str, where: str, nproc: int | None) -> Foreign:
                 left_out[f"{operation} with another collective at the same time: the row is both together"] = None
             else:
                 told = names[: names.index("busbw") + 1] if "busbw" in names else []
-                row = Row(match[2].split(), told, ("size", "p50", "algbw", "busbw"), place)
+                row = PrintedRow(match[2].split(), told, ("size", "p50", "algbw", "busbw"), place)
                 found.append(_found_param(match[1], row, ranks))
-    return Foreign(
+    return ImportedRun(
         tool="param", ranks=ranks, nodes=len(hosts) or None, found=tuple(found), hosts=hosts, left_out=tuple(left_out)
     )
 
 
-def _found_param(label: str, row: Row, ranks: int) -> Found:
+def _found_param(label: str, row: PrintedRow, ranks: int) -> ImportedResult:
     name, dtype, *tag = [*label.split("-"), ""]
     params: dict[str, Value] = {"size_bytes": row.whole("size")}
     seconds, operation = row.number("p50") * MICRO or None, _OPERATIONS_PARAM[name]
@@ -143,7 +143,7 @@ def _found_param(label: str, row: Row, ranks: int) -> Found:
         params["tag"] = tagged
     rates = row.number("algbw") * GIGA, row.number("busbw") * GIGA
     metrics = time_and_rates(operation, ranks, int(params["size_bytes"]), seconds, _METHOD_PARAM, rates, _STEP)
-    return Found(name=operation.name, params=params, metrics=metrics, printed=dict(row), notes=(_NOTE,))
+    return ImportedResult(name=operation.name, params=params, metrics=metrics, printed=dict(row), notes=(_NOTE,))
 
 
 _METHOD_GLOO = "median of rank 0's iterations, gloo's benchmark of unknown version"
@@ -158,7 +158,7 @@ class _Section:
     options: dict[str, str] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     seconds: float = MICRO
-    found: list[Found] = field(default_factory=list)
+    found: list[ImportedResult] = field(default_factory=list)
 
     @property
     def operation(self) -> OperationSpec | None:
@@ -169,7 +169,7 @@ class _Section:
         return world_size(int(told) if told.isdecimal() else None, nproc, where)
 
 
-def parse_gloo(text: str, where: str, nproc: int | None) -> Foreign:
+def parse_gloo(text: str, where: str, nproc: int | None) -> ImportedRun:
     """Return what gloo's benchmark printed; ``UserError`` if it is cut short or nobody tells the number of ranks."""
     sections, before = list[_Section](), ""
     for line, place in lines(text, where):
@@ -184,7 +184,7 @@ def parse_gloo(text: str, where: str, nproc: int | None) -> Foreign:
         raise UserError(f"{where} holds no results of gloo's benchmark: no line names an algorithm")
     refuse_several(worlds := {one.ranks(nproc, where) for one in sections}, where)
     unknown = dict.fromkeys(one.algorithm for one in sections if one.operation is None)
-    return Foreign(
+    return ImportedRun(
         tool="gloo",
         ranks=worlds.pop(),
         backend="gloo",
@@ -203,11 +203,11 @@ def _learn(one: _Section, line: str, words: list[str], where: str, nproc: int | 
     elif words == ["VERIFY", "ERRORS"] and one.found:  # gloo stops at the first mismatch
         one.found[-1] = replace(one.found[-1], check=Check(passed=False))
     elif one.names and one.operation and words[0].isdecimal():
-        row = Row(words, one.names, ("size", "elements", "p50", "p99", "bandwidth", "iterations"), where)
+        row = PrintedRow(words, one.names, ("size", "elements", "p50", "p99", "bandwidth", "iterations"), where)
         one.found.append(_found_gloo(one, one.operation, row, one.ranks(nproc, where)))
 
 
-def _found_gloo(section: _Section, operation: OperationSpec, row: Row, ranks: int) -> Found:
+def _found_gloo(section: _Section, operation: OperationSpec, row: PrintedRow, ranks: int) -> ImportedResult:
     printed, elements, options = row.whole("size"), row.whole("elements"), section.options
     to_each = operation.short_name == "all_to_all"
     itemsize = 8 if to_each else printed // elements if elements else 0
@@ -232,7 +232,7 @@ def _found_gloo(section: _Section, operation: OperationSpec, row: Row, ranks: in
         rate * size / printed if printed and rate else None,
         "as printed, taken as GiB/s of the printed size, and scaled to S; mean over rank 0's iterations",
     )
-    return Found(
+    return ImportedResult(
         name=operation.name,
         params=params,
         metrics=metrics,

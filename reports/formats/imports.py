@@ -14,11 +14,11 @@ from bench.plan.plan import Measure, Plan
 from bench.results.records import Record, Samples, WorldInfo, encode, noise_of
 from bench.results.runs import create_run, open_writer, utc_now, write_info
 from bench.text import UserError, listed, reading
-from reports.formats.foreign import UNKNOWN, Foreign, Found
+from reports.formats.foreign import UNKNOWN, ImportedResult, ImportedRun
 from reports.formats.import_nccl import parse_nccl
 from reports.formats.import_tables import parse_gloo, parse_osu, parse_param
 
-PARSERS: dict[str, Callable[[str, str, int | None], Foreign]] = {
+PARSERS: dict[str, Callable[[str, str, int | None], ImportedRun]] = {
     "nccl-tests": parse_nccl,
     "param": parse_param,
     "osu": parse_osu,
@@ -89,7 +89,7 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
     return run
 
 
-def _record(case: Case, found: Found, foreign: Foreign, file: str) -> Record:
+def _record(case: Case, found: ImportedResult, foreign: ImportedRun, file: str) -> Record:
     tool, wrong = foreign.tool, found.check.passed is False
     count = "" if found.check.wrong is None else f" {found.check.wrong}"
     notes = [f"imported from {tool} ({foreign.version or 'version unknown'}); times have no interval"]
@@ -107,7 +107,7 @@ def _record(case: Case, found: Found, foreign: Foreign, file: str) -> Record:
         noise=noise_of(Samples(values=list(found.samples))),
         details={
             "size_bytes": case.params["size_bytes"],
-            "busbw_factor": busbw_factor(case.name.partition(".")[2], found.group_ranks or foreign.ranks),
+            "busbw_factor": busbw_factor(case.short_name, found.group_ranks or foreign.ranks),
             **({"group_size": found.group_ranks} if found.group_ranks else {}),
             "convention": "nccl-tests",
             "iterations": found.iterations,

@@ -59,29 +59,26 @@ def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
     On CUDA, other modes are in none where one was measured that compares with nccl-tests.
     """
     summary = summarize(run)
-    placed: list[tuple[str, tuple[object, ...], Row]] = []
-    compared: dict[tuple[object, ...], list[str]] = {}
-    left_out = []
+    placed, left_out = list[tuple[str, object, object, Row]](), list[str]()
+    compared: dict[object, list[str]] = {}
     for row in summary.rows:
         if reason := _no_counterpart(row.case):
             left_out.append(f"{visible(row.case.label)}: {reason}")
             continue
-        told = _params(row.case)
-        mode = str(told.pop("mode"))
-        same = {name: value for name, value in told.items() if name not in ("size_bytes", "placement")}
-        alike = (row.case.name, *same.items(), row.world.size, row.world.nodes)
-        placed.append((mode, alike, row))
+        told, where = _params(row.case), (row.case.name, row.world.size, row.world.nodes)
+        mode = str(told["mode"])
+        alike = where, *((k, v) for k, v in told.items() if k not in ("mode", "size_bytes", "placement"))
+        series = where, mode, *((k, v) for k, v in told.items() if k not in _COLUMNS)
+        placed.append((mode, alike, series, row))
         if mode in _COMPARABLE and row.world.device == "cuda" and not _why_left_out(row):
             compared.setdefault(alike, []).append(mode)
-    tables: dict[tuple[object, ...], list[Row]] = {}
-    for mode, alike, row in placed:
-        if mode not in _COMPARABLE and alike in compared:
-            why = f"mode {listed(sorted(set(compared[alike])))} compares with nccl-tests, and is here"
+    tables: dict[object, list[Row]] = {}
+    for mode, like, table, row in placed:
+        if mode not in _COMPARABLE and like in compared:
+            why = f"mode {listed(sorted(set(compared[like])))} compares with nccl-tests, and is here"
             left_out.append(f"{visible(row.case.label)}: {why}")
         else:
-            told = _params(row.case)
-            same = {name: value for name, value in told.items() if name not in _COLUMNS}
-            tables.setdefault((row.case.name, mode, *same.items(), *alike[-2:]), []).append(row)
+            tables.setdefault(table, []).append(row)
     left_out += [f"{visible(one.case.label)}: skipped: {visible(one.reason)}" for one in summary.skipped]
     left_out += [
         f"{visible(one.case.label)}: no record of {one.launches} of {one.planned} launches" for one in summary.missing

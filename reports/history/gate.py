@@ -15,6 +15,7 @@ import numpy as np
 
 from bench.text import UserError
 from reports import cells
+from reports.analysis.frame import group_by
 from reports.history.database import History, Line, Outcome, open_history
 from reports.history.entries import About, read_entry
 from reports.history.levels import Shift, StepRule
@@ -128,18 +129,14 @@ def check(
     before = [one for one in history.runs(line.branch) if (one.started, one.number) <= (line.started, line.number)]
     meant = [one for one in history.annotations() if one.branch == line.branch and one.started <= line.started]
     known, tonight = history.series(), history.series(line.number)
-    alike: dict[str, list[int]] = {}
-    for number, series in known.items():
-        alike.setdefault(series.anywhere, []).append(number)
-    kin, found, counted_of = {}, {}, list[Counts]()
+    alike = group_by(known, lambda number: known[number].anywhere)
+    kin, found, counted_of, window = {}, {}, list[Counts](), slice(-rule.window - (not kept), None)
     for number, series in tonight.items():
         kin[number] = alike[series.anywhere]
         start = max((one.started for one in meant if fnmatchcase(series.case.label, one.series)), default="")
         since = [one for one in before if one.started >= start]
-        times = history.times(kin[number], since)[-rule.window - (not kept) :]
-        counted_of += _counted(
-            series, history.counted(kin[number], since[-rule.window - (not kept) :]), line, kept=kept
-        )
+        times = history.times(kin[number], since)[window]
+        counted_of += _counted(series, history.counted(kin[number], since[window]), line, kept=kept)
         measured = (floors or {}).get(series.fingerprint)
         found[number] = Finding(series=series, times=times, measured=measured)
     old, missing = _missing(history, line, before, tonight, rule.window)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.results.stats import median, t_tail
+from reports.analysis.frame import group_by
 from reports.history.levels import (
     Noise,
     Shift,
@@ -271,11 +272,9 @@ def _sure(steps: Sequence[Shift | None], families: Sequence[Hashable]) -> list[b
     sure = [False] * len(p_values)
     if min(p_values, default=1.0) > FALSE:
         return sure
-    members: dict[Hashable, list[int]] = {}
-    for i, family in enumerate(families):
-        members.setdefault(family, []).append(i)
-    fallen = discoveries_in_families([[p_values[i] for i in own] for own in members.values()], q=FALSE)
-    for own, fell in zip(members.values(), fallen, strict=True):
+    members = group_by(range(len(families)), families.__getitem__).values()
+    fallen = discoveries_in_families([[p_values[i] for i in own] for own in members], q=FALSE)
+    for own, fell in zip(members, fallen, strict=True):
         for i, is_sure in zip(own, fell, strict=True):
             sure[i] = is_sure
     return sure

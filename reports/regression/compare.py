@@ -10,23 +10,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-import msgspec
 from msgspec import structs
 
+from bench.files import encode_json
 from bench.machine.environment import difference
 from bench.plan.cases import Case
 from bench.results.records import Record, WorldInfo
 from bench.results.runs import Run
 from bench.text import UserError, counted
+from reports.analysis.frame import group_rows
 from reports.analysis.summary import Row, summarize
 from reports.budgets import Judged
 from reports.budgets import exit_code as code_of_budgets
 from reports.regression.counted import Held, facts_of, held
 from reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
 from reports.regression.noise_floor import Floor, fingerprints
-from reports.regression.rule import Effect, Pair, Rule, Whole, effects, judge
+from reports.regression.rule import Called, Effect, Pair, Rule, Whole, effects, judge
 from reports.regression.statistics import Launches, simes
 
 Word = Literal[
@@ -70,7 +71,7 @@ VERDICTS: Mapping[Word, Verdict] = {
     "SAME": Verdict(0, "", "the interval lies within the floor"),
 }
 WORST_FIRST = tuple(VERDICTS)
-COMPARED: frozenset[Word] = frozenset({"SLOWER", "AMBIGUOUS", "FASTER", "SAME"})
+COMPARED: frozenset[Word] = frozenset(get_args(Called))
 SCHEMA_VERSION = 1  # of the JSON that commands tell
 _LEFT_OUT = "Left out of "
 
@@ -106,14 +107,6 @@ class Series:
     measured: Floor | None = None
 
     @property
-    def base_seconds(self) -> tuple[float, ...]:
-        return tuple(self.base_times.values())
-
-    @property
-    def new_seconds(self) -> tuple[float, ...]:
-        return tuple(self.new_times.values())
-
-    @property
     def row(self) -> Row:
         row = self.new or self.base
         assert row is not None, "a series is in one run at least"
@@ -125,8 +118,7 @@ class Series:
 
     @property
     def size(self) -> int | None:
-        size = self.case.params.get("size_bytes")
-        return size if isinstance(size, int) else None
+        return self.row.size_bytes
 
     @property
     def world(self) -> WorldInfo:
@@ -224,8 +216,7 @@ def compare(
 
 
 def json_text(whole: Mapping[str, object]) -> str:
-    versioned = msgspec.json.encode({"schema_version": SCHEMA_VERSION, **whole})
-    return msgspec.json.format(versioned, indent=1).decode() + "\n"
+    return encode_json({"schema_version": SCHEMA_VERSION, **whole}).decode()
 
 
 def world_words(world: WorldInfo) -> str:
@@ -318,7 +309,8 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
         return replace(one, word=word, reason="; ".join(one.new.reasons) or one.new.status)
     if one.base is None or one.new is None:
         return one
-    ours, theirs = _seconds(one.base), _seconds(one.new)
+    # a wrong result has no time
+    ours, theirs = (row.by_launch(row.headline) if row.status != "wrong" else {} for row in (one.base, one.new))
     both = one.base.measured and one.new.measured  # what was not measured saw nothing: that is no difference
     found = changes(surroundings(base, one.base.measured), surroundings(new, one.new.measured), meant) if both else ()
     one = replace(one, base_times=ours, new_times=theirs, changes=found)
@@ -339,21 +331,12 @@ def _held(one: Series, meant: Sequence[str]) -> Held:
     return held(base, new, meant, other_torch=any(change.path == "versions.torch" for change in one.changes))
 
 
-def _seconds(row: Row) -> Launches:
-    """Return the median of each launch, in their order; a wrong result has no time."""
-    ordered = sorted(row.measured, key=lambda record: record.launch) if row.status != "wrong" else []
-    metrics = {record.launch: record.metrics.get(row.headline) for record in ordered}
-    return {launch: one.value for launch, one in metrics.items() if one and one.value is not None and one.value > 0}
-
-
 def _judged(found: Iterable[Series], rule: Rule) -> tuple[Whole | None, tuple[Family, ...]]:
     """Return the families with all verdicts; what the statistics are to tell is judged over all families at once."""
-    groups: dict[object, list[Series]] = {}
-    for one in found:
-        case, world = one.case, one.world
-        key = (case.name, case.target, *shared_params(case).items(), world.size, world.backend, world.device)
-        groups.setdefault(key, []).append(one)
-    families = [sorted(group, key=lambda one: one.size or 0) for group in groups.values()]
+    groups = group_rows(
+        found, lambda one: one.case, without=["size_bytes"], by=lambda one: (one.case.target, *_ranks(one.world))
+    )
+    families = [sorted(group, key=lambda one: one.size or 0) for group in groups]
 
     def told(judged: bool) -> tuple[Whole | None, Iterator[Effect], list[tuple[Effect, ...]]]:
         timed = [[one for one in family if one.base_times and one.new_times] for family in families]

@@ -48,7 +48,7 @@ from reports.regression.counted import CountChange
 from reports.regression.environment import Change
 from reports.regression.junit import as_junit
 from reports.regression.noise_floor import find_floor, told
-from reports.regression.rule import Rule, launches_to_decide
+from reports.regression.rule import Rule, floor_to_decide, launches_to_decide
 from reports.render.markdown import escaped, markdown_table
 from reports.render.terminal import Sheet, width_of, write_table
 from reports.report import Column, T, number, words
@@ -98,14 +98,13 @@ def advised(comparison: Comparison, command: Sequence[str], words: Sequence[str]
     """
     doubtful = [one.effect for one in comparison.series if one.word == "AMBIGUOUS" and one.effect]
     noises = [effect.noise for effect in doubtful if effect.noise is not None]
-    if not noises:
+    if not noises or not comparison.rule.floor:  # within no floor at all no number of launches shows anything
         return comparison
     floor, most = comparison.rule.floor, LOOKS[-1]
     needed = max(LOOKS[0], launches_to_decide(median(noises), floor))
     told = f"{needed} launches a side in turns decide about half of what is AMBIGUOUS"
     if needed > most:
-        while launches_to_decide(median(noises), floor) > most:
-            floor += 0.01
+        floor = floor_to_decide(median(noises), most)
         told += f", more than the {most} it makes; these do at a floor of {100 * floor:.0f} %"
         command = [*command, "--floor", f"{100 * floor:.0f}%"]
     count, plan = min(needed, most), comparison.new.info.plan
@@ -167,9 +166,9 @@ def as_json(comparison: Comparison, *, code: int) -> str:
 
     def series(one: Series) -> dict[str, Any]:
         named = {"case": one.case, "world": one.world, "verdict": one.word, "reason": one.reason}
-        times = {"effect": one.effect, "base_seconds": one.base_seconds, "new_seconds": one.new_seconds}
+        seconds = {"base_seconds": [*one.base_times.values()], "new_seconds": [*one.new_times.values()]}
         around = {"environment": [change.path for change in one.changes], "measured_floor": one.measured}
-        return {**named, "metric": one.row.headline, **times, **around}
+        return {**named, "metric": one.row.headline, "effect": one.effect, **seconds, **around}
 
     def change(one: Series, found: CountChange) -> dict[str, Any]:
         sides = {"base": found.base, "new": found.new, "told": found.told, "path": found.path}
@@ -267,7 +266,7 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its launches"),
         number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its launches"),
         number("rank p", of_effect("rank_p_value"), probability, by_ranks),
-        words("launches", lambda one: f"{len(one.base_seconds)} v {len(one.new_seconds)}", counts),
+        words("launches", lambda one: f"{len(one.base_times)} v {len(one.new_times)}", counts),
         words("why", lambda one: one.reason or cells.UNKNOWN, "why nothing can be said, or what went wrong"),
     )
 

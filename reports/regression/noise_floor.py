@@ -14,7 +14,7 @@ from statistics import stdev
 
 import msgspec
 
-from bench.files import decode_json, read_file
+from bench.files import decode_json, encode_json, read_file
 from bench.results.runs import Run
 from bench.results.stats import median, quantile
 from bench.text import UserError, format_table, reading, replace_file, writing
@@ -147,7 +147,7 @@ def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
     whole = _File(schema_version=SCHEMA_VERSION, floors={**known, **floors})
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+        replace_file(path, encode_json(whole))
 
 
 def as_text(floors: Mapping[str, Floor]) -> str:

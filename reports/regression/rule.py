@@ -54,11 +54,15 @@ class Effect:
     noise: float | None = None
 
 
+_SURELY = 1.96 + 1.64  # standard errors: of an interval at 95 %, and of nine in ten
+Called = Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     """A word and, where it says that nothing can be said, why."""
 
-    word: Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
+    word: Called
     reason: str = ""
 
 
@@ -70,7 +74,7 @@ class Whole:
     """
 
     effect: Effect
-    word: Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
+    word: Called
     series: int
     autocorrelation: float
 
@@ -114,7 +118,12 @@ def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judge
 
 def launches_to_decide(noise: float, floor: float) -> int:
     """Return how many a side, independent, show nine of ten times that nothing moved beyond the floor."""
-    return math.ceil(2 * ((1.96 + 1.64) * math.log1p(noise) / math.log1p(floor)) ** 2)
+    return math.ceil(2 * (_SURELY * math.log1p(noise) / math.log1p(floor)) ** 2)
+
+
+def floor_to_decide(noise: float, launches: int) -> float:
+    """Return the least floor, in whole percents, within which so many a side show that as surely."""
+    return math.ceil(100 * _fraction(_SURELY * math.log1p(noise) / math.sqrt(launches / 2)) - 1e-9) / 100
 
 
 def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
@@ -130,7 +139,7 @@ def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
     return Judgement(word="AMBIGUOUS", reason=why)
 
 
-def _whole(found: Effect, middle: float, rule: Rule) -> Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]:
+def _whole(found: Effect, middle: float, rule: Rule) -> Called:
     # half of the series have to have moved as well: a few that moved far are no shift of the whole
     if _known(found.p_value) <= rule.level and abs(middle) > math.log1p(found.floor):
         return "SLOWER" if min(found.change, middle) > 0 else "FASTER" if max(found.change, middle) < 0 else "AMBIGUOUS"

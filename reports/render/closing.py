@@ -43,11 +43,10 @@ def _operations(front: Front, room: int) -> list[str]:
 
 
 def _operation(one: Operation, width: int) -> str:
-    latency = cells.duration(one.latency.value) if one.latency else cells.UNKNOWN
-    value, interval = (one.rate.value, cells.interval(one.rate)) if one.rate else (None, cells.UNKNOWN)
+    value, interval = one.rate.value if one.rate else None, cells.interval(one.rate)
     rate = f"{cells.gigabytes(value):>8} {'' if interval == cells.UNKNOWN else interval:17}"
     share = f"   {_percent(one.share):>5} {_bar(one.share, 12)}" if one.share is not None else ""
-    return f"  {one.name[:26]:{width}} {latency:>9}  {rate}{share}".rstrip()
+    return f"  {one.name[:26]:{width}} {cells.duration(one.latency):>9}  {rate}{share}".rstrip()
 
 
 def _steps(steps: Sequence[Step], most: int) -> list[str]:

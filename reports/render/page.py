@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from bench.text import format_duration
+from bench.text import format_duration, printable
 from reports.analysis.labels import row_facts
 from reports.figures.palette import style_sheet
 from reports.render.data import embedded_json
@@ -55,9 +55,7 @@ def _rendered(template: str, **context: Any) -> str:
 
 def _visible(value: object) -> object:
     """Return text with what is not printed written out, such as marks that turn the direction of reading."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in value)
+    return printable(value, "\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _policy(script: str) -> str:

@@ -1,5 +1,6 @@
 """Runs, shown: tables on standard output, the report in any of its forms, and what other tools read."""
 
+import fcntl
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,10 +9,11 @@ from typing import TextIO
 
 import click
 
+from bench.files import open_file
 from bench.results.runs import load_run
-from bench.text import UserError, format_duration
+from bench.text import UserError, format_duration, replace_file, writing
 from reports.analysis.several import DID_NOT_RUN, gather, is_sweep, unfolded
-from reports.analysis.verdicts import Verdict, is_written, write_whole
+from reports.analysis.verdicts import Verdict
 from reports.render.closing import render_closing
 from reports.render.data import render_csv, render_json
 from reports.render.markdown import render_markdown
@@ -112,13 +114,16 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
     write_whole(output, rendered(report_of_several(gather(runs)), "html"))
 
 
+def write_whole(target: Path, content: bytes) -> None:
+    with writing(target):
+        replace_file(target, content)
+
+
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     for name, content in files.items():
         target = folder / name
-        try:
+        with writing(target.parent, "cannot be made"):
             target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{target.parent} cannot be made: {error.strerror}") from error
         write_whole(target, content)
     return [folder / name for name in files]
 
@@ -136,21 +141,30 @@ def follow(
     """
     out, render = sys.stdout if out is None else out, render_text if whole else render_closing
     shown = -1
-    while is_written(path):
-        run = load_run(path)
-        if len(run.records) != shown:
-            shown = len(run.records)
-            report = report_of(run)
+    while True:
+        is_over, run = not is_written(path), load_run(path)
+        if is_over or len(run.records) != shown:
+            shown, report = len(run.records), report_of(run)
             if out.isatty():
                 out.write(_CLEAR)
+            if is_over or out.isatty():
                 print_report(report, out, render)
+            if is_over:
+                return report.code
             click.echo(_progress(report), err=True)
         pause(EVERY_SECONDS)
-    report = report_of(load_run(path))
-    if out.isatty():
-        out.write(_CLEAR)
-    print_report(report, out, render)
-    return report.code
+
+
+def is_written(path: Path) -> bool:
+    """Say whether another process holds the run's lock, as ``parbench run`` does until it ends."""
+    try:
+        with open_file(path / "records.jsonl") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, UserError):  # a file system without locks: nobody can tell, so nobody is waited for
+        return False
+    return False
 
 
 def _progress(report: Report) -> str:

@@ -188,6 +188,8 @@ def _blocks(least: Sequence[int], names: int, width: int) -> list[list[int]]:
 
 def _stretched(sizes: Sequence[tuple[int, int]], width: int) -> list[int]:
     """Return each column's width, what is left of the line given to those that lack most of theirs."""
+    if _total(whole := [max(size) for size in sizes]) <= width:
+        return whole
     found = [least for least, _ in sizes]
     while _total(found) < width and any(natural > has for (_, natural), has in zip(sizes, found, strict=True)):
         lacks = [natural / has for (_, natural), has in zip(sizes, found, strict=True)]

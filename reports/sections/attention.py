@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from reports import cells
 from reports.analysis.analysis import Analysis
-from reports.analysis.attention import Context, Hopped, hops, read_context
+from reports.analysis.attention import OF_METHOD, Context, Hopped, hops, read_context
 from reports.analysis.labels import differences
 from reports.analysis.summary import Row, unreadable
 from reports.figures.lines import draw_methods
@@ -80,7 +80,7 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
 
 def _identity(found: Sequence[Context]) -> tuple[Column[Context], ...]:
     """Return the columns that tell steps apart; ``found`` are all steps, for their names."""
-    others = differences([one.row for one in found], ("method", "ulysses", "mask", "sequence"))
+    others = differences([one.row for one in found], OF_METHOD)
     name_help = "how queries meet keys of other ranks, with the parameters in which steps differ"
     return (
         words("method", lambda one: cells.visible(f"{one.method} {others[one.row.case.id]}"), name_help),

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from bench.results.fit import Fit, intervals_words
 from bench.results.metrics import MetricValue
 from bench.results.stats import WITHIN_LAUNCH
+from bench.text import counted
 from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.contrasts import (
@@ -19,10 +20,9 @@ from reports.analysis.contrasts import (
     Grouped,
     Kind,
     Kinds,
-    Slowed,
+    Slowdown,
     contrasts,
     largest,
-    loads,
     over_sizes,
     ratio_words,
     series_of_kinds,
@@ -149,9 +149,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     """Return the columns of fits: those of ranks, lines and efficiency only where they say something."""
     firsts = [curve.rows[0] for curve in curves]
     columns: list[Column[Curve]] = [column.of(lambda curve: curve.rows[0]) for column in _series_columns(firsts)]
-    has_knees = any(one.fit.knees for one in curves)
     half_help = "the size at which half the bandwidth is reached: latency times bandwidth, by the line of the largest"
-    off_help = "outliers from the fit"
     columns += [
         measurement(
             "latency",
@@ -168,7 +166,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
             lambda curve: curve.fit.knees[0] if curve.fit.knees else None,
             "the size at which another line begins, as where a protocol switches, and the sizes it lies between",
         ),
-        words("off the curve", _off_curve, off_help),
+        words("off the curve", _off_curve, "outliers from the fit"),
         number("residual", lambda curve: curve.fit.residual, cells.percent, "median distance of times from the fit"),
     ]
     if ceiling := next((curve.ceiling for curve in curves if curve.efficiency is not None), None):
@@ -180,14 +178,14 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
                 "fitted busbw over the declared link's speed, or over a copy in memory on the same host",
             )
         )
-    if has_knees:
+    if any(one.fit.knees for one in curves):
         columns.append(words("lines", _lines, "each line of the fit, and the sizes it explains"))
     return tuple(columns)
 
 
 def _series_columns(firsts: Sequence[Row]) -> list[Column[Row]]:
     def ranks(row: Row) -> str:
-        return f"{row.world.size} on {row.world.nodes} node{'s' * (row.world.nodes != 1)}"
+        return f"{row.world.size} on {counted(row.world.nodes, 'node')}"
 
     columns = [column for column in communication_columns(firsts) if column.title in IDENTITY[:3]]
     if len({row.world for row in firsts}) > 1:
@@ -261,16 +259,17 @@ def contrast_section(found: Analysis) -> Section | None:
     return Section(id="contrasts", title="Beside each other", tables=tables, terms=("factor, beside",))
 
 
-def _slowed_columns(slowed: Sequence[Slowed], prefix: str) -> tuple[Column[Slowed], ...]:
+def _slowed_columns(slowed: Sequence[Slowdown], prefix: str) -> tuple[Column[Slowdown], ...]:
     identity = [one for one in communication_columns([one.base for one in slowed]) if one.title in IDENTITY]
     factor_help = "how many times as long it takes, with its 95 % interval"
 
-    def factor(load: str) -> Callable[[Slowed], MetricValue | None]:
+    def factor(load: str) -> Callable[[Slowdown], MetricValue | None]:
         return lambda one: one.factors.get(load)
 
+    loads = dict.fromkeys(load for one in slowed for load in one.factors)
     return (
         *(column.of(lambda one: one.base) for column in (*identity, headline("time", [one.base for one in slowed]))),
-        *(measurement(f"{prefix}{load}", factor(load), factor_help, slowed) for load in loads(slowed)),
+        *(measurement(f"{prefix}{load}", factor(load), factor_help, slowed) for load in loads),
     )
 
 

@@ -1,19 +1,21 @@
-"""The report on where ranks ran: nodes, rates from rank to rank, what distance costs, and who comes late."""
+"""The report on ranks: where they ran, rates from one to another, what distance costs, who comes late, each launch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bench.machine.environment import format_cpus
+from bench.machine.host_load import HostLoad
 from bench.results.stats import median
+from bench.text import counted
 from reports import cells
 from reports.analysis.analysis import Analysis
-from reports.analysis.contrasts import Pairs, matrix_title
+from reports.analysis.contrasts import Pairs
 from reports.analysis.labels import operation, row_label, short_labels
-from reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Nodes
+from reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Launch, Nodes, launches_of
 from reports.figures.heat_maps import draw_arrivals, draw_pairs
 from reports.figures.svg import figure
-from reports.report import Column, Section, Table, number, words
+from reports.report import Column, Section, Table, known, number, words
 from reports.sections.communication import PLOTTED
 from reports.sections.row_columns import case_columns, communication_columns, headline, metric_column
 
@@ -64,7 +66,9 @@ def pair_section(found: Analysis) -> Section | None:
 
 def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Table[Any]]:
     """Yield the page's rows, the terminal's matrix, and the page's matrix where few ranks are on several nodes."""
-    rows, title = tuple(matrix.rows.values()), matrix_title(matrix)
+    rows, params = tuple(matrix.rows.values()), matrix.first.case.params
+    told = f"{cells.size(matrix.first.size_bytes)} {params.get('dtype', '-')}, {params.get('mode', '-')}"
+    title = f"Rank to rank: bus bandwidth in GB/s, {told}"
     ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
     notes = distance_words(matrix, nodes) if nodes else ()
     drawing = "Ranks stand node by node; thin lines part nodes, thick ones switches." if nodes else ""
@@ -113,8 +117,7 @@ def distance_words(matrix: Pairs, nodes: Nodes) -> tuple[str, ...]:
     if not medians:
         return ()
     told = (
-        f"{name} {cells.quantity(rate, 'B/s')} ({len(rates[name])} pair{'s' * (len(rates[name]) != 1)})"
-        for name, rate in medians.items()
+        f"{name} {cells.quantity(rate, 'B/s')} ({counted(len(rates[name]), 'pair')})" for name, rate in medians.items()
     )
     (nearest, best), *others = medians.items()
     ratios = [f"{name} runs at {cells.significant(rate / best)} of {nearest}" for name, rate in others]
@@ -165,3 +168,39 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
         number("last out", lambda one: one.arrival.last_out_rank, cells.whole, "the rank that most often leaves last"),
         *(lateness(rank) for rank in sorted({rank for one in late for rank in one.seconds_by_rank})[:MOST_RANKS]),
     )
+
+
+def _of_load(value: Callable[[HostLoad], float | None]) -> Callable[[Launch], float | None]:
+    return lambda one: None if one.load is None else value(one.load)
+
+
+_LAUNCH_COLUMNS: tuple[Column[Launch], ...] = (
+    number("launch", lambda one: one.number, cells.whole, "ranks started anew"),
+    number("took", lambda one: one.seconds, cells.duration, "from the end of the launch before, or the run's start"),
+    number(
+        "measuring",
+        lambda one: one.measuring_seconds / one.seconds if one.seconds else None,
+        cells.percent,
+        "share of that in which cases were prepared, warmed up, timed and checked",
+    ),
+    number("load average", _of_load(lambda load: load.one_minute), cells.significant, "of the minute before"),
+    number("others", _of_load(lambda load: load.other_cores), cells.significant, "cores that others kept busy"),
+    number(
+        "steal",
+        _of_load(lambda load: None if load.steal_percent is None else load.steal_percent / 100),
+        cells.percent,
+        "share of the cores' time that the hypervisor gave to others",
+    ),
+)
+
+
+def launch_section(found: Analysis) -> Section | None:
+    rows = launches_of(found.run)
+    if not rows:
+        return None
+    on = {one.load.cores for one in rows if one.load}
+    where = f" on {'/'.join(map(str, sorted(on)))} cores" if on else ""
+    caption = "how long each took, and what else its host did while it measured"
+    columns = known(_LAUNCH_COLUMNS, rows)
+    table = Table(id="launches", title=f"Launches{where}", caption=caption, columns=columns, rows=rows)
+    return Section(id="launches-section", title="Launches", tables=(table,))

@@ -1,32 +1,39 @@
-"""The report of one run, in the order in which it is read: what was run, what stands out, and its sections."""
+"""The report of one run as it is read: what was run, the first screen, what stands out, and its sections."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
+from markupsafe import Markup
 
 from bench.launch.control_channel import LEFT_OUT
 from bench.results.runs import Run
 from bench.results.stats import WITHIN_LAUNCH
-from bench.text import format_duration
+from bench.text import counted, format_duration
 from reports.analysis.analysis import Analysis, analyse, front_of
 from reports.analysis.contrasts import settings_words
 from reports.analysis.findings import look_at_first
-from reports.analysis.labels import environment_facts
+from reports.analysis.frame import group_by
+from reports.analysis.labels import environment_facts, short_labels
 from reports.analysis.ranks import measuring_words
 from reports.analysis.steps import broken_down, calls_of
-from reports.analysis.summary import Summary, summarize
+from reports.analysis.summary import Row, Summary, summarize
 from reports.analysis.verdicts import Verdict, bad_rows, emulations, not_measured, other_claims, warnings_of
-from reports.figures.first_screen import draw_first_screen
+from reports.figures.gantt import detail_of, draw_pipeline, last_of
+from reports.figures.lines import RATE, Line, curve_lines, draw_sizes
+from reports.figures.palette import OPERATIONS
+from reports.figures.svg import NARROW, WIDE, figure
+from reports.figures.timeline import draw_first, view_of
 from reports.report import Report, Section
 from reports.sections.attention import attention_section
 from reports.sections.communication import communication_section, contrast_section, group_section
 from reports.sections.experts import experts_section
-from reports.sections.launches import launch_section
-from reports.sections.nodes import arrival_section, node_section, pair_section
+from reports.sections.nodes import arrival_section, launch_section, node_section, pair_section
 from reports.sections.predictions import predicted_section
 from reports.sections.steps import step_section
 
+_MOST_LINES, _MOST_BOXES = 6, 1500  # of the first screen
 SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
     node_section,
     communication_section,
@@ -73,8 +80,8 @@ def heading(run: Run, summary: Summary) -> str:
     nodes = sorted({row.world.nodes for row in summary.rows})
     where = f" on {'/'.join(map(str, nodes))} node{'s' * (nodes != [1])}" if nodes else ""
     parts = [
-        f"preset {plan.preset}: {plan.nproc} rank{'s' * (plan.nproc != 1)}{where}, {plan.backend}, {plan.device}",
-        f"{plan.launches} launch{'es' * (plan.launches != 1)}",
+        f"preset {plan.preset}: {counted(plan.nproc, 'rank')}{where}, {plan.backend}, {plan.device}",
+        counted(plan.launches, "launch"),
         f"host {run.info.host}",
     ]
     # each where it is the same for all ranks and known
@@ -83,6 +90,42 @@ def heading(run: Run, summary: Summary) -> str:
         if isinstance(values, Mapping) and values.get(name):
             parts.append(f"{word}{values[name]}")
     return "; ".join([*parts, f"started {run.info.started}", measuring_words(run)])
+
+
+def draw_first_screen(found: Analysis) -> list[Markup]:
+    """Return the figures of the first screen; one alone is as wide as the page."""
+    lines = first_lines(found.communication)
+    timeline = next((one for one in found.timelines if one.timeline), None)
+    pipeline = next((one for one in found.pipelines if one.facts.measured), None)
+    is_pipelined = pipeline and (not timeline or timeline.row.case.id == pipeline.row.case.id)
+    width = NARROW if lines and (timeline or pipeline) else WIDE
+    bandwidth = draw_sizes(lines, RATE, found.ceiling, width)
+    shown = figure(bandwidth, "first-bandwidth", "Bus bandwidth over size", "Bands are 95 % intervals.")
+    labels = short_labels(found.steps)
+    if is_pipelined and pipeline and pipeline.facts.measured:
+        detail, span = detail_of(pipeline, _MOST_BOXES), last_of(pipeline.facts.measured)
+        step = draw_pipeline(pipeline, detail, span, width=width, is_alone=True)
+        told = f"Launch {pipeline.launch + 1}, each gap in the colour of its cause."
+        shown += figure(step, "first-step", f"Pipeline: {labels[pipeline.row.case.id]}", told)
+    elif timeline and timeline.timeline:
+        step = draw_first(timeline.timeline, view_of(timeline.timeline, _MOST_BOXES), width)
+        told = f"Launch {timeline.launch + 1}; what a step waits for is hatched or grey."
+        shown += figure(step, "first-step", f"Traced step: {labels[timeline.row.case.id]}", told)
+    return shown
+
+
+def first_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
+    """Return a line for each of six operations at most, of the mode and type in which most were measured."""
+    series = group_by(rows, lambda row: (row.case.params.get("mode"), row.case.params.get("dtype")))
+    lines = max((curve_lines(of, "busbw") for of in series.values()), key=len, default=())
+    known = [*OPERATIONS]
+
+    def place(line: Line) -> tuple[bool, int]:
+        [name, *params] = line.label.split(" ")
+        return bool(params), known.index(name) if name in known else len(known)
+
+    plainest = {line.label.partition(" ")[0]: line for line in sorted(lines, key=place, reverse=True)}
+    return tuple(sorted(plainest.values(), key=place)[:_MOST_LINES])
 
 
 # what a study holds, for communication (True), steps (False), or both (None)
@@ -136,7 +179,7 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
         )
     by_case = Counter(record.case.id for record in run.records if record.reason == LEFT_OUT)
     left_out = [
-        f"{launches} of {plan.launches} launches of {cases} case{'s' * (cases != 1)}"
+        f"{launches} of {plan.launches} launches of {counted(cases, 'case')}"
         for launches, cases in Counter(by_case.values()).items()
     ]
     if left_out:

@@ -28,14 +28,11 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
 
 
 def case_columns() -> tuple[Column[Row], ...]:
-    def size(row: Row) -> int | None:
-        found = row.case.params.get("size_bytes")
-        return found if isinstance(found, int) else None
-
+    size_help = "total bytes as nccl-tests counts them, 1024-based"
     return (
         words("mode", lambda row: _param(row, "mode"), "blocking or pipelined"),
         words("dtype", lambda row: _param(row, "dtype"), "element type"),
-        Column("size", lambda row: cells.size(size(row)), size, "total bytes as nccl-tests counts them, 1024-based"),
+        Column("size", lambda row: cells.size(row.size_bytes), lambda row: row.size_bytes, size_help),
     )
 
 

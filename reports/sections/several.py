@@ -14,7 +14,7 @@ from reports.analysis.contrasts import ACROSS, OF_GROUP, OVER, Kinds, kinds, lar
 from reports.analysis.labels import operation
 from reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
 from reports.analysis.ranks import WITHIN
-from reports.analysis.several import Beside, Difference, One, Scaled, Several, beside, scaled, worlds
+from reports.analysis.several import Difference, MatchedCase, NumberedRun, RunSet, Scaled, beside, scaled
 from reports.analysis.verdicts import Problem, bad_rows, emulations, other_claims, told_of_runs, verdict_words
 from reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against, draw_methods
 from reports.figures.svg import figure
@@ -27,7 +27,7 @@ _RUN_HELP = "the run, and the point of a sweep that it measured"
 _PERFECT = "A level line at 100 % is perfect scaling."
 
 
-def report_of_several(several: Several) -> Report:
+def report_of_several(several: RunSet) -> Report:
     """Return all that is to be said of several runs that have been summarised."""
     over = over_nodes(several)
     made = (
@@ -53,13 +53,13 @@ def report_of_several(several: Several) -> Report:
     )
 
 
-def _runs(several: Several) -> Section:
+def _runs(several: RunSet) -> Section:
     has_points = any(one.point for one in several.runs)
-    point: Column[One] = words(
+    point: Column[NumberedRun] = words(
         "point", lambda one: one.point.name if one.point else "-", "the point of the sweep that it measured"
     )
     what_help = "what was run, where and on what"
-    columns: list[Column[One]] = [
+    columns: list[Column[NumberedRun]] = [
         words("run", lambda one: one.name, "how the tables below call it"),
         *([point] if has_points else []),
         words("id", lambda one: one.run.info.id, "the run's folder"),
@@ -86,15 +86,15 @@ def _runs(several: Several) -> Section:
     return Section(id="runs", title="Runs", tables=(table,), notes=tuple(notes))
 
 
-def _run_words(one: One) -> str:
+def _run_words(one: NumberedRun) -> str:
     return f"{one.name}: {one.point.name}" if one.point else one.name
 
 
-def _problems(several: Several) -> Section | None:
+def _problems(several: RunSet) -> Section | None:
     rows = tuple((one, problem) for one in several.runs for problem in bad_rows(one.summary))
     if not rows:
         return None
-    columns: tuple[Column[tuple[One, Problem]], ...] = (
+    columns: tuple[Column[tuple[NumberedRun, Problem]], ...] = (
         words("run", lambda row: _run_words(row[0]), _RUN_HELP),
         *(column.of(lambda row: row[1]) for column in PROBLEM_COLUMNS),
     )
@@ -103,8 +103,8 @@ def _problems(several: Several) -> Section | None:
     return Section(id="problems", title=title, tables=(table,))
 
 
-def _differences(several: Several) -> Section:
-    def own(place: int, one: One) -> Column[Difference]:
+def _differences(several: RunSet) -> Section:
+    def own(place: int, one: NumberedRun) -> Column[Difference]:
         return words(one.name, lambda difference: difference.texts[place], f"of {one.run.info.id}")
 
     def values(one: Difference) -> str:
@@ -195,25 +195,25 @@ def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
         yield from figure(draw_against(of, level), f"over-nodes-{i}", title, what)
 
 
-def _far(several: Several) -> Section | None:
+def _far(several: RunSet) -> Section | None:
     rows = tuple((one, found) for one in several.runs for found in largest(kinds(one.shown, one.nodes)))
     if not rows:
         return None
 
-    def what(row: tuple[One, Kinds]) -> str:
+    def what(row: tuple[NumberedRun, Kinds]) -> str:
         case = row[1].first.case
         told = (str(case.params.get(key, "")) for key in ("mode", "dtype"))
-        named = (operation(case, OF_GROUP), cells.size(row[1].size_bytes), *told)
+        named = (operation(case, OF_GROUP), cells.size(row[1].first.size_bytes), *told)
         return " ".join(filter(None, named))
 
-    def reach(title: str, *reaches: str) -> Column[tuple[One, Kinds]]:
-        def rate(row: tuple[One, Kinds]) -> float | None:
+    def reach(title: str, *reaches: str) -> Column[tuple[NumberedRun, Kinds]]:
+        def rate(row: tuple[NumberedRun, Kinds]) -> float | None:
             kind = row[1].standing_for(*reaches)
             return row[1].rate(kind) if kind else None
 
         return number(title, rate, cells.gigabytes, f"bus bandwidth {' or '.join(reaches)}, in 1e9 B/s")
 
-    columns: tuple[Column[tuple[One, Kinds]], ...] = (
+    columns: tuple[Column[tuple[NumberedRun, Kinds]], ...] = (
         words("run", lambda row: _run_words(row[0]), _RUN_HELP),
         words("operation", what, "what is done, at the largest size that both have"),
         reach("within", WITHIN),
@@ -226,7 +226,7 @@ def _far(several: Several) -> Section | None:
     return Section(id="far", title=title, tables=(table,), terms=("busbw",))
 
 
-def _scaling(several: Several) -> Section | None:
+def _scaling(several: RunSet) -> Section | None:
     cases = scaled([row for one in several.runs for row in one.shown])
     if not cases:
         return None
@@ -252,7 +252,7 @@ def _scaling(several: Several) -> Section | None:
         chart = draw_against(lines, EFFICIENCY, "ranks")
         return figure(chart, "scaling-efficiency", "Efficiency against ranks", _PERFECT)
 
-    counts = worlds(cases)
+    counts = sorted({ranks for one in cases for ranks in one.rows})
     columns: tuple[Column[Scaled], ...] = (
         words("case", lambda one: name(one.first), "what ran"),
         words("rate", lambda one: "busbw" if one.first.is_communication else "tokens/s", "what should grow or stay"),
@@ -271,14 +271,14 @@ def _scaling(several: Several) -> Section | None:
     return Section(id="scaling", title="Scaling", tables=(table,), terms=("speed-up, efficiency", "busbw"))
 
 
-def _side_by_side(names: Sequence[tuple[int, str]], rows: Sequence[Beside]) -> tuple[Column[Beside], ...]:
-    def time(at: int, name: str) -> Column[Beside]:
-        def metric(one: Beside) -> MetricValue | None:
+def _side_by_side(names: Sequence[tuple[int, str]], rows: Sequence[MatchedCase]) -> tuple[Column[MatchedCase], ...]:
+    def time(at: int, name: str) -> Column[MatchedCase]:
+        def metric(one: MatchedCase) -> MetricValue | None:
             return one.rows[at].metrics.get(one.rows[at].headline) if at in one.rows else None
 
         return measurement(name, metric, f"time in {name}, with its 95 % interval", rows)
 
-    def ratio(at: int, name: str) -> Column[Beside]:
+    def ratio(at: int, name: str) -> Column[MatchedCase]:
         told = f"time in {name} over that in the first that has it"
         return measurement(f"{name} / first", lambda one: one.ratio(at) if at in one.rows else None, told, rows)
 
@@ -302,7 +302,7 @@ def _environments(found: Sequence[Environments]) -> Section | None:
     return Section(id="environments", title=title, tables=(table,), terms=("ratio", "interval"))
 
 
-def _context(several: Several) -> Section | None:
+def _context(several: RunSet) -> Section | None:
     found = sizes([one for run in several.runs for one in contexts(run.shown)])
 
     def draw(index: int, one: Comparison) -> list[Markup]:
@@ -327,12 +327,12 @@ def _context(several: Several) -> Section | None:
     return Section(id="context-sizes", title="Context parallelism", tables=tables) if tables else None
 
 
-def _beside(several: Several) -> Section | None:
+def _beside(several: RunSet) -> Section | None:
     rows = beside(several) if len(several.runs) <= MOST_COLUMNS else ()
     if not rows:
         return None
     name = row_names([one.first for one in rows])
-    columns: tuple[Column[Beside], ...] = (
+    columns: tuple[Column[MatchedCase], ...] = (
         words("case", lambda one: name(one.first), "what ran"),
         *_side_by_side([(one.number, one.name) for one in several.runs], rows),
     )

@@ -33,8 +33,7 @@ from reports.analysis.steps import (
     worst_ratio,
 )
 from reports.analysis.summary import Row
-from reports.figures.areas import draw_memory_over_time
-from reports.figures.bars import draw_breakdown, draw_memory, draw_steps
+from reports.figures.bars import draw_breakdown, draw_memory, draw_memory_over_time, draw_steps
 from reports.figures.svg import figure
 from reports.figures.timeline import draw_timeline, extent_of, shared, timeline_words, view_of
 from reports.report import Column, Section, Table, known, number, words

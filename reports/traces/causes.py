@@ -8,18 +8,17 @@ from bench.results.spans import Span, difference, gaps, intersection, length
 from reports import cells
 from reports.analysis.findings import Finding, Kind
 from reports.traces.kineto import Source
-from reports.traces.steps import PEER_TO_PEER, Call, Job, Met, RankSteps, Step
+from reports.traces.steps import PEER_TO_PEER, Call, Job, RankSteps, SharedCall, Step
 
 LEAST_SHARE = 0.03
 """A finding is told from this share of the step on."""
 _SLOWER_THAN_FIT, _HOST_GAP_SECONDS = 1.3, 1e-3
 _RUN = "parbench run --only"
+_s = cells.duration
 _GATHERS = {"all_gather"}
 _REDUCES = {"all_reduce", "reduce_scatter"}
-Ceiling = Callable[[Met], float | None]
+Ceiling = Callable[[SharedCall], float | None]
 """Seconds that a collective takes by the fits of a run, None where none is known."""
-
-
 Won = tuple[Kind, float, str, str]
 """A kind of finding, the seconds of a step that could be won, a sentence, and the next command if there is one."""
 
@@ -54,11 +53,11 @@ def waits_by_rank(job: Job) -> dict[int, list[float]]:
     Of the other ranks the median; none of those that came last to none.
     """
     spans: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
-    for met in job.met:
-        if met.facts.op not in PEER_TO_PEER:
-            came = met.spans[met.last][0]
-            for rank, (start, _) in met.spans.items():
-                spans[met.last, rank, met.step].append((start - job.offsets_ns[rank], came - job.offsets_ns[rank]))
+    for call in job.shared:
+        if call.facts.op not in PEER_TO_PEER:
+            came = call.spans[call.last][0]
+            for rank, (start, _) in call.spans.items():
+                spans[call.last, rank, call.step].append((start - job.offsets_ns[rank], came - job.offsets_ns[rank]))
     by_rank = {rank.rank: rank for rank in job.ranks}
 
     def waited(late: int, rank: int, step: int) -> float:
@@ -75,7 +74,7 @@ def waits_by_rank(job: Job) -> dict[int, list[float]]:
 
 def _late(job: Job) -> Iterator[Won]:
     """Find the rank that others wait for: in the median step, and twice as long as for any other."""
-    if len(job.ranks) < 2 or not job.met:
+    if len(job.ranks) < 2 or not job.shared:
         return
     waits = {rank: median(seconds) for rank, seconds in waits_by_rank(job).items()}
     (late, won), (_, second) = sorted(waits.items(), key=lambda one: -one[1])[:2]
@@ -85,7 +84,7 @@ def _late(job: Job) -> Iterator[Won]:
     others = [rank for rank in job.ranks if rank.rank != late]
     longer = _compute(by_rank[late]) - median(_compute(rank) for rank in others)
     idler = _idle_seconds(by_rank[late]) - median(_idle_seconds(rank) for rank in others)
-    share = mean(met.last == late for met in job.met)
+    share = mean(call.last == late for call in job.shared)
     told = f"rank {late} comes last to {share:.0%} of collectives; the others wait {_s(won)} a step for it"
     if longer >= won / 2:
         compared = f"{_s(_compute(by_rank[late]))} against {_s(median(_compute(rank) for rank in others))}"
@@ -145,8 +144,8 @@ def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], w
     told = f"{label} is exposed {_s(won)} of {_s(step)}"
     if op in PEER_TO_PEER:
         return "pipeline bubble", won, f"{told}: stages wait for their neighbours", f"{_RUN} pp --set schedule=all"
-    known = [(seconds, met) for met in job.met if met.label == label and (seconds := ceiling(met))]
-    longer = median(met.transfer_ns / 1e9 / seconds for seconds, met in known) if known else 1.0
+    known = [(seconds, call) for call in job.shared if call.label == label and (seconds := ceiling(call))]
+    longer = median(call.transfer_ns / 1e9 / seconds for seconds, call in known) if known else 1.0
     if longer >= _SLOWER_THAN_FIT:
         sentence = f"{told}: it takes {cells.significant(longer)} times what this machine's fit says"
         return "slow link", won * (1 - 1 / longer), sentence, f"{_RUN} matrix"
@@ -158,7 +157,7 @@ def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], w
         count = "one call" if len(calls) == 1 else f"{len(calls)} calls"
         sentence = f"{told}: all gradients go in {count} at the end, when nothing is left to compute"
         return "one bucket", min(won, earlier), sentence, f"{_RUN} ddp --set bucket_mb=1,25"
-    hidden = _s(rank.steps[rank.middle].hidden_seconds)
+    hidden = _s(rank.steps[rank.middle].parts.hidden_comm_seconds)
     sentence = f"{told}, {hidden} of all communication is hidden: fewer bytes or larger microbatches would cost less"
     return "exposed communication", won, sentence, ""
 
@@ -197,7 +196,3 @@ def _copies(job: Job) -> Iterator[Won]:
     won = min(rank.median(lambda parts: parts.copy_seconds) for rank in job.ranks)
     taken = f"copies between host and device take {_s(won)} of {_s(step_seconds(job))} beside nothing else"
     yield "copies", won, f"{taken}: pinned memory and non_blocking=True would hide them", ""
-
-
-def _s(seconds: float) -> str:
-    return cells.quantity(seconds, "s")

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from bench.results.runs import Run, load_run
 from bench.results.spans import difference, length
-from bench.text import format_size
+from bench.text import counted, format_size
 from reports import cells
 from reports.analysis.findings import Finding
 from reports.analysis.fits import fit_curves
@@ -23,15 +23,14 @@ from reports.render.show import rendered
 from reports.render.terminal import print_report
 from reports.report import Report, Section, Table, number, words
 from reports.traces.causes import LEAST_SHARE, Ceiling, causes_of, step_seconds, waits_by_rank
-from reports.traces.steps import PEER_TO_PEER, Job, Met, RankSteps, read_job, timeline_of
+from reports.traces.steps import PEER_TO_PEER, Job, RankSteps, SharedCall, read_job, timeline_of
 
 _MOST_RANKS = 16
-_MOST_BOXES = 4000
 _count = cells.formatted("{:.4g}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class CallKind:
     """Calls of one operation, group and class of sizes, of the rank whose communication is exposed least."""
 
     label: str
@@ -44,25 +43,17 @@ class Kind:
     beside_fit: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatIf:
-    """A step without something: its seconds, to first order, for nothing else would change."""
-
-    without: str
-    seconds: float
-
-
 def ceiling_of_run(run: Run) -> Ceiling:
     """Return the seconds of a collective by a run's fits of the same operation on as many ranks, one at a time."""
     curves = {}
     for curve in fit_curves(summarize(run).rows, None):
         row = curve.rows[0]
         if row.case.whole.get("mode") == "blocking":
-            curves[row.case.name.partition(".")[2], row.world.size] = curve.fit
+            curves[row.case.short_name, row.world.size] = curve.fit
 
-    def seconds(met: Met) -> float | None:
-        found = curves.get((met.facts.op, met.facts.size or 0))
-        return None if found is None or met.facts.num_bytes is None else found.predict(met.facts.num_bytes)
+    def seconds(call: SharedCall) -> float | None:
+        found = curves.get((call.facts.op, call.facts.size or 0))
+        return None if found is None or call.facts.num_bytes is None else found.predict(call.facts.num_bytes)
 
     return seconds
 
@@ -83,7 +74,7 @@ def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, aga
     """Return the report of a job's traces; ``against`` names the run whose fits are the ceiling."""
     causes = causes_of(job, ceiling)
     tables: list[Table[Any]] = [_ranks(job), _kinds(job, ceiling)]
-    if job.met and len(job.ranks) > 1:
+    if job.shared and len(job.ranks) > 1:
         tables.append(_waits(job))
     tables.append(_what_if(job, causes))
     clean = () if causes else (f"Nothing stands out: no cause costs {LEAST_SHARE:.0%} of the step.",)
@@ -104,7 +95,7 @@ def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, aga
 
 def _draw(job: Job) -> list[Markup]:
     timeline = timeline_of(job)
-    view = view_of(timeline, _MOST_BOXES)
+    view = view_of(timeline)
     told = f"{timeline_words(timeline, view)} What a step waits for is hatched or empty."
     return figure(draw_first(timeline, view, WIDE), "first-step", "Traced step", told)
 
@@ -112,35 +103,36 @@ def _draw(job: Job) -> list[Markup]:
 def _verdict(job: Job) -> Verdict:
     sizes = [rank.source.world_size for rank in job.ranks if rank.source.world_size]
     here, size = len(job.ranks), max(sizes, default=len(job.ranks))
-    told = f"{here} of {size} ranks, {job.steps} step{'s' * (job.steps > 1)} each"
+    told = f"{here} of {size} ranks, {counted(job.steps, 'step')} each"
     if here < size or any(rank.source.notes for rank in job.ranks):
         return Verdict(word="PARTIAL", level="doubtful", told=f"{told}; the notes say what is missing")
     return Verdict(word="COMPLETE", level="good", told=told)
 
 
-def _what_if(job: Job, causes: Sequence[Finding]) -> Table[WhatIf]:
+def _what_if(job: Job, causes: Sequence[Finding]) -> Table[tuple[str, float]]:
+    """Return the step without something: its seconds, to first order, for nothing else would change."""
     step = step_seconds(job)
-    exposed = min(rank.median(lambda parts: sum(parts.exposed_comm_seconds.values())) for rank in job.ranks)
+    exposed = min(rank.median(lambda parts: parts.exposed_seconds) for rank in job.ranks)
     idle = min(rank.median(lambda parts: parts.idle_seconds) for rank in job.ranks)
     late = max((one.cost * step for one in causes if one.kind in ("late rank", "slow rank")), default=0.0)
     links = sum(one.cost * step for one in causes if one.kind == "slow link")
-    rows = [WhatIf(without="as it is", seconds=step)]
-    if late:
-        rows.append(WhatIf(without="no rank that the others wait for", seconds=step - late))
-    if links:
-        rows.append(WhatIf(without="collectives as fast as the fits", seconds=step - links))
-    rows.append(WhatIf(without="all communication hidden", seconds=step - exposed))
-    rows.append(WhatIf(without="no idle time", seconds=step - idle))
+    rows = (
+        ("as it is", step),
+        *([("no rank that the others wait for", step - late)] if late else []),
+        *([("collectives as fast as the fits", step - links)] if links else []),
+        ("all communication hidden", step - exposed),
+        ("no idle time", step - idle),
+    )
     return Table(
         id="what-if",
         title="What if",
         caption="a step without one thing, all else as it is",
         columns=(
-            words("with", lambda one: one.without, "what would be otherwise"),
-            number("step", lambda one: one.seconds, cells.duration, "seconds of a step"),
-            number("shorter by", lambda one: 1 - one.seconds / step, cells.percent, "share of the step"),
+            words("with", lambda row: row[0], "what would be otherwise"),
+            number("step", lambda row: row[1], cells.duration, "seconds of a step"),
+            number("shorter by", lambda row: 1 - row[1] / step, cells.percent, "share of the step"),
         ),
-        rows=tuple(rows),
+        rows=rows,
     )
 
 
@@ -149,12 +141,12 @@ def _ranks(job: Job) -> Table[RankSteps]:
         return lambda rank: rank.median(lambda parts: part(parts) / parts.wall_seconds)
 
     def overlap(rank: RankSteps) -> float | None:
-        hidden = sum(step.hidden_seconds for step in rank.steps)
-        comm = hidden + sum(sum(step.parts.exposed_comm_seconds.values()) for step in rank.steps)
+        hidden = sum(step.parts.hidden_comm_seconds for step in rank.steps)
+        comm = hidden + sum(step.parts.exposed_seconds for step in rank.steps)
         return hidden / comm if comm else None
 
     shown = sorted(job.ranks, key=lambda rank: -rank.median(lambda parts: parts.wall_seconds))[:_MOST_RANKS]
-    left = len(job.ranks) - len(shown)
+    left, exposed_help = len(job.ranks) - len(shown), "communication beside which nothing is computed"
     return Table(
         id="ranks",
         title="Where the time of a step goes",
@@ -163,12 +155,7 @@ def _ranks(job: Job) -> Table[RankSteps]:
             number("rank", lambda one: one.rank, _count, "global rank"),
             number("step", lambda one: one.median(lambda parts: parts.wall_seconds), cells.duration, "wall of a step"),
             number("compute", share(lambda p: p.compute_seconds), cells.percent, "arithmetic"),
-            number(
-                "exposed",
-                share(lambda p: sum(p.exposed_comm_seconds.values())),
-                cells.percent,
-                "communication beside which nothing is computed",
-            ),
+            number("exposed", share(lambda p: p.exposed_seconds), cells.percent, exposed_help),
             number("copies", share(lambda p: p.copy_seconds), cells.percent, "copies of memory beside no computing"),
             number("idle", share(lambda p: p.idle_seconds), cells.percent, "nothing runs"),
             number("overlap", overlap, cells.percent, "hidden communication over all of it"),
@@ -178,8 +165,7 @@ def _ranks(job: Job) -> Table[RankSteps]:
     )
 
 
-def _kinds(job: Job, ceiling: Ceiling) -> Table[Kind]:
-    rows = _kinds_of(job, ceiling)
+def _kinds(job: Job, ceiling: Ceiling) -> Table[CallKind]:
     return Table(
         id="collectives",
         title="Communication of a step",
@@ -194,28 +180,28 @@ def _kinds(job: Job, ceiling: Ceiling) -> Table[Kind]:
             number("busbw", lambda one: one.busbw, cells.gigabytes, "bus bandwidth of the median transfer, GB/s"),
             number("of the fit", lambda one: one.beside_fit, cells.percent, "the fit's time over the transfer's"),
         ),
-        rows=rows,
+        rows=_kinds_of(job, ceiling),
     )
 
 
-def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[Kind, ...]:
-    met: dict[tuple[str, str], list[Met]] = defaultdict(list)
-    for one in job.met:
+def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[CallKind, ...]:
+    shared: dict[tuple[str, str], list[SharedCall]] = defaultdict(list)
+    for one in job.shared:
         if one.facts.op not in PEER_TO_PEER:
-            met[one.label, _class_of(one.facts.num_bytes)].append(one)
-    rank = min(job.ranks, key=lambda one: sum(sum(step.parts.exposed_comm_seconds.values()) for step in one.steps))
+            shared[one.label, _class_of(one.facts.num_bytes)].append(one)
+    rank = min(job.ranks, key=lambda one: sum(step.parts.exposed_seconds for step in one.steps))
     found, busy = [], [span for step in rank.steps for span in step.busy]
     spans: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for call in rank.calls:
         spans[call.label, _class_of(call.facts.num_bytes)].append(call.span)
     for (label, size), mine in sorted(spans.items()):
         # what ended no later than the one before it has no time of its own
-        same = [one for one in met.get((label, size), []) if one.transfer_ns > 0]
+        same = [one for one in shared.get((label, size), []) if one.transfer_ns > 0]
         fits = [seconds / (one.transfer_ns / 1e9) for one in same if (seconds := ceiling(one))]
         rates = [rate for one in same if (rate := one.busbw)]
         steps = len(rank.steps)
         found.append(
-            Kind(
+            CallKind(
                 label=label,
                 size=size,
                 count=len(mine) / steps,
@@ -238,7 +224,7 @@ def _class_of(num_bytes: int | None) -> str:
 
 def _waits(job: Job) -> Table[tuple[int, float, float]]:
     waits = waits_by_rank(job)
-    last = [one.last for one in job.met if one.facts.op not in PEER_TO_PEER]
+    last = [one.last for one in job.shared if one.facts.op not in PEER_TO_PEER]
     rows = [(rank, last.count(rank) / max(len(last), 1), median(seconds)) for rank, seconds in waits.items()]
     rows.sort(key=lambda row: -row[2])
     return Table(

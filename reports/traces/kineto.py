@@ -1,10 +1,12 @@
 """Traces of PyTorch's profiler: Kineto's JSON, plain or gzip, a file for each rank, read a few megabytes at a time."""
 
 import json
+import math
 import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -136,24 +138,17 @@ class _Reader:
 
     def __iter__(self) -> Iterator[list[_Event]]:
         rest = self._before()
-        while True:
-            block = next(self._blocks, b"")
+        for block in self._blocks:
             rest += block
-            if not block:
-                yield from self._last(rest)
-                if self._odd:
-                    self.notes.append(f"{self._odd} events are not as the profiler writes them, and left out")
-                return
-            for at in _ends(rest):
-                try:  # a place that lies within an event or a text leaves none of its sides whole
-                    found = self._decoded(b"[" + rest[:at] + b"]")
-                except msgspec.DecodeError:
-                    continue
+            if found := self._whole(rest):
+                at, events = found
                 rest = rest[at:].lstrip().removeprefix(b",")
-                yield found
-                break
+                yield events
             if len(rest) > _MOST_HEADER:
                 raise UserError(f"{self._path} is no trace of PyTorch's profiler: an event is larger than 64 MB")
+        yield from self._last(rest)
+        if self._odd:
+            self.notes.append(f"{self._odd} events are not as the profiler writes them, and left out")
 
     def _before(self) -> bytes:
         """Read up to the events."""
@@ -177,17 +172,20 @@ class _Reader:
             _, end = json.JSONDecoder().raw_decode(text)
         except ValueError:
             self.notes.append("the file ends within an event: what comes after is missing")
-            for at in _ends(rest):
-                try:
-                    yield self._decoded(b"[" + rest[:at] + b"]")
-                    return
-                except msgspec.DecodeError:
-                    continue
+            if found := self._whole(rest):
+                yield found[1]
             return
         yield self._decoded(text[:end].encode())
         after = text[end:].strip().removeprefix(",").strip()
         if after not in ("", "}"):
             self._told(b"{" + after.encode())
+
+    def _whole(self, text: bytes) -> tuple[int, list[_Event]] | None:
+        """Return where the last whole event of a text ends, and all up to there; None where none is whole."""
+        for at in _ends(text):
+            with suppress(msgspec.DecodeError):  # a place within an event or a text leaves none of its sides whole
+                return at, self._decoded(b"[" + text[:at] + b"]")
+        return None
 
     def _decoded(self, text: bytes) -> list[_Event]:
         """Return a list's events; ``DecodeError`` where it is not whole."""
@@ -306,11 +304,8 @@ def _elements(dims: Any) -> int:
     if not isinstance(dims, list) or not dims:
         return 0
     if isinstance(dims[0], list):
-        return sum(_elements(one) for one in dims)
-    product = 1
-    for one in dims:
-        product *= one if isinstance(one, int) else 0
-    return product
+        return sum(map(_elements, dims))
+    return math.prod(one if isinstance(one, int) else 0 for one in dims)
 
 
 def _ranks(text: str | None) -> tuple[int, ...] | None:
@@ -338,10 +333,8 @@ def _steps(events: Sequence[TraceEvent], *, on_device: bool) -> list[tuple[int, 
 
 def _on_all(facts: CallFacts, ranks: tuple[int, ...]) -> CallFacts:
     """Return a call of gloo's, which tells no group, on the only group that there is."""
-    whole = (
-        len(ranks) * facts.num_bytes if facts.op == "all_gather" and facts.num_bytes is not None else facts.num_bytes
-    )
-    return replace(facts, ranks=ranks, size=len(ranks), num_bytes=whole)
+    times = len(ranks) if facts.op == "all_gather" else 1
+    return replace(facts, ranks=ranks, size=len(ranks), num_bytes=facts.num_bytes and times * facts.num_bytes)
 
 
 def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Header, notes: list[str]) -> RankTrace:

@@ -15,7 +15,7 @@ from statistics import median
 
 from bench.plan.catalogue import busbw_factor
 from bench.results.records import Timeline
-from bench.results.spans import Breakdown, Span, break_down, intersection, length
+from bench.results.spans import Breakdown, Span, break_down, intersection
 from bench.results.traced import CallFacts, Trace, rank_timeline
 from bench.text import UserError
 from reports.traces.kineto import RankTrace, Source, files_of, read_rank
@@ -38,7 +38,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Met:
+class SharedCall:
     """A collective as its ranks saw it: from when each came to when it ended there, in ns of one clock.
 
     It moves while it lasts on the rank where it is shortest, for which all others wait; ``waited_ns`` is how long it
@@ -71,7 +71,7 @@ class Met:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """A rank's step: what it did within its window, how its wall divides, and how much communication is hidden."""
+    """A rank's step: what it did within its window, and how its wall divides."""
 
     name: str
     window: Span
@@ -80,7 +80,6 @@ class Step:
     calls: list[Call]
     phases: list[tuple[str, Span]]
     parts: Breakdown
-    hidden_seconds: float
 
     @property
     def busy(self) -> list[Span]:
@@ -118,7 +117,7 @@ class Job:
     """The traces of a job's ranks; clocks agree within ``doubt_ns``, None where nothing tells how they differ."""
 
     ranks: tuple[RankSteps, ...]
-    met: tuple[Met, ...]
+    shared: tuple[SharedCall, ...]
     offsets_ns: Mapping[int, int]
     doubt_ns: int | None
     notes: tuple[str, ...]
@@ -152,9 +151,9 @@ def job_of(ranks: Sequence[RankSteps]) -> Job:
     ranks, left_out = _of_common_steps(ranks)
     together = list(_together(ranks))
     offsets, doubt_ns = _offsets([one.source for one in ranks], together)
-    met = tuple(_on_one_clock(one, offsets) for one in together) if offsets else ()
+    shared = tuple(_on_one_clock(one, offsets) for one in together) if offsets else ()
     notes = (*left_out, *_notes(ranks, doubt_ns))
-    return Job(ranks=tuple(ranks), met=met, offsets_ns=offsets, doubt_ns=doubt_ns, notes=notes)
+    return Job(ranks=tuple(ranks), shared=shared, offsets_ns=offsets, doubt_ns=doubt_ns, notes=notes)
 
 
 def _of_common_steps(ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], list[str]]:
@@ -183,7 +182,6 @@ def steps_of(read: RankTrace) -> RankSteps:
         spans: dict[str, list[Span]] = defaultdict(list)
         for call in calls:
             spans[call.label].append(call.span)
-        hidden = intersection(intersection([call.span for call in calls], [window]), [*compute, *copies])
         step = Step(
             name=name,
             window=window,
@@ -192,7 +190,6 @@ def steps_of(read: RankTrace) -> RankSteps:
             calls=calls,
             phases=[(phase, span) for phase, span in trace.phases if window[0] <= span[0] < window[1]],
             parts=break_down(window, compute, spans, copies),
-            hidden_seconds=length(hidden) / 1e9,
         )
         steps.append(step)
     return RankSteps(source=read.source, steps=tuple(steps))
@@ -224,7 +221,7 @@ def _within(spans: Sequence[Span], window: Span) -> Sequence[Span]:
     return spans[first : bisect_left(spans, (window[1], window[1]))]
 
 
-def _together(ranks: Sequence[RankSteps]) -> Iterator[Met]:
+def _together(ranks: Sequence[RankSteps]) -> Iterator[SharedCall]:
     """Yield the collectives that all their traced ranks made, on each rank's own clock.
 
     The ranks of a group make the same calls in the same order: the k-th of a step on one is the k-th on another.
@@ -249,16 +246,16 @@ def _together(ranks: Sequence[RankSteps]) -> Iterator[Met]:
         if len(calls) > 1 and set(calls) == set(call.facts.ranks or traced) & traced:
             spans = {rank: one.span for rank, (one, _) in calls.items()}
             waited = {rank: behind for rank, (_, behind) in calls.items()}
-            yield Met(label=call.label, facts=call.facts, step=place, spans=spans, waited_ns=waited)
+            yield SharedCall(label=call.label, facts=call.facts, step=place, spans=spans, waited_ns=waited)
 
 
-def _offsets(sources: Sequence[Source], together: Sequence[Met]) -> tuple[dict[int, int], int | None]:
+def _offsets(sources: Sequence[Source], together: Sequence[SharedCall]) -> tuple[dict[int, int], int | None]:
     """Return what to add to each rank's clock, and how far it may be wrong; nothing where hosts share no collective."""
     host_of = {one.rank: one.host or str(one.rank) for one in sources}
     base = {one.rank: one.base_ns for one in sources}
     ends: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for met in together:
-        at = {host_of[rank]: stop + base[rank] for rank, (_, stop) in met.spans.items()}
+    for call in together:
+        at = {host_of[rank]: stop + base[rank] for rank, (_, stop) in call.spans.items()}
         for one in at:
             for other in at:
                 if one != other:
@@ -278,9 +275,9 @@ def _offsets(sources: Sequence[Source], together: Sequence[Met]) -> tuple[dict[i
     return {one.rank: one.base_ns + shift[host_of[one.rank]] for one in sources}, doubt
 
 
-def _on_one_clock(met: Met, offsets: Mapping[int, int]) -> Met:
-    spans = {rank: (start + offsets[rank], stop + offsets[rank]) for rank, (start, stop) in met.spans.items()}
-    return replace(met, spans=spans)
+def _on_one_clock(call: SharedCall, offsets: Mapping[int, int]) -> SharedCall:
+    spans = {rank: (start + offsets[rank], stop + offsets[rank]) for rank, (start, stop) in call.spans.items()}
+    return replace(call, spans=spans)
 
 
 def _notes(ranks: Sequence[RankSteps], doubt_ns: int | None) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from bench.files import decode_json, read_file
+from bench.files import decode_json, encode_json, read_file
 from bench.limits import Id
 from bench.plan.plan import Entry, FileCase, PlanFile
 from bench.results.records import refuse_newer
@@ -133,7 +133,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
     with storing(f"{folder} cannot be written"):
         for point in sweep.points:
             replace_file(plan_path(folder, point.id), plan_text(sweep, point).encode())
-        replace_file(folder / _SWEEP, msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n")
+        replace_file(folder / _SWEEP, encode_json(sweep))
 
 
 def load_sweep(folder: Path) -> Sweep:

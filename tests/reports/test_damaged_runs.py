@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,22 @@ def test_a_parameter_of_another_type_or_none_is_not_counted_with(run: Path) -> N
                         params[name] = given
             (run / "records.jsonl").write_bytes(b"".join(dumped(one) + b"\n" for one in spoilt))
             told(("show", "--all", str(run)), ("plan", "--validate", str(run)))
+
+
+def test_numbers_that_nobody_measured_are_shown_and_break_nothing(run: Path) -> None:
+    info = json.loads((run / "run.json").read_text())
+    info["launches"] = [{"launch": 0, "seconds": 0.0}]
+    (run / "run.json").write_bytes(dumped(info))
+    words = (("report", str(run), "-o", "out/one.html"), ("report", str(STEPS), str(run), "-o", "out/both.html"))
+    for field, number in product(("value", "low"), (0.0, -1e-3)):
+        spoilt = [json.loads(line) for line in LINES]
+        for one in spoilt[::2]:
+            for name, metric in one["metrics"].items():
+                if name != "time" or field == "low":  # a time below zero is no record
+                    metric[field] = number
+        (run / "records.jsonl").write_bytes(b"".join(dumped(one) + b"\n" for one in spoilt))
+        [one, both, _] = told(*words, ("compare", str(STEPS), str(run), "--floor", "0%"))
+        assert (one[0], both[0]) == (0, 0), (field, number)
 
 
 def test_no_id_of_a_case_leads_outside(run: Path) -> None:

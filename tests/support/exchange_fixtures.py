@@ -8,9 +8,9 @@ from reports_fixtures import collective, ok
 
 from bench.results.records import Record
 from bench.text import UserError
-from reports.formats.foreign import Foreign, Found
+from reports.formats.foreign import ImportedResult, ImportedRun
 
-Parser = Callable[[str, str, int | None], Foreign]
+Parser = Callable[[str, str, int | None], ImportedRun]
 
 NCCL_HEAD = """\
 # nccl-tests version 2.19.6 nccl-headers=22907 nccl-library=22907
@@ -113,7 +113,7 @@ def on_pairs(size_bytes: int = 4096) -> Record:
     return msgspec.structs.replace(record, metrics={**record.metrics, "busbw": busbw}, details=details)
 
 
-def value(found: Found, name: str) -> Any:
+def value(found: ImportedResult, name: str) -> Any:
     """Return a known number; to mypy it is anything, so that it may be compared with ``pytest.approx`` in a tuple."""
     assert found.metrics[name].value is not None
     return found.metrics[name].value

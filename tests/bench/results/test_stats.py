@@ -171,6 +171,7 @@ def test_one_launch_has_no_interval_and_launches_that_agree_one_of_no_width() ->
     assert one.method == "one launch: no interval between launches"
     assert (five.low, five.value, five.high) == pytest.approx((2.0, 2.0, 2.0))
     assert across_launches([2.0, 3.0]).low is None
+    assert across_launches([1e-130, 1.0, 1e130]).high == pytest.approx(math.exp(700.0)), "as far as a float reaches"
     for n, told in ((3, "2 degrees"), (4, "3 degrees"), (5, "4 degrees")):
         named = f"geometric mean of {n} launch medians, Student's t interval on logarithms, {told} of freedom"
         assert across_launches([2.0] * n).method == named

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from nodes_fixtures import group_records, hosts_of, node_run, operation, rates_of, run_of, world_of
 from report_rows import cells_of, rows_of
-from reports_fixtures import collective, ok
+from reports_fixtures import collective, ok, seconds_metric
 
 from bench.plan.cases import Case, make_case
 from bench.results.records import Record
@@ -81,13 +81,13 @@ def test_the_world_stands_for_across_only_where_nothing_else_does_and_a_node_for
 
 def test_the_finding_is_a_sentence_on_the_largest_size() -> None:
     (one,) = largest(found(node_run()))
-    assert one.size_bytes == SIZE
+    assert one.first.size_bytes == SIZE
     assert ratio_words(one) == (
         "all_reduce, blocking float32: across nodes 4M runs at 0.127 of within a node "
         "(across 0.499 GB/s, node 3.93 GB/s)."
     )
     series = series_of_kinds(found(run_of(group_records(TWO, (1 << 22, 1 << 10)), TWO)))
-    told = {name: [one.size_bytes for one in rows] for name, rows in series.items()}
+    told = {name: [one.first.size_bytes for one in rows] for name, rows in series.items()}
     assert told == {("all_reduce", "blocking", "float32"): [1 << 10, 1 << 22]}
 
 
@@ -158,3 +158,9 @@ def test_comparisons_share_their_error_and_those_that_tell_most_come_first() -> 
     many = [launches(fsdp(hidden=64 * (i + 1)), [0.1 + 0.01 * i] * 4) for i in range(8)]
     *most, left, meant = compared(*(one for of in many for one in of))
     assert (len(most), left) == (5, "2 more comparisons tell less.")
+    wild = [
+        ok(fsdp(hidden=64 * (i + 1)), launch, metrics={"step_time": seconds_metric(seconds if i else 0.1)})
+        for i in range(8)
+        for launch, seconds in enumerate((0.1, 1e-90, 1e29))
+    ]
+    assert len(compared(*wild)) == 7, "however far launches reach"

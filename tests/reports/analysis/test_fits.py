@@ -16,11 +16,12 @@ from bench.results.fit import METHOD, Point
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.analysis.contrasts import contrasts, interference, loads, matrix_title, pairs, slow_down
+from reports.analysis.contrasts import contrasts, interference, pairs, slow_down
 from reports.analysis.fits import COPY, Ceiling, Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
-from reports.analysis.several import Scaled, scaled, worlds
+from reports.analysis.several import Scaled, scaled
 from reports.analysis.steps import Prediction, calls_of, predict_comm
 from reports.analysis.summary import Row, summarize
+from reports.sections.nodes import pair_tables
 
 MEGABYTE = 1 << 20
 SIZES = [1024 * 4**i for i in range(8)]
@@ -260,7 +261,6 @@ def test_each_load_has_its_factor_and_without_its_base_none() -> None:
     records = [ok(collective(), seconds=2e-3), ok(gemm, seconds=3e-3), ok(other, seconds=8e-3)]
     (found,) = interference(rows_of(*records, ok(collective("broadcast"))))
     assert {name: one.value for name, one in found.factors.items()} == pytest.approx({"gemm": 1.5, "all_to_all": 4.0})
-    assert loads([found]) == ("gemm", "all_to_all")
     assert interference(rows_of(ok(gemm))) == interference(rows_of(ok(collective(size_bytes=2048)), ok(gemm))) == ()
     assert contrasts(rows_of(ok(collective()))) == ()
 
@@ -279,6 +279,13 @@ def test_ratios_are_paired_by_launch_and_one_launch_joins_both_intervals() -> No
     (found,) = interference(rows_of(*base[:2], ok(gemm, 0, 2e-3), launches=2))
     assert found.factors["gemm"].value == pytest.approx(2.0)
     assert slow_down(*rows_of(ok(collective(), 0), ok(gemm, 1), launches=2)) is None
+    below = {"step_time": seconds_metric(-1e-3)}
+    assert slow_down(*rows_of(ok(step(), metrics=below), ok(step("fsdp")))) is None
+    below = {"time": msgspec.structs.replace(seconds_metric(1e-3), low=-1e-3)}
+    one = slow_down(*rows_of(ok(collective(), metrics=below), ok(gemm, seconds=2e-3)))
+    assert one is not None
+    assert one.value == pytest.approx(2.0)
+    assert one.low is None
     metrics = [{"time": seconds_metric(1e-3, reach=0.0)}, {"time": seconds_metric(2e-3, reach=0.2)}]
     one = slow_down(*rows_of(ok(collective(), metrics=metrics[0]), ok(gemm, metrics=metrics[1])))
     assert one is not None
@@ -295,7 +302,8 @@ def test_a_matrix_is_by_sender_and_receiver_of_one_size() -> None:
     small, large = pairs(rows_of(*records, *(ok(matrix_case(*ends, 2 << 20)) for ends in ((0, 1), (1, 0)))))
     assert [small.rate(0, target) for target in small.ranks] == [None, 1e9, 3e9]
     assert (small.rate(2, 1), large.ranks) == (None, (0, 1))
-    assert matrix_title(large) == "Rank to rank: bus bandwidth in GB/s, 2M float32, blocking"
+    title, *_ = (table.title for table in pair_tables(large, 1, None))
+    assert title == "Rank to rank: bus bandwidth in GB/s, 2M float32, blocking"
     assert pairs(rows_of(ok(matrix_case(0, 1)))) == ()
 
 
@@ -320,6 +328,6 @@ def test_the_smallest_world_is_the_base_and_of_one_world_the_first_run_counts() 
     assert found.rows[2].value("step_time") == pytest.approx(1e-3)
     assert found.efficiency(2) == pytest.approx(1.0)
     assert found.rate(3) is found.efficiency(3) is None
-    assert worlds([found]) == (2, 4, 8)
+    assert [*found.rows] == [2, 4, 8]
     assert scaled([row_on(step(), 2), row_on(step(), 2)]) == ()
     assert scaled([row_on(collective(group="pairs"), n) for n in (2, 4)]) == ()

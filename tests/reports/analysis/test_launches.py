@@ -10,7 +10,7 @@ from reports.analysis.ranks import disturbed_words, launches_of, measuring_words
 from reports.analysis.summary import summarize
 from reports.analysis.verdicts import verdicts
 from reports.report import Section
-from reports.sections.launches import launch_section
+from reports.sections.nodes import launch_section
 from reports.sections.one_run import report_of
 
 CASE = collective()
@@ -67,6 +67,9 @@ def test_the_table_has_a_row_for_each_launch_and_no_column_that_nobody_knows() -
         ["1", "3.00 s", "50.0 %", "-", "-", "-"],
         ["2", "6.00 s", "25.0 %", "0.500", "1.60", "0 %"],
     ]
+    no_time = section_of(LaunchInfo(launch=0, seconds=0.0))
+    assert no_time
+    assert [column.title for column in no_time.tables[0].columns] == ["launch", "took"]
     alone = section_of(LaunchInfo(launch=0, seconds=3.0))
     assert alone
     assert [column.title for column in alone.tables[0].columns] == ["launch", "took", "measuring"]

@@ -11,7 +11,7 @@ from reports_fixtures import ok, sample_run, step
 from bench.results.runs import Run
 from reports import cells
 from reports.analysis.over_nodes import OverNodes, environments, layout_of, over_nodes
-from reports.analysis.several import Point, Several, several
+from reports.analysis.several import Point, RunSet, several
 from reports.analysis.summary import summarize
 from reports.report import Table
 from reports.sections.several import MOST_LINES, report_of_several
@@ -19,7 +19,7 @@ from reports.sections.several import MOST_LINES, report_of_several
 SIZE = 1 << 22
 
 
-def of(*runs: Run, points: tuple[Point, ...] = ()) -> Several:
+def of(*runs: Run, points: tuple[Point, ...] = ()) -> RunSet:
     return several([(run, summarize(run)) for run in runs], points)
 
 
@@ -32,18 +32,18 @@ def timed(nodes: int, rate: float) -> Run:
     return run_of([ok(operation(SIZE), world=world_of(hosts), metrics=rates_of(SIZE, rate))], hosts)
 
 
-def tuned() -> Several:
+def tuned() -> RunSet:
     runs = [scaling_run(nodes, factor=factor) for factor in (1.0, 2.0) for nodes in (2, 4)]
     names = [(name, f"{name}{nodes}") for name in ("plain", "tuned") for nodes in (2, 4)]
     return of(*runs, points=tuple(Point(id=point, environment=name) for name, point in names))
 
 
-def table_named(found: Several, table_id: str) -> Table[Any] | None:
+def table_named(found: RunSet, table_id: str) -> Table[Any] | None:
     tables = [table for section in report_of_several(found).sections for table in section.tables]
     return next((table for table in tables if table.id == table_id), None)
 
 
-def lines(found: Several, table_id: str) -> list[dict[str, str]]:
+def lines(found: RunSet, table_id: str) -> list[dict[str, str]]:
     table = table_named(found, table_id)
     assert table is not None
     return [cells_of(table.columns, row) for row in table.rows]

@@ -11,7 +11,7 @@ from reports_fixtures import WORLD, bad, collective, context_record, ok, step
 from bench.machine.slurm_allocation import NodeLayout
 from bench.results.records import Record
 from bench.results.runs import Run
-from reports.analysis.several import Point, Several, beside, several
+from reports.analysis.several import Point, RunSet, beside, several
 from reports.analysis.summary import summarize
 from reports.report import Section
 from reports.sections.several import report_of_several
@@ -24,7 +24,7 @@ def a_run(*records: Record, environment: dict[str, Any] | None = None, **plan: A
     )
 
 
-def of(*runs: Run, points: list[Point] | None = None) -> Several:
+def of(*runs: Run, points: list[Point] | None = None) -> RunSet:
     pairs = [(run, summarize(run)) for run in runs]
     return several(pairs, points) if points else several(pairs)
 
@@ -32,11 +32,11 @@ def of(*runs: Run, points: list[Point] | None = None) -> Several:
 FINE, FAILED = a_run(ok(step())), a_run(bad(step()))
 
 
-def sections(found: Several) -> tuple[Section, ...]:
+def sections(found: RunSet) -> tuple[Section, ...]:
     return report_of_several(found).sections
 
 
-def differences(found: Several) -> list[tuple[str, tuple[str, ...]]]:
+def differences(found: RunSet) -> list[tuple[str, tuple[str, ...]]]:
     return [(one.name, one.texts) for one in found.differences]
 
 
@@ -120,12 +120,12 @@ def run_on(ranks: int, seconds: float = 1e-3) -> Run:
     return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, id=f"run-on-{ranks}"))
 
 
-def cells(found: Several, table_id: str) -> list[dict[str, str]]:
+def cells(found: RunSet, table_id: str) -> list[dict[str, str]]:
     table = table_in(sections(found), table_id)
     return [cells_of(table.columns, row) for row in table.rows]
 
 
-def ids(found: Several) -> list[str]:
+def ids(found: RunSet) -> list[str]:
     return [section.id for section in sections(found)]
 
 

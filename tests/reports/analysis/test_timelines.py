@@ -7,6 +7,7 @@ from reports_fixtures import bad, collective, make_plan, make_run, ok, step
 from traced import rank_timeline, run_with, timeline, traced_record
 
 from bench.results.records import Interval, RankTimeline
+from bench.results.spans import length
 from reports.analysis import steps
 from reports.analysis.summary import summarize
 
@@ -37,6 +38,8 @@ def test_unknown_clocks_and_damaged_traces_are_refused_with_the_reason(tmp_path:
         (one,) = traced_in(tmp_path, (traced_record(), content))
         assert one.timeline is None
         assert "is not what parbench wrote" in one.why_not
+    run = run_with(tmp_path, [(traced_record(), timeline(0))])
+    assert steps.longest_computing(run, *summarize(run).rows) is None, "a trace of no rank"
 
 
 def test_a_rank_is_busy_as_long_as_its_row_says(tmp_path: Path) -> None:
@@ -58,7 +61,7 @@ def interval(start: float, stop: float, stream: str = "comm dp") -> Interval:
 def test_overlaps_count_once_and_lie_in_no_more_lanes_than_need_be() -> None:
     comm = steps.by_stream(rank_timeline())["comm dp"]
     assert sum(one.stop_us - one.start_us for one in comm) == pytest.approx(6000.25)
-    assert [steps.covered_us(comm), steps.covered_us([])] == pytest.approx([4000.0, 0.0])
+    assert [length(steps.spans_of(one)) for one in (comm, [])] == pytest.approx([4e6, 0])
     a, b, c, d = interval(0, 10), interval(5, 15), interval(10, 20), interval(15, 30)
     assert steps.lanes([d, c, b, a]) == ((a, c), (b, d))
     assert steps.lanes([a, c]) == ((a, c),)

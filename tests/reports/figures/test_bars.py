@@ -1,4 +1,6 @@
-"""Bars: step times launch by launch, and the parts of steps and of their memory."""
+"""Step times launch by launch, the parts of steps and of their memory, and an area of that over time."""
+
+import re
 
 import pytest
 import reports_fixtures as fixtures
@@ -6,7 +8,10 @@ from figure_parts import Box, parts_of
 from report_rows import rows_of
 from reports_fixtures import ok, plain, step, training_metrics
 
-from reports.figures.bars import draw_breakdown, draw_memory, draw_steps
+from bench.results.details import MemoryOverTime
+from reports import cells
+from reports.figures.bars import draw_breakdown, draw_memory, draw_memory_over_time, draw_stacks, draw_steps
+from reports.figures.palette import MEMORY
 from reports.figures.svg import HATCHED, Drawing
 
 LEFT, LENGTH = 10.0, 490.0
@@ -74,3 +79,38 @@ def test_memory_is_a_bar_for_each_step_stacked_of_its_components() -> None:
     assert len({box.hue for box in bars(drawing)}) == 4
     assert {"0", "2 MiB", "4 MiB"} <= set(parts_of(drawing).words)
     assert draw_memory(rows[1:]) is None
+
+
+def test_memory_rises_to_its_peak_under_the_names_of_phases() -> None:
+    held = MemoryOverTime(
+        rank=0,
+        points=((0, 0), (1000, 4 << 20), (3000, 2 << 20), (4000, -(1 << 20))),
+        phases=(("forward", 0, 2000), ("backward", 2000, 3990), ("update", 3990, 4000)),
+    )
+    parts = parts_of(draw_memory_over_time(held))
+    assert {"forward", "backward", "4 MiB", "time since the step began"} <= set(parts.words)
+    assert "update" not in parts.words, "there is no room for it"
+    [area] = [path for path in parts.paths if path.told]
+    assert area.told == "4.00 MiB at 1.00 ms"
+    heights = [float(y) for y in re.findall(r"V([\d.]+)", area.d)]
+    zero = heights[-1]
+    assert [round((zero - y) / (zero - min(heights)), 2) for y in heights] == [0, 1, 0.5, -0.25, 0]
+    places = [float(x) for x in re.findall(r"H([\d.]+)", area.d)]
+    assert [round((x - places[0]) / (places[-1] - places[0]), 2) for x in places] == [0, 0.25, 0.75, 1]
+    assert draw_memory_over_time(MemoryOverTime(rank=0, points=((0, 0), (5, -3)))) is None
+
+
+def test_a_bar_that_exceeds_the_limit_crosses_its_line() -> None:
+    stacks = [("a", {"parameters": 30.0, "activations": 70.0}), ("b", {"parameters": 10.0})]
+    parts = parts_of(
+        draw_stacks(stacks, MEMORY, "memory", lambda value: cells.quantity(value, "GB"), (50.0, "50 GB usable"))
+    )
+    (line,) = [path for path in parts.paths if "stroke-dasharray" in path.style]
+    bars = [box for box in parts.boxes if box.told]
+    assert [box.told for box in bars] == [
+        "parameters: 30.0 GB, 30 %",
+        "activations: 70.0 GB, 70 %",
+        "parameters: 10.0 GB, 100 %",
+    ]
+    assert line.points[0][0] == pytest.approx(bars[0].x + bars[0].width * 50 / 30, abs=0.2)
+    assert "50 GB usable" in parts.words

@@ -1,4 +1,4 @@
-"""Lines: what is drawn where, in which looks, on which axes, named at its end, and what is not."""
+"""Lines and points: what is drawn where, in which looks, on which axes, named at its end, and what is not."""
 
 import re
 from itertools import pairwise
@@ -12,6 +12,7 @@ from reports_fixtures import collective, context_details, context_record, cp, li
 
 from bench.results.metrics import MetricValue
 from bench.results.records import Record
+from reports import cells
 from reports.analysis.attention import compared, contexts, sizes
 from reports.analysis.contrasts import kinds
 from reports.analysis.fits import fit_curves
@@ -27,6 +28,7 @@ from reports.figures.lines import (
     draw_kinds,
     draw_lines,
     draw_methods,
+    draw_points,
     draw_sizes,
 )
 from reports.figures.svg import NARROW, WIDE, Drawing
@@ -183,6 +185,9 @@ def test_lines_go_from_the_fewest_nodes_to_the_most() -> None:
     assert parts.ends == ["a", "b"]
     assert parts.words[0] == "bus bandwidth (GB/s), log axis"
     assert draw_against({"a": {4: 1.0}}, TIME) is None  # on one number of nodes is no line
+    parts = parts_of(draw_against({"a": {0: 1.0, 1: 0.0, 2: 2.0, 4: 1.0}}, RATE))
+    assert list(parts.lines) == ["a: 2: 2.00, 4: 1.00"], "zero has no logarithm"
+    assert draw_against({"a": {1: 0.0, 2: -1.0}}, RATE) is None
     assert parts_of(draw_against({"a": {4: 1.0}, "b": {1: 1.0, 2: 1.0}}, TIME)).ends == ["b"]
 
 
@@ -242,3 +247,20 @@ def test_against_ranks_the_crossover_stands_on_the_bytes_alone() -> None:
     assert time.words[-1] == "cp (ranks)"
     assert [dotted(drawing) for drawing in marked.values()] == [0, 1, 0]
     assert [dotted(drawing) for drawing in plain_ones.values()] == [0, 0, 0]
+
+
+def test_points_stand_where_their_logarithms_do_and_the_front_is_joined_and_named() -> None:
+    time, size = ("step time", cells.duration), ("memory", lambda value: cells.quantity(value, "GB"))
+    points = {"fast": (1.0, 80.0), "small": (4.0, 20.0), "beaten": (4.0, 80.0)}
+    chart = draw_points(points, ["fast", "small"], time, size)
+    parts = parts_of(chart)
+    assert [path.told for path in parts.paths if path.told] == [
+        f"{name}: {seconds:.2f} s, {held:.1f} GB" for name, (seconds, held) in points.items()
+    ]
+    (joined,) = [path for path in parts.paths if "stroke-width:1.5" in path.style]
+    (left, high), (right, low) = joined.points
+    assert left < right
+    assert high < low  # from the top down
+    assert {"fast", "small", "memory, log axis", "step time, log axis"} <= {*parts.words}
+    assert "beaten" not in parts.words
+    assert draw_points({"one": (1.0, 2.0)}, ["one"], time, size) is None

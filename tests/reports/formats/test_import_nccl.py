@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from exchange_fixtures import NCCL, NCCL_COLUMNS, NCCL_FOOT, NCCL_HEAD, nccl_report, refusal, value
 
-from reports.formats.foreign import Found
+from reports.formats.foreign import ImportedResult
 from reports.formats.import_nccl import parse_nccl
 
 NO_PROGRAM = NCCL.replace("# Collective test starting: all_reduce_perf\n", "")
 NO_RANKS = "\n".join(line for line in NCCL.splitlines() if " Rank " not in line)
 
 
-def of(text: str) -> tuple[Found, ...]:
+def of(text: str) -> tuple[ImportedResult, ...]:
     return parse_nccl(text, "f", None).found
 
 
-def of_row(row: str, operation: str = "all_reduce") -> tuple[Found, ...]:
+def of_row(row: str, operation: str = "all_reduce") -> tuple[ImportedResult, ...]:
     return of(NCCL_HEAD.replace("all_reduce", operation) + NCCL_COLUMNS + row + "\n" + NCCL_FOOT)
 
 

@@ -6,7 +6,7 @@ from exchange_fixtures import GLOO, OSU, OSU_CUDA, PARAM, PARAM_TABLE, Parser, r
 
 from bench.plan.catalogue import OPERATIONS, busbw_factor
 from bench.results.metrics import MetricValue
-from reports.formats.foreign import Found, time_and_rates
+from reports.formats.foreign import ImportedResult, time_and_rates
 from reports.formats.import_tables import parse_gloo, parse_osu, parse_param
 
 PARAM_OLD = """\
@@ -128,7 +128,7 @@ def test_params_older_columns_later_columns_tags_and_labels_are_read() -> None:
         assert parse_param(PARAM.replace("all_reduce", theirs), "f", None).found[0].name == f"collective.{ours}"
 
 
-def osu(text: str, nproc: int = 4) -> Found:
+def osu(text: str, nproc: int = 4) -> ImportedResult:
     (found,) = parse_osu(text, "f", nproc).found
     return found
 
@@ -173,7 +173,7 @@ def test_osus_titles_tell_benchmarks_and_accelerators_apart_and_types_keep_their
         assert osu(OSU_CUDA.replace("# Size", f"# Datatype: {theirs}.\n# Size")).params["dtype"] == ours
 
 
-def gloo(old: str, new: str) -> tuple[Found, ...]:
+def gloo(old: str, new: str) -> tuple[ImportedResult, ...]:
     return parse_gloo(GLOO.replace(old, new), "f", None).found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats  # type: ignore[import-untyped]
 
-from reports.regression.rule import Effect, Judgement, Pair, Rule, effects, judge, launches_to_decide
+from reports.regression.rule import Effect, Judgement, Pair, Rule, effects, floor_to_decide, judge, launches_to_decide
 
 RULE = Rule()
 BASE = [1.000, 1.010, 0.990, 1.005, 0.995]
@@ -177,6 +177,10 @@ def test_series_of_which_launches_are_missing_are_judged_by_those_they_have() ->
 def test_the_noisier_the_more_launches_it_takes_to_decide() -> None:
     assert [launches_to_decide(noise, 0.03) for noise in (0.005, 0.01, 0.02)] == [1, 3, 12]
     assert launches_to_decide(0.1, 0.15) == launches_to_decide(0.1, 0.15001)
+    assert floor_to_decide(1e12, 12) > 1e12
+    for noise in (0.02, 0.1):
+        floor = floor_to_decide(noise, 12)
+        assert launches_to_decide(noise, floor) <= 12 < launches_to_decide(noise, floor - 0.011)
 
 
 # --- the study, small and seeded ---

@@ -114,6 +114,8 @@ def test_what_cannot_be_told_names_the_command_and_the_launches_that_would(tmp_p
     ):
         told = invoke(base, new).stdout
         assert f"{why}: parbench compare {base} {new} --confirm --base-python PYTHON {line}\n" in told, told
+    without = invoke(base, noisy, "--floor", "0%")
+    assert ("Verdict: 1 AMBIGUOUS" in without.stdout, "--confirm" in without.stdout) == (True, False)
 
 
 def test_fresh_launches_clear_a_suspect(tmp_path: Path) -> None:

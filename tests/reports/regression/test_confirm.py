@@ -123,7 +123,7 @@ def test_the_verdict_is_that_of_the_fresh_launches() -> None:
     assert words(found) == {CASE.id: "SAME", SLOW.id: "SAME", QUIET.id: "SAME"}
     assert (first().code(), found.code()) == (1, 0)
     assert only(found, SLOW).reason == "by 6 fresh launches a side"
-    assert len(only(found, SLOW).new_seconds) == 6
+    assert len(only(found, SLOW).new_times) == 6
     assert only(found, QUIET).reason == "", "what was no suspect was not launched"
     assert found.notes[0] == "Left out of main:2: 5 records.", "what was noted before stays"
     assert f"{SLOW.label}: SLOWER at first, SAME by the fresh launches." in found.notes

@@ -28,13 +28,13 @@ from bench.text import UserError
 from reports.analysis import several as analysis_of_several
 from reports.analysis.several import several
 from reports.analysis.summary import summarize
-from reports.analysis.verdicts import is_written, warnings_of, write_whole
+from reports.analysis.verdicts import warnings_of
 from reports.regression import compare, environment
 from reports.render.closing import render_closing
 from reports.render.data import embedded_json, render_csv, render_json
 from reports.render.markdown import escaped, render_markdown
 from reports.render.page import render_page
-from reports.render.show import build, build_report, follow, show_again, show_run, write_files
+from reports.render.show import build, build_report, follow, is_written, show_again, show_run, write_files, write_whole
 from reports.render.terminal import render_text
 from reports.report import Report
 from reports.sections import one_run
@@ -170,6 +170,7 @@ def test_a_line_cut_short_is_told_with_what_to_do_wherever_a_run_is_shown(
     assert f"parbench run --resume {path}" in told
     for form in ("html", "markdown"):
         assert b"was cut short by a kill" in build([path], form)[0]
+    assert "was cut short by a kill" in tables_of(path)
     assert show_run(path) == 4
     assert "1 of 2 measurements have no record" in capsys.readouterr().out
     assert "1 of 2 measurements have no record" in (path / "report.html").read_text()

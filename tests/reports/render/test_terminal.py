@@ -4,7 +4,6 @@ import io
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import reports_fixtures as fixtures
@@ -12,7 +11,6 @@ from golden import GOLDEN
 from nodes_fixtures import EMULATION, node_run, scaling_run
 from report_rows import matrix_case, run_of
 from reports_fixtures import HOSTILE, bad, collective, curve_records, ok, pipeline_record, sample_run, simulated, step
-from traced import run_with, traced_record
 
 from bench.results.records import Record
 from bench.results.runs import Run, load_run
@@ -190,12 +188,6 @@ def test_a_wrong_row_has_no_numbers_and_a_run_without_records_says_so() -> None:
     text = text_of(fixtures.make_run(fixtures.make_plan([collective(), step()]), []))
     assert "UNFINISHED  2 of 2 measurements have no record -> parbench run --resume" in text
     assert "collective.all_reduce size_bytes=1024" in text
-
-
-def test_a_line_cut_short_is_told(tmp_path: Path) -> None:
-    path = run_with(tmp_path, [(traced_record(), None)]).path
-    (path / "records.jsonl").write_text((path / "records.jsonl").read_text() + '{"case"')
-    assert "was cut short by a kill" in text_of(load_run(path))
 
 
 def test_loads_groups_and_pairs_have_tables() -> None:

@@ -215,7 +215,8 @@ def test_memory_over_time_is_told_by_its_peak_of_the_first_launch_that_has_it() 
     shown = cells_of(table.columns, line)
     assert [shown[name] for name in ("rank", "rise", "at", "in")] == ["1", "3.00 MiB", "2.00 ms", "backward"]
     assert line.launch == 1
-    for bad in ({**HELD, "points": [[0, 0]]}, {**HELD, "points": [[5, 0], [4, 1]]}, {"rank": "x"}):
+    curves = ([[0, 0]], [[5, 0], [4, 1]], [[-1, 0], [0, 1]])
+    for bad in (*({**HELD, "points": points} for points in curves), {"rank": "x"}):
         assert steps.held_over_time(rows_of(ok(step(), details={"memory_over_time": bad}))) == ()
 
 

@@ -38,17 +38,17 @@ def test_the_late_rank_is_found_on_hosts_whose_clocks_differ(tmp_path: Path) -> 
 def test_a_collective_slower_than_the_runs_fit_is_a_slow_link(tmp_path: Path) -> None:
     found = job(tmp_path, one_bucket)
     assert step_seconds(found) == pytest.approx(10e-3)
-    assert found.met[0].busbw == pytest.approx(1.5 * 128 * MB / 2497e-6)
-    [first, *_] = causes_of(found, lambda met: met.transfer_ns / 1e9 / 2)
+    assert found.shared[0].busbw == pytest.approx(1.5 * 128 * MB / 2497e-6)
+    [first, *_] = causes_of(found, lambda call: call.transfer_ns / 1e9 / 2)
     assert first.kind == "slow link"
     assert first.evidence["won_seconds"] == pytest.approx(1.25e-3, rel=0.01)
     assert "2.00 times what this machine's fit says" in first.sentence
-    assert causes_of(found, lambda met: met.transfer_ns / 1e9)[0].kind == "one bucket"
+    assert causes_of(found, lambda call: call.transfer_ns / 1e9)[0].kind == "one bucket"
 
 
 def test_what_a_collective_waits_behind_others_of_its_group_is_no_transfer(tmp_path: Path) -> None:
     found = job(tmp_path, queued, steps=1)
-    assert [met.transfer_ns for met in found.met] == pytest.approx([1_000_000] * 3)
+    assert [call.transfer_ns for call in found.shared] == pytest.approx([1_000_000] * 3)
 
 
 def test_two_files_of_one_rank_are_refused_and_missing_ranks_are_told(tmp_path: Path) -> None:

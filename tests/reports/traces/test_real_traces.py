@@ -27,5 +27,5 @@ def test_a_step_divides_alike_by_its_file_and_by_the_probe(two_ranks: Ranks, nam
         exposed = sum(ours.exposed_comm_seconds.values())
         assert exposed == pytest.approx(sum(theirs["exposed_comm_seconds"].values()), rel=0.05, abs=0.001 * whole)
         assert ours.idle_seconds == pytest.approx(theirs["idle_seconds"], rel=0.05, abs=0.001 * whole)
-    assert {met.facts.size for met in job.met} == {2}
-    assert all(met.facts.num_bytes is None or met.facts.num_bytes > 0 for met in job.met)
+    assert {call.facts.size for call in job.shared} == {2}
+    assert all(call.facts.num_bytes is None or call.facts.num_bytes > 0 for call in job.shared)

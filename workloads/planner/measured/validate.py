@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-import msgspec
-
+from bench.files import encode_json
 from bench.results.details import PLAN_FILE, STATE, Action, Component, StepCheck, Validation
 from bench.results.metrics import MetricValue, merge_metrics
 from bench.results.records import Record
@@ -68,7 +67,7 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
 def write_validation(path: Path, found: Validation) -> None:
     """Write ``plan.json`` into the run's folder, whole or not at all."""
     with writing(path / PLAN_FILE):
-        replace_file(path / PLAN_FILE, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        replace_file(path / PLAN_FILE, encode_json(found))
 
 
 def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | str:

@@ -9,7 +9,7 @@ from traced import run_with, timeline, traced_record
 
 from bench.plan.catalogue import OPERATIONS as CATALOGUE
 from bench.results.records import Record
-from reports.figures.first_screen import draw_first_screen, first_lines
+from reports.sections.one_run import draw_first_screen, first_lines
 
 
 def curve(operation: str, **params: object) -> list[Record]:
