@@ -28,7 +28,7 @@ from workloads.costs.step_spec import Position
 from workloads.pipeline_parallel import bubbles
 from workloads.pipeline_parallel.bubbles import compare, shares_of
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
-from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline, simulate
+from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline, simulate_even
 from workloads.pipeline_parallel.stages import Chunk, Recorder
 from workloads.step import memory
 from workloads.step.layout import Layout, local
@@ -237,9 +237,8 @@ def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> di
 
 def of_order(schedule: Schedule) -> dict[str, MetricValue]:
     """Return what the order of a schedule's actions tells, however long they take."""
-    bubble = bubbles.bubble_fraction(simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0))
-    in_flight = values({"in_flight": max(_in_flight(schedule))}, "largest over ranks")
-    return {**values({"bubble_fraction_schedule": bubble}), **in_flight}
+    bubble = values({"bubble_fraction_schedule": bubbles.bubble_fraction(simulate_even(schedule))})
+    return bubble | values({"in_flight": max(_in_flight(schedule))}, "largest over ranks")
 
 
 def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, MetricValue]:

@@ -19,7 +19,7 @@ from workloads.pipeline_parallel import stages
 from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.pipeline_probe import Look, PipelineProbe
 from workloads.pipeline_parallel.schedules import Schedule
-from workloads.pipeline_parallel.simulation import simulate
+from workloads.pipeline_parallel.simulation import simulate_even
 from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout
 from workloads.step.training_step import TrainingStep
@@ -94,7 +94,7 @@ def notes_of(schedule: Schedule) -> tuple[str, ...]:
             "dualpipe_v: the forward and backward of an overlapped pair run one after the other, each sent as it ends",
         )
     ranks, microbatches = schedule.ranks, schedule.microbatches
-    bubble = bubble_fraction(simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0))
+    bubble = bubble_fraction(simulate_even(schedule))
     if microbatches >= ranks or bubble < 0.5:
         return ()
     few = f"microbatches({microbatches}) < ranks({ranks}) do not fill the pipeline"

@@ -12,7 +12,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import CHECKPOINTINGS
 from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import Timeline, simulate
+from workloads.pipeline_parallel.simulation import Timeline, simulate_even
 from workloads.planner.candidates import divisors, splits
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
@@ -87,8 +87,7 @@ def bubble(schedule: str, ranks: int, microbatches: int) -> float | None:
 
 def simulated(schedule: str, ranks: int, microbatches: int) -> Timeline:
     """Return a schedule at F = I = W."""
-    made = make_schedule(schedule, ranks=ranks, microbatches=microbatches)
-    return simulate(made, lambda action: 2.0 if action.kind == "B" else 1.0)
+    return simulate_even(make_schedule(schedule, ranks=ranks, microbatches=microbatches))
 
 
 def _bubbles(pairs: Mapping[int, tuple[int, int]]) -> dict[str, dict[int, float]]:
