@@ -101,12 +101,11 @@ def equation_of(of: Iterable[Call]) -> Equation:
     terms: list[str] = []
     symbols: dict[str, float] = {}
     for call in of:
-        own = {**call.size.symbols, **call.count.symbols}
         ranks = "R" if symbols.get("R", call.ranks) == call.ranks else "X"
         factor = _FACTOR_TEXTS.get(call.op, "").replace("n", ranks)
         factors = (call.count.text, call.size.text, factor)
         terms.append(" ".join(_bracketed(text) for text in factors if text not in ("", "1")))
-        symbols |= {**own, ranks: call.ranks}
+        symbols |= {**call.size.symbols, **call.count.symbols, ranks: call.ranks}
     return Equation(text=" + ".join(terms), symbols=symbols)
 
 

@@ -20,15 +20,13 @@ from workloads.pipeline_parallel.pipeline_case import pipeline_of
 Strategy = Callable[[Mapping[str, Value], int, str], StepSpec]
 """Of a case's parameters, the ranks, and the kind of device."""
 
-_MEBI = 2**20
-
 
 def ddp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
     return replace(
         spec,
         mesh={"dp": ranks},
-        bucket_bytes=int(float(params.get("bucket_mb", BUCKET.default)) * _MEBI),
+        bucket_bytes=int(float(params.get("bucket_mb", BUCKET.default)) * 2**20),
         each_microbatch=not params.get("no_sync"),
         drawn=ranks * spec.num_sequences,
         overlaps=True,

@@ -8,6 +8,7 @@ Each rule is an equation, each refusal the equation with its numbers; ``StepSpec
 which one fixes them.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -79,10 +80,7 @@ def multiplied(mesh: Mesh) -> dict[str, int]:
 
 def size_of(mesh: Mesh, *axes: str) -> int:
     """Return the product of some axes, 1 for those that a mesh does not have."""
-    size = 1
-    for axis in axes:
-        size *= mesh.get(axis, 1)
-    return size
+    return math.prod(mesh.get(axis, 1) for axis in axes)
 
 
 def coordinate_of(mesh: Mesh, rank: int) -> dict[str, int]:

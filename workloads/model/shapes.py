@@ -77,9 +77,8 @@ class Shape:
         """Whether they are learned, a table of as many as a sequence has tokens."""
         return self.recipe == "gpt" if self.learned_positions is None else self.learned_positions
 
-    def biased(self, *parts: Bias) -> bool:
-        biases = _BIASES[self.recipe] if self.biases is None else self.biases
-        return any(part in biases for part in parts)
+    def biased(self, part: Bias) -> bool:
+        return part in (_BIASES[self.recipe] if self.biases is None else self.biases)
 
 
 _BIASES: Mapping[Recipe, tuple[Bias, ...]] = {"gpt": ("q", "v", "out", "ffn"), "llama": ()}
