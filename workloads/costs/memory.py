@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from workloads.costs.equation import Equation
 from workloads.costs.parameter_table import Kind, elements_of, ends_elements
-from workloads.costs.step_spec import MIXED, Position, StepSpec, Widths
+from workloads.costs.step_spec import Position, StepSpec
+from workloads.model.shapes import MIXED, Widths
 from workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
 
 

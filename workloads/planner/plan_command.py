@@ -11,9 +11,9 @@ from bench.plan.groups import parse_mesh
 from bench.results.document import Document
 from bench.results.runs import load_run
 from bench.text import UserError, did_you_mean, listed
-from workloads.costs.step_spec import StepSpec, Widths
+from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import CP_METHODS
-from workloads.model.shapes import PRECISIONS
+from workloads.model.shapes import PRECISIONS, Widths
 from workloads.pipeline_parallel.schedules import default_chunks
 from workloads.planner.budget import Budget, parse_tokens
 from workloads.planner.candidates import Wanted
