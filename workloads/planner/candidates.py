@@ -64,8 +64,9 @@ def candidates(wanted: Wanted) -> Iterator[StepSpec]:
     What the model's own sizes forbid whatever else is chosen is left out at once: heads over tp, tokens over cp.
     """
     for block in blocks(wanted):
-        for stage in stages(wanted, block):
-            yield from chain(*shards(wanted, stage))
+        for pipeline in pipelines(wanted, block):
+            for stage in dealt_out(pipeline):
+                yield from chain(*shards(wanted, stage))
 
 
 def blocks(wanted: Wanted) -> Iterator[StepSpec]:
@@ -89,12 +90,6 @@ def tokens_and_heads(wanted: Wanted) -> Iterator[tuple[int, int, str]]:
             for method in methods if cp > 1 else methods[:1]:
                 if not refuse_sequence(shape, {"cp": cp, "tp": tp}, cp_method=method):
                     yield tp, cp, method
-
-
-def stages(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
-    """Yield the steps of a block with every pipeline and ``ep`` and ``etp``, all data ranks in ``fsdp``."""
-    for pipeline in pipelines(wanted, block):
-        yield from dealt_out(pipeline)
 
 
 def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
@@ -187,7 +182,7 @@ def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -
 
 @lru_cache
 def _head_layers(shape: Shape, moe: Moe | None) -> float:
-    """How many layers' arithmetic the head is."""
+    """Return how many layers' arithmetic the head is."""
     alike = moe and replace(moe, dense_layers=0)
     two = StepSpec(shape=replace(shape, layers=2), moe=alike, mesh={"pp": 2})
     layer, with_head = (stage_flops(two.at_stage(rank)).total for rank in (0, 1))
@@ -202,22 +197,12 @@ def divisors(number: int) -> list[int]:
 
 def limits(wanted: Wanted) -> dict[str, str]:
     """Return the rules that bound an axis whatever else is chosen: by axis, the first size that one refuses."""
-    shape, gpus, found = wanted.step.shape, wanted.gpus, {}
-    experts = wanted.step.moe is not None
-    for tp in divisors(gpus):
-        if reason := refuse_heads(shape, {"tp": tp}, experts=experts):
-            found["tp"] = reason
-            break
-    for cp in divisors(gpus):
-        if reason := refuse_sequence(shape, {"cp": cp}, cp_method=wanted.cp_method or CP_METHODS[0]):
-            found["cp"] = reason
-            break
-    for size in divisors(gpus):
-        if size > shape.layers:
-            found["pp"] = f"layers({shape.layers}) < pp({size})"
-            break
-    for size in divisors(gpus):
-        if wanted.global_batch % size:
-            found["dp"] = f"global batch({wanted.global_batch}) % (dp * fsdp)({size}) != 0"
-            break
-    return found
+    shape, batch, method = wanted.step.shape, wanted.global_batch, wanted.cp_method or CP_METHODS[0]
+    experts, sizes = wanted.step.moe is not None, divisors(wanted.gpus)
+    reasons: dict[str, Iterator[str | None]] = {
+        "tp": (refuse_heads(shape, {"tp": size}, experts=experts) for size in sizes),
+        "cp": (refuse_sequence(shape, {"cp": size}, cp_method=method) for size in sizes),
+        "pp": (f"layers({shape.layers}) < pp({size})" for size in sizes if size > shape.layers),
+        "dp": (f"global batch({batch}) % (dp * fsdp)({size}) != 0" for size in sizes if batch % size),
+    }
+    return {axis: reason for axis, of in reasons.items() if (reason := next(filter(None, of), None))}

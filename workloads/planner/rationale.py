@@ -2,9 +2,7 @@
 
 from itertools import groupby
 
-from workloads.costs.memory import (
-    state_bytes,
-)
+from workloads.costs.memory import state_bytes
 from workloads.costs.parameter_table import num_parameters
 from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import multiplied
