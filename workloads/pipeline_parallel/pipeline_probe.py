@@ -31,7 +31,7 @@ from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline, simulate_even
 from workloads.pipeline_parallel.stages import Chunk, Recorder
 from workloads.step import memory
-from workloads.step.layout import Layout, local
+from workloads.step.layout import Layout
 from workloads.step.probe import Begin, Step, take_turns, timed
 from workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
 
@@ -315,15 +315,11 @@ def held_by_stages(look: Look, begin: Begin, before: Callable[[Chunk], object] =
 
     Gradients are kept from one step to the next meanwhile, so that they are no part of the measured peak.
     """
-
-    def run() -> None:
-        look.train()
-
     begin()
     look.train()
     held = {name: memory.storage_bytes(tensors) for name, tensors in _state(look.layout).items()}
     begin()
-    measured = {**held, "activations": memory.peak_during(run, look.world.device) or 0}
+    measured = {**held, "activations": memory.peak_during(look.train, look.world.device) or 0}
     closed = {**asdict(state_of(look.at)), "activations": activations_of(look.at)}
     return {"memory": measured, "memory_counted": counted_memory(look, before), "memory_formula": closed}
 
@@ -332,10 +328,7 @@ def counted_memory(look: Look, before: Callable[[Chunk], object] = lambda chunk:
     """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward."""
     spec, saved = look.at.spec, {}
     # state first: the forward passes that are counted leave FSDP's parameters gathered
-    state: dict[str, float] = {
-        name: sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
-        for name, tensors in _state(look.layout).items()
-    }
+    state: dict[str, float] = {name: memory.local_bytes(held) for name, held in _state(look.layout).items()}
     for stage, chunk in look.chunks.items():
         before(chunk)
         saved[stage] = saved_bytes(chunk, (spec.microbatch, look.tokens), spec.shape.hidden)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -54,7 +55,7 @@ class Memory:
         with SavedTensors(model) as saved:
             loss = self.forward()
         between = list(model.parameters())
-        parameters = (storage_bytes(between), _size(between))
+        parameters = (storage_bytes(between), local_bytes(between))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.zero_grad()
         begin()
@@ -73,7 +74,7 @@ class Memory:
         counted = {"parameters": parameters[1], "activations": saved.num_bytes}
         return {
             "memory": measured | {name: storage_bytes(of) for name, of in tensors.items()},
-            "memory_counted": counted | {name: _size(of) for name, of in tensors.items()},
+            "memory_counted": counted | {name: local_bytes(of) for name, of in tensors.items()},
         }
 
     def summarise(self, told: Sequence[BySource]) -> Explanation:
@@ -152,7 +153,7 @@ def largest_of(told: Sequence[BySource], how: Mapping[str, str]) -> dict[str, Me
     return metrics
 
 
-def _size(tensors: Sequence[Tensor]) -> int:
+def local_bytes(tensors: Sequence[Tensor]) -> int:
     """Return the bytes of the elements on this rank, whatever storages hold them."""
     return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
 
@@ -240,16 +241,7 @@ def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
         return None
     with profiling(device, memory=True) as profiler:
         step()
-    return peak_of(allocations(profiler))
-
-
-def peak_of(changes: Iterable[int]) -> int:
-    """Return the highest point, at least 0, of the running sum of allocations (positive) and frees (negative)."""
-    held = peak = 0
-    for change in changes:
-        held += change
-        peak = max(peak, held)
-    return peak
+    return max(accumulate(allocations(profiler), initial=0))
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, int], int]:
