@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.launch.control_channel import Work
 from bench.plan.params import Value
 from bench.results.details import Mesh
 from bench.world.subject import Description, Explanation
-from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.dispatch import Rows, make_plan, start_trip
@@ -24,7 +22,7 @@ from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, kernel_notes
 from workloads.expert_parallel.routes import Routes
 from workloads.model.timed_compute import TimedCompute
 from workloads.model.transformer import fill
-from workloads.step.layout import dtype_of, whole
+from workloads.step.layout import dtype_of, end_groups, whole
 from workloads.step.parity import compare, moved
 from workloads.step.probe import run_probes
 
@@ -90,10 +88,7 @@ class Scope:
         return run_probes(self._world, [probe], self.step, begin, budget_seconds)
 
     def close(self) -> None:
-        for group in self._axes.groups.values():
-            dist.destroy_process_group(group)
-        if self._axes.groups:
-            forget_meshes()
+        end_groups(self._axes.groups.values())
 
     def _draw(self) -> None:
         rank = self._world.rank
