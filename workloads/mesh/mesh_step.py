@@ -35,7 +35,7 @@ from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
 from workloads.model.transformer import Transformer, loss_of, materialise
 from workloads.pipeline_parallel import pipeline_probe as probing
 from workloads.pipeline_parallel import stages as pipeline_stages
-from workloads.pipeline_parallel.bubbles import link_latency
+from workloads.pipeline_parallel.bubbles import facts_of, link_latency
 from workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
 from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout, dtype_of
@@ -123,7 +123,7 @@ class MeshBubble:
 
     def summarise(self, told: Sequence[probing.Taken | None]) -> Explanation:
         schedule = self.look.schedule
-        taken, facts = [one for one in told if one is not None], probing.facts_of(schedule)
+        taken, facts = [one for one in told if one is not None], facts_of(schedule)
         in_order = probing.of_order(schedule)
         if not taken:
             return Explanation(metrics=in_order, details=facts.as_details, notes=(probing.SHARED,))

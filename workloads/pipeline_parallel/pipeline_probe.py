@@ -26,7 +26,7 @@ from workloads.costs import communication_pattern as pattern
 from workloads.costs.memory import activations_of, layer_equation, state_of
 from workloads.costs.step_spec import Position
 from workloads.pipeline_parallel import bubbles
-from workloads.pipeline_parallel.bubbles import compare, shares_of
+from workloads.pipeline_parallel.bubbles import as_us, compare, facts_of, rows_of, shares_of
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
 from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline, simulate_even
 from workloads.pipeline_parallel.stages import Chunk, Recorder
@@ -266,38 +266,18 @@ def _in_flight(schedule: Schedule) -> tuple[float, ...]:
     return tuple(peak_held(schedule, rank, lambda stage: 1 / schedule.chunks) for rank in range(schedule.ranks))
 
 
-def facts_of(schedule: Schedule) -> details.Pipeline:
-    return details.Pipeline(
-        schedule=schedule.name,
-        ranks=schedule.ranks,
-        microbatches=schedule.microbatches,
-        chunks=schedule.chunks,
-        stages_by_rank=tuple(schedule.stages_of(rank) for rank in range(schedule.ranks)),
-    )
-
-
 def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency, clock: Clock) -> details.Pipeline:
     """Add the clock of the measured step, it and the predicted one and each gap's cause unless that is too much."""
     middle, doubt = steps.middle, clock.uncertainty_ns / 1e9 + steps.uncertainty_seconds
     facts = replace(facts, clock=clock.method, clock_uncertainty_seconds=doubt)
     if len(middle.ran) > 20_000:
         return facts
-
-    def us(seconds: float) -> int:
-        return round(seconds * 1e6)
-
-    def rows(timeline: Timeline) -> details.Timeline:
-        return tuple(
-            tuple(details.Ran(str(ran.action), us(ran.start), us(ran.stop)) for ran in timeline.of(rank))
-            for rank in range(timeline.ranks)
-        )
-
     shades = bubbles.shade(middle, steps.schedule, latency)
     return replace(
         facts,
-        measured=rows(middle),
-        predicted=rows(bubbles.predicted(middle, steps.schedule)),
-        idle=tuple(details.Idle(rank, us(start), us(stop), cause) for rank, start, stop, cause in shades),
+        measured=rows_of(middle),
+        predicted=rows_of(bubbles.predicted(middle, steps.schedule)),
+        idle=tuple(details.Idle(rank, as_us(start), as_us(stop), cause) for rank, start, stop, cause in shades),
     )
 
 

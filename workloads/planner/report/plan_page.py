@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
 from bench.results import details
 from bench.results.details import COMPONENTS
 from bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
 from workloads.costs.memory import schedule_of
+from workloads.pipeline_parallel.bubbles import facts_of, rows_of
 from workloads.planner.budget import Budget
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, Held, pipeline_of
@@ -212,20 +215,8 @@ def _pipeline(run: DryRun, seconds: Seconds | None) -> details.Pipeline:
     spec, ranks = run.spec, run.spec.size("pp")
     legible = max(2, _LEGIBLE // (2 * ranks * ranks * spec.stages_per_rank)) * ranks
     spec = replace(spec, microbatches=min(spec.microbatches, legible))
-    timeline, schedule = pipeline_of(replace(run, spec=spec), seconds), schedule_of(spec)
-    return details.Pipeline(
-        schedule=spec.schedule,
-        ranks=schedule.ranks,
-        microbatches=spec.microbatches,
-        chunks=schedule.chunks,
-        stages_by_rank=tuple(schedule.stages_of(rank) for rank in range(schedule.ranks)),
-        predicted=tuple(
-            tuple(
-                details.Ran(str(ran.action), round(ran.start * 1e6), round(ran.stop * 1e6)) for ran in timeline.of(rank)
-            )
-            for rank in range(schedule.ranks)
-        ),
-    )
+    predicted = rows_of(pipeline_of(replace(run, spec=spec), seconds))
+    return msgspec.structs.replace(facts_of(schedule_of(spec)), predicted=predicted)
 
 
 def _axes(run: DryRun) -> list[Table]:
