@@ -264,7 +264,7 @@ def compare(
     truth = expected
     if narrow is None:
         compared = list(compare_elements(found, expected))
-        if not anyone(_any_wrong(compared)):
+        if not anyone(any(one.wrong for one in compared)):
             return compared
         truth = alone(torch.float64, 0)
     roundings: dict[str, list[Tensor]] = {name: [] for name in expected}
@@ -277,13 +277,9 @@ def compare(
             compared = list(compare_elements(found, truth, roundings))
         else:
             compared = list(compare_distances(found, truth, roundings, narrow))
-        if not anyone(_any_wrong(compared)):
+        if not anyone(any(one.wrong for one in compared)):
             break
     return compared
-
-
-def _any_wrong(compared: Iterable["Compared"]) -> bool:
-    return any(one.wrong for one in compared)
 
 
 def moved(weight: Tensor, name: str, draw: int) -> Tensor:
@@ -305,8 +301,9 @@ def compare_elements(
         limit = largest * tolerance
         if roundings is not None:
             limit = torch.maximum(limit, ROUNDING_MARGIN * torch.stack(list(roundings[name])).amax())
-        wrong, far = _count_beyond(apart, limit), (float(value) for value in (apart.amax(), limit, largest))
-        yield _compared(name, found, reference, wrong, *far)
+        # a NaN is in no limit, infinity in an infinite one
+        wrong = int((~((apart <= limit) & apart.isfinite())).sum())
+        yield _compared(name, found, reference, wrong, *(float(value) for value in (apart.amax(), limit, largest)))
 
 
 def compare_distances(
@@ -335,11 +332,6 @@ def compare_distances(
 
 def _or_zero(found: Tensors, name: str, reference: Tensor) -> Tensor:
     return found.get(name, torch.zeros_like(reference))
-
-
-def _count_beyond(apart: Tensor, limit: Tensor) -> int:
-    # a NaN is in no limit, infinity in an infinite one
-    return int((~((apart <= limit) & apart.isfinite())).sum())
 
 
 def _compared(
