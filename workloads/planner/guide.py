@@ -149,7 +149,6 @@ def guide(
     notes: Sequence[str] = (),
 ) -> Document:
     """Return the table of strategies and the figures of regimes for a model on so many GPUs."""
-    assumed = assumptions(hardware, step.element_bytes, notes).split("\n  ")[1:]
     known = strategies(step, gpus, hardware.gpus_per_node)
     parameters = num_parameters(step.shape, step.moe)
     heading = (
@@ -157,7 +156,7 @@ def guide(
         f"sequence {step.shape.sequence}; {gpus} GPUs ({hardware.name}), {hardware.gpus_per_node} a node"
     )
     first = Part(id="strategies", title="Strategies", tables=[_strategies(known, against)], notes=[])
-    told = [f"Assumed: {one}." for one in assumed]
+    told = [f"Assumed: {one}." for one in assumptions(hardware, step.element_bytes, notes)]
     second = Part(id="regimes", title="Regimes", tables=regimes(step, gpus, hardware, seconds), notes=told)
     sayings = Part(id="sayings", title="Loose sayings", tables=[_sayings(known, step, parameters)])
     return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, parts=[first, second, sayings])

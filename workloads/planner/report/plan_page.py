@@ -18,7 +18,7 @@ from workloads.planner.lacking import lack_of
 from workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
 from workloads.planner.link_time import Seconds
 from workloads.planner.rationale import binding_of, rationale, settings_of
-from workloads.planner.report.render import assumptions, formulas_of, refusals_of
+from workloads.planner.report.render import assumptions, batch_words, formulas_of, refusals_of
 from workloads.planner.report.what_if import what_if_table
 from workloads.planner.search import Found
 
@@ -67,12 +67,7 @@ def _document(
     problem: str = "",
 ) -> Document:
     spec, usable = run.spec, run.hardware.usable_bytes
-    assumed = assumptions(run.hardware, spec.element_bytes, notes).split("\n  ")[1:]
-    heading = (
-        f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
-        f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
-        f"{spec.microbatch}, sequence {spec.shape.sequence}; {settings_of(spec)}"
-    )
+    assumed = assumptions(run.hardware, spec.element_bytes, notes)
     tables = [_step(run, seconds), *_axes(run), _memory(run)]
     step = Part(id="step", title="The step", tables=tables, notes=[f"{one.words}." for one in budget])
     check = Part(id="try", title="To try it", tables=[what_if_table(run, seconds), _commands(run), _flags(run)])
@@ -82,7 +77,7 @@ def _document(
     whole = run.fullest.memory.total
     return Document(
         name=f"plan {spec.name} on {spec.world} GPUs",
-        heading=heading,
+        heading=f"{batch_words(run)}; {settings_of(spec)}",
         parts=[*first, step, check, formulas],
         tiles=[
             (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
