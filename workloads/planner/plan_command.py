@@ -21,7 +21,7 @@ from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware, hardware_of
 from workloads.planner.lacking import lack_of, require_found
 from workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
-from workloads.planner.measured.calibration import calibrated, curves_by_kind
+from workloads.planner.measured.calibration import calibrated
 from workloads.planner.measured.published import ASSUMED, published
 from workloads.planner.models import find_model, model_of
 from workloads.planner.report import render
@@ -114,7 +114,7 @@ def machine_of(given: Given) -> Machine:
         seconds = by_curves(curves_of(run))
     elif runs and not given.hardware:
         base, notes = hardware_of_run(runs[0], base)
-        curves = curves_by_kind(runs)
+        curves = [curve for run in runs for curve in curves_of(run, grouped=True)]
         seconds = by_curves(curves, roughly=True) if curves else None
         if not curves:
             base = msgspec.structs.replace(base, links_from="")

@@ -15,7 +15,6 @@ from bench.text import UserError
 from workloads.costs.flops import stage_flops
 from workloads.costs.step_spec import StepSpec
 from workloads.planner.hardware import HIDEABLE, Hardware
-from workloads.planner.link_time import Curve, curves_of
 from workloads.planner.measured.validate import spec_of_record
 
 _ASSUMED = ("gemm", "memory_rate", "memory")  # of Efficiency
@@ -79,8 +78,3 @@ def _peak(known: object, hardware: Hardware, spec: StepSpec, device: str) -> flo
 def _words(shares: Sequence[float]) -> str:
     each = f", {min(shares):.0%} to {max(shares):.0%}" if len(shares) > 1 else ""
     return f"{median(shares):.0%} ({len(shares)} step{'s' * (len(shares) > 1)}{each})"
-
-
-def curves_by_kind(runs: Sequence[Run]) -> list[Curve]:
-    """Return the fits of all runs' collectives: of whole worlds, of the ranks of a node, and of one on each node."""
-    return [curve for run in runs for curve in curves_of(run, grouped=True)]

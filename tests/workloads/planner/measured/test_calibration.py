@@ -16,8 +16,8 @@ from workloads.costs.flops import stage_flops
 from workloads.planner.budget import Budget, parse_tokens
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS
-from workloads.planner.link_time import PlacedCall, curve_for
-from workloads.planner.measured.calibration import calibrated, curves_by_kind
+from workloads.planner.link_time import PlacedCall, curve_for, curves_of
+from workloads.planner.measured.calibration import calibrated
 from workloads.planner.measured.validate import spec_of_record
 from workloads.planner.placement import Place
 from workloads.planner.plan_command import Given, answer, machine_of
@@ -69,7 +69,7 @@ def test_each_kind_of_group_has_its_fit() -> None:
     records = [*curve_records(), *curve_records(latency=5e-6, group="node"), *slow]
     across = [msg for msg in records if msg.case.params.get("group") == "across"]
     assert len(across) == 8
-    curves = curves_by_kind([run_of(*records)])
+    curves = curves_of(run_of(*records), grouped=True)
     assert {curve.inside for curve in curves} <= {True, False}
     call = PlacedCall(axis="dp", op="all_reduce", num_bytes=1e6, count=1, place=Place(ranks=8, on_node=8))
     assert curve_for(call, curves).inside is True
