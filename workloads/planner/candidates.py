@@ -123,10 +123,8 @@ def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
         every = [{**(outer if ep > 1 else mesh), "ep": ep, "etp": etp} for ep, etp in sizes]
         meshes = [each for each in every if not refuse_experts(each, moe.experts)]
     chunks = pipeline.chunks or default_chunks(pipeline.schedule)
-    ways = splits(shape, moe, pp, chunks, pipeline.schedule) if pp > 1 else ("",)
-    for step in map(pipeline.on, meshes):
-        for split in ways:
-            yield replace(step, split=split)
+    for step, split in product(map(pipeline.on, meshes), splits(shape, moe, pp, chunks, pipeline.schedule)):
+        yield replace(step, split=split)
 
 
 def _cannot_split(schedule: str, block: StepSpec) -> bool:
@@ -162,8 +160,8 @@ def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -
     rank so that the slowest is least slow."""
     num_stages = pp * chunks
     even = [""] * (shape.layers % num_stages == 0)
-    if shape.layers < num_stages:
-        return ("",)  # which is refused
+    if pp == 1 or shape.layers < num_stages:
+        return ("",)  # the latter is refused
     step = StepSpec(shape=shape, moe=moe, mesh={"pp": pp}, schedule=schedule, chunks=chunks)
     rank_of = {stage: rank for rank in range(pp) for stage in step.at_stage(rank).stages}
     last, head = rank_of[num_stages - 1], _head_layers(shape, moe)

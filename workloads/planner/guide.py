@@ -127,11 +127,9 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
 
 def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
     """Return it on the most ranks of a node that the rules allow on an axis."""
-    sizes = [size for size in range(node, 0, -1) if node % size == 0]
-    cut = {
-        size: splits(step.shape, step.moe, size, 1, "1f1b")[0] if axis == "pp" and size > 1 else "" for size in sizes
-    }
-    return next(spec for size in sizes if not (spec := replace(step.on({axis: size}), split=cut[size])).refusal())
+    sized = (step.on({axis: size}) for size in range(node, 0, -1) if node % size == 0)
+    cut = (replace(spec, split=splits(spec.shape, spec.moe, spec.size("pp"), 1, "1f1b")[0]) for spec in sized)
+    return next(spec for spec in cut if not spec.refusal())
 
 
 def guide(

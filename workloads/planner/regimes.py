@@ -267,7 +267,7 @@ def _square(
     data, moe = gpus // (inner["pp"] * inner["tp"]), step.moe
     if not data:
         return None
-    split = splits(step.shape, moe, inner["pp"], 1, "1f1b")[0] if inner["pp"] > 1 else ""
+    split = splits(step.shape, moe, inner["pp"], 1, "1f1b")[0]
     spec = replace(step.on({"dp": data, **inner}), zero1="reduce_scatter" if data > 1 else "", split=split)
     try:
         spec = spec.with_batch(global_batch)
