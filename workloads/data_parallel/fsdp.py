@@ -37,8 +37,8 @@ def lay_out_fsdp(
 ) -> Layout:
     """Shard all but ``ignored`` over all ranks; with ``reshard`` it is gathered for each pass, the root's too."""
     mesh, made = make_mesh(world, dp=world.size)
-    begin, prefetch = drawing(world), str(params["prefetch"])
-    shard(model, mesh, begin, reshard=bool(params["reshard"]), prefetch=prefetch, ignored=ignored)
+    prefetch = str(params["prefetch"])
+    shard(model, mesh, drawing(world), reshard=bool(params["reshard"]), prefetch=prefetch, ignored=ignored)
 
     def gradient_sync(last: bool) -> AbstractContextManager[object]:
         if params["no_sync"]:
@@ -49,7 +49,7 @@ def lay_out_fsdp(
         Layout.of(spec, world, model, {"dp": mesh.get_group("dp")}),
         gradient_sync=gradient_sync,
         made_groups=made,
-        notes=what_stays_exposed(world, str(params["prefetch"])),
+        notes=what_stays_exposed(world, prefetch),
     )
 
 

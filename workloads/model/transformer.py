@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from bench.text import UserError
 from bench.world.torch_compat import ATTENTIONS, checkpointed, tree_leaves
-from workloads.model.shapes import CHECKPOINTINGS, Recipe, Shape
+from workloads.model.shapes import CHECKPOINTINGS, Shape
 
 _INIT_DEVIATION = 0.02
 _NORM_EPSILON = 1e-5
@@ -96,9 +96,9 @@ class Layer(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.attention_norm = _norm(shape.recipe, shape.hidden)
+        self.attention_norm = _norm(shape)
         self.attention = Attention(shape)
-        self.ffn_norm = _norm(shape.recipe, shape.hidden)
+        self.ffn_norm = _norm(shape)
         self.ffn = Ffn(shape)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Transformer(nn.Module):
         self.places: Tensor | None = None
         self.positions = nn.Embedding(shape.sequence, shape.hidden) if shape.recipe == "gpt" else None
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm = _norm(shape.recipe, shape.hidden)
+        self.norm = _norm(shape)
         self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -134,8 +134,8 @@ class Transformer(nn.Module):
         return logits
 
 
-def _norm(recipe: Recipe, hidden: int) -> nn.Module:
-    return nn.LayerNorm(hidden, _NORM_EPSILON) if recipe == "gpt" else nn.RMSNorm(hidden, _NORM_EPSILON)
+def _norm(shape: Shape) -> nn.Module:
+    return (nn.LayerNorm if shape.recipe == "gpt" else nn.RMSNorm)(shape.hidden, _NORM_EPSILON)
 
 
 def build(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Transformer:
