@@ -136,9 +136,10 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
         time = record.metrics.get("time")
         group = str(record.case.params.get("group", "world")) if grouped else "world"
         world = record.world
-        ranks = {"world": world.size, "node": world.size // world.nodes, "across": world.nodes}.get(group, 1)
+        on_node = world.size // max(1, world.nodes)
+        ranks = {"world": world.size, "node": on_node, "across": world.nodes}.get(group, 1)
         if _is_plain(record, grouped) and time is not None and time.value and ranks > 1:
-            inside = ranks <= world.size // world.nodes and group != "across" if grouped else None
+            inside = ranks <= on_node and group != "across" if grouped else None
             by_size = times.setdefault((op, ranks, inside), {})
             by_size.setdefault(_size_of(record), []).append(time.value)
     found = []

@@ -4,9 +4,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from planner_asks import PLAIN, ask
-from reports_fixtures import ENVIRONMENT, curve_records, make_plan, make_run, ok, plain, seconds_metric, write_run
+from reports_fixtures import (
+    ENVIRONMENT,
+    WORLD,
+    curve_records,
+    make_plan,
+    make_run,
+    ok,
+    plain,
+    seconds_metric,
+    write_run,
+)
 
 from bench.plan.cases import make_case
 from bench.results.records import Record
@@ -73,6 +84,14 @@ def test_each_kind_of_group_has_its_fit() -> None:
     assert {curve.inside for curve in curves} <= {True, False}
     call = PlacedCall(axis="dp", op="all_reduce", num_bytes=1e6, count=1, place=Place(ranks=8, on_node=8))
     assert curve_for(call, curves).inside is True
+
+
+def test_a_run_that_tells_no_nodes_has_the_fits_of_its_world() -> None:
+    unknown = msgspec.structs.replace(WORLD, nodes=0)
+    records = [msgspec.structs.replace(record, world=unknown) for record in curve_records()]
+    for grouped in (False, True):
+        [curve] = curves_of(run_of(*records), grouped=grouped)
+        assert (curve.op, curve.ranks) == ("all_reduce", WORLD.size)
 
 
 def test_a_run_calibrates_a_plan_and_with_hardware_only_the_shares_are_its(tmp_path: Path) -> None:
