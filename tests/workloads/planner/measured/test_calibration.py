@@ -71,6 +71,8 @@ def test_fsdps_overlap_is_fsdps_though_it_is_shown_as_dp_and_waits_are_no_produc
     found, _ = calibrated([run_of(record)], PLAIN)
     assert found.efficiency.gemm == PLAIN.efficiency.gemm
     assert found.efficiency.overlap == {"fsdp": pytest.approx(0.5)}
+    unreadable, _ = calibrated([run_of(step("ddp", 0.01, 0.004, 0.008, {"peak": {"flops_per_second": "fast"}}))], PLAIN)
+    assert unreadable.efficiency.gemm == PLAIN.efficiency.gemm
     with pytest.raises(UserError, match="no step has real compute and a known peak"):
         calibrated([run_of(*curve_records())], PLAIN)
 
