@@ -74,7 +74,7 @@ class StepSpec:
 
     @staticmethod
     def of(params: Mapping[str, Value], device: str = "cpu") -> "StepSpec":
-        """Return what a measured step's parameters say beside its mesh; a step of one's own may leave out some."""
+        """Return what a measured step's parameters say beside its mesh; those of a single layer leave out some."""
         given = {**{param.name: param.default for param in shapes.COMMON}, **params}
         return StepSpec(
             shape=shapes.shape_of(given),

@@ -40,7 +40,7 @@ def gated(make: Callable[[World, Params], Step], world: World, params: Params, s
     spec = strategy(params, world.size, world.device.type)
     check = str(params.get("check", "auto"))
     if check == "auto":
-        fits = spec.timed or not spec.mesh or check_memory(spec.at(world.rank)).whole <= ROOM * free_bytes(world)
+        fits = spec.timed or check_memory(spec.at(world.rank)).whole <= ROOM * free_bytes(world)
         check = WHOLE if all(world.gather(fits)) else SAMPLED
     given = {**params, "check": check}
     if check == WHOLE or spec.timed:
