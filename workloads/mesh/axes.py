@@ -17,7 +17,7 @@ from bench.plan.cases import Params
 from bench.plan.groups import INSIDE, parse_mesh
 from bench.plan.params import Param, choice
 from bench.text import UserError, did_you_mean, listed
-from workloads.context_parallel.context_case import indivisible
+from workloads.context_parallel.context_case import ORDER_OF, indivisible
 from workloads.expert_parallel.routing import NAMES as ROUTINGS
 from workloads.expert_parallel.routing import ROUTER
 from workloads.model.shapes import Shape
@@ -31,14 +31,7 @@ Mesh = Mapping[str, int]
 AXES = ("dp", "fsdp", "pp", "cp", "tp", *INSIDE)
 DATA = ("dp", "fsdp", "cp")
 """The axes whose ranks hold the same layers and see other tokens."""
-CP_METHODS = {
-    "ring": "contiguous",
-    "striped": "striped",
-    "zigzag": "zigzag",
-    "allgather_kv": "zigzag",
-    "ulysses": "contiguous",
-}
-"""How queries meet keys of other ranks, and the order in which each deals out tokens."""
+CP_METHODS = {name: order for name, order in ORDER_OF.items() if name not in ("usp", "torch_cp")}
 _MOST_GATHERED_STAGES = 3
 _word = partial(Param, kind="str", optional=True)
 _int = partial(Param, kind="int", optional=True)
