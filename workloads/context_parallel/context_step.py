@@ -35,7 +35,7 @@ from workloads.costs.step_spec import Position, StepSpec
 from workloads.data_parallel.ddp import wrap
 from workloads.model.shapes import BUCKET, Shape
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
-from workloads.model.transformer import Attention, Core, Transformer, outline, rotate
+from workloads.model.transformer import Attention, Core, Transformer, cross_entropy, outline, rotate
 from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout, dtype_of, group_of_mine
 from workloads.step.probe import Begin, Probe, Step, take_turns
@@ -278,8 +278,7 @@ def attend_by(model: nn.Module, core: Core | None, positions: Tensor) -> None:
 
 
 def _loss_of_part(model: nn.Module, mine: Tensor, tokens: Tensor) -> Tensor:
-    logits = model(tokens[:, :-1][:, mine])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:][:, mine].flatten())
+    return cross_entropy(model(tokens[:, :-1][:, mine]), tokens[:, 1:][:, mine])
 
 
 def _alone(plan: ContextPlan, shape: Shape, world: World, dtype: torch.dtype) -> nn.Module:

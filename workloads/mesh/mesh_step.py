@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bench.plan.params import Value
@@ -32,7 +31,7 @@ from workloads.mesh import mesh_stages
 from workloads.mesh.axes import coordinate_of, expert_groups, expert_parts, groups_along
 from workloads.mesh.mesh_stages import mixtures_in
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
-from workloads.model.transformer import Transformer, loss_of, materialise
+from workloads.model.transformer import Transformer, cross_entropy, loss_of, materialise
 from workloads.pipeline_parallel import pipeline_probe as probing
 from workloads.pipeline_parallel import stages as pipeline_stages
 from workloads.pipeline_parallel.bubbles import facts_of, link_latency
@@ -280,7 +279,7 @@ class HybridStep(MixtureStep):
         parts = spec.microbatches * spec.size(*_SUMMED)
 
         def loss(logits: Tensor, targets: Tensor) -> Tensor:
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / parts
+            return cross_entropy(logits, targets) / parts
 
         if self.spec.pipeline is None:
             return mesh_stages.one_stage(model, loss, self._begin)

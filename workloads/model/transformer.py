@@ -198,8 +198,12 @@ def _generator(seed: int, what: object, device: torch.device | str = "cpu") -> t
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return the mean cross-entropy of predicting each next token of (b, s + 1)."""
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over tokens, of logits (b, s, vocabulary) and targets (b, s)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")

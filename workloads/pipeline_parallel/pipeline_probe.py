@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 
 import torch
-import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from bench.world.world import Clock, World
 from workloads.costs import communication_pattern as pattern
 from workloads.costs.memory import activations_of, layer_equation, state_of
 from workloads.costs.step_spec import Position
+from workloads.model.transformer import cross_entropy
 from workloads.pipeline_parallel import bubbles
 from workloads.pipeline_parallel.bubbles import as_us, compare, facts_of, rows_of, shares_of
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
@@ -325,6 +325,6 @@ def saved_bytes(chunk: Chunk, size: tuple[int, int], hidden: int) -> int:
     with memory.SavedTensors(chunk) as saved:
         output = chunk(tokens if chunk.tokens is not None else between.requires_grad_())
         if chunk.head is not None:
-            output = F.cross_entropy(output.flatten(0, 1), targets.flatten())
+            output = cross_entropy(output, targets)
     chunk.embedded = None
     return saved.num_bytes
