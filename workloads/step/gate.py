@@ -3,12 +3,13 @@
 What decides is arithmetic: what ``check_memory`` says of a rank, and the memory that is free before the step is made.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
 from bench.machine.machine import available_memory_bytes
+from bench.plan.cases import Params
 from bench.plan.params import Value
 from bench.world.world import World
 from workloads.costs.check_memory import ROOM, check_memory
@@ -18,7 +19,6 @@ from workloads.model.shapes import SAMPLED, WHOLE
 from workloads.step.training_step import LayOut, TrainingStep
 
 Step = TypeVar("Step", bound=TrainingStep)
-Params = Mapping[str, Value]
 _HEAD_SIZE, _TOKENS, _VOCABULARY = 16, 64, 512
 
 
