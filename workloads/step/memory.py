@@ -179,17 +179,16 @@ def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 class SavedTensors:
-    """A context around a forward pass that counts what is saved for backward, without the parameters themselves.
+    """A context around a forward pass that counts what is saved for backward, without the module's own parameters.
 
-    What selective checkpointing keeps is in torch's own caches, and counts as well.
-    ``exclude`` is parameters, or the module that has them, which is asked again at the end: FSDP swaps gathered
-    parameters in. ``num_bytes`` is known after the context: what was saved and freed meanwhile, as FSDP frees gathered
-    parameters, counts nothing. Backward belongs outside: the context keeps what it saw alive.
+    These are asked for again at the end: FSDP swaps gathered parameters in. What selective checkpointing keeps is in
+    torch's own caches, and counts as well. ``num_bytes`` is known after the context: what was saved and freed
+    meanwhile, as FSDP frees gathered parameters, counts nothing. Backward belongs outside: the context keeps what it
+    saw alive.
     """
 
-    def __init__(self, exclude: nn.Module | Iterable[Tensor] = ()) -> None:
-        self._exclude = exclude
-        self._excluded = list(exclude.parameters() if isinstance(exclude, nn.Module) else exclude)
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._excluded = module, list(module.parameters())
         self._kept: list[Tensor] = []  # not by address yet: what FSDP frees, later tensors take the place of
         self._hooks = saved_tensors_hooks(self._note, lambda saved: saved)
         self._num_bytes: int | None = None
@@ -212,9 +211,7 @@ class SavedTensors:
         watchers.pop()
         for kept in kept_in(self._caches):
             self._note(kept)
-        if isinstance(self._exclude, nn.Module):
-            self._excluded.extend(self._exclude.parameters())
-        left_out = _storages(self._excluded)
+        left_out = _storages([*self._excluded, *self._module.parameters()])
         self._num_bytes = sum(size for key, size in _storages(self._kept).items() if key not in left_out)
         for seen in (self._kept, self._excluded, self._caches):
             seen.clear()
