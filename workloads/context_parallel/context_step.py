@@ -251,10 +251,9 @@ def make_groups(world: World, plan: ContextPlan) -> Groups:
 
 
 def core_of(
-    plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel, recorder: Recorder | None = None
+    plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel, recorder: Recorder
 ) -> Core:
     """Return how the rank-th of a plan's ranks attends; ``axes`` are the groups that the plan's method names."""
-    recorder = recorder or Recorder(device)
     if plan.method == "torch_cp":
         return methods.TorchContextParallel(axes["cp"], device.type)
     tiles = [plan.tiles(rank, step) for step in range(plan.num_steps)]

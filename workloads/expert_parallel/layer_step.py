@@ -1,7 +1,7 @@
 """One mixture of experts without a model around it: the whole layer, or dispatch and combine alone."""
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -29,22 +29,13 @@ from workloads.step.probe import run_probes
 Layer = TypeVar("Layer", bound=MoeLayer)
 
 
-def prepare(world: World, **params: Value) -> "LayerStep":
-    return LayerStep(world, params)
-
-
-def prepare_dispatch(world: World, **params: Value) -> "DispatchStep":
-    """Return the step of dispatch and combine alone; scores are taken before it is timed."""
-    return DispatchStep(world, params)
-
-
 class Scope:
     """A mixture and its tokens (b, s, h), each source's own in each step; what a step does its heirs say."""
 
     claim = ""
     backward = True
 
-    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
+    def __init__(self, world: World, **params: Value) -> None:
         self._world, self.spec = world, StepSpec.of(params)
         shape = self.spec.shape
         self.moe = moe_of(params, shape, world.size)
@@ -147,10 +138,10 @@ class LayerStep(Scope):
 
     claim = "ep_layer: one layer, forward and backward; no gradient is summed over copies, and no attention hides it"
 
-    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
+    def __init__(self, world: World, **params: Value) -> None:
         self._waiter = TimedCompute(world.device)
         self._differences: list[str] = []
-        super().__init__(world, params)
+        super().__init__(world, **params)
         if self.spec.timed_seconds is not None:
             around = nn.Module()
             around.layers = nn.ModuleList([self.layer])
@@ -223,7 +214,10 @@ def _gradients_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 class DispatchStep(Scope):
-    """The forward way there and back; experts give back what they get, and nothing has gradients."""
+    """The forward way there and back; experts give back what they get, and nothing has gradients.
+
+    Scores are taken before it is timed.
+    """
 
     claim = "ep_dispatch: forward dispatch and combine alone; no claim about a layer, a step, or what compute hides"
     backward = False
@@ -264,3 +258,6 @@ class Passing(nn.Module):
 
     def forward(self, rows: Rows) -> Tensor:
         return rows.tokens if self._parts == 1 else rows.tokens / self._parts
+
+
+prepare, prepare_dispatch = LayerStep, DispatchStep

@@ -17,7 +17,7 @@ from bench.results.details import COMPONENTS
 from bench.results.turns import chosen
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.context_parallel.attention_kernel import Kernel, kernel_for, waiting_kernel
+from workloads.context_parallel.attention_kernel import Kernel, Recorder, kernel_for, waiting_kernel
 from workloads.context_parallel.context_step import attend_by, core_of
 from workloads.costs import strategies
 from workloads.costs.memory import state_of
@@ -230,7 +230,7 @@ class HybridStep(MixtureStep):
         plan, cp = mesh_stages.plan_of(spec), self.coordinate["cp"]
         core = None
         if "cp" in groups.axes:
-            core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec))
+            core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec), Recorder(world.device))
         attend_by(model, core, torch.tensor(plan.tokens(cp), device=world.device))
         model.places = torch.tensor(self._tokens, device=world.device)
         self._stages = self._make_stages(model, spec, groups)
