@@ -230,10 +230,13 @@ class ContextStep(TrainingStep):
         self._core = core_of(plan, world.rank, world.device, axes, kernel, self._recorder)
         model.places = torch.tensor(plan.places(world.rank), device=world.device)
         attend_by(model, self._core, model.places)
-        ddp = wrap(model, world, float(BUCKET.default))
+        ddp, mine = (
+            wrap(model, world, float(BUCKET.default)),
+            torch.tensor(plan.tokens(world.rank), device=world.device),
+        )
         return replace(
             Layout.of(spec, world, model, {**axes, "dp": world.group}, module=ddp),
-            loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
+            loss=lambda tokens: cross_entropy(ddp(tokens[:, :-1][:, mine]), tokens[:, 1:][:, mine]),
             reference_model=partial(_alone, plan, shape, world) if plan.mask != "causal" else None,
             made_groups=tuple(axes.values()),
             details=_attention(plan, spec.at(world.rank), attention, kernel).as_details,
@@ -274,10 +277,6 @@ def attend_by(model: nn.Module, core: Core | None, positions: Tensor) -> None:
             module.core = core or module.core
             if module.rotate is not None:
                 module.rotate = partial(rotate, positions=positions)
-
-
-def _loss_of_part(model: nn.Module, mine: Tensor, tokens: Tensor) -> Tensor:
-    return cross_entropy(model(tokens[:, :-1][:, mine]), tokens[:, 1:][:, mine])
 
 
 def _alone(plan: ContextPlan, shape: Shape, world: World, dtype: torch.dtype) -> nn.Module:

@@ -96,6 +96,7 @@ def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
     """Yield the steps of a block with every pipeline, all data ranks in ``fsdp``; experts are not dealt out yet."""
     cp, tp = block.size("cp"), block.size("tp")
     ranks, layers = wanted.gpus // cp // tp, block.shape.layers
+    cannot_split = block.checkpointing != "none" or block.moe is not None
     for pp in divisors(ranks):
         if pp > layers:
             break
@@ -108,7 +109,7 @@ def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
         for schedule, chunks in wanted.schedules if pp > 1 else wanted.schedules[:1]:
             if pp == 1:
                 yield replace(step, schedule=schedule, chunks=0)
-            elif wanted.schedule or (pp * chunks <= layers and not _cannot_split(schedule, block)):
+            elif wanted.schedule or (pp * chunks <= layers and not (cannot_split and splits_backward(schedule))):
                 yield replace(step, schedule=schedule, chunks=chunks)  # what is refused only if it was asked for
 
 
@@ -125,10 +126,6 @@ def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
     chunks = pipeline.chunks or default_chunks(pipeline.schedule)
     for step, split in product(map(pipeline.on, meshes), splits(shape, moe, pp, chunks, pipeline.schedule)):
         yield replace(step, split=split)
-
-
-def _cannot_split(schedule: str, block: StepSpec) -> bool:
-    return (block.checkpointing != "none" or block.moe is not None) and splits_backward(schedule)
 
 
 def shards(wanted: Wanted, stage: StepSpec) -> tuple[Iterator[StepSpec], Iterator[StepSpec]]:
