@@ -30,7 +30,7 @@ from workloads.context_parallel import context_case
 from workloads.context_parallel.attention_kernel import Dense, Kernel, Recorder, Size, Wait, kernel_for, waiting_kernel
 from workloads.context_parallel.context_case import ContextPlan
 from workloads.costs import strategies
-from workloads.costs.communication_pattern import attention_bytes
+from workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.data_parallel.ddp import wrap
 from workloads.model.shapes import BUCKET, Shape
@@ -39,7 +39,7 @@ from workloads.model.transformer import Attention, Core, Transformer, cross_entr
 from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout, dtype_of, group_of_mine
 from workloads.step.probe import Begin, Probe, Step, take_turns
-from workloads.step.sent_bytes import bytes_by_axis, counted
+from workloads.step.sent_bytes import counted
 from workloads.step.training_step import TrainingStep
 
 Groups = Mapping[str, dist.ProcessGroup]

@@ -152,7 +152,7 @@ class TrainingStep:
 
     def expected_bytes(self) -> dict[str, float]:
         """Return the closed form of what this rank sends in a step, by axis."""
-        return dict.fromkeys(self.layout.axes, 0.0) | bytes_by_axis(calls(self.spec.at(self._world.rank)))
+        return bytes_by_axis(calls(self.spec.at(self._world.rank)), self.layout.axes)
 
     def close(self) -> None:
         self.layout.close()

@@ -12,11 +12,12 @@ from ranks import Ranks
 from test_mesh_probe import assert_activations_agree
 
 from bench.world.world import World
+from workloads.costs.communication_pattern import bytes_by_axis
 from workloads.expert_parallel.moe_layer import mixtures
 from workloads.mesh.mesh_step import HybridStep, MeshBytes
 from workloads.model.transformer import build, loss_of
 from workloads.step.layout import local
-from workloads.step.sent_bytes import bytes_by_axis, counted
+from workloads.step.sent_bytes import counted
 
 Case = tuple[str, str, Params]
 """A mesh, the axes that send something, and what else is asked."""
