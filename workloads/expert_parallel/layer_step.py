@@ -1,6 +1,5 @@
 """One mixture of experts without a model around it: the whole layer, or dispatch and combine alone."""
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -21,7 +20,7 @@ from workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameter
 from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, kernel_notes, let_experts_wait
 from workloads.expert_parallel.routes import Routes
 from workloads.model.timed_compute import TimedCompute
-from workloads.model.transformer import fill
+from workloads.model.transformer import fill, generator
 from workloads.step.layout import dtype_of, end_groups, whole
 from workloads.step.parity import compare, moved
 from workloads.step.probe import run_probes
@@ -89,8 +88,7 @@ class Scope:
 
     def drawn_of(self, what: str, source: int) -> Tensor:
         """Return normal numbers (b, s, h) of a source and this step: its tokens, or the gradients of what comes out."""
-        seed = zlib.crc32(f"{self._world.seed} {what} {self._step_number} {source}".encode())
-        chance = torch.Generator().manual_seed(seed)
+        chance = generator(self._world.seed, f"{what} {self._step_number} {source}")
         size = (self.spec.microbatch, self.spec.shape.sequence, self.spec.shape.hidden)
         return torch.randn(size, generator=chance).to(self._world.device, dtype_of(self.spec))
 

@@ -183,16 +183,17 @@ def draw_weights(name: str, size: torch.Size, seed: int, device: torch.device) -
     """
     if len(size) == 1:
         return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0, device=device)
-    chance = _generator(seed, name, device)
+    chance = generator(seed, name, device)
     return torch.empty(size, device=device).normal_(0.0, _INIT_DEVIATION, generator=chance)
 
 
 def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
     """Return the tokens of a step, (sequences, s + 1), on the CPU; targets are inputs moved by one."""
-    return torch.randint(shape.vocabulary, (sequences, shape.sequence + 1), generator=_generator(seed, step))
+    return torch.randint(shape.vocabulary, (sequences, shape.sequence + 1), generator=generator(seed, step))
 
 
-def _generator(seed: int, what: object, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(seed: int, what: object, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return what draws numbers that are a function of a seed and of what they are for."""
     return torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {what}".encode()))  # it reads no more than 32 bits
 
 

@@ -11,7 +11,6 @@ moved by a last bit each time.
 """
 
 import math
-import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,7 +23,7 @@ from bench.world.world import World
 from workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from workloads.model.shapes import Shape
 from workloads.model.timed_compute import TimedLinear
-from workloads.model.transformer import loss_of, materialise, outline, plain_name
+from workloads.model.transformer import generator, loss_of, materialise, outline, plain_name
 from workloads.step.layout import Layout, whole
 
 RELATIVE_TOLERANCE = 1e-4
@@ -286,8 +285,7 @@ def moved(weight: Tensor, name: str, draw: int) -> Tensor:
     """Return a tensor whose numbers are moved up or down by about a last bit, by lot; as it is in draw 0."""
     if not draw:
         return weight
-    lot = torch.Generator(weight.device).manual_seed(zlib.crc32(f"{draw} {name}".encode()))
-    up = torch.rand(weight.shape, generator=lot, device=weight.device) < 0.5
+    up = torch.rand(weight.shape, generator=generator(draw, name, weight.device), device=weight.device) < 0.5
     half = torch.finfo(weight.dtype).eps / 2
     return (weight + weight * torch.where(up, half, -half)).to(weight.dtype)
 
