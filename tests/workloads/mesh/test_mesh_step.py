@@ -10,6 +10,7 @@ import torch
 from mesh_steps import EXPERTS, Params, small_hybrid
 from ranks import Ranks
 from test_mesh_probe import assert_activations_agree
+from training_steps import wrong_after_a_step
 
 from bench.world.world import World
 from workloads.costs.communication_pattern import bytes_by_axis
@@ -30,12 +31,6 @@ NARROW: Params = {"precision": "bfloat16"}
 def eight_ranks() -> Iterator[Ranks]:
     with Ranks(8) as ranks:
         yield ranks
-
-
-def wrong_after_a_step(step: HybridStep) -> int:
-    step.reset()
-    step.step()
-    return step.check()
 
 
 def looked_at(world: World, params: Params) -> tuple[list[int], dict[str, tuple[float, float]]]:
