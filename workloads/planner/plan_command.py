@@ -78,6 +78,10 @@ class Answer(NamedTuple):
 
 def answer(given: Given) -> Answer:
     """Return the answer; ``UserError`` where the question has none."""
+    if given.output and (given.published or given.validate):
+        raise UserError(
+            "-o goes with a mesh, a search or --guide: what --published and --validate tell is text or JSON"
+        )
     if given.published:
         told = published()
         line = {"kind": "published", "claims": told, "assumed": ASSUMED}
