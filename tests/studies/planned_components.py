@@ -105,7 +105,7 @@ def counted_on(world: World, name: str, case: dict[str, Any]) -> tuple[Component
     for _ in range(2):  # DDP orders its buckets anew after the first
         step.reset()
         step.step()
-    sent = sent_bytes.bytes_by_axis(sent_bytes.counted(step.step, step.layout.axes))
+    sent = bytes_by_axis(sent_bytes.counted(step.step, step.layout.axes))
     with mock.patch.object(memory, "peak_during", lambda run, device: run()):
         held = held_by(step, world)
     step.close()

@@ -12,11 +12,11 @@ from bench.world.world import World
 from workloads.context_parallel.attention_kernel import Recorder, kernel_for
 from workloads.context_parallel.context_case import ContextPlan, ulysses_of
 from workloads.context_parallel.context_step import ContextStep, core_of, make_groups
-from workloads.costs.communication_pattern import attention_bytes
+from workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
 from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import SHAPES
 from workloads.step.probe import run_probes
-from workloads.step.sent_bytes import bytes_by_axis, counted
+from workloads.step.sent_bytes import counted
 
 BATCH = 2
 

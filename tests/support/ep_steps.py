@@ -1,6 +1,6 @@
 """Small steps of experts on several ranks: a whole training step, a layer alone, and dispatch alone."""
 
-from training_steps import OF_NAME, SMALL, Params, small
+from training_steps import OF_NAME, SMALL, Params, small, wrong_after_a_step
 
 from bench.rank.runner import load_target
 from bench.world.world import World
@@ -37,10 +37,6 @@ def params_of(name: str, params: Params) -> Params:
 
 
 def wrong_after(step: EpStep | LayerStep | DispatchStep, steps: int) -> list[int]:
-    wrong = []
-    for _ in range(steps):
-        step.reset()
-        step.step()
-        wrong.append(step.check())
+    wrong = [wrong_after_a_step(step) for _ in range(steps)]
     step.close()
     return wrong

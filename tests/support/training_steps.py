@@ -53,13 +53,16 @@ def of_each(world: World, function: str, cases: dict[str, tuple[str, Params]], *
     return {label: act(world, *case, **arguments) for label, case in cases.items()}
 
 
+def wrong_after_a_step(step: Any) -> int:
+    """Return how much is wrong after a step on another batch."""
+    step.reset()
+    step.step()
+    return int(step.check())
+
+
 def wrong_after(world: World, name: str, params: Params, steps: int = 3) -> list[int]:
     step = small(world, name, params)
-    wrong = []
-    for _ in range(steps):
-        step.reset()
-        step.step()
-        wrong.append(step.check())
+    wrong = [wrong_after_a_step(step) for _ in range(steps)]
     step.close()
     return wrong
 
@@ -90,11 +93,7 @@ def wrong_sent_and_expected(
 ) -> tuple[list[int], dict[str, float], dict[str, float]]:
     """Return how much is wrong after each of two steps, what another sends by axis, and the closed form's of it."""
     step = small(world, name, params)
-    wrong = []
-    for _ in range(2):
-        step.reset()
-        step.step()
-        wrong.append(step.check())
+    wrong = [wrong_after_a_step(step) for _ in range(2)]
     sent = sent_by_axis(step)
     step.close()
     return wrong, sent, dict(step.expected_bytes())

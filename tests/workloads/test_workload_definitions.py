@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from ranks import Ranks
 from refusals import refusal as refused
-from training_steps import OF_NAME
+from training_steps import OF_NAME, wrong_after_a_step
 
 from bench.machine.world_spec import WorldSpec
 from bench.plan.cases import Definition
@@ -51,11 +51,7 @@ def prepared_by_defaults(world: World) -> dict[str, tuple[list[int], list[str], 
     found = {}
     for name in AXES:
         step = load_target(OF_NAME[name].target)(world, **OF_NAME[name].whole({}))
-        wrong = []
-        for _ in range(2):
-            step.reset()
-            step.step()
-            wrong.append(step.check())
+        wrong = [wrong_after_a_step(step) for _ in range(2)]
         found[name] = wrong, list(step.describe().details["axes"]), step.describe().headline
         step.close()
     return found

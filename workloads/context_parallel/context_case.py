@@ -20,11 +20,19 @@ from bench.plan.params import Param, Value, choice
 from bench.text import UserError
 from workloads.model.shapes import COMPUTE, REAL, TIMED, Shape, parse_compute
 
-METHODS = ("ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp", "torch_cp")
+ORDER_OF = {
+    "ring": "contiguous",
+    "striped": "striped",
+    "zigzag": "zigzag",
+    "allgather_kv": "zigzag",
+    "ulysses": "contiguous",
+    "usp": "zigzag",
+    "torch_cp": "zigzag",
+}
+"""How queries meet keys of other ranks, and the order in which each method deals out tokens."""
+METHODS = tuple(ORDER_OF)
 MASKS = ("causal", "full", "packed")
-
 _ORDERS = ("contiguous", "striped", "zigzag")
-_ORDER_OF = {"ring": "contiguous", "striped": "striped", "ulysses": "contiguous"}  # the rest are zigzag
 _DOCUMENTS = 6  # at most in a sequence: few, so that some are long
 
 
@@ -124,7 +132,7 @@ class ContextPlan:
 
     @property
     def order(self) -> str:
-        return _ORDER_OF.get(self.method, "zigzag")
+        return ORDER_OF[self.method]
 
     @property
     def parts(self) -> int:

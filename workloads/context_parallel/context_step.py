@@ -30,16 +30,16 @@ from workloads.context_parallel import context_case
 from workloads.context_parallel.attention_kernel import Dense, Kernel, Recorder, Size, Wait, kernel_for, waiting_kernel
 from workloads.context_parallel.context_case import ContextPlan
 from workloads.costs import strategies
-from workloads.costs.communication_pattern import attention_bytes
+from workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.data_parallel.ddp import wrap
 from workloads.model.shapes import BUCKET, Shape
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
-from workloads.model.transformer import Attention, Core, Transformer, outline, rotate
+from workloads.model.transformer import Attention, Core, Transformer, cross_entropy, outline, rotate
 from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout, dtype_of, group_of_mine
 from workloads.step.probe import Begin, Probe, Step, take_turns
-from workloads.step.sent_bytes import bytes_by_axis, counted
+from workloads.step.sent_bytes import counted
 from workloads.step.training_step import TrainingStep
 
 Groups = Mapping[str, dist.ProcessGroup]
@@ -230,10 +230,13 @@ class ContextStep(TrainingStep):
         self._core = core_of(plan, world.rank, world.device, axes, kernel, self._recorder)
         model.places = torch.tensor(plan.places(world.rank), device=world.device)
         attend_by(model, self._core, model.places)
-        ddp = wrap(model, world, float(BUCKET.default))
+        ddp, mine = (
+            wrap(model, world, float(BUCKET.default)),
+            torch.tensor(plan.tokens(world.rank), device=world.device),
+        )
         return replace(
             Layout.of(spec, world, model, {**axes, "dp": world.group}, module=ddp),
-            loss=partial(_loss_of_part, ddp, torch.tensor(plan.tokens(world.rank), device=world.device)),
+            loss=lambda tokens: cross_entropy(ddp(tokens[:, :-1][:, mine]), tokens[:, 1:][:, mine]),
             reference_model=partial(_alone, plan, shape, world) if plan.mask != "causal" else None,
             made_groups=tuple(axes.values()),
             details=_attention(plan, spec.at(world.rank), attention, kernel).as_details,
@@ -251,10 +254,9 @@ def make_groups(world: World, plan: ContextPlan) -> Groups:
 
 
 def core_of(
-    plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel, recorder: Recorder | None = None
+    plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel, recorder: Recorder
 ) -> Core:
     """Return how the rank-th of a plan's ranks attends; ``axes`` are the groups that the plan's method names."""
-    recorder = recorder or Recorder(device)
     if plan.method == "torch_cp":
         return methods.TorchContextParallel(axes["cp"], device.type)
     tiles = [plan.tiles(rank, step) for step in range(plan.num_steps)]
@@ -275,11 +277,6 @@ def attend_by(model: nn.Module, core: Core | None, positions: Tensor) -> None:
             module.core = core or module.core
             if module.rotate is not None:
                 module.rotate = partial(rotate, positions=positions)
-
-
-def _loss_of_part(model: nn.Module, mine: Tensor, tokens: Tensor) -> Tensor:
-    logits = model(tokens[:, :-1][:, mine])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:][:, mine].flatten())
 
 
 def _alone(plan: ContextPlan, shape: Shape, world: World, dtype: torch.dtype) -> nn.Module:

@@ -44,11 +44,10 @@ def check_memory(at: Position) -> CheckMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class _Alone:
-    """Elements of one process's model: of all, of one layer, of the largest part, and of what is sampled."""
+    """Elements of one process's model: of all, of the largest part, and of what is sampled."""
 
     at: Position
     elements: int
-    layer: int
     largest: int
     chosen: int
 
@@ -58,10 +57,9 @@ def _alone(spec: StepSpec, width: int = 4, sequences: int = 1) -> _Alone:
     moe = spec.moe and replace(spec.moe, ep=1, etp=1, tp=1)
     alone = StepSpec(shape=spec.shape, mesh={"dp": 1}, moe=moe, device=spec.device, ends="whole")
     at = replace(alone, microbatch=sequences, element_bytes=width).at(0)
-    elements, layer = elements_of(at), layer_elements(at)
-    ends, most = ends_elements(at), spec.shape.vocabulary * spec.shape.hidden
-    chosen = ends + min(SAMPLED_LAYERS, spec.shape.layers) * layer
-    return _Alone(at=at, elements=elements, layer=layer, largest=max(layer, most), chosen=chosen)
+    layer, most = layer_elements(at), spec.shape.vocabulary * spec.shape.hidden
+    chosen = ends_elements(at) + min(SAMPLED_LAYERS, spec.shape.layers) * layer
+    return _Alone(at=at, elements=elements_of(at), largest=max(layer, most), chosen=chosen)
 
 
 def _widths(spec: StepSpec) -> tuple[int, int]:

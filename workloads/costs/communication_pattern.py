@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from bench.plan.catalogue import ONE
 from bench.plan.catalogue import OPERATIONS as CATALOGUE
@@ -89,8 +89,18 @@ def calls(at: Position) -> tuple[Call, ...]:
     return tuple(call for of in made for call in of if call.ranks > 1 and call.times)
 
 
-def bytes_by_axis(of: Iterable[Call]) -> dict[str, float]:
-    sent: defaultdict[str, float] = defaultdict(float)
+class Sends(Protocol):
+    """A call, counted or by closed form: the bytes that a rank sends in it, over which axis."""
+
+    @property
+    def axis(self) -> str: ...
+    @property
+    def sent(self) -> float: ...
+
+
+def bytes_by_axis(of: Iterable[Sends], axes: Iterable[str] = ()) -> dict[str, float]:
+    """Return the bytes that a rank sends by axis, 0 over one of ``axes`` without calls."""
+    sent: defaultdict[str, float] = defaultdict(float, dict.fromkeys(axes, 0.0))
     for call in of:
         sent[call.axis] += call.sent
     return dict(sent)
@@ -101,12 +111,11 @@ def equation_of(of: Iterable[Call]) -> Equation:
     terms: list[str] = []
     symbols: dict[str, float] = {}
     for call in of:
-        own = {**call.size.symbols, **call.count.symbols}
         ranks = "R" if symbols.get("R", call.ranks) == call.ranks else "X"
         factor = _FACTOR_TEXTS.get(call.op, "").replace("n", ranks)
         factors = (call.count.text, call.size.text, factor)
         terms.append(" ".join(_bracketed(text) for text in factors if text not in ("", "1")))
-        symbols |= {**own, ranks: call.ranks}
+        symbols |= {**call.size.symbols, **call.count.symbols, ranks: call.ranks}
     return Equation(text=" + ".join(terms), symbols=symbols)
 
 

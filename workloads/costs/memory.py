@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from workloads.costs.equation import Equation
 from workloads.costs.parameter_table import Kind, elements_of, ends_elements
-from workloads.costs.step_spec import MIXED, Position, StepSpec, Widths
+from workloads.costs.step_spec import Position, StepSpec
+from workloads.model.shapes import MIXED, Widths
 from workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
 
 
@@ -40,14 +41,7 @@ class RankMemory(StateBytes):
 
 
 def memory_of(at: Position) -> RankMemory:
-    held = state_of(at)
-    return RankMemory(
-        parameters=held.parameters,
-        gradients=held.gradients,
-        optimizer=held.optimizer,
-        activations=activations_of(at),
-        buffers=buffers_equation(at).value,
-    )
+    return RankMemory(**vars(state_of(at)), activations=activations_of(at), buffers=buffers_equation(at).value)
 
 
 def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
@@ -93,9 +87,8 @@ def updated_elements(at: Position) -> float:
     spec = at.spec
     if not spec.zero1:
         return owned_elements(at)
-    return elements_of(at, "whole", "split") / spec.ranks_of(("dp", "cp")) + elements_of(at, "routed") / spec.ranks_of(
-        ("edp",)
-    )
+    dense = elements_of(at, "whole", "split") / spec.ranks_of(("dp", "cp"))
+    return dense + elements_of(at, "routed") / spec.ranks_of(("edp",))
 
 
 def state_equation(at: Position) -> Equation:
@@ -215,8 +208,8 @@ def _layers_text(at: Position, checkpointing: str, times: str = "") -> str:
 
 def _symbols(at: Position) -> dict[str, float]:
     spec, moe = at.spec, at.spec.moe
-    own: dict[str, float] = {"y": 4.0 if spec.device != "cpu" else float(spec.element_bytes), "drawn": spec.drawn}
-    own["K"] = spec.every
+    own: dict[str, float] = {"y": 4.0 if spec.device != "cpu" else float(spec.element_bytes)}
+    own |= {"drawn": spec.drawn, "K": spec.every}
     if moe is not None:
         own |= {"k": moe.top_k, "E": moe.experts, "X": moe.etp, "r": moe.expert_ffn, "x": moe.experts_per_rank}
         own |= {"shared": moe.shared}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, cast
 
@@ -13,56 +13,12 @@ from workloads.expert_parallel.moe_case import Moe
 from workloads.mesh import axes
 from workloads.mesh.axes import along, coordinate_of, multiplied, size_of
 from workloads.model import shapes
-from workloads.model.shapes import Checkpointing, Shape
+from workloads.model.shapes import MIXED, SINGLE, Checkpointing, Shape, Widths
 from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
 from workloads.pipeline_parallel.schedules import default_chunks
 
 Ends = Literal["vocabulary", "tokens", "whole"]
-DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
-"""Bytes of an element of state."""
 ZeroOne = Literal["", "broadcast", "reduce_scatter"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Widths:
-    """Bytes of an element of each kind of state; of two moments each, of a master copy 0 where there is none."""
-
-    parameters: int
-    gradients: int
-    master: int
-    moments: int
-
-    @property
-    def optimizer(self) -> int:
-        return self.master + 2 * self.moments
-
-    @property
-    def updated(self) -> int:
-        """What AdamW moves for a parameter: it reads and writes both moments and the weight, and reads a gradient.
-
-        Where the weight is a master copy it writes what is computed with as well.
-        """
-        copied = self.parameters if self.master else 0
-        return 2 * (2 * self.moments + (self.master or self.parameters)) + self.gradients + copied
-
-    @staticmethod
-    def parse(text: str, otherwise: "Widths") -> "Widths":
-        """Return what ``moments=bfloat16,master=none`` says; ``UserError`` names what is allowed."""
-        found = {}
-        for part in filter(None, text.split(",")):
-            kind, _, dtype = part.partition("=")
-            kinds = [one.name for one in fields(Widths)]
-            if kind not in kinds:
-                raise UserError(f"--state {part!r}: {kind!r} is not {listed(kinds)}{did_you_mean(kind, kinds)}")
-            dtypes = {**DTYPES, **({"none": 0} if kind == "master" else {})}
-            if dtype not in dtypes:
-                raise UserError(f"--state {part!r}: {dtype!r} is not {listed(dtypes)}{did_you_mean(dtype, dtypes)}")
-            found[kind] = dtypes[dtype]
-        return replace(otherwise, **found)
-
-
-MIXED = Widths(parameters=2, gradients=2, master=4, moments=4)
-SINGLE = Widths(parameters=4, gradients=4, master=0, moments=4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +74,7 @@ class StepSpec:
 
     @staticmethod
     def of(params: Mapping[str, Value], device: str = "cpu") -> "StepSpec":
-        """Return what a measured step's parameters say beside its mesh; a step of one's own may leave out some."""
+        """Return what a measured step's parameters say beside its mesh; those of a single layer leave out some."""
         given = {**{param.name: param.default for param in shapes.COMMON}, **params}
         return StepSpec(
             shape=shapes.shape_of(given),

@@ -3,11 +3,11 @@
 Each raises ``UserError``, by equation, where its parameters cannot run on so many ranks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
+from bench.plan.cases import Params
 from bench.plan.groups import INSIDE
-from bench.plan.params import Value
 from bench.text import UserError
 from workloads.context_parallel.context_case import plan_of
 from workloads.costs.step_spec import StepSpec
@@ -17,18 +17,16 @@ from workloads.mesh.axes import mesh_of, refuse_heads, refuse_sequence
 from workloads.model.shapes import BUCKET
 from workloads.pipeline_parallel.pipeline_case import pipeline_of
 
-Strategy = Callable[[Mapping[str, Value], int, str], StepSpec]
+Strategy = Callable[[Params, int, str], StepSpec]
 """Of a case's parameters, the ranks, and the kind of device."""
 
-_MEBI = 2**20
 
-
-def ddp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def ddp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
     return replace(
         spec,
         mesh={"dp": ranks},
-        bucket_bytes=int(float(params.get("bucket_mb", BUCKET.default)) * _MEBI),
+        bucket_bytes=int(float(params.get("bucket_mb", BUCKET.default)) * 2**20),
         each_microbatch=not params.get("no_sync"),
         drawn=ranks * spec.num_sequences,
         overlaps=True,
@@ -36,18 +34,18 @@ def ddp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpe
     )
 
 
-def ddp_bf16(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def ddp_bf16(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     return replace(ddp(params, ranks, device), reduced_bytes=2, each_microbatch=False)
 
 
-def zero1(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def zero1(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = ddp(params, ranks, device)
     if params.get("optimizer") == "distributed":
         return replace(spec, zero1="reduce_scatter", each_microbatch=False)
     return replace(spec, zero1="broadcast")
 
 
-def fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def fsdp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     return replace(
         ddp(params, ranks, device),
         mesh={"fsdp": ranks},
@@ -56,7 +54,7 @@ def fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSp
     )
 
 
-def hsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def hsdp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     """FSDP within replicas, the root kept gathered."""
     shards = int(params["shard"]) or max(2, ranks // 2)
     if ranks % shards:
@@ -69,19 +67,19 @@ def hsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSp
     )
 
 
-def tp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def tp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
     _require(refuse_heads(spec.shape, {"tp": ranks}))
     return replace(spec, mesh={"tp": ranks}, drawn=spec.num_sequences)
 
 
-def tp_sp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def tp_sp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = replace(tp(params, ranks, device), sequence_parallel=True)
     _require(refuse_sequence(spec.shape, spec.mesh))
     return spec
 
 
-def tp_fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def tp_fsdp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     inner = int(params["tp"])
     if ranks % inner:
         raise UserError(f"dp({ranks // inner}) * tp({inner}) != world size({ranks})")
@@ -90,7 +88,7 @@ def tp_fsdp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> Ste
     return replace(spec, mesh={"fsdp": ranks // inner, "tp": inner}, axis_names={"fsdp": "dp"})
 
 
-def pp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def pp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
     pipeline = pipeline_of(params, spec.shape, ranks)
     if pipeline.schedule.splits_backward and spec.checkpointing != "none":
@@ -101,13 +99,13 @@ def pp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec
     return replace(spec, mesh={"pp": ranks}, pipeline=pipeline)
 
 
-def cp(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def cp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
     plan = plan_of(spec.shape, params, ranks)
     return replace(spec, mesh={"cp": ranks}, cp_method=plan.method, ulysses=plan.ulysses, each_microbatch=True)
 
 
-def ep_step(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def ep_step(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     """Mixtures of experts inside data parallelism, attention split where asked; one layer's are described alike."""
     spec = StepSpec.of(params, device)
     moe = moe_of(params, spec.shape, ranks)
@@ -117,7 +115,7 @@ def ep_step(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> Ste
     return replace(spec, mesh={"dp": ranks // moe.tp, "tp": moe.tp, **inside}, moe=moe, own_tokens=moe.tp > 1)
 
 
-def mesh(params: Mapping[str, Value], ranks: int, device: str = "cpu") -> StepSpec:
+def mesh(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     given = {**{param.name: param.default for param in MESH}, **params}
     experts = int(given["experts"])
     spec = replace(

@@ -37,8 +37,8 @@ def lay_out_fsdp(
 ) -> Layout:
     """Shard all but ``ignored`` over all ranks; with ``reshard`` it is gathered for each pass, the root's too."""
     mesh, made = make_mesh(world, dp=world.size)
-    begin, prefetch = drawing(world), str(params["prefetch"])
-    shard(model, mesh, begin, reshard=bool(params["reshard"]), prefetch=prefetch, ignored=ignored)
+    prefetch = str(params["prefetch"])
+    shard(model, mesh, drawing(world), reshard=bool(params["reshard"]), prefetch=prefetch, ignored=ignored)
 
     def gradient_sync(last: bool) -> AbstractContextManager[object]:
         if params["no_sync"]:
@@ -49,14 +49,14 @@ def lay_out_fsdp(
         Layout.of(spec, world, model, {"dp": mesh.get_group("dp")}),
         gradient_sync=gradient_sync,
         made_groups=made,
-        notes=what_stays_exposed(world, str(params["prefetch"])),
+        notes=what_stays_exposed(world, prefetch),
     )
 
 
 def lay_out_hsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Shard over the inner axis, replicate over the outer; the root keeps its parameters gathered, as by default."""
     mesh, made = make_mesh(world, replicate=spec.mesh["dp"], shard=spec.mesh["fsdp"])
-    shard(model, mesh, drawing(world), reshard=True, prefetch=str(params["prefetch"]), reshard_root=False)
+    shard(model, mesh, drawing(world), reshard=True, prefetch=str(params["prefetch"]), keeps_root=spec.keeps_root)
     return replace(
         Layout.of(spec, world, model, {name: mesh.get_group(name) for name in ("replicate", "shard")}),
         made_groups=made,
@@ -74,7 +74,7 @@ def shard(
     *,
     reshard: bool,
     prefetch: str,
-    reshard_root: bool | None = None,
+    keeps_root: bool = False,
     ignored: Iterable[nn.Parameter] = (),
 ) -> None:
     """Shard each layer and the rest over a mesh; ``prefetch`` explicit gathers the next layer while one computes.
@@ -87,7 +87,7 @@ def shard(
         begin(layer, f"layers.{i}")
         layers.append(on(layer, reshard_after_forward=reshard))
     begin(model, "")
-    root = on(model, reshard_after_forward=reshard if reshard_root is None else reshard_root)
+    root = on(model, reshard_after_forward=reshard and not keeps_root)
     if prefetch != "explicit":
         return
     # asynchronously, one layer ahead: on a CPU torch does neither itself; on CUDA it would give up FSDP's own streams

@@ -33,12 +33,9 @@ _NOTE = (
 
 
 def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-    lay = _distributed if params["optimizer"] == "distributed" else _zero_redundancy
-    return lay(model, world, spec, float(params["bucket_mb"]))
-
-
-def _zero_redundancy(model: Transformer, world: World, spec: StepSpec, bucket_mb: float) -> Layout:
-    ddp = wrap(model, world, bucket_mb)
+    if params["optimizer"] == "distributed":
+        return _distributed(model, world, spec)
+    ddp = wrap(model, world, float(params["bucket_mb"]))
     optimizer = sharding_optimizer()(
         model.parameters(),
         optimizer_class=optimizer_class(dtype_of(spec), timed=spec.timed),
@@ -49,8 +46,8 @@ def _zero_redundancy(model: Transformer, world: World, spec: StepSpec, bucket_mb
     return replace(layout, notes=(_NOTE,))
 
 
-def _distributed(model: Transformer, world: World, spec: StepSpec, bucket_mb: float) -> Layout:
-    optimizer = DistributedOptimizer(model, world, int(bucket_mb * 2**20), timed=spec.timed)
+def _distributed(model: Transformer, world: World, spec: StepSpec) -> Layout:
+    optimizer = DistributedOptimizer(model, world, spec.bucket_bytes, timed=spec.timed)
     blocking = "exposed on gloo: reduce_scatter, which blocks where it is issued, and the parameters' all_gather"
     return replace(
         Layout.of(spec, world, model, {"dp": world.group}, optimizer=optimizer),

@@ -128,7 +128,7 @@ class EpStep(MixtureStep):
 
     def memory_formula(self) -> dict[str, float]:
         """Return the closed form of model state; that of activations is of even routes alone."""
-        return {**asdict(state_of(self.spec.at(self._world.rank)))}
+        return asdict(state_of(self.spec.at(self._world.rank)))
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Wait for nothing yet: what waits are the experts, which are not there before the model is laid out."""

@@ -1,19 +1,16 @@
 """One mixture of experts without a model around it: the whole layer, or dispatch and combine alone."""
 
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.launch.control_channel import Work
 from bench.plan.params import Value
 from bench.results.details import Mesh
 from bench.world.subject import Description, Explanation
-from bench.world.torch_compat import forget_meshes
 from bench.world.world import World
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.dispatch import Rows, make_plan, start_trip
@@ -23,21 +20,12 @@ from workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameter
 from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, kernel_notes, let_experts_wait
 from workloads.expert_parallel.routes import Routes
 from workloads.model.timed_compute import TimedCompute
-from workloads.model.transformer import fill
-from workloads.step.layout import dtype_of, whole
+from workloads.model.transformer import fill, generator
+from workloads.step.layout import dtype_of, end_groups, whole
 from workloads.step.parity import compare, moved
 from workloads.step.probe import run_probes
 
 Layer = TypeVar("Layer", bound=MoeLayer)
-
-
-def prepare(world: World, **params: Value) -> "LayerStep":
-    return LayerStep(world, params)
-
-
-def prepare_dispatch(world: World, **params: Value) -> "DispatchStep":
-    """Return the step of dispatch and combine alone; scores are taken before it is timed."""
-    return DispatchStep(world, params)
 
 
 class Scope:
@@ -46,7 +34,7 @@ class Scope:
     claim = ""
     backward = True
 
-    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
+    def __init__(self, world: World, **params: Value) -> None:
         self._world, self.spec = world, StepSpec.of(params)
         shape = self.spec.shape
         self.moe = moe_of(params, shape, world.size)
@@ -90,10 +78,7 @@ class Scope:
         return run_probes(self._world, [probe], self.step, begin, budget_seconds)
 
     def close(self) -> None:
-        for group in self._axes.groups.values():
-            dist.destroy_process_group(group)
-        if self._axes.groups:
-            forget_meshes()
+        end_groups(self._axes.groups.values())
 
     def _draw(self) -> None:
         rank = self._world.rank
@@ -103,8 +88,7 @@ class Scope:
 
     def drawn_of(self, what: str, source: int) -> Tensor:
         """Return normal numbers (b, s, h) of a source and this step: its tokens, or the gradients of what comes out."""
-        seed = zlib.crc32(f"{self._world.seed} {what} {self._step_number} {source}".encode())
-        chance = torch.Generator().manual_seed(seed)
+        chance = generator(self._world.seed, f"{what} {self._step_number} {source}")
         size = (self.spec.microbatch, self.spec.shape.sequence, self.spec.shape.hidden)
         return torch.randn(size, generator=chance).to(self._world.device, dtype_of(self.spec))
 
@@ -152,10 +136,10 @@ class LayerStep(Scope):
 
     claim = "ep_layer: one layer, forward and backward; no gradient is summed over copies, and no attention hides it"
 
-    def __init__(self, world: World, params: Mapping[str, Value]) -> None:
+    def __init__(self, world: World, **params: Value) -> None:
         self._waiter = TimedCompute(world.device)
         self._differences: list[str] = []
-        super().__init__(world, params)
+        super().__init__(world, **params)
         if self.spec.timed_seconds is not None:
             around = nn.Module()
             around.layers = nn.ModuleList([self.layer])
@@ -228,7 +212,10 @@ def _gradients_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 class DispatchStep(Scope):
-    """The forward way there and back; experts give back what they get, and nothing has gradients."""
+    """The forward way there and back; experts give back what they get, and nothing has gradients.
+
+    Scores are taken before it is timed.
+    """
 
     claim = "ep_dispatch: forward dispatch and combine alone; no claim about a layer, a step, or what compute hides"
     backward = False
@@ -269,3 +256,6 @@ class Passing(nn.Module):
 
     def forward(self, rows: Rows) -> Tensor:
         return rows.tokens if self._parts == 1 else rows.tokens / self._parts
+
+
+prepare, prepare_dispatch = LayerStep, DispatchStep

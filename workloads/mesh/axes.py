@@ -8,6 +8,7 @@ Each rule is an equation, each refusal the equation with its numbers; ``StepSpec
 which one fixes them.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -16,7 +17,7 @@ from bench.plan.cases import Params
 from bench.plan.groups import INSIDE, parse_mesh
 from bench.plan.params import Param, choice
 from bench.text import UserError, did_you_mean, listed
-from workloads.context_parallel.context_case import indivisible
+from workloads.context_parallel.context_case import ORDER_OF, indivisible
 from workloads.expert_parallel.routing import NAMES as ROUTINGS
 from workloads.expert_parallel.routing import ROUTER
 from workloads.model.shapes import Shape
@@ -30,14 +31,7 @@ Mesh = Mapping[str, int]
 AXES = ("dp", "fsdp", "pp", "cp", "tp", *INSIDE)
 DATA = ("dp", "fsdp", "cp")
 """The axes whose ranks hold the same layers and see other tokens."""
-CP_METHODS = {
-    "ring": "contiguous",
-    "striped": "striped",
-    "zigzag": "zigzag",
-    "allgather_kv": "zigzag",
-    "ulysses": "contiguous",
-}
-"""How queries meet keys of other ranks, and the order in which each deals out tokens."""
+CP_METHODS = {name: order for name, order in ORDER_OF.items() if name not in ("usp", "torch_cp")}
 _MOST_GATHERED_STAGES = 3
 _word = partial(Param, kind="str", optional=True)
 _int = partial(Param, kind="int", optional=True)
@@ -79,10 +73,7 @@ def multiplied(mesh: Mesh) -> dict[str, int]:
 
 def size_of(mesh: Mesh, *axes: str) -> int:
     """Return the product of some axes, 1 for those that a mesh does not have."""
-    size = 1
-    for axis in axes:
-        size *= mesh.get(axis, 1)
-    return size
+    return math.prod(mesh.get(axis, 1) for axis in axes)
 
 
 def coordinate_of(mesh: Mesh, rank: int) -> dict[str, int]:

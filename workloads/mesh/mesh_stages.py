@@ -23,7 +23,6 @@ from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
 from workloads.model.shapes import Shape, num_ffn_matrices
 from workloads.model.timed_compute import TimedLinear
-from workloads.model.transformer import Transformer
 from workloads.pipeline_parallel.stages import Chunk, Recorder
 from workloads.step.layout import group_of_mine, local, make_mesh, nothing
 from workloads.step.parity import count_unfilled
@@ -32,6 +31,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """A microbatch's part of what is to be trained on, of logits and targets."""
 Begin = Callable[[Mapping[int, MoeLayer], int], None]
 """What comes before a stage's pass of a microbatch."""
+Train = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor | None]
+"""What takes the gradients of all microbatches' tokens and targets, and returns the sum of their losses, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +86,8 @@ def tokens_of(spec: StepSpec, coordinate: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(attended[coordinate["tp"] * each :][:each])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stages:
-    """This rank's stages by number. ``train`` takes the gradients of all microbatches, of their tokens and targets.
-
-    It returns the sum of their losses, None where they are not known.
-    """
-
-    chunks: Mapping[int, Chunk]
-    train: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor | None]
-
-
-def one_stage(model: Transformer, loss: Loss, begin: Begin) -> Stages:
-    """Return all layers on this rank: forward and backward of one microbatch after the other."""
-    chunk = Chunk(model, 0, len(model.layers))
+def train_alone(chunk: Chunk, loss: Loss, begin: Begin) -> Train:
+    """Return what trains a rank that has all layers: forward and backward of one microbatch after the other."""
 
     def train(tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         losses = []
@@ -113,7 +102,7 @@ def one_stage(model: Transformer, loss: Loss, begin: Begin) -> Stages:
             losses.append(part.detach())
         return torch.stack(losses).sum()
 
-    return Stages(chunks={0: chunk}, train=train)
+    return train
 
 
 class RoutingRecorder(Recorder):

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bench.plan.params import Value
@@ -18,7 +17,7 @@ from bench.results.details import COMPONENTS
 from bench.results.turns import chosen
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.context_parallel.attention_kernel import Kernel, kernel_for, waiting_kernel
+from workloads.context_parallel.attention_kernel import Kernel, Recorder, kernel_for, waiting_kernel
 from workloads.context_parallel.context_step import attend_by, core_of
 from workloads.costs import strategies
 from workloads.costs.memory import state_of
@@ -30,12 +29,12 @@ from workloads.expert_parallel.routes import Routes
 from workloads.expert_parallel.routing import BALANCED
 from workloads.mesh import mesh_stages
 from workloads.mesh.axes import coordinate_of, expert_groups, expert_parts, groups_along
-from workloads.mesh.mesh_stages import mixtures_in
+from workloads.mesh.mesh_stages import Train, mixtures_in, train_alone
 from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
-from workloads.model.transformer import Transformer, loss_of, materialise
+from workloads.model.transformer import Transformer, cross_entropy, loss_of, materialise
 from workloads.pipeline_parallel import pipeline_probe as probing
 from workloads.pipeline_parallel import stages as pipeline_stages
-from workloads.pipeline_parallel.bubbles import link_latency
+from workloads.pipeline_parallel.bubbles import facts_of, link_latency
 from workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
 from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout, dtype_of
@@ -123,7 +122,7 @@ class MeshBubble:
 
     def summarise(self, told: Sequence[probing.Taken | None]) -> Explanation:
         schedule = self.look.schedule
-        taken, facts = [one for one in told if one is not None], probing.facts_of(schedule)
+        taken, facts = [one for one in told if one is not None], facts_of(schedule)
         in_order = probing.of_order(schedule)
         if not taken:
             return Explanation(metrics=in_order, details=facts.as_details, notes=(probing.SHARED,))
@@ -211,7 +210,7 @@ class HybridStep(MixtureStep):
             world=self._world,
             layout=self.layout,
             at=self.spec.at(self._world.rank),
-            chunks=self._stages.chunks,
+            chunks=self._chunks,
             tokens=len(self._tokens),
             recorder=self._recorder,
             train=self._forward_backward,
@@ -231,15 +230,15 @@ class HybridStep(MixtureStep):
         plan, cp = mesh_stages.plan_of(spec), self.coordinate["cp"]
         core = None
         if "cp" in groups.axes:
-            core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec))
+            core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec), Recorder(world.device))
         attend_by(model, core, torch.tensor(plan.tokens(cp), device=world.device))
         model.places = torch.tensor(self._tokens, device=world.device)
-        self._stages = self._make_stages(model, spec, groups)
+        self._chunks, self._train_chunks = self._make_stages(model, spec, groups)
         if "fsdp" in groups.axes:
-            for chunk in self._stages.chunks.values():
+            for chunk in self._chunks.values():
                 mesh_stages.shard(chunk, groups, mixtures_in(chunk).values(), kept=spec.pipeline is not None)
-        held = Held(self._stages.chunks.values())
-        self._mixtures = {n: one for chunk in self._stages.chunks.values() for n, one in mixtures_in(chunk).items()}
+        held = Held(self._chunks.values())
+        self._mixtures = {n: one for chunk in self._chunks.values() for n, one in mixtures_in(chunk).items()}
         parameters = mesh_stages.by_kind(held, split="tp" in groups.axes)
         self._sums = mesh_stages.Sums(parameters=parameters, groups=groups.axes, shards=spec.size("fsdp"))
         return replace(
@@ -275,30 +274,30 @@ class HybridStep(MixtureStep):
                     mesh_stages.shard(layer, groups, mixtures, kept=pipeline is not None)
             materialise(chunk, self._world.seed, self._world.device)
 
-    def _make_stages(self, model: Transformer, spec: StepSpec, groups: mesh_stages.Groups) -> mesh_stages.Stages:
-        """Return this rank's layers; what is trained on is the loss over all of a gradient's ranks and microbatches."""
+    def _make_stages(
+        self, model: Transformer, spec: StepSpec, groups: mesh_stages.Groups
+    ) -> tuple[Mapping[int, Chunk], Train]:
+        """Return this rank's stages by number, and what trains them on the loss over all of a gradient's ranks."""
         parts = spec.microbatches * spec.size(*_SUMMED)
 
         def loss(logits: Tensor, targets: Tensor) -> Tensor:
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / parts
+            return cross_entropy(logits, targets) / parts
 
         if self.spec.pipeline is None:
-            return mesh_stages.one_stage(model, loss, self._begin)
+            chunk = Chunk(model, 0, len(model.layers))
+            return {0: chunk}, train_alone(chunk, loss, self._begin)
         recorder, group = self._recorder, groups.axes["pp"]
         stages = make_stages(model, spec, self.spec.pipeline, recorder, self._world, group, len(self._tokens))
         recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
         train = make_train(self.spec.pipeline.schedule, stages, recorder, loss)
-        return mesh_stages.Stages(
-            chunks=recorder.chunks,
-            train=lambda tokens, targets: train(torch.cat(tuple(tokens)), torch.cat(tuple(targets))),
-        )
+        return recorder.chunks, lambda tokens, targets: train(torch.cat(tuple(tokens)), torch.cat(tuple(targets)))
 
     def _train(self, microbatches: Sequence[Tensor]) -> Tensor | None:
         """Take gradients of the mean over all data; return this rank's mean loss, None where another rank knows it."""
         given, targets = (
             [tokens[:, [position + shift for position in self._tokens]] for tokens in microbatches] for shift in (0, 1)
         )
-        loss = self._stages.train(given, targets)
+        loss = self._train_chunks(given, targets)
         self._sums.take()
         return None if loss is None else loss * self.spec.size(*_SUMMED)
 

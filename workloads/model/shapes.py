@@ -1,13 +1,13 @@
-"""The sizes of models: named shapes, what may be changed of them, and what follows from them in closed form."""
+"""The sizes of models: named shapes, what may be changed of them, what follows in closed form; widths of elements."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from bench.plan.params import Param, Value, choice
-from bench.text import UserError, parse_duration
+from bench.text import UserError, did_you_mean, listed, parse_duration
 
 Recipe = Literal["gpt", "llama"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -77,9 +77,8 @@ class Shape:
         """Whether they are learned, a table of as many as a sequence has tokens."""
         return self.recipe == "gpt" if self.learned_positions is None else self.learned_positions
 
-    def biased(self, *parts: Bias) -> bool:
-        biases = _BIASES[self.recipe] if self.biases is None else self.biases
-        return any(part in biases for part in parts)
+    def biased(self, part: Bias) -> bool:
+        return part in (_BIASES[self.recipe] if self.biases is None else self.biases)
 
 
 _BIASES: Mapping[Recipe, tuple[Bias, ...]] = {"gpt": ("q", "v", "out", "ffn"), "llama": ()}
@@ -183,3 +182,49 @@ def require_shape(shape: Shape) -> None:
 def num_ffn_matrices(shape: Shape) -> int:
     """Return the matrices of one FFN: up and down, and llama's gate."""
     return 3 if shape.recipe == "llama" else 2
+
+
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+"""Bytes of an element of state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Bytes of an element of each kind of state; of two moments each, of a master copy 0 where there is none."""
+
+    parameters: int
+    gradients: int
+    master: int
+    moments: int
+
+    @property
+    def optimizer(self) -> int:
+        return self.master + 2 * self.moments
+
+    @property
+    def updated(self) -> int:
+        """What AdamW moves for a parameter: it reads and writes both moments and the weight, and reads a gradient.
+
+        Where the weight is a master copy it writes what is computed with as well.
+        """
+        copied = self.parameters if self.master else 0
+        return 2 * (2 * self.moments + (self.master or self.parameters)) + self.gradients + copied
+
+    @staticmethod
+    def parse(text: str, otherwise: "Widths") -> "Widths":
+        """Return what ``moments=bfloat16,master=none`` says; ``UserError`` names what is allowed."""
+        found = {}
+        for part in filter(None, text.split(",")):
+            kind, _, dtype = part.partition("=")
+            kinds = [one.name for one in fields(Widths)]
+            if kind not in kinds:
+                raise UserError(f"--state {part!r}: {kind!r} is not {listed(kinds)}{did_you_mean(kind, kinds)}")
+            dtypes = {**DTYPES, **({"none": 0} if kind == "master" else {})}
+            if dtype not in dtypes:
+                raise UserError(f"--state {part!r}: {dtype!r} is not {listed(dtypes)}{did_you_mean(dtype, dtypes)}")
+            found[kind] = dtypes[dtype]
+        return replace(otherwise, **found)
+
+
+MIXED = Widths(parameters=2, gradients=2, master=4, moments=4)
+SINGLE = Widths(parameters=4, gradients=4, master=0, moments=4)

@@ -113,8 +113,8 @@ class TimedLinear(nn.Linear):
 
     seconds: float
     waiter: TimedCompute
-    fill: float
-    mean_fill: float
+    fill: float = 1.0
+    mean_fill: float = 1.0
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, part of the signature
         """Wait once; backward waits for the input gradient, then for the weight gradient."""
@@ -196,12 +196,11 @@ class _Join(torch.autograd.Function):
         return gradients[0], gradients[0].new_zeros((), dtype=ctx.dtype)
 
 
-def make_timed(model: nn.Module, seconds_per_forward: float, waiter: TimedCompute, fill: float = 1.0) -> None:
+def make_timed(model: nn.Module, seconds_per_forward: float, waiter: TimedCompute) -> None:
     """Replace the arithmetic of ``model.layers`` by waits, T spread evenly over layers, then by weight over Linears.
 
     Attention becomes a sum that keeps shapes and gradients flowing, the head a Linear that neither waits nor
-    multiplies; norms and activations stay. ``fill`` is each microbatch's weight gradient. Call it before weights are
-    sharded, on all the layers that this rank holds.
+    multiplies; norms and activations stay. Call it before weights are sharded, on all the layers that this rank holds.
     """
     layers = list(model.get_submodule("layers").children())
     for layer in layers:
@@ -209,13 +208,13 @@ def make_timed(model: nn.Module, seconds_per_forward: float, waiter: TimedComput
         num_weights = sum(linear.weight.numel() for linear in linears)
         for linear in linears:
             share = linear.weight.numel() / num_weights
-            _time(linear, seconds_per_forward / len(layers) * share, waiter, fill)
+            _time(linear, seconds_per_forward / len(layers) * share, waiter)
         for module in layer.modules():
             if isinstance(module, Attention):
                 module.core, module.rotate = _add_heads, None
     head = getattr(model, "head", None)
     if isinstance(head, nn.Linear):
-        _time(head, 0.0, waiter, fill)
+        _time(head, 0.0, waiter)
 
 
 def fill_distinct_gradients(model: nn.Module, rank: int, data_size: int, divisor: int) -> None:
@@ -254,10 +253,10 @@ def calibrate(seconds_per_forward: float, waiter: TimedCompute, forward: Callabl
     waiter.backward_scale = max(0.0, 2 - median(backwards[1:]) / (2 * seconds_per_forward))
 
 
-def _time(linear: nn.Linear, seconds: float, waiter: TimedCompute, fill: float) -> None:
+def _time(linear: nn.Linear, seconds: float, waiter: TimedCompute) -> None:
     linear.__class__ = TimedLinear  # its name, its parameters and being a Linear stay, for what looks at them
     assert isinstance(linear, TimedLinear)
-    linear.seconds, linear.waiter, linear.fill, linear.mean_fill = seconds, waiter, fill, fill
+    linear.seconds, linear.waiter = seconds, waiter
 
 
 def _add_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

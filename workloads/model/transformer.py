@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from bench.text import UserError
 from bench.world.torch_compat import ATTENTIONS, checkpointed, tree_leaves
-from workloads.model.shapes import CHECKPOINTINGS, Recipe, Shape
+from workloads.model.shapes import CHECKPOINTINGS, Shape
 
 _INIT_DEVIATION = 0.02
 _NORM_EPSILON = 1e-5
@@ -96,9 +96,9 @@ class Layer(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.attention_norm = _norm(shape.recipe, shape.hidden)
+        self.attention_norm = _norm(shape)
         self.attention = Attention(shape)
-        self.ffn_norm = _norm(shape.recipe, shape.hidden)
+        self.ffn_norm = _norm(shape)
         self.ffn = Ffn(shape)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Transformer(nn.Module):
         self.places: Tensor | None = None
         self.positions = nn.Embedding(shape.sequence, shape.hidden) if shape.recipe == "gpt" else None
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm = _norm(shape.recipe, shape.hidden)
+        self.norm = _norm(shape)
         self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -134,8 +134,8 @@ class Transformer(nn.Module):
         return logits
 
 
-def _norm(recipe: Recipe, hidden: int) -> nn.Module:
-    return nn.LayerNorm(hidden, _NORM_EPSILON) if recipe == "gpt" else nn.RMSNorm(hidden, _NORM_EPSILON)
+def _norm(shape: Shape) -> nn.Module:
+    return (nn.LayerNorm if shape.recipe == "gpt" else nn.RMSNorm)(shape.hidden, _NORM_EPSILON)
 
 
 def build(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Transformer:
@@ -183,23 +183,28 @@ def draw_weights(name: str, size: torch.Size, seed: int, device: torch.device) -
     """
     if len(size) == 1:
         return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0, device=device)
-    chance = _generator(seed, name, device)
+    chance = generator(seed, name, device)
     return torch.empty(size, device=device).normal_(0.0, _INIT_DEVIATION, generator=chance)
 
 
 def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
     """Return the tokens of a step, (sequences, s + 1), on the CPU; targets are inputs moved by one."""
-    return torch.randint(shape.vocabulary, (sequences, shape.sequence + 1), generator=_generator(seed, step))
+    return torch.randint(shape.vocabulary, (sequences, shape.sequence + 1), generator=generator(seed, step))
 
 
-def _generator(seed: int, what: object, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(seed: int, what: object, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return what draws numbers that are a function of a seed and of what they are for."""
     return torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {what}".encode()))  # it reads no more than 32 bits
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return the mean cross-entropy of predicting each next token of (b, s + 1)."""
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over tokens, of logits (b, s, vocabulary) and targets (b, s)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")

@@ -7,6 +7,7 @@ from math import inf, isclose
 from statistics import fmean, median
 from typing import TypeVar
 
+from bench.results import details
 from bench.results.details import CAUSES, Action, ActionKind, Cause, Simulated
 from bench.text import UserError
 from workloads.pipeline_parallel import schedules
@@ -103,6 +104,28 @@ def _why_no_form(name: str, p: int, m: int, *, equal: bool) -> str:
 def fraction_of(bubble_seconds: float, microbatches: int, f: float, i: float, w: float) -> float:
     """Return bubble / total of a rank that has ``bubble_seconds`` beside M (F+I+W) of work."""
     return bubble_seconds / (bubble_seconds + microbatches * (f + i + w))
+
+
+def facts_of(schedule: Schedule) -> details.Pipeline:
+    return details.Pipeline(
+        schedule=schedule.name,
+        ranks=schedule.ranks,
+        microbatches=schedule.microbatches,
+        chunks=schedule.chunks,
+        stages_by_rank=tuple(schedule.stages_of(rank) for rank in range(schedule.ranks)),
+    )
+
+
+def rows_of(timeline: Timeline) -> details.Timeline:
+    """Return each rank's actions with their starts and stops in microseconds."""
+    return tuple(
+        tuple(details.Ran(str(ran.action), as_us(ran.start), as_us(ran.stop)) for ran in timeline.of(rank))
+        for rank in range(timeline.ranks)
+    )
+
+
+def as_us(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 def split_idle(measured: Timeline, schedule: Schedule, latency: Latency) -> dict[Cause, float]:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 
 import torch
-import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -25,13 +24,14 @@ from bench.world.world import Clock, World
 from workloads.costs import communication_pattern as pattern
 from workloads.costs.memory import activations_of, layer_equation, state_of
 from workloads.costs.step_spec import Position
+from workloads.model.transformer import cross_entropy
 from workloads.pipeline_parallel import bubbles
-from workloads.pipeline_parallel.bubbles import compare, shares_of
+from workloads.pipeline_parallel.bubbles import as_us, compare, facts_of, rows_of, shares_of
 from workloads.pipeline_parallel.schedules import Schedule, peak_held
-from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline, simulate
+from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline, simulate_even
 from workloads.pipeline_parallel.stages import Chunk, Recorder
 from workloads.step import memory
-from workloads.step.layout import Layout, local
+from workloads.step.layout import Layout
 from workloads.step.probe import Begin, Step, take_turns, timed
 from workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
 
@@ -237,9 +237,8 @@ def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> di
 
 def of_order(schedule: Schedule) -> dict[str, MetricValue]:
     """Return what the order of a schedule's actions tells, however long they take."""
-    bubble = bubbles.bubble_fraction(simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0))
-    in_flight = values({"in_flight": max(_in_flight(schedule))}, "largest over ranks")
-    return {**values({"bubble_fraction_schedule": bubble}), **in_flight}
+    bubble = values({"bubble_fraction_schedule": bubbles.bubble_fraction(simulate_even(schedule))})
+    return bubble | values({"in_flight": max(_in_flight(schedule))}, "largest over ranks")
 
 
 def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, MetricValue]:
@@ -267,38 +266,18 @@ def _in_flight(schedule: Schedule) -> tuple[float, ...]:
     return tuple(peak_held(schedule, rank, lambda stage: 1 / schedule.chunks) for rank in range(schedule.ranks))
 
 
-def facts_of(schedule: Schedule) -> details.Pipeline:
-    return details.Pipeline(
-        schedule=schedule.name,
-        ranks=schedule.ranks,
-        microbatches=schedule.microbatches,
-        chunks=schedule.chunks,
-        stages_by_rank=tuple(schedule.stages_of(rank) for rank in range(schedule.ranks)),
-    )
-
-
 def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency, clock: Clock) -> details.Pipeline:
     """Add the clock of the measured step, it and the predicted one and each gap's cause unless that is too much."""
     middle, doubt = steps.middle, clock.uncertainty_ns / 1e9 + steps.uncertainty_seconds
     facts = replace(facts, clock=clock.method, clock_uncertainty_seconds=doubt)
     if len(middle.ran) > 20_000:
         return facts
-
-    def us(seconds: float) -> int:
-        return round(seconds * 1e6)
-
-    def rows(timeline: Timeline) -> details.Timeline:
-        return tuple(
-            tuple(details.Ran(str(ran.action), us(ran.start), us(ran.stop)) for ran in timeline.of(rank))
-            for rank in range(timeline.ranks)
-        )
-
     shades = bubbles.shade(middle, steps.schedule, latency)
     return replace(
         facts,
-        measured=rows(middle),
-        predicted=rows(bubbles.predicted(middle, steps.schedule)),
-        idle=tuple(details.Idle(rank, us(start), us(stop), cause) for rank, start, stop, cause in shades),
+        measured=rows_of(middle),
+        predicted=rows_of(bubbles.predicted(middle, steps.schedule)),
+        idle=tuple(details.Idle(rank, as_us(start), as_us(stop), cause) for rank, start, stop, cause in shades),
     )
 
 
@@ -316,15 +295,11 @@ def held_by_stages(look: Look, begin: Begin, before: Callable[[Chunk], object] =
 
     Gradients are kept from one step to the next meanwhile, so that they are no part of the measured peak.
     """
-
-    def run() -> None:
-        look.train()
-
     begin()
     look.train()
     held = {name: memory.storage_bytes(tensors) for name, tensors in _state(look.layout).items()}
     begin()
-    measured = {**held, "activations": memory.peak_during(run, look.world.device) or 0}
+    measured = {**held, "activations": memory.peak_during(look.train, look.world.device) or 0}
     closed = {**asdict(state_of(look.at)), "activations": activations_of(look.at)}
     return {"memory": measured, "memory_counted": counted_memory(look, before), "memory_formula": closed}
 
@@ -333,10 +308,7 @@ def counted_memory(look: Look, before: Callable[[Chunk], object] = lambda chunk:
     """Return the bytes of this rank's tensors, and of what the microbatches in flight have saved for backward."""
     spec, saved = look.at.spec, {}
     # state first: the forward passes that are counted leave FSDP's parameters gathered
-    state: dict[str, float] = {
-        name: sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
-        for name, tensors in _state(look.layout).items()
-    }
+    state: dict[str, float] = {name: memory.local_bytes(held) for name, held in _state(look.layout).items()}
     for stage, chunk in look.chunks.items():
         before(chunk)
         saved[stage] = saved_bytes(chunk, (spec.microbatch, look.tokens), spec.shape.hidden)
@@ -353,6 +325,6 @@ def saved_bytes(chunk: Chunk, size: tuple[int, int], hidden: int) -> int:
     with memory.SavedTensors(chunk) as saved:
         output = chunk(tokens if chunk.tokens is not None else between.requires_grad_())
         if chunk.head is not None:
-            output = F.cross_entropy(output.flatten(0, 1), targets.flatten())
+            output = cross_entropy(output, targets)
     chunk.embedded = None
     return saved.num_bytes

@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bench.plan.params import Value
 from bench.world.world import World
 from workloads.costs import strategies
 from workloads.costs.step_spec import StepSpec
-from workloads.model.transformer import Transformer, materialise
+from workloads.model.transformer import Transformer, cross_entropy, materialise
 from workloads.pipeline_parallel import stages
 from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.pipeline_probe import Look, PipelineProbe
 from workloads.pipeline_parallel.schedules import Schedule
-from workloads.pipeline_parallel.simulation import simulate
+from workloads.pipeline_parallel.simulation import simulate_even
 from workloads.step.gate import behind_gate
 from workloads.step.layout import Layout
 from workloads.step.training_step import TrainingStep
@@ -57,12 +56,11 @@ class PipelineStep(TrainingStep):
         self._stages = stages.make_stages(
             model, spec, spec.pipeline, self._recorder, world, group=world.group, tokens=tokens
         )
-        train = stages.make_train(
-            schedule,
-            self._stages,
-            self._recorder,
-            lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / spec.microbatches,
-        )
+
+        def loss(logits: Tensor, targets: Tensor) -> Tensor:
+            return cross_entropy(logits, targets) / spec.microbatches
+
+        train = stages.make_train(schedule, self._stages, self._recorder, loss)
 
         def forward_backward(microbatches: Sequence[Tensor]) -> Tensor | None:
             tokens = torch.cat(tuple(microbatches))
@@ -94,7 +92,7 @@ def notes_of(schedule: Schedule) -> tuple[str, ...]:
             "dualpipe_v: the forward and backward of an overlapped pair run one after the other, each sent as it ends",
         )
     ranks, microbatches = schedule.ranks, schedule.microbatches
-    bubble = bubble_fraction(simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0))
+    bubble = bubble_fraction(simulate_even(schedule))
     if microbatches >= ranks or bubble < 0.5:
         return ()
     few = f"microbatches({microbatches}) < ranks({ranks}) do not fill the pipeline"

@@ -101,6 +101,11 @@ def simulate(
     return Timeline(ran=tuple(ran for row in rows for ran in row), ranks=schedule.ranks)
 
 
+def simulate_even(schedule: Schedule) -> Timeline:
+    """Run it where F = I = W, so that a whole backward takes twice as long as a forward."""
+    return simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0)
+
+
 class _Waiting(NamedTuple):
     rank: int
     action: Action

@@ -64,8 +64,9 @@ def candidates(wanted: Wanted) -> Iterator[StepSpec]:
     What the model's own sizes forbid whatever else is chosen is left out at once: heads over tp, tokens over cp.
     """
     for block in blocks(wanted):
-        for stage in stages(wanted, block):
-            yield from chain(*shards(wanted, stage))
+        for pipeline in pipelines(wanted, block):
+            for stage in dealt_out(pipeline):
+                yield from chain(*shards(wanted, stage))
 
 
 def blocks(wanted: Wanted) -> Iterator[StepSpec]:
@@ -91,16 +92,11 @@ def tokens_and_heads(wanted: Wanted) -> Iterator[tuple[int, int, str]]:
                     yield tp, cp, method
 
 
-def stages(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
-    """Yield the steps of a block with every pipeline and ``ep`` and ``etp``, all data ranks in ``fsdp``."""
-    for pipeline in pipelines(wanted, block):
-        yield from dealt_out(pipeline)
-
-
 def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
     """Yield the steps of a block with every pipeline, all data ranks in ``fsdp``; experts are not dealt out yet."""
     cp, tp = block.size("cp"), block.size("tp")
     ranks, layers = wanted.gpus // cp // tp, block.shape.layers
+    cannot_split = block.checkpointing != "none" or block.moe is not None
     for pp in divisors(ranks):
         if pp > layers:
             break
@@ -113,7 +109,7 @@ def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
         for schedule, chunks in wanted.schedules if pp > 1 else wanted.schedules[:1]:
             if pp == 1:
                 yield replace(step, schedule=schedule, chunks=0)
-            elif wanted.schedule or (pp * chunks <= layers and not _cannot_split(schedule, block)):
+            elif wanted.schedule or (pp * chunks <= layers and not (cannot_split and splits_backward(schedule))):
                 yield replace(step, schedule=schedule, chunks=chunks)  # what is refused only if it was asked for
 
 
@@ -128,14 +124,8 @@ def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
         every = [{**(outer if ep > 1 else mesh), "ep": ep, "etp": etp} for ep, etp in sizes]
         meshes = [each for each in every if not refuse_experts(each, moe.experts)]
     chunks = pipeline.chunks or default_chunks(pipeline.schedule)
-    ways = splits(shape, moe, pp, chunks, pipeline.schedule) if pp > 1 else ("",)
-    for step in map(pipeline.on, meshes):
-        for split in ways:
-            yield replace(step, split=split)
-
-
-def _cannot_split(schedule: str, block: StepSpec) -> bool:
-    return (block.checkpointing != "none" or block.moe is not None) and splits_backward(schedule)
+    for step, split in product(map(pipeline.on, meshes), splits(shape, moe, pp, chunks, pipeline.schedule)):
+        yield replace(step, split=split)
 
 
 def shards(wanted: Wanted, stage: StepSpec) -> tuple[Iterator[StepSpec], Iterator[StepSpec]]:
@@ -167,8 +157,8 @@ def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -
     rank so that the slowest is least slow."""
     num_stages = pp * chunks
     even = [""] * (shape.layers % num_stages == 0)
-    if shape.layers < num_stages:
-        return ("",)  # which is refused
+    if pp == 1 or shape.layers < num_stages:
+        return ("",)  # the latter is refused
     step = StepSpec(shape=shape, moe=moe, mesh={"pp": pp}, schedule=schedule, chunks=chunks)
     rank_of = {stage: rank for rank in range(pp) for stage in step.at_stage(rank).stages}
     last, head = rank_of[num_stages - 1], _head_layers(shape, moe)
@@ -187,7 +177,7 @@ def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -
 
 @lru_cache
 def _head_layers(shape: Shape, moe: Moe | None) -> float:
-    """How many layers' arithmetic the head is."""
+    """Return how many layers' arithmetic the head is."""
     alike = moe and replace(moe, dense_layers=0)
     two = StepSpec(shape=replace(shape, layers=2), moe=alike, mesh={"pp": 2})
     layer, with_head = (stage_flops(two.at_stage(rank)).total for rank in (0, 1))
@@ -202,22 +192,12 @@ def divisors(number: int) -> list[int]:
 
 def limits(wanted: Wanted) -> dict[str, str]:
     """Return the rules that bound an axis whatever else is chosen: by axis, the first size that one refuses."""
-    shape, gpus, found = wanted.step.shape, wanted.gpus, {}
-    experts = wanted.step.moe is not None
-    for tp in divisors(gpus):
-        if reason := refuse_heads(shape, {"tp": tp}, experts=experts):
-            found["tp"] = reason
-            break
-    for cp in divisors(gpus):
-        if reason := refuse_sequence(shape, {"cp": cp}, cp_method=wanted.cp_method or CP_METHODS[0]):
-            found["cp"] = reason
-            break
-    for size in divisors(gpus):
-        if size > shape.layers:
-            found["pp"] = f"layers({shape.layers}) < pp({size})"
-            break
-    for size in divisors(gpus):
-        if wanted.global_batch % size:
-            found["dp"] = f"global batch({wanted.global_batch}) % (dp * fsdp)({size}) != 0"
-            break
-    return found
+    shape, batch, method = wanted.step.shape, wanted.global_batch, wanted.cp_method or CP_METHODS[0]
+    experts, sizes = wanted.step.moe is not None, divisors(wanted.gpus)
+    reasons: dict[str, Iterator[str | None]] = {
+        "tp": (refuse_heads(shape, {"tp": size}, experts=experts) for size in sizes),
+        "cp": (refuse_sequence(shape, {"cp": size}, cp_method=method) for size in sizes),
+        "pp": (f"layers({shape.layers}) < pp({size})" for size in sizes if size > shape.layers),
+        "dp": (f"global batch({batch}) % (dp * fsdp)({size}) != 0" for size in sizes if batch % size),
+    }
+    return {axis: reason for axis, of in reasons.items() if (reason := next(filter(None, of), None))}

@@ -8,6 +8,7 @@ keys, the microbatch for FSDP's gathers and for tokens on their way to experts, 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 
 from bench.results.details import Action
 from workloads.costs.communication_pattern import Call, calls
@@ -254,8 +255,8 @@ def _bubble(spec: StepSpec, work: Sequence[Work], busiest: Work, *, exact: bool)
     if pp == 1:
         return 0.0, "no pipeline"
     of_rank, hop = _of_rank(spec, work), _hop(busiest)
-    forward, backward = (sum(getattr(each, name) for each in of_rank) / pp for name in ("forward", "backward"))
-    sizes, half = {"ranks": pp, "microbatches": spec.microbatches, "chunks": chunks}, backward / 2
+    forward, half = fmean(each.forward for each in of_rank), fmean(each.backward for each in of_rank) / 2
+    sizes = {"ranks": pp, "microbatches": spec.microbatches, "chunks": chunks}
     form = closed_form(spec.schedule, **sizes, f=forward, i=half, w=half)
     if form.makespan_bubble_seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
         waited = _simulated(spec, of_rank, hop).makespan - spec.microbatches * busiest.microbatch

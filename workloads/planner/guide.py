@@ -33,7 +33,7 @@ _LETTERS = (
 _STAGES, _MICROBATCHES = 4, 8
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Strategy:
     """One way to split a step: ``formula`` is of the bytes that ``axes`` send, ``measured`` the case that takes it."""
 
@@ -95,49 +95,41 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
     """Return those that the model allows, on all ranks or on as many of a node as its sizes divide among."""
     node = min(gpus_per_node, ranks)
     whole, dp = step.on({"fsdp": ranks}), step.on({"dp": ranks})
+    zero1, zero2 = replace(dp, zero1="reduce_scatter"), replace(whole, reshard=False)
     halves = step.on({"dp": ranks // node, "fsdp": node})
     tensor = _widest(step, "tp", node)
+    plain = replace(tensor, sequence_parallel=False)
     pipeline = _widest(replace(step, microbatches=4 * node, schedule="1f1b"), "pp", node)
     pipeline = replace(pipeline, microbatches=4 * pipeline.size("pp"))
     dense = step.moe and step.moe.dense_layers
     layers = "4 (L + D)" if dense else "4 L" if step.moe else "8 L"
     sums, gathers = "2 Psi e r", "3 Psi e r"
     hybrid, pairs = "(3 (f - 1) + 2 r) Psi e / f", "2 M b s h e" if pipeline.size("pp") > 2 else "M b s h e"
-    found: list[Strategy] = []
-
-    def row(
-        name: str, splits: str, link: str, formula: str, axes: str, spec: StepSpec, measured: str, **params: object
-    ) -> None:
-        if spec.world > 1 and not spec.refusal():
-            told = {"name": name, "splits": splits, "link": link, "formula": formula, "axes": axes}
-            found.append(Strategy(**told, spec=spec, measured=measured, params=params))
-
-    row("DDP", "the batch", _SELDOM, sums, "dp edp", dp, "ddp")
-    row("ZeRO-1", "optimizer", _SELDOM, sums, "dp edp", replace(dp, zero1="reduce_scatter"), "zero1",
-        optimizer="distributed")  # fmt: skip
-    row("ZeRO-2", "+ gradients", _EVERY, sums, "fsdp", replace(whole, reshard=False), "fsdp", reshard=False)
-    row("ZeRO-3, FSDP", "+ parameters", _EVERY, gathers, "fsdp", whole, "fsdp", reshard=True)
-    row("HSDP", "state in a node", "node, sums across", hybrid, "fsdp dp edp", halves, "hsdp")
-    row("TP", "matrices", _TENSOR, f"{layers} b s h e r", "tp", replace(tensor, sequence_parallel=False), "tp")
-    row("TP + SP", "matrices, tokens", _TENSOR, f"(({layers} + 4) b s h + 2 W) e r", "tp", tensor, "tp_sp")
-    row("PP", "layers", "across; little", pairs, "pp", pipeline, "pp", schedule="1f1b")
+    found = [
+        Strategy("DDP", "the batch", _SELDOM, sums, "dp edp", dp, "ddp"),
+        Strategy("ZeRO-1", "optimizer", _SELDOM, sums, "dp edp", zero1, "zero1", {"optimizer": "distributed"}),
+        Strategy("ZeRO-2", "+ gradients", _EVERY, sums, "fsdp", zero2, "fsdp", {"reshard": False}),
+        Strategy("ZeRO-3, FSDP", "+ parameters", _EVERY, gathers, "fsdp", whole, "fsdp", {"reshard": True}),
+        Strategy("HSDP", "state in a node", "node, sums across", hybrid, "fsdp dp edp", halves, "hsdp"),
+        Strategy("TP", "matrices", _TENSOR, f"{layers} b s h e r", "tp", plain, "tp"),
+        Strategy("TP + SP", "matrices, tokens", _TENSOR, f"(({layers} + 4) b s h + 2 W) e r", "tp", tensor, "tp_sp"),
+        Strategy("PP", "layers", "across; little", pairs, "pp", pipeline, "pp", {"schedule": "1f1b"}),
+    ]
     for method, (formula, link) in _CONTEXT.items():
         spec = _widest(replace(step, cp_method=method), "cp", node)
-        row(f"CP, {method}", "sequences", link, formula, "cp", spec, "cp", method=method)
+        found.append(Strategy(f"CP, {method}", "sequences", link, formula, "cp", spec, "cp", {"method": method}))
     if step.moe:
         dealt = max(size for size in range(1, node + 1) if node % size == step.moe.experts % size == 0)
         formula, spec = f"4 {'(L - D)' if dense else 'L'} b s top_k h e r", step.on({"dp": dealt, "ep": dealt})
-        row("EP", "experts", "in a node; exposed", formula, "ep", spec, "ep_step")
-    return found
+        found.append(Strategy("EP", "experts", "in a node; exposed", formula, "ep", spec, "ep_step"))
+    return [one for one in found if one.spec.world > 1 and not one.spec.refusal()]
 
 
 def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
     """Return it on the most ranks of a node that the rules allow on an axis."""
-    sizes = [size for size in range(node, 0, -1) if node % size == 0]
-    cut = {
-        size: splits(step.shape, step.moe, size, 1, "1f1b")[0] if axis == "pp" and size > 1 else "" for size in sizes
-    }
-    return next(spec for size in sizes if not (spec := replace(step.on({axis: size}), split=cut[size])).refusal())
+    sized = (step.on({axis: size}) for size in range(node, 0, -1) if node % size == 0)
+    cut = (replace(spec, split=splits(spec.shape, spec.moe, spec.size("pp"), 1, "1f1b")[0]) for spec in sized)
+    return next(spec for spec in cut if not spec.refusal())
 
 
 def guide(
@@ -149,7 +141,6 @@ def guide(
     notes: Sequence[str] = (),
 ) -> Document:
     """Return the table of strategies and the figures of regimes for a model on so many GPUs."""
-    assumed = assumptions(hardware, step.element_bytes, notes).split("\n  ")[1:]
     known = strategies(step, gpus, hardware.gpus_per_node)
     parameters = num_parameters(step.shape, step.moe)
     heading = (
@@ -157,7 +148,7 @@ def guide(
         f"sequence {step.shape.sequence}; {gpus} GPUs ({hardware.name}), {hardware.gpus_per_node} a node"
     )
     first = Part(id="strategies", title="Strategies", tables=[_strategies(known, against)], notes=[])
-    told = [f"Assumed: {one}." for one in assumed]
+    told = [f"Assumed: {one}." for one in assumptions(hardware, step.element_bytes, notes)]
     second = Part(id="regimes", title="Regimes", tables=regimes(step, gpus, hardware, seconds), notes=told)
     sayings = Part(id="sayings", title="Loose sayings", tables=[_sayings(known, step, parameters)])
     return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, parts=[first, second, sayings])

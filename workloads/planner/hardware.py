@@ -20,8 +20,8 @@ from workloads.step.peaks import datasheet_peak
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
 """Bytes, or operations; of a machine's, each in a second."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Some = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1000)]
+PositiveShare = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
+Latency = Annotated[float, msgspec.Meta(ge=0, le=1000)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
 OVERLAP = dict.fromkeys(("dp", "edp", "fsdp", "cp"), 0.9)
@@ -37,11 +37,11 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fill, the rest is the runtime's. ``overlap`` is by axis; one that is not there is exposed.
     """
 
-    gemm: Some = 0.55
-    links_inside: Some = 0.80
-    links_across: Some = 0.80
-    memory_rate: Some = 0.80
-    memory: Some = 0.92
+    gemm: PositiveShare = 0.55
+    links_inside: PositiveShare = 0.80
+    links_across: PositiveShare = 0.80
+    memory_rate: PositiveShare = 0.80
+    memory: PositiveShare = 0.92
     overlap: dict[str, Share] = msgspec.field(default_factory=lambda: OVERLAP.copy())
 
     def __post_init__(self) -> None:
@@ -64,16 +64,16 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     source: str
     flops_per_second: Rate
-    float32_share: Some = 0.5
+    float32_share: PositiveShare = 0.5
     memory_bytes: Rate
     memory_bytes_per_second: Rate
     gpus_per_node: Ranks = 8
     inside_bytes_per_second: Rate
     across_bytes_per_second: Rate
     rails: Number = 0
-    launch_seconds: Seconds = 8e-6
-    inside_hop_seconds: Seconds = 2e-6
-    across_hop_seconds: Seconds = 6e-6
+    launch_seconds: Latency = 8e-6
+    inside_hop_seconds: Latency = 2e-6
+    across_hop_seconds: Latency = 6e-6
     nodes_per_pod: Number = 0
     oversubscription: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 1.0
     watts: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0

@@ -1,23 +1,11 @@
 """What is lacking where no step fits or follows its rules, and the fewest GPUs that would do."""
 
 from dataclasses import replace
-from itertools import chain
 
 from bench.text import UserError
-from workloads.costs.memory import (
-    memory_of,
-)
+from workloads.costs.memory import memory_of
 from workloads.mesh.axes import refuse_heads, refuse_sequence
-from workloads.planner.candidates import (
-    CP_METHODS,
-    SCHEDULES,
-    Wanted,
-    blocks,
-    divisors,
-    shards,
-    stages,
-    tokens_and_heads,
-)
+from workloads.planner.candidates import CP_METHODS, SCHEDULES, Wanted, candidates, divisors, tokens_and_heads
 from workloads.planner.dry_run import DryRun
 from workloads.planner.hardware import Hardware
 from workloads.planner.rationale import chosen_of, state_bytes_of
@@ -93,9 +81,7 @@ def _could_fit(wanted: Wanted, hardware: Hardware) -> bool:
     least = replace(wanted, microbatch=wanted.microbatch or 1, schedule=wanted.schedule or SCHEDULES[0][0])
     return any(
         not spec.refusal() and all(memory_of(at).total <= hardware.usable_bytes for at in spec.positions)
-        for block in blocks(least)
-        for stage in stages(least, block)
-        for spec in chain(*shards(least, stage))
+        for spec in candidates(least)
         if spec.zero < 2 or spec.size("dp") == 1
     )
 

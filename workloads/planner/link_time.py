@@ -136,9 +136,10 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
         time = record.metrics.get("time")
         group = str(record.case.params.get("group", "world")) if grouped else "world"
         world = record.world
-        ranks = {"world": world.size, "node": world.size // world.nodes, "across": world.nodes}.get(group, 1)
+        on_node = world.size // max(1, world.nodes)
+        ranks = {"world": world.size, "node": on_node, "across": world.nodes}.get(group, 1)
         if _is_plain(record, grouped) and time is not None and time.value and ranks > 1:
-            inside = ranks <= world.size // world.nodes and group != "across" if grouped else None
+            inside = ranks <= on_node and group != "across" if grouped else None
             by_size = times.setdefault((op, ranks, inside), {})
             by_size.setdefault(_size_of(record), []).append(time.value)
     found = []
@@ -218,7 +219,7 @@ def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, .
     return tuple(dict.fromkeys(notes))
 
 
-def _number(told: object) -> float:
+def positive(told: object) -> float:
     """Return a positive number of a file, 0 where there is none."""
     return float(told) if isinstance(told, int | float) and 0 < told < 1e30 else 0.0
 
@@ -230,11 +231,11 @@ def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]
     world = max((record.world for record in run.records), key=lambda each: each.size)
     told: dict[str, float] = {"gpus_per_node": max(1, world.size // max(1, world.nodes))}
     peaks = [peak for record in run.records if isinstance(peak := record.details.get("peak"), dict)]
-    rates_of = [_number(peak.get("flops_per_second")) for peak in peaks]
+    rates_of = [positive(peak.get("flops_per_second")) for peak in peaks]
     if flops := [rate for rate in rates_of if rate]:
         told |= {"flops_per_second": max(flops), "float32_share": 1.0}
     host = (run.info.environment or {}).get("host")
-    if world.device == "cpu" and isinstance(host, dict) and (memory := _number(host.get("memory_bytes"))):
+    if world.device == "cpu" and isinstance(host, dict) and (memory := positive(host.get("memory_bytes"))):
         told["memory_bytes"] = memory / told["gpus_per_node"]
     copies = [one for one in run.records if one.case.name == "memory.copy" and one.status == "ok"]
     rates = [one.metrics["algbw"].value for one in copies if "algbw" in one.metrics]

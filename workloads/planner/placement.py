@@ -1,10 +1,10 @@
 """Where the ranks of a group sit: how many, and how many of them on one node. Pure.
 
 Ranks are counted with the innermost axis fastest, and rank r is on node r // ``gpus_per_node``. Of an axis' groups the
-one that reaches most nodes tells, for all of them wait for it. Nodes may stand
-in pods, above which links are fewer. ``ep`` takes blocks of neighbours in the order of dp,
-fsdp and cp, whatever the order of the mesh, as ``workloads.mesh.axes`` deals them out: a rank's number there reads
-(dp, fsdp, cp, ep), of dp, fsdp and cp what ``ep`` leaves.
+one that reaches most nodes tells, for all of them wait for it. Nodes may stand in pods, above which links are fewer.
+``ep`` takes blocks of neighbours in the order of dp, fsdp and cp, whatever the order of the mesh, as
+``workloads.mesh.axes`` deals them out: a rank's number there reads (dp, fsdp, cp, ep), of dp, fsdp and cp what ``ep``
+leaves.
 """
 
 import math

@@ -11,9 +11,9 @@ from bench.plan.groups import parse_mesh
 from bench.results.document import Document
 from bench.results.runs import load_run
 from bench.text import UserError, did_you_mean, listed
-from workloads.costs.step_spec import StepSpec, Widths
+from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import CP_METHODS
-from workloads.model.shapes import PRECISIONS
+from workloads.model.shapes import PRECISIONS, Widths
 from workloads.pipeline_parallel.schedules import default_chunks
 from workloads.planner.budget import Budget, parse_tokens
 from workloads.planner.candidates import Wanted
@@ -21,7 +21,7 @@ from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware, hardware_of
 from workloads.planner.lacking import lack_of, require_found
 from workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
-from workloads.planner.measured.calibration import calibrated, curves_by_kind
+from workloads.planner.measured.calibration import calibrated
 from workloads.planner.measured.published import ASSUMED, published
 from workloads.planner.models import find_model, model_of
 from workloads.planner.report import render
@@ -78,6 +78,10 @@ class Answer(NamedTuple):
 
 def answer(given: Given) -> Answer:
     """Return the answer; ``UserError`` where the question has none."""
+    if given.output and (given.published or given.validate):
+        raise UserError(
+            "-o goes with a mesh, a search or --guide: what --published and --validate tell is text or JSON"
+        )
     if given.published:
         told = published()
         line = {"kind": "published", "claims": told, "assumed": ASSUMED}
@@ -114,7 +118,7 @@ def machine_of(given: Given) -> Machine:
         seconds = by_curves(curves_of(run))
     elif runs and not given.hardware:
         base, notes = hardware_of_run(runs[0], base)
-        curves = curves_by_kind(runs)
+        curves = [curve for run in runs for curve in curves_of(run, grouped=True)]
         seconds = by_curves(curves, roughly=True) if curves else None
         if not curves:
             base = msgspec.structs.replace(base, links_from="")

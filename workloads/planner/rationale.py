@@ -2,9 +2,7 @@
 
 from itertools import groupby
 
-from workloads.costs.memory import (
-    state_bytes,
-)
+from workloads.costs.memory import state_bytes
 from workloads.costs.parameter_table import num_parameters
 from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import multiplied
@@ -62,10 +60,6 @@ def _order(spec: StepSpec) -> str:
     return ",".join(name for name, size in multiplied(spec.mesh).items() if size > 1)
 
 
-def _order_words(run: DryRun, seconds: float) -> str:
-    return f"{_order(run.spec)}, {run.seconds / seconds - 1:+.1%}"
-
-
 def rationale(found: Found) -> list[str]:
     """Return why the best mesh is the best: what fits, each axis in the order of choosing, a simpler mesh, what binds.
 
@@ -94,7 +88,8 @@ def rationale(found: Found) -> list[str]:
             instead = f"without it the fastest is {other.spec.mesh_text}, {other.seconds / seconds - 1:+.1%}"
         lines.append(f"{name}={spec.mesh[name]} {PURPOSES[name]}, {axes[name].where}: {cost}; {instead}")
     if len(found.orders) > 1:
-        first, slowest = (_order_words(run, seconds) for run in (found.orders[1], found.orders[-1]))
+        others = (found.orders[1], found.orders[-1])
+        first, slowest = (f"{_order(run.spec)}, {run.seconds / seconds - 1:+.1%}" for run in others)
         lines.append(f"order {_order(spec)}: another is {first}, the worst {slowest}")
     num_axes = len(spec.mesh_text.split(","))
     simpler = next((run for run in found.best if len(run.spec.mesh_text.split(",")) < num_axes), None)

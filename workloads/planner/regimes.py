@@ -12,7 +12,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import CHECKPOINTINGS
 from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import Timeline, simulate
+from workloads.pipeline_parallel.simulation import Timeline, simulate_even
 from workloads.planner.candidates import divisors, splits
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import Hardware
@@ -87,8 +87,7 @@ def bubble(schedule: str, ranks: int, microbatches: int) -> float | None:
 
 def simulated(schedule: str, ranks: int, microbatches: int) -> Timeline:
     """Return a schedule at F = I = W."""
-    made = make_schedule(schedule, ranks=ranks, microbatches=microbatches)
-    return simulate(made, lambda action: 2.0 if action.kind == "B" else 1.0)
+    return simulate_even(make_schedule(schedule, ranks=ranks, microbatches=microbatches))
 
 
 def _bubbles(pairs: Mapping[int, tuple[int, int]]) -> dict[str, dict[int, float]]:
@@ -164,6 +163,7 @@ def state_by_ranks(step: StepSpec, hardware: Hardware) -> Table:
 def batch(step: StepSpec, gpus: int, hardware: Hardware, seconds: Seconds | None = None) -> Table:
     """Return what a step computes and what its data parallelism sends, by the tokens of a GPU."""
     lines: dict[str, dict[int, float]] = {}
+    compute: dict[int, float] = {}
     for tokens in (2**i for i in range(8, 18)):
         length = min(tokens, step.shape.sequence)
         sized = replace(step, shape=replace(step.shape, sequence=length), microbatch=tokens // length)
@@ -171,14 +171,12 @@ def batch(step: StepSpec, gpus: int, hardware: Hardware, seconds: Seconds | None
         for name in ("DDP", "ZeRO-3"):
             run = dry_run(specs[name], hardware, seconds=seconds)
             lines.setdefault(f"{name} sends", {})[tokens] = sum(axis.seconds for axis in run.axes)
-        lines.setdefault("compute", {})[tokens] = run.compute_seconds
-    crossing = {name: _crossing(line, lines["compute"]) for name, line in lines.items() if name != "compute"}
-    told = [
-        f"{name} for less time than it computes from {tokens:,} tokens a GPU on."
-        if tokens
-        else f"{name} for longer than it computes at every batch."
-        for name, tokens in crossing.items()
-    ]
+        compute[tokens] = run.compute_seconds
+    told = []
+    for name, line in lines.items():
+        least = next((tokens for tokens, sent in line.items() if sent < compute[tokens]), None)
+        shorter = f"less time than it computes from {least:,} tokens a GPU on" if least else ""
+        told.append(f"{name} for {shorter or 'longer than it computes at every batch'}.")
     return _table(
         "batch",
         "Communication and compute against tokens a GPU",
@@ -186,20 +184,17 @@ def batch(step: StepSpec, gpus: int, hardware: Hardware, seconds: Seconds | None
         "of a step",
         "tokens a GPU",
         Column(title="time", unit="s"),
-        lines,
+        {**lines, "compute": compute},
         ["DDP sums buckets of 25 MiB, each with its latency; ZeRO-3 gathers a layer at a time.", *told],
         is_log=True,
     )
-
-
-def _crossing(line: Mapping[int, float], compute: Mapping[int, float]) -> int | None:
-    return next((place for place, seconds in line.items() if seconds < compute[place]), None)
 
 
 def largest(step: StepSpec, hardware: Hardware) -> Table:
     """Return the parameters whose state a GPU's memory holds, without activations."""
     whole = state_bytes(1.0, step.widths)
     tensor = hardware.gpus_per_node
+    split = tensor * 8
     lines: dict[str, dict[int, float]] = {}
     gpus = tensor
     while gpus <= _MOST_GPUS:
@@ -208,14 +203,13 @@ def largest(step: StepSpec, hardware: Hardware) -> Table:
             "ZeRO-1": whole.parameters + whole.gradients + whole.optimizer / gpus,
             "ZeRO-2": whole.parameters + (whole.gradients + whole.optimizer) / gpus,
             f"TP {tensor} x DDP": whole.state / tensor,
-            f"TP {tensor} x PP 8 x ZeRO-1": _model_parallel(
-                whole.parameters + whole.gradients, whole.optimizer, tensor * 8, gpus
-            ),
             "ZeRO-3, or TP x PP": whole.state / gpus,
         }
+        if gpus >= split:  # the optimizer over what data ranks there are
+            held = whole.parameters + whole.gradients + whole.optimizer * split / gpus
+            each[f"TP {tensor} x PP 8 x ZeRO-1"] = held / split
         for name, held in each.items():
-            if held:
-                lines.setdefault(name, {})[gpus] = hardware.usable_bytes / held / _GIGA
+            lines.setdefault(name, {})[gpus] = hardware.usable_bytes / held / _GIGA
         gpus *= 2
     return _table(
         "largest",
@@ -228,11 +222,6 @@ def largest(step: StepSpec, hardware: Hardware) -> Table:
         [f"{whole.state:g} bytes a parameter: {whole.parameters:g} + {whole.gradients:g} + {whole.optimizer:g}."],
         is_log=True,
     )
-
-
-def _model_parallel(kept: float, sharded: float, split: int, gpus: int) -> float:
-    """Return bytes a parameter where layers are split, and the optimizer over what data ranks there are; 0 for none."""
-    return 0.0 if gpus < split else (kept + sharded * split / gpus) / split
 
 
 def grid(step: StepSpec, gpus: int, hardware: Hardware, seconds: Seconds | None = None) -> Table:
@@ -278,7 +267,7 @@ def _square(
     data, moe = gpus // (inner["pp"] * inner["tp"]), step.moe
     if not data:
         return None
-    split = splits(step.shape, moe, inner["pp"], 1, "1f1b")[0] if inner["pp"] > 1 else ""
+    split = splits(step.shape, moe, inner["pp"], 1, "1f1b")[0]
     spec = replace(step.on({"dp": data, **inner}), zero1="reduce_scatter" if data > 1 else "", split=split)
     try:
         spec = spec.with_batch(global_batch)

@@ -15,23 +15,11 @@ from typing import Literal
 from bench.plan.groups import INSIDE
 from bench.text import UserError
 from workloads.costs.communication_pattern import calls
-from workloads.costs.memory import (
-    activations_of,
-    buffers_equation,
-    memory_of,
-    state_of,
-    updated_elements,
-)
+from workloads.costs.memory import activations_of, buffers_equation, memory_of, state_of, updated_elements
 from workloads.costs.step_spec import StageKind, StepSpec
 from workloads.mesh.axes import multiplied
 from workloads.pipeline_parallel.bubbles import closed_form
-from workloads.planner.candidates import (
-    Wanted,
-    blocks,
-    dealt_out,
-    pipelines,
-    shards,
-)
+from workloads.planner.candidates import Wanted, blocks, dealt_out, pipelines, shards
 from workloads.planner.dry_run import SHARDING, DryRun, Work, dry_run, held_by, placed, work_of
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds, by_hardware
@@ -177,8 +165,8 @@ class _Kept:
 
     def price(self, bound: float, stage: StepSpec) -> None:
         """Take the ways to shard a stage's state, of each kind what holds least first, as far as they could matter."""
-        key = (*stage.mesh.items(), stage.schedule, stage.chunks, stage.split, stage.cp_method)
-        key += (stage.checkpointing_text,)
+        how = (stage.schedule, stage.chunks, stage.split, stage.cp_method, stage.checkpointing_text)
+        key = (*stage.mesh.items(), *how)
         if stage.shape.layers < stage.size("pp") * stage.stages_per_rank:
             self._refuse(stage, stage.refusal() or "")
             return

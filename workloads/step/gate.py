@@ -3,12 +3,13 @@
 What decides is arithmetic: what ``check_memory`` says of a rank, and the memory that is free before the step is made.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
 from bench.machine.machine import available_memory_bytes
+from bench.plan.cases import Params
 from bench.plan.params import Value
 from bench.world.world import World
 from workloads.costs.check_memory import ROOM, check_memory
@@ -18,7 +19,6 @@ from workloads.model.shapes import SAMPLED, WHOLE
 from workloads.step.training_step import LayOut, TrainingStep
 
 Step = TypeVar("Step", bound=TrainingStep)
-Params = Mapping[str, Value]
 _HEAD_SIZE, _TOKENS, _VOCABULARY = 16, 64, 512
 
 
@@ -40,7 +40,7 @@ def gated(make: Callable[[World, Params], Step], world: World, params: Params, s
     spec = strategy(params, world.size, world.device.type)
     check = str(params.get("check", "auto"))
     if check == "auto":
-        fits = spec.timed or not spec.mesh or check_memory(spec.at(world.rank)).whole <= ROOM * free_bytes(world)
+        fits = spec.timed or check_memory(spec.at(world.rank)).whole <= ROOM * free_bytes(world)
         check = WHOLE if all(world.gather(fits)) else SAMPLED
     given = {**params, "check": check}
     if check == WHOLE or spec.timed:

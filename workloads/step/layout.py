@@ -1,6 +1,6 @@
 """What a parallelism makes of the model: what its file gives, and all that a training step needs of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -103,11 +103,7 @@ class Layout:
         return loss_of(self.module, tokens) if self.loss is None else self.loss(tokens)
 
     def close(self) -> None:
-        for group in self.made_groups:
-            dist.destroy_process_group(group)
-        if self.made_groups:
-            # to DTensor, meshes of the same ranks and names are one: a later layout would be given the groups of this
-            forget_meshes()
+        end_groups(self.made_groups)
 
 
 def dtype_of(spec: StepSpec) -> torch.dtype:
@@ -125,6 +121,14 @@ def group_of_mine(world: World, partition: Sequence[Sequence[int]]) -> dist.Proc
     """Make the group of each part of all ranks, as each rank must, and return this rank's."""
     made: list[dist.ProcessGroup] = [dist.new_group(list(ranks)) for ranks in partition]
     return next(group for ranks, group in zip(partition, made, strict=True) if world.global_rank in ranks)
+
+
+def end_groups(groups: Collection[dist.ProcessGroup]) -> None:
+    for group in groups:
+        dist.destroy_process_group(group)
+    if groups:
+        # to DTensor, meshes of the same ranks and names are one: a later layout would be given the groups of this
+        forget_meshes()
 
 
 def whole(tensor: Tensor) -> Tensor:

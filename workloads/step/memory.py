@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -54,7 +55,7 @@ class Memory:
         with SavedTensors(model) as saved:
             loss = self.forward()
         between = list(model.parameters())
-        parameters = (storage_bytes(between), _size(between))
+        parameters = (storage_bytes(between), local_bytes(between))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.zero_grad()
         begin()
@@ -73,7 +74,7 @@ class Memory:
         counted = {"parameters": parameters[1], "activations": saved.num_bytes}
         return {
             "memory": measured | {name: storage_bytes(of) for name, of in tensors.items()},
-            "memory_counted": counted | {name: _size(of) for name, of in tensors.items()},
+            "memory_counted": counted | {name: local_bytes(of) for name, of in tensors.items()},
         }
 
     def summarise(self, told: Sequence[BySource]) -> Explanation:
@@ -152,7 +153,7 @@ def largest_of(told: Sequence[BySource], how: Mapping[str, str]) -> dict[str, Me
     return metrics
 
 
-def _size(tensors: Sequence[Tensor]) -> int:
+def local_bytes(tensors: Sequence[Tensor]) -> int:
     """Return the bytes of the elements on this rank, whatever storages hold them."""
     return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors)
 
@@ -178,17 +179,16 @@ def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 class SavedTensors:
-    """A context around a forward pass that counts what is saved for backward, without the parameters themselves.
+    """A context around a forward pass that counts what is saved for backward, without the module's own parameters.
 
-    What selective checkpointing keeps is in torch's own caches, and counts as well.
-    ``exclude`` is parameters, or the module that has them, which is asked again at the end: FSDP swaps gathered
-    parameters in. ``num_bytes`` is known after the context: what was saved and freed meanwhile, as FSDP frees gathered
-    parameters, counts nothing. Backward belongs outside: the context keeps what it saw alive.
+    These are asked for again at the end: FSDP swaps gathered parameters in. What selective checkpointing keeps is in
+    torch's own caches, and counts as well. ``num_bytes`` is known after the context: what was saved and freed
+    meanwhile, as FSDP frees gathered parameters, counts nothing. Backward belongs outside: the context keeps what it
+    saw alive.
     """
 
-    def __init__(self, exclude: nn.Module | Iterable[Tensor] = ()) -> None:
-        self._exclude = exclude
-        self._excluded = list(exclude.parameters() if isinstance(exclude, nn.Module) else exclude)
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._excluded = module, list(module.parameters())
         self._kept: list[Tensor] = []  # not by address yet: what FSDP frees, later tensors take the place of
         self._hooks = saved_tensors_hooks(self._note, lambda saved: saved)
         self._num_bytes: int | None = None
@@ -211,9 +211,7 @@ class SavedTensors:
         watchers.pop()
         for kept in kept_in(self._caches):
             self._note(kept)
-        if isinstance(self._exclude, nn.Module):
-            self._excluded.extend(self._exclude.parameters())
-        left_out = _storages(self._excluded)
+        left_out = _storages([*self._excluded, *self._module.parameters()])
         self._num_bytes = sum(size for key, size in _storages(self._kept).items() if key not in left_out)
         for seen in (self._kept, self._excluded, self._caches):
             seen.clear()
@@ -240,16 +238,7 @@ def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
         return None
     with profiling(device, memory=True) as profiler:
         step()
-    return peak_of(allocations(profiler))
-
-
-def peak_of(changes: Iterable[int]) -> int:
-    """Return the highest point, at least 0, of the running sum of allocations (positive) and frees (negative)."""
-    held = peak = 0
-    for change in changes:
-        held += change
-        peak = max(peak, held)
-    return peak
+    return max(accumulate(allocations(profiler), initial=0))
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, int], int]:

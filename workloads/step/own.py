@@ -5,7 +5,7 @@ mesh's dimension), else by its size and the distance of its ranks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class Groups:
     """The process groups of a step, by name."""
 
     axes: Mapping[str, dist.ProcessGroup]
-    holds_stage_only: bool = False
+    holds_stage_only: bool
 
 
 class OwnStep:
@@ -55,10 +55,10 @@ class OwnStep:
         begin()
         with Found() as found:
             self._subject.step()
-        groups = Groups(dict(sorted(found.groups.items())))
         # ranks of a pipeline make calls of their own, of which one rank's tell nothing of another's
-        made = [(call.axis, call.op, call.num_bytes) for call in found.calls]
-        groups = replace(groups, holds_stage_only=len(set(map(tuple, self._world.gather(made)))) > 1)
+        made = tuple((call.axis, call.op, call.num_bytes) for call in found.calls)
+        differ = len(set(self._world.gather(made))) > 1
+        groups = Groups(dict(sorted(found.groups.items())), holds_stage_only=differ)
         dtype = getattr(self._subject, "dtype", torch.float32)
         probes = (
             Taken(self._world, dtype), SentBytes(groups, {}), Overlap(self._world, groups), OverTime(self._world.device)
@@ -93,12 +93,12 @@ def name_of(group: dist.ProcessGroup) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """One rank's: bytes at the peak above those at the step's start, bytes at its start, FLOPs, seconds of a step."""
+    """One rank's: bytes at the peak above those at the step's start, bytes at its start, FLOPs, seconds of steps."""
 
     peak_bytes: int | None
     kept_bytes: int | None
     flops: int
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float]
 
 
 class Taken:

@@ -11,7 +11,6 @@ moved by a last bit each time.
 """
 
 import math
-import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,7 +23,7 @@ from bench.world.world import World
 from workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from workloads.model.shapes import Shape
 from workloads.model.timed_compute import TimedLinear
-from workloads.model.transformer import loss_of, materialise, outline, plain_name
+from workloads.model.transformer import generator, loss_of, materialise, outline, plain_name
 from workloads.step.layout import Layout, whole
 
 RELATIVE_TOLERANCE = 1e-4
@@ -264,7 +263,7 @@ def compare(
     truth = expected
     if narrow is None:
         compared = list(compare_elements(found, expected))
-        if not anyone(_any_wrong(compared)):
+        if not anyone(any(one.wrong for one in compared)):
             return compared
         truth = alone(torch.float64, 0)
     roundings: dict[str, list[Tensor]] = {name: [] for name in expected}
@@ -277,21 +276,16 @@ def compare(
             compared = list(compare_elements(found, truth, roundings))
         else:
             compared = list(compare_distances(found, truth, roundings, narrow))
-        if not anyone(_any_wrong(compared)):
+        if not anyone(any(one.wrong for one in compared)):
             break
     return compared
-
-
-def _any_wrong(compared: Iterable["Compared"]) -> bool:
-    return any(one.wrong for one in compared)
 
 
 def moved(weight: Tensor, name: str, draw: int) -> Tensor:
     """Return a tensor whose numbers are moved up or down by about a last bit, by lot; as it is in draw 0."""
     if not draw:
         return weight
-    lot = torch.Generator(weight.device).manual_seed(zlib.crc32(f"{draw} {name}".encode()))
-    up = torch.rand(weight.shape, generator=lot, device=weight.device) < 0.5
+    up = torch.rand(weight.shape, generator=generator(draw, name, weight.device), device=weight.device) < 0.5
     half = torch.finfo(weight.dtype).eps / 2
     return (weight + weight * torch.where(up, half, -half)).to(weight.dtype)
 
@@ -305,8 +299,9 @@ def compare_elements(
         limit = largest * tolerance
         if roundings is not None:
             limit = torch.maximum(limit, ROUNDING_MARGIN * torch.stack(list(roundings[name])).amax())
-        wrong, far = _count_beyond(apart, limit), (float(value) for value in (apart.amax(), limit, largest))
-        yield _compared(name, found, reference, wrong, *far)
+        # a NaN is in no limit, infinity in an infinite one
+        wrong = int((~((apart <= limit) & apart.isfinite())).sum())
+        yield _compared(name, found, reference, wrong, *(float(value) for value in (apart.amax(), limit, largest)))
 
 
 def compare_distances(
@@ -335,11 +330,6 @@ def compare_distances(
 
 def _or_zero(found: Tensors, name: str, reference: Tensor) -> Tensor:
     return found.get(name, torch.zeros_like(reference))
-
-
-def _count_beyond(apart: Tensor, limit: Tensor) -> int:
-    # a NaN is in no limit, infinity in an infinite one
-    return int((~((apart <= limit) & apart.isfinite())).sum())
 
 
 def _compared(

@@ -17,7 +17,7 @@ Step = Callable[[], object]
 Begin = Callable[[], None]
 Moment = float | torch.cuda.Event
 RankObservation = TypeVar("RankObservation")
-_BRACKETS, _FEW_TURNS_SECONDS = 20, 30.0
+_BRACKETS, _FEW_TURNS, _FEW_TURNS_SECONDS = 20, 3, 30.0
 
 
 class Probe(Protocol[RankObservation]):
@@ -49,8 +49,8 @@ def run_probes(world: World, probes: Sequence[Probe[Any]], step: Step, begin: Be
     )
 
 
-def take_turns(world: World, seconds: float, turn: Callable[[], object], least: int = 3, most: int = 12) -> int:
-    """Take as many turns as there is time for, as many on every rank, and return how many.
+def take_turns(world: World, seconds: float, turn: Callable[[], object], most: int = 12) -> None:
+    """Take as many turns as there is time for, as many on every rank.
 
     A few are taken in any case, for their median; one where there is no time at all, or where a few would take so long
     that the case's time-out is near.
@@ -60,9 +60,8 @@ def take_turns(world: World, seconds: float, turn: Callable[[], object], least: 
         turn()
         done += 1
         each = (time.perf_counter() - began) / done
-        few = least if seconds > 0 and least * each <= max(seconds, _FEW_TURNS_SECONDS) else 1
+        few = _FEW_TURNS if seconds > 0 and _FEW_TURNS * each <= max(seconds, _FEW_TURNS_SECONDS) else 1
         wanted = int(world.decide([max(few, min(most, int(seconds / each)))])[0])
-    return done
 
 
 def timed(step: Step, world: World) -> float:

@@ -17,7 +17,7 @@ from bench.plan.catalogue import OPERATIONS, SHARE
 from bench.results.metrics import MetricValue, values
 from bench.world.subject import Explanation
 from bench.world.torch_compat import TorchDispatchMode, boxed_group, done_work, fake_group, group_named
-from workloads.costs.communication_pattern import sent_bytes
+from workloads.costs.communication_pattern import bytes_by_axis, sent_bytes
 from workloads.step.layout import Grouped
 from workloads.step.probe import Begin, Step
 
@@ -201,14 +201,6 @@ class SentBytes:
             metrics |= values({f"bytes_expected.{axis}": formula.get(axis, 0.0)}, "the same rank")
             metrics |= values({f"bytes_ratio.{axis}": ratio}, "the rank where they differ most")
         return Explanation(metrics=metrics)
-
-
-def bytes_by_axis(calls: Sequence[SentCall], axes: Iterable[str] = ()) -> dict[str, float]:
-    """Return the bytes that a rank sends by axis, 0 over one of ``axes`` without calls."""
-    sent: defaultdict[str, float] = defaultdict(float, dict.fromkeys(axes, 0.0))
-    for call in calls:
-        sent[call.axis] += call.sent
-    return dict(sent)
 
 
 def group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:

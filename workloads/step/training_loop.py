@@ -53,7 +53,8 @@ class TrainingLoop(Subject):
         self._optimizer.zero_grad()
         self._forward_backward()
         if self._reference is None:
-            self._wrong = [f"{name}: a gradient is not finite" for name, grad in self._gradients() if not _finite(grad)]
+            wrong = (name for name, grad in self._gradients() if not torch.isfinite(grad).all())
+            self._wrong = [f"{name}: a gradient is not finite" for name in wrong]
         else:
             self._wrong = list(self._unlike_reference(self._reference))
         self._optimizer.zero_grad()
@@ -111,10 +112,6 @@ class TrainingLoop(Subject):
 def _of_stages(schedule: Any) -> list[tuple[str, nn.Parameter]]:
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
     return [(f"{stage.stage_index}.{name}", one) for stage in stages for name, one in stage.submod.named_parameters()]
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:

@@ -40,11 +40,6 @@ KEPT_SHARDS = "reshard=false: FSDP2 keeps its shard beside the gathered paramete
 LayOut = Callable[[Transformer, World, StepSpec, Mapping[str, Value]], Layout]
 
 
-def unknown(params: Mapping[str, Value], ranks: int, device: str) -> StepSpec:
-    """Describe a step of one's own, of which no closed form is known."""
-    return StepSpec.of(params, device)
-
-
 class TrainingStep:
     """One step of training; every data rank takes its microbatches of the same global batch."""
 
@@ -53,7 +48,7 @@ class TrainingStep:
         world: World,
         params: Mapping[str, Value],
         lay_out: LayOut,
-        strategy: Strategy = unknown,
+        strategy: Strategy,
         *,
         outlined: bool = False,
     ) -> None:
@@ -146,22 +141,18 @@ class TrainingStep:
 
     def memory_formula(self) -> dict[str, float]:
         """Return the closed forms of what this rank holds by component, those that there are."""
-        if not self.spec.mesh:
-            return {}
         at = self.spec.at(self._world.rank)
         return {**asdict(state_of(at)), "activations": activations_of(at)}
 
     def _bytes_formula(self) -> dict[str, object]:
-        made = calls(self.spec.at(0)) if self.spec.mesh else ()  # all ranks describe a step alike
+        made = calls(self.spec.at(0))  # all ranks describe a step alike
         axes = dict.fromkeys(call.axis for call in made)
         texts = {axis: equation_of(call for call in made if call.axis == axis).text for axis in axes}
         return Formulas(bytes_formula=texts).as_details if texts else {}
 
     def expected_bytes(self) -> dict[str, float]:
         """Return the closed form of what this rank sends in a step, by axis."""
-        if not self.spec.mesh:
-            return {}
-        return dict.fromkeys(self.layout.axes, 0.0) | bytes_by_axis(calls(self.spec.at(self._world.rank)))
+        return bytes_by_axis(calls(self.spec.at(self._world.rank)), self.layout.axes)
 
     def close(self) -> None:
         self.layout.close()

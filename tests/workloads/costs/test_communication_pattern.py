@@ -13,8 +13,8 @@ from workloads.costs.communication_pattern import Call, bytes_by_axis, calls, eq
 from workloads.costs.equation import Equation
 from workloads.costs.memory import memory_of
 from workloads.costs.parameter_table import elements_of, num_parameters, padded_elements, tables_of
-from workloads.costs.step_spec import MIXED, StepSpec, Widths
-from workloads.model.shapes import SHAPES
+from workloads.costs.step_spec import StepSpec
+from workloads.model.shapes import MIXED, SHAPES, Widths
 from workloads.pipeline_parallel.schedules import make_schedule
 
 TINY = SHAPES["tiny"]  # every parameter's rows divide by 4

@@ -22,8 +22,8 @@ from workloads.costs.memory import (
     state_of,
 )
 from workloads.costs.parameter_table import Kind, elements_of, layer_elements, num_parameters
-from workloads.costs.step_spec import MIXED, Position, Widths
-from workloads.model.shapes import SHAPES
+from workloads.costs.step_spec import Position
+from workloads.model.shapes import MIXED, SHAPES, Widths
 from workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
 from workloads.planner.dry_run import dry_run
 

@@ -10,13 +10,15 @@ import torch
 from mesh_steps import EXPERTS, Params, small_hybrid
 from ranks import Ranks
 from test_mesh_probe import assert_activations_agree
+from training_steps import wrong_after_a_step
 
 from bench.world.world import World
+from workloads.costs.communication_pattern import bytes_by_axis
 from workloads.expert_parallel.moe_layer import mixtures
 from workloads.mesh.mesh_step import HybridStep, MeshBytes
 from workloads.model.transformer import build, loss_of
 from workloads.step.layout import local
-from workloads.step.sent_bytes import bytes_by_axis, counted
+from workloads.step.sent_bytes import counted
 
 Case = tuple[str, str, Params]
 """A mesh, the axes that send something, and what else is asked."""
@@ -29,12 +31,6 @@ NARROW: Params = {"precision": "bfloat16"}
 def eight_ranks() -> Iterator[Ranks]:
     with Ranks(8) as ranks:
         yield ranks
-
-
-def wrong_after_a_step(step: HybridStep) -> int:
-    step.reset()
-    step.step()
-    return step.check()
 
 
 def looked_at(world: World, params: Params) -> tuple[list[int], dict[str, tuple[float, float]]]:

@@ -52,7 +52,10 @@ class Noted(TimedCompute):
 
 def timed_model(shape: Shape, waiter: TimedCompute, *, seconds: float = 1.0, fill: float = 1.0) -> Transformer:
     model = build(shape, 7, CPU)
-    make_timed(model, seconds, waiter, fill)
+    make_timed(model, seconds, waiter)
+    for module in model.modules():
+        if isinstance(module, TimedLinear):
+            module.fill = fill
     return model
 
 

@@ -16,12 +16,11 @@ from bench.results.metrics import MetricValue
 from bench.results.stats import t_quantile
 from bench.world.subject import Explanation
 from bench.world.world import Clock, World
-from workloads.pipeline_parallel.bubbles import link_latency
+from workloads.pipeline_parallel.bubbles import facts_of, link_latency
 from workloads.pipeline_parallel.pipeline_probe import (
     Taken,
     bubble_of,
     claims_bubble,
-    facts_of,
     of_order,
     steps_of,
     with_timelines,

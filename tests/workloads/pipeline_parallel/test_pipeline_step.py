@@ -6,6 +6,7 @@ import pytest
 import torch
 from mesh_steps import Params, small_pipeline
 from ranks import Ranks
+from training_steps import wrong_after_a_step
 
 from bench.world.world import World
 from workloads.costs.communication_pattern import sent_bytes
@@ -21,11 +22,7 @@ def looked_at(world: World, cases: list[Params]) -> list[tuple[list[int], float,
     found = []
     for params in cases:
         step = small_pipeline(world, {"microbatches": 4, **params})
-        wrong = []
-        for _ in range(2):
-            step.reset()
-            step.step()
-            wrong.append(step.check())
+        wrong = [wrong_after_a_step(step) for _ in range(2)]
         step.reset()
         calls = counted(step.step, step.layout.axes)
         sent = sum(sent_bytes(call.op, call.num_bytes, call.ranks) for call in calls)

@@ -92,6 +92,7 @@ BAD: list[tuple[str, str]] = [
     ("--mesh dp=2 --hardware tpu", "hardware 'tpu' is not a100"),
     ("--mesh tp=16 --gpus 16", "--mesh tp=16 cannot carry llama3-8b: kv_heads(8) % tp(16) != 0"),
     ("--validate absent", "no such folder: absent"),
+    ("--published -o plan.md", "-o goes with a mesh, a search or --guide"),
     ("--mesh dp=2 --fits absent", "no such folder: absent"),
 ]
 

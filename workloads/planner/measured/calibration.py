@@ -15,7 +15,7 @@ from bench.text import UserError
 from workloads.costs.flops import stage_flops
 from workloads.costs.step_spec import StepSpec
 from workloads.planner.hardware import HIDEABLE, Hardware
-from workloads.planner.link_time import Curve, curves_of
+from workloads.planner.link_time import positive
 from workloads.planner.measured.validate import spec_of_record
 
 _ASSUMED = ("gemm", "memory_rate", "memory")  # of Efficiency
@@ -71,16 +71,11 @@ def _shares(runs: Sequence[Run], hardware: Hardware) -> tuple[list[float], dict[
 
 def _peak(known: object, hardware: Hardware, spec: StepSpec, device: str) -> float | None:
     """Return the peak that the record has, or on GPUs the declared one."""
-    if isinstance(known, dict) and known.get("flops_per_second"):
-        return float(known["flops_per_second"])
+    if isinstance(known, dict) and (rate := positive(known.get("flops_per_second"))):
+        return rate
     return None if device == "cpu" else hardware.flops_per_second * (1.0 if spec.mixed else hardware.float32_share)
 
 
 def _words(shares: Sequence[float]) -> str:
     each = f", {min(shares):.0%} to {max(shares):.0%}" if len(shares) > 1 else ""
     return f"{median(shares):.0%} ({len(shares)} step{'s' * (len(shares) > 1)}{each})"
-
-
-def curves_by_kind(runs: Sequence[Run]) -> list[Curve]:
-    """Return the fits of all runs' collectives: of whole worlds, of the ranks of a node, and of one on each node."""
-    return [curve for run in runs for curve in curves_of(run, grouped=True)]

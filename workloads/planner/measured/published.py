@@ -19,7 +19,7 @@ from workloads.costs.step_spec import StepSpec
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
 from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import simulate
+from workloads.pipeline_parallel.simulation import simulate_even
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS
 from workloads.planner.measured.training_runs import executed_teraflops, training_runs
@@ -66,8 +66,7 @@ def bubbles() -> list[Published]:
         ("zb_h1", 0, 1 / 9, "arXiv 2401.10241, its formula"),
         ("zb_v", 0, 0.0, "zero by design, in a rank's own span"),
     ):
-        schedule = make_schedule(name, ranks=4, microbatches=8, chunks=chunks)
-        timeline = simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0)
+        timeline = simulate_even(make_schedule(name, ranks=4, microbatches=8, chunks=chunks))
         predicted = (bubble_fraction_span if name == "zb_v" else bubble_fraction)(timeline)
         what = f"bubble, P = 4, M = 8, F = I = W: {name}" + (f" v={chunks}" if chunks else "")
         found.append(Published(name=what, quoted=share, predicted=predicted, unit="", source=source))

@@ -6,6 +6,7 @@ What a source does not tell is taken to be microbatches of one sequence and 1F1B
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import msgspec
 
@@ -40,11 +41,10 @@ class TrainingRun:
 
     @property
     def published(self) -> Published:
-        run = self.predicted
         return Published(
             name=f"{self.name}, {self.spec.world} GPUs, {self.spec.mesh_text}",
             quoted=self.quoted,
-            predicted=self.measure(run),
+            predicted=self.measure(self.predicted),
             unit=self.unit,
             source=self.source,
         )
@@ -75,17 +75,11 @@ def masked_teraflops(run: DryRun) -> float:
 
 
 def training_runs() -> Iterator[TrainingRun]:
-    yield from _megatron()
-    yield from _selective()
-    yield from _llama()
-    yield from _torchtitan()
-    yield from _others()
-    yield _deepseek()
+    return chain(_megatron(), _selective(), _llama(), _torchtitan(), _others(), [_deepseek()])
 
 
 def _megatron() -> Iterator[TrainingRun]:
     """GPTs of 1.7 B to 1 T on Selene, every layer computed again."""
-    source = "arXiv 2104.04473, table 1"
     for billions, heads, hidden, layers, tp, pp, gpus, batch, quoted in (
         (1.7, 24, 2304, 24, 1, 1, 32, 512, 137),
         (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
@@ -100,15 +94,14 @@ def _megatron() -> Iterator[TrainingRun]:
     ):
         shape = Shape("gpt", layers, hidden, heads, heads, 4 * hidden, 2048, 51200)
         step = StepSpec(name=f"gpt-{billions:g}b", shape=shape, checkpointing="full")
-        spec = step.on({"dp": gpus // tp // pp, "pp": pp, "tp": tp}).with_batch(batch)
         yield TrainingRun(
             name=f"GPT {billions:g} B",
-            spec=spec,
+            spec=step.on({"dp": gpus // tp // pp, "pp": pp, "tp": tp}).with_batch(batch),
             hardware=A100,
             quoted=quoted,
             unit="TFLOP/s",
             measure=executed_teraflops,
-            source=source,
+            source="arXiv 2104.04473, table 1",
         )
 
 
@@ -182,10 +175,9 @@ def _torchtitan() -> Iterator[TrainingRun]:
         ("llama2-70b", 2, "full", 353),
     ):
         step = steps.get(name) or model_of(name)
-        spec = replace(step.on({"fsdp": 64}).checkpointed(how), microbatch=microbatch)
         yield TrainingRun(
             name=f"{name}, {how}, microbatch {microbatch}",
-            spec=spec,
+            spec=replace(step.on({"fsdp": 64}).checkpointed(how), microbatch=microbatch),
             hardware=A100,
             quoted=quoted,
             unit="tokens/s a GPU",

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
 from bench.results import details
 from bench.results.details import COMPONENTS
 from bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
 from workloads.costs.memory import schedule_of
+from workloads.pipeline_parallel.bubbles import facts_of, rows_of
 from workloads.planner.budget import Budget
 from workloads.planner.candidates import Wanted
 from workloads.planner.dry_run import DryRun, Held, pipeline_of
@@ -15,7 +18,7 @@ from workloads.planner.lacking import lack_of
 from workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
 from workloads.planner.link_time import Seconds
 from workloads.planner.rationale import binding_of, rationale, settings_of
-from workloads.planner.report.render import assumptions, formulas_of, refusals_of
+from workloads.planner.report.render import assumptions, batch_words, formulas_of, refusals_of
 from workloads.planner.report.what_if import what_if_table
 from workloads.planner.search import Found
 
@@ -64,12 +67,7 @@ def _document(
     problem: str = "",
 ) -> Document:
     spec, usable = run.spec, run.hardware.usable_bytes
-    assumed = assumptions(run.hardware, spec.element_bytes, notes).split("\n  ")[1:]
-    heading = (
-        f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
-        f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
-        f"{spec.microbatch}, sequence {spec.shape.sequence}; {settings_of(spec)}"
-    )
+    assumed = assumptions(run.hardware, spec.element_bytes, notes)
     tables = [_step(run, seconds), *_axes(run), _memory(run)]
     step = Part(id="step", title="The step", tables=tables, notes=[f"{one.words}." for one in budget])
     check = Part(id="try", title="To try it", tables=[what_if_table(run, seconds), _commands(run), _flags(run)])
@@ -79,7 +77,7 @@ def _document(
     whole = run.fullest.memory.total
     return Document(
         name=f"plan {spec.name} on {spec.world} GPUs",
-        heading=heading,
+        heading=f"{batch_words(run)}; {settings_of(spec)}",
         parts=[*first, step, check, formulas],
         tiles=[
             (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
@@ -212,20 +210,8 @@ def _pipeline(run: DryRun, seconds: Seconds | None) -> details.Pipeline:
     spec, ranks = run.spec, run.spec.size("pp")
     legible = max(2, _LEGIBLE // (2 * ranks * ranks * spec.stages_per_rank)) * ranks
     spec = replace(spec, microbatches=min(spec.microbatches, legible))
-    timeline, schedule = pipeline_of(replace(run, spec=spec), seconds), schedule_of(spec)
-    return details.Pipeline(
-        schedule=spec.schedule,
-        ranks=schedule.ranks,
-        microbatches=spec.microbatches,
-        chunks=schedule.chunks,
-        stages_by_rank=tuple(schedule.stages_of(rank) for rank in range(schedule.ranks)),
-        predicted=tuple(
-            tuple(
-                details.Ran(str(ran.action), round(ran.start * 1e6), round(ran.stop * 1e6)) for ran in timeline.of(rank)
-            )
-            for rank in range(schedule.ranks)
-        ),
-    )
+    predicted = rows_of(pipeline_of(replace(run, spec=spec), seconds))
+    return msgspec.structs.replace(facts_of(schedule_of(spec)), predicted=predicted)
 
 
 def _axes(run: DryRun) -> list[Table]:

@@ -36,14 +36,18 @@ def duration(seconds: float) -> str:
 
 def dry_run_text(run: DryRun, notes: Sequence[str] = ()) -> str:
     spec = run.spec
-    batch = (
+    how = f"checkpointing {spec.checkpointing_text}, schedule {spec.schedule}{spec.split and f', split {spec.split}'}"
+    parts = [f"Predicted, not measured: {batch_words(run)}, {how}", _memory(run), _axes(run), _step(run)]
+    return "\n\n".join([*(part for part in parts if part), _assumed(run.hardware, spec.element_bytes, notes)])
+
+
+def batch_words(run: DryRun) -> str:
+    spec = run.spec
+    return (
         f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
         f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
-        f"{spec.microbatch}, sequence {spec.shape.sequence}, "
-        f"checkpointing {spec.checkpointing_text}, schedule {spec.schedule}{spec.split and f', split {spec.split}'}"
+        f"{spec.microbatch}, sequence {spec.shape.sequence}"
     )
-    parts = [f"Predicted, not measured: {batch}", _memory(run), _axes(run), _step(run)]
-    return "\n\n".join([*(part for part in parts if part), assumptions(run.hardware, spec.element_bytes, notes)])
 
 
 def _memory(run: DryRun) -> str:
@@ -80,7 +84,11 @@ def _step(run: DryRun) -> str:
     return "\n".join(lines)
 
 
-def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = ()) -> str:
+def _assumed(hardware: Hardware, element_bytes: int, notes: Sequence[str]) -> str:
+    return "\n  ".join(["Assumed:", *assumptions(hardware, element_bytes, notes)])
+
+
+def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = ()) -> list[str]:
     e = hardware.efficiency
     links = [
         f"links at {e.links_inside:.0%} of {hardware.inside_bytes_per_second / 1e9:.4g} GB/s inside a node of "
@@ -89,7 +97,7 @@ def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = (
         f"launch {hardware.launch_seconds * 1e6:.3g} us, hop {hardware.inside_hop_seconds * 1e6:.3g} us inside, "
         f"{hardware.across_hop_seconds * 1e6:.3g} us across",
     ]
-    lines = [
+    return [
         f"matrix products, and attention's half that no mask hides, at {e.gemm:.0%} of "
         f"{hardware.flops_per_second / 1e12:.4g} TFLOP/s"
         + ("" if element_bytes == 2 else f" * {hardware.float32_share:g} for float32"),
@@ -101,7 +109,6 @@ def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = (
         f"hardware: {hardware.source}",
         *notes,
     ]
-    return "\n  ".join(["Assumed:", *lines])
 
 
 def formulas_text(run: DryRun) -> str:
@@ -139,7 +146,7 @@ def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
         "\n  ".join(["Why the first:", *rationale(found)]),
         "Less memory for more time:\n" + table(head, rows(found.front), left=3) if len(found.front) > 1 else "",
         "\n  ".join(["Refused, such as:", *refusals_of(found, wanted)]),
-        assumptions(hardware, wanted.step.element_bytes, notes),
+        _assumed(hardware, wanted.step.element_bytes, notes),
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -1,15 +1,16 @@
 """A step with one thing otherwise: a slower link, a larger batch, more GPUs. Pure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
 
 from bench.results.document import Cell, Column, Stacks, Table
 from bench.text import UserError
+from workloads.costs.step_spec import StepSpec
 from workloads.planner.dry_run import DryRun, dry_run
 from workloads.planner.hardware import OVERLAP, Hardware
-from workloads.planner.link_time import PlacedCall, Seconds
+from workloads.planner.link_time import Seconds
 from workloads.planner.rationale import binding_of
 
 
@@ -17,8 +18,8 @@ def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, 
     """Yield the step as it is and with one thing otherwise, or why it cannot be so."""
     spec, hardware, exact = run.spec, run.hardware, run.bubble_method.startswith("simulated")
 
-    def priced(other: Hardware = hardware, rule: Seconds | None = seconds, **changed: object) -> DryRun:
-        return dry_run(replace(spec, **changed), other, seconds=rule, exact=exact)  # type: ignore[arg-type]
+    def priced(other: Hardware = hardware, step: StepSpec = spec, rule: Seconds | None = seconds) -> DryRun:
+        return dry_run(step, other, seconds=rule, exact=exact)
 
     def slower(name: str) -> Hardware:
         return msgspec.structs.replace(hardware, **{name: getattr(hardware, name) / 2})
@@ -29,7 +30,7 @@ def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, 
 
     yield "as it is", run
     if seconds is not None:
-        yield "all links half as fast", priced(rule=_halved(seconds))
+        yield "all links half as fast", priced(rule=lambda call: 2 * seconds(call))
     else:
         if any(axis.where.startswith("across") for axis in run.axes):
             yield "links across nodes half as fast", priced(slower("across_bytes_per_second"))
@@ -38,20 +39,16 @@ def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, 
     overlap = hardware.efficiency.overlap
     if spec.size("ep") > 1 and "ep" not in overlap:
         yield "tokens sent beside other microbatches' compute", priced(hiding(overlap | {"ep": OVERLAP["edp"]}))
-    yield "twice the batch", priced(microbatches=2 * spec.microbatches)
+    yield "twice the batch", priced(step=replace(spec, microbatches=2 * spec.microbatches))
     axis = "fsdp" if spec.size("fsdp") > spec.size("dp") else "dp"
     wider = spec.on({"dp": 1, **spec.mesh} | {axis: 2 * spec.size(axis)})
-    yield "twice the GPUs and batch", wider.refusal() or dry_run(wider, hardware, seconds=seconds, exact=exact)
+    yield "twice the GPUs and batch", wider.refusal() or priced(step=wider)
     try:
         same = wider.with_batch(spec.global_batch)
     except UserError as error:
         yield "twice the GPUs", str(error)
     else:
-        yield "twice the GPUs", same.refusal() or dry_run(same, hardware, seconds=seconds, exact=exact)
-
-
-def _halved(seconds: Seconds) -> Callable[[PlacedCall], float]:
-    return lambda call: 2 * seconds(call)
+        yield "twice the GPUs", same.refusal() or priced(step=same)
 
 
 def what_if_table(run: DryRun, seconds: Seconds | None) -> Table:

@@ -4,9 +4,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from planner_asks import PLAIN, ask
-from reports_fixtures import ENVIRONMENT, curve_records, make_plan, make_run, ok, plain, seconds_metric, write_run
+from reports_fixtures import (
+    ENVIRONMENT,
+    WORLD,
+    curve_records,
+    make_plan,
+    make_run,
+    ok,
+    plain,
+    seconds_metric,
+    write_run,
+)
 
 from bench.plan.cases import make_case
 from bench.results.records import Record
@@ -16,8 +27,8 @@ from workloads.costs.flops import stage_flops
 from workloads.planner.budget import Budget, parse_tokens
 from workloads.planner.dry_run import dry_run
 from workloads.planner.hardware import PRESETS
-from workloads.planner.link_time import PlacedCall, curve_for
-from workloads.planner.measured.calibration import calibrated, curves_by_kind
+from workloads.planner.link_time import PlacedCall, curve_for, curves_of
+from workloads.planner.measured.calibration import calibrated
 from workloads.planner.measured.validate import spec_of_record
 from workloads.planner.placement import Place
 from workloads.planner.plan_command import Given, answer, machine_of
@@ -60,6 +71,8 @@ def test_fsdps_overlap_is_fsdps_though_it_is_shown_as_dp_and_waits_are_no_produc
     found, _ = calibrated([run_of(record)], PLAIN)
     assert found.efficiency.gemm == PLAIN.efficiency.gemm
     assert found.efficiency.overlap == {"fsdp": pytest.approx(0.5)}
+    unreadable, _ = calibrated([run_of(step("ddp", 0.01, 0.004, 0.008, {"peak": {"flops_per_second": "fast"}}))], PLAIN)
+    assert unreadable.efficiency.gemm == PLAIN.efficiency.gemm
     with pytest.raises(UserError, match="no step has real compute and a known peak"):
         calibrated([run_of(*curve_records())], PLAIN)
 
@@ -69,10 +82,18 @@ def test_each_kind_of_group_has_its_fit() -> None:
     records = [*curve_records(), *curve_records(latency=5e-6, group="node"), *slow]
     across = [msg for msg in records if msg.case.params.get("group") == "across"]
     assert len(across) == 8
-    curves = curves_by_kind([run_of(*records)])
+    curves = curves_of(run_of(*records), grouped=True)
     assert {curve.inside for curve in curves} <= {True, False}
     call = PlacedCall(axis="dp", op="all_reduce", num_bytes=1e6, count=1, place=Place(ranks=8, on_node=8))
     assert curve_for(call, curves).inside is True
+
+
+def test_a_run_that_tells_no_nodes_has_the_fits_of_its_world() -> None:
+    unknown = msgspec.structs.replace(WORLD, nodes=0)
+    records = [msgspec.structs.replace(record, world=unknown) for record in curve_records()]
+    for grouped in (False, True):
+        [curve] = curves_of(run_of(*records), grouped=grouped)
+        assert (curve.op, curve.ranks) == ("all_reduce", WORLD.size)
 
 
 def test_a_run_calibrates_a_plan_and_with_hardware_only_the_shares_are_its(tmp_path: Path) -> None:
