@@ -113,21 +113,16 @@ def _least_seconds(
     key = (cp, tp, ep, etp, step.cp_method, step.microbatch, step.checkpointing_text)
     if key not in works:
         mesh = {"dp": 1, "pp": 1, "fsdp": wanted.gpus // cp // tp, "cp": cp, "tp": tp, "ep": ep, "etp": etp}
-        works[key] = work_of(replace(step.on(mesh), microbatches=1, split="", chunks=0).at(0), hardware, seconds)
+        works[key] = work_of(step.on(mesh, microbatches=1, split="", chunks=0).at(0), hardware, seconds)
     work = works[key]
     if pp == 1:  # a block's microbatches are whatever its pipeline leaves
         return work.microbatch * wanted.global_batch * cp * tp / wanted.gpus / step.microbatch
-    half = work.backward / 2 / pp
-    form = closed_form(
-        step.schedule,
-        ranks=pp,
-        microbatches=step.microbatches,
-        chunks=step.stages_per_rank,
-        f=work.forward / pp,
-        i=half,
-        w=half,
-    )
-    return work.microbatch * step.microbatches / pp + (form.makespan_bubble_seconds or 0.0)
+    chunks, forward, half = step.stages_per_rank, work.forward / pp, work.backward / 2 / pp
+    sizes = {"ranks": pp, "microbatches": step.microbatches, "chunks": chunks}
+    bubble = closed_form(step.schedule, **sizes, f=forward, i=half, w=half).makespan_bubble_seconds
+    if bubble is None:  # until the last rank's first microbatch has come through the others
+        bubble = (pp - 1) * forward / chunks
+    return work.microbatch * step.microbatches / pp + bubble
 
 
 @dataclass(kw_only=True)
