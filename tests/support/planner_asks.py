@@ -27,7 +27,7 @@ H100 = PRESETS["h100"]
 
 def ask(mesh: str = "dp=2", model: str | StepSpec = "small-llama", **more: Any) -> StepSpec:
     known = model_of(model) if isinstance(model, str) else model
-    return replace(known.on(parse_mesh(mesh)), **more)
+    return known.on(parse_mesh(mesh), **more)
 
 
 def as_measured(step: StepSpec, device: str = "cpu") -> StepSpec:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from bench.plan.groups import INSIDE
 from bench.plan.params import Value
@@ -220,9 +220,10 @@ class StepSpec:
             raise UserError(f"checkpointing {text!r} is not {words}{did_you_mean(how, shapes.CHECKPOINTINGS)}")
         return replace(self, checkpointing=how, every=int(every or 1))
 
-    def on(self, mesh: Mapping[str, int]) -> "StepSpec":
+    def on(self, mesh: Mapping[str, int], **more: Any) -> "StepSpec":
+        """Return it on a mesh, with whatever ``more`` names."""
         moe = self.moe and replace(self.moe, ep=mesh.get("ep", 1), etp=mesh.get("etp", 1))
-        return replace(self, mesh=mesh, moe=moe)
+        return replace(self, mesh=mesh, moe=moe, **more)
 
     def with_batch(self, global_batch: int) -> "StepSpec":
         """Return it with as many microbatches as make the global batch; ``UserError`` where they do not."""

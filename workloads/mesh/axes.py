@@ -8,7 +8,6 @@ Each rule is an equation, each refusal the equation with its numbers; ``StepSpec
 which one fixes them.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -73,7 +72,10 @@ def multiplied(mesh: Mesh) -> dict[str, int]:
 
 def size_of(mesh: Mesh, *axes: str) -> int:
     """Return the product of some axes, 1 for those that a mesh does not have."""
-    return math.prod(mesh.get(axis, 1) for axis in axes)
+    size = 1
+    for axis in axes:  # a search asks this two million times, and a generator takes twice as long
+        size *= mesh.get(axis, 1)
+    return size
 
 
 def coordinate_of(mesh: Mesh, rank: int) -> dict[str, int]:

@@ -73,7 +73,7 @@ def blocks(wanted: Wanted) -> Iterator[StepSpec]:
     for tp, cp, method in tokens_and_heads(wanted):
         mesh = {"dp": 1, "pp": 1, "fsdp": wanted.gpus // tp // cp, "cp": cp, "tp": tp}
         for how in wanted.checkpointings:
-            step = replace(wanted.step.on(mesh).checkpointed(how), cp_method=method)
+            step = wanted.step.on(mesh, cp_method=method).checkpointed(how)
             for microbatch in wanted.microbatches:
                 if wanted.global_batch >= microbatch:
                     yield replace(step, microbatch=microbatch)
@@ -105,7 +105,7 @@ def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
         if rest or not count:
             continue
         mesh = {"dp": 1, "pp": pp, "fsdp": data, "cp": cp, "tp": tp}
-        step = replace(block.on(mesh), microbatches=count)
+        step = block.on(mesh, microbatches=count)
         for schedule, chunks in wanted.schedules if pp > 1 else wanted.schedules[:1]:
             if pp == 1:
                 yield replace(step, schedule=schedule, chunks=0)
@@ -124,8 +124,8 @@ def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
         every = [{**(outer if ep > 1 else mesh), "ep": ep, "etp": etp} for ep, etp in sizes]
         meshes = [each for each in every if not refuse_experts(each, moe.experts)]
     chunks = pipeline.chunks or default_chunks(pipeline.schedule)
-    for step, split in product(map(pipeline.on, meshes), splits(shape, moe, pp, chunks, pipeline.schedule)):
-        yield replace(step, split=split)
+    for mesh, split in product(meshes, splits(shape, moe, pp, chunks, pipeline.schedule)):
+        yield pipeline.on(mesh, split=split)
 
 
 def shards(wanted: Wanted, stage: StepSpec) -> tuple[Iterator[StepSpec], Iterator[StepSpec]]:

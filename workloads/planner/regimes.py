@@ -133,7 +133,7 @@ def zero_specs(step: StepSpec, ranks: int) -> dict[str, StepSpec]:
     sharded = step.on({"fsdp": ranks})
     return {
         "DDP": step.on({"dp": ranks}),
-        "ZeRO-1": replace(step.on({"dp": ranks}), zero1="reduce_scatter"),
+        "ZeRO-1": step.on({"dp": ranks}, zero1="reduce_scatter"),
         "ZeRO-2": replace(sharded, reshard=False),
         "ZeRO-3": sharded,
     }
@@ -268,7 +268,7 @@ def _square(
     if not data:
         return None
     split = splits(step.shape, moe, inner["pp"], 1, "1f1b")[0]
-    spec = replace(step.on({"dp": data, **inner}), zero1="reduce_scatter" if data > 1 else "", split=split)
+    spec = step.on({"dp": data, **inner}, zero1="reduce_scatter" if data > 1 else "", split=split)
     try:
         spec = spec.with_batch(global_batch)
     except UserError:

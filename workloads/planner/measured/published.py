@@ -99,7 +99,7 @@ def scaling() -> list[Published]:
     """
     step, gpus = replace(model_of("gpt-175b"), checkpointing="full"), (384, 768, 1536)
     specs = {
-        "ZeRO-3": [replace(step.on({"fsdp": n}), microbatch=1536 // n) for n in gpus],
+        "ZeRO-3": [step.on({"fsdp": n}, microbatch=1536 // n) for n in gpus],
         "TP+PP+DP": [step.on({"dp": n // 96, "pp": 12, "tp": 8}).with_batch(1536) for n in gpus],
     }
     quoted = {"ZeRO-3": (144.0, 88.0, 44.0), "TP+PP+DP": (153.0, 149.0, 141.0)}
