@@ -26,6 +26,8 @@ Long = Annotated[str, Meta(max_length=1 << 20)]
 """A stack of calls, or rows of a matrix."""
 ParamValue = bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | Amount | Long
 """A parameter's value."""
+ParamValues = Annotated[dict[Name, ParamValue], Meta(max_length=200)]
+"""A case's: its rows are compared by each of them."""
 MOST_CASES, MOST_NOTES, MOST_MEASUREMENTS = 20_000, 1_000, 1 << 20
 _YEARS = re.compile("(19[7-9]|2[01])[0-9]")
 

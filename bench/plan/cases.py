@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bench.limits import Name, ParamValue, Words
+from bench.limits import Name, ParamValues, Words
 from bench.machine.world_spec import WorldSpec
 from bench.plan.aliases import CASES, Former, first_names, meanings, present_params, present_target
 from bench.plan.params import Param, Value, refuse_unknown
@@ -31,8 +31,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     id: Name
     name: Name
     target: Words
-    params: dict[Name, ParamValue]
-    defaults: dict[Name, ParamValue] = {}
+    params: ParamValues
+    defaults: ParamValues = {}
 
     @property
     def whole(self) -> dict[str, Value]:

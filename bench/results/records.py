@@ -173,7 +173,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     stop: Stop | None = None
     check: Check = Check()
     samples: Samples = Samples()
-    metrics: dict[Name, MetricValue] = {}
+    metrics: Annotated[dict[Name, MetricValue], msgspec.Meta(max_length=2_000)] = {}
     noise: Noise | None = None
     arrival: Arrival | None = None
     injected: Words = ""

@@ -83,6 +83,8 @@ def test_a_line_that_is_no_record_costs_itself_and_is_told(run: Path) -> None:
         (2**40, ("launch",)),
         ([-1.0], ("samples", "values")),
         (["note"] * 200_000, ("notes",)),
+        ({str(number): number for number in range(20_000)}, ("case", "params")),
+        ({str(number): {"value": 1.0} for number in range(20_000)}, ("metrics",)),
         ("yesterday", ("started",)),
         ("x" * 100_000, ("status",)),
         ("\ue000raw1e999", ("seconds",)),

@@ -351,7 +351,7 @@ _EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.l
 
 def watch(allowed: Sequence[Path], outside: list[str]) -> None:
     """Note every file of this process that is opened for writing, made or removed elsewhere."""
-    free = tuple(os.path.realpath(path) for path in allowed)
+    free = tuple(str(path.parent.resolve() / path.name) for path in allowed)  # a link there is replaced, not followed
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         paths: Sequence[Any] = ()
