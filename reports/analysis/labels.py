@@ -76,8 +76,8 @@ def environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
     if not isinstance(locality, Mapping):
         return flatten(environment)
     facts = flatten({name: value for name, value in environment.items() if name != "locality"})
-    for kind in dict.fromkeys(map(_text, locality.values())):
-        pairs = [str(pair) for pair, other in locality.items() if _text(other) == kind]
+    for kind, alike in group_by(locality, lambda pair: _text(locality[pair])).items():
+        pairs = list(map(str, alike))
         more = f", ... ({len(pairs)} pairs)" if len(pairs) > _MOST_PAIRS else ""
         facts.append((f"{PAIRS}{kind}", f"{', '.join(pairs[:_MOST_PAIRS])}{more}"))
     return facts

@@ -90,6 +90,8 @@ def dumped(value: Any, between: str = ": ") -> bytes:
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if len(path) == 50:  # to list the places of what is nested 5,000 deep takes minutes
+        return [path]
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path] * bool(path) + [place for key, one in inner for place in _places(one, (*path, key))]
 
