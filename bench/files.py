@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_args, get_type_hints
 
-from bench.text import UserError, did_you_mean, format_size, listed, reading
+from bench.text import UserError, format_size, one_of, reading
 
 _T = TypeVar("_T")
 MOST_BYTES, MOST_LINE_BYTES, MOST_DEPTH = 64 << 20, 16 << 20, 48
@@ -146,7 +146,7 @@ def _allowed(refusal: str, kind: Any) -> str:
         [struct] = [part for part in parts if hasattr(part, "__struct_fields__")]
         parts = _parts(get_type_hints(struct)[name])
     words = [word for part in parts for word in getattr(part, "__struct_fields__", (part,)) if isinstance(word, str)]
-    return f"; allowed are {listed(words)}{did_you_mean(found[2], words)}"
+    return f"; allowed are {one_of(words, found[2])}"
 
 
 def _parts(kind: Any) -> list[Any]:

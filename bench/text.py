@@ -47,6 +47,12 @@ def listed(choices: Iterable[object], last: str = "or") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
+def one_of(choices: Iterable[str], given: str) -> str:
+    """Return ``a, b or c``, and the one that is close to what was given."""
+    words = list(choices)
+    return f"{listed(words)}{did_you_mean(given, words)}"
+
+
 def short_host(name: str) -> str:
     """Return a host's name without its domain, as Slurm names nodes."""
     return name.partition(".")[0]

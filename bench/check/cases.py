@@ -101,7 +101,7 @@ def options_of(device: str, nproc: int, *, budget: str, timeout: str, inject: st
 
 def name_of(record: Record) -> str:
     """Return the name of the quantity that a case measures."""
-    case, whole = record.case.name.partition(".")[2], record.case.whole
+    case, whole = record.case.short_name, record.case.whole
     of = [one for one in QUANTITIES if one.case == case]
     name = next((one.name for one in of if one.name == whole.get("dtype")), of[0].name)
     return f"{name} alone" if whole.get("group", "world") != "world" else name

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from bench.files import read_text
-from bench.text import UserError, did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed, one_of
 
 Ranks = tuple[int, ...]
 Pair = tuple[int, int]
@@ -42,7 +42,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 def mesh_group(mesh: str, axis: str) -> str:
     axes = parse_mesh(mesh)
     if axis not in axes:
-        raise UserError(f"--group {axis!r} is no axis of the mesh: it has {listed(axes)}{did_you_mean(axis, axes)}")
+        raise UserError(f"--group {axis!r} is no axis of the mesh: it has {one_of(axes, axis)}")
     return f"{' '.join(f'{name}={size}' for name, size in axes.items())}:{axis}"
 
 

@@ -29,7 +29,7 @@ from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from bench.plan.params import Kind, Param, Value, refuse_unknown
 from bench.plan.plan import BEYOND_CACHE, LARGE_BYTES, PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
-from bench.text import UserError, did_you_mean, last_line, listed, parse_duration, parse_link, parse_sizes, reading
+from bench.text import UserError, last_line, listed, one_of, parse_duration, parse_link, parse_sizes, reading
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
@@ -101,7 +101,7 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     """Return the plan; ``UserError`` if it names what does not exist, or asks for what cannot run here."""
     name = options.preset or "node"
     if name not in PRESETS:
-        raise UserError(f"no preset is named {name!r}: there are {listed(PRESETS)}{did_you_mean(name, PRESETS)}")
+        raise UserError(f"no preset is named {name!r}: there are {one_of(PRESETS, name)}")
     if options.launches is not None and options.launches < 1:
         raise UserError(f"--launches {options.launches}: at least 1 is needed")
     preset = PRESETS[name]

@@ -10,7 +10,7 @@ import msgspec
 from bench.files import read_rows
 from bench.limits import ParamValue
 from bench.plan.groups import parse_mesh, read_matrix
-from bench.text import UserError, did_you_mean, listed, parse_size, parse_sizes
+from bench.text import UserError, did_you_mean, listed, one_of, parse_size, parse_sizes
 
 Value = bool | int | float | str
 Kind = Literal["int", "float", "str", "bool", "size", "matrix", "rows", "mesh"]
@@ -114,5 +114,4 @@ def refuse_unknown(given: Iterable[str], declared: Iterable[str], where: str) ->
     names = sorted(declared)
     for name in given:
         if name not in names:
-            told = f"it has {listed(names or ['none'])}{did_you_mean(name, names)}"
-            raise UserError(f"{where} has no parameter {name!r}: {told}")
+            raise UserError(f"{where} has no parameter {name!r}: it has {one_of(names or ['none'], name)}")

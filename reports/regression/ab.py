@@ -16,7 +16,7 @@ from bench.launch.budget import RESERVE, budget_for, prices_of
 from bench.launch.control_channel import LEFT_OUT
 from bench.launch.processes import run_child
 from bench.results.runs import Run, load_run
-from bench.text import UserError, format_duration
+from bench.text import UserError, format_duration, last_line
 from reports.regression.compare import Comparison, compare, notes_of_pools, pool
 from reports.regression.noise_floor import Floor
 from reports.regression.rule import Rule
@@ -181,7 +181,7 @@ def launch_run(side: Side, seconds: float, *, out: Path, words: Sequence[str], t
         tell(f"interrupted: nothing more is launched, and what was measured is in {out}")
         raise SystemExit(4) from None  # click would end with 1, which is a regression
     if not (made := set(folder.glob("*/run.json")) - before):
-        told = (done.stderr.strip().splitlines() or [f"parbench run ended with {done.returncode}"])[-1]
+        told = last_line(done.stderr) or f"parbench run ended with {done.returncode}"
         raise UserError(f"side {side.name.upper()} has no run: {told.removeprefix('parbench: ')}")
     return load_run(made.pop().parent)
 

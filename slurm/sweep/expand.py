@@ -17,7 +17,7 @@ from bench.plan.groups import MOST_RANKS
 from bench.plan.options import Options, make_plan
 from bench.plan.params import Value
 from bench.plan.plan import Entry, Plan
-from bench.text import UserError, counted, did_you_mean, listed
+from bench.text import UserError, counted, did_you_mean, listed, one_of
 from slurm.sweep.condition import parse_condition
 from slurm.sweep.folder import Placement, Point
 from slurm.sweep.sweepfile import SweepFile, at
@@ -123,7 +123,7 @@ def _parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[Defini
     found = next((param for param in params if param.name == name), None)
     if found is None:
         known = (*SHAPE, *sorted({param.name for param in params}))
-        raise UserError(f"{name!r} is no parameter of the cases; there are {listed(known)}{did_you_mean(name, known)}")
+        raise UserError(f"{name!r} is no parameter of the cases; there are {one_of(known, name)}")
     for index, case in enumerate(file.case):
         if name in case.set:
             raise UserError(f"{name!r} is set in $.case[{index}] too; leave out one of them")

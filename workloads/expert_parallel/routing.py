@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from bench.text import UserError, did_you_mean, listed
+from bench.text import UserError, one_of
 
 NOWHERE = -1
 """The expert of a token that goes to none, as padding does."""
@@ -64,7 +64,7 @@ def parse_routing(text: str) -> tuple[str, float]:
     """Return name and strength of ``NAME`` or ``NAME:STRENGTH``; ``UserError`` for others."""
     name, colon, number = text.partition(":")
     if name not in NAMES:
-        raise UserError(f"routing = {text!r} is not known: routing is {listed(NAMES)}{did_you_mean(name, NAMES)}")
+        raise UserError(f"routing = {text!r} is not known: routing is {one_of(NAMES, name)}")
     if not colon:
         return name, _STRENGTHS[name][0] if name in _STRENGTHS else 0.0
     try:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from bench.plan.params import Param, Value, choice
-from bench.text import UserError, did_you_mean, listed, parse_duration
+from bench.text import UserError, one_of, parse_duration
 
 Recipe = Literal["gpt", "llama"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -218,10 +218,10 @@ class Widths:
             kind, _, dtype = part.partition("=")
             kinds = [one.name for one in fields(Widths)]
             if kind not in kinds:
-                raise UserError(f"--state {part!r}: {kind!r} is not {listed(kinds)}{did_you_mean(kind, kinds)}")
+                raise UserError(f"--state {part!r}: {kind!r} is not {one_of(kinds, kind)}")
             dtypes = {**DTYPES, **({"none": 0} if kind == "master" else {})}
             if dtype not in dtypes:
-                raise UserError(f"--state {part!r}: {dtype!r} is not {listed(dtypes)}{did_you_mean(dtype, dtypes)}")
+                raise UserError(f"--state {part!r}: {dtype!r} is not {one_of(dtypes, dtype)}")
             found[kind] = dtypes[dtype]
         return replace(otherwise, **found)
 

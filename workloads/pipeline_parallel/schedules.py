@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, cast
 
 from bench.results.details import Action, ActionKind
-from bench.text import UserError, did_you_mean, listed
+from bench.text import UserError, one_of
 
 Actions = tuple[Action, ...]
 Order = tuple[tuple[Action | None, ...], ...]  # by rank; None is a step in which a rank does nothing
@@ -233,7 +233,7 @@ NAMES = tuple(_FAMILIES)
 
 def _family(name: str) -> _Family:
     if name not in _FAMILIES:
-        raise UserError(f"schedule({name}) is not {listed(NAMES)}{did_you_mean(name, NAMES)}")
+        raise UserError(f"schedule({name}) is not {one_of(NAMES, name)}")
     return _FAMILIES[name]
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from bench.files import read_toml
 from bench.limits import Ranks
-from bench.text import UserError, did_you_mean, listed
+from bench.text import UserError, did_you_mean, listed, one_of
 from workloads.step.peaks import datasheet_peak
 
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
@@ -47,7 +47,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         for name in self.overlap:
             if name not in HIDEABLE:
-                raise ValueError(f"overlap of {name!r} is not of {listed(HIDEABLE)}{did_you_mean(name, HIDEABLE)}")
+                raise ValueError(f"overlap of {name!r} is not of {one_of(HIDEABLE, name)}")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -132,7 +132,7 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
 
     times: dict[tuple[str, int, bool | None], dict[int, list[float]]] = {}
     for record in run.records:
-        _, _, op = record.case.name.partition(".")
+        op = record.case.short_name
         time = record.metrics.get("time")
         group = str(record.case.params.get("group", "world")) if grouped else "world"
         world = record.world

@@ -10,7 +10,7 @@ import msgspec
 from bench.plan.groups import parse_mesh
 from bench.results.document import Document
 from bench.results.runs import load_run
-from bench.text import UserError, did_you_mean, listed
+from bench.text import UserError, one_of
 from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import CP_METHODS
 from workloads.model.shapes import PRECISIONS, Widths
@@ -248,7 +248,7 @@ def _refuse_words(given: Given) -> None:
         ("precision", given.precision, PRECISIONS),
     ):
         if word not in allowed:
-            raise UserError(f"--{option} {word!r} is not {listed(allowed)}{did_you_mean(word, allowed)}")
+            raise UserError(f"--{option} {word!r} is not {one_of(allowed, word)}")
     for name, least in (("microbatch", 1), ("microbatches", 0), ("global_batch", 0), ("gpus", 0), ("chunks", 0)):
         value = getattr(given, name)
         if value is not None and value < least:

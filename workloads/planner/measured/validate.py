@@ -131,7 +131,7 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
 
 def spec_of_record(record: Record) -> StepSpec | str:
     """Return a record's step, or why what it sends and holds follows from no closed form."""
-    name = record.case.name.partition(".")[2]
+    name = record.case.short_name
     strategy, definition = STRATEGIES.get(name), _DEFINITIONS.get(record.case.name)
     if record.world.size > _MOST_RANKS:
         return f"{name}: its {record.world.size} ranks are more than {_MOST_RANKS}, each of which is counted"
