@@ -278,7 +278,7 @@ def check(
     from bench.check import check as checking
     from bench.check import hosts as several
     from bench.check.show import render
-    from bench.text import parse_duration, replace_file, writing
+    from bench.text import parse_duration, write_whole
 
     if hosts is None:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs are counted as nvidia-smi counts them
@@ -296,8 +296,7 @@ def check(
         told = {"code": code, "hosts": of}
     line = msgspec.json.encode(told)
     if output is not None:
-        with writing(output):
-            replace_file(output, line + b"\n")
+        write_whole(output, line + b"\n")
     click.echo(line.decode() if as_json else text)
     sys.exit(code)
 

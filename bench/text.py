@@ -114,6 +114,12 @@ def replace_file(target: Path, content: bytes) -> None:
         fresh.unlink(missing_ok=True)
 
 
+def write_whole(target: Path, content: bytes) -> None:
+    """Write a file whole or not at all; ``UserError`` if the system refuses it."""
+    with writing(target):
+        replace_file(target, content)
+
+
 def parse_size(text: str) -> int:
     """Return the bytes meant by ``text``: a whole number with an optional K, M, G or T."""
     match = re.fullmatch(r"(\d{1,18})([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)

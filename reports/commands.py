@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from bench.commands import RunPath, budgets_option
-from reports.regression.commands import floor_option, form_option, history_option, unknown_option
+from reports.regression.commands import floor_option, form_option, history_option, runs_option, unknown_option
 
 # spelt out here too, so that --help imports nothing; a test compares them
 TOOLS = ("nccl-tests", "param", "osu", "gloo")
@@ -27,7 +27,6 @@ REPORTS = ("html", "markdown", "csv", "json")
 EXPLANATIONS = ("tables", "html", "markdown", "json")
 COMPARISONS = ("table", "markdown", "json", "junit")
 _output_option = partial(click.option, "-o", "--output", type=click.Path(dir_okay=False, path_type=Path))
-_runs_option = partial(click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True)
 _COMPARE_EXAMPLES = """\b
 Examples:
   parbench compare runs/20260102T030405Z-node1-1a2b3c runs/20260109T030405Z-node1-4d5e6f
@@ -131,7 +130,7 @@ def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, ou
 @click.option("--new-python", default="", metavar="PYTHON", help="With --confirm: the one of NEW; default: this one.")
 @click.option("--budget", default="10m", show_default=True, metavar="TIME", help="With --confirm: time for it.")
 @click.option("--launches", type=click.IntRange(5, 24), help="With --confirm: launches a side, at most; default: 24.")
-@_runs_option(default=Path("runs/confirm"), help="With --confirm: where new runs go.")
+@runs_option(default=Path("runs/confirm"), help="With --confirm: where new runs go.")
 def compare(
     base: Path,
     new: Path,
@@ -183,7 +182,7 @@ def compare(
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--from", "tool", type=click.Choice(TOOLS), help="The tool that wrote the files, if they do not show it.")
 @click.option("--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it.")
-@_runs_option(default=Path("runs"), help="Where new runs go.")
+@runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
     """Convert output of nccl-tests, PARAM, OSU or gloo into runs.
 

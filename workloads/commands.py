@@ -98,7 +98,7 @@ def plan(context: click.Context, /, **given: Any) -> None:
     With --gpus alone the fastest meshes, with --mesh that one, with --validate the predictions beside a run. Nothing
     is measured; every assumption is printed, and --hardware FILE.toml changes it.
     """
-    from bench.text import UserError, listed, replace_file, writing
+    from bench.text import UserError, listed, write_whole
     from workloads.planner.plan_command import Given, answer
 
     output = given["output"]
@@ -111,8 +111,7 @@ def plan(context: click.Context, /, **given: Any) -> None:
         form = _FORMS[output.suffix] if output else "json" if given["as_json"] else "tables"
         content = context.ensure_object(AppHooks).render(found.document, form)
         if output:
-            with writing(output):
-                replace_file(output, content)
+            write_whole(output, content)
         click.echo(str(output) if output else content, nl=bool(output))
     if found.problem:
         click.echo(f"parbench: {found.problem}", err=True)

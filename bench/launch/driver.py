@@ -73,9 +73,9 @@ class Driver:
         *,
         hosts: Sequence[str],
         facts: Mapping[str, Mapping[str, Any]],
-        began: float | None = None,
+        began: float,
     ) -> None:
-        self._noted = time.monotonic() if began is None else began
+        self._noted = began
         self._path, self._info, self._plan = run.path, run.info, run.info.plan
         self._writer, self._start_gang, self._audience = writer, start_gang, audience
         self._hosts, self._facts = hosts, facts

@@ -107,7 +107,7 @@ def render(findings: Sequence[Finding]) -> str:
         rows.append((finding.topic, f"{verdict:<8}", finding.found))
         if finding.remedy:
             rows.append(("", "", finding.remedy))
-    return "".join(f"{line}\n" for line in format_table(rows).splitlines())
+    return format_table(rows)
 
 
 def _judged(topic: str, found: str | None, disturbs: bool = False, remedy: str = "") -> Finding:

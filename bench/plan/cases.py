@@ -18,7 +18,7 @@ from bench.plan.params import Param, Value, refuse_unknown
 from bench.text import UserError, did_you_mean
 
 _OWN = "custom."
-EXPLAINER = "workloads.step.own:explained"
+EXPLAINER = "workloads.step.own:OwnStep"
 """What explains a step of the user's own; as text, as all targets are."""
 
 

@@ -245,7 +245,7 @@ def _with_file(options: Options, catalogue: Sequence[Definition]) -> Options:
     if options.plan_file is None:
         return options
     file = read_toml(options.plan_file, "plan file", PlanFile)
-    names = ("preset", "nproc", "backend", "device", "launches", "budget", "timeout")
+    *names, _ = PlanFile.__struct_fields__  # the last are its cases
     given = {name: getattr(file, name) for name in names if getattr(options, name) is None}
     texts = {name: str(given[name]) for name in ("budget", "timeout") if given.get(name) is not None}
     return replace(options, **{**given, **texts}, entries=tuple(case.entry(catalogue) for case in file.case))

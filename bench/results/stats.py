@@ -106,13 +106,6 @@ def effective_count(values: Sequence[float], visits: Sequence[int]) -> float | N
     return min(float(n), 0.25 / variance) if variance else float(n)
 
 
-def across_launches(values: Sequence[float], noun: str = "medians") -> Estimate:
-    """Return the geometric mean of one value a launch, with Student's t interval on their logarithms."""
-    if len(values) < 2:
-        return Estimate(value=values[0], method="one launch: no interval between launches")
-    return mean_of(values, f"launch {noun}", "amount")
-
-
 def mean_of(values: Sequence[float], of: str, kind: Kind) -> Estimate:
     """Return the mean of independent values with Student's t interval, both as their kind asks, never as they happen.
 

@@ -16,7 +16,7 @@ from bench.results.stats import (
     CONFIDENCE,
     LEAST_LAUNCHES,
     Estimate,
-    across_launches,
+    mean_of,
     median,
     ratio_within_launch,
     t_quantile,
@@ -73,7 +73,7 @@ def slow_down(base: Row, other: Row) -> MetricValue | None:
     if not both:
         return None
     ratios = [one.value / time.value for one, time in both]
-    found = across_launches(ratios, "ratios") if len(both) > 1 else ratio_within_launch(*both[0])
+    found = mean_of(ratios, "launch ratios", "amount") if len(both) > 1 else ratio_within_launch(*both[0])
     method = f"ratio of times, {found.method}"
     return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
 

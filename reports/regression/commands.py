@@ -8,8 +8,16 @@ import click
 from click.core import ParameterSource
 
 FILE = Path("runs/history.sqlite")
-_history = partial(click.option, "--history", type=click.Path(path_type=Path), default=FILE, show_default=True)
-history_option = partial(_history, envvar="PARBENCH_HISTORY", show_envvar=True)
+history_option = partial(
+    click.option,
+    "--history",
+    type=click.Path(path_type=Path),
+    default=FILE,
+    show_default=True,
+    envvar="PARBENCH_HISTORY",
+    show_envvar=True,
+)
+runs_option = partial(click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True)
 form_option = partial(click.option, "--format", "form", show_default=True, help="The form.")
 floor_option = click.option(
     "--floor",
@@ -44,12 +52,11 @@ Exit codes: 0 fine; 2 bad input; 4 too few launches within the budget.
 """
 
 _budget = partial(click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session.")
-_out = partial(click.option, "--out", type=click.Path(path_type=Path), show_default=True, help="Where runs go.")
 _words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
 
 
-def _is_given(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+def _budget_is_given() -> bool:
+    return click.get_current_context().get_parameter_source("budget") is ParameterSource.COMMANDLINE
 
 
 def _end_short(why: str, out: Path) -> NoReturn:
@@ -67,7 +74,7 @@ def _end_short(why: str, out: Path) -> NoReturn:
 @click.option("--across", multiple=True, metavar="GLOB", help="Another difference that you compare on purpose.")
 @unknown_option
 @click.option("--launches", type=click.IntRange(5, 24), help="Launches a side, at most; default: 24.")
-@_out(default=Path("runs/ab"))
+@runs_option(default=Path("runs/ab"), help="Where runs go.")
 @_words
 def ab(
     across: tuple[str, ...],
@@ -94,7 +101,7 @@ def ab(
         (a, b),
         partial(launch_run, out=out, words=words, tell=partial(click.echo, err=True)),
         budget_seconds=parse_duration(given["budget"]),
-        given=_is_given("budget"),
+        given=_budget_is_given(),
         floor=parse_floor(given["floor"]),
         launches=launches,
         across=across,
@@ -123,7 +130,7 @@ def ab(
     show_default=True,
     help="The file that keeps the floors.",
 )
-@_out(default=Path("runs/aa"))
+@runs_option(default=Path("runs/aa"), help="Where runs go.")
 @_words
 def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]) -> None:
     """Measure this machine's noise: changes below it are ignored.
@@ -150,7 +157,7 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
         budget_seconds=parse_duration(budget),
         first=launches,
         least=MIN_LAUNCHES // 2,
-        given=_is_given("budget"),
+        given=_budget_is_given(),
     )
     *_, pairs = turns
     if turns.short:

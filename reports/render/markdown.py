@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from reports import cells
+from reports.analysis.verdicts import Problem
 from reports.report import PROBLEM_COLUMNS, Column, Report, T
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
@@ -19,10 +20,10 @@ def render_markdown(report: Report) -> str:
         "\n".join(f"* **{one.word}** {escaped(one.sentence)}" for one in report.verdicts),
         *(f"**{escaped(told)}**" for told in (*report.warnings, *report.emulated)),
         *([escaped(report.heading)] if is_one else []),
-        *_titled("Wrong, hung or failed", PROBLEM_COLUMNS, report.problems),
+        *_titled("Wrong, hung or failed", report.problems),
         *_listed("Look at first", [one.words for one in report.findings]),
         *_listed("Settings compared", report.comparisons),
-        *_titled("Not measured", PROBLEM_COLUMNS, report.not_measured),
+        *_titled("Not measured", report.not_measured),
     ]
     for section in report.sections:
         lines += [f"## {escaped(section.title)}", *map(escaped, section.notes)]
@@ -51,8 +52,8 @@ def markdown_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _titled(title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> list[str]:
-    return [f"## {title}", markdown_table(columns, rows)] if rows else []
+def _titled(title: str, rows: Sequence[Problem]) -> list[str]:
+    return [f"## {title}", markdown_table(PROBLEM_COLUMNS, rows)] if rows else []
 
 
 def _listed(title: str, sentences: Sequence[str]) -> list[str]:

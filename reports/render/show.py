@@ -11,7 +11,7 @@ import click
 
 from bench.files import open_file
 from bench.results.runs import load_run
-from bench.text import UserError, format_duration, replace_file, writing
+from bench.text import UserError, format_duration, write_whole, writing
 from reports.analysis.several import DID_NOT_RUN, gather, is_sweep, unfolded
 from reports.analysis.verdicts import Verdict
 from reports.render.closing import render_closing
@@ -112,11 +112,6 @@ def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = N
 def write_report(runs: Sequence[Path], output: Path) -> None:
     """Write one page of several runs, whole or not at all; a run that cannot be read is told in it."""
     write_whole(output, rendered(report_of_several(gather(runs)), "html"))
-
-
-def write_whole(target: Path, content: bytes) -> None:
-    with writing(target):
-        replace_file(target, content)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:

@@ -11,7 +11,7 @@ from reports import cells
 from reports.analysis.analysis import Analysis
 from reports.analysis.experts import Atlas, Mixture, Place, Share, atlases, distinct, read_mixture, shares
 from reports.analysis.labels import differences, short_labels
-from reports.analysis.summary import Row, unreadable
+from reports.analysis.summary import unreadable
 from reports.figures.heat_maps import draw_atlas, draw_loads
 from reports.figures.svg import figure
 from reports.report import Column, Section, Table, known, measurement, number, words
@@ -37,9 +37,6 @@ def experts_section(found: Analysis) -> Section | None:
 
 
 def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
-    def row_of(one: Mixture) -> Row:
-        return one.row
-
     rows = [one.row for one in found]
     others = differences(rows, ("routing", "capacity", "ep", "variant"))
     of_ep = known((metric_column("bytes_ratio.ep"), metric_column("exposed_comm.ep")), rows)
@@ -49,7 +46,10 @@ def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
         number("capacity", lambda one: one.capacity, _capacity, "factor above which tokens drop; dropless has none"),
         number("EP", lambda one: one.ep, cells.whole, "ranks that experts are dealt out to"),
         words("variant", lambda one: cells.visible(one.variant) or cells.UNKNOWN, "how tokens get there and back"),
-        *(column.of(row_of) for column in (headline("step_time", rows), *metric_columns("experts", rows), *of_ep)),
+        *(
+            column.of(lambda one: one.row)
+            for column in (headline("step_time", rows), *metric_columns("experts", rows), *of_ep)
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from slurm.job.claims import Claims, is_gone, this_owner
 from slurm.job.ledger import Ledger, Standing, read_ledger, standings
 from slurm.job.point_run import Outcome
 from slurm.sweep.folder import Point, Sweep, load_sweep
-from slurm.system import MARGIN_SECONDS, Slurm, SlurmError, end_time, scale, too_long
+from slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_time, scale, too_long
 
 _LOOK_EVERY_SECONDS, _ASK_EVERY_SECONDS = 1.0, 10.0
 _TOLD_TO_STOP, _TIME_ENDED = "the job was told to stop", "the job's time ended"
@@ -55,7 +55,7 @@ def work(
     *,
     point_id: str | None = None,
     array: bool = False,
-    slurm: Slurm | None = None,
+    slurm: Slurm = SLURM,
     command: point_run.Command = point_run.parbench_run,
     environ: Mapping[str, str] = os.environ,
 ) -> int:
@@ -66,7 +66,7 @@ def work(
     folder = folder.absolute()
     sweep = load_sweep(folder)
     points = choose_points(sweep, point_id, environ.get("SLURM_ARRAY_TASK_ID", "") if array else None)
-    owner, slurm, signals = this_owner(environ), slurm or Slurm(), Signals()
+    owner, signals = this_owner(environ), Signals()
     with signals.heard(), Ledger(folder, owner.writer, owner.job) as ledger:
         claims = Claims(folder, owner, lambda other: is_gone(other, owner, slurm))
         return _Worker(folder, sweep, ledger, claims, slurm, signals, command, environ).work(points)

@@ -109,16 +109,16 @@ def find_slow(exchanges: Sequence[Exchange], rule: Rule = SUSPECT) -> Slow:
     return slow
 
 
-def confirm(exchanges: Sequence[Exchange], suspects: Slow, rule: Rule = BLAME) -> Slow:
+def confirm(exchanges: Sequence[Exchange], suspects: Slow) -> Slow:
     """Return those of the suspects that are slow with good partners in exchanges of their own, made to confirm them."""
     good = _without(exchanges, suspects.ranks, suspects.pairs)
     nodes, links = [], []
     for [rank] in (effect.ranks for effect in suspects.nodes):
         seen = _without(exchanges, suspects.ranks - {rank}, suspects.pairs)
-        nodes.append(_node_effect(rank, seen, rule, len(suspects.nodes)))
+        nodes.append(_node_effect(rank, seen, BLAME, len(suspects.nodes)))
     for pair in sorted(suspects.pairs):
         seen = [*good, *(e for e in exchanges if e.pair == pair)]
-        links.append(_link_effect(pair, seen, rule, len(suspects.links)))
+        links.append(_link_effect(pair, seen, BLAME, len(suspects.links)))
     slow_nodes, slow_links = (tuple(one for one in found if one and one.is_slow) for found in (nodes, links))
     return Slow(nodes=slow_nodes, links=slow_links)
 

@@ -11,7 +11,7 @@ from bench.launch.processes import PARBENCH
 from bench.text import UserError, counted, format_table, parse_duration, parse_size, short_host
 from slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
 from slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
-from slurm.system import Slurm, format_limit
+from slurm.system import SLURM, Slurm, format_limit
 
 LEAST_NODES = 3
 
@@ -143,9 +143,9 @@ def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:
     if "SLURM_JOB_ID" not in environ:
         if options.nodes is None:
             raise UserError("outside an allocation --nodes says how many nodes to screen")
-        Slurm().check_program("salloc")
+        SLURM.check_program("salloc")
         return subprocess.run(salloc_command(options), check=False).returncode, ""
-    nodes = allocated(options, environ, Slurm())
+    nodes = allocated(options, environ, SLURM)
     # before the rounds: while a node measures by itself, none measures with it
     answers = check_nodes(nodes, options.out / "check", environ) if options.devices else ()
     found = with_devices(screen_nodes(nodes, options), answers)

@@ -25,7 +25,7 @@ from workloads.data_parallel.fsdp import lay_out_fsdp
 from workloads.expert_parallel import moe_layer
 from workloads.expert_parallel.expert_probe import ExpertProbe
 from workloads.expert_parallel.groups import TP_NOTE, fill_sums, make_axes, split_attention
-from workloads.expert_parallel.moe_case import Moe, moe_of, num_routed_parameters
+from workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
 from workloads.expert_parallel.moe_layer import MoeLayer
 from workloads.expert_parallel.routes import Routes
 from workloads.model.shapes import BUCKET
@@ -63,7 +63,7 @@ class MixtureStep(TrainingStep):
         if moe is None:
             return found
         details = {
-            "routed_parameters": num_routed_parameters(shape, moe),
+            "routed_parameters": shape.layers * moe.experts * num_expert_parameters(shape, moe),
             "flops_convention": "PaLM: 6 N + 12 L H Q T a token, N of the k experts and shared ones that it meets",
             "expert_ffn": moe.expert_ffn,
         }

@@ -137,8 +137,3 @@ def _reasons(moe: Moe, shape: Shape, given: Mapping[str, Value], nproc: int) -> 
 def num_expert_parameters(shape: Shape, moe: Moe) -> int:
     """Return the elements of one routed expert, which has no biases."""
     return num_ffn_matrices(shape) * shape.hidden * moe.expert_ffn
-
-
-def num_routed_parameters(shape: Shape, moe: Moe) -> int:
-    """Return the elements of all routed experts of all layers, which the expert axis divides."""
-    return shape.layers * moe.experts * num_expert_parameters(shape, moe)

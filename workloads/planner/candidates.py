@@ -19,7 +19,6 @@ from workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
 from workloads.model.shapes import Shape
 from workloads.pipeline_parallel.schedules import default_chunks, splits_backward
 
-ORDER = ("dp", "pp", "fsdp", "cp", "tp")
 MICROBATCHES = (1, 2, 4, 8)
 CHECKPOINTINGS = ("none", "selective", "full:4", "full:2", "full")
 SCHEDULES = (("1f1b", 1), *(("interleaved", chunks) for chunks in (2, 3, 4, 6, 8)), ("zb_h1", 1), ("zb_h2", 1))

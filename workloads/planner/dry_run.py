@@ -22,6 +22,7 @@ from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from workloads.planner.placement import place_of
 
+GIGA = 1e9
 MOST_ACTIONS = 40_000
 _HIDEABLE_CP = ("ring", "striped", "zigzag")
 SHARDING = ("dp", "edp", "fsdp")

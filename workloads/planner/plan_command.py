@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from bench.files import encode_json
 from bench.plan.groups import parse_mesh
+from bench.results.details import PLAN_FILE
 from bench.results.document import Document
 from bench.results.runs import load_run
-from bench.text import UserError, one_of
+from bench.text import UserError, one_of, write_whole
 from workloads.costs.step_spec import StepSpec
 from workloads.mesh.axes import CP_METHODS
 from workloads.model.shapes import PRECISIONS, Widths
@@ -177,7 +179,7 @@ def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Seque
     problem = "" if run.fits else lack_of(run)
     budget = _budget(given, run)
     if given.output:
-        return Answer(problem=problem, document=dry_run_document(run, seconds, notes, budget))
+        return Answer(problem=problem, document=dry_run_document(run, seconds, notes, budget, problem=problem))
     if given.as_json:
         line = {**render.dry_run_json(run, notes), **({"budget": budget[0].as_json} if budget else {})}
         return Answer(render.as_line(line), problem)
@@ -234,10 +236,10 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
 
 
 def _validated(given: Given, path: Path) -> Answer:
-    from workloads.planner.measured.validate import validate, validation_text, write_validation
+    from workloads.planner.measured.validate import validate, validation_text
 
     found = validate(load_run(path), load_run(given.fits) if given.fits else None)
-    write_validation(path, found)
+    write_whole(path / PLAN_FILE, encode_json(found))
     return Answer(render.as_line(found) if given.as_json else validation_text(found))
 
 

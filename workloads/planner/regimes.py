@@ -14,11 +14,10 @@ from workloads.pipeline_parallel.bubbles import bubble_fraction
 from workloads.pipeline_parallel.schedules import make_schedule
 from workloads.pipeline_parallel.simulation import Timeline, simulate_even
 from workloads.planner.candidates import divisors, splits
-from workloads.planner.dry_run import DryRun, dry_run
+from workloads.planner.dry_run import GIGA, DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds
 
-_GIGA = 1e9
 _SCHEDULES = ("1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v", "dualpipe_v")
 _STAGES, _MICROBATCHES = 8, 32
 _MOST_GPUS = 4096
@@ -144,8 +143,8 @@ def state_by_ranks(step: StepSpec, hardware: Hardware) -> Table:
     lines: dict[str, dict[int, float]] = {}
     for ranks in places:
         for name, spec in zero_specs(step, ranks).items():
-            lines.setdefault(name, {})[ranks] = memory_of(spec.positions[0]).state / _GIGA
-    limit = hardware.usable_bytes / _GIGA
+            lines.setdefault(name, {})[ranks] = memory_of(spec.positions[0]).state / GIGA
+    limit = hardware.usable_bytes / GIGA
     return _table(
         "state",
         "State against ranks",
@@ -209,12 +208,12 @@ def largest(step: StepSpec, hardware: Hardware) -> Table:
             held = whole.parameters + whole.gradients + whole.optimizer * split / gpus
             each[f"TP {tensor} x PP 8 x ZeRO-1"] = held / split
         for name, held in each.items():
-            lines.setdefault(name, {})[gpus] = hardware.usable_bytes / held / _GIGA
+            lines.setdefault(name, {})[gpus] = hardware.usable_bytes / held / GIGA
         gpus *= 2
     return _table(
         "largest",
         "Largest model against GPUs, 1e9 parameters",
-        f"parameters, in 1e9, whose state fits into {hardware.usable_bytes / _GIGA:.1f} GB a GPU, without activations",
+        f"parameters, in 1e9, whose state fits into {hardware.usable_bytes / GIGA:.1f} GB a GPU, without activations",
         "strategy",
         "GPUs",
         Column(title="parameters (1e9)", unit="number"),

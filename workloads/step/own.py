@@ -29,11 +29,6 @@ _UNNAMED = ("", "undefined", "default_pg")
 _TIMED_STEPS = 3
 
 
-def explained(world: World, subject: Subject) -> "OwnStep":
-    """Return a subject with an explanation; all else is as it was."""
-    return OwnStep(world, subject)
-
-
 @dataclass(frozen=True)
 class Groups:
     """The process groups of a step, by name."""

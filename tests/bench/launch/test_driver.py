@@ -114,7 +114,7 @@ class Stage:
         """Drive what is pending, at most so many; return launch, number and status of the records written by now."""
         run = load_run(self.path)
         with open_writer(self.path) as writer:
-            driver = Driver(run, writer, self.start, self, hosts=(self.host,), facts=self.facts)
+            driver = Driver(run, writer, self.start, self, hosts=(self.host,), facts=self.facts, began=time.monotonic())
             driver.drive(remaining(run, fills=fills)[:most])
         return [(record.launch, record.case.params["number"], record.status) for record in self.records()]
 

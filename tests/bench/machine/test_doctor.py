@@ -249,7 +249,7 @@ def test_machines_with_gpus_are_told_in_words_with_a_remedy(tmp_path: Path) -> N
             links=lambda index: links.get(index, ["25 GB/s"] * 12),
         ),
     ]
-    assert "\n".join(shown) == WORDS
+    assert "\n\n".join(shown) + "\n" == WORDS
     [broken] = [found for found in examine_here(install(tmp_path, listed=[])) if found.topic in GPU_TOPICS]
     assert (broken.topic, broken.disturbs) == ("gpu driver", True)
     assert "no GPU is visible" in broken.found

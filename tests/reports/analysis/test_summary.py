@@ -14,7 +14,7 @@ from bench.plan.plan import Skipped
 from bench.results.metrics import MetricValue, merge_metrics
 from bench.results.records import Check, Record, Status
 from bench.results.runs import load_run
-from bench.results.stats import Grade, across_launches, t_quantile
+from bench.results.stats import Grade, mean_of, t_quantile
 from reports.analysis.ranks import MOST_ROWS, Late, late_rows
 from reports.analysis.summary import common_details, exit_code, num_ranks, summarize
 
@@ -36,7 +36,7 @@ def test_launches_are_merged_by_the_geometric_mean_with_a_t_interval() -> None:
     launches[1]["time_p99"] = launches[2]["time_p99"] = seconds_metric(9.0)
     merged = merge_metrics(launches)
     assert list(merged) == ["time", "algbw", "time_p99"]
-    time, expected = merged["time"], across_launches([1.0, 2.0, 4.0])
+    time, expected = merged["time"], mean_of([1.0, 2.0, 4.0], "launch medians", "amount")
     assert time.value == pytest.approx(2.0)
     assert (time.low, time.high, time.unit, time.better) == (expected.low, expected.high, "s", "lower")
     assert time.method == "geometric mean of 3 launch medians, Student's t interval on logarithms, 2 degrees of freedom"

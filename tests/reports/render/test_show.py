@@ -24,7 +24,7 @@ from traced import run_with, timeline, traced_record
 import parbench
 from bench.results.records import Record
 from bench.results.runs import RecordWriter, Run, load_run, open_writer
-from bench.text import UserError
+from bench.text import UserError, write_whole
 from reports.analysis import several as analysis_of_several
 from reports.analysis.several import several
 from reports.analysis.summary import summarize
@@ -34,7 +34,7 @@ from reports.render.closing import render_closing
 from reports.render.data import embedded_json, render_csv, render_json
 from reports.render.markdown import escaped, render_markdown
 from reports.render.page import render_page
-from reports.render.show import build, build_report, follow, is_written, show_again, show_run, write_files, write_whole
+from reports.render.show import build, build_report, follow, is_written, show_again, show_run, write_files
 from reports.render.terminal import render_text
 from reports.report import Report
 from reports.sections import one_run

@@ -12,10 +12,12 @@ from report_rows import cells_of, found_in, found_of, matrix_case, run_of, secti
 from reports_fixtures import bad, collective, collective_metrics, ok, pipeline_record, simulated, step, training_metrics
 from traced import run_with, timeline, traced_record
 
+from bench.files import encode_json
 from bench.plan.cases import make_case
 from bench.results.details import PLAN_FILE, Component, Published, StepCheck, Validation
 from bench.results.records import Arrival
 from bench.results.runs import Run
+from bench.text import write_whole
 from reports.analysis.analysis import Analysis
 from reports.analysis.summary import Row
 from reports.render.markdown import render_markdown
@@ -29,7 +31,6 @@ from reports.sections.one_run import report_of
 from reports.sections.predictions import predicted_section
 from reports.sections.steps import step_section
 from workloads.planner.measured.published import published
-from workloads.planner.measured.validate import write_validation
 
 
 def test_sections_come_in_the_order_in_which_they_are_read_with_anchors_that_differ() -> None:
@@ -119,7 +120,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def predictions(run: Run, found: Validation) -> Section:
-    write_validation(run.path, found)
+    write_whole(run.path / PLAN_FILE, encode_json(found))
     return there(predicted_section(found_of(run)))
 
 

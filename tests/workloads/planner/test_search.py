@@ -19,7 +19,7 @@ from bench.text import UserError
 from workloads.costs.step_spec import StepSpec
 from workloads.expert_parallel.moe_case import moe_of
 from workloads.expert_parallel.routing import BALANCED
-from workloads.planner.candidates import CP_METHODS, ORDER, SCHEDULES, Wanted, candidates, divisors, splits
+from workloads.planner.candidates import CP_METHODS, SCHEDULES, Wanted, candidates, divisors, splits
 from workloads.planner.dry_run import Axis, DryRun, dry_run
 from workloads.planner.hardware import Hardware
 from workloads.planner.lacking import lack_of, require_found, smallest_feasible, smallest_words
@@ -49,7 +49,7 @@ def test_meshes_are_all_products_that_the_models_sizes_allow_the_innermost_talki
     for gpus in (8, 12, 16):
         want = wanted("small-llama", gpus, 1536)  # which so many data ranks and microbatches divide
         every = [
-            dict(zip(ORDER, each, strict=True))
+            dict(zip(("dp", "pp", "fsdp", "cp", "tp"), each, strict=True))
             for each in product([n for n in range(1, gpus + 1) if gpus % n == 0], repeat=5)
             if math.prod(each) == gpus
         ]

@@ -10,7 +10,7 @@ from ranks import Ranks
 import parbench
 from bench.world.subject import Explanation
 from bench.world.world import World
-from workloads.step.own import explained
+from workloads.step.own import OwnStep
 
 
 def checked(world: World, name: str, **how: Any) -> tuple[int, list[str]]:
@@ -23,7 +23,7 @@ def checked(world: World, name: str, **how: Any) -> tuple[int, list[str]]:
 
 def explanation(world: World, name: str, **how: Any) -> Explanation:
     subject = getattr(own_steps, name)(world, **how)
-    own = explained(world, subject)
+    own = OwnStep(world, subject)
     for _ in range(2):
         own.step()
     found = own.explain(subject.reset, 0.0)

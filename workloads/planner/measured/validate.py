@@ -8,14 +8,12 @@ not predicted.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 
-from bench.files import encode_json
-from bench.results.details import PLAN_FILE, STATE, Action, Component, StepCheck, Validation
+from bench.results.details import STATE, Action, Component, StepCheck, Validation
 from bench.results.metrics import MetricValue, merge_metrics
 from bench.results.records import Record
 from bench.results.runs import Run
-from bench.text import UserError, counted, replace_file, writing
+from bench.text import UserError, counted
 from workloads.catalogue import DEFINITIONS, STRATEGIES
 from workloads.costs.communication_pattern import bytes_by_axis, calls
 from workloads.costs.memory import memory_of, schedule_of
@@ -62,12 +60,6 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
     if lacking is not None and not rows:
         raise lacking
     return Validation(run=run.info.id, fits=fits.info.id, rows=rows, left_out=left_out, published=published())
-
-
-def write_validation(path: Path, found: Validation) -> None:
-    """Write ``plan.json`` into the run's folder, whole or not at all."""
-    with writing(path / PLAN_FILE):
-        replace_file(path / PLAN_FILE, encode_json(found))
 
 
 def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | str:

@@ -12,9 +12,8 @@ from workloads.costs.memory import schedule_of
 from workloads.pipeline_parallel.bubbles import facts_of, rows_of
 from workloads.planner.budget import Budget
 from workloads.planner.candidates import Wanted
-from workloads.planner.dry_run import DryRun, Held, pipeline_of
+from workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
 from workloads.planner.hardware import Hardware
-from workloads.planner.lacking import lack_of
 from workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
 from workloads.planner.link_time import Seconds
 from workloads.planner.rationale import binding_of, rationale, settings_of
@@ -24,14 +23,6 @@ from workloads.planner.search import Found
 
 MOST_BARS = 10
 _LEGIBLE = 320  # actions of a pipeline that are drawn, or those of two rounds of microbatches
-_GIGA = 1e9
-
-
-def dry_run_document(
-    run: DryRun, seconds: Seconds | None = None, notes: Sequence[str] = (), budget: Sequence[Budget] = ()
-) -> Document:
-    problem = "" if run.fits else lack_of(run)
-    return _document(run, [], seconds, notes, budget, problem=problem)
 
 
 def search_document(
@@ -54,16 +45,16 @@ def search_document(
         tables=[_candidates(found, top), _front(found), _refused(found, wanted)],
         notes=[f"{told}.", *(f"{line}." for line in rationale(found))],
     )
-    return _document(best, [part], seconds, notes, budget)
+    return dry_run_document(best, seconds, notes, budget, first=[part])
 
 
-def _document(
+def dry_run_document(
     run: DryRun,
-    first: Sequence[Part],
-    seconds: Seconds | None,
-    notes: Sequence[str],
-    budget: Sequence[Budget],
+    seconds: Seconds | None = None,
+    notes: Sequence[str] = (),
+    budget: Sequence[Budget] = (),
     *,
+    first: Sequence[Part] = (),
     problem: str = "",
 ) -> Document:
     spec, usable = run.spec, run.hardware.usable_bytes
@@ -84,7 +75,7 @@ def _document(
             (f"{run.tokens_per_second:,.0f}", "tokens a second"),
             (f"{run.mfu:.1%}", f"MFU; bound by {binding_of(run)}"),
             *((f"{one.seconds / 86400:,.1f} days", f"{one.gpu_hours:,.0f} GPU-hours for all tokens") for one in budget),
-            (f"{whole / _GIGA:.1f} GB", f"of {usable / _GIGA:.1f} GB usable on the fullest rank"),
+            (f"{whole / GIGA:.1f} GB", f"of {usable / GIGA:.1f} GB usable on the fullest rank"),
         ],
         problem=problem,
     )
@@ -97,11 +88,11 @@ def label_of(run: DryRun) -> str:
 
 
 def _held(held: Held) -> dict[str, float]:
-    return {name: getattr(held.memory, name) / _GIGA for name in COMPONENTS}
+    return {name: getattr(held.memory, name) / GIGA for name in COMPONENTS}
 
 
 def _limit(hardware: Hardware) -> tuple[float, str]:
-    return hardware.usable_bytes / _GIGA, f"{hardware.usable_bytes / _GIGA:.1f} GB usable"
+    return hardware.usable_bytes / GIGA, f"{hardware.usable_bytes / GIGA:.1f} GB usable"
 
 
 _COLUMNS = (
@@ -116,7 +107,7 @@ _COLUMNS = (
 
 
 def _row(run: DryRun) -> list[Cell]:
-    memory = run.fullest.memory.total / _GIGA
+    memory = run.fullest.memory.total / GIGA
     words = (run.spec.mesh_text, settings_of(run.spec), binding_of(run))
     return [*words, run.seconds, run.tokens_per_second, run.mfu, memory]
 
@@ -150,7 +141,7 @@ def _candidates(found: Found, top: int) -> Table:
 
 
 def _front(found: Found) -> Table:
-    points = {label_of(run): (run.seconds, run.fullest.memory.total / _GIGA) for run in (*found.best, *found.front)}
+    points = {label_of(run): (run.seconds, run.fullest.memory.total / GIGA) for run in (*found.best, *found.front)}
     return Table(
         id="front",
         title="Less memory for more time",
@@ -219,7 +210,7 @@ def _axes(run: DryRun) -> list[Table]:
         [
             axis.name,
             axis.where,
-            axis.sent_bytes / _GIGA,
+            axis.sent_bytes / GIGA,
             axis.seconds,
             axis.hidden_seconds,
             axis.exposed_seconds,
@@ -255,7 +246,7 @@ def _memory(run: DryRun) -> Table:
             *(Column(title=name, help=f"bytes of {name}", unit="GB") for name in COMPONENTS),
             Column(title="total", help="all components at once", unit="GB"),
         ],
-        rows=[[held.at.words, *_held(held).values(), held.memory.total / _GIGA] for held in run.ranks],
+        rows=[[held.at.words, *_held(held).values(), held.memory.total / GIGA] for held in run.ranks],
         figures=[
             Stacks(
                 title="What memory holds",
