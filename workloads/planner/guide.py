@@ -18,13 +18,13 @@ from workloads.costs.parameter_table import elements_of, num_parameters
 from workloads.costs.step_spec import Position, StepSpec
 from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
 from workloads.planner.candidates import splits
+from workloads.planner.dry_run import GIGA
 from workloads.planner.hardware import Hardware
 from workloads.planner.link_time import Seconds
 from workloads.planner.regimes import regimes, simulated
-from workloads.planner.report.render import assumptions
+from workloads.planner.report.render import assumptions, parameter_words
 
 MODEL, GPUS = "llama3-8b", 64
-GIGA = 1e9
 _LETTERS = (
     "One sequence a microbatch, no checkpointing. Psi parameters of e bytes, W of them that TP leaves whole; n ranks, "
     "r = (n - 1) / n, HSDP n copies of f shards; L layers, D of them without the experts that the others have; M "
@@ -142,15 +142,14 @@ def guide(
 ) -> Document:
     """Return the table of strategies and the figures of regimes for a model on so many GPUs."""
     known = strategies(step, gpus, hardware.gpus_per_node)
-    parameters = num_parameters(step.shape, step.moe)
     heading = (
-        f"{step.name}: {parameters / GIGA:.4g}e9 parameters, {step.shape.layers} layers of {step.shape.hidden}, "
+        f"{step.name}: {parameter_words(step.shape, step.moe)}, {step.shape.layers} layers of {step.shape.hidden}, "
         f"sequence {step.shape.sequence}; {gpus} GPUs ({hardware.name}), {hardware.gpus_per_node} a node"
     )
     first = Part(id="strategies", title="Strategies", tables=[_strategies(known, against)], notes=[])
     told = [f"Assumed: {one}." for one in assumptions(hardware, step.element_bytes, notes)]
     second = Part(id="regimes", title="Regimes", tables=regimes(step, gpus, hardware, seconds), notes=told)
-    sayings = Part(id="sayings", title="Loose sayings", tables=[_sayings(known, step, parameters)])
+    sayings = Part(id="sayings", title="Loose sayings", tables=[_sayings(known, step)])
     return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, parts=[first, second, sayings])
 
 
@@ -209,7 +208,7 @@ def ratio_of(one: Strategy, run: Run) -> float | None:
     return median(found) if found else None
 
 
-def _sayings(known: Sequence[Strategy], step: StepSpec, parameters: float) -> Table:
+def _sayings(known: Sequence[Strategy], step: StepSpec) -> Table:
     return Table(
         id="notes",
         title="Loose sayings",
@@ -218,12 +217,12 @@ def _sayings(known: Sequence[Strategy], step: StepSpec, parameters: float) -> Ta
             Column(title="said", help="by papers, courses and blogs"),
             Column(title="holds", help="where, with numbers"),
         ],
-        rows=sayings(known, step, parameters),
+        rows=sayings(known, step),
     )
 
 
-def sayings(known: Sequence[Strategy], step: StepSpec, parameters: float) -> list[tuple[str, str]]:
-    psi = parameters * step.element_bytes
+def sayings(known: Sequence[Strategy], step: StepSpec) -> list[tuple[str, str]]:
+    psi = num_parameters(step.shape, step.moe) * step.element_bytes
     sums = ", ".join(f"{sent_bytes('all_reduce', psi, n) / psi:.3g} Psi on {n}" for n in (2, 8, 64))
     waits = []
     for name in ("zb_h2", "zb_v"):

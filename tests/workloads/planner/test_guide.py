@@ -102,7 +102,7 @@ def test_a_mixture_and_layers_that_do_not_divide_have_squares_too() -> None:
 
 def test_loose_sayings_have_the_numbers_that_they_leave_out() -> None:
     step = model_of("llama3-8b")
-    told = dict(sayings(strategies(step, 64, 8), step, num_parameters(step.shape)))
+    told = dict(sayings(strategies(step, 64, 8), step))
     assert "1 Psi on 2, 1.75 Psi on 8, 1.97 Psi on 64 ranks" in told["DDP sends 2 Psi"]
     assert "zb_v 0.0% of a rank's own span, 5.9% of the step" in told["a zero-bubble pipeline has no bubble"]
     both = told["Ring and Ulysses send the same"]

@@ -12,7 +12,9 @@ from workloads.costs.communication_pattern import SOURCES, calls, equation_of
 from workloads.costs.equation import Equation
 from workloads.costs.flops import again_bytes, product_weights, stage_flops
 from workloads.costs.memory import activations_equation, buffers_equation, state_equation, updated_elements
-from workloads.costs.parameter_table import ends_elements, layer_elements
+from workloads.costs.parameter_table import ends_elements, layer_elements, num_active_parameters, num_parameters
+from workloads.expert_parallel.moe_case import Moe
+from workloads.model.shapes import Shape
 from workloads.planner.candidates import Wanted, limits
 from workloads.planner.dry_run import DryRun
 from workloads.planner.hardware import Hardware
@@ -46,8 +48,16 @@ def batch_words(run: DryRun) -> str:
     return (
         f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
         f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
-        f"{spec.microbatch}, sequence {spec.shape.sequence}"
+        f"{spec.microbatch}, sequence {spec.shape.sequence}, {parameter_words(spec.shape, spec.moe)}"
     )
+
+
+def parameter_words(shape: Shape, moe: Moe | None) -> str:
+    """Return how many parameters a model has and, where tokens choose experts, how many of them one token meets."""
+    whole, met = num_parameters(shape, moe), num_active_parameters(shape, moe)
+    unit, factor = ("B", 1e9) if whole >= 1e9 else ("M", 1e6)
+    active = f" ({met / factor:.4g} {unit} active)" if moe else ""
+    return f"{whole / factor:.4g} {unit} parameters{active}"
 
 
 def _memory(run: DryRun) -> str:
@@ -140,7 +150,8 @@ def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
     caveats = [f"{run.spec.mesh_text}: {caveat}" for run in found.best for caveat in run.caveats]
     parts = [
         f"Predicted, not measured: {wanted.step.name} on {wanted.gpus} GPUs ({hardware.name}) at global batch "
-        f"{wanted.global_batch} of {wanted.step.shape.sequence} tokens; {found.tried} candidates looked at, "
+        f"{wanted.global_batch} of {wanted.step.shape.sequence} tokens, "
+        f"{parameter_words(wanted.step.shape, wanted.step.moe)}; {found.tried} candidates looked at, "
         f"{found.too_large} too large, {sum(found.refused.values())} refused by a rule; no other is faster",
         "\n".join([table(head, rows(found.best), left=3), *caveats]),
         "\n  ".join(["Why the first:", *rationale(found)]),
@@ -182,6 +193,8 @@ def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
         "kind": "dry-run",
         "predicted": True,
         "model": spec.name,
+        "parameters": num_parameters(spec.shape, spec.moe),
+        "active_parameters": num_active_parameters(spec.shape, spec.moe),
         "gpus": spec.world,
         "mesh": dict(spec.mesh),
         "microbatch": spec.microbatch,

@@ -219,7 +219,7 @@ def test_the_guide_is_text_first_and_a_page_where_asked(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     for words in (
         "Assumed: links at 80% of 450 GB/s",
-        "llama3-8b: 8.03e9 parameters",
+        "llama3-8b: 8.03 B parameters",
         "2 Psi e r",
         "Largest model",
         "Ring and Ulysses",

@@ -45,7 +45,7 @@ def test_durations_have_three_digits_and_tables_align_words_left_and_numbers_rig
 
 def test_it_says_first_that_nothing_was_measured_and_below_what_was_assumed() -> None:
     assert TEXT.startswith("Predicted, not measured: llama3-70b on 1024 GPUs (h100), mesh dp=8,fsdp=4,pp=4,tp=8")
-    assert "global batch 1024 = 32 data ranks x 32 microbatches x 1" in TEXT
+    assert "global batch 1024 = 32 data ranks x 32 microbatches x 1, sequence 8192, 70.55 B parameters, " in TEXT
     told = TEXT[TEXT.index("Assumed:") :]
     for part in ("55% of 989.4 TFLOP/s", "80% of 450 GB/s", "fsdp 90%", "launch 8 us", "not checked", "a note"):
         assert part in told, part
@@ -83,7 +83,7 @@ def test_a_search_shows_candidates_what_binds_them_and_why() -> None:
     wanted = Wanted(step=ask(model="llama3-8b"), gpus=16, global_batch=64)
     found = search(wanted, H100, top=3)
     text, told = search_text(found, wanted, ["a note"]), json.loads(as_line(search_json(found)))
-    asked = "llama3-8b on 16 GPUs (h100) at global batch 64 of 8192 tokens"
+    asked = "llama3-8b on 16 GPUs (h100) at global batch 64 of 8192 tokens, 8.03 B parameters"
     assert text.startswith(f"Predicted, not measured: {asked}; {found.tried} candidates")
     for run, best in zip(found.best, told["best"], strict=True):
         assert re.search(rf"^{re.escape(run.spec.mesh_text)} .*{re.escape(binding_of(run))}", text, re.MULTILINE)
