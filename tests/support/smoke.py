@@ -12,14 +12,16 @@ PARBENCH = str(Path(sys.executable).with_name("parbench"))
 
 
 def smoke(folder: Path) -> Run:
-    run = _measured(folder / "quick", "25s")
-    return run if all(record.status == "ok" for record in run.records) else _measured(folder / "slow", "8m")
+    """Return it whole: what a busy machine leaves out in the first minute is made after it."""
+    run = _measured(folder, "--all", "--preset", "smoke", "--nproc", "2", "--budget", "45s")
+    if any(record.status == "skipped" for record in run.records):
+        run = _measured(folder, "--resume", f"runs/{run.path.name}", "--budget", "8m")
+    return run
 
 
-def _measured(folder: Path, budget: str) -> Run:
-    folder.mkdir()
+def _measured(folder: Path, *words: str) -> Run:
     done = subprocess.run(
-        [PARBENCH, "run", "--all", "--preset", "smoke", "--nproc", "2", "--budget", budget],
+        [PARBENCH, "run", *words],
         cwd=folder,
         env=environment(),
         capture_output=True,
@@ -29,5 +31,5 @@ def _measured(folder: Path, budget: str) -> Run:
     )
     (folder / "printed").write_text(done.stdout)
     assert done.returncode in (0, 4), done.stdout + done.stderr
-    [path] = (folder / "runs").iterdir()
+    [path] = (folder / "runs").glob("*Z-*")
     return load_run(path)
