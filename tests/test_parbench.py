@@ -1,11 +1,9 @@
 """The command line as a stranger meets it."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -202,19 +200,6 @@ def test_what_a_budget_left_out_is_made_when_the_run_goes_on(parbench: Command) 
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[0].startswith("2 measurements of 2 to make")
     assert re.search(r"^COMPLETE +1 case, 2 launches each$", done.stdout, re.MULTILINE)
-
-
-@pytest.mark.full
-def test_methods_are_compared_by_two_launches_each_or_the_run_says_which_budget_that_needs(parbench: Command) -> None:
-    words = ("--only", "cp", "--set", "method=ring,zigzag,ulysses", "--nproc", "4", "--budget", "2m")
-    ran = parbench("run", *words, "--json")
-    counts = Counter(json.loads(line)["case"]["id"] for line in ran.stdout.splitlines() if '"status":"ok"' in line)
-    assert len(counts) <= 3
-    if len(counts) == 3 and min(counts.values()) >= 2:
-        assert ran.returncode == 0, ran.stderr
-    else:
-        assert ran.returncode == 4
-        assert re.search(r"the budget of 2 min 0 s .*; --budget \d+m holds all", ran.stderr)
 
 
 def test_a_name_that_no_system_has_and_a_number_that_sizes_loops_are_one_sentence(tmp_path: Path) -> None:

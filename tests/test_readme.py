@@ -65,7 +65,11 @@ def lines() -> Iterator[tuple[Path, str]]:
 
 
 COMMANDS = list(dict.fromkeys(line for _, line in lines()))
-IN_FULL = [line for path, line in lines() if line.startswith("parbench run") and (path == FIRST or "--target" in line)]
+IN_FULL = [
+    line
+    for line in COMMANDS
+    if line == "parbench run" or any(word in line for word in ("--only matrix", "compute=timed:50ms", "mystep:"))
+]
 
 
 def here(line: str) -> bool:

@@ -23,6 +23,7 @@ from bench.launch.control_channel import Outcome
 from bench.plan.cases import load_catalogue
 from bench.plan.options import Options
 from bench.plan.plan import PRESETS
+from reports.render import show
 
 Call = Callable[..., Result]
 ONE_TABLE = ("--set", "mode=blocking", "--launches", "1")
@@ -40,6 +41,12 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
     fake = FakeRanks()
     monkeypatch.setattr(measuring, "_starter", fake.starter)
     return fake
+
+
+@pytest.fixture
+def without_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare the seconds that a page takes, which has its own tests."""
+    monkeypatch.setattr(show, "rendered", lambda report, form: b"")
 
 
 @pytest.fixture
@@ -113,6 +120,7 @@ def test_json_is_one_valid_record_a_line_on_stdout_and_the_folder_on_stderr_and_
     assert (folder / "report.html").exists()
 
 
+@pytest.mark.usefixtures("without_page")
 def test_the_exit_code_says_how_the_run_went(call: Call, ranks: FakeRanks) -> None:
     ends = [outcome(), *(Outcome(status=status, reason="because") for status in ("wrong", "failed", "skipped"))]
     for end, code in zip(ends, [0, 1, 4, 0], strict=True):
@@ -147,6 +155,7 @@ def test_a_rank_that_only_joins_prints_nothing_and_a_driver_among_ranks_leaves_a
     assert CliRunner().invoke(run, [], obj=hooks).exception.args == (4,)  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("without_page")
 def test_a_bad_budget_is_refused_before_any_rank_starts_and_a_good_one_gives_the_exit_code(
     call: Call, ranks: FakeRanks
 ) -> None:

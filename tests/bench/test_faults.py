@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import psutil
@@ -63,27 +64,36 @@ def running(folder: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
 # --- ranks of our own ---
 
 
-def test_a_killed_rank_ends_its_case_and_the_others_go_on(parbench: Command, tmp_path: Path) -> None:
-    # rank 1 dies in the second of three cases: at = 0 never comes
-    done = parbench("run", *QUICK, "--target", "faults:killed", "--set", "at=0,8,-1")
-    records = records_of(tmp_path)
-    assert [record.status for record in records] == ["ok", "failed", "ok"]
-    assert records[1].reason == "rank 1 died: ended by SIGKILL"
-    assert not records[1].metrics
-    assert done.returncode == 4
-    assert "rank 1 died" in " ".join(done.stdout.split())  # which is as wide as a terminal
+def several(parbench: Command, folder: Path, *faults: str) -> tuple[dict[str, Record], "CompletedProcess[str]"]:
+    """Return the records of a run of these faults, by their names, and what it printed."""
+    done = parbench("run", *QUICK, "--timeout", "3s", "--target", "faults:several", "--set", f"how={','.join(faults)}")
+    found = {str(record.case.params["how"]): record for record in records_of(folder)}
+    assert [*found] == [*faults]
+    return found, done
 
 
-def test_a_stopped_rank_is_a_hang_that_names_it_and_shows_where_the_others_wait(
+def test_a_killed_a_stopped_and_a_wrong_rank_end_their_case_and_the_rest_goes_on(
     parbench: Command, tmp_path: Path
 ) -> None:
-    done = parbench("run", *QUICK, "--timeout", "3s", "--target", "faults:stopped", "--set", "at=-1,8")
-    before, hang = records_of(tmp_path)
-    assert (before.status, hang.status, done.returncode) == ("ok", "hang", 4)
-    assert hang.reason == "no end within 3 s: rank 1 did not arrive"
-    waiting, stopped = hang.ranks
+    found, done = several(parbench, tmp_path, "killed", "swapped", "stopped", "fine")
+    assert {how: record.status for how, record in found.items()} == {
+        "killed": "failed",
+        "swapped": "wrong",
+        "stopped": "hang",
+        "fine": "ok",
+    }
+    assert done.returncode == 1
+    assert found["killed"].reason == "rank 1 died: ended by SIGKILL"
+    assert "rank 1 died" in " ".join(done.stdout.split())  # which is as wide as a terminal
+    assert found["stopped"].reason == "no end within 3 s: rank 1 did not arrive"
+    waiting, stopped = found["stopped"].ranks
     assert "all_reduce" in waiting.stack
     assert "stopped" in stopped.state
+    assert not found["swapped"].check.passed
+    assert found["swapped"].check.wrong
+    for how in ("killed", "swapped", "stopped"):
+        assert not found[how].metrics, "what went wrong has no time"
+        assert not found[how].samples.values
 
 
 @pytest.mark.full
@@ -97,33 +107,19 @@ def test_new_ranks_start_when_those_that_hung_are_gone_and_may_take_no_sigterm(
     assert (after.status, after.reason, after.notes) == ("ok", "", [])
 
 
-def test_a_wrong_result_has_no_time(parbench: Command, tmp_path: Path) -> None:
-    done = parbench("run", *QUICK, "--target", "faults:swapped")
-    [record] = records_of(tmp_path)
-    assert (record.status, record.check.passed, record.metrics, done.returncode) == ("wrong", False, {}, 1)
-    assert record.check.wrong
-    assert not record.samples.values
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("fault", "reason", "code"),
-    [
-        ("asleep", "no end within 4 s: rank 1 did not arrive", 4),  # though it answers
-        ("raising", "rank 1 raised RuntimeError: the roof is on fire", 4),
-        ("exiting", "rank 1 died: exit code 7", 4),
-        ("disagreeing", "ranks disagree about what a step does: 1 unlike rank 0", 4),
-        ("late_wrong", "results differ from the reference after the timed region: 1 on rank 0, 1 on rank 1", 1),
-    ],
-)
-def test_whatever_a_rank_does_its_case_has_a_reason(
-    parbench: Command, tmp_path: Path, fault: str, reason: str, code: int
-) -> None:
-    done = parbench("run", *QUICK, "--timeout", "4s", "--target", f"faults:{fault}")
-    [record] = records_of(tmp_path)
-    assert (record.reason, done.returncode) == (reason, code)
-    if fault == "asleep":
-        assert "mischief" in record.ranks[1].stack
+def test_whatever_a_rank_does_its_case_has_a_reason(parbench: Command, tmp_path: Path) -> None:
+    reasons = {
+        "asleep": "no end within 3 s: rank 1 did not arrive",  # though it answers
+        "raising": "rank 1 raised RuntimeError: the roof is on fire",
+        "exiting": "rank 1 died: exit code 7",
+        "disagreeing": "ranks disagree about what a step does: 1 unlike rank 0",
+        "late_wrong": "results differ from the reference after the timed region: 1 on rank 0, 1 on rank 1",
+    }
+    found, done = several(parbench, tmp_path, *reasons)
+    assert {how: record.reason for how, record in found.items()} == reasons
+    assert done.returncode == 1
+    assert "mischief" in found["asleep"].ranks[1].stack
 
 
 def test_a_killed_driver_leaves_no_rank_and_a_run_to_resume(parbench: Command, tmp_path: Path) -> None:

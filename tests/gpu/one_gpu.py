@@ -102,7 +102,10 @@ class Session:
 
     def parbench(self, name: str, *words: str, cwd: Path = ROOT, budget: float = 60) -> tuple[list[Record], list[Line]]:
         """Run ``parbench run``; return its records, and a line that says whether all is well."""
-        budget = max(budget, 30) if self.rehearse else min(budget, max(5.0, self.until - time.monotonic() - 25))
+        if self.rehearse:
+            budget = 15 if budget < 60 else budget
+        else:
+            budget = min(budget, max(5.0, self.until - time.monotonic() - 25))
         out = self.work / "runs" / name
         more = ("--budget", f"{budget:.0f}s", "--out", str(out))
         code, told = self.command(name, "-m", "parbench", "run", *words, *more, cwd=cwd)
@@ -266,7 +269,15 @@ def memory(session: Session) -> Iterator[Line]:
 def health(session: Session) -> Iterator[Line]:
     """Check the GPU by itself: right results, and what its driver tells."""
     place = ("--device", session.device, "--nproc", "2" if session.rehearse else "1")
-    words = ("check", *place, "--budget", "25s", "--out", str(session.work / "check"), "--json")
+    words = (
+        "check",
+        *place,
+        "--budget",
+        "15s" if session.rehearse else "25s",
+        "--out",
+        str(session.work / "check"),
+        "--json",
+    )
     code, told = session.command("check", "-m", "parbench", *words)
     found: Record = next((json.loads(line) for line in told.splitlines() if line.startswith('{"verdict"')), {})
     figures = [f"{name} {rate['value']:.3g} {rate['unit']}" for one in found.get("devices", ())[:1]
@@ -327,7 +338,7 @@ def on_gloo(session: Session) -> Iterator[Line]:
 def hangs(session: Session) -> Iterator[Line]:
     """Let rank 1 sleep or keep the device busy: each is told of, and the case after them is measured."""
     before, ways = used_mib(), ["asleep"] if session.rehearse else ["asleep", "spinning"]
-    asked = ("--target", "faults:hanging", "--set", f"how={','.join(ways)},fine", "--timeout", "10s")
+    asked = ("--target", "faults:several", "--set", f"how={','.join(ways)},fine", "--timeout", "10s")
     records, _ = session.parbench("hangs", *session.two, *asked)
     by_how = {one["case"]["params"]["how"]: one for one in records}
     nothing = {"status": "no record", "reason": ""}

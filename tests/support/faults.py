@@ -17,7 +17,7 @@ from bench.operations import collectives
 from bench.operations.operation import Operation
 from bench.results.metrics import MetricValue
 from bench.text import UserError
-from bench.world.subject import Description, Explanation
+from bench.world.subject import Description, Explanation, Subject
 from bench.world.world import World
 
 
@@ -75,13 +75,6 @@ def spinning(world: World, *, rank: int = 1, at: int = 10, synchronizes: bool = 
             world.sync()
 
     return Steps(world, mischief, rank, at)
-
-
-def hanging(world: World, *, how: Literal["asleep", "spinning", "fine"] = "fine") -> Steps:
-    """Be several faults of one run."""
-    if how == "fine":
-        return fine(world)
-    return asleep(world) if how == "asleep" else spinning(world)
 
 
 def stubborn(world: World, *, number: int = 0) -> Steps:
@@ -165,6 +158,17 @@ def late_wrong(world: World, *, after: int = 20) -> Steps:
             return int(self.taken > after)
 
     return Late(world, lambda: None, rank=0, at=0)
+
+
+Fault = Literal[
+    "fine", "killed", "stopped", "asleep", "spinning", "raising", "exiting", "disagreeing", "swapped", "late_wrong"
+]
+
+
+def several(world: World, *, how: Fault = "fine") -> Subject:
+    """Be several faults of one run."""
+    fault: Subject = globals()[how](world)
+    return fault
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def test_hosts_are_checked_over_an_agent_and_by_a_screening_with_all_that_they_h
     agent.write_text(f'#!/bin/sh\nhost=$1; shift\n[ $host = n2 ] && more="--inject corrupt:1"\n'
                      f'exec {step} -w $host sh -c "$* $more"\n')  # fmt: skip
     agent.chmod(0o755)
-    asked = f"{PARBENCH} check --hosts n1,n2 --ssh {agent} --json -o hosts.json"
+    asked = f"{PARBENCH} check --hosts n1,n2 --ssh {agent} --budget 20s --json -o hosts.json"
     screened = f"{PARBENCH} slurm screen --size 512K --rounds 3"
     script = f"{asked}; echo; {screened} >screen.txt"
     done = in_cluster(["salloc", "-Q", "-N3", "-n3", "sh", "-c", script], nodes=3, cwd=tmp_path, timeout=400)
@@ -65,5 +65,6 @@ def test_hosts_are_checked_over_an_agent_and_by_a_screening_with_all_that_they_h
     assert told["code"] == 1
     text = (tmp_path / "screen.txt").read_text()
     assert "3 hosts: 0 bad" in text, done.stderr
+    assert text.splitlines()[-1] == "nothing to exclude"
     assert len([line for line in text.splitlines() if line.startswith("ok       n")]) == 6
     assert "bad device" not in text

@@ -2,8 +2,6 @@
 
 import ctypes
 import gc
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,19 +156,6 @@ def test_done_work_is_done_and_holds_its_tensors() -> None:
         assert work.wait()
         held = work.get_future().value()
         assert [id(tensor) for tensor in held] == [id(tensor) for tensor in tensors]
-
-
-@pytest.mark.full
-def test_the_sharding_optimizer_is_imported_without_a_warning() -> None:
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-c",
-        "from bench.world.torch_compat import sharding_optimizer; sharding_optimizer()",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_sharding_optimizer_shares_out_moments_and_tells_all_ranks_the_weights(two_ranks: Ranks) -> None:

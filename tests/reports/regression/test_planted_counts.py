@@ -21,7 +21,7 @@ def test_a_planted_fault_is_named_in_one_launch_a_side_and_two_runs_alike_are(pa
         "--launches",
         "1",
         "--budget",
-        "40s",
+        "12s",
         "--json",
     )
     folders = []

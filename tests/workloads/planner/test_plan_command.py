@@ -153,16 +153,16 @@ def test_a_split_gives_each_stage_its_layers_and_lets_a_pipeline_hold_what_does_
 
 
 def test_a_search_takes_what_is_said_of_it() -> None:
-    found = told(search=True, gpus=16, global_batch=64, top=3)["best"]
+    found = told(search=True, gpus=8, global_batch=64, top=3)["best"]
     assert [run["global_batch"] for run in found] == [64] * 3
-    assert {run["global_batch"] for run in told(search=True, gpus=16)["best"]} == {16}
+    assert {run["global_batch"] for run in told(search=True, gpus=8)["best"]} == {8}
     every, said = (
         told(search=True, gpus=8, global_batch=16, top=50, **more)["best"]
         for more in ({}, {"microbatch": 2, "checkpointing": "full"})
     )
     assert {(run["microbatch"], run["checkpointing"]) for run in said} == {(2, "full")}
     assert len({(run["microbatch"], run["checkpointing"]) for run in every}) > 1
-    asked = given(search=True, gpus=16, global_batch=16, top=50, schedule="interleaved", chunks=4)
+    asked = given(search=True, gpus=8, global_batch=16, top=3, schedule="interleaved", chunks=4)
     assert answer(asked).text != answer(replace(asked, chunks=0)).text
 
 

@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -155,21 +154,15 @@ def test_differences_are_of_turns_in_pairs_and_unknown_of_one() -> None:
     assert all(metric.method.endswith("one turn tells none") for metric in told.values())
 
 
-@pytest.fixture
-def expendable_ranks() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
-
-
 def test_calls_have_axis_operation_bytes_and_ranks(two_ranks: Ranks) -> None:
     for name, calls in CALLS.items():
         assert two_ranks.call("test_explain:calls_of", name=name) == [calls] * 2, name
     assert two_ranks.call("test_explain:calls_on_a_group_of_no_axis") == [[(OTHER, "all_reduce", 24, 2)]] * 2
 
 
-def test_a_silenced_rank_finishes_a_step_alone(expendable_ranks: Ranks) -> None:
+def test_a_silenced_rank_finishes_a_step_alone(two_ranks: Ranks) -> None:
     names = [*CALLS, "zero2", "tp_sp", "zero1", "ddp_bf16"]
-    assert expendable_ranks.call("test_explain:alone_in_silence", names=names) == [names] * 2
+    assert two_ranks.call("test_explain:alone_in_silence", names=names) == [names] * 2
 
 
 def value(explanation: Explanation, name: str) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import cache, reduce
 
 import pytest
 import torch
@@ -207,7 +207,7 @@ def while_training(dtype: torch.dtype, steps: int, every: int) -> Iterator[tuple
         loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if number % every == every - 1:
-            yield gradients(dtype, 0, in_blocks), gradients(torch.float32, 0), gradients
+            yield gradients(dtype, 0, in_blocks), gradients(torch.float32, 0), cache(gradients)
 
 
 def test_weights_are_moved_by_a_last_bit_either_way_and_another_way_in_each_draw() -> None:

@@ -79,10 +79,26 @@ def assert_named(ranks: Ranks, name: str, params: Params, tensors: list[str], **
 
 def test_a_wrong_gradient_of_a_sampled_layer_or_of_the_ends_is_named_at_size(two_ranks: Ranks) -> None:
     of_layers = ["layers.2.attention.k.weight", "layers.0.ffn_norm.weight"]
-    assert_named(two_ranks, "fsdp", NARROW, [*of_layers, "tokens.weight", "norm.weight"], after=True)
+    assert_named(
+        two_ranks,
+        "fsdp",
+        NARROW,
+        [*of_layers, "tokens.weight", "norm.weight"],
+        spoilings=["missing", "doubled"],
+        after=True,
+    )
     assert_named(two_ranks, "fsdp", {}, of_layers, spoilings=["missing", "halved"], only=1, after=True)
-    assert_named(two_ranks, "tp", NARROW, ["layers.2.attention.q.weight", "head.weight"])
-    assert_named(two_ranks, "ep_step", NARROW, ["layers.2.ffn.experts.up", "layers.0.ffn.router.weight"], after=True)
+    assert_named(
+        two_ranks, "tp", NARROW, ["layers.2.attention.q.weight", "head.weight"], spoilings=["halved", "negated"]
+    )
+    assert_named(
+        two_ranks,
+        "ep_step",
+        NARROW,
+        ["layers.2.ffn.experts.up", "layers.0.ffn.router.weight"],
+        spoilings=["missing", "negated"],
+        after=True,
+    )
     assert_named(two_ranks, "pp", {**STAGES, **NARROW}, ["layers.2.ffn.up.weight"], spoilings=["negated", "halved"])
 
 
