@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bench.text import UserError
+from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
-    from bench.results.document import Document
+    from parbench.bench.results.document import Document
 
 
 class RunPath(click.Path):
@@ -21,7 +21,7 @@ class RunPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the folder; ``UserError`` if there is no run to be the latest."""
-        from bench.results.runs import runs_in
+        from parbench.bench.results.runs import runs_in
 
         path = Path(value)
         if path.name != "latest" or path.exists():
@@ -152,9 +152,9 @@ def run(
 
     Results are verified before timing counts. The last line printed is the run's folder, which holds report.html.
     """
-    from bench.launch.measure import run_options
-    from bench.launch.processes import leave, terminated_as_interrupted
-    from bench.plan.options import Options
+    from parbench.bench.launch.measure import run_options
+    from parbench.bench.launch.processes import leave, terminated_as_interrupted
+    from parbench.bench.plan.options import Options
 
     click.get_current_context().with_resource(terminated_as_interrupted())
     if as_json and form != "tables":
@@ -202,8 +202,8 @@ Examples:
 @click.pass_obj
 def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
     """List what can be measured; with a name, its parameters."""
-    from bench.plan import listing
-    from bench.plan.cases import load_catalogue, select
+    from parbench.bench.plan import listing
+    from parbench.bench.plan.cases import load_catalogue, select
 
     found = select(load_catalogue(hooks.modules), names)
     width = shutil.get_terminal_size((100, 24)).columns
@@ -224,14 +224,14 @@ def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
     Prints what the machine has, what disturbs, and how to mend it.
     """
     if selftest:
-        from bench import selftest as proving
+        from parbench.bench import selftest as proving
 
         proofs = proving.selftest(hooks.modules, nproc)
         click.echo(proving.render(proofs))
         sys.exit(0 if all(proof.found for proof in proofs) else 1)
     import msgspec
 
-    from bench.machine import doctor as examination
+    from parbench.bench.machine import doctor as examination
 
     findings = examination.examine_here(os.environ)
     click.echo(msgspec.json.encode(findings).decode() if as_json else examination.render(findings))
@@ -275,10 +275,10 @@ def check(
     """
     import msgspec
 
-    from bench.check import check as checking
-    from bench.check import hosts as several
-    from bench.check.show import render
-    from bench.text import parse_duration, write_whole
+    from parbench.bench.check import check as checking
+    from parbench.bench.check import hosts as several
+    from parbench.bench.check.show import render
+    from parbench.bench.text import parse_duration, write_whole
 
     if hosts is None:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs are counted as nvidia-smi counts them
@@ -306,6 +306,6 @@ def schema() -> None:
     """Print the JSON Schema of a record (a line of records.jsonl)."""
     import msgspec
 
-    from bench.results.records import json_schema
+    from parbench.bench.results.records import json_schema
 
     click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_args, get_type_hints
 
-from bench.text import UserError, format_size, one_of, reading
+from parbench.bench.text import UserError, format_size, one_of, reading
 
 _T = TypeVar("_T")
 MOST_BYTES, MOST_LINE_BYTES, MOST_DEPTH = 64 << 20, 16 << 20, 48

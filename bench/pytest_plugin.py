@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.launch.processes import PARBENCH
-from bench.results.records import Record
-from bench.results.runs import load_run
+from parbench.bench.launch.processes import PARBENCH
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import load_run
 
 OPTIONS = ("nproc", "launches", "budget", "backend", "device", "preset", "timeout", "target", "group", "mesh")
 

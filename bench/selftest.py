@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.launch.measure import run_options
-from bench.plan.options import Options
-from bench.results.records import Record
-from bench.results.runs import load_run
+from parbench.bench.launch.measure import run_options
+from parbench.bench.plan.options import Options
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import load_run
 
 _RANK = 1
 

@@ -7,14 +7,14 @@ from typing import Literal
 
 import click
 
-from bench.results.budgets import Budget, metric_of, read_budgets
-from bench.results.metrics import MetricValue, value
-from bench.results.runs import Run, load_run, whole
-from bench.text import counted
-from reports import cells
-from reports.analysis.fits import COPY, Ceiling, ceiling_of
-from reports.analysis.steps import exposed_seconds, share_of_traced
-from reports.analysis.summary import Row, summarize
+from parbench.bench.results.budgets import Budget, metric_of, read_budgets
+from parbench.bench.results.metrics import MetricValue, value
+from parbench.bench.results.runs import Run, load_run, whole
+from parbench.bench.text import counted
+from parbench.reports import cells
+from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
+from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
+from parbench.reports.analysis.summary import Row, summarize
 
 Standing = Literal["OVER", "NOT RUN", "UNKNOWN", "KEPT"]
 CODES: Mapping[Standing, int] = {"OVER": 1, "NOT RUN": 4, "UNKNOWN": 3, "KEPT": 0}  # the worst first

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
-from bench.results.metrics import MetricValue
-from bench.text import format_size, printable
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.text import format_size, printable
 
 _ROUNDING_SECONDS = 1e-12
 """Below it a difference of sums is nothing but rounding."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from bench.commands import RunPath, budgets_option
-from reports.regression.commands import floor_option, form_option, history_option, runs_option, unknown_option
+from parbench.bench.commands import RunPath, budgets_option
+from parbench.reports.regression.commands import floor_option, form_option, history_option, runs_option, unknown_option
 
 # spelt out here too, so that --help imports nothing; a test compares them
 TOOLS = ("nccl-tests", "param", "osu", "gloo")
@@ -69,7 +69,7 @@ def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
     RUN is a run's folder, latest, a sweep's folder, or a folder of runs. One HTML file, readable offline; its path is
     printed. Markdown, csv and json go to standard output.
     """
-    from reports.render.show import build_report
+    from parbench.reports.render.show import build_report
 
     click.get_current_context().exit(build_report(runs, form, output))
 
@@ -85,10 +85,10 @@ def show(run: Path, whole: bool, watch: bool) -> None:
     did not run.
     """
     if watch:
-        from reports.render.show import follow
+        from parbench.reports.render.show import follow
 
         click.get_current_context().exit(follow(run, whole=whole))
-    from reports.render.show import show_again
+    from parbench.reports.render.show import show_again
 
     click.get_current_context().exit(show_again(run, whole=whole))
 
@@ -104,7 +104,7 @@ def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, ou
     TRACE is a file that PyTorch's profiler wrote (export_chrome_trace, .json or .json.gz), one for each rank, or a
     folder of them. What costs most comes last: late ranks, exposed communication, idle time, each with its evidence.
     """
-    from reports.traces.explained import explain_traces
+    from parbench.reports.traces.explained import explain_traces
 
     _write(explain_traces(traces, against, form or ("html" if output else "tables")), output)
 
@@ -159,9 +159,9 @@ def compare(
 
     --confirm needs as many ranks as NEW had; for a run over nodes, an allocation of as many.
     """
-    from bench.text import UserError, parse_duration
-    from reports.regression.compare_show import compare_runs
-    from reports.regression.confirm import Confirming
+    from parbench.bench.text import UserError, parse_duration
+    from parbench.reports.regression.compare_show import compare_runs
+    from parbench.reports.regression.confirm import Confirming
 
     if not confirm and (base_python or new_python):
         raise UserError("--base-python and --new-python go with --confirm alone: nothing else is launched")
@@ -189,7 +189,7 @@ def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, o
     Each FILE becomes one run, whose folder is printed. Sizes and bandwidths are converted to nccl-tests' convention;
     each row's notes say how.
     """
-    from reports.formats.imports import import_file
+    from parbench.reports.formats.imports import import_file
 
     for file in files:
         click.echo(str(import_file(file, out, nproc=nproc, tool=tool)))
@@ -218,10 +218,10 @@ def export(run: Path, form: str, output: Path | None) -> None:
     github-action-benchmark      a folder: smaller-is-better, bigger-is-better
     pytest-benchmark, bencher, openmetrics    every case
     """
-    from bench.results.runs import load_run
-    from bench.text import UserError
-    from reports.formats.exports import FOLDERS, FORMATS
-    from reports.render.show import write_files
+    from parbench.bench.results.runs import load_run
+    from parbench.bench.text import UserError
+    from parbench.reports.formats.exports import FOLDERS, FORMATS
+    from parbench.reports.render.show import write_files
 
     is_folder = output is not None and (output.is_dir() or not output.suffix)
     if form in _FOLDER_FORMATS and not is_folder:
@@ -235,7 +235,7 @@ def export(run: Path, form: str, output: Path | None) -> None:
 
 
 def _write(content: bytes, output: Path | None) -> None:
-    from bench.text import writing
+    from parbench.bench.text import writing
 
     if output is None:
         click.echo(content, nl=False)

@@ -6,18 +6,18 @@ from functools import partial
 
 from markupsafe import Markup
 
-from bench.results.document import Cell, Column, Document, Gantt, Grid, Points, Stacks, Table, Unit
-from reports import cells, report
-from reports.analysis.verdicts import Verdict
-from reports.figures.bars import draw_stacks
-from reports.figures.gantt import detail_of, draw_pipeline, last_of
-from reports.figures.heat_maps import draw_grid
-from reports.figures.lines import Level, draw_against, draw_points
-from reports.figures.palette import MEMORY, STEP
-from reports.figures.svg import Drawing, figure
-from reports.render.show import rendered
-from reports.render.terminal import render_text, width_of
-from reports.report import Report, Section
+from parbench.bench.results.document import Cell, Column, Document, Gantt, Grid, Points, Stacks, Table, Unit
+from parbench.reports import cells, report
+from parbench.reports.analysis.verdicts import Verdict
+from parbench.reports.figures.bars import draw_stacks
+from parbench.reports.figures.gantt import detail_of, draw_pipeline, last_of
+from parbench.reports.figures.heat_maps import draw_grid
+from parbench.reports.figures.lines import Level, draw_against, draw_points
+from parbench.reports.figures.palette import MEMORY, STEP
+from parbench.reports.figures.svg import Drawing, figure
+from parbench.reports.render.show import rendered
+from parbench.reports.render.terminal import render_text, width_of
+from parbench.reports.report import Report, Section
 
 _TEXTS: dict[Unit, Callable[[float | None], str]] = {
     "number": cells.significant,

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from bench.plan.catalogue import busbw_words
-from bench.results.metrics import Metric, MetricValue
-from bench.results.runs import Run
-from bench.results.stats import WITHIN_LAUNCH
-from reports import cells
-from reports.analysis.analysis import Front
-from reports.analysis.findings import Finding
-from reports.analysis.labels import Fact
-from reports.analysis.summary import Summary
-from reports.analysis.verdicts import Problem, Verdict
+from parbench.bench.plan.catalogue import busbw_words
+from parbench.bench.results.metrics import Metric, MetricValue
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Front
+from parbench.reports.analysis.findings import Finding
+from parbench.reports.analysis.labels import Fact
+from parbench.reports.analysis.summary import Summary
+from parbench.reports.analysis.verdicts import Problem, Verdict
 
 if TYPE_CHECKING:
     from markupsafe import Markup

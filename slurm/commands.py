@@ -36,8 +36,8 @@ def local(keep: bool, command: tuple[str, ...], **given: Any) -> None:
     To rehearse a sweep: each node has its own address, host name and /dev/shm. Times there show how this machine was
     shared, not how a cluster performs. Nothing is left when COMMAND ends; its exit code is returned.
     """
-    from slurm.local.cluster_conf import cluster_spec
-    from slurm.local.local import run_local
+    from parbench.slurm.local.cluster_conf import cluster_spec
+    from parbench.slurm.local.local import run_local
 
     click.get_current_context().exit(run_local(cluster_spec(**given), command, keep=keep))
 
@@ -52,7 +52,7 @@ def local_fault(action: str, node: str, rate: str | None) -> None:
     cut: NODE's link silently passes nothing; heal undoes it. rate: its link has RATE, such as 50mbit. down: Slurm is
     told that NODE is down, and ends its jobs; up undoes it.
     """
-    from slurm.local.local import break_or_mend
+    from parbench.slurm.local.local import break_or_mend
 
     break_or_mend(action, node, rate)
 
@@ -68,7 +68,7 @@ def submit(context: click.Context, file: Path, dry_run: bool, wait: bool, out: P
 
     Points, expected time and node-hours are printed. All jobs are submitted, or none.
     """
-    from slurm.sweep.submit import submit as send
+    from parbench.slurm.sweep.submit import submit as send
 
     context.exit(send(file, context.obj.modules, dry_run=dry_run, wait=wait, out=out))
 
@@ -82,7 +82,7 @@ _FOLDER = click.argument("folder", type=_PATH)
 @click.option("--array", is_flag=True, help="The point of this task of an array.")
 def work(folder: Path, point: str | None, array: bool) -> None:
     """Measure what a sweep lacks, in this allocation: what batch scripts run."""
-    from slurm.job.work import work as measure
+    from parbench.slurm.job.work import work as measure
 
     click.get_current_context().exit(measure(folder, point_id=point, array=array))
 
@@ -92,7 +92,7 @@ def work(folder: Path, point: str | None, array: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(folder: Path, as_json: bool) -> None:
     """Show a sweep's jobs and points: done, to do, failed and why."""
-    from slurm.sweep.status import show
+    from parbench.slurm.sweep.status import show
 
     click.get_current_context().exit(show(folder, as_json=as_json))
 
@@ -105,7 +105,7 @@ def collect(context: click.Context, folder: Path) -> None:
 
     Exit codes: 0 fine; 1 a wrong result; 4 something is not measured.
     """
-    from slurm.sweep.status import collect as bring_together
+    from parbench.slurm.sweep.status import collect as bring_together
 
     context.exit(bring_together(folder, context.obj.report))
 
@@ -114,7 +114,7 @@ def collect(context: click.Context, folder: Path) -> None:
 @_FOLDER
 def cancel(folder: Path) -> None:
     """Cancel a sweep's own jobs; results are kept."""
-    from slurm.sweep.submit import cancel as end_jobs
+    from parbench.slurm.sweep.submit import cancel as end_jobs
 
     click.get_current_context().exit(end_jobs(folder))
 
@@ -123,7 +123,7 @@ def cancel(folder: Path) -> None:
 @_FOLDER
 def resume(folder: Path) -> None:
     """Submit again what a sweep has not measured yet."""
-    from slurm.sweep.submit import resume as go_on
+    from parbench.slurm.sweep.submit import resume as go_on
 
     click.get_current_context().exit(go_on(folder))
 
@@ -152,8 +152,8 @@ def screen(**given: Any) -> None:
     """
     import os
 
-    from slurm.screen.run import Options
-    from slurm.screen.screen import screen as screen_cluster
+    from parbench.slurm.screen.run import Options
+    from parbench.slurm.screen.screen import screen as screen_cluster
 
     code, text = screen_cluster(Options(**given), os.environ)
     if text:

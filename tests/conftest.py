@@ -12,8 +12,8 @@ from paths import Command, environment
 from ranks import Ranks
 from smoke import smoke
 
-from bench.machine.machine import inspect_machine
-from bench.results.runs import Run
+from parbench.bench.machine.machine import inspect_machine
+from parbench.bench.results.runs import Run
 
 
 @pytest.fixture(scope="session")

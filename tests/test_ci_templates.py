@@ -12,8 +12,8 @@ from ci_action import ACTION, act, shell
 from history_fixtures import fill, put
 from paths import ROOT
 
-import parbench
-from reports.history.database import open_history
+from parbench import cli
+from parbench.reports.history.database import open_history
 
 GITHUB = ROOT / ".github"
 GITLAB = GITHUB / "templates" / "gitlab-ci.yml"
@@ -28,7 +28,7 @@ def commands(path: Path) -> list[list[str]]:
 
 
 def known(words: list[str]) -> set[str]:
-    command: click.Command | None = parbench.main
+    command: click.Command | None = cli.main
     for word in words[1:3]:
         if isinstance(command, click.Group):
             command = command.get_command(click.Context(command), word)

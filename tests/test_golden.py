@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 from golden import FILES, GOLDEN, page_outline, records_outline
 
-import parbench
-from bench.results.runs import Run
-from reports.analysis.summary import summarize
+from parbench import cli
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.summary import summarize
 
 
 def assert_same(name: str, found: str) -> None:
@@ -45,7 +45,7 @@ def test_the_smoke_preset_measures_every_case_and_shows_it(smoke_run: Run) -> No
     printed = (smoke_run.path.parents[1] / "printed").read_text()
     assert f"{len(planned)} of {len(planned)} results equal the reference" in printed
     assert printed.splitlines()[-1] == f"runs/{smoke_run.path.name}"
-    every = CliRunner().invoke(parbench.main, ("show", "--all", str(smoke_run.path))).stdout
+    every = CliRunner().invoke(cli.main, ("show", "--all", str(smoke_run.path))).stdout
     for case in smoke_run.info.plan.cases:
         assert case.short_name in every, case.name
 

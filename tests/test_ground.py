@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from bench.results.runs import load_run
+from parbench.bench.results.runs import load_run
 
 pytestmark = pytest.mark.full
 NOBODY = 65534
@@ -24,12 +24,12 @@ QUICK = "--preset smoke --budget 60s --launches 1 --nproc 2"
 LITTERING = """
 import atexit, os, subprocess, sys, time
 import torch, torch.distributed as dist
-from bench.world.subject import Subject
+from parbench.bench.world.benchmark import Benchmark
 atexit.register(print, "printed as Python ends")
 print("printed at import")
 
 def prepare(world, *, number: int = 1):
-    class Step(Subject):
+    class Step(Benchmark):
         def __init__(self):
             self.sum = torch.zeros(1)
             subprocess.Popen(["sleep", "4321"], start_new_session=True)
@@ -48,9 +48,8 @@ def prepare(world, *, number: int = 1):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("parbench.py", "pyproject.toml", "README.md", "LICENSE"):
+    shutil.copytree(ROOT / "parbench", source / "parbench", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(source)]
     subprocess.run(words, check=True)
@@ -75,11 +74,9 @@ def home(tmp_path: Path) -> Path:
     """A folder with a space in its name that has modules of the names of ours, all of which raise."""
     folder = tmp_path / "a folder  of mine"
     folder.mkdir()
-    for name in (*PACKAGES, "torch"):
+    for name in PACKAGES:
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f"raise RuntimeError('shadowed {name}')")
-    for name in ("reports", "parbench", "numpy"):
-        (folder / f"{name}.py").write_text(f"raise RuntimeError('shadowed {name}')")
     if os.getuid() == 0:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, NOBODY, NOBODY)
@@ -105,7 +102,11 @@ def test_a_wheel_holds_all_that_is_not_for_readers_of_the_sources(wheel: Path) -
         packed = {name for name in file.namelist() if ".dist-info/" not in name}
     there = {path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()}
     there = {path for path in there if "__pycache__" not in path.parts and path.name not in FOR_READERS}
-    assert packed == {"parbench.py", *(str(path.relative_to(ROOT)) for path in there)}
+    own = {path for path in (ROOT / "parbench").iterdir() if path.is_file()}
+    assert packed == {
+        *(str(path.relative_to(ROOT)) for path in own),
+        *(f"parbench/{path.relative_to(ROOT)}" for path in there),
+    }
 
 
 def test_an_ordinary_user_with_few_files_one_core_and_modules_of_our_names_measures_and_leaves_no_process(

@@ -14,7 +14,7 @@ import pytest
 from compare_fixtures import launches, run_of
 from reports_fixtures import collective, sample_run, write_run
 
-from reports.regression.rule import Rule
+from parbench.reports.regression.rule import Rule
 
 Take = Callable[..., Any]
 SIZES = [1024 * 2**i for i in range(20)]
@@ -29,7 +29,7 @@ def take(request: pytest.FixtureRequest) -> Take:
 
 
 def test_reading_a_thousand_records(take: Take, tmp_path: Path) -> None:
-    from bench.results.runs import load_run
+    from parbench.bench.results.runs import load_run
 
     cases = [collective(size_bytes=size, root=root) for size in SIZES for root in range(10)]
     path = write_run(tmp_path, run_of(record for case in cases for record in launches(case)))
@@ -37,16 +37,16 @@ def test_reading_a_thousand_records(take: Take, tmp_path: Path) -> None:
 
 
 def test_planning_the_usual_run(take: Take) -> None:
-    from bench.machine.world_spec import WorldSpec
-    from bench.plan.catalogue import DEFINITIONS
-    from bench.plan.options import Options, make_plan
+    from parbench.bench.machine.world_spec import WorldSpec
+    from parbench.bench.plan.catalogue import DEFINITIONS
+    from parbench.bench.plan.options import Options, make_plan
 
     plan = take(make_plan, Options(preset="node"), DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
     assert len(plan.cases) > 50
 
 
 def test_fitting_a_curve(take: Take) -> None:
-    from bench.results.fit import Point, fit
+    from parbench.bench.results.fit import Point, fit
 
     points = [Point(size_bytes=size, seconds=20e-6 + size / 3e9 * (1 + size % 3 / 100)) for size in SIZES]
     found = take(fit, points)
@@ -54,7 +54,7 @@ def test_fitting_a_curve(take: Take) -> None:
 
 
 def test_comparing_two_runs(take: Take) -> None:
-    from reports.regression.compare import compare
+    from parbench.reports.regression.compare import compare
 
     cases = [collective(name, size) for name in ("all_reduce", "broadcast", "all_gather") for size in SIZES]
     base, new = (run_of(record for case in cases for record in launches(case, f)) for f in (1.0, 1.2))
@@ -62,8 +62,8 @@ def test_comparing_two_runs(take: Take) -> None:
 
 
 def test_building_a_small_page(take: Take) -> None:
-    from reports.render.page import render_page
-    from reports.sections.one_run import report_of
+    from parbench.reports.render.page import render_page
+    from parbench.reports.sections.one_run import report_of
 
     run = sample_run(launches=1)
     assert "</html>" in take(lambda: render_page(report_of(run)))

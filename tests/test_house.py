@@ -12,7 +12,7 @@ import click
 import mutation
 from paths import ROOT
 
-import parbench as command_line
+from parbench import cli as command_line
 
 LAYERS = {"parbench": 2, "slurm": 1, "reports": 1, "workloads": 1, "bench": 0}
 INNER = {"workloads": ("pipeline_parallel", "context_parallel", "expert_parallel", "mesh")}
@@ -21,12 +21,13 @@ COMPOSING = (["mesh"], ["planner"], ["costs"])
 TORCH_FREE_PACKAGES = ("reports", "slurm")
 HEAVY = ("torch", "pandas", "scipy")
 NEVER_FOR_HELP = (*HEAVY, "numpy", "rich", "jinja2")
-SOURCES = sorted([ROOT / "parbench.py", *(path for name in LAYERS for path in (ROOT / name).glob("**/*.py"))])
+SOURCES = sorted(path for name in LAYERS for path in (ROOT / name).glob("**/*.py"))
 CONTEXT = click.Context(command_line.main)
 COMMANDS = {name: command_line.main.get_command(CONTEXT, name) for name in command_line.COMMANDS}
 
 
 def imported(path: Path) -> set[str]:
+    """Return the names that a file imports, those of our packages without the prefix ``parbench.``."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -34,7 +35,12 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+    return {without_prefix(name) for name in names}
+
+
+def without_prefix(name: str) -> str:
+    rest = name.removeprefix("parbench.")
+    return rest if rest.partition(".")[0] in LAYERS else name
 
 
 IMPORTED = {path: imported(path) for path in SOURCES}
@@ -53,7 +59,7 @@ def test_imports_point_one_way() -> None:
 
 def test_the_direction_test_sees_a_wrong_import(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("def late():\n    from workloads.data_parallel.ddp import prepare\n")
+    wrong.write_text("def late():\n    from parbench.workloads.data_parallel.ddp import prepare\n")
     assert "workloads.data_parallel.ddp" in imported(wrong)
 
 
@@ -81,17 +87,18 @@ def heavy_imports(code: str, names: Sequence[str] = HEAVY) -> set[str]:
 
 def test_nothing_heavy_is_imported_in_vain() -> None:
     for words in ([], ["--help"], ["run", "--help"]):
-        code = f"import parbench\ntry:\n  parbench.main({words})\nexcept SystemExit: pass"
+        code = f"from parbench import cli\ntry:\n  cli.main({words})\nexcept SystemExit: pass"
         assert heavy_imports(code, NEVER_FOR_HELP) == set()
-    driving = "bench.launch.measure, bench.launch.driver, workloads.catalogue, reports.analysis.summary"
-    assert heavy_imports(f"import {driving}") == set()
-    assert heavy_imports("import reports.render.show, reports.commands, reports.analysis.frame") == set()
-    assert heavy_imports("import bench.operations.collectives") == {"torch"}, "this test sees what is heavy"
+    driving = ["bench.launch.measure", "bench.launch.driver", "workloads.catalogue", "reports.analysis.summary"]
+    assert heavy_imports("\n".join(f"import parbench.{module}" for module in driving)) == set()
+    showing = "import parbench.reports.render.show, parbench.reports.commands, parbench.reports.analysis.frame"
+    assert heavy_imports(showing) == set()
+    assert heavy_imports("import parbench.bench.operations.collectives") == {"torch"}, "this test sees what is heavy"
 
 
 def test_pandas_is_imported_by_the_frame_alone() -> None:
     by = {str(path.relative_to(ROOT)) for path, names in IMPORTED.items() if "pandas" in names}
-    assert by == {"reports/analysis/frame.py", "parbench.py"}, "the latter for the types of what it returns"
+    assert by == {"reports/analysis/frame.py", "parbench/__init__.py"}, "the latter for the types of what it returns"
 
 
 def test_every_command_has_help_an_example_and_a_place_in_a_readme() -> None:
@@ -114,7 +121,10 @@ def subcommands(command: click.Command) -> Mapping[str, click.Command]:
 def test_what_is_packaged_is_what_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES}
-    assert set(project["tool"]["setuptools"]["packages"]) == folders - {""}
+    assert set(project["tool"]["setuptools"]["packages"]) == {
+        "parbench",
+        *(f"parbench.{name}" for name in folders - {"parbench"}),
+    }
 
 
 def test_kinds_of_steps_do_not_import_one_another() -> None:

@@ -28,14 +28,14 @@ from one_gpu import (
 from paths import ROOT
 from refusals import refusal
 
-from bench.launch import measure
-from bench.machine.world_spec import WorldSpec
-from bench.plan import options
-from bench.plan.cases import load_catalogue
-from bench.plan.catalogue import MODES
-from bench.plan.options import Options, plan_run
-from bench.plan.plan import Plan
-from parbench import DEFINITIONS, main
+from parbench.bench.launch import measure
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan import options
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.catalogue import MODES
+from parbench.bench.plan.options import Options, plan_run
+from parbench.bench.plan.plan import Plan
+from parbench.cli import DEFINITIONS, main
 
 SCRIPT = ROOT / "tests" / "gpu" / "one_gpu.sh"
 

@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 from click.testing import CliRunner
-from paths import IMPORT_PATH, Command
+from paths import Command
 
-import parbench as command_line
+from parbench import cli as command_line
 
 BAD_INPUT = {
     "size unit": (["--sizes", "1Z"], ["1Z", "K, M, G or T"]),
@@ -113,26 +113,6 @@ def test_bash_completes_commands_and_options() -> None:
         assert done.stdout.splitlines() == ["complete -o nosort -F _parbench_completion parbench", found], done.stderr
 
 
-def test_a_folder_named_bench_does_not_shadow_ours(tmp_path: Path) -> None:
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "__init__.py").write_text("raise RuntimeError('shadowed')")
-    script = str(Path(sys.executable).with_name("parbench"))
-    shown = subprocess.run([script, "list"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert shown.returncode == 0, shown.stderr
-
-
-def test_a_folder_named_bench_before_ours_is_one_sentence(tmp_path: Path, parbench: Command) -> None:
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "__init__.py").touch()
-    for words in (["list"], ["--help"]):
-        done = parbench(*words, PYTHONPATH=f"{tmp_path}:{IMPORT_PATH}")
-        [line] = done.stderr.splitlines()
-        assert (done.returncode, done.stdout) == (2, "")
-        assert line.startswith(
-            f"parbench: Python imports bench from {tmp_path}/bench/__init__.py, which is not parbench's"
-        )
-
-
 def test_what_is_no_finding_does_not_exit_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for error, told in (
         (KeyboardInterrupt(), "parbench: interrupted"),
@@ -140,14 +120,14 @@ def test_what_is_no_finding_does_not_exit_as_one(monkeypatch: pytest.MonkeyPatch
         (ImportError("x.so: failed to map segment"), "parbench: x.so: failed to map segment"),
         (KeyError("a defect"), "KeyError: 'a defect'"),
     ):
-        monkeypatch.setattr("bench.plan.listing.render_names", mock.Mock(side_effect=error))
+        monkeypatch.setattr("parbench.bench.plan.listing.render_names", mock.Mock(side_effect=error))
         stopped = CliRunner().invoke(command_line.main, ["list"])
         assert (stopped.exit_code, stopped.stderr.splitlines()[-1]) == (4, told)
 
 
 def test_an_interrupt_while_the_first_module_is_read_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     finder = mock.Mock(find_spec=mock.Mock(side_effect=KeyboardInterrupt))
-    monkeypatch.delitem(sys.modules, "bench.text")
+    monkeypatch.delitem(sys.modules, "parbench.bench.text")
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     stopped = CliRunner().invoke(command_line.main, ["list"])
     assert (stopped.exit_code, stopped.stderr) == (4, "parbench: interrupted\n")

@@ -18,10 +18,10 @@ from fakes import outcome
 from golden import BASE, GOLDEN, NEW, STEPS, with_tables
 from paths import ROOT, Command
 
-import parbench
-from bench.launch import measure as measuring
-from bench.results.runs import Run, load_run
-from reports.render import show
+from parbench import cli
+from parbench.bench.launch import measure as measuring
+from parbench.bench.results.runs import Run, load_run
+from parbench.reports.render import show
 
 FIRST = ROOT / "README.md"
 READMES = (FIRST, *(ROOT / name / "README.md" for name in ("bench", "workloads", "reports", "slurm")))
@@ -78,7 +78,7 @@ def here(line: str) -> bool:
 
 def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
     """Return the command that a line of the shell calls, within its groups, and the words after its name."""
-    command: click.Command = parbench.main
+    command: click.Command = cli.main
     rest = words[1:]
     while isinstance(command, click.Group):
         found = command.get_command(click.Context(command), rest[0])
@@ -120,14 +120,14 @@ def test_a_command_does_what_can_be_done_with_ranks_that_are_threads(
     ranks = FakeRanks()
     ranks.said = [outcome(1e-3 + 1e-5 * i) for i in range(200)]
     monkeypatch.setattr(measuring, "_starter", ranks.starter)
-    monkeypatch.setattr("reports.regression.ab.launch_run", lambda *_, **__: one_launch(place))
+    monkeypatch.setattr("parbench.reports.regression.ab.launch_run", lambda *_, **__: one_launch(place))
     words = shlex.split(line)[1:]
     if words[0] == "run":
         words += [] if "--resume" in line else ["--launches", "1"]
         monkeypatch.setattr(show, "rendered", lambda report, form: b"")  # the page takes seconds, and has its own tests
     if words[0] == "compare" and "last:10" in words:
-        assert CliRunner().invoke(parbench.main, ["history", "add", *map(str, (BASE, NEW))]).exit_code == 0
-    done = CliRunner().invoke(parbench.main, words)
+        assert CliRunner().invoke(cli.main, ["history", "add", *map(str, (BASE, NEW))]).exit_code == 0
+    done = CliRunner().invoke(cli.main, words)
     regressed = words[0] in ("compare", "history") and done.exit_code in (1, 3, 4)
     assert regressed or done.exit_code == 0, done.output
     assert done.stdout or words[:2] == ["export", "latest"]

@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Definition, Params, only_itself
-from bench.plan.catalogue import GLOO_REMEDY
-from bench.plan.params import Param, Value, choice
-from bench.text import UserError
-from workloads.context_parallel.context_case import PARAMS as CONTEXT
-from workloads.context_parallel.context_case import refuse_place
-from workloads.costs import strategies
-from workloads.costs.strategies import Strategy
-from workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS
-from workloads.mesh.axes import PARAMS as HYBRID
-from workloads.mesh.axes import with_experts
-from workloads.model.shapes import BATCH, BUCKET, COMMON, COMPUTE, MODEL, PRECISION
-from workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
-from workloads.pipeline_parallel.pipeline_case import each_schedule
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Definition, Params, only_itself
+from parbench.bench.plan.catalogue import GLOO_REMEDY
+from parbench.bench.plan.params import Param, Value, choice
+from parbench.bench.text import UserError
+from parbench.workloads.context_parallel.context_case import PARAMS as CONTEXT
+from parbench.workloads.context_parallel.context_case import refuse_place
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.strategies import Strategy
+from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS
+from parbench.workloads.mesh.axes import PARAMS as HYBRID
+from parbench.workloads.mesh.axes import with_experts
+from parbench.workloads.model.shapes import BATCH, BUCKET, COMMON, COMPUTE, MODEL, PRECISION
+from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
+from parbench.workloads.pipeline_parallel.pipeline_case import each_schedule
 
 STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph")
 NO_SYNC = Param(

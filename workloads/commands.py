@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from bench.commands import AppHooks, RunPath
+from parbench.bench.commands import AppHooks, RunPath
 
 _BOUNDED, _TOKENS = click.IntRange(max=1 << 16), click.IntRange(max=1 << 24)  # they size loops
 _FORMS = {".html": "html", ".md": "markdown", ".json": "json"}
@@ -98,8 +98,8 @@ def plan(context: click.Context, /, **given: Any) -> None:
     With --gpus alone the fastest meshes, with --mesh that one, with --validate the predictions beside a run. Nothing
     is measured; every assumption is printed, and --hardware FILE.toml changes it.
     """
-    from bench.text import UserError, listed, write_whole
-    from workloads.planner.plan_command import Given, answer
+    from parbench.bench.text import UserError, listed, write_whole
+    from parbench.workloads.planner.plan_command import Given, answer
 
     output = given["output"]
     if output and output.suffix not in _FORMS:

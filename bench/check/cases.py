@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bench.check.rule import LEAST_LAUNCHES
-from bench.plan.groups import parse_pairs
-from bench.plan.options import Options
-from bench.plan.plan import Entry
-from bench.results.records import Record
-from bench.results.runs import Run
-from bench.results.samples import load_rank_samples
-from bench.results.stats import median, quantile
+from parbench.bench.check.rule import LEAST_LAUNCHES
+from parbench.bench.plan.groups import parse_pairs
+from parbench.bench.plan.options import Options
+from parbench.bench.plan.plan import Entry
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.bench.results.samples import load_rank_samples
+from parbench.bench.results.stats import median, quantile
 
 ALONE = {"group": "contiguous:1", "concurrent": "false"}
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import msgspec
 
-from bench.check import history
-from bench.check.cases import options_of
-from bench.check.gpus import Watch, complaints, facts_of
-from bench.check.health import FLOORS, Device, Health, compared, measured, problems_of
-from bench.check.infiniband import judged, ports
-from bench.launch.measure import run_options
-from bench.machine.doctor import examine_here
-from bench.machine.environment import EMULATED_VARIABLE, core_groups, format_cpus
-from bench.machine.gpu import Gpu
-from bench.machine.machine import inspect_machine
-from bench.machine.world_spec import Joined
-from bench.results.runs import load_run, utc_now
-from bench.text import UserError, counted, short_host
+from parbench.bench.check import history
+from parbench.bench.check.cases import options_of
+from parbench.bench.check.gpus import Watch, complaints, facts_of
+from parbench.bench.check.health import FLOORS, Device, Health, compared, measured, problems_of
+from parbench.bench.check.infiniband import judged, ports
+from parbench.bench.launch.measure import run_options
+from parbench.bench.machine.doctor import examine_here
+from parbench.bench.machine.environment import EMULATED_VARIABLE, core_groups, format_cpus
+from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.machine import inspect_machine
+from parbench.bench.machine.world_spec import Joined
+from parbench.bench.results.runs import load_run, utc_now
+from parbench.bench.text import UserError, counted, short_host
 
 _MOST_GROUPS = 8
 _OF_THE_HOST = ("cores", "load average", "cpu governor", "steal time", "memory", "/dev/shm", "swap", "gpu driver")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from bench.check.health import Reason
-from bench.machine.doctor import REMEDIES, UNKNOWN, gpu_topics, slowing
-from bench.machine.gpu import IDLE, Gpu, by_uuid, gpus_of, in_detail, nvidia_smi
+from parbench.bench.check.health import Reason
+from parbench.bench.machine.doctor import REMEDIES, UNKNOWN, gpu_topics, slowing
+from parbench.bench.machine.gpu import IDLE, Gpu, by_uuid, gpus_of, in_detail, nvidia_smi
 
 _EVERY_SECONDS = 1.0
 _BAD_TOPICS = ("gpu memory", "gpu pcie", "gpu nvlink")

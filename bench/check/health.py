@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bench.check.cases import BY_NAME, QUANTITIES, Reached, reached, remedy_of
-from bench.check.infiniband import Port
-from bench.check.rule import LEAST_LAUNCHES, D, Gap, Rates, gaps
-from bench.launch.control_channel import LEFT_OUT
-from bench.results.runs import Run
-from bench.results.stats import median
-from bench.text import counted
+from parbench.bench.check.cases import BY_NAME, QUANTITIES, Reached, reached, remedy_of
+from parbench.bench.check.infiniband import Port
+from parbench.bench.check.rule import LEAST_LAUNCHES, D, Gap, Rates, gaps
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import median
+from parbench.bench.text import counted
 
 FLOORS = {"cuda": 0.05, "cpu": 0.1}
 CORRUPT = "drain the host: it computes or copies wrongly, and says nothing; run it again, then replace the device"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench.check.health import Device, Health, Reason
-from bench.files import decode_json, read_lines
-from bench.results.stats import median
-from bench.text import reading, writing
+from parbench.bench.check.health import Device, Health, Reason
+from parbench.bench.files import decode_json, read_lines
+from parbench.bench.results.stats import median
+from parbench.bench.text import reading, writing
 
 _LEAST, _MOST = 5, 50  # earlier checks of a device to say how it was
 _MADS, _FLOOR = 5.0, 0.05

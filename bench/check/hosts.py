@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from bench.check.health import FLOORS, Health, compared
-from bench.check.show import complaints_of, devices_table, reasons_of
-from bench.files import decode_json, read_text
-from bench.launch.processes import PARBENCH
-from bench.text import UserError, counted, last_line, reading
+from parbench.bench.check.health import FLOORS, Health, compared
+from parbench.bench.check.show import complaints_of, devices_table, reasons_of
+from parbench.bench.files import decode_json, read_text
+from parbench.bench.launch.processes import PARBENCH
+from parbench.bench.text import UserError, counted, last_line, reading
 
 MORE_SECONDS = 120.0  # for what a check does beside its budget
 

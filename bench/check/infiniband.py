@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.machine.machine import contents, whole_number
+from parbench.bench.machine.machine import contents, whole_number
 
 # of the kernel's documentation, sysfs-class-infiniband: what a link that is well does not count
 _COUNTERS = (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import TypeVar
 
-from bench.results.stats import median
+from parbench.bench.results.stats import median
 
 MADS = 4.0
 LEAST_LAUNCHES = 3  # in which a device can be called slower

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from bench.check.cases import QUANTITIES
-from bench.check.health import Device, Health
-from bench.check.infiniband import Port
-from bench.text import counted, format_duration, format_table
+from parbench.bench.check.cases import QUANTITIES
+from parbench.bench.check.health import Device, Health
+from parbench.bench.check.infiniband import Port
+from parbench.bench.text import counted, format_duration, format_table
 
 _FACTS = {"clocks": "clocks", "memory": "memory", "PCIe": "pcie", "NVLink": "nvlink"}  # a column's title and its topic
 

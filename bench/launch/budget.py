@@ -7,10 +7,10 @@ from itertools import groupby
 from operator import itemgetter
 from statistics import fmean
 
-from bench.plan.cases import Case
-from bench.plan.plan import Measure, Plan
-from bench.results.records import Record
-from bench.results.runs import Run
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.plan import Measure, Plan
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
 
 RESERVE = 1.1  # of a budget that is advised: the next time the machine may be slower
 

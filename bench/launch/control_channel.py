@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from bench.launch.flight_recorder import GroupSeen
-from bench.machine.environment import RankPlace
-from bench.plan.plan import Plan
-from bench.results.metrics import MetricValue
-from bench.results.records import Arrival, Check, RankState, Status, Stop
+from parbench.bench.launch.flight_recorder import GroupSeen
+from parbench.bench.machine.environment import RankPlace
+from parbench.bench.plan.plan import Plan
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Arrival, Check, RankState, Status, Stop
 
 LEFT_OUT = "out of time"  # why a launch that came to a case too late has no measurement of it
 ADDRESS_VARIABLE = "PARBENCH_DRIVER"
@@ -52,7 +52,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     amount: float
-    unit: str = ""  # of a rate that bench.results.metrics does not declare
+    unit: str = ""  # of a rate that parbench.bench.results.metrics does not declare
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, Any] = {}
     notes: list[str] = []
     raw: bytes = b""
-    timeline: bytes = b""  # of one step of all ranks, as bench.results.records writes it
+    timeline: bytes = b""  # of one step of all ranks, as parbench.bench.results.records writes it
     wall_seconds: float = 0.0
 
 

@@ -11,23 +11,32 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from bench.launch.budget import Prices, Spent, budget_of_all, by_launch, prices_of
-from bench.launch.control_channel import DEVICE_VARIABLE, LEFT_OUT, DriverServer, Hello, Job, Outcome
-from bench.launch.launchers import Launcher
-from bench.launch.monitor import START_SECONDS, RankMonitor
-from bench.launch.visits import order_of_visits, spread_over_visits
-from bench.machine.environment import difference, format_cpus, hoist, relations
-from bench.machine.gpu import gpu_links, gpus_of
-from bench.machine.host_load import LoadMeter
-from bench.machine.slurm_allocation import NodeLayout
-from bench.plan.cases import Case
-from bench.plan.plan import Skipped
-from bench.results.metrics import MetricValue, declared, value, values
-from bench.results.records import Record, Samples, WorldInfo, noise_of
-from bench.results.runs import LaunchInfo, RecordWriter, Run, add_launch, load_run, trace_name, utc_now, write_info
-from bench.results.samples import samples_name
-from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
-from bench.text import format_duration, writing
+from parbench.bench.launch.budget import Prices, Spent, budget_of_all, by_launch, prices_of
+from parbench.bench.launch.control_channel import DEVICE_VARIABLE, LEFT_OUT, DriverServer, Hello, Job, Outcome
+from parbench.bench.launch.launchers import Launcher
+from parbench.bench.launch.monitor import START_SECONDS, RankMonitor
+from parbench.bench.launch.visits import order_of_visits, spread_over_visits
+from parbench.bench.machine.environment import difference, format_cpus, hoist, relations
+from parbench.bench.machine.gpu import gpu_links, gpus_of
+from parbench.bench.machine.host_load import LoadMeter
+from parbench.bench.machine.slurm_allocation import NodeLayout
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.metrics import MetricValue, declared, value, values
+from parbench.bench.results.records import Record, Samples, WorldInfo, noise_of
+from parbench.bench.results.runs import (
+    LaunchInfo,
+    RecordWriter,
+    Run,
+    add_launch,
+    load_run,
+    trace_name,
+    utc_now,
+    write_info,
+)
+from parbench.bench.results.samples import samples_name
+from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
+from parbench.bench.text import format_duration, writing
 
 _FAREWELL_SECONDS = 10.0
 _GONE_SECONDS = 30.0  # a driver may take this long to free what a killed process held on a GPU
@@ -348,7 +357,7 @@ def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
     if not outcome.seconds:
         return {}
     time, n = within_launch(outcome.seconds, outcome.visits), len(outcome.seconds)
-    found = {outcome.headline: value("time", time)}  # a user's own subject may call its duration as it likes
+    found = {outcome.headline: value("time", time)}  # a user's own benchmark may call its duration as it likes
     for name, part, least in (("q10", 0.1, MIN_FOR_Q10), ("p99", 0.99, MIN_FOR_P99)):
         if n >= least:
             told = f"{100 * part:.0f}th percentile of {n} iterations"

@@ -15,11 +15,11 @@ from subprocess import DEVNULL, PIPE, STDOUT, Popen
 import msgspec
 import psutil
 
-from bench.launch.control_channel import Hello
-from bench.launch.processes import die_with_parent
-from bench.machine.environment import interface_of
-from bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, srun_words
-from bench.text import last_line, writing
+from parbench.bench.launch.control_channel import Hello
+from parbench.bench.launch.processes import die_with_parent
+from parbench.bench.machine.environment import interface_of
+from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, srun_words
+from parbench.bench.text import last_line, writing
 
 EXITS = "exits.json"  # in a launch's folder of logs: the exit code of each rank that has ended, negative is a signal
 _PATIENCE_SECONDS = 5.0
@@ -71,8 +71,8 @@ class ForkServer(AbstractContextManager["ForkServer"]):
     def __init__(
         self, modules: Iterable[str], variables: Mapping[str, str], log: Path, patience_seconds: float
     ) -> None:
-        self._command = [sys.executable, "-m", "bench.rank.fork_server", *modules]
-        self._env = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
+        self._command = [sys.executable, "-m", "parbench.bench.rank.fork_server", *modules]
+        self._env = {**os.environ, **variables}
         self._log, self._patience_seconds = log, patience_seconds
         self._process = self._start()
 
@@ -160,7 +160,7 @@ class SrunLauncher(Launcher):
         with writing(folder):
             folder.mkdir(parents=True)
         self._log = folder / "srun.log"
-        env = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
+        env = {**os.environ, **variables}
         command = srun_command(layout, folder, os.environ, nodelist)
         with self._log.open("wb") as file:  # Ctrl-C is the driver's alone
             self._process = Popen(command, env=env, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True)
@@ -208,7 +208,7 @@ def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nod
     if nodelist:
         words.append(f"--nodelist={nodelist}")
     words += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log"]
-    return [*srun_words(environ, *words), sys.executable, "-m", "bench.rank.worker", "srun"]
+    return [*srun_words(environ, *words), sys.executable, "-m", "parbench.bench.rank.worker", "srun"]
 
 
 def parse_exits(text: str) -> dict[int, int]:

@@ -14,24 +14,24 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from bench.launch.budget import RESERVE, by_launch, prices_of
-from bench.launch.driver import Driver, StartRanks, remaining
-from bench.launch.launchers import ForkServer, SrunLauncher, loopback_variables
-from bench.launch.monitor import START_SECONDS
-from bench.launch.processes import terminated_as_interrupted
-from bench.machine.doctor import examine_here
-from bench.machine.environment import DISTURBANCES, VOLATILE
-from bench.machine.machine import package_version
-from bench.machine.mpi import variables_of_mpi
-from bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
-from bench.machine.world_spec import Joined
-from bench.plan.cases import EXPLAINER, Case, load_catalogue
-from bench.plan.options import Options, plan_run
-from bench.plan.plan import Plan
-from bench.results.budgets import read_budgets
-from bench.results.records import Record, encode
-from bench.results.runs import Run, create_run, load_run, open_writer
-from bench.text import UserError, counted, format_duration, parse_duration
+from parbench.bench.launch.budget import RESERVE, by_launch, prices_of
+from parbench.bench.launch.driver import Driver, StartRanks, remaining
+from parbench.bench.launch.launchers import ForkServer, SrunLauncher, loopback_variables
+from parbench.bench.launch.monitor import START_SECONDS
+from parbench.bench.launch.processes import terminated_as_interrupted
+from parbench.bench.machine.doctor import examine_here
+from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
+from parbench.bench.machine.machine import package_version
+from parbench.bench.machine.mpi import variables_of_mpi
+from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
+from parbench.bench.machine.world_spec import Joined
+from parbench.bench.plan.cases import EXPLAINER, Case, load_catalogue
+from parbench.bench.plan.options import Options, plan_run
+from parbench.bench.plan.plan import Plan
+from parbench.bench.results.budgets import read_budgets
+from parbench.bench.results.records import Record, encode
+from parbench.bench.results.runs import Run, create_run, load_run, open_writer
+from parbench.bench.text import UserError, counted, format_duration, parse_duration
 
 
 class Display(ExitStack):
@@ -108,7 +108,7 @@ def run_options(
     os.environ.update(variables_of_mpi(os.environ))
     joined = Joined.find(os.environ)
     if joined is not None and joined.rank != 0:
-        from bench.rank.worker import join  # imports torch, which only a rank needs
+        from parbench.bench.rank.worker import join  # imports torch, which only a rank needs
 
         join(START_SECONDS)
         return None
@@ -205,7 +205,7 @@ def _starter(
     run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, cpus: Sequence[Sequence[int]]
 ) -> StartRanks:
     if joined is not None:
-        from bench.rank.worker import starter  # imports torch, which only a joined driver needs
+        from parbench.bench.rank.worker import starter  # imports torch, which only a joined driver needs
 
         return starter(START_SECONDS)
     logs, plan = run.path / "logs", run.info.plan

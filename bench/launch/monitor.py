@@ -5,12 +5,12 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from bench.launch import control_channel as channel
-from bench.launch.control_channel import Hello, Outcome
-from bench.launch.flight_recorder import Waits, waits
-from bench.launch.launchers import Launcher, local_state
-from bench.launch.processes import exit_words
-from bench.results.records import RankState, Status
+from parbench.bench.launch import control_channel as channel
+from parbench.bench.launch.control_channel import Hello, Outcome
+from parbench.bench.launch.flight_recorder import Waits, waits
+from parbench.bench.launch.launchers import Launcher, local_state
+from parbench.bench.launch.processes import exit_words
+from parbench.bench.results.records import RankState, Status
 
 START_SECONDS = 120.0
 _GRACE_SECONDS = 3.0

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import NoReturn
 
-PARBENCH = (sys.executable, "-P", "-m", "parbench")
-"""Starts parbench; -P: a folder named bench where it is started would be taken for ours."""
+PARBENCH = (sys.executable, "-m", "parbench")
+"""The command that starts parbench with the running interpreter."""
 
 
 def die_with_parent(sign: int) -> None:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from bench.launch.control_channel import Job
-from bench.plan.cases import Case
+from parbench.bench.launch.control_channel import Job
+from parbench.bench.plan.cases import Case
 
 VISITS = 10  # the second from either end of ten medians hold the true one between them 97.9 times in a hundred
 _KEPT_BYTES = 512 << 20  # of all cases together, times what an operation holds: input, output and reference

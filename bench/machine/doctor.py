@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 
-from bench.machine.environment import VOLATILE, capture, format_cpus, parse_cpus
-from bench.machine.gpu import IDLE, Gpu, in_detail
-from bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
-from bench.machine.machine import Machine, inspect_machine, or_none
-from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
-from bench.text import UserError, counted, format_table, listed
+from parbench.bench.machine.environment import VOLATILE, capture, format_cpus, parse_cpus
+from parbench.bench.machine.gpu import IDLE, Gpu, in_detail
+from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
+from parbench.bench.machine.machine import Machine, inspect_machine, or_none
+from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
+from parbench.bench.text import UserError, counted, format_table, listed
 
 UNKNOWN = "-"
 CLOCK_SOURCES = ("tsc", "arch_sys_counter")

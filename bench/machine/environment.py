@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench.machine.gpu import Links, gpus_of, in_detail
-from bench.machine.machine import affinity, available_cores, contents, or_none, package_version, whole_number
+from parbench.bench.machine.gpu import Links, gpus_of, in_detail
+from parbench.bench.machine.machine import affinity, available_cores, contents, or_none, package_version, whole_number
 
 VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
 DISTURBANCES = "disturbances"  # in that group: what the doctor found at a run's start

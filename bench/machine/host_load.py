@@ -6,8 +6,8 @@ import time
 import msgspec
 import psutil
 
-from bench.limits import Positive, Ranks
-from bench.machine.machine import or_none
+from parbench.bench.limits import Positive, Ranks
+from parbench.bench.machine.machine import or_none
 
 BUSY_SHARE = 0.25  # of the cores: more disturbs
 STEAL_PERCENT = 2.0

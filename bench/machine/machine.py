@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import psutil
 
-from bench.machine.gpu import Gpu, visible_gpus
+from parbench.bench.machine.gpu import Gpu, visible_gpus
 
 _T = TypeVar("_T")
 

@@ -13,11 +13,11 @@ from typing import Literal
 import msgspec
 import psutil
 
-from bench.limits import Ranks
-from bench.machine.environment import host_address
-from bench.machine.machine import Machine, inspect_machine, whole_number
-from bench.machine.world_spec import check_known
-from bench.text import UserError, last_line
+from parbench.bench.limits import Ranks
+from parbench.bench.machine.environment import host_address
+from parbench.bench.machine.machine import Machine, inspect_machine, whole_number
+from parbench.bench.machine.world_spec import check_known
+from parbench.bench.text import UserError, last_line
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _ANSWER_SECONDS = 30
@@ -100,9 +100,8 @@ def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) 
 
 def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
     words = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--relative={number}", "--cpu-bind=none"]
-    command = [*srun_words(environ, *words), sys.executable, "-m", "bench.machine.slurm_allocation"]
+    command = [*srun_words(environ, *words), sys.executable, "-m", "parbench.bench.machine.slurm_allocation"]
     env = {name: value for name, value in environ.items() if not _OF_TASKS.fullmatch(name)}
-    env["PYTHONSAFEPATH"] = "1"
     try:
         done = subprocess.run(command, env=env, capture_output=True, timeout=_ANSWER_SECONDS)
         if done.returncode == 0:

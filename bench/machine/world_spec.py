@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.machine.machine import Machine
-from bench.text import UserError, counted, did_you_mean, listed
+from parbench.bench.machine.machine import Machine
+from parbench.bench.text import UserError, counted, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")

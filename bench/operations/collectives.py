@@ -1,4 +1,4 @@
-"""Collectives as subjects, each with its call, its input and output, and its reference.
+"""Collectives as benchmarks, each with its call, its input and output, and its reference.
 
 Size and bus bandwidth follow nccl-tests (its doc/PERFORMANCE.md): n ranks, S = ``size_bytes``, shards of s = S / n.
 """
@@ -9,12 +9,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from bench.operations.operation import DataPattern, Operation, describe, poison
-from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
-from bench.plan.groups import parse_matrix, skewed, whole_counts
-from bench.world.subject import Description, Subject
-from bench.world.torch_compat import REDUCE_OPS, all_gather_single, all_reduce_apart, reduce_scatter_single
-from bench.world.world import World
+from parbench.bench.operations.operation import DataPattern, Operation, describe, poison
+from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
+from parbench.bench.plan.groups import parse_matrix, skewed, whole_counts
+from parbench.bench.world.benchmark import Benchmark, Description
+from parbench.bench.world.torch_compat import REDUCE_OPS, all_gather_single, all_reduce_apart, reduce_scatter_single
+from parbench.bench.world.world import World
 
 
 def all_reduce(
@@ -190,8 +190,8 @@ def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Oper
     )
 
 
-class Barrier(Subject):
-    """A barrier as a subject: right if no rank leaves before the last has come."""
+class Barrier(Benchmark):
+    """A barrier as a benchmark: right if no rank leaves before the last has come."""
 
     def __init__(self, world: World) -> None:
         self._world = world

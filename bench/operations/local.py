@@ -8,17 +8,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from bench.launch.control_channel import Work
-from bench.operations.operation import DataPattern, Operation, dtype_of
-from bench.world.subject import Description, Subject
-from bench.world.torch_compat import all_gather_single
-from bench.world.world import World
+from parbench.bench.launch.control_channel import Work
+from parbench.bench.operations.operation import DataPattern, Operation, dtype_of
+from parbench.bench.world.benchmark import Benchmark, Description
+from parbench.bench.world.torch_compat import all_gather_single
+from parbench.bench.world.world import World
 
 NOTHING = "nothing"
 _ROUND_MS, _MOST_TIMES = 5.0, 1 << 10  # of a load on a device, beside which ranks' agreement to go on is short
 
 
-class Gemm(Subject):
+class Gemm(Benchmark):
     """C = A B of square matrices: 2 m^3 floating-point operations a step, every product held against the reference.
 
     A has five different rows and B seven columns of random whole numbers up to 4 and 6, so C is a small table that

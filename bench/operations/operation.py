@@ -1,4 +1,4 @@
-"""One communication as a subject: what it calls, what it should give, what it moves; and the data that it is given.
+"""One communication as a benchmark: what it calls, what it should give, what it moves; and the data that it is given.
 
 Data shows what went wrong: exact numbers coded by rank and index, and poison. All-ones data cannot see swapped chunks,
 a wrong root or a stale buffer. Each rank has a random table of its own, which is repeated; it fits a core's cache, so
@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from bench.launch.control_channel import Work
-from bench.plan.catalogue import DTYPES, busbw_factor
-from bench.text import UserError
-from bench.world.subject import Description, Subject
+from parbench.bench.launch.control_channel import Work
+from parbench.bench.plan.catalogue import DTYPES, busbw_factor
+from parbench.bench.text import UserError
+from parbench.bench.world.benchmark import Benchmark, Description
 
 _PERIOD = 65521
 _GROUP, _BITS = 32, 18  # elements that are swapped for a bit of a repetition's number; 2^18 repetitions are told apart
@@ -171,7 +171,7 @@ def count_wrong(found: torch.Tensor, expected: torch.Tensor) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation(Subject):
+class Operation(Benchmark):
     """One communication: before each ``call`` its output is poison, or what ``restore`` makes of its buffers.
 
     Calls in one launch are ``gathered`` by torch itself where a backend has a form of them for many tensors.

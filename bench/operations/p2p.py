@@ -1,13 +1,13 @@
-"""Point-to-point operations as subjects: a ring, and pairs of ranks while the others stand by."""
+"""Point-to-point operations as benchmarks: a ring, and pairs of ranks while the others stand by."""
 
 from dataclasses import replace
 
 import torch.distributed as dist
 
-from bench.operations.operation import DataPattern, Operation, describe
-from bench.plan.groups import format_pairs, pairs_of
-from bench.text import UserError
-from bench.world.world import World
+from parbench.bench.operations.operation import DataPattern, Operation, describe
+from parbench.bench.plan.groups import format_pairs, pairs_of
+from parbench.bench.text import UserError
+from parbench.bench.world.world import World
 
 
 def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
@@ -54,7 +54,7 @@ def round_of_pairs(
     *,
     size_bytes: int,
     dtype: str,
-    round: int = 0,  # noqa: A002 - a subject takes its declared parameters by name
+    round: int = 0,  # noqa: A002 - a benchmark takes its declared parameters by name
     pairs: str = "",
     direction: str = "at_once",
     repeat: int = 0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from bench.text import UserError
+from parbench.bench.text import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ class Former:
 
 CASES = {
     "p2p.round": Former(name="p2p.pairwise"),
-    "workload.zero2": Former(name="workload.fsdp", params={"reshard": False}, target="workloads.fsdp:zero2"),
-    "workload.zero3": Former(name="workload.fsdp", defaults={"reshard": True}, target="workloads.fsdp:zero3"),
+    "workload.zero2": Former(name="workload.fsdp", params={"reshard": False}, target="parbench.workloads.fsdp:zero2"),
+    "workload.zero3": Former(name="workload.fsdp", defaults={"reshard": True}, target="parbench.workloads.fsdp:zero3"),
 }
 """Of several that are one case today, the one without ``params`` comes last."""
 PARAMS = {"beside": "background", "member": "group_index", "together": "concurrent", "ways": "direction"}
@@ -43,23 +43,23 @@ METRICS = {
 REASONS = {"left out: the run's time was spent": "out of time"}
 GRADES = {"quiet": "stable", "wild": "very noisy"}
 TARGETS = {  # how they begin
-    "bench.collectives:": "bench.operations.collectives:",
-    "bench.compute:gemm": "bench.operations.local:gemm",
-    "bench.memory:copy": "bench.operations.local:copy",
-    "bench.p2p:": "bench.operations.p2p:",
-    "workloads.data_parallel.ddp_bf16:prepare": "workloads.data_parallel.ddp:bf16",
-    "workloads.ddp:": "workloads.data_parallel.ddp:",
-    "workloads.zero1:": "workloads.data_parallel.zero1:",
-    "workloads.fsdp:zero2": "workloads.data_parallel.fsdp:fsdp",
-    "workloads.fsdp:zero3": "workloads.data_parallel.fsdp:fsdp",
-    "workloads.fsdp:": "workloads.data_parallel.fsdp:",
-    "workloads.tp:": "workloads.tensor_parallel.tensor_parallel:",
-    "workloads.pipeline.pp:": "workloads.pipeline_parallel.pipeline_step:",
-    "workloads.context.cp:": "workloads.context_parallel.context_step:",
-    "workloads.experts.ep:": "workloads.expert_parallel.expert_step:",
-    "workloads.experts.ep_dispatch:prepare": "workloads.expert_parallel.layer_step:prepare_dispatch",
-    "workloads.experts.ep_layer:": "workloads.expert_parallel.layer_step:",
-    "workloads.hybrid.hybrid:": "workloads.mesh.mesh_step:",
+    "bench.collectives:": "parbench.bench.operations.collectives:",
+    "parbench.bench.compute:gemm": "parbench.bench.operations.local:gemm",
+    "parbench.bench.memory:copy": "parbench.bench.operations.local:copy",
+    "bench.p2p:": "parbench.bench.operations.p2p:",
+    "parbench.workloads.data_parallel.ddp_bf16:prepare": "parbench.workloads.data_parallel.ddp:bf16",
+    "workloads.ddp:": "parbench.workloads.data_parallel.ddp:",
+    "workloads.zero1:": "parbench.workloads.data_parallel.zero1:",
+    "parbench.workloads.fsdp:zero2": "parbench.workloads.data_parallel.fsdp:fsdp",
+    "parbench.workloads.fsdp:zero3": "parbench.workloads.data_parallel.fsdp:fsdp",
+    "workloads.fsdp:": "parbench.workloads.data_parallel.fsdp:",
+    "workloads.tp:": "parbench.workloads.tensor_parallel.tensor_parallel:",
+    "workloads.pipeline.pp:": "parbench.workloads.pipeline_parallel.pipeline_step:",
+    "workloads.context.cp:": "parbench.workloads.context_parallel.context_step:",
+    "workloads.experts.ep:": "parbench.workloads.expert_parallel.expert_step:",
+    "parbench.workloads.experts.ep_dispatch:prepare": "parbench.workloads.expert_parallel.layer_step:prepare_dispatch",
+    "workloads.experts.ep_layer:": "parbench.workloads.expert_parallel.layer_step:",
+    "workloads.hybrid.hybrid:": "parbench.workloads.mesh.mesh_step:",
 }
 
 _V = TypeVar("_V")

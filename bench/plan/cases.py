@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bench.limits import Name, ParamValues, Words
-from bench.machine.world_spec import WorldSpec
-from bench.plan.aliases import CASES, Former, first_names, meanings, present_params, present_target
-from bench.plan.params import Param, Value, refuse_unknown
-from bench.text import UserError, did_you_mean
+from parbench.bench.limits import Name, ParamValues, Words
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.aliases import CASES, Former, first_names, meanings, present_params, present_target
+from parbench.bench.plan.params import Param, Value, refuse_unknown
+from parbench.bench.text import UserError, did_you_mean
 
 _OWN = "custom."
-EXPLAINER = "workloads.step.own:OwnStep"
+EXPLAINER = "parbench.workloads.step.own:OwnStep"
 """What explains a step of the user's own; as text, as all targets are."""
 
 

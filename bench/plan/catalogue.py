@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Definition, Params, only_itself
-from bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of, parse_matrix
-from bench.plan.params import Param, choice
-from bench.text import UserError, format_size
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Definition, Params, only_itself
+from parbench.bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of, parse_matrix
+from parbench.bench.plan.params import Param, choice
+from parbench.bench.text import UserError, format_size
 
 
 class Dtype(NamedTuple):
@@ -103,7 +103,7 @@ class OperationSpec:
         module = {"collective": "collectives", "p2p": "p2p"}.get(self.name.partition(".")[0], "local")
         return Definition(
             name=self.name,
-            target=f"bench.operations.{module}:{self.function or self.short_name}",
+            target=f"parbench.bench.operations.{module}:{self.function or self.short_name}",
             help=self.help,
             params=self.params,
             tags=self.tags,
@@ -236,7 +236,7 @@ LOADS = ("nothing", "gemm", "all_reduce", "all_gather", "all_to_all")
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
 PRODUCTS = ("float32", "bfloat16", "float16", "float64")
-# how and where a subject is measured, which it is not told
+# how and where a benchmark is measured, which it is not told
 OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 
-from bench.files import read_text
-from bench.text import UserError, did_you_mean, listed, one_of
+from parbench.bench.files import read_text
+from parbench.bench.text import UserError, did_you_mean, listed, one_of
 
 Ranks = tuple[int, ...]
 Pair = tuple[int, int]

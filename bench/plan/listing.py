@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Definition
-from bench.plan.params import Param
-from bench.plan.plan import PRESETS
-from bench.text import UserError, format_size
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.params import Param
+from parbench.bench.plan.plan import PRESETS
+from parbench.bench.text import UserError, format_size
 
 _SIZE = 840 * 8  # bytes that 2 to 8 ranks can share
 

@@ -17,19 +17,29 @@ from typing import Any
 
 import msgspec
 
-from bench.files import read_toml
-from bench.launch.processes import die_with_parent, exit_words
-from bench.machine.environment import emulation
-from bench.machine.machine import available_cores, or_none
-from bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
-from bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
-from bench.plan import aliases
-from bench.plan.cases import Case, Definition, load_catalogue, select
-from bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
-from bench.plan.groups import INSIDE, mesh_group, parse_mesh
-from bench.plan.params import Kind, Param, Value, refuse_unknown
-from bench.plan.plan import BEYOND_CACHE, LARGE_BYTES, PRESETS, Entry, Plan, PlanFile, Preset, Skipped, parse_fault
-from bench.text import UserError, last_line, listed, one_of, parse_duration, parse_link, parse_sizes, reading
+from parbench.bench.files import read_toml
+from parbench.bench.launch.processes import die_with_parent, exit_words
+from parbench.bench.machine.environment import emulation
+from parbench.bench.machine.machine import available_cores, or_none
+from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
+from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
+from parbench.bench.plan import aliases
+from parbench.bench.plan.cases import Case, Definition, load_catalogue, select
+from parbench.bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
+from parbench.bench.plan.groups import INSIDE, mesh_group, parse_mesh
+from parbench.bench.plan.params import Kind, Param, Value, refuse_unknown
+from parbench.bench.plan.plan import (
+    BEYOND_CACHE,
+    LARGE_BYTES,
+    PRESETS,
+    Entry,
+    Plan,
+    PlanFile,
+    Preset,
+    Skipped,
+    parse_fault,
+)
+from parbench.bench.text import UserError, last_line, listed, one_of, parse_duration, parse_link, parse_sizes, reading
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 _LOAD_SECONDS = 120
@@ -276,7 +286,7 @@ def define(target: str, folder: Path) -> Definition:
     if ":" not in target:
         raise UserError(f"--target {target!r} names no function: write package.module:function")
     # another process, so that the driver stays free of torch
-    command = [sys.executable, "-P", "-m", "bench.plan.options", target, str(folder)]
+    command = [sys.executable, "-m", "parbench.bench.plan.options", target, str(folder)]
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": _LOAD_SECONDS}
     try:
         done = subprocess.run(command, preexec_fn=lambda: die_with_parent(SIGKILL), check=False, **options)
@@ -319,7 +329,7 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
 
 
 def main() -> None:
-    from bench.rank.runner import load_target  # imports torch, which only this process does
+    from parbench.bench.rank.runner import load_target  # imports torch, which only this process does
 
     target, folder = sys.argv[1:]
     sys.path.append(folder)

@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from bench.files import read_rows
-from bench.limits import ParamValue
-from bench.plan.groups import parse_mesh, read_matrix
-from bench.text import UserError, did_you_mean, listed, one_of, parse_size, parse_sizes
+from parbench.bench.files import read_rows
+from parbench.bench.limits import ParamValue
+from parbench.bench.plan.groups import parse_mesh, read_matrix
+from parbench.bench.text import UserError, did_you_mean, listed, one_of, parse_size, parse_sizes
 
 Value = bool | int | float | str
 Kind = Literal["int", "float", "str", "bool", "size", "matrix", "rows", "mesh"]

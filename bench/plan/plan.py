@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from bench.limits import (
+from parbench.bench.limits import (
     MOST_CASES,
     MOST_MEASUREMENTS,
     MOST_NOTES,
@@ -19,12 +19,12 @@ from bench.limits import (
     Whole,
     Words,
 )
-from bench.machine.slurm_allocation import NodeLayout
-from bench.plan.aliases import present_params
-from bench.plan.cases import Case, Definition, select
-from bench.plan.catalogue import OPERATIONS
-from bench.plan.params import Value
-from bench.text import UserError, parse_duration
+from parbench.bench.machine.slurm_allocation import NodeLayout
+from parbench.bench.plan.aliases import present_params
+from parbench.bench.plan.cases import Case, Definition, select
+from parbench.bench.plan.catalogue import OPERATIONS
+from parbench.bench.plan.params import Value
+from parbench.bench.text import UserError, parse_duration
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):

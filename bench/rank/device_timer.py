@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from bench.world.torch_compat import spin
-from bench.world.world import World
+from parbench.bench.world.torch_compat import spin
+from parbench.bench.world.world import World
 
 HOST_NS = 20_000
 """How late the host may see that the device is done: arrivals and exits on it are no better than that."""

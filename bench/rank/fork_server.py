@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 import psutil
 
-from bench.launch.launchers import EXITS, Order
-from bench.launch.processes import adopt_orphans, die_with_parent, leave
-from bench.rank import worker
-from bench.text import replace_file
-from bench.world.torch_compat import lost_cuda
+from parbench.bench.launch.launchers import EXITS, Order
+from parbench.bench.launch.processes import adopt_orphans, die_with_parent, leave
+from parbench.bench.rank import worker
+from parbench.bench.text import replace_file
+from parbench.bench.world.torch_compat import lost_cuda
 
 # set where forked ranks are compared with those that import everything themselves
 FRESH_VARIABLE = "PARBENCH_FRESH_RANKS"
@@ -91,7 +91,7 @@ def _be_rank(rank: int, order: Order) -> None:
         os.sched_setaffinity(0, order.cpus[rank])  # before any thread of the rank's own
     os.environ.update(order.variables, RANK=str(rank), WORLD_SIZE=str(order.size), LOCAL_RANK=str(rank))
     if FRESH_VARIABLE in os.environ or lost_cuda():  # should an import of some release of torch have asked for GPUs
-        os.execv(sys.executable, [sys.executable, "-m", "bench.rank.worker"])
+        os.execv(sys.executable, [sys.executable, "-m", "parbench.bench.rank.worker"])
     np.random.seed()
     shift = mmap.mmap(-1, mmap.PAGESIZE * (1 + secrets.randbelow(_SHIFT_PAGES)), prot=0)  # as between two processes
     worker.main()

@@ -1,4 +1,4 @@
-"""One case on the ranks: prepare, check, warm up, time, check again. Every subject goes the same way."""
+"""One case on the ranks: prepare, check, warm up, time, check again. Every benchmark goes the same way."""
 
 import importlib
 import io
@@ -12,41 +12,41 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from bench.launch.control_channel import Outcome
-from bench.operations.local import NOTHING, background_load
-from bench.plan.cases import EXPLAINER, Case
-from bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed
-from bench.plan.plan import FaultSpec, Measure
-from bench.rank.device_timer import HOST_NS
-from bench.rank.timing import Progress, Timed, Timing
-from bench.results.records import Check, blame, encode_timeline
-from bench.text import UserError, format_size, listed
-from bench.world.subject import Description, Differing, Explained, Subject
-from bench.world.world import StandBy, Subgroups, World
+from parbench.bench.launch.control_channel import Outcome
+from parbench.bench.operations.local import NOTHING, background_load
+from parbench.bench.plan.cases import EXPLAINER, Case
+from parbench.bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed
+from parbench.bench.plan.plan import FaultSpec, Measure
+from parbench.bench.rank.device_timer import HOST_NS
+from parbench.bench.rank.timing import Progress, Timed, Timing
+from parbench.bench.results.records import Check, blame, encode_timeline
+from parbench.bench.text import UserError, format_size, listed
+from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
+from parbench.bench.world.world import StandBy, Subgroups, World
 
 _MOST_NAMED = 3
 """Wrong results that a reason names; of more it says how many."""
 
 
 class Disturbed:
-    """A subject whose step takes longer, or whose result is wrong; ``sync`` waits for what it has launched."""
+    """A benchmark whose step takes longer, or whose result is wrong; ``sync`` waits for what it has launched."""
 
-    def __init__(self, subject: Subject, fault: FaultSpec, sync: Callable[[], None]) -> None:
-        self._subject, self._fault, self._sync = subject, fault, sync
-        self.reset, self.check = subject.reset, subject.check
-        self.describe, self.close = subject.describe, subject.close
-        self.gathered = getattr(subject, "gathered", False)
+    def __init__(self, benchmark: Benchmark, fault: FaultSpec, sync: Callable[[], None]) -> None:
+        self._benchmark, self._fault, self._sync = benchmark, fault, sync
+        self.reset, self.check = benchmark.reset, benchmark.check
+        self.describe, self.close = benchmark.describe, benchmark.close
+        self.gathered = getattr(benchmark, "gathered", False)
 
     def step(self) -> None:
         began = time.perf_counter()
-        self._subject.step()
+        self._benchmark.step()
         if self._fault.kind == "slow":
             self._sync()  # a share of the step, not of its launch
             time.sleep(self._fault.amount * (time.perf_counter() - began))
         elif self._fault.kind == "corrupt":
-            if not hasattr(self._subject, "corrupt"):
-                raise UserError(f"--inject {self._fault.text}: this subject has no corrupt()")
-            self._subject.corrupt()
+            if not hasattr(self._benchmark, "corrupt"):
+                raise UserError(f"--inject {self._fault.text}: this benchmark has no corrupt()")
+            self._benchmark.corrupt()
 
     def issue(self) -> Sequence[dist.Work]:
         """Refuse to be slow or wrong: issued apart, a step can only come late."""
@@ -61,7 +61,7 @@ class CaseRun:
     ) -> None:
         self._case, self._subgroups, self._measure = case, subgroups, measure
         self._progress, self._fault, self._injected = progress, fault, fault.text if fault else ""
-        self._subject: Subject | None = None
+        self._benchmark: Benchmark | None = None
         self._held = ExitStack()
         self._repeatable = False
         self._wall_seconds = 0.0
@@ -74,7 +74,7 @@ class CaseRun:
         """
         began, outcome = time.perf_counter(), None
         try:
-            if self._subject is None:
+            if self._benchmark is None:
                 outcome = self._prepare()
             if outcome is None:
                 explains = alone and self._explains
@@ -98,35 +98,35 @@ class CaseRun:
         return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
 
     def close(self) -> None:
-        self._subject = None
+        self._benchmark = None
         self._held.close()
 
     def _prepare(self) -> Outcome | None:
-        """Make the subject and check its first step; return the outcome of a case that cannot be measured."""
+        """Make the benchmark and check its first step; return the outcome of a case that cannot be measured."""
         world, fault, case = self._subgroups.world, self._fault, self._case
         self._progress.phase, self._progress.steps = "prepare", 0
         subgroup = refusal = None
         try:
             subgroup = self._subgroups.of(case.whole)
             _refuse_too_large(case, world)
-            self._subject = _subject(case, subgroup.world, fault)
-            self._held.callback(self._subject.close)
+            self._benchmark = _benchmark(case, subgroup.world, fault)
+            self._held.callback(self._benchmark.close)
         except UserError as error:
             refusal = str(error)
         refusals = world.gather(refusal)
-        if self._subject is None or subgroup is None or any(refusals):
+        if self._benchmark is None or subgroup is None or any(refusals):
             return _refused(refusals, range(len(refusals)) if subgroup is None else subgroup.active)
         # a disturbed rank cannot explain itself, and the others wait for nobody
-        can = world.gather(None if isinstance(self._subject, Disturbed) else isinstance(self._subject, Explained))
+        can = world.gather(None if isinstance(self._benchmark, Disturbed) else isinstance(self._benchmark, Explained))
         self._explains = all(can)
         if case.is_own and all(one is False for one in can):
-            self._subject = load_target(EXPLAINER)(world, self._subject)
+            self._benchmark = load_target(EXPLAINER)(world, self._benchmark)
             self._explains = True
         self._ranks = subgroup.ranks
-        self._checks = any(world.gather(getattr(self._subject.check, "__func__", None) is not Subject.check))
+        self._checks = any(world.gather(getattr(self._benchmark.check, "__func__", None) is not Benchmark.check))
         self._graph = case.whole.get("mode") == "graph"
         self._timing = Timing(
-            self._subject,
+            self._benchmark,
             world,
             self._progress,
             self._measure,
@@ -137,16 +137,16 @@ class CaseRun:
         )
         self._held.callback(self._timing.close)
         first = self._ranks[0]
-        told = world.gather(self._subject.describe())
+        told = world.gather(self._benchmark.describe())
         if unlike := ", ".join(str(rank) for rank in self._ranks if repr(told[rank]) != repr(told[first])):
             reason = f"ranks disagree about what a step does: {unlike} unlike rank {first}"
             return Outcome(status="failed", reason=reason, injected=self._injected)
         self._description = told[first]
-        wrong = _wrong(self._timing, "before the timed region", self._subject.step)
+        wrong = _wrong(self._timing, "before the timed region", self._benchmark.step)
         if wrong is None and self._graph:
-            self._subject.step()  # a result that a second step leaves right can be checked after many
+            self._benchmark.step()  # a result that a second step leaves right can be checked after many
             world.sync()
-            self._repeatable = not any(world.gather(self._subject.check()))
+            self._repeatable = not any(world.gather(self._benchmark.check()))
             wrong = _wrong(self._timing, "in a replay before the timed region", self._timing.replay)
         return None if wrong is None else replace(wrong, injected=self._injected)
 
@@ -157,7 +157,7 @@ class CaseRun:
             timing.run(seconds) if alone else timing.visit(seconds, left)
         left = 0 if timing.full else left
         wrong = _wrong(timing, "in the last replay of the timed region") if self._repeatable else None
-        fresh = timing.replay if self._graph else timing.subject.step if timing.many else None
+        fresh = timing.replay if self._graph else timing.benchmark.step if timing.many else None
         if wrong := wrong or _wrong(timing, "after the timed region", fresh):
             return replace(wrong, injected=self._injected)
         return self._outcome(left)
@@ -174,7 +174,7 @@ class CaseRun:
     def _explained(self, outcome: Outcome, seconds: float) -> Outcome:
         self._progress.phase = "explain"
         [left] = self._timing.world.decide([max(seconds, 0.0)])
-        found = cast(Explained, self._subject).explain(self._timing.start_line, left)
+        found = cast(Explained, self._benchmark).explain(self._timing.start_line, left)
         return replace(
             outcome,
             explained=found.metrics,
@@ -212,11 +212,11 @@ def _notes(case: Case, world: World, num_ranks: int, hidden: float | None) -> li
     return notes
 
 
-def load_target(target: str) -> Callable[..., Subject]:
+def load_target(target: str) -> Callable[..., Benchmark]:
     """Return the function that ``package.module:function`` names; ``UserError`` if there is none."""
     module, _, name = target.partition(":")
     try:
-        found: Callable[..., Subject] | None = getattr(importlib.import_module(module), name, None)
+        found: Callable[..., Benchmark] | None = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         raise UserError(f"target {target!r} cannot be loaded: {error}") from error
     if not callable(found):
@@ -224,21 +224,23 @@ def load_target(target: str) -> Callable[..., Subject]:
     return found
 
 
-def _subject(case: Case, world: World | None, fault: FaultSpec | None) -> Subject:
+def _benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
     if world is None:
         return StandBy()
     params = {name: value for name, value in case.whole.items() if name not in OF_THE_RUNNER}
     if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
         refuse_float8(str(params.get("dtype")), torch.cuda.get_device_capability(world.device))
-    subject = load_target(case.target)(world, **params)
-    if isinstance(subject, type):
-        raise TypeError(f"target {case.target!r} returned the class {subject.__name__}: return a subject made of it")
-    if lacks := [name for name in ("step", "reset", "check", "describe", "close") if not hasattr(subject, name)]:
-        found = type(subject).__name__
-        raise TypeError(f"target {case.target!r} returned {found}, which is no subject: it has no {listed(lacks)}")
+    benchmark = load_target(case.target)(world, **params)
+    if isinstance(benchmark, type):
+        raise TypeError(
+            f"target {case.target!r} returned the class {benchmark.__name__}: return a benchmark made of it"
+        )
+    if lacks := [name for name in ("step", "reset", "check", "describe", "close") if not hasattr(benchmark, name)]:
+        found = type(benchmark).__name__
+        raise TypeError(f"target {case.target!r} returned {found}, which is no benchmark: it has no {listed(lacks)}")
     if fault is not None and fault.kind != "late" and fault.rank == world.global_rank:
-        return Disturbed(subject, fault, world.sync_stream)
-    return subject
+        return Disturbed(benchmark, fault, world.sync_stream)
+    return benchmark
 
 
 def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
@@ -263,8 +265,10 @@ def _wrong(timing: Timing, when: str, take: Callable[[], object] | None = None) 
         timing.start_line()
         take()
         timing.world.sync()
-    subject = timing.subject
-    found = timing.world.gather((subject.check(), subject.differences() if isinstance(subject, Differing) else ()))
+    benchmark = timing.benchmark
+    found = timing.world.gather(
+        (benchmark.check(), benchmark.differences() if isinstance(benchmark, Differing) else ())
+    )
     counts = [count for count, _ in found]
     if not any(counts):
         return None

@@ -15,16 +15,16 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from bench.launch.control_channel import StatusReply
-from bench.launch.visits import VISITS
-from bench.plan.plan import Measure
-from bench.rank.device_timer import Device, DeviceTimer
-from bench.results.records import Stop
-from bench.results.stats import spread, within_launch
-from bench.text import UserError
-from bench.world.subject import Subject
-from bench.world.torch_compat import coalescing
-from bench.world.world import World
+from parbench.bench.launch.control_channel import StatusReply
+from parbench.bench.launch.visits import VISITS
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank.device_timer import Device, DeviceTimer
+from parbench.bench.results.records import Stop
+from parbench.bench.results.stats import spread, within_launch
+from parbench.bench.text import UserError
+from parbench.bench.world.benchmark import Benchmark
+from parbench.bench.world.torch_compat import coalescing
+from parbench.bench.world.world import World
 
 ARRIVAL, EXIT, DURATION, ISSUE = range(4)
 _MIN_VISIT = 3  # an odd count's median is as often above the true one as below
@@ -56,16 +56,16 @@ class Progress:
         )
 
 
-def sampler(mode: str, subject: Subject, world: World, steps: int) -> Sample:
-    """Return what takes a sample of ``steps`` steps; ``UserError`` if the subject cannot be measured so."""
+def sampler(mode: str, benchmark: Benchmark, world: World, steps: int) -> Sample:
+    """Return what takes a sample of ``steps`` steps; ``UserError`` if the benchmark cannot be measured so."""
 
     def repeat() -> None:
         for _ in range(steps):
-            subject.step()
+            benchmark.step()
 
     def coalesced() -> None:
         # torch 2.11 does not wait for what it gathers itself and is given a device for
-        gathers = world.backend == "gloo" or getattr(subject, "gathered", False)
+        gathers = world.backend == "gloo" or getattr(benchmark, "gathered", False)
         with coalescing(world.group, None if gathers else world.device):
             repeat()
 
@@ -77,15 +77,15 @@ def sampler(mode: str, subject: Subject, world: World, steps: int) -> Sample:
         return now
 
     if mode == "async":
-        if not hasattr(subject, "issue"):
-            raise UserError("mode async: this subject cannot be issued and waited for apart")
-        issue: Callable[[], Sequence[dist.Work]] = subject.issue
+        if not hasattr(benchmark, "issue"):
+            raise UserError("mode async: this benchmark cannot be issued and waited for apart")
+        issue: Callable[[], Sequence[dist.Work]] = benchmark.issue
         return issued
     if mode == "graph":  # captured once, after a warm-up on a side stream as CUDA graphs need it
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            subject.step()
+            benchmark.step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's threads ask for events meanwhile
@@ -129,14 +129,14 @@ def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
 
 
 class Timing:
-    """Times a subject on ``ranks`` of the world in one visit or several, this rank late where that was asked for.
+    """Times a benchmark on ``ranks`` of the world in one visit or several, this rank late where that was asked for.
 
     Every rank, measured or not, takes part; what was seen is on rank 0. A sample may be ``many`` steps.
     """
 
     def __init__(
         self,
-        subject: Subject,
+        benchmark: Benchmark,
         world: World,
         progress: Progress,
         measure: Measure,
@@ -147,7 +147,13 @@ class Timing:
         beside: bool = False,
         device: Device | None = None,
     ) -> None:
-        self.subject, self.world, self.progress, self._measure, self._ranks = subject, world, progress, measure, ranks
+        self.benchmark, self.world, self.progress, self._measure, self._ranks = (
+            benchmark,
+            world,
+            progress,
+            measure,
+            ranks,
+        )
         self._mode, self._late_seconds, self._beside = mode, late_seconds, beside
         if device is None and world.device.type == "cuda":
             device = Device(world)
@@ -185,7 +191,7 @@ class Timing:
     def replay(self) -> Sample:
         """A graph of one step, captured once."""
         if self._replay is None:
-            self._replay = sampler("graph", self.subject, self.world, 1)
+            self._replay = sampler("graph", self.benchmark, self.world, 1)
         return self._replay
 
     def close(self) -> None:
@@ -258,7 +264,7 @@ class Timing:
         """Take steps that are not timed: all that were asked for at first, one where caches may hold another's data."""
         world, measure, began = self.world, self._measure, time.perf_counter()
         self.progress.phase = "warm-up"
-        warming = sampler("blocking" if self.many else self._mode, self.subject, world, 1)
+        warming = sampler("blocking" if self.many else self._mode, self.benchmark, world, 1)
         first_ns = int(self.take(warming, 1)[DURATION, 0])
         if self._sample is None:
             each_seconds = time.perf_counter() - began
@@ -268,7 +274,7 @@ class Timing:
             warmup, self._steps = (int(value) for value in world.decide([warmup, steps]))
             self.take(warming, warmup)
             self._warmup, self._each_seconds = warmup + 1, each_seconds * self._steps
-            self._sample = sampler(self._mode, self.subject, world, self._steps)
+            self._sample = sampler(self._mode, self.benchmark, world, self._steps)
         self.progress.phase = "timed"
         return self._sample
 
@@ -297,7 +303,7 @@ class Timing:
 
         On CUDA, what is to be timed begins at a line on the device: ``steps`` says how many are to be launched there.
         """
-        self.subject.reset()
+        self.benchmark.reset()
         (self.world.sync_stream if self._beside else self.world.sync)()
         self.progress.steps += 1
         self.world.barrier()

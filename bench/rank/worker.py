@@ -20,20 +20,20 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from bench.launch import control_channel as channel
-from bench.launch.control_channel import Job, Outcome, RankClient
-from bench.launch.driver import StartRanks
-from bench.launch.flight_recorder import groups_seen
-from bench.launch.launchers import Launcher, loopback_variables
-from bench.launch.processes import leave
-from bench.launch.visits import spread_over_visits
-from bench.machine.environment import capture, interface_of, rank_place
-from bench.machine.slurm_allocation import INTERFACE_VARIABLE
-from bench.machine.world_spec import Joined
-from bench.rank.runner import CaseRun
-from bench.rank.timing import Progress
-from bench.world.torch_compat import nccl_version, recorded_work
-from bench.world.world import Subgroups, World, full_float32, open_world
+from parbench.bench.launch import control_channel as channel
+from parbench.bench.launch.control_channel import Job, Outcome, RankClient
+from parbench.bench.launch.driver import StartRanks
+from parbench.bench.launch.flight_recorder import groups_seen
+from parbench.bench.launch.launchers import Launcher, loopback_variables
+from parbench.bench.launch.processes import leave
+from parbench.bench.launch.visits import spread_over_visits
+from parbench.bench.machine.environment import capture, interface_of, rank_place
+from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE
+from parbench.bench.machine.world_spec import Joined
+from parbench.bench.rank.runner import CaseRun
+from parbench.bench.rank.timing import Progress
+from parbench.bench.world.torch_compat import nccl_version, recorded_work
+from parbench.bench.world.world import Subgroups, World, full_float32, open_world
 
 _MIN_CASE_SECONDS = 0.02
 _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short

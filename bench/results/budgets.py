@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 from math import isclose
 from pathlib import Path
 
-from bench.files import read_toml
-from bench.plan.aliases import is_named
-from bench.plan.cases import Case
-from bench.plan.plan import Skipped
-from bench.results.metrics import METRICS, Metric, declared
-from bench.text import UserError, did_you_mean, listed
+from parbench.bench.files import read_toml
+from parbench.bench.plan.aliases import is_named
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.metrics import METRICS, Metric, declared
+from parbench.bench.text import UserError, did_you_mean, listed
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import msgspec
 
-from bench.results.records import Record
-from bench.text import UserError
+from parbench.bench.results.records import Record
+from parbench.bench.text import UserError
 
 STATE = ("parameters", "gradients", "optimizer")
 COMPONENTS = (*STATE, "activations", "buffers")  # of a step's memory

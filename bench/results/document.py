@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.results.details import Pipeline
+from parbench.bench.results.details import Pipeline
 
 Unit = Literal["words", "number", "s", "GB", "share"]
 Cell = str | float | None

@@ -19,7 +19,7 @@ from statistics import variance
 import numpy as np
 import numpy.typing as npt
 
-from bench.results.stats import CONFIDENCE, WITHIN_LAUNCH, median, t_quantile
+from parbench.bench.results.stats import CONFIDENCE, WITHIN_LAUNCH, median, t_quantile
 
 METHOD = (
     "time = latency + size / bandwidth, by least squares of relative errors with Student-t weights, "

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from bench.limits import Amount, Name, Words
-from bench.results.stats import LEAST, WITHIN_LAUNCH, Estimate, Kind, mean_of
+from parbench.bench.limits import Amount, Name, Words
+from parbench.bench.results.stats import LEAST, WITHIN_LAUNCH, Estimate, Kind, mean_of
 
 Better = Literal["lower", "higher"]
 T = TypeVar("T")
@@ -253,12 +253,12 @@ METRICS = (
 
 @cache
 def declared(name: str) -> Metric | None:
-    """Return the declaration of a name, the first that fits; None for what only a subject of a user's own knows."""
+    """Return the declaration of a name, the first that fits; None for what only a benchmark of a user's own knows."""
     return next((metric for metric in METRICS if metric.of(name)), None)
 
 
 def kind_of(name: str, unit: str) -> Kind:
-    """Return a metric's kind; of those that only a user's own subject knows, rates are amounts, others may be any."""
+    """Return a metric's kind; of those that only a user's own benchmark knows, rates are amounts, others may be any."""
     metric = declared(name)
     return metric.kind if metric else "amount" if unit.endswith("/s") else "difference"
 

@@ -3,7 +3,7 @@
 History of the format (``schema``):
 1  first: case, world, launch, status, reason, stop, check, samples, metrics, noise, arrival, injected, details, notes,
    environment, ranks.
-2  present names of cases, parameters, metrics and noise grades (``bench.plan.aliases`` has the former ones); cases tell
+2  present names of cases, parameters, metrics and noise grades (``plan.aliases`` has the former ones); cases tell
    the defaults of their other parameters.
 """
 
@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from bench.files import decode_json, read_lines
-from bench.limits import (
+from parbench.bench.files import decode_json, read_lines
+from parbench.bench.limits import (
     LEAST,
     MOST_NOTES,
     Amount,
@@ -31,11 +31,11 @@ from bench.limits import (
     check_environment,
     check_time,
 )
-from bench.plan.aliases import GRADES, METRICS, REASONS
-from bench.plan.cases import Case, renewed
-from bench.results.metrics import MetricValue, schema_of_metrics
-from bench.results.stats import Grade, effective_count, grade, spread, steadiness
-from bench.text import UserError, reading
+from parbench.bench.plan.aliases import GRADES, METRICS, REASONS
+from parbench.bench.plan.cases import Case, renewed
+from parbench.bench.results.metrics import MetricValue, schema_of_metrics
+from parbench.bench.results.stats import Grade, effective_count, grade, spread, steadiness
+from parbench.bench.text import UserError, reading
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,13 +18,13 @@ from typing import IO, Any
 import msgspec
 from msgspec.structs import replace
 
-from bench.files import decode_json, encode_json, file_name, inflate, read_file
-from bench.limits import Id, Launch, Name, Positive, Words, check_environment, check_time
-from bench.machine.host_load import HostLoad
-from bench.plan.cases import renewed
-from bench.plan.plan import Plan
-from bench.results.records import SCHEMA, Record, Timeline, encode, read_records, refuse_newer
-from bench.text import UserError, counted, reading, replace_file, storing, writing
+from parbench.bench.files import decode_json, encode_json, file_name, inflate, read_file
+from parbench.bench.limits import Id, Launch, Name, Positive, Words, check_environment, check_time
+from parbench.bench.machine.host_load import HostLoad
+from parbench.bench.plan.cases import renewed
+from parbench.bench.plan.plan import Plan
+from parbench.bench.results.records import SCHEMA, Record, Timeline, encode, read_records, refuse_newer
+from parbench.bench.text import UserError, counted, reading, replace_file, storing, writing
 
 FOLDERS = ("samples", "traces", "logs")
 

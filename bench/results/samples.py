@@ -5,10 +5,10 @@ import re
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-from bench.files import file_name, open_file
-from bench.results.records import Record
-from bench.results.runs import Run
-from bench.text import format_size, reading
+from parbench.bench.files import file_name, open_file
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.bench.text import format_size, reading
 
 if TYPE_CHECKING:
     import numpy as np

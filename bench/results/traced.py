@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from bench.results.records import COMM, COPY, Interval, RankTimeline
-from bench.results.records import COMPUTE as COMPUTE_STREAM
-from bench.results.records import PHASE as PHASE_STREAM
-from bench.results.spans import Span, difference, intersection, union
+from parbench.bench.results.records import COMM, COPY, Interval, RankTimeline
+from parbench.bench.results.records import COMPUTE as COMPUTE_STREAM
+from parbench.bench.results.records import PHASE as PHASE_STREAM
+from parbench.bench.results.spans import Span, difference, intersection, union
 
 STEP = "parbench:step"
 COMPUTE = "parbench:compute"

@@ -9,7 +9,7 @@ t over turns; one turn has none. Arrays hold ranks, each with its turns.
 from collections.abc import Sequence
 from statistics import fmean
 
-from bench.results.stats import Estimate, mean_of
+from parbench.bench.results.stats import Estimate, mean_of
 
 ByRank = Sequence[Sequence[float]]
 

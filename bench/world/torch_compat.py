@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from bench.results.traced import TraceEvent
+from parbench.bench.results.traced import TraceEvent
 
 ATTENTIONS = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default

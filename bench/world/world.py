@@ -1,4 +1,4 @@
-"""The world a subject runs in: ranks, device, groups, clock, seed. Passed as an argument; there are no globals."""
+"""The world a benchmark runs in: ranks, device, groups, clock, seed. Passed as an argument; there are no globals."""
 
 import os
 import socket
@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from bench.plan.cases import Params
-from bench.plan.groups import Ranks, groups_of
-from bench.world.subject import Subject
-from bench.world.torch_compat import default_timeout
+from parbench.bench.plan.cases import Params
+from parbench.bench.plan.groups import Ranks, groups_of
+from parbench.bench.world.benchmark import Benchmark
+from parbench.bench.world.torch_compat import default_timeout
 
 T = TypeVar("T")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -195,7 +195,7 @@ class Subgroup:
     world: World | None  # this rank's own group, None where it stands by
 
 
-class StandBy(Subject):
+class StandBy(Benchmark):
     """What a rank does that is not in the group: nothing, as often as the others do something."""
 
     def step(self) -> None:

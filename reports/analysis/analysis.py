@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bench.results.metrics import MetricValue
-from bench.results.runs import Run
-from bench.text import counted
-from reports import cells
-from reports.analysis.attention import Comparison, Context, compared, contexts
-from reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
-from reports.analysis.experts import Mixture, mixtures
-from reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves, size_of
-from reports.analysis.frame import group_by
-from reports.analysis.labels import AXES, differences, short_labels
-from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
-from reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
-from reports.analysis.steps import Traced, exposed_seconds, share_of_traced, traced_steps
-from reports.analysis.summary import Row, Summary, unreadable
-from reports.analysis.verdicts import Verdict, verdicts
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.runs import Run
+from parbench.bench.text import counted
+from parbench.reports import cells
+from parbench.reports.analysis.attention import Comparison, Context, compared, contexts
+from parbench.reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
+from parbench.reports.analysis.experts import Mixture, mixtures
+from parbench.reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves, size_of
+from parbench.reports.analysis.frame import group_by
+from parbench.reports.analysis.labels import AXES, differences, short_labels
+from parbench.reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
+from parbench.reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
+from parbench.reports.analysis.steps import Traced, exposed_seconds, share_of_traced, traced_steps
+from parbench.reports.analysis.summary import Row, Summary, unreadable
+from parbench.reports.analysis.verdicts import Verdict, verdicts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.details import Attention, AttentionSteps, Hop, Mesh, read
-from bench.text import listed
-from reports import cells
-from reports.analysis.frame import group_rows
-from reports.analysis.labels import differences
-from reports.analysis.steps import furthest_from_one, share_of_traced, total
-from reports.analysis.summary import Row, readable
+from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
+from parbench.bench.results.details import Attention, AttentionSteps, Hop, Mesh, read
+from parbench.bench.text import listed
+from parbench.reports import cells
+from parbench.reports.analysis.frame import group_rows
+from parbench.reports.analysis.labels import differences
+from parbench.reports.analysis.steps import furthest_from_one, share_of_traced, total
+from parbench.reports.analysis.summary import Row, readable
 
 
 @dataclass(frozen=True, kw_only=True)

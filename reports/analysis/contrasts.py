@@ -10,9 +10,9 @@ from functools import partial
 from statistics import fmean, stdev
 from typing import TypeVar
 
-from bench.plan.params import Value
-from bench.results.metrics import MetricValue
-from bench.results.stats import (
+from parbench.bench.plan.params import Value
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.stats import (
     CONFIDENCE,
     LEAST_LAUNCHES,
     Estimate,
@@ -21,13 +21,13 @@ from bench.results.stats import (
     ratio_within_launch,
     t_quantile,
 )
-from bench.text import counted
-from reports import cells
-from reports.analysis.fits import size_of
-from reports.analysis.frame import group_rows, pivot_rows
-from reports.analysis.labels import AXES, differences, operation
-from reports.analysis.ranks import WITHIN, Nodes
-from reports.analysis.summary import Alike, Row, common_details, estimate_of
+from parbench.bench.text import counted
+from parbench.reports import cells
+from parbench.reports.analysis.fits import size_of
+from parbench.reports.analysis.frame import group_rows, pivot_rows
+from parbench.reports.analysis.labels import AXES, differences, operation
+from parbench.reports.analysis.ranks import WITHIN, Nodes
+from parbench.reports.analysis.summary import Alike, Row, common_details, estimate_of
 
 T = TypeVar("T")
 TOGETHER = "together"

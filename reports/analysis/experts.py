@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bench.results.details import Loads, Mesh, read
-from bench.results.metrics import MetricValue
-from reports.analysis.frame import group_rows
-from reports.analysis.labels import differences
-from reports.analysis.summary import Row, readable
+from parbench.bench.results.details import Loads, Mesh, read
+from parbench.bench.results.metrics import MetricValue
+from parbench.reports.analysis.frame import group_rows
+from parbench.reports.analysis.labels import differences
+from parbench.reports.analysis.summary import Row, readable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,18 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-from bench.plan.params import Value
-from bench.results.stats import median
-from reports import cells
-from reports.analysis.analysis import Analysis
-from reports.analysis.contrasts import OF_GROUP, Grouped, Pairs, contrasts, slow_down
-from reports.analysis.fits import Curve, size_of
-from reports.analysis.labels import operation, row_label, short_labels
-from reports.analysis.pipelines import Pipeline
-from reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank
-from reports.analysis.steps import calls_of, exposed_seconds, longest_computing, traced_seconds, worst_ratio
-from reports.analysis.summary import Row, num_ranks
-from reports.analysis.verdicts import noisy_of
+from parbench.bench.plan.params import Value
+from parbench.bench.results.stats import median
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.analysis.contrasts import OF_GROUP, Grouped, Pairs, contrasts, slow_down
+from parbench.reports.analysis.fits import Curve, size_of
+from parbench.reports.analysis.labels import operation, row_label, short_labels
+from parbench.reports.analysis.pipelines import Pipeline
+from parbench.reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank
+from parbench.reports.analysis.steps import calls_of, exposed_seconds, longest_computing, traced_seconds, worst_ratio
+from parbench.reports.analysis.summary import Row, num_ranks
+from parbench.reports.analysis.verdicts import noisy_of
 
 Kind = Literal[
     "late rank", "slow rank", "slow link", "slow group", "one bucket", "no prefetch", "small microbatches",

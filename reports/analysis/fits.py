@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from bench.results.fit import METHOD, Fit, Point, fit, intervals_words
-from bench.results.runs import Run
-from reports import cells
-from reports.analysis.frame import group_rows
-from reports.analysis.summary import Row
+from parbench.bench.results.fit import METHOD, Fit, Point, fit, intervals_words
+from parbench.bench.results.runs import Run
+from parbench.reports import cells
+from parbench.reports.analysis.frame import group_rows
+from parbench.reports.analysis.summary import Row
 
 LINK, COPY = "link", "copy"
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from bench.plan.cases import Case
-from bench.results.records import Record
-from bench.results.runs import Run
-from bench.results.samples import load_rank_samples, samples_name
-from bench.text import UserError, listed
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.bench.results.samples import load_rank_samples, samples_name
+from parbench.bench.text import UserError, listed
 
 if TYPE_CHECKING:
     import pandas as pd

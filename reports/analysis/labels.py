@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.plan.cases import Case
-from reports import cells
-from reports.analysis.frame import group_by
-from reports.analysis.summary import Row, common_details
-from reports.cells import visible
+from parbench.bench.plan.cases import Case
+from parbench.reports import cells
+from parbench.reports.analysis.frame import group_by
+from parbench.reports.analysis.summary import Row, common_details
+from parbench.reports.cells import visible
 
 # what has a column, an axis or a figure of its own
 AXES = ("size_bytes", "dtype", "mode")

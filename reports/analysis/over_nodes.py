@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from reports.analysis.frame import group_rows, pivot_rows
-from reports.analysis.labels import row_label, short_labels
-from reports.analysis.ranks import ONE_EACH
-from reports.analysis.several import MatchedCase, NumberedRun, RunSet, Scaled
-from reports.analysis.summary import Row
+from parbench.reports.analysis.frame import group_rows, pivot_rows
+from parbench.reports.analysis.labels import row_label, short_labels
+from parbench.reports.analysis.ranks import ONE_EACH
+from parbench.reports.analysis.several import MatchedCase, NumberedRun, RunSet, Scaled
+from parbench.reports.analysis.summary import Row
 
 
 @dataclass(frozen=True, kw_only=True)

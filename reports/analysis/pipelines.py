@@ -8,13 +8,13 @@ from operator import attrgetter
 
 import msgspec
 
-from bench.results import details
-from bench.results.details import Simulated
-from bench.results.records import Record
-from reports.analysis.frame import group_rows
-from reports.analysis.labels import differences
-from reports.analysis.summary import Row, Summary, readable
-from reports.cells import visible
+from parbench.bench.results import details
+from parbench.bench.results.details import Simulated
+from parbench.bench.results.records import Record
+from parbench.reports.analysis.frame import group_rows
+from parbench.reports.analysis.labels import differences
+from parbench.reports.analysis.summary import Row, Summary, readable
+from parbench.reports.cells import visible
 
 
 @dataclass(frozen=True, kw_only=True)

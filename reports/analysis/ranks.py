@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from bench.machine.environment import format_cpus
-from bench.machine.host_load import HostLoad
-from bench.results.records import Arrival, Record
-from bench.results.runs import Run
-from bench.results.samples import load_rank_samples
-from bench.results.stats import median
-from bench.text import UserError, format_duration
-from reports import cells
-from reports.analysis.summary import Row
+from parbench.bench.machine.environment import format_cpus
+from parbench.bench.machine.host_load import HostLoad
+from parbench.bench.results.records import Arrival, Record
+from parbench.bench.results.runs import Run
+from parbench.bench.results.samples import load_rank_samples
+from parbench.bench.results.stats import median
+from parbench.bench.text import UserError, format_duration
+from parbench.reports import cells
+from parbench.reports.analysis.summary import Row
 
 WITHIN, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE = "within a node", "same switch", "other switch", "other node"
 NEAREST_FIRST = (WITHIN, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE)

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import msgspec
 
-from bench.files import decode_json, read_file
-from bench.plan.cases import Case
-from bench.results.metrics import MetricValue
-from bench.results.runs import Run, load_run, runs_in
-from bench.results.stats import WITHIN_LAUNCH, ratio_within_launch
-from bench.text import UserError, reading
-from reports import cells
-from reports.analysis.frame import group_rows, pivot_rows
-from reports.analysis.labels import PAIRS, environment_facts, flatten
-from reports.analysis.ranks import Nodes, nodes_of
-from reports.analysis.summary import Alike, Row, Summary, estimate_of, summarize
-from reports.analysis.verdicts import Verdict
+from parbench.bench.files import decode_json, read_file
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.runs import Run, load_run, runs_in
+from parbench.bench.results.stats import WITHIN_LAUNCH, ratio_within_launch
+from parbench.bench.text import UserError, reading
+from parbench.reports import cells
+from parbench.reports.analysis.frame import group_rows, pivot_rows
+from parbench.reports.analysis.labels import PAIRS, environment_facts, flatten
+from parbench.reports.analysis.ranks import Nodes, nodes_of
+from parbench.reports.analysis.summary import Alike, Row, Summary, estimate_of, summarize
+from parbench.reports.analysis.verdicts import Verdict
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bench.results.details import COMPONENTS, Calls, Communication, Formulas, MemoryOverTime, Mesh, read
-from bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
-from bench.results.runs import Run, load_timeline
-from bench.results.spans import Span, length
-from bench.results.stats import median
-from bench.text import UserError, format_size
-from reports.analysis.fits import Curve, size_of
-from reports.analysis.ranks import Blame, Vote, agreed
-from reports.analysis.summary import Row, num_ranks
+from parbench.bench.results.details import COMPONENTS, Calls, Communication, Formulas, MemoryOverTime, Mesh, read
+from parbench.bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
+from parbench.bench.results.runs import Run, load_timeline
+from parbench.bench.results.spans import Span, length
+from parbench.bench.results.stats import median
+from parbench.bench.text import UserError, format_size
+from parbench.reports.analysis.fits import Curve, size_of
+from parbench.reports.analysis.ranks import Blame, Vote, agreed
+from parbench.reports.analysis.summary import Row, num_ranks
 
 SOURCES = ("memory_formula", "memory_counted", "memory")
 _AGREES, _LONGER = 0.1, 1.1

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from bench.launch.control_channel import LEFT_OUT
-from bench.plan.cases import Case
-from bench.plan.plan import Skipped
-from bench.results.metrics import MetricValue, gathered, merge_metrics
-from bench.results.records import Check, Record, Status, WorldInfo
-from bench.results.runs import Run
-from bench.results.stats import LEAST_ITERATIONS, LEAST_LAUNCHES, Estimate, Grade, grade, scatter
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.metrics import MetricValue, gathered, merge_metrics
+from parbench.bench.results.records import Check, Record, Status, WorldInfo
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import LEAST_ITERATIONS, LEAST_LAUNCHES, Estimate, Grade, grade, scatter
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 T = TypeVar("T")

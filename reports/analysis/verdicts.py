@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.files import open_file
-from bench.launch.budget import budget_of_all, prices_of
-from bench.launch.control_channel import LEFT_OUT
-from bench.machine.environment import DISTURBANCES, EMULATED, VOLATILE, format_cpus
-from bench.results.runs import Run
-from bench.results.stats import median
-from bench.text import UserError, counted, format_duration
-from reports import cells
-from reports.analysis.ranks import disturbed_words
-from reports.analysis.summary import Row, Summary
+from parbench.bench.files import open_file
+from parbench.bench.launch.budget import budget_of_all, prices_of
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.machine.environment import DISTURBANCES, EMULATED, VOLATILE, format_cpus
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import median
+from parbench.bench.text import UserError, counted, format_duration
+from parbench.reports import cells
+from parbench.reports.analysis.ranks import disturbed_words
+from parbench.reports.analysis.summary import Row, Summary
 
 Level = Literal["good", "doubtful", "bad"]
 _NOISY_SHARE = 0.1  # as many noisy cases are in a run that is quiet

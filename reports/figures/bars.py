@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from bench.results.details import MemoryOverTime
-from reports import cells
-from reports.analysis.labels import short_labels
-from reports.analysis.steps import broken_down, memory_lines, parts
-from reports.analysis.summary import Row
-from reports.figures.lines import extent
-from reports.figures.palette import MEMORY, STEP, css_of
-from reports.figures.svg import HATCHED, NARROW, Drawing, Scale, elided, even_ticks, log_ticks, width_of
+from parbench.bench.results.details import MemoryOverTime
+from parbench.reports import cells
+from parbench.reports.analysis.labels import short_labels
+from parbench.reports.analysis.steps import broken_down, memory_lines, parts
+from parbench.reports.analysis.summary import Row
+from parbench.reports.figures.lines import extent
+from parbench.reports.figures.palette import MEMORY, STEP, css_of
+from parbench.reports.figures.svg import HATCHED, NARROW, Drawing, Scale, elided, even_ticks, log_ticks, width_of
 
 _LOG_FROM_RATIO, _MAX_LAUNCHES = 10, 20
 _LEFT, _RIGHT, _MOST_LETTERS = 10.0, 500.0, 68

@@ -6,14 +6,14 @@ Kinds of action and causes of idle time have heights of their own: colour is not
 from dataclasses import dataclass
 from typing import Protocol
 
-from bench.results import details
-from bench.results.details import KINDS
-from bench.results.details import Timeline as Actions
-from reports import cells
-from reports.analysis.pipelines import Pipeline
-from reports.figures.palette import PIPELINE, css_of
-from reports.figures.svg import WIDE
-from reports.figures.timeline import Box, TimeChart, joined
+from parbench.bench.results import details
+from parbench.bench.results.details import KINDS
+from parbench.bench.results.details import Timeline as Actions
+from parbench.reports import cells
+from parbench.reports.analysis.pipelines import Pipeline
+from parbench.reports.figures.palette import PIPELINE, css_of
+from parbench.reports.figures.svg import WIDE
+from parbench.reports.figures.timeline import Box, TimeChart, joined
 
 _MIXED = "any"
 # words and height of a row of each kind of action and cause of idle time

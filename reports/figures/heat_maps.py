@@ -4,13 +4,13 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from reports import cells
-from reports.analysis.contrasts import Pairs
-from reports.analysis.experts import Atlas, Mixture, Place
-from reports.analysis.labels import short_labels
-from reports.analysis.ranks import Nodes
-from reports.figures.palette import SHADES, css_of
-from reports.figures.svg import NARROW, WIDE, Drawing, elided, width_of
+from parbench.reports import cells
+from parbench.reports.analysis.contrasts import Pairs
+from parbench.reports.analysis.experts import Atlas, Mixture, Place
+from parbench.reports.analysis.labels import short_labels
+from parbench.reports.analysis.ranks import Nodes
+from parbench.reports.figures.palette import SHADES, css_of
+from parbench.reports.figures.svg import NARROW, WIDE, Drawing, elided, width_of
 
 Square = tuple[float | None, str]
 _MOST_PAIRS, _MOST_LATE, _MOST_EXPERTS, _MOST_STRIPS = 10, 8, 16, 40  # that are drawn, but for strips with numbers

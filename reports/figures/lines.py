@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from bench.results.fit import Fit
-from bench.results.metrics import MetricValue
-from bench.text import format_size
-from reports import cells
-from reports.analysis.attention import Context
-from reports.analysis.contrasts import Kinds
-from reports.analysis.fits import Ceiling, Curve, size_of
-from reports.analysis.frame import group_by
-from reports.analysis.labels import operation
-from reports.analysis.summary import Row, estimate_of
-from reports.figures.palette import HUES, OPERATIONS, css_of
-from reports.figures.svg import NARROW, WIDE, Drawing, Scale, elided, even_ticks, log_ticks, spread, width_of
+from parbench.bench.results.fit import Fit
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.text import format_size
+from parbench.reports import cells
+from parbench.reports.analysis.attention import Context
+from parbench.reports.analysis.contrasts import Kinds
+from parbench.reports.analysis.fits import Ceiling, Curve, size_of
+from parbench.reports.analysis.frame import group_by
+from parbench.reports.analysis.labels import operation
+from parbench.reports.analysis.summary import Row, estimate_of
+from parbench.reports.figures.palette import HUES, OPERATIONS, css_of
+from parbench.reports.figures.svg import NARROW, WIDE, Drawing, Scale, elided, even_ticks, log_ticks, spread, width_of
 
 Point = tuple[float, float, float, float]
 """A place, a value there, and its interval: thrice the value without one."""

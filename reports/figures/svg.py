@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from markupsafe import Markup
 
-from reports import cells
+from parbench.reports import cells
 
 NARROW, WIDE = 520.0, 1000.0
 FONT = 12.0

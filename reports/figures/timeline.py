@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.results.records import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
-from bench.results.spans import Span, difference, gaps, length, union
-from reports import cells
-from reports.analysis.steps import by_stream, spans_of, stream_words
-from reports.figures.bars import part_style
-from reports.figures.palette import STEP
-from reports.figures.svg import NARROW, WIDE, Drawing, Scale, time_ticks, width_of
+from parbench.bench.results.records import COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
+from parbench.bench.results.spans import Span, difference, gaps, length, union
+from parbench.reports import cells
+from parbench.reports.analysis.steps import by_stream, spans_of, stream_words
+from parbench.reports.figures.bars import part_style
+from parbench.reports.figures.palette import STEP
+from parbench.reports.figures.svg import NARROW, WIDE, Drawing, Scale, time_ticks, width_of
 
 MOST_RANKS = 8
 _LANE, _BAR, _GAP = 17.0, 13.0, 6.0

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bench.files import file_name
-from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.details import Idle, Ran
-from bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
-from bench.results.runs import Run
-from bench.text import UserError
-from reports.analysis.labels import short_labels
-from reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, schedule_labels
-from reports.analysis.steps import axis_of, by_stream, lanes, stream_words, traced_steps
-from reports.analysis.summary import summarize, unreadable
+from parbench.bench.files import file_name
+from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
+from parbench.bench.results.details import Idle, Ran
+from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
+from parbench.bench.results.runs import Run
+from parbench.bench.text import UserError
+from parbench.reports.analysis.labels import short_labels
+from parbench.reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, schedule_labels
+from parbench.reports.analysis.steps import axis_of, by_stream, lanes, stream_words, traced_steps
+from parbench.reports.analysis.summary import summarize, unreadable
 
 Event = dict[str, Any]
 # by stream: thread, category, and the beginning of names by which HolisticTraceAnalysis tells it from arithmetic

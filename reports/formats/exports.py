@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from bench.files import encode_json
-from bench.results.metrics import MetricValue
-from bench.results.runs import Run
-from reports.analysis.frame import metrics_frame
-from reports.analysis.several import point_of
-from reports.analysis.summary import Row, common_details, summarize
-from reports.cells import visible
-from reports.formats import chrome_trace, nccl_tests
+from parbench.bench.files import encode_json
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.frame import metrics_frame
+from parbench.reports.analysis.several import point_of
+from parbench.reports.analysis.summary import Row, common_details, summarize
+from parbench.reports.cells import visible
+from parbench.reports.formats import chrome_trace, nccl_tests
 
 # by a metric's better direction, for customSmallerIsBetter and customBiggerIsBetter
 FILES = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}

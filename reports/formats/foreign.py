@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.plan.catalogue import OperationSpec
-from bench.plan.params import Value
-from bench.results.metrics import MetricValue, value
-from bench.results.records import Check
-from bench.text import UserError, listed
+from parbench.bench.plan.catalogue import OperationSpec
+from parbench.bench.plan.params import Value
+from parbench.bench.results.metrics import MetricValue, value
+from parbench.bench.results.records import Check
+from parbench.bench.text import UserError, listed
 
 MICRO, GIGA = 1e-6, 1e9
 UNKNOWN = "unknown"

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bench.machine.environment import recorded_variables
-from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, names_of
-from bench.plan.params import Value
-from bench.results.records import Check
-from bench.text import UserError, listed
-from reports.formats import foreign
-from reports.formats.foreign import GIGA, MICRO, UNKNOWN, ImportedResult, ImportedRun, PrintedRow, world_size
-from reports.formats.nccl_tests import JSON_VERSION, REDUCTIONS, TOOL, TYPES
+from parbench.bench.machine.environment import recorded_variables
+from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, names_of
+from parbench.bench.plan.params import Value
+from parbench.bench.results.records import Check
+from parbench.bench.text import UserError, listed
+from parbench.reports.formats import foreign
+from parbench.reports.formats.foreign import GIGA, MICRO, UNKNOWN, ImportedResult, ImportedRun, PrintedRow, world_size
+from parbench.reports.formats.nccl_tests import JSON_VERSION, REDUCTIONS, TOOL, TYPES
 
 _OPERATIONS = names_of(TOOL)
 _DTYPES = {theirs: ours for ours, theirs in TYPES.items()}

@@ -16,13 +16,13 @@ S is larger where ranks contribute shares.
 import re
 from dataclasses import dataclass, field, replace
 
-from bench.plan.catalogue import OperationSpec, names_of
-from bench.plan.params import Value
-from bench.results.metrics import value
-from bench.results.records import Check
-from bench.results.stats import MIN_FOR_P99
-from bench.text import UserError
-from reports.formats.foreign import (
+from parbench.bench.plan.catalogue import OperationSpec, names_of
+from parbench.bench.plan.params import Value
+from parbench.bench.results.metrics import value
+from parbench.bench.results.records import Check
+from parbench.bench.results.stats import MIN_FOR_P99
+from parbench.bench.text import UserError
+from parbench.reports.formats.foreign import (
     GIGA,
     MICRO,
     NO_CASE,

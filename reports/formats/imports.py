@@ -6,17 +6,17 @@ from pathlib import Path
 
 import msgspec
 
-from bench.files import read_file
-from bench.machine.machine import package_version
-from bench.plan.cases import Case, make_case
-from bench.plan.catalogue import busbw_factor
-from bench.plan.plan import Measure, Plan
-from bench.results.records import Record, Samples, WorldInfo, encode, noise_of
-from bench.results.runs import create_run, open_writer, utc_now, write_info
-from bench.text import UserError, listed, reading
-from reports.formats.foreign import UNKNOWN, ImportedResult, ImportedRun
-from reports.formats.import_nccl import parse_nccl
-from reports.formats.import_tables import parse_gloo, parse_osu, parse_param
+from parbench.bench.files import read_file
+from parbench.bench.machine.machine import package_version
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.catalogue import busbw_factor
+from parbench.bench.plan.plan import Measure, Plan
+from parbench.bench.results.records import Record, Samples, WorldInfo, encode, noise_of
+from parbench.bench.results.runs import create_run, open_writer, utc_now, write_info
+from parbench.bench.text import UserError, listed, reading
+from parbench.reports.formats.foreign import UNKNOWN, ImportedResult, ImportedRun
+from parbench.reports.formats.import_nccl import parse_nccl
+from parbench.reports.formats.import_tables import parse_gloo, parse_osu, parse_param
 
 PARSERS: dict[str, Callable[[str, str, int | None], ImportedRun]] = {
     "nccl-tests": parse_nccl,

@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from bench.machine.environment import recorded_variables
-from bench.plan.cases import Case
-from bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, names_of
-from bench.results.records import WorldInfo
-from bench.results.runs import Run
-from bench.text import UserError, listed
-from reports.analysis.summary import Row, num_ranks, summarize
-from reports.cells import visible
+from parbench.bench.machine.environment import recorded_variables
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, names_of
+from parbench.bench.results.records import WorldInfo
+from parbench.bench.results.runs import Run
+from parbench.bench.text import UserError, listed
+from parbench.reports.analysis.summary import Row, num_ranks, summarize
+from parbench.reports.cells import visible
 
 TOOL, VERSION, JSON_VERSION = "nccl-tests", "2.19.6", 3
 TYPES = {name: name for name in ("bfloat16", "int8", "uint8", "int32", "int64")} | {"float32": "float"}

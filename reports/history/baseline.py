@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from bench.results.runs import load_run
-from bench.text import UserError, counted
-from reports.analysis.verdicts import Verdict
-from reports.regression.commands import FILE
+from parbench.bench.results.runs import load_run
+from parbench.bench.text import UserError, counted
+from parbench.reports.analysis.verdicts import Verdict
+from parbench.reports.regression.commands import FILE
 
 
 def baseline(path: Path) -> Verdict:
@@ -19,10 +19,10 @@ def baseline(path: Path) -> Verdict:
     if not file.exists():
         return _none("no history says what is usual here", more)
     # numpy and SQLite, which only those with a history wait for
-    from reports.history.database import open_history
-    from reports.history.gate import check_folder
-    from reports.history.levels import StepRule
-    from reports.regression.noise_floor import find_floor
+    from parbench.reports.history.database import open_history
+    from parbench.reports.history.gate import check_folder
+    from parbench.reports.history.levels import StepRule
+    from parbench.reports.regression.noise_floor import find_floor
 
     run = load_run(path).info
     try:

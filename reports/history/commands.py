@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from bench.commands import RunPath
-from reports.regression.commands import floor_option, form_option, history_option, unknown_option
+from parbench.bench.commands import RunPath
+from parbench.reports.regression.commands import floor_option, form_option, history_option, unknown_option
 
 _EXAMPLES = """\b
 Examples:
@@ -49,7 +49,7 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
     Runs already added are left as they are. A folder that parbench history export wrote keeps its runs' branch and
     commit.
     """
-    from reports.history.runs import add_folders
+    from parbench.reports.history.runs import add_folders
 
     source = click.get_current_context().get_parameter_source
     # a later job's variables say nothing of the runs that it finds
@@ -69,9 +69,9 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 @_file_option
 def list_runs(branch: str | None, file: Path) -> None:
     """List the runs in the history, newest first."""
-    from bench.text import counted, format_table
-    from reports import cells
-    from reports.history.database import open_history
+    from parbench.bench.text import counted, format_table
+    from parbench.reports import cells
+    from parbench.reports.history.database import open_history
 
     with open_history(file) as found:
         lines, annotations = found.runs(branch), found.annotations()
@@ -94,9 +94,9 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
 
     PATTERN is a glob for their cases.
     """
-    from reports.history.database import open_history
-    from reports.history.levels import StepRule
-    from reports.history.show import render_courses
+    from parbench.reports.history.database import open_history
+    from parbench.reports.history.levels import StepRule
+    from parbench.reports.history.show import render_courses
 
     with open_history(file) as found:
         click.echo(render_courses(found, pattern, branch, StepRule(), form), nl=False)
@@ -129,11 +129,11 @@ def check(
     A case is MISSING if RUN did not measure it but one of the last three runs like it did: same preset, same number of
     ranks, a case in common.
     """
-    from reports.history import gate
-    from reports.history import show as shown
-    from reports.history.database import open_history
-    from reports.history.levels import StepRule
-    from reports.regression.noise_floor import find_floor
+    from parbench.reports.history import gate
+    from parbench.reports.history import show as shown
+    from parbench.reports.history.database import open_history
+    from parbench.reports.history.levels import StepRule
+    from parbench.reports.regression.noise_floor import find_floor
 
     least, floors = find_floor(floor)
     rule = StepRule(floor=least, window=window)
@@ -156,7 +156,7 @@ def check(
 @_file_option
 def annotate(run: str, note: str, series: str, file: Path) -> None:
     """Mark a change as intended: later runs are compared from RUN on."""
-    from reports.history.database import open_history
+    from parbench.reports.history.database import open_history
 
     with open_history(file) as found:
         found.annotate(run, series, note)
@@ -167,7 +167,7 @@ def annotate(run: str, note: str, series: str, file: Path) -> None:
 @_file_option
 def prune(keep: int, file: Path) -> None:
     """Delete old runs from the history, and print their ids."""
-    from reports.history.database import open_history
+    from parbench.reports.history.database import open_history
 
     with open_history(file) as found:
         for run_id in found.prune(keep):
@@ -185,9 +185,9 @@ def export(target: Path, form: str, branch: str | None, file: Path) -> None:
     parbench history add reads the folder back. With --format otava TARGET is a file, Apache Otava's CSV: a row per run,
     a column per series.
     """
-    from bench.text import UserError, counted, writing
-    from reports.history.database import open_history
-    from reports.history.show import render_otava
+    from parbench.bench.text import UserError, counted, writing
+    from parbench.reports.history.database import open_history
+    from parbench.reports.history.show import render_otava
 
     if branch is not None and form != "otava":
         raise UserError(f"--branch {branch} goes with --format otava alone: a folder of runs holds all branches")

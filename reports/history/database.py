@@ -12,15 +12,15 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from bench.files import MOST_BYTES, decode_json, file_name, inflate, open_file, read_file
-from bench.limits import Amount, Count, Id, Long, Name, Whole, Words
-from bench.plan.cases import renewed
-from bench.results.records import Status
-from bench.results.runs import Run, load_run, whole
-from bench.text import UserError, reading, writing
-from reports.history.entries import ABOUT, MOST_RECORDS_BYTES, About, Entry
-from reports.regression.counted import Facts
-from reports.regression.environment import Identity
+from parbench.bench.files import MOST_BYTES, decode_json, file_name, inflate, open_file, read_file
+from parbench.bench.limits import Amount, Count, Id, Long, Name, Whole, Words
+from parbench.bench.plan.cases import renewed
+from parbench.bench.results.records import Status
+from parbench.bench.results.runs import Run, load_run, whole
+from parbench.bench.text import UserError, reading, writing
+from parbench.reports.history.entries import ABOUT, MOST_RECORDS_BYTES, About, Entry
+from parbench.reports.regression.counted import Facts
+from parbench.reports.regression.environment import Identity
 
 Added = Literal["added", "updated", "moved", "unchanged"]
 Outcome = tuple[Status, str]

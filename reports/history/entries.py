@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from bench.files import decode_json, read_file
-from bench.limits import Name
-from bench.results.runs import RunInfo, load_run, whole
-from bench.text import reading
-from reports.regression.environment import Point, points_of
+from parbench.bench.files import decode_json, read_file
+from parbench.bench.limits import Name
+from parbench.bench.results.runs import RunInfo, load_run, whole
+from parbench.bench.text import reading
+from parbench.reports.regression.environment import Point, points_of
 
 MOST_RECORDS_BYTES = 256 << 20
 ABOUT = "history.json"  # in an exported run's folder: its branch and commit

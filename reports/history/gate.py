@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.text import UserError
-from reports import cells
-from reports.analysis.frame import group_by
-from reports.history.database import History, Line, Outcome, open_history
-from reports.history.entries import About, read_entry
-from reports.history.levels import Shift, StepRule
-from reports.history.nights import Night, Nights, judge_nights
-from reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code
-from reports.regression.counted import CountChange, Facts, held
-from reports.regression.environment import Identity
-from reports.regression.noise_floor import Floor
+from parbench.bench.text import UserError
+from parbench.reports import cells
+from parbench.reports.analysis.frame import group_by
+from parbench.reports.history.database import History, Line, Outcome, open_history
+from parbench.reports.history.entries import About, read_entry
+from parbench.reports.history.levels import Shift, StepRule
+from parbench.reports.history.nights import Night, Nights, judge_nights
+from parbench.reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code
+from parbench.reports.regression.counted import CountChange, Facts, held
+from parbench.reports.regression.environment import Identity
+from parbench.reports.regression.noise_floor import Floor
 
 QUIET = Night()
 MISSED_RUNS = 3  # a case is missing as long as one of so many before, of those that share a case with this run, has it

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.results.stats import median
-from reports.regression.statistics import Difference, rank_test
+from parbench.bench.results.stats import median
+from parbench.reports.regression.statistics import Difference, rank_test
 
 
 @dataclass(frozen=True, kw_only=True)

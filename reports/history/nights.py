@@ -12,9 +12,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.results.stats import median, t_tail
-from reports.analysis.frame import group_by
-from reports.history.levels import (
+from parbench.bench.results.stats import median, t_tail
+from parbench.reports.analysis.frame import group_by
+from parbench.reports.history.levels import (
     Noise,
     Shift,
     StepRule,
@@ -24,7 +24,7 @@ from reports.history.levels import (
     segments,
     shift_of,
 )
-from reports.regression.statistics import discoveries_in_families
+from parbench.reports.regression.statistics import discoveries_in_families
 
 Logs = NDArray[np.float64]
 MIN_SHARED = 5  # so many series have a course in common

@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.results.runs import Run, load_run, runs_in, whole
-from bench.text import UserError, reading
-from reports.analysis.several import unfolded
-from reports.history.database import Added, Line, open_history
-from reports.history.entries import About, read_entry
-from reports.regression.compare import pool
+from parbench.bench.results.runs import Run, load_run, runs_in, whole
+from parbench.bench.text import UserError, reading
+from parbench.reports.analysis.several import unfolded
+from parbench.reports.history.database import Added, Line, open_history
+from parbench.reports.history.entries import About, read_entry
+from parbench.reports.regression.compare import pool
 
 _SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
 

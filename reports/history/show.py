@@ -7,15 +7,15 @@ from fnmatch import fnmatchcase
 
 from msgspec.structs import asdict
 
-from bench.text import UserError, counted, format_table
-from reports import cells
-from reports.analysis.labels import operation
-from reports.history.database import History
-from reports.history.gate import Check, Finding
-from reports.history.levels import StepRule, segments
-from reports.regression.compare import VERDICTS, Word, counts_of, json_text, world_words
-from reports.regression.noise_floor import told
-from reports.render.markdown import escaped
+from parbench.bench.text import UserError, counted, format_table
+from parbench.reports import cells
+from parbench.reports.analysis.labels import operation
+from parbench.reports.history.database import History
+from parbench.reports.history.gate import Check, Finding
+from parbench.reports.history.levels import StepRule, segments
+from parbench.reports.regression.compare import VERDICTS, Word, counts_of, json_text, world_words
+from parbench.reports.regression.noise_floor import told
+from parbench.reports.render.markdown import escaped
 
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.launch.budget import RESERVE, budget_for, prices_of
-from bench.launch.control_channel import LEFT_OUT
-from bench.launch.processes import run_child
-from bench.results.runs import Run, load_run
-from bench.text import UserError, format_duration, last_line
-from reports.regression.compare import Comparison, compare, notes_of_pools, pool
-from reports.regression.noise_floor import Floor
-from reports.regression.rule import Rule
+from parbench.bench.launch.budget import RESERVE, budget_for, prices_of
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.launch.processes import run_child
+from parbench.bench.results.runs import Run, load_run
+from parbench.bench.text import UserError, format_duration, last_line
+from parbench.reports.regression.compare import Comparison, compare, notes_of_pools, pool
+from parbench.reports.regression.noise_floor import Floor
+from parbench.reports.regression.rule import Rule
 
 LOOKS = (6, 8, 12, 16, 24)  # launches a side after which the comparison is looked at; the last is the end
 # what a variable sets elsewhere in the environment
@@ -170,8 +170,7 @@ def launch_run(side: Side, seconds: float, *, out: Path, words: Sequence[str], t
     """Measure one launch under a folder: ``UserError`` in its own words if there is none, 4 after a signal."""
     before = set((folder := out / side.name).glob("*/run.json"))
     tell(f"{side.name.upper()}: {side.text}")
-    # -P: a folder named bench where this was started would be taken for ours
-    command = [side.python or sys.executable, "-P", "-m", "parbench", "run", *words]
+    command = [side.python or sys.executable, "-m", "parbench", "run", *words]
     command += ["--launches", "1", "--budget", f"{seconds:.0f}s", "--out", str(folder), "--json"]
     try:
         done = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)

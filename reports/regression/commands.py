@@ -88,10 +88,10 @@ def ab(
 
     Ends when B is told from A, or with the budget. Options of parbench run follow after --.
     """
-    from bench.text import UserError, parse_duration
-    from reports.regression.ab import check_words, launch_run, measure_in_turns, parse_side
-    from reports.regression.compare_show import advised, as_table
-    from reports.regression.noise_floor import parse_floor
+    from parbench.bench.text import UserError, parse_duration
+    from parbench.reports.regression.ab import check_words, launch_run, measure_in_turns, parse_side
+    from parbench.reports.regression.compare_show import advised, as_table
+    from parbench.reports.regression.noise_floor import parse_floor
 
     a, b = (parse_side(name, given[name], given[f"{name}_python"]) for name in ("a", "b"))
     if (a.variables, a.python) == (b.variables, b.python):
@@ -139,10 +139,10 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     smallest with which at most 1 % of comparisons among these launches find a change. compare and history check use it
     from then on.
     """
-    from bench.text import UserError, counted, parse_duration
-    from reports.regression.ab import Side, Turns, check_words, launch_run
-    from reports.regression.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
-    from reports.regression.rule import Rule
+    from parbench.bench.text import UserError, counted, parse_duration
+    from parbench.reports.regression.ab import Side, Turns, check_words, launch_run
+    from parbench.reports.regression.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
+    from parbench.reports.regression.rule import Rule
 
     check_words(words, "aa")
     if file.name.strip().endswith("%"):

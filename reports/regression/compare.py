@@ -14,21 +14,21 @@ from typing import Literal, NamedTuple, get_args
 
 from msgspec import structs
 
-from bench.files import encode_json
-from bench.machine.environment import difference
-from bench.plan.cases import Case
-from bench.results.records import Record, WorldInfo
-from bench.results.runs import Run
-from bench.text import UserError, counted
-from reports.analysis.frame import group_rows
-from reports.analysis.summary import Row, summarize
-from reports.budgets import Judged
-from reports.budgets import exit_code as code_of_budgets
-from reports.regression.counted import Held, facts_of, held
-from reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
-from reports.regression.noise_floor import Floor, fingerprints
-from reports.regression.rule import Called, Effect, Pair, Rule, Whole, effects, judge
-from reports.regression.statistics import Launches, simes
+from parbench.bench.files import encode_json
+from parbench.bench.machine.environment import difference
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.records import Record, WorldInfo
+from parbench.bench.results.runs import Run
+from parbench.bench.text import UserError, counted
+from parbench.reports.analysis.frame import group_rows
+from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.budgets import Judged
+from parbench.reports.budgets import exit_code as code_of_budgets
+from parbench.reports.regression.counted import Held, facts_of, held
+from parbench.reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
+from parbench.reports.regression.noise_floor import Floor, fingerprints
+from parbench.reports.regression.rule import Called, Effect, Pair, Rule, Whole, effects, judge
+from parbench.reports.regression.statistics import Launches, simes
 
 Word = Literal[
     "WRONG",

@@ -12,18 +12,18 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from bench.results.budgets import read_budgets
-from bench.results.runs import Run
-from bench.results.stats import median
-from bench.text import UserError, counted, format_duration
-from reports import cells
-from reports.analysis.labels import operation, short_labels
-from reports.analysis.summary import Row
-from reports.analysis.verdicts import emulations
-from reports.budgets import judge
-from reports.history.runs import find_run
-from reports.regression.ab import LOOKS, SHORTEST_SECONDS
-from reports.regression.compare import (
+from parbench.bench.results.budgets import read_budgets
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import median
+from parbench.bench.text import UserError, counted, format_duration
+from parbench.reports import cells
+from parbench.reports.analysis.labels import operation, short_labels
+from parbench.reports.analysis.summary import Row
+from parbench.reports.analysis.verdicts import emulations
+from parbench.reports.budgets import judge
+from parbench.reports.history.runs import find_run
+from parbench.reports.regression.ab import LOOKS, SHORTEST_SECONDS
+from parbench.reports.regression.compare import (
     VERDICTS,
     WORST_FIRST,
     Comparison,
@@ -35,7 +35,7 @@ from reports.regression.compare import (
     notes_of_pools,
     world_words,
 )
-from reports.regression.compare_words import (
+from parbench.reports.regression.compare_words import (
     Counted,
     changed_counts,
     effect_words,
@@ -43,16 +43,16 @@ from reports.regression.compare_words import (
     reach,
     verdicts,
 )
-from reports.regression.confirm import Confirming, confirm
-from reports.regression.counted import CountChange
-from reports.regression.environment import Change
-from reports.regression.junit import as_junit
-from reports.regression.noise_floor import find_floor, told
-from reports.regression.rule import Rule, floor_to_decide, launches_to_decide
-from reports.render.markdown import escaped, markdown_table
-from reports.render.terminal import Sheet, width_of, write_table
-from reports.report import Column, T, number, words
-from reports.sections.row_columns import case_columns
+from parbench.reports.regression.confirm import Confirming, confirm
+from parbench.reports.regression.counted import CountChange
+from parbench.reports.regression.environment import Change
+from parbench.reports.regression.junit import as_junit
+from parbench.reports.regression.noise_floor import find_floor, told
+from parbench.reports.regression.rule import Rule, floor_to_decide, launches_to_decide
+from parbench.reports.render.markdown import escaped, markdown_table
+from parbench.reports.render.terminal import Sheet, width_of, write_table
+from parbench.reports.report import Column, T, number, words
+from parbench.reports.sections.row_columns import case_columns
 
 MARKDOWN_BYTES = 1_000_000  # a GitHub step summary holds 1024 KiB; the rest is left to what else a job says
 

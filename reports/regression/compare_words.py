@@ -1,11 +1,11 @@
 """What a comparison says in words: of its counts, of the whole run, of an effect."""
 
-from reports import cells
-from reports.analysis.labels import operation
-from reports.budgets import sentences as budget_words
-from reports.regression.compare import VERDICTS, WORST_FIRST, Comparison, Series, counts_of
-from reports.regression.counted import CountChange
-from reports.regression.rule import Effect
+from parbench.reports import cells
+from parbench.reports.analysis.labels import operation
+from parbench.reports.budgets import sentences as budget_words
+from parbench.reports.regression.compare import VERDICTS, WORST_FIRST, Comparison, Series, counts_of
+from parbench.reports.regression.counted import CountChange
+from parbench.reports.regression.rule import Effect
 
 CANNOT_TELL = "cannot tell"
 Counted = tuple[Series, CountChange]

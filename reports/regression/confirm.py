@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.plan.cases import Case
-from bench.plan.plan import PRESETS, FileCase, Plan, PlanFile
-from bench.results.records import WorldInfo
-from bench.text import UserError, format_duration, writing
-from reports.regression.ab import FOLLOWS, Outcome, Side, launch_run, measure_in_turns
-from reports.regression.compare import Comparison, Family, Series, Word, world_words
-from reports.regression.environment import NOT_SET
-from reports.regression.noise_floor import Floor
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.plan import PRESETS, FileCase, Plan, PlanFile
+from parbench.bench.results.records import WorldInfo
+from parbench.bench.text import UserError, format_duration, writing
+from parbench.reports.regression.ab import FOLLOWS, Outcome, Side, launch_run, measure_in_turns
+from parbench.reports.regression.compare import Comparison, Family, Series, Word, world_words
+from parbench.reports.regression.environment import NOT_SET
+from parbench.reports.regression.noise_floor import Floor
 
 SUSPECTS: frozenset[Word] = frozenset({"SLOWER", "AMBIGUOUS"})
 _NO_VERDICT: frozenset[Word] = frozenset({"INSUFFICIENT", "ENV-CHANGED", "MISSING", "NEW"})

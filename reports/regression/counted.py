@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from math import isclose
 from typing import Literal
 
-from bench.results.details import Loads, Pipeline, read
-from bench.results.metrics import declared
-from bench.text import counted
-from reports import cells
-from reports.analysis.summary import Row
+from parbench.bench.results.details import Loads, Pipeline, read
+from parbench.bench.results.metrics import declared
+from parbench.bench.text import counted
+from parbench.reports import cells
+from parbench.reports.analysis.summary import Row
 
 Facts = Mapping[str, Sequence[float | str]]
 """By name the values that launches counted: one, where they agree."""

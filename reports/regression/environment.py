@@ -12,22 +12,22 @@ from typing import Any
 
 import msgspec
 
-from bench.machine.environment import VOLATILE, leaves
-from bench.plan.cases import Case
-from bench.plan.params import Value
-from bench.plan.plan import Plan
-from bench.results.records import Record, Status, WorldInfo
-from bench.results.runs import Run
-from reports import cells
-from reports.analysis.summary import Row, summarize
-from reports.regression.counted import Facts, facts_of
+from parbench.bench.machine.environment import VOLATILE, leaves
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.params import Value
+from parbench.bench.plan.plan import Plan
+from parbench.bench.results.records import Record, Status, WorldInfo
+from parbench.bench.results.runs import Run
+from parbench.reports import cells
+from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.regression.counted import Facts, facts_of
 
 HARMLESS = (
     "gpu.uuid",
     "host.address",
     "host.boot_id",
     "host.memory_bytes",
-    "slurm.job",
+    "parbench.slurm.job",
     "slurm.nodelist",
     "variables.SLURM_JOB_ID",
     "variables.SLURM_JOB_NODELIST",  # the ranks' own host names tell

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from reports import cells
-from reports.budgets import Standing
-from reports.regression.compare import VERDICTS, Comparison, Family, world_words
-from reports.regression.compare_words import effect_words, whole_words
+from parbench.reports import cells
+from parbench.reports.budgets import Standing
+from parbench.reports.regression.compare import VERDICTS, Comparison, Family, world_words
+from parbench.reports.regression.compare_words import effect_words, whole_words
 
 _OF_BUDGET: Mapping[Standing, str] = {"KEPT": "", "OVER": "failure", "NOT RUN": "error", "UNKNOWN": "skipped"}
 

@@ -14,14 +14,14 @@ from statistics import stdev
 
 import msgspec
 
-from bench.files import decode_json, encode_json, read_file
-from bench.results.runs import Run
-from bench.results.stats import median, quantile
-from bench.text import UserError, format_table, reading, replace_file, writing
-from reports import cells
-from reports.analysis.summary import Row
-from reports.regression.environment import points_of
-from reports.regression.rule import Pair, Rule, effects
+from parbench.bench.files import decode_json, encode_json, read_file
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import median, quantile
+from parbench.bench.text import UserError, format_table, reading, replace_file, writing
+from parbench.reports import cells
+from parbench.reports.analysis.summary import Row
+from parbench.reports.regression.environment import points_of
+from parbench.reports.regression.rule import Pair, Rule, effects
 
 FILE = Path("runs/floor.json")
 SCHEMA_VERSION = 1

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.results.stats import LEAST_LAUNCHES, median
-from reports.regression.statistics import Difference, Launches, differences, discoveries_in_families, rank_test
+from parbench.bench.results.stats import LEAST_LAUNCHES, median
+from parbench.reports.regression.statistics import Difference, Launches, differences, discoveries_in_families, rank_test
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from bench.results.stats import CONFIDENCE, t_quantile, t_tail
+from parbench.bench.results.stats import CONFIDENCE, t_quantile, t_tail
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from textwrap import wrap
 
-from reports import cells
-from reports.analysis.analysis import Front, Operation, Step
-from reports.analysis.steps import differing_trace, held_bytes
-from reports.render.terminal import Sheet, render_text, write_verdicts
-from reports.report import Report
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Front, Operation, Step
+from parbench.reports.analysis.steps import differing_trace, held_bytes
+from parbench.reports.render.terminal import Sheet, render_text, write_verdicts
+from parbench.reports.report import Report
 
 _WIDTH, _LINES, _BAR = 80, 40, 20
 _MOST_SENTENCES, _MOST_COMPARISONS, _SENTENCE_LINES = 4, 2, 3

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from bench.results.runs import Run
-from reports.analysis.pipelines import without_timelines
-from reports.analysis.summary import Row, Summary, common_details
-from reports.report import Report
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.pipelines import without_timelines
+from parbench.reports.analysis.summary import Row, Summary, common_details
+from parbench.reports.report import Report
 
 MOST_EMBEDDED_BYTES = 400_000
 """What of a page of at most a megabyte is left to its data."""

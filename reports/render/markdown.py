@@ -6,9 +6,9 @@ What comes from records is escaped: it is shown as text, whatever it holds.
 import re
 from collections.abc import Iterable, Sequence
 
-from reports import cells
-from reports.analysis.verdicts import Problem
-from reports.report import PROBLEM_COLUMNS, Column, Report, T
+from parbench.reports import cells
+from parbench.reports.analysis.verdicts import Problem
+from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 

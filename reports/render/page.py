@@ -8,11 +8,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from bench.text import format_duration, printable
-from reports.analysis.labels import row_facts
-from reports.figures.palette import style_sheet
-from reports.render.data import embedded_json
-from reports.report import Report, terms
+from parbench.bench.text import format_duration, printable
+from parbench.reports.analysis.labels import row_facts
+from parbench.reports.figures.palette import style_sheet
+from parbench.reports.render.data import embedded_json
+from parbench.reports.report import Report, terms
 
 _HERE = Path(__file__).parent
 _OF_METHOD = ("sample", "launch", "interval", "noise")

@@ -9,18 +9,18 @@ from typing import TextIO
 
 import click
 
-from bench.files import open_file
-from bench.results.runs import load_run
-from bench.text import UserError, format_duration, write_whole, writing
-from reports.analysis.several import DID_NOT_RUN, gather, is_sweep, unfolded
-from reports.analysis.verdicts import Verdict
-from reports.render.closing import render_closing
-from reports.render.data import render_csv, render_json
-from reports.render.markdown import render_markdown
-from reports.render.terminal import print_report, render_text
-from reports.report import Report
-from reports.sections.one_run import report_of
-from reports.sections.several import report_of_several
+from parbench.bench.files import open_file
+from parbench.bench.results.runs import load_run
+from parbench.bench.text import UserError, format_duration, write_whole, writing
+from parbench.reports.analysis.several import DID_NOT_RUN, gather, is_sweep, unfolded
+from parbench.reports.analysis.verdicts import Verdict
+from parbench.reports.render.closing import render_closing
+from parbench.reports.render.data import render_csv, render_json
+from parbench.reports.render.markdown import render_markdown
+from parbench.reports.render.terminal import print_report, render_text
+from parbench.reports.report import Report
+from parbench.reports.sections.one_run import report_of
+from parbench.reports.sections.several import report_of_several
 
 REPORT = "report.html"
 
@@ -38,7 +38,7 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
     if form == "tables":
         print_report(report, render=render_text if whole else render_closing)
     else:
-        from reports.formats.exports import FORMATS
+        from parbench.reports.formats.exports import FORMATS
 
         click.echo(FORMATS[form](run), nl=False)
     try:
@@ -65,7 +65,7 @@ def rendered(report: Report, form: str) -> bytes:
     """Return a report as ``html``, ``markdown``, ``csv`` or ``json``."""
     if form == "html":
         # only pages wait for jinja2
-        from reports.render.page import render_page
+        from parbench.reports.render.page import render_page
 
         return render_page(report).encode(errors="replace")
     texts = {"markdown": render_markdown, "csv": render_csv, "json": render_json}
@@ -86,7 +86,7 @@ def build(paths: Sequence[Path], form: str) -> tuple[bytes, int]:
     except UserError as error:
         if form != "html" or not (paths[0] / "run.json").is_file():
             raise
-        from reports.render.page import render_refusal
+        from parbench.reports.render.page import render_refusal
 
         return render_refusal(paths[0].resolve().name, str(error)).encode(errors="replace"), DID_NOT_RUN
 

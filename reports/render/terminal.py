@@ -11,9 +11,9 @@ from typing import TextIO
 
 from rich.cells import cell_len
 
-from reports import cells
-from reports.analysis.verdicts import Verdict
-from reports.report import PROBLEM_COLUMNS, Column, Report, T, hoisted
+from parbench.reports import cells
+from parbench.reports.analysis.verdicts import Verdict
+from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T, hoisted
 
 _UNBOUNDED, _NARROWEST = 1_000_000, 40
 _GAP, _WORDS, _LONGEST = 2, 24, 40  # between columns; least of a column of words, and of a word in it

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
-from reports import cells
-from reports.analysis.analysis import Analysis
-from reports.analysis.attention import OF_METHOD, Context, Hopped, hops, read_context
-from reports.analysis.labels import differences
-from reports.analysis.summary import Row, unreadable
-from reports.figures.lines import draw_methods
-from reports.figures.svg import figure
-from reports.report import Column, Section, Table, known, number, words
-from reports.sections.row_columns import headline, metric_column, metric_columns
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.analysis.attention import OF_METHOD, Context, Hopped, hops, read_context
+from parbench.reports.analysis.labels import differences
+from parbench.reports.analysis.summary import Row, unreadable
+from parbench.reports.figures.lines import draw_methods
+from parbench.reports.figures.svg import figure
+from parbench.reports.report import Column, Section, Table, known, number, words
+from parbench.reports.sections.row_columns import headline, metric_column, metric_columns
 
 
 def attention_section(found: Analysis) -> Section | None:

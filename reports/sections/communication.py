@@ -7,13 +7,13 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from bench.results.fit import Fit, intervals_words
-from bench.results.metrics import MetricValue
-from bench.results.stats import WITHIN_LAUNCH
-from bench.text import counted
-from reports import cells
-from reports.analysis.analysis import Analysis
-from reports.analysis.contrasts import (
+from parbench.bench.results.fit import Fit, intervals_words
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.bench.text import counted
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.analysis.contrasts import (
     ACROSS,
     OF_GROUP,
     OVER,
@@ -27,14 +27,14 @@ from reports.analysis.contrasts import (
     ratio_words,
     series_of_kinds,
 )
-from reports.analysis.fits import Curve, fit_notes
-from reports.analysis.labels import operation
-from reports.analysis.ranks import WITHIN
-from reports.analysis.summary import Alike, Row
-from reports.figures.lines import RATE, TIME, curve_lines, draw_kinds, draw_sizes
-from reports.figures.svg import figure
-from reports.report import Column, Section, Table, known, measurement, number, words
-from reports.sections.row_columns import IDENTITY, case_columns, communication_columns, headline
+from parbench.reports.analysis.fits import Curve, fit_notes
+from parbench.reports.analysis.labels import operation
+from parbench.reports.analysis.ranks import WITHIN
+from parbench.reports.analysis.summary import Alike, Row
+from parbench.reports.figures.lines import RATE, TIME, curve_lines, draw_kinds, draw_sizes
+from parbench.reports.figures.svg import figure
+from parbench.reports.report import Column, Section, Table, known, measurement, number, words
+from parbench.reports.sections.row_columns import IDENTITY, case_columns, communication_columns, headline
 
 PLOTTED = "plotted data"
 _MOST_OPERATIONS = 6

@@ -6,16 +6,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bench.results.metrics import MetricValue
-from reports import cells
-from reports.analysis.analysis import Analysis
-from reports.analysis.experts import Atlas, Mixture, Place, Share, atlases, distinct, read_mixture, shares
-from reports.analysis.labels import differences, short_labels
-from reports.analysis.summary import unreadable
-from reports.figures.heat_maps import draw_atlas, draw_loads
-from reports.figures.svg import figure
-from reports.report import Column, Section, Table, known, measurement, number, words
-from reports.sections.row_columns import headline, metric_column, metric_columns
+from parbench.bench.results.metrics import MetricValue
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.analysis.experts import Atlas, Mixture, Place, Share, atlases, distinct, read_mixture, shares
+from parbench.reports.analysis.labels import differences, short_labels
+from parbench.reports.analysis.summary import unreadable
+from parbench.reports.figures.heat_maps import draw_atlas, draw_loads
+from parbench.reports.figures.svg import figure
+from parbench.reports.report import Column, Section, Table, known, measurement, number, words
+from parbench.reports.sections.row_columns import headline, metric_column, metric_columns
 
 _MOST_LISTED = 16
 

@@ -4,20 +4,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.machine.environment import format_cpus
-from bench.machine.host_load import HostLoad
-from bench.results.stats import median
-from bench.text import counted
-from reports import cells
-from reports.analysis.analysis import Analysis
-from reports.analysis.contrasts import Pairs
-from reports.analysis.labels import operation, row_label, short_labels
-from reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Launch, Nodes, launches_of
-from reports.figures.heat_maps import draw_arrivals, draw_pairs
-from reports.figures.svg import figure
-from reports.report import Column, Section, Table, known, number, words
-from reports.sections.communication import PLOTTED
-from reports.sections.row_columns import case_columns, communication_columns, headline, metric_column
+from parbench.bench.machine.environment import format_cpus
+from parbench.bench.machine.host_load import HostLoad
+from parbench.bench.results.stats import median
+from parbench.bench.text import counted
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.analysis.contrasts import Pairs
+from parbench.reports.analysis.labels import operation, row_label, short_labels
+from parbench.reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Launch, Nodes, launches_of
+from parbench.reports.figures.heat_maps import draw_arrivals, draw_pairs
+from parbench.reports.figures.svg import figure
+from parbench.reports.report import Column, Section, Table, known, number, words
+from parbench.reports.sections.communication import PLOTTED
+from parbench.reports.sections.row_columns import case_columns, communication_columns, headline, metric_column
 
 MOST_RANKS = 16
 

@@ -7,31 +7,31 @@ from functools import partial
 
 from markupsafe import Markup
 
-from bench.launch.control_channel import LEFT_OUT
-from bench.results.runs import Run
-from bench.results.stats import WITHIN_LAUNCH
-from bench.text import counted, format_duration
-from reports.analysis.analysis import Analysis, analyse, front_of
-from reports.analysis.contrasts import settings_words
-from reports.analysis.findings import look_at_first
-from reports.analysis.frame import group_by
-from reports.analysis.labels import environment_facts, short_labels
-from reports.analysis.ranks import measuring_words
-from reports.analysis.steps import broken_down, calls_of
-from reports.analysis.summary import Row, Summary, summarize
-from reports.analysis.verdicts import Verdict, bad_rows, emulations, not_measured, other_claims, warnings_of
-from reports.figures.gantt import detail_of, draw_pipeline, last_of
-from reports.figures.lines import RATE, Line, curve_lines, draw_sizes
-from reports.figures.palette import OPERATIONS
-from reports.figures.svg import NARROW, WIDE, figure
-from reports.figures.timeline import draw_first, view_of
-from reports.report import Report, Section
-from reports.sections.attention import attention_section
-from reports.sections.communication import communication_section, contrast_section, group_section
-from reports.sections.experts import experts_section
-from reports.sections.nodes import arrival_section, launch_section, node_section, pair_section
-from reports.sections.predictions import predicted_section
-from reports.sections.steps import step_section
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.bench.text import counted, format_duration
+from parbench.reports.analysis.analysis import Analysis, analyse, front_of
+from parbench.reports.analysis.contrasts import settings_words
+from parbench.reports.analysis.findings import look_at_first
+from parbench.reports.analysis.frame import group_by
+from parbench.reports.analysis.labels import environment_facts, short_labels
+from parbench.reports.analysis.ranks import measuring_words
+from parbench.reports.analysis.steps import broken_down, calls_of
+from parbench.reports.analysis.summary import Row, Summary, summarize
+from parbench.reports.analysis.verdicts import Verdict, bad_rows, emulations, not_measured, other_claims, warnings_of
+from parbench.reports.figures.gantt import detail_of, draw_pipeline, last_of
+from parbench.reports.figures.lines import RATE, Line, curve_lines, draw_sizes
+from parbench.reports.figures.palette import OPERATIONS
+from parbench.reports.figures.svg import NARROW, WIDE, figure
+from parbench.reports.figures.timeline import draw_first, view_of
+from parbench.reports.report import Report, Section
+from parbench.reports.sections.attention import attention_section
+from parbench.reports.sections.communication import communication_section, contrast_section, group_section
+from parbench.reports.sections.experts import experts_section
+from parbench.reports.sections.nodes import arrival_section, launch_section, node_section, pair_section
+from parbench.reports.sections.predictions import predicted_section
+from parbench.reports.sections.steps import step_section
 
 _MOST_LINES, _MOST_BOXES = 6, 1500  # of the first screen
 SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (

@@ -5,14 +5,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from reports import cells
-from reports.analysis.analysis import Analysis
-from reports.analysis.pipelines import Entry, Pipeline, comparisons, schedule_labels
-from reports.figures.gantt import detail_of, draw_pipeline, gantt_words, span_of
-from reports.figures.svg import figure
-from reports.figures.timeline import shared
-from reports.report import Column, Table, known, number, words
-from reports.sections.row_columns import headline, metric_columns
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.analysis.pipelines import Entry, Pipeline, comparisons, schedule_labels
+from parbench.reports.figures.gantt import detail_of, draw_pipeline, gantt_words, span_of
+from parbench.reports.figures.svg import figure
+from parbench.reports.figures.timeline import shared
+from parbench.reports.report import Column, Table, known, number, words
+from parbench.reports.sections.row_columns import headline, metric_columns
 
 # of all charts together, so that the page stays under a megabyte
 _MOST_BOXES = 5000

@@ -1,14 +1,14 @@
 """The report on predictions: what parbench plan --validate foretold beside what was measured."""
 
-from bench.files import decode_json, read_file
-from bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Published, Validation
-from bench.results.metrics import MetricValue
-from bench.results.records import refuse_newer
-from bench.results.stats import WITHIN_LAUNCH
-from bench.text import UserError, reading
-from reports import cells
-from reports.analysis.analysis import Analysis
-from reports.report import Column, Section, Table, words
+from parbench.bench.files import decode_json, read_file
+from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Published, Validation
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import refuse_newer
+from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.bench.text import UserError, reading
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.report import Column, Section, Table, words
 
 
 def predicted_section(found: Analysis) -> Section | None:

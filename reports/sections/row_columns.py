@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.results import metrics
-from bench.results.metrics import declared
-from bench.results.stats import WITHIN_LAUNCH
-from reports import cells
-from reports.analysis.labels import operation, short_labels
-from reports.analysis.summary import Row
-from reports.report import Column, known, measurement, number, words
+from parbench.bench.results import metrics
+from parbench.bench.results.metrics import declared
+from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.reports import cells
+from parbench.reports.analysis.labels import operation, short_labels
+from parbench.reports.analysis.summary import Row
+from parbench.reports.report import Column, known, measurement, number, words
 
 _TEXTS = {"s": cells.duration, "B": cells.num_bytes, "B/s": cells.gigabytes, "": cells.percent}
 IDENTITY = ("operation", "mode", "dtype", "size")

@@ -5,22 +5,22 @@ from functools import partial
 
 from markupsafe import Markup
 
-from bench.machine.environment import format_cpus
-from bench.results.metrics import MetricValue
-from bench.text import counted
-from reports import cells
-from reports.analysis.attention import Comparison, contexts, crossover, sizes
-from reports.analysis.contrasts import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
-from reports.analysis.labels import operation
-from reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
-from reports.analysis.ranks import WITHIN
-from reports.analysis.several import Difference, MatchedCase, NumberedRun, RunSet, Scaled, beside, scaled
-from reports.analysis.verdicts import Problem, bad_rows, emulations, other_claims, told_of_runs, verdict_words
-from reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against, draw_methods
-from reports.figures.svg import figure
-from reports.report import PROBLEM_COLUMNS, Column, Report, Section, Table, measurement, number, words
-from reports.sections.attention import context_columns
-from reports.sections.one_run import heading
+from parbench.bench.machine.environment import format_cpus
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.text import counted
+from parbench.reports import cells
+from parbench.reports.analysis.attention import Comparison, contexts, crossover, sizes
+from parbench.reports.analysis.contrasts import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
+from parbench.reports.analysis.labels import operation
+from parbench.reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
+from parbench.reports.analysis.ranks import WITHIN
+from parbench.reports.analysis.several import Difference, MatchedCase, NumberedRun, RunSet, Scaled, beside, scaled
+from parbench.reports.analysis.verdicts import Problem, bad_rows, emulations, other_claims, told_of_runs, verdict_words
+from parbench.reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against, draw_methods
+from parbench.reports.figures.svg import figure
+from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, Section, Table, measurement, number, words
+from parbench.reports.sections.attention import context_columns
+from parbench.reports.sections.one_run import heading
 
 MOST_LINES, MOST_COLUMNS = 12, 8
 _RUN_HELP = "the run, and the point of a sweep that it measured"

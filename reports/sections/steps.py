@@ -6,11 +6,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bench.results.metrics import declared
-from reports import cells
-from reports.analysis.analysis import Analysis
-from reports.analysis.labels import short_labels
-from reports.analysis.steps import (
+from parbench.bench.results.metrics import declared
+from parbench.reports import cells
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.analysis.labels import short_labels
+from parbench.reports.analysis.steps import (
     SOURCES,
     Busy,
     Held,
@@ -32,13 +32,13 @@ from reports.analysis.steps import (
     traced_seconds,
     worst_ratio,
 )
-from reports.analysis.summary import Row
-from reports.figures.bars import draw_breakdown, draw_memory, draw_memory_over_time, draw_steps
-from reports.figures.svg import figure
-from reports.figures.timeline import draw_timeline, extent_of, shared, timeline_words, view_of
-from reports.report import Column, Section, Table, known, number, words
-from reports.sections.pipelines import pipeline_tables
-from reports.sections.row_columns import headline, metric_column, metric_columns, quality_columns, step_column
+from parbench.reports.analysis.summary import Row
+from parbench.reports.figures.bars import draw_breakdown, draw_memory, draw_memory_over_time, draw_steps
+from parbench.reports.figures.svg import figure
+from parbench.reports.figures.timeline import draw_timeline, extent_of, shared, timeline_words, view_of
+from parbench.reports.report import Column, Section, Table, known, number, words
+from parbench.reports.sections.pipelines import pipeline_tables
+from parbench.reports.sections.row_columns import headline, metric_column, metric_columns, quality_columns, step_column
 
 _OF_AXIS: Mapping[str, Callable[[float | None], str]] = {
     "calls": cells.significant,

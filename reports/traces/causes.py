@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, median
 
-from bench.results.spans import Span, difference, gaps, intersection, length
-from reports import cells
-from reports.analysis.findings import Finding, Kind
-from reports.traces.kineto import Source
-from reports.traces.steps import PEER_TO_PEER, Call, Job, RankSteps, SharedCall, Step
+from parbench.bench.results.spans import Span, difference, gaps, intersection, length
+from parbench.reports import cells
+from parbench.reports.analysis.findings import Finding, Kind
+from parbench.reports.traces.kineto import Source
+from parbench.reports.traces.steps import PEER_TO_PEER, Call, Job, RankSteps, SharedCall, Step
 
 LEAST_SHARE = 0.03
 """A finding is told from this share of the step on."""

@@ -9,21 +9,21 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bench.results.runs import Run, load_run
-from bench.results.spans import difference, length
-from bench.text import counted, format_size
-from reports import cells
-from reports.analysis.findings import Finding
-from reports.analysis.fits import fit_curves
-from reports.analysis.summary import summarize
-from reports.analysis.verdicts import Verdict
-from reports.figures.svg import WIDE, figure
-from reports.figures.timeline import draw_first, timeline_words, view_of
-from reports.render.show import rendered
-from reports.render.terminal import print_report
-from reports.report import Report, Section, Table, number, words
-from reports.traces.causes import LEAST_SHARE, Ceiling, causes_of, step_seconds, waits_by_rank
-from reports.traces.steps import PEER_TO_PEER, Job, RankSteps, SharedCall, read_job, timeline_of
+from parbench.bench.results.runs import Run, load_run
+from parbench.bench.results.spans import difference, length
+from parbench.bench.text import counted, format_size
+from parbench.reports import cells
+from parbench.reports.analysis.findings import Finding
+from parbench.reports.analysis.fits import fit_curves
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.analysis.verdicts import Verdict
+from parbench.reports.figures.svg import WIDE, figure
+from parbench.reports.figures.timeline import draw_first, timeline_words, view_of
+from parbench.reports.render.show import rendered
+from parbench.reports.render.terminal import print_report
+from parbench.reports.report import Report, Section, Table, number, words
+from parbench.reports.traces.causes import LEAST_SHARE, Ceiling, causes_of, step_seconds, waits_by_rank
+from parbench.reports.traces.steps import PEER_TO_PEER, Job, RankSteps, SharedCall, read_job, timeline_of
 
 _MOST_RANKS = 16
 _count = cells.formatted("{:.4g}")

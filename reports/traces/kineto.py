@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from bench.results import traced
-from bench.results.spans import Span
-from bench.results.traced import PHASE, STEP, CallFacts, Trace, TraceEvent, operation_of, phases_of
-from bench.text import UserError, reading
+from parbench.bench.results import traced
+from parbench.bench.results.spans import Span
+from parbench.bench.results.traced import PHASE, STEP, CallFacts, Trace, TraceEvent, operation_of, phases_of
+from parbench.bench.text import UserError, reading
 
 ENDINGS = (".json", ".json.gz")
 _BLOCK = 4 << 20

@@ -13,12 +13,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from bench.plan.catalogue import busbw_factor
-from bench.results.records import Timeline
-from bench.results.spans import Breakdown, Span, break_down, intersection
-from bench.results.traced import CallFacts, Trace, rank_timeline
-from bench.text import UserError
-from reports.traces.kineto import RankTrace, Source, files_of, read_rank
+from parbench.bench.plan.catalogue import busbw_factor
+from parbench.bench.results.records import Timeline
+from parbench.bench.results.spans import Breakdown, Span, break_down, intersection
+from parbench.bench.results.traced import CallFacts, Trace, rank_timeline
+from parbench.bench.text import UserError
+from parbench.reports.traces.kineto import RankTrace, Source, files_of, read_rank
 
 _READERS = 2
 PEER_TO_PEER = {"send", "recv", "sendrecv"}

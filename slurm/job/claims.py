@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from bench.files import decode_json, read_file
-from bench.text import UserError, reading, writing
-from slurm.system import ENDED, Slurm, SlurmError
+from parbench.bench.files import decode_json, read_file
+from parbench.bench.text import UserError, reading, writing
+from parbench.slurm.system import ENDED, Slurm, SlurmError
 
 FOLDER = "claims"
 

@@ -12,9 +12,9 @@ from typing import Literal, Self
 
 import msgspec
 
-from bench.files import decode_json, read_lines
-from bench.results.runs import utc_now
-from bench.text import UserError, reading, writing
+from parbench.bench.files import decode_json, read_lines
+from parbench.bench.results.runs import utc_now
+from parbench.bench.text import UserError, reading, writing
 
 State = Literal["started", "done", "failed", "interrupted", "postponed", "lost-node"]
 FINAL: tuple[State, ...] = ("done", "failed")

@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.launch.driver import remaining
-from bench.launch.processes import PARBENCH, die_with_parent, exit_words
-from bench.results.records import Record, encode, read_records
-from bench.results.runs import Run, load_run
-from bench.text import UserError, last_line, listed, replace_file, short_host
-from slurm.job.ledger import State
-from slurm.sweep.folder import Point, Sweep, plan_path, runs_path
-from slurm.system import Slurm, SlurmError
+from parbench.bench.launch.driver import remaining
+from parbench.bench.launch.processes import PARBENCH, die_with_parent, exit_words
+from parbench.bench.results.records import Record, encode, read_records
+from parbench.bench.results.runs import Run, load_run
+from parbench.bench.text import UserError, last_line, listed, replace_file, short_host
+from parbench.slurm.job.ledger import State
+from parbench.slurm.sweep.folder import Point, Sweep, plan_path, runs_path
+from parbench.slurm.system import Slurm, SlurmError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ class DeadNodes:
         """
         silent: set[str] = set()
         for record in records:
-            if record.status == "hang":  # bench.launch.monitor's words of a rank that its driver asked in vain
+            if record.status == "hang":  # parbench.bench.launch.monitor's words of a rank that its driver asked in vain
                 answering = {rank.host for rank in record.ranks if not rank.state.startswith("no answer")}
                 silent |= {short_host(rank.host) for rank in record.ranks if answering and rank.host not in answering}
         states: Mapping[str, str] = {}

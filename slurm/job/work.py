@@ -11,14 +11,14 @@ from types import FrameType
 
 import click
 
-from bench.results.runs import load_run, utc_now
-from bench.text import UserError
-from slurm.job import point_run
-from slurm.job.claims import Claims, is_gone, this_owner
-from slurm.job.ledger import Ledger, Standing, read_ledger, standings
-from slurm.job.point_run import Outcome
-from slurm.sweep.folder import Point, Sweep, load_sweep
-from slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_time, scale, too_long
+from parbench.bench.results.runs import load_run, utc_now
+from parbench.bench.text import UserError
+from parbench.slurm.job import point_run
+from parbench.slurm.job.claims import Claims, is_gone, this_owner
+from parbench.slurm.job.ledger import Ledger, Standing, read_ledger, standings
+from parbench.slurm.job.point_run import Outcome
+from parbench.slurm.sweep.folder import Point, Sweep, load_sweep
+from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_time, scale, too_long
 
 _LOOK_EVERY_SECONDS, _ASK_EVERY_SECONDS = 1.0, 10.0
 _TOLD_TO_STOP, _TIME_ENDED = "the job was told to stop", "the job's time ended"

@@ -1,7 +1,7 @@
 """A cluster on one machine, from inside: the first process of its namespaces, which starts SLURM and then a command.
 
 Everything is started from here, each node's daemon in namespaces of its own, so the kernel ends it all with this
-process. Run by ``slurm.local.local`` as a module, with what was asked for in the folder.
+process. Run by ``parbench.slurm.local.local`` as a module, with what was asked for in the folder.
 """
 
 import os
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import msgspec
 
-from bench.machine.environment import EMULATED_VARIABLE
-from bench.machine.machine import available_cores
-from bench.text import last_line
-from slurm.local.cluster_conf import CONTROLLER, CONTROLLER_PORT, ClusterSpec, address, config_files, emulated
-from slurm.local.links import ClusterError, Node, lay_fabric, plug, port, shape
+from parbench.bench.machine.environment import EMULATED_VARIABLE
+from parbench.bench.machine.machine import available_cores
+from parbench.bench.text import last_line
+from parbench.slurm.local.cluster_conf import CONTROLLER, CONTROLLER_PORT, ClusterSpec, address, config_files, emulated
+from parbench.slurm.local.links import ClusterError, Node, lay_fabric, plug, port, shape
 
 FOLDER_VARIABLE = "PARBENCH_CLUSTER"
 ORDER_FILE = "cluster.json"
@@ -153,7 +153,7 @@ def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[
             shape(node, spec.rate(node.name))
     (folder / NODES_FILE).write_bytes(msgspec.json.encode(nodes))
     if spec.delay:
-        links = [sys.executable, "-P", "-m", "slurm.local.links", str(spec.delay_seconds)]
+        links = [sys.executable, "-m", "parbench.slurm.local.links", str(spec.delay_seconds)]
         log = folder / "log/delayed.out"
         carrier = _start([*links, *(port(name) for name in (CONTROLLER, *spec.names))], log)
         _wait_until_ready(carrier, "the delayed fabric ended", log)

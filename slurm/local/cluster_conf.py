@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.text import UserError, counted
+from parbench.bench.text import UserError, counted
 
 CONTROLLER = "ctl"
 CONTROLLER_PORT = 6817

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.text import UserError
-from slurm.local.cluster_conf import CONTROLLER, address
+from parbench.bench.text import UserError
+from parbench.slurm.local.cluster_conf import CONTROLLER, address
 
 _CONTROLLER_PID = 1
 _CONTROLLER_INTERFACE = "ctl0"

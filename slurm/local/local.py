@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench.text import UserError
-from slurm.local.cluster import FOLDER_VARIABLE, NODES_FILE, ORDER_FILE, Order, rate_file
-from slurm.local.cluster_conf import ClusterSpec, checked_rate
-from slurm.local.links import Node, shape
+from parbench.bench.text import UserError
+from parbench.slurm.local.cluster import FOLDER_VARIABLE, NODES_FILE, ORDER_FILE, Order, rate_file
+from parbench.slurm.local.cluster_conf import ClusterSpec, checked_rate
+from parbench.slurm.local.links import Node, shape
 
 _PACKAGES = {
     "slurmctld": "slurmctld",
@@ -60,9 +60,8 @@ def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
         end, lifeline = os.pipe()
         order = Order(spec=spec, command=tuple(command), lifeline=end)
         (folder / ORDER_FILE).write_bytes(msgspec.json.encode(order))
-        # -P: a folder named bench where the user stands must not be taken for ours
         process = subprocess.Popen(
-            [*namespaces, sys.executable, "-P", "-m", "slurm.local.cluster", str(folder)],
+            [*namespaces, sys.executable, "-m", "parbench.slurm.local.cluster", str(folder)],
             env={**os.environ, "PATH": path},
             pass_fds=(end, alive),
         )

@@ -17,8 +17,8 @@ from itertools import combinations_with_replacement
 import numpy as np
 import numpy.typing as npt
 
-from bench.plan.groups import Pair
-from bench.results.stats import median, t_quantile
+from parbench.bench.plan.groups import Pair
+from parbench.bench.results.stats import median, t_quantile
 
 _Numbers = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.check.hosts import MORE_SECONDS, Answer, together
-from bench.check.hosts import read as read_answer
-from bench.launch.processes import PARBENCH, run_child, terminated_as_interrupted
-from bench.machine.slurm_allocation import srun_words
-from bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
-from bench.results.records import Record
-from bench.results.runs import Run, load_run
-from bench.results.samples import load_rank_samples, samples_name
-from bench.results.stats import median
-from bench.text import UserError, last_line, parse_duration, short_host
-from slurm.screen.fit import Exchange
+from parbench.bench.check.hosts import MORE_SECONDS, Answer, together
+from parbench.bench.check.hosts import read as read_answer
+from parbench.bench.launch.processes import PARBENCH, run_child, terminated_as_interrupted
+from parbench.bench.machine.slurm_allocation import srun_words
+from parbench.bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run, load_run
+from parbench.bench.results.samples import load_rank_samples, samples_name
+from parbench.bench.results.stats import median
+from parbench.bench.text import UserError, last_line, parse_duration, short_host
+from parbench.slurm.screen.fit import Exchange
 
 _CHECK_BUDGET = "40s"
 

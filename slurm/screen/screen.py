@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bench.check.hosts import Answer
-from bench.check.hosts import render as render_check
-from bench.launch.processes import PARBENCH
-from bench.text import UserError, counted, format_table, parse_duration, parse_size, short_host
-from slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
-from slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
-from slurm.system import SLURM, Slurm, format_limit
+from parbench.bench.check.hosts import Answer
+from parbench.bench.check.hosts import render as render_check
+from parbench.bench.launch.processes import PARBENCH
+from parbench.bench.text import UserError, counted, format_table, parse_duration, parse_size, short_host
+from parbench.slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
+from parbench.slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
+from parbench.slurm.system import SLURM, Slurm, format_limit
 
 LEAST_NODES = 3
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from bench.plan.params import Value
-from bench.text import UserError, did_you_mean, listed, parse_size
+from parbench.bench.plan.params import Value
+from parbench.bench.text import UserError, did_you_mean, listed, parse_size
 
 Values = Mapping[str, Value]
 _MAX_LENGTH = 1000  # which bounds how deep one can be nested, too

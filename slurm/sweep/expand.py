@@ -11,16 +11,16 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Definition, select
-from bench.plan.groups import MOST_RANKS
-from bench.plan.options import Options, make_plan
-from bench.plan.params import Value
-from bench.plan.plan import Entry, Plan
-from bench.text import UserError, counted, did_you_mean, listed, one_of
-from slurm.sweep.condition import parse_condition
-from slurm.sweep.folder import Placement, Point
-from slurm.sweep.sweepfile import SweepFile, at
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Definition, select
+from parbench.bench.plan.groups import MOST_RANKS
+from parbench.bench.plan.options import Options, make_plan
+from parbench.bench.plan.params import Value
+from parbench.bench.plan.plan import Entry, Plan
+from parbench.bench.text import UserError, counted, did_you_mean, listed, one_of
+from parbench.slurm.sweep.condition import parse_condition
+from parbench.slurm.sweep.folder import Placement, Point
+from parbench.slurm.sweep.sweepfile import SweepFile, at
 
 _START_SECONDS = 10.0
 """What a run takes beside its budget: parbench and srun start, the last case ends. Launches are in the budget."""

@@ -15,11 +15,11 @@ from typing import Literal
 
 import msgspec
 
-from bench.files import decode_json, encode_json, read_file
-from bench.limits import Id
-from bench.plan.plan import Entry, FileCase, PlanFile
-from bench.results.records import refuse_newer
-from bench.text import UserError, reading, replace_file, storing
+from parbench.bench.files import decode_json, encode_json, read_file
+from parbench.bench.limits import Id
+from parbench.bench.plan.plan import Entry, FileCase, PlanFile
+from parbench.bench.results.records import refuse_newer
+from parbench.bench.text import UserError, reading, replace_file, storing
 
 SCHEMA = 1
 Mode = Literal["one", "array", "each"]

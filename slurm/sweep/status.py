@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from bench.text import format_duration, format_table
-from slurm.job.ledger import FINAL, Standing, read_ledger, standings
-from slurm.sweep.folder import Job, Point, Sweep, load_jobs, load_sweep
-from slurm.system import SLURM, QueuedJob, Slurm, SlurmError, scale
+from parbench.bench.text import format_duration, format_table
+from parbench.slurm.job.ledger import FINAL, Standing, read_ledger, standings
+from parbench.slurm.sweep.folder import Job, Point, Sweep, load_jobs, load_sweep
+from parbench.slurm.system import SLURM, QueuedJob, Slurm, SlurmError, scale
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,17 +12,26 @@ from pathlib import Path
 import click
 import msgspec
 
-from bench.machine.environment import format_cpus
-from bench.plan.cases import load_catalogue
-from bench.results.runs import utc_now
-from bench.text import UserError, counted, did_you_mean, format_duration, format_table, listed, parse_duration, writing
-from slurm.job.ledger import FINAL
-from slurm.sweep import folder as folders
-from slurm.sweep.expand import expand
-from slurm.sweep.folder import Job, Point, Sweep
-from slurm.sweep.status import follow, look
-from slurm.sweep.sweepfile import SweepFile, at, read_sweep_file
-from slurm.system import SLURM, Partition, Slurm, SlurmError, format_limit
+from parbench.bench.machine.environment import format_cpus
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.results.runs import utc_now
+from parbench.bench.text import (
+    UserError,
+    counted,
+    did_you_mean,
+    format_duration,
+    format_table,
+    listed,
+    parse_duration,
+    writing,
+)
+from parbench.slurm.job.ledger import FINAL
+from parbench.slurm.sweep import folder as folders
+from parbench.slurm.sweep.expand import expand
+from parbench.slurm.sweep.folder import Job, Point, Sweep
+from parbench.slurm.sweep.status import follow, look
+from parbench.slurm.sweep.sweepfile import SweepFile, at, read_sweep_file
+from parbench.slurm.system import SLURM, Partition, Slurm, SlurmError, format_limit
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=@%+[]*|&")
 _AS_GIVEN = ("mode", "preset", "launches", "backend", "device", "link", "prologue")
@@ -74,7 +83,7 @@ def _batch(sweep: Sweep, stem: str, points: tuple[Point, ...], *words: str) -> B
 def script_text(sweep: Sweep, folder: Path, batch: Batch) -> str:
     """Return a batch script; the measuring process takes the shell's place, so that Slurm's signals reach it."""
     directives = [_directive(name, value) for name, value in _options(sweep, folder, batch).items()]
-    command = [sweep.python, "-P", "-m", "parbench", "slurm", "work", str(folder), *batch.words]
+    command = [sweep.python, "-m", "parbench", "slurm", "work", str(folder), *batch.words]
     # a warning that comes before there is anyone to hear it would end the job; the time left is looked at anyway
     shell = ["ulimit -c 0", "trap '' USR1"]
     lines = ["#!/bin/bash", *directives, *shell, *sweep.prologue, f"exec {shlex.join(command)}"]

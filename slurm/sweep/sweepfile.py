@@ -8,14 +8,14 @@ from typing import Annotated
 
 import msgspec
 
-from bench.files import read_toml
-from bench.machine.world_spec import BACKENDS, DEVICES, check_known
-from bench.plan.aliases import present_params
-from bench.plan.groups import MOST_RANKS
-from bench.plan.params import Value
-from bench.plan.plan import FileCase
-from bench.text import UserError, parse_duration, parse_link
-from slurm.sweep.folder import Mode, OnDeadNode, Placement
+from parbench.bench.files import read_toml
+from parbench.bench.machine.world_spec import BACKENDS, DEVICES, check_known
+from parbench.bench.plan.aliases import present_params
+from parbench.bench.plan.groups import MOST_RANKS
+from parbench.bench.plan.params import Value
+from parbench.bench.plan.plan import FileCase
+from parbench.bench.text import UserError, parse_duration, parse_link
+from parbench.slurm.sweep.folder import Mode, OnDeadNode, Placement
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]

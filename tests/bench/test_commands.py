@@ -16,14 +16,14 @@ from fakes import outcome
 from paths import ROOT
 from refusals import refusal
 
-import parbench
-from bench.commands import AppHooks, parse_settings, run
-from bench.launch import measure as measuring
-from bench.launch.control_channel import Outcome
-from bench.plan.cases import load_catalogue
-from bench.plan.options import Options
-from bench.plan.plan import PRESETS
-from reports.render import show
+from parbench import cli
+from parbench.bench.commands import AppHooks, parse_settings, run
+from parbench.bench.launch import measure as measuring
+from parbench.bench.launch.control_channel import Outcome
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.options import Options
+from parbench.bench.plan.plan import PRESETS
+from parbench.reports.render import show
 
 Call = Callable[..., Result]
 ONE_TABLE = ("--set", "mode=blocking", "--launches", "1")
@@ -33,7 +33,7 @@ ONE_TABLE = ("--set", "mode=blocking", "--launches", "1")
 def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """Call ``parbench`` in this process, in an empty folder."""
     be_alone(monkeypatch, tmp_path)
-    return lambda *words: CliRunner().invoke(parbench.main, words, prog_name="parbench")
+    return lambda *words: CliRunner().invoke(cli.main, words, prog_name="parbench")
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_list_has_a_line_for_each_name_and_preset_within_80_columns(call: Call) 
     lines = call("list").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     found = [line.split()[0] for line in lines if line.startswith("  ")]
-    names = [definition.name.partition(".")[2] for definition in load_catalogue(parbench.DEFINITIONS)]
+    names = [definition.name.partition(".")[2] for definition in load_catalogue(cli.DEFINITIONS)]
     assert sorted(found[1:]) == sorted([*names, *PRESETS])
     told = {line.split()[0]: line for line in lines if line.startswith("  ")}
     assert [told[name][68:].strip() for name in ("ddp", "hsdp", "pp")] == ["2 or more", "even", "2, 4"]

@@ -20,9 +20,9 @@ import pytest
 from fakes import wait_until
 from paths import Command, environment
 
-from bench.machine.environment import interface_of
-from bench.results.records import Record, read_records
-from bench.results.runs import load_run
+from parbench.bench.machine.environment import interface_of
+from parbench.bench.results.records import Record, read_records
+from parbench.bench.results.runs import load_run
 
 BIN = Path(sys.executable).parent
 PARBENCH = str(BIN / "parbench")

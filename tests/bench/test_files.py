@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from refusals import refusal
 from reports_fixtures import collective, ok
 
-from bench.files import (
+from parbench.bench.files import (
     MOST_DEPTH,
     decode_json,
     file_name,
@@ -29,12 +29,12 @@ from bench.files import (
     read_rows,
     read_text,
 )
-from bench.limits import check_environment, check_time
-from bench.plan.plan import Plan
-from bench.results.records import Record, WorldInfo
-from bench.results.runs import Run, RunInfo
-from bench.results.samples import load_rank_samples, samples_name
-from bench.text import UserError, reading
+from parbench.bench.limits import check_environment, check_time
+from parbench.bench.plan.plan import Plan
+from parbench.bench.results.records import Record, WorldInfo
+from parbench.bench.results.runs import Run, RunInfo
+from parbench.bench.results.samples import load_rank_samples, samples_name
+from parbench.bench.text import UserError, reading
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_samples_are_arrays_of_whole_numbers_in_agreeing_shapes(run: Run, record
 def test_a_file_of_samples_is_believed_in_nothing_that_costs_memory(
     run: Run, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.results.samples._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("parbench.bench.results.samples._MOST_BYTES", 1 << 20)
     file, right = run.path / samples_name(record), samples(ranks=4)
     whole = npz(right)
 

@@ -13,9 +13,16 @@ from paths import ROOT
 from pytest_benchmark.utils import NameWrapper
 from reports_fixtures import bad, collective, ok
 
-from bench import pytest_plugin
-from bench.commands import run
-from bench.pytest_plugin import OPTIONS, clock_of, extra_info, one_case, pytest_benchmark_update_machine_info, words_of
+from parbench.bench import pytest_plugin
+from parbench.bench.commands import run
+from parbench.bench.pytest_plugin import (
+    OPTIONS,
+    clock_of,
+    extra_info,
+    one_case,
+    pytest_benchmark_update_machine_info,
+    words_of,
+)
 
 MEASURES = """
 import pytest
@@ -35,8 +42,8 @@ def test_misspelt(parbench):
 def user_pytest(folder: Path, text: str, *words: str) -> "subprocess.CompletedProcess[str]":
     (folder / "test_mine.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    installed = any(found.value == "bench.pytest_plugin" for found in entry_points(group="pytest11"))
-    loaded = [] if installed else ["-p", "bench.pytest_plugin"]
+    installed = any(found.value == "parbench.bench.pytest_plugin" for found in entry_points(group="pytest11"))
+    loaded = [] if installed else ["-p", "parbench.bench.pytest_plugin"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *loaded, *words]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=180)

@@ -8,11 +8,11 @@ import pytest
 from paths import Command
 from reports_fixtures import bad, collective, ok
 
-from bench import selftest as proving
-from bench.plan.options import Options
-from bench.results.records import Arrival, Record
-from bench.results.runs import load_run
-from bench.selftest import Proof, judge, render, selftest
+from parbench.bench import selftest as proving
+from parbench.bench.plan.options import Options
+from parbench.bench.results.records import Arrival, Record
+from parbench.bench.results.runs import load_run
+from parbench.bench.selftest import Proof, judge, render, selftest
 
 CASE = collective()
 DIFFER = "results differ from the reference before the timed region: "
@@ -79,7 +79,7 @@ def test_each_injection_into_rank_1_is_measured_and_judged_after_an_undisturbed_
 
     monkeypatch.setattr(proving, "run_options", run)
     monkeypatch.setattr(proving, "load_run", lambda path: SimpleNamespace(records=[seen[asked[-1].inject]]))
-    proofs = selftest(("bench.plan.catalogue",), 2)
+    proofs = selftest(("parbench.bench.plan.catalogue",), 2)
     assert [(proof.injection, proof.found) for proof in proofs] == [
         *(("none", True), ("late", True), ("slow", True), ("corrupt", True))
     ]
@@ -122,6 +122,6 @@ def test_a_late_rank_among_four_is_blamed_and_the_transfer_is_not(parbench: Comm
 @pytest.mark.full
 @pytest.mark.measures
 def test_every_injection_is_found_here() -> None:
-    proofs = selftest(("bench.plan.catalogue",), 2)
+    proofs = selftest(("parbench.bench.plan.catalogue",), 2)
     assert [proof.injection for proof in proofs] == ["none", "late", "slow", "corrupt"]
     assert all(proof.found for proof in proofs), render(proofs)

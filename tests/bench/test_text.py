@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from bench.plan.cases import Definition
-from bench.plan.params import Kind, Param, Value, refuse_unknown
-from bench.plan.plan import parse_fault
-from bench.text import (
+from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.params import Kind, Param, Value, refuse_unknown
+from parbench.bench.plan.plan import parse_fault
+from parbench.bench.text import (
     did_you_mean,
     format_duration,
     format_size,

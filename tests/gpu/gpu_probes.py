@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from bench.launch.flight_recorder import groups_seen
-from bench.results.stats import median
-from bench.world.torch_compat import recorded_work
-from workloads.model.optimizer import make_optimizer
-from workloads.model.shapes import shape_of
-from workloads.model.timed_compute import TimedCompute
-from workloads.model.transformer import build, draw_tokens, loss_of
-from workloads.step.peaks import measured_peak
+from parbench.bench.launch.flight_recorder import groups_seen
+from parbench.bench.results.stats import median
+from parbench.bench.world.torch_compat import recorded_work
+from parbench.workloads.model.optimizer import make_optimizer
+from parbench.workloads.model.shapes import shape_of
+from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.model.transformer import build, draw_tokens, loss_of
+from parbench.workloads.step.peaks import measured_peak
 
 REHEARSE = "--rehearse" in sys.argv
 DEVICE = torch.device("cpu") if REHEARSE else torch.device("cuda", 0)

@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 from test_attention_kernel import SIZES, drawn
 
-from workloads.context_parallel.attention_kernel import CudaFlash, Dense
-from workloads.context_parallel.attention_methods import TorchContextParallel
-from workloads.model.transformer import attend
+from parbench.workloads.context_parallel.attention_kernel import CudaFlash, Dense
+from parbench.workloads.context_parallel.attention_methods import TorchContextParallel
+from parbench.workloads.model.transformer import attend
 
 pytestmark = pytest.mark.gpu
 

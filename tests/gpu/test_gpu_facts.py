@@ -12,8 +12,8 @@ import pytest
 import torch
 from paths import Command, environment
 
-from bench.machine.doctor import UNKNOWN, examine_here, render
-from bench.machine.gpu import Gpu, gpu_links, gpus_of, in_detail, visible_gpus
+from parbench.bench.machine.doctor import UNKNOWN, examine_here, render
+from parbench.bench.machine.gpu import Gpu, gpu_links, gpus_of, in_detail, visible_gpus
 
 pytestmark = pytest.mark.gpu
 
@@ -81,7 +81,7 @@ def test_a_busy_gpu_has_its_clocks_up_and_its_memory_in_use() -> None:
 
 RANK = """
 import os, torch, msgspec
-from bench.rank.worker import _hello
+from parbench.bench.rank.worker import _hello
 told = [_hello("", on_cuda=False)]
 assert not torch.cuda.is_initialized(), "a rank on the CPU began CUDA"
 told.append(_hello("", on_cuda=True))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from fakes import Noting
 
-from bench.rank.timing import sampler
-from bench.world.world import World
+from parbench.bench.rank.timing import sampler
+from parbench.bench.world.world import World
 
 pytestmark = pytest.mark.gpu
 
@@ -22,12 +22,12 @@ def test_a_graph_replays_as_many_steps_as_were_captured() -> None:
             super().step()
             self.total.add_(1)
 
-    subject = Adds()
-    sample = sampler("graph", subject, cast(World, None), 5)
-    captured = len(subject.calls)
-    subject.total.zero_()
+    benchmark = Adds()
+    sample = sampler("graph", benchmark, cast(World, None), 5)
+    captured = len(benchmark.calls)
+    benchmark.total.zero_()
     sample()
     sample()
     torch.cuda.synchronize()
-    assert float(subject.total) == 10
-    assert len(subject.calls) == captured
+    assert float(benchmark.total) == 10
+    assert len(benchmark.calls) == captured

@@ -16,11 +16,11 @@ from paths import Command, environment
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 
-from bench.launch.flight_recorder import GroupSeen, groups_seen
-from bench.machine.gpu import gpus_of
-from bench.results.records import Record, read_records
-from bench.world.torch_compat import coalescing, nccl_version, recorded_work
-from bench.world.world import World, open_world
+from parbench.bench.launch.flight_recorder import GroupSeen, groups_seen
+from parbench.bench.machine.gpu import gpus_of
+from parbench.bench.results.records import Record, read_records
+from parbench.bench.world.torch_compat import coalescing, nccl_version, recorded_work
+from parbench.bench.world.world import World, open_world
 
 pytestmark = pytest.mark.gpu
 
@@ -122,7 +122,7 @@ def test_the_nccl_that_is_loaded_is_told_and_is_the_recorders(alone: World) -> N
 def test_float32_products_are_no_tf32_where_the_environment_asks_for_it() -> None:
     code = """
 import torch
-from bench.world.world import full_float32
+from parbench.bench.world.world import full_float32
 a = torch.randn(1024, 1024, dtype=torch.float64, device="cuda")
 error = lambda: float(((a.float() @ a.float()).double() - a @ a).abs().max() / (a @ a).abs().max())
 print(error(), full_float32(), error())

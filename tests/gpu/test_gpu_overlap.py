@@ -8,14 +8,14 @@ import torch
 from ranks import Ranks
 from training_steps import small
 
-from bench.results.spans import intersection, length
-from bench.results.traced import spans_of_calls
-from bench.world.subject import Explanation
-from bench.world.torch_compat import coalescing, profiling, trace_events
-from bench.world.world import World, open_world
-from workloads.model.timed_compute import TimedCompute
-from workloads.pipeline_parallel.pipeline_probe import claims_bubble
-from workloads.step.probe import moment, seconds_of, trace_step
+from parbench.bench.results.spans import intersection, length
+from parbench.bench.results.traced import spans_of_calls
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.torch_compat import coalescing, profiling, trace_events
+from parbench.bench.world.world import World, open_world
+from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.pipeline_parallel.pipeline_probe import claims_bubble
+from parbench.workloads.step.probe import moment, seconds_of, trace_step
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)

@@ -8,21 +8,21 @@ import torch.nn.functional as F
 from spoilings import unseen
 from training_steps import OF_NAME, SMALL
 
-from bench.operations.collectives import all_gather
-from bench.plan.plan import BEYOND_CACHE
-from bench.rank.runner import refuse_float8
-from bench.text import UserError, parse_size
-from bench.world.torch_compat import profiling, trace_events
-from bench.world.world import World, open_world
-from workloads.costs import strategies
-from workloads.costs.check_memory import check_memory
-from workloads.data_parallel import fsdp
-from workloads.expert_parallel.moe_layer import kernel_note
-from workloads.model.shapes import SHAPES
-from workloads.model.transformer import build
-from workloads.step.gate import free_bytes
-from workloads.step.layout import whole
-from workloads.step.sampled_parity import SampledParity
+from parbench.bench.operations.collectives import all_gather
+from parbench.bench.plan.plan import BEYOND_CACHE
+from parbench.bench.rank.runner import refuse_float8
+from parbench.bench.text import UserError, parse_size
+from parbench.bench.world.torch_compat import profiling, trace_events
+from parbench.bench.world.world import World, open_world
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.check_memory import check_memory
+from parbench.workloads.data_parallel import fsdp
+from parbench.workloads.expert_parallel.moe_layer import kernel_note
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.model.transformer import build
+from parbench.workloads.step.gate import free_bytes
+from parbench.workloads.step.layout import whole
+from parbench.workloads.step.sampled_parity import SampledParity
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from workloads.step.memory import peak_during
-from workloads.step.peaks import measured_peak
+from parbench.workloads.step.memory import peak_during
+from parbench.workloads.step.peaks import measured_peak
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20

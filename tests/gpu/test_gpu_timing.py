@@ -14,18 +14,18 @@ from fakes import Noting
 from ranks import Ranks
 from refusals import refusal
 
-from bench.machine.world_spec import WorldSpec
-from bench.operations.local import background_load, copy
-from bench.operations.operation import Operation
-from bench.plan.cases import make_case
-from bench.plan.catalogue import OPERATIONS
-from bench.plan.plan import Measure
-from bench.rank import runner
-from bench.rank.device_timer import Device, DeviceTimer
-from bench.rank.runner import CaseRun
-from bench.rank.timing import Progress, Timed, Timing
-from bench.world.subject import Subject
-from bench.world.world import Subgroups, World, open_world
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.operations.local import background_load, copy
+from parbench.bench.operations.operation import Operation
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.catalogue import OPERATIONS
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank import runner
+from parbench.bench.rank.device_timer import Device, DeviceTimer
+from parbench.bench.rank.runner import CaseRun
+from parbench.bench.rank.timing import Progress, Timed, Timing
+from parbench.bench.world.benchmark import Benchmark
+from parbench.bench.world.world import Subgroups, World, open_world
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +49,7 @@ def on_one_gpu() -> Iterator[Ranks]:
 
 
 class OnlyEager(Noting):
-    """A subject whose captured step holds nothing, and whose eager steps are right."""
+    """A benchmark whose captured step holds nothing, and whose eager steps are right."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ def small_copy(world: World) -> Operation:
     return copy(world, size_bytes=1024, dtype="float32")
 
 
-def timed(subject: Subject, world: World, mode: str, seconds: float = 1.0) -> Timed:
-    found = Timing(subject, world, Progress(), MEASURE, [0], mode=mode).run(seconds)
+def timed(benchmark: Benchmark, world: World, mode: str, seconds: float = 1.0) -> Timed:
+    found = Timing(benchmark, world, Progress(), MEASURE, [0], mode=mode).run(seconds)
     assert found is not None
     return found
 
@@ -85,13 +85,13 @@ def median_us(found: Timed) -> float:
 
 
 def event_times_us(world: World, *, apart: bool) -> list[float]:
-    subject, timer = small_copy(world), DeviceTimer(Device(world), apart=apart)
+    benchmark, timer = small_copy(world), DeviceTimer(Device(world), apart=apart)
     durations = []
     for _ in range(50):
-        subject.reset()
+        benchmark.reset()
         world.sync()
         timer.line(1)
-        durations.append(timer.timed(subject.step, 1)[2] / 1e3)
+        durations.append(timer.timed(benchmark.step, 1)[2] / 1e3)
     return durations[10:]
 
 
@@ -208,7 +208,7 @@ def test_a_late_rank_on_a_device_shows_in_the_skew(on_one_gpu: Ranks) -> None:
 
 def test_what_is_larger_than_what_is_free_is_refused(world: World) -> None:
     free, _ = torch.cuda.mem_get_info()
-    prepare = "bench.operations.collectives:all_reduce"
+    prepare = "parbench.bench.operations.collectives:all_reduce"
     for size, refused in ((1 << 20, False), (free, True)):
         case = make_case("collective.all_reduce", prepare, {"size_bytes": size, "dtype": "float32", "mode": "blocking"})
         if refused:

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from report_rows import row_of, rows_of
 from reports_fixtures import collective, ok, rate_metric, seconds_metric, step
 
-from bench.plan.cases import Case, make_case
-from bench.results.metrics import MetricValue
-from bench.results.records import Record
-from reports import cells
-from reports.analysis.labels import (
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record
+from parbench.reports import cells
+from parbench.reports.analysis.labels import (
     differences,
     environment_facts,
     flatten,
@@ -142,7 +142,7 @@ def test_a_row_tells_its_case_metrics_details_and_environment() -> None:
     environment = {"changed": {"host.cpu_model": ["A", "B"]}}
     facts = facts_of(ok(collective(), details={"send_bytes": 7}, notes=["careful"], environment=environment))
     assert (facts["case"], facts["size_bytes"]) == (
-        f"{collective().id} bench.operations.collectives:all_reduce",
+        f"{collective().id} parbench.bench.operations.collectives:all_reduce",
         "1024",
     )
     assert facts["time"].startswith("1.00 ms [0.900, 1.10] (median of 120 iterations of one launch")

@@ -15,9 +15,9 @@ from hostile import BOMBS, bomb, dumped, nested
 from kineto_files import RankFile
 from paths import TESTS
 
-import parbench
-from bench.results.records import read_records
-from bench.results.runs import trace_name
+from parbench import cli
+from parbench.bench.results.records import read_records
+from parbench.bench.results.runs import trace_name
 
 Raw = dict[str, Any]
 STEPS = TESTS / "golden" / "runs" / "steps"
@@ -51,7 +51,7 @@ def told(*every: tuple[str, ...]) -> list[tuple[int, str, str]]:
     before = {path: path.lstat().st_mtime_ns for path in Path().rglob("*") if path.is_file() and path.parts[0] != "out"}
     found = []
     for words in every:
-        done = CliRunner().invoke(parbench.main, words)
+        done = CliRunner().invoke(cli.main, words)
         assert done.exit_code in (0, 1, 2, 4), words
         assert "Traceback" not in done.stderr, (words, done.stderr)
         if done.exit_code == 2:
@@ -235,7 +235,7 @@ def test_steps_that_no_planner_knows_are_not_predicted(run: Path) -> None:
     raw = json.loads(KEPT[-1])
     raw["case"]["params"]["shape"] = "unheard"
     (run / "records.jsonl").write_bytes(b"".join([*LINES[:6], dumped(raw) + b"\n"]))
-    done = CliRunner().invoke(parbench.main, ("plan", "--validate", str(run)))
+    done = CliRunner().invoke(cli.main, ("plan", "--validate", str(run)))
     assert "Traceback" not in done.stderr
     assert done.exit_code in (0, 2)
 
@@ -248,6 +248,6 @@ def test_a_trace_whose_groups_are_no_ranks_is_explained_without_them(tmp_path: P
     raw["distributedInfo"]["pg_config"] = [{"ranks": [[0], [1]]}, {"ranks": "01"}, 7]
     trace = tmp_path / "rank0.json"
     trace.write_text(json.dumps(raw))
-    done = CliRunner().invoke(parbench.main, ("explain", str(trace)))
+    done = CliRunner().invoke(cli.main, ("explain", str(trace)))
     assert "Traceback" not in done.stderr, done.stderr
     assert done.exit_code == 0

@@ -7,11 +7,11 @@ from typing import Any
 from click.testing import CliRunner
 from reports_fixtures import bad, collective, make_plan, make_run, ok, plain, step, training_metrics, write_run
 
-import parbench
-from bench.results.budgets import Budget
-from bench.results.records import Record
-from bench.results.runs import Run
-from reports.budgets import exit_code, judge, sentences
+from parbench import cli
+from parbench.bench.results.budgets import Budget
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.budgets import exit_code, judge, sentences
 
 DDP, REDUCE, SMALL, COPY = step("ddp"), collective("all_reduce", 1 << 24), collective("all_reduce", 1024), "memory.copy"
 
@@ -110,7 +110,7 @@ def test_compare_says_of_new_how_it_keeps_its_budgets_in_every_form(tmp_path: Pa
 
     def compared(text: str, *words: str, runs: tuple[Path, Path] = (base, new)) -> tuple[int, str]:
         file.write_text(text)
-        done = CliRunner().invoke(parbench.main, ["compare", *map(str, runs), "--budgets", str(file), *words])
+        done = CliRunner().invoke(cli.main, ["compare", *map(str, runs), "--budgets", str(file), *words])
         return done.exit_code, done.output
 
     code, text = compared('"step.ddp" = { mfu = ">40%" }')

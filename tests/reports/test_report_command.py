@@ -13,12 +13,12 @@ from nodes_fixtures import EMULATION, sample_sweep
 from reports_fixtures import bad, collective, make_plan, make_run, ok, pipeline_record, write_run
 from traced import run_with, timeline, traced_record
 
-from bench.results.runs import load_run
-from bench.text import UserError
-from reports.commands import EXPORTS, REPORTS, TOOLS, compare, export, import_files, report, show
-from reports.formats.chrome_trace import render_trace
-from reports.formats.imports import PARSERS
-from reports.formats.nccl_tests import render_text
+from parbench.bench.results.runs import load_run
+from parbench.bench.text import UserError
+from parbench.reports.commands import EXPORTS, REPORTS, TOOLS, compare, export, import_files, report, show
+from parbench.reports.formats.chrome_trace import render_trace
+from parbench.reports.formats.imports import PARSERS
+from parbench.reports.formats.nccl_tests import render_text
 
 
 @pytest.fixture
@@ -190,10 +190,10 @@ def test_a_trace_for_each_step_goes_to_a_folder_and_files_for_analysis_need_one(
 
 def test_help_and_tables_need_nothing_heavy_and_pages_no_torch() -> None:
     steps = {
-        "reports.commands": ["torch", "jinja2", "rich", "msgspec"],
-        "reports.formats.chrome_trace": ["torch"],
-        "reports.render.show": ["torch", "jinja2"],
-        "reports.render.page": ["torch"],
+        "parbench.reports.commands": ["torch", "jinja2", "rich", "msgspec"],
+        "parbench.reports.formats.chrome_trace": ["torch"],
+        "parbench.reports.render.show": ["torch", "jinja2"],
+        "parbench.reports.render.page": ["torch"],
     }
     code = "import sys, json; told = {}\n"
     for modules, heavy in steps.items():

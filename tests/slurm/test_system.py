@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm.system import ENDED, Partition, Slurm, SlurmError, format_limit, parse_limit
+from parbench.slurm.system import ENDED, Partition, Slurm, SlurmError, format_limit, parse_limit
 
 
 class Programs:

@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.results.spans import Span, intersection, length
-from reports.traces.kineto import RankTrace, files_of, read_rank
+from parbench.bench.results.spans import Span, intersection, length
+from parbench.reports.traces.kineto import RankTrace, files_of, read_rank
 
 ASKED = """
 import json, logging, sys

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from workloads.pipeline_parallel import bubbles, schedules
+from parbench.workloads.pipeline_parallel import bubbles, schedules
 
 RANKS, MICROBATCHES, SECONDS = 4, 8, 0.1
 METRICS = ("bubble_fraction", "bubble_fraction_simulated", "bubble_fraction_span", "step_time")

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.machine.world_spec import WorldSpec
-from bench.operations.operation import DataPattern
-from bench.plan.catalogue import DEFINITIONS, DTYPES
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.operations.operation import DataPattern
+from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES
 
 Array = npt.NDArray[np.float64]
 RANKS = (2, 3, 8, 64, 96, 128, 1024)

@@ -20,10 +20,10 @@ sys.path[:0] = [str(HERE.parent), str(HERE / "support")]
 from profiled import PLANTED  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
-from bench.results.runs import load_run  # noqa: E402
-from reports.traces.causes import causes_of  # noqa: E402
-from reports.traces.explained import ceiling_of_run  # noqa: E402
-from reports.traces.steps import read_job  # noqa: E402
+from parbench.bench.results.runs import load_run  # noqa: E402
+from parbench.reports.traces.causes import causes_of  # noqa: E402
+from parbench.reports.traces.explained import ceiling_of_run  # noqa: E402
+from parbench.reports.traces.steps import read_job  # noqa: E402
 
 SLOW_LINK = "slow link"
 SHAPED = "tc qdisc add dev lo root tbf rate 200mbit burst 256kb latency 400ms"

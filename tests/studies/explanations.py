@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.results.metrics import MetricValue, merge_metrics, values
-from bench.results.turns import cross_fitted
-from workloads.step.overlap import differences
+from parbench.bench.results.metrics import MetricValue, merge_metrics, values
+from parbench.bench.results.turns import cross_fitted
+from parbench.workloads.step.overlap import differences
 
 STEP, SLOWED, LATE = 0.050, 0.005, 0.020
 LAUNCHES = 5

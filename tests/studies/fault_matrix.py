@@ -27,12 +27,12 @@ import psutil
 import support_path  # noqa: F401 - finds the next
 from paths import environment
 
-from bench.results.runs import load_run
-from bench.text import UserError
+from parbench.bench.results.runs import load_run
+from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
-    from bench.world.subject import Subject
-    from bench.world.world import World
+    from parbench.bench.world.benchmark import Benchmark
+    from parbench.bench.world.world import World
 
 MOMENTS = {
     "importing": "before ranks start",
@@ -138,14 +138,14 @@ FAULTS = {
 }
 
 
-def prepare(world: "World", *, number: int = 0) -> "Subject":
+def prepare(world: "World", *, number: int = 0) -> "Benchmark":
     """Return the step of a case, whose rank 1 meets this cell's fault at its moment: in a rank, by ``--target``."""
     import torch
     import torch.distributed as dist
 
-    from bench.world.subject import Subject
+    from parbench.bench.world.benchmark import Benchmark
 
-    class Step(Subject):
+    class Step(Benchmark):
         def __init__(self) -> None:
             self.sum, self.wrong = torch.zeros(1), False
             self.at("between" if number else "preparing")
@@ -267,7 +267,7 @@ class Cell:
     def _launcher(self) -> int:
         try:
             children = psutil.Process(self.driver.pid).children()
-            return next((one.pid for one in children if "bench.rank.fork_server" in one.cmdline()), 0)
+            return next((one.pid for one in children if "parbench.bench.rank.fork_server" in one.cmdline()), 0)
         except psutil.Error:
             return 0
 

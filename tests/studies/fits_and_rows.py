@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.results.fit import Point, fit
-from bench.results.stats import grade, median, scatter, steadiness
+from parbench.bench.results.fit import Point, fit
+from parbench.bench.results.stats import grade, median, scatter, steadiness
 
 Series = NDArray[np.float64]
 SIZES = [1024 * 4**i for i in range(8)]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from reports.regression.rule import Effect, Pair, Rule, effects, judge
+from parbench.reports.regression.rule import Effect, Pair, Rule, effects, judge
 
 Logs = NDArray[np.float64]
 NODE = (*(8, 2) * 6, 8, *(1,) * 7)  # 75 series by families: curves blocking and pipelined, and single cases

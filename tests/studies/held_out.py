@@ -9,12 +9,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.results.fit import MIN_SIZES, Point, fit
-from bench.results.runs import load_run
-from bench.results.stats import median
-from reports.analysis.fits import Curve, fit_curves, points_of
-from reports.analysis.labels import operation
-from reports.analysis.summary import summarize
+from parbench.bench.results.fit import MIN_SIZES, Point, fit
+from parbench.bench.results.runs import load_run
+from parbench.bench.results.stats import median
+from parbench.reports.analysis.fits import Curve, fit_curves, points_of
+from parbench.reports.analysis.labels import operation
+from parbench.reports.analysis.summary import summarize
 
 
 def held_out_errors(points: Sequence[Point]) -> list[float]:

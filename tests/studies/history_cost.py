@@ -15,9 +15,9 @@ import msgspec
 import support_path  # noqa: F401 - finds the next
 from reports_fixtures import ENVIRONMENT, WORLD, collective, make_info, make_plan
 
-from reports.history.database import open_history
-from reports.history.entries import About, Entry
-from reports.regression.environment import Identity, Point
+from parbench.reports.history.database import open_history
+from parbench.reports.history.entries import About, Entry
+from parbench.reports.regression.environment import Identity, Point
 
 LIMITS_SECONDS = {"list": 1.0, "check": 5.0}
 

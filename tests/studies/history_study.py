@@ -17,8 +17,8 @@ from multiprocessing import Pool
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.history.levels import StepRule
-from reports.history.nights import judge_nights
+from parbench.reports.history.levels import StepRule
+from parbench.reports.history.nights import judge_nights
 
 NUM_NIGHTS, FIRST, SINCE = 31, 9, 25
 RULE = StepRule()

@@ -38,7 +38,8 @@ from paths import TESTS
 from sweeps import job, make_folder, make_sweep, point
 
 import parbench
-from slurm.job.ledger import Ledger
+from parbench import cli
+from parbench.slurm.job.ledger import Ledger
 
 # what one asks with: a checkpoint's config.json, and files of one's own
 ASKED: dict[str, dict[str, Any]] = {
@@ -189,7 +190,7 @@ def quietly(*words: str) -> tuple[int, str, str]:
     code: Any = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            parbench.main(list(words), prog_name="parbench")
+            cli.main(list(words), prog_name="parbench")
         except SystemExit as ended:
             code = ended.code
     texts = []
@@ -385,7 +386,7 @@ def load(words: Words) -> None:
 
 
 def parbench_error() -> type[ValueError]:
-    from bench.text import UserError
+    from parbench.bench.text import UserError
 
     return UserError
 

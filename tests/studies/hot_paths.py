@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.regression.compare_words import effect_words
-from reports.regression.rule import Effect, Judgement, Pair, Rule, effects, judge
+from parbench.reports.regression.compare_words import effect_words
+from parbench.reports.regression.rule import Effect, Judgement, Pair, Rule, effects, judge
 
 TREE = Path(__file__).parents[2]
 PATHS = TREE / "tests" / "test_hot_paths.py"
@@ -37,7 +37,7 @@ class Line:
 def launch(tree: Path) -> Mapping[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "times.json"
-        command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PATHS)]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PATHS)]
         command += [
             "--benchmark-disable-gc",
             "--benchmark-max-time=0.5",

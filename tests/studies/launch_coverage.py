@@ -22,10 +22,10 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.signal import lfilter  # type: ignore[import-untyped]
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
-from bench.launch.visits import VISITS
-from bench.plan.plan import Measure
-from bench.rank.timing import DURATION, Progress, Sample, Timing
-from bench.results.stats import Estimate, within_launch
+from parbench.bench.launch.visits import VISITS
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank.timing import DURATION, Progress, Sample, Timing
+from parbench.bench.results.stats import Estimate, within_launch
 
 SLOWER = 1.5
 Series = NDArray[np.float64]

@@ -20,9 +20,9 @@ from pathlib import Path
 import support_path  # noqa: F401 - finds the next
 from clusters import PARBENCH, in_cluster
 
-from bench.results.runs import load_run
-from bench.text import UserError
-from reports.sections.one_run import report_of
+from parbench.bench.results.runs import load_run
+from parbench.bench.text import UserError
+from parbench.reports.sections.one_run import report_of
 
 BAR = 9
 _RANKS, _STEP = "--only all_reduce --sizes 64K:1M:x4 --launches 5", "--set compute=timed:20ms --launches 3"

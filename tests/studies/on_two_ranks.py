@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from bench.machine.environment import interface_of
-from bench.world.world import World, open_world
+from parbench.bench.machine.environment import interface_of
+from parbench.bench.world.world import World, open_world
 
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 _NONE: Mapping[str, str] = MappingProxyType({})

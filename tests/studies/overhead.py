@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from on_two_ranks import on_two_ranks
 
-from bench.operations.collectives import all_reduce
-from bench.operations.operation import Operation
-from bench.plan.plan import Measure
-from bench.rank.timing import DURATION, Progress, Timing, gather_stamps, sampler
-from bench.results.stats import median
-from bench.text import format_size
-from bench.world.world import World
+from parbench.bench.operations.collectives import all_reduce
+from parbench.bench.operations.operation import Operation
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank.timing import DURATION, Progress, Timing, gather_stamps, sampler
+from parbench.bench.results.stats import median
+from parbench.bench.text import format_size
+from parbench.bench.world.world import World
 
 SIZES = {1 << 10: 40, 64 << 10: 40, 1 << 20: 15, 16 << 20: 3, 64 << 20: 1}
 LOOPS = ("ours", "fresh", "stale")
@@ -37,11 +37,11 @@ def bare(buffer: torch.Tensor, count: int, world: World, *, fresh: bool) -> torc
     return torch.tensor(times)
 
 
-def measured(subject: Operation, count: int, world: World) -> list[float]:
+def measured(benchmark: Operation, count: int, world: World) -> list[float]:
     """Return the ns of each of ``count`` steps by parbench's loop, on rank 0."""
     ranks = range(world.size)
-    timing = Timing(subject, world, Progress(), Measure(), ranks)
-    stamps = gather_stamps(timing.take(sampler("blocking", subject, world, 1), count), world, ranks)
+    timing = Timing(benchmark, world, Progress(), Measure(), ranks)
+    stamps = gather_stamps(timing.take(sampler("blocking", benchmark, world, 1), count), world, ranks)
     return [] if stamps is None else stamps[DURATION].max(axis=0).tolist()
 
 
@@ -52,7 +52,7 @@ def slowest(times: torch.Tensor, world: World) -> list[float]:
 
 def compare(world: World, size_bytes: int, count: int, rounds: int) -> None:
     """Print the median times, and the median over rounds of ABCCBA, BCAACB, CABBAC of the ratios to both bare loops."""
-    subject = all_reduce(world, size_bytes=size_bytes, dtype="float32")
+    benchmark = all_reduce(world, size_bytes=size_bytes, dtype="float32")
     buffer = torch.ones(size_bytes // 4)
     rows: list[tuple[float, float, float]] = []
     for number in range(rounds + 1):
@@ -60,7 +60,7 @@ def compare(world: World, size_bytes: int, count: int, rounds: int) -> None:
         turned = LOOPS[number % 3 :] + LOOPS[: number % 3]
         for which in (*turned, *reversed(turned)):
             if which == "ours":
-                seen[which] += measured(subject, count, world)
+                seen[which] += measured(benchmark, count, world)
             else:
                 seen[which] += slowest(bare(buffer.fill_(1), count, world, fresh=which == "fresh"), world)
         if number and world.rank == 0:  # the first round warms up

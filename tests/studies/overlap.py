@@ -15,11 +15,11 @@ import torch.distributed as dist
 from on_two_ranks import on_two_ranks
 from training_steps import small
 
-from bench.results.stats import median
-from bench.world.torch_compat import all_gather_single, reduce_scatter_single
-from bench.world.world import World
-from workloads.step.sent_bytes import SentCall, counted
-from workloads.step.training_step import TrainingStep
+from parbench.bench.results.stats import median
+from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from parbench.bench.world.world import World
+from parbench.workloads.step.sent_bytes import SentCall, counted
+from parbench.workloads.step.training_step import TrainingStep
 
 MODEL = {"shape": "small", "layers": 4, "hidden": 768, "heads": 8, "sequence": 16, "vocabulary": 64, "microbatch": 1}
 # freed memory is kept: else every large buffer is paged in anew, which takes as long as to send it
@@ -71,12 +71,12 @@ def timed(step: Callable[[], object], world: World) -> float:
 
 def alone(name: str, world: World) -> tuple[tuple[SentCall, ...], float]:
     """Return the calls of a step, and how long they take by themselves."""
-    subject = make(name, world, 1e-3)
+    benchmark = make(name, world, 1e-3)
     for _ in range(3):  # DDP rearranges its buckets, once, after the first
-        subject.step()
-    calls = counted(subject.step, subject.layout.axes)
+        benchmark.step()
+    calls = counted(benchmark.step, benchmark.layout.axes)
     seconds = median([timed(lambda: replay(calls, world), world) for _ in range(7)])
-    subject.close()
+    benchmark.close()
     return calls, seconds
 
 
@@ -84,9 +84,9 @@ def compare(world: World, rounds: int) -> None:
     """Print every step's time over the longer of its compute and its communication."""
     communication = {name: alone(name, world) for name in STEPS}
     waits = {name: world.decide([seconds])[0] for name, (_, seconds) in communication.items()}
-    subjects = {name: make(name, world, seconds) for name, seconds in waits.items()}
+    benchmarks = {name: make(name, world, seconds) for name, seconds in waits.items()}
     first = next(iter(STEPS))
-    steps: dict[str, Callable[[], object]] = {name: subject.step for name, subject in subjects.items()}
+    steps: dict[str, Callable[[], object]] = {name: benchmark.step for name, benchmark in benchmarks.items()}
     steps = {"by hand, ddp's buckets": lambda: ideal(communication[first][0], waits[first], world), **steps}
     waits["by hand, ddp's buckets"] = waits[first]
     found: dict[str, list[float]] = {name: [] for name in steps}

@@ -11,7 +11,7 @@ from pathlib import Path
 import support_path  # noqa: F401 - finds the next
 from browser import Browser
 
-from reports.render.show import build
+from parbench.reports.render.show import build
 
 DOCS, SCREEN, PHONE = Path(__file__).parents[2] / "docs", (1400, 900), (400, 800)
 

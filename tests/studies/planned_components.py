@@ -19,16 +19,16 @@ import support_path  # noqa: F401 - the next imports are of the tests' helpers
 from ranks import Ranks
 from training_steps import OF_NAME
 
-from bench.rank.runner import load_target
-from bench.results.details import STATE
-from bench.world.world import World
-from workloads.catalogue import STRATEGIES
-from workloads.costs.communication_pattern import bytes_by_axis, calls
-from workloads.costs.memory import memory_of
-from workloads.mesh.mesh_step import HybridStep, as_routed
-from workloads.pipeline_parallel.pipeline_probe import PipelineProbe, counted_memory
-from workloads.step import memory, sent_bytes
-from workloads.step.training_step import TrainingStep
+from parbench.bench.rank.runner import load_target
+from parbench.bench.results.details import STATE
+from parbench.bench.world.world import World
+from parbench.workloads.catalogue import STRATEGIES
+from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
+from parbench.workloads.costs.memory import memory_of
+from parbench.workloads.mesh.mesh_step import HybridStep, as_routed
+from parbench.workloads.pipeline_parallel.pipeline_probe import PipelineProbe, counted_memory
+from parbench.workloads.step import memory, sent_bytes
+from parbench.workloads.step.training_step import TrainingStep
 
 BARS = {"bytes": 1e-9, "state": 0.01, "activations": 0.05}
 Components = dict[str, float]

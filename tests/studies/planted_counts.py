@@ -25,9 +25,9 @@ from typing import Any
 import support_path  # noqa: F401 - the next imports are of the tests' helpers
 from planted_steps import PLANTS, TARGETS, VARIABLE
 
-from bench.results.runs import load_run, runs_in
-from reports.regression.compare import compare
-from reports.regression.rule import Rule
+from parbench.bench.results.runs import load_run, runs_in
+from parbench.reports.regression.compare import compare
+from parbench.reports.regression.rule import Rule
 
 ROOT = Path(__file__).parents[2]
 STEPS = ("ddp", "fsdp", "tp_sp", "pp", "ep_step")
@@ -41,7 +41,7 @@ def spin() -> None:
 
 def parbench(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
-    command = [sys.executable, "-P", "-m", "parbench", *words]
+    command = [sys.executable, "-m", "parbench", *words]
     environment = {**os.environ, "PYTHONPATH": paths, **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import support_path  # noqa: F401 - finds the next
 
-from bench.results.details import Published
-from bench.results.stats import median
-from workloads.planner.candidates import CHECKPOINTINGS, Wanted
-from workloads.planner.dry_run import dry_run
-from workloads.planner.measured.training_runs import TrainingRun, training_runs
-from workloads.planner.rationale import binding_of, settings_of
-from workloads.planner.report.render import published_rows
-from workloads.planner.search import search
+from parbench.bench.results.details import Published
+from parbench.bench.results.stats import median
+from parbench.workloads.planner.candidates import CHECKPOINTINGS, Wanted
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.measured.training_runs import TrainingRun, training_runs
+from parbench.workloads.planner.rationale import binding_of, settings_of
+from parbench.workloads.planner.report.render import published_rows
+from parbench.workloads.planner.search import search
 
 BAR_MEDIAN = 0.15
 

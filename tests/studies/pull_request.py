@@ -24,7 +24,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from bench.world.subject import Description
+from parbench.bench.world.benchmark import Description
 
 
 class Step:

@@ -15,9 +15,9 @@ import msgspec
 import support_path  # noqa: F401 - finds the next
 from reports_fixtures import collective, make_plan, make_run, ok, step, training_metrics, write_run
 
-from bench.plan.cases import Case
-from bench.results.records import Arrival, Record, WorldInfo
-from reports.render.show import build
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.records import Arrival, Record, WorldInfo
+from parbench.reports.render.show import build
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 MODES, DTYPES = ("blocking", "pipelined"), ("float32", "bfloat16")

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from gate_study import upper
 
-from bench.plan.groups import Pair, parse_pairs, round_pairs
-from slurm.screen.fit import Exchange, Slow, confirm, find_slow
-from slurm.screen.run import Turns, confirmation, tournament
+from parbench.bench.plan.groups import Pair, parse_pairs, round_pairs
+from parbench.slurm.screen.fit import Exchange, Slow, confirm, find_slow
+from parbench.slurm.screen.run import Turns, confirmation, tournament
 
 ROUNDS = 5
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import support_path  # noqa: F401 - finds the next
 from clusters import PARBENCH, in_cluster
 
-from bench.results.stats import median
+from parbench.bench.results.stats import median
 
 EACH, MEDIAN = 0.12, 0.05
 

@@ -18,7 +18,7 @@ import psutil
 import support_path  # noqa: F401 - finds the next
 from paths import environment
 
-from bench.text import format_table
+from parbench.bench.text import format_table
 
 NAMES = ("memory MB", "files", "threads")
 MOST_BYTES_A_CASE = 4_000

@@ -19,13 +19,13 @@ import pytest
 import support_path  # noqa: F401 - finds the next
 from report_cost import synthetic
 
-from bench.plan.options import Options, plan_run
-from bench.results.records import SCHEMA
-from bench.results.runs import load_run, open_writer, runs_in
-from parbench import DEFINITIONS
+from parbench.bench.plan.options import Options, plan_run
+from parbench.bench.results.records import SCHEMA
+from parbench.bench.results.runs import load_run, open_writer, runs_in
+from parbench.cli import DEFINITIONS
 
 if TYPE_CHECKING:
-    from bench.world.subject import Subject
+    from parbench.bench.world.benchmark import Benchmark
 
 Task = Literal["help", "list", "plan", "append", "load", "compare", "page"]
 MEMORY = Path("/dev/shm")
@@ -40,7 +40,7 @@ def made(cases: int, launches: int, copy: str = "") -> Path:
 
 
 def command(*words: object, codes: tuple[int, ...] = (0,)) -> Callable[[], None]:
-    line = [sys.executable, "-P", "-m", "parbench", *map(str, words)]
+    line = [sys.executable, "-m", "parbench", *map(str, words)]
 
     def run() -> None:
         done = subprocess.run(line, stdout=subprocess.DEVNULL, check=False)
@@ -98,10 +98,10 @@ def test_speed(name: str, benchmark: Any, tmp_path: Path) -> None:
     benchmark.pedantic(task_of(name, tmp_path), rounds=3, warmup_rounds=1)
 
 
-def prepare(world: object, *, task: Task = "help") -> "Subject":
-    from bench.world.subject import Subject
+def prepare(world: object, *, task: Task = "help") -> "Benchmark":
+    from parbench.bench.world.benchmark import Benchmark
 
-    class Step(Subject):
+    class Step(Benchmark):
         def __init__(self) -> None:
             self.folder = tempfile.TemporaryDirectory()
             self.do = task_of(task, Path(self.folder.name))

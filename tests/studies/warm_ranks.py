@@ -21,8 +21,8 @@ from statistics import fmean, median, variance
 
 import numpy as np
 
-from bench.rank.fork_server import FRESH_VARIABLE
-from bench.results.runs import Run, load_run
+from parbench.bench.rank.fork_server import FRESH_VARIABLE
+from parbench.bench.results.runs import Run, load_run
 
 SIDES = ("fresh", "forked")
 ONLY = ("all_reduce", "all_gather", "broadcast", "sendrecv", "memory.*", "compute.*")
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=7.0, help="that a launch measures")
     asked = parser.parse_args()
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import bench.rank.worker"], check=True)
+    subprocess.run([sys.executable, "-c", "import parbench.bench.rank.worker"], check=True)
     importing = time.monotonic() - began
     start = {"fresh": (importing, importing), "forked": (importing, 0.0)}  # of the first launch and of the next
     seen: dict[str, list[Variances]] = {side: [] for side in SIDES}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.rank import worker
+from parbench.bench.rank import worker
 
 
 def act() -> None:
@@ -36,7 +36,6 @@ def act() -> None:
             "parent": os.getppid(),
             "session": os.getsid(0),
             "stdin": sys.stdin.read(),
-            "safe_path": sys.flags.safe_path,
         }
         print(json.dumps(seen))
         sys.exit(0)

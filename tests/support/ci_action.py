@@ -71,7 +71,7 @@ def shell(script: str, folder: Path, **variables: str) -> "subprocess.CompletedP
     """Run a script as GitHub's bash does, with this checkout's parbench."""
     tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("GITHUB_", "PARBENCH_"))}
-    script = f'parbench() {{ "{sys.executable}" -P -m parbench "$@"; }}\n{script}'
+    script = f'parbench() {{ "{sys.executable}" -m parbench "$@"; }}\n{script}'
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
     return subprocess.run(
         command,

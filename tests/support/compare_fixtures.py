@@ -5,11 +5,11 @@ from typing import Any
 
 from reports_fixtures import ENVIRONMENT, collective, make_plan, make_run, ok
 
-from bench.plan.cases import Case
-from bench.results.records import Record
-from bench.results.runs import Run
-from reports.regression.compare import Comparison, Series, compare
-from reports.regression.rule import Rule
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.regression.compare import Comparison, Series, compare
+from parbench.reports.regression.rule import Rule
 
 CASE = collective()
 OTHER = collective("broadcast")

@@ -8,15 +8,15 @@ import torch.distributed as dist
 from torch import Tensor
 from training_steps import small
 
-from bench.world.world import World
-from workloads.context_parallel.attention_kernel import Recorder, kernel_for
-from workloads.context_parallel.context_case import ContextPlan, ulysses_of
-from workloads.context_parallel.context_step import ContextStep, core_of, make_groups
-from workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
-from workloads.costs.step_spec import StepSpec
-from workloads.model.shapes import SHAPES
-from workloads.step.probe import run_probes
-from workloads.step.sent_bytes import counted
+from parbench.bench.world.world import World
+from parbench.workloads.context_parallel.attention_kernel import Recorder, kernel_for
+from parbench.workloads.context_parallel.context_case import ContextPlan, ulysses_of
+from parbench.workloads.context_parallel.context_step import ContextStep, core_of, make_groups
+from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.step.probe import run_probes
+from parbench.workloads.step.sent_bytes import counted
 
 BATCH = 2
 

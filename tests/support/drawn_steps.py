@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kineto_files import RankFile
 
-from reports.traces.steps import Job, job_of, read_steps
+from parbench.reports.traces.steps import Job, job_of, read_steps
 
 MB = 1 << 20
 Draw = Callable[[RankFile, int, float], None]

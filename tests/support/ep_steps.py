@@ -2,10 +2,10 @@
 
 from training_steps import OF_NAME, SMALL, Params, small, wrong_after_a_step
 
-from bench.rank.runner import load_target
-from bench.world.world import World
-from workloads.expert_parallel.expert_step import EpStep
-from workloads.expert_parallel.layer_step import DispatchStep, LayerStep
+from parbench.bench.rank.runner import load_target
+from parbench.bench.world.world import World
+from parbench.workloads.expert_parallel.expert_step import EpStep
+from parbench.workloads.expert_parallel.layer_step import DispatchStep, LayerStep
 
 DROPS: Params = {"capacity": 0.75}
 NARROW: Params = {"precision": "bfloat16"}

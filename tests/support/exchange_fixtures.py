@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from reports_fixtures import collective, ok
 
-from bench.results.records import Record
-from bench.text import UserError
-from reports.formats.foreign import ImportedResult, ImportedRun
+from parbench.bench.results.records import Record
+from parbench.bench.text import UserError
+from parbench.reports.formats.foreign import ImportedResult, ImportedRun
 
 Parser = Callable[[str, str, int | None], ImportedRun]
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from fakes import FakeGang, FakeRank, in_turn, outcome, wait_until
 
-from bench.launch import driver
-from bench.launch import measure as measuring
-from bench.launch.control_channel import Done
-from bench.launch.driver import StartRanks
-from bench.machine import slurm_allocation as node_machine
-from bench.machine.machine import Machine
-from bench.machine.world_spec import Joined
-from bench.plan import options
-from bench.results.runs import Run
+from parbench.bench.launch import driver
+from parbench.bench.launch import measure as measuring
+from parbench.bench.launch.control_channel import Done
+from parbench.bench.launch.driver import StartRanks
+from parbench.bench.machine import slurm_allocation as node_machine
+from parbench.bench.machine.machine import Machine
+from parbench.bench.machine.world_spec import Joined
+from parbench.bench.plan import options
+from parbench.bench.results.runs import Run
 
-MODULES = ("bench.plan.catalogue", "workloads.catalogue")
+MODULES = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
 MACHINE = Machine(cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=False)
 TORCHRUN = {
     "RANK": "0",

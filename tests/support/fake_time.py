@@ -2,7 +2,7 @@
 
 import torch
 
-from workloads.model.timed_compute import TimedCompute
+from parbench.workloads.model.timed_compute import TimedCompute
 
 
 class FakeTime:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from bench.launch.control_channel import (
+from parbench.bench.launch.control_channel import (
     ADDRESS_VARIABLE,
     KEY_VARIABLE,
     Done,
@@ -25,11 +25,11 @@ from bench.launch.control_channel import (
     Started,
     StatusReply,
 )
-from bench.launch.launchers import Launcher
-from bench.plan.cases import Case, make_case
-from bench.plan.plan import Plan, Skipped
-from bench.results.records import Check
-from bench.world.subject import Description
+from parbench.bench.launch.launchers import Launcher
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.plan import Plan, Skipped
+from parbench.bench.results.records import Check
+from parbench.bench.world.benchmark import Description
 
 HERE = socket.gethostname()
 
@@ -58,7 +58,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def case(number: int = 0, name: str = "collective.all_reduce") -> Case:
-    return make_case(name, "bench.operations.collectives:all_reduce", {"size_bytes": 1024, "number": number})
+    return make_case(name, "parbench.bench.operations.collectives:all_reduce", {"size_bytes": 1024, "number": number})
 
 
 def outcome(seconds: float = 1e-3, **more: Any) -> Outcome:
@@ -97,7 +97,7 @@ def plan(cases: Iterable[Case], *, nproc: int = 2, skipped: Iterable[Skipped] = 
 
 
 class Noting:
-    """A subject that does nothing and notes what it is asked."""
+    """A benchmark that does nothing and notes what it is asked."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

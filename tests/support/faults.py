@@ -1,4 +1,4 @@
-"""Subjects that go wrong on purpose, for tests that need real processes: measured with ``--target faults:NAME``."""
+"""Benchmarks that go wrong on purpose, for tests that need real processes: measured with ``--target faults:NAME``."""
 
 import os
 import signal
@@ -13,12 +13,12 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from bench.operations import collectives
-from bench.operations.operation import Operation
-from bench.results.metrics import MetricValue
-from bench.text import UserError
-from bench.world.subject import Description, Explanation, Subject
-from bench.world.world import World
+from parbench.bench.operations import collectives
+from parbench.bench.operations.operation import Operation
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.text import UserError
+from parbench.bench.world.benchmark import Benchmark, Description, Explanation
+from parbench.bench.world.world import World
 
 
 class Steps:
@@ -135,7 +135,7 @@ def disagreeing(world: World, *, number: int = 0) -> Steps:
 
 
 def swapped(world: World, *, size_bytes: int = 4096) -> Operation:
-    """An all_gather whose backend swaps two chunks: torch's own name is patched underneath the subject."""
+    """An all_gather whose backend swaps two chunks: torch's own name is patched underneath the benchmark."""
     names = vars(collectives)
     right = names["all_gather_single"]
 
@@ -165,9 +165,9 @@ Fault = Literal[
 ]
 
 
-def several(world: World, *, how: Fault = "fine") -> Subject:
+def several(world: World, *, how: Fault = "fine") -> Benchmark:
     """Be several faults of one run."""
-    fault: Subject = globals()[how](world)
+    fault: Benchmark = globals()[how](world)
     return fault
 
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
-from reports.figures.svg import Drawing
+from parbench.reports.figures.svg import Drawing
 
 _NUMBER = r"(-?[\d.]+)"
 _BOX = re.compile(f"M{_NUMBER} {_NUMBER}h{_NUMBER}v{_NUMBER}h-{_NUMBER}z")

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from bench.operations.operation import Operation
-from bench.world.subject import Description
+from parbench.bench.operations.operation import Operation
+from parbench.bench.world.benchmark import Description
 
 
 def filling(found: float = 2.0, **more: Any) -> Operation:

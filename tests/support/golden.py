@@ -1,6 +1,6 @@
 """The golden files: what parbench says today of what is kept in tests/golden, as text in which a diff can be read.
 
-``make golden`` writes them anew. runs/steps is one launch of every kind of subject, runs/base and runs/new are five
+``make golden`` writes them anew. runs/steps is one launch of every kind of benchmark, runs/base and runs/new are five
 launches before and after a rank became late: real runs on two ranks, so that nothing but this code makes the texts.
 ``records_outline`` is of a fresh run, without what its clock said.
 """
@@ -20,14 +20,14 @@ import msgspec
 from click.testing import CliRunner
 from paths import ROOT, TESTS
 
-import parbench
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import load_catalogue
-from bench.plan.options import Options, make_plan
-from bench.plan.plan import PRESETS
-from bench.results.metrics import MetricValue
-from bench.results.records import Record
-from bench.text import format_size
+from parbench import cli
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.options import Options, make_plan
+from parbench.bench.plan.plan import PRESETS
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record
+from parbench.bench.text import format_size
 
 GOLDEN = TESTS / "golden"
 STEPS, BASE, NEW = (GOLDEN / "runs" / name for name in ("steps", "base", "new"))
@@ -57,7 +57,7 @@ PLANS = (
 
 
 def said(*words: str) -> str:
-    done = CliRunner(env={"COLUMNS": "160"}).invoke(parbench.main, words)
+    done = CliRunner(env={"COLUMNS": "160"}).invoke(cli.main, words)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.stdout.replace(f"{GOLDEN}/", "")
 
@@ -76,7 +76,7 @@ def plans() -> str:
 
 def presets() -> str:
     """Return the cases of each preset on two ranks: a line for those that differ in size alone, defaults left out."""
-    catalogue = load_catalogue(parbench.DEFINITIONS)
+    catalogue = load_catalogue(cli.DEFINITIONS)
     known = {definition.name: {param.name: param.default for param in definition.params} for definition in catalogue}
     lines: dict[str, list[str]] = {}
     for preset in PRESETS:
@@ -169,9 +169,9 @@ def page_outline(page: str) -> str:
 
 
 def page() -> str:
-    from bench.results.runs import load_run
-    from reports.render.page import render_page
-    from reports.sections.one_run import report_of
+    from parbench.bench.results.runs import load_run
+    from parbench.reports.render.page import render_page
+    from parbench.reports.sections.one_run import report_of
 
     return page_outline(render_page(report_of(load_run(STEPS))))
 

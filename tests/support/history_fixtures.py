@@ -8,10 +8,10 @@ import msgspec
 from compare_fixtures import CASE, OTHER, launches, run_of
 from reports_fixtures import ENVIRONMENT
 
-from bench.plan.cases import Case
-from bench.results.records import Record, encode
-from reports.history.database import History
-from reports.history.entries import About, Entry, read_entry
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.records import Record, encode
+from parbench.reports.history.database import History
+from parbench.reports.history.entries import About, Entry, read_entry
 
 WOBBLE = (1.0, 1.004, 0.997, 1.002, 0.996)
 

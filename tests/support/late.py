@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from reports_fixtures import collective, collective_metrics, ok, seconds_metric
 
-from bench.results.records import Arrival, Record
+from parbench.bench.results.records import Arrival, Record
 
 
 def arrival(rank: int | None = 1) -> Arrival:

@@ -6,11 +6,11 @@ from typing import Any
 
 from training_steps import SMALL
 
-from bench.world.world import World
-from workloads.catalogue import DEFINITIONS
-from workloads.mesh.mesh_step import HybridStep
-from workloads.model.timed_compute import TimedCompute
-from workloads.pipeline_parallel.pipeline_step import PipelineStep
+from parbench.bench.world.world import World
+from parbench.workloads.catalogue import DEFINITIONS
+from parbench.workloads.mesh.mesh_step import HybridStep
+from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.pipeline_parallel.pipeline_step import PipelineStep
 
 Params = dict[str, Any]
 

@@ -19,10 +19,10 @@ from reports_fixtures import (
     write_run,
 )
 
-from bench.plan.cases import Case, make_case
-from bench.results.metrics import MetricValue
-from bench.results.records import RankState, Record, WorldInfo
-from bench.results.runs import Run
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import RankState, Record, WorldInfo
+from parbench.bench.results.runs import Run
 
 WITHIN_RATE, SWITCH_RATE, FAR_RATE = 4e9, 1e9, 0.5e9
 EMULATION = "emulated: 4 nodes on one machine of 2 cores, links of 200mbit"
@@ -58,7 +58,7 @@ def rates_of(size_bytes: int, busbw: float) -> dict[str, MetricValue]:
 
 def operation(size_bytes: int, name: str = "all_reduce", **params: Any) -> Case:
     given: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking", **params}
-    return make_case(f"collective.{name}", f"bench.operations.collectives:{name}", given)
+    return make_case(f"collective.{name}", f"parbench.bench.operations.collectives:{name}", given)
 
 
 def pair_rate(one: str, other: str) -> float:

@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import parbench
-from bench.world.subject import Subject
-from bench.world.world import World
+from parbench.bench.world.benchmark import Benchmark
+from parbench.bench.world.world import World
 
 
-def cnn(world: World, *, channels: int = 8, wrong: bool = False, late_seconds: float = 0.0) -> Subject:
+def cnn(world: World, *, channels: int = 8, wrong: bool = False, late_seconds: float = 0.0) -> Benchmark:
     """A convolutional network under DDP; of a ``wrong`` one a gradient is twice what it should be."""
     torch.manual_seed(0)
     first = nn.Conv2d(3, channels, 3, padding=1)
@@ -51,7 +51,7 @@ class Block(nn.Module):
         return found
 
 
-def blocks(world: World, *, hidden: int = 32) -> Subject:
+def blocks(world: World, *, hidden: int = 32) -> Benchmark:
     """Transformer-like blocks under FSDP2."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(hidden) for _ in range(3))).to(world.device)
@@ -72,7 +72,7 @@ def blocks(world: World, *, hidden: int = 32) -> Subject:
     return parbench.step_of(model, batch, loss, optimizer, reference)
 
 
-def split_in_columns_and_rows(world: World, *, hidden: int = 32) -> Subject:
+def split_in_columns_and_rows(world: World, *, hidden: int = 32) -> Benchmark:
     """Transformer-like blocks whose products are split over a mesh of one dimension, tp."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(hidden) for _ in range(2))).to(world.device)
@@ -89,7 +89,7 @@ def split_in_columns_and_rows(world: World, *, hidden: int = 32) -> Subject:
     return parbench.step_of(model, data, loss, torch.optim.SGD(model.parameters(), lr=0.01), reference)
 
 
-def stages(world: World, *, hidden: int = 32, microbatches: int = 4) -> Subject:
+def stages(world: World, *, hidden: int = 32, microbatches: int = 4) -> Benchmark:
     """Two transformer-like blocks as the stages of a pipeline."""
     torch.manual_seed(world.rank)
     stage = PipelineStage(Block(hidden).to(world.device), world.rank, world.size, world.device, group=world.group)
@@ -99,7 +99,7 @@ def stages(world: World, *, hidden: int = 32, microbatches: int = 4) -> Subject:
     return parbench.step_of(schedule, batch, None, torch.optim.SGD(stage.submod.parameters(), lr=0.01))
 
 
-class Bare(Subject):
+class Bare(Benchmark):
     """Nothing but a step: two all_reduces on groups of different names."""
 
     def __init__(self, world: World) -> None:
@@ -115,5 +115,5 @@ class Bare(Subject):
         torch.distributed.destroy_process_group(self._pair)
 
 
-def bare(world: World) -> Subject:
+def bare(world: World) -> Benchmark:
     return Bare(world)

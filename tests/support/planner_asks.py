@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from bench.plan.groups import parse_mesh
-from workloads.costs.step_spec import StepSpec
-from workloads.planner.hardware import PRESETS, Efficiency, Hardware
-from workloads.planner.models import model_of
+from parbench.bench.plan.groups import parse_mesh
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.planner.hardware import PRESETS, Efficiency, Hardware
+from parbench.workloads.planner.models import model_of
 
 PLAIN = Hardware(
     name="plain",

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import parbench
-from bench.plan.cases import load_catalogue
-from bench.plan.params import Value
-from bench.world.world import World
-from workloads.costs import strategies
-from workloads.costs.step_spec import StepSpec
-from workloads.data_parallel import ddp as of_ddp
-from workloads.data_parallel.fsdp import lay_out_fsdp
-from workloads.model.transformer import Transformer, materialise
-from workloads.pipeline_parallel import pipeline_step
-from workloads.step.gate import prepared
-from workloads.step.layout import Layout
-from workloads.step.training_step import TrainingStep
+from parbench import cli
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.params import Value
+from parbench.bench.world.world import World
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.data_parallel import ddp as of_ddp
+from parbench.workloads.data_parallel.fsdp import lay_out_fsdp
+from parbench.workloads.model.transformer import Transformer, materialise
+from parbench.workloads.pipeline_parallel import pipeline_step
+from parbench.workloads.step.gate import prepared
+from parbench.workloads.step.layout import Layout
+from parbench.workloads.step.training_step import TrainingStep
 
 VARIABLE = "PLANTED"
 PLANTS = {
@@ -44,7 +44,7 @@ def _planted(name: str) -> bool:
 
 
 def _params(name: str, **given: Value) -> dict[str, Value]:
-    [definition] = [one for one in load_catalogue(parbench.DEFINITIONS) if one.name == f"workload.{name}"]
+    [definition] = [one for one in load_catalogue(cli.DEFINITIONS) if one.name == f"workload.{name}"]
     return definition.whole({"shape": "tiny", "layers": 2, "microbatch": 1, "sequence": 32, **given})
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile, record_function
 from training_steps import small
 
-from bench.results.traced import STEP, on_host
-from bench.world.torch_compat import profiling, trace_events
-from bench.world.world import World
-from workloads.step.overlap import broken_down, held_against
-from workloads.step.sent_bytes import counted
+from parbench.bench.results.traced import STEP, on_host
+from parbench.bench.world.torch_compat import profiling, trace_events
+from parbench.bench.world.world import World
+from parbench.workloads.step.overlap import broken_down, held_against
+from parbench.workloads.step.sent_bytes import counted
 
 _STEP = {"layers": 6, "hidden": 256, "kv_heads": 4, "sequence": 32, "vocabulary": 256, "compute": "timed:100ms"}
 _PIPELINE = {**_STEP, "schedule": "1f1b", "microbatches": 4, "compute": "timed:20ms"}

@@ -100,7 +100,7 @@ def serve(address: str, folder: str, device: str) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    from bench.world.world import open_world
+    from parbench.bench.world.world import open_world
 
     connection = Client(address, authkey=b"tests")
     connection.send(int(os.environ["RANK"]))
@@ -132,7 +132,7 @@ def _give_back_groups(lasting: Set[object]) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    from bench.world.torch_compat import forget_meshes
+    from parbench.bench.world.torch_compat import forget_meshes
 
     left = [group for group in distributed_c10d._world.pg_map if group not in lasting]
     for group in left:

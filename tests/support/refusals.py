@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from bench.text import UserError
+from parbench.bench.text import UserError
 
 
 def refusal(call: Callable[..., Any], *given: Any, **more: Any) -> str:

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 import msgspec
 from reports_fixtures import make_plan, make_run
 
-from bench.plan.cases import Case, make_case
-from bench.results.metrics import MetricValue
-from bench.results.records import Record
-from bench.results.runs import Run
-from reports.analysis.analysis import Analysis, analyse
-from reports.analysis.summary import Row, summarize
-from reports.report import Column, Section, Table
-from reports.sections.one_run import SECTIONS
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.analysis import Analysis, analyse
+from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.report import Column, Section, Table
+from parbench.reports.sections.one_run import SECTIONS
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def table_in(sections: Iterable[Section], table_id: str) -> Table[Any]:
 def matrix_case(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
     params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
     return make_case(
-        "p2p.matrix", "bench.operations.p2p:unidirectional", {**params, "source": source, "target": target}
+        "p2p.matrix", "parbench.bench.operations.p2p:unidirectional", {**params, "source": source, "target": target}
     )
 
 

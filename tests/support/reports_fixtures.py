@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from bench.plan.cases import Case, make_case
-from bench.plan.plan import Plan, Skipped
-from bench.results.metrics import MetricValue
-from bench.results.records import Check, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
-from bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
-from bench.results.stats import Grade
-from reports.analysis.fits import LINK, Ceiling
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.plan import Plan, Skipped
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Check, Noise, RankState, Record, Samples, Status, Stop, WorldInfo, encode
+from parbench.bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
+from parbench.bench.results.stats import Grade
+from parbench.reports.analysis.fits import LINK, Ceiling
 
 WORLD = WorldInfo(size=4, nodes=1, backend="gloo", device="cpu")
 STARTED = "2026-01-02T03:04:05.678Z"
@@ -23,7 +23,7 @@ HOSTILE = "<script>alert('x')</script> [bold]$x$ & \x1b[31mred"
 def collective(operation: str = "all_reduce", size_bytes: int = 1024, **params: Any) -> Case:
     given = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking", **params}
     kind = "p2p" if operation == "sendrecv" else "collective"
-    return make_case(f"{kind}.{operation}", f"bench.operations.collectives:{operation}", given)
+    return make_case(f"{kind}.{operation}", f"parbench.bench.operations.collectives:{operation}", given)
 
 
 def step(name: str = "ddp", **params: Any) -> Case:
@@ -139,7 +139,7 @@ PIPELINE_MICROSECONDS = {"F": 1000, "B": 2000, "I": 1000, "W": 900}
 
 def pp(schedule: str = "1f1b", microbatches: int = 4, **params: Any) -> Case:
     given = {"schedule": schedule, "microbatches": microbatches, "layers": 4, **params}
-    return make_case("workload.pp", "workloads.pipeline_parallel.pipeline_step:prepare", given)
+    return make_case("workload.pp", "parbench.workloads.pipeline_parallel.pipeline_step:prepare", given)
 
 
 def pipeline_orders(schedule: str, ranks: int, microbatches: int) -> list[list[str]]:
@@ -312,7 +312,7 @@ def sample_run(*, launches: int = 3) -> Run:
 
 def cp(method: str = "ring", sequence: int = 64, **params: Any) -> Case:
     given = {"shape": "tiny", "sequence": sequence, "microbatch": 4, "method": method, **params}
-    return make_case("workload.cp", "workloads.context_parallel.context_step:prepare", given)
+    return make_case("workload.cp", "parbench.workloads.context_parallel.context_step:prepare", given)
 
 
 def hop(direction: str = "forward", step: int = 0, what: str = "keys and values", **more: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paths import environment
 
-from bench.results.runs import Run, load_run
+from parbench.bench.results.runs import Run, load_run
 
 PARBENCH = str(Path(sys.executable).with_name("parbench"))
 

@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 from training_steps import OF_NAME, Params, present
 
-from bench.rank.runner import load_target
-from bench.world.world import World
-from workloads.model.shapes import SHAPES
-from workloads.model.transformer import plain_name
-from workloads.step.layout import local
-from workloads.step.sampled_parity import SampledParity
-from workloads.step.training_step import TrainingStep
+from parbench.bench.rank.runner import load_target
+from parbench.bench.world.world import World
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.model.transformer import plain_name
+from parbench.workloads.step.layout import local
+from parbench.workloads.step.sampled_parity import SampledParity
+from parbench.workloads.step.training_step import TrainingStep
 
 FACTORS = {"missing": 0.0, "halved": 0.5, "doubled": 2.0, "negated": -1.0}
 """What each spoiling makes of a gradient."""

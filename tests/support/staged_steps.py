@@ -8,12 +8,12 @@ import torch
 from staging import staged
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.plan.cases import load_catalogue
-from bench.plan.plan import Measure
-from bench.rank.runner import CaseRun
-from bench.rank.timing import Progress
-from bench.world.world import Subgroups, World
-from parbench import DEFINITIONS
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank.runner import CaseRun
+from parbench.bench.rank.timing import Progress
+from parbench.bench.world.world import Subgroups, World
+from parbench.cli import DEFINITIONS
 
 Asked = tuple[str, dict[str, Any]]  # a case's name, and its parameters
 NCCL_ALONE: list[Asked] = [

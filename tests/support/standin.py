@@ -1,6 +1,6 @@
 """A stand-in for ``parbench run``: writes a real run folder, a record each so many seconds, and needs no ranks.
 
-As a program it is the child of ``slurm.job.work``; ``standin(...)`` is the command that starts it.
+As a program it is the child of ``parbench.slurm.job.work``; ``standin(...)`` is the command that starts it.
 """
 
 import signal
@@ -14,10 +14,10 @@ from pathlib import Path
 import fakes
 from reports_fixtures import bad, ok
 
-from bench.launch.driver import remaining
-from bench.results.records import RankState, Record
-from bench.results.runs import create_run, load_run, open_writer, utc_now
-from slurm.job.point_run import Attempt
+from parbench.bench.launch.driver import remaining
+from parbench.bench.results.records import RankState, Record
+from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
+from parbench.slurm.job.point_run import Attempt
 
 HERE = Path(__file__).parent
 ENDS = ("ok", "wrong", "hang", "bad-input", "die", "stubborn", "blames")

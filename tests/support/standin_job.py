@@ -1,6 +1,6 @@
 """What a batch script of a test starts in the place of Python: ``slurm work`` whose children are stand-ins.
 
-Usage: standin_job.py CASES PACE -P -m parbench slurm work FOLDER [--point ID | --array]
+Usage: standin_job.py CASES PACE -m parbench slurm work FOLDER [--point ID | --array]
 
 PACE is a file with the seconds from one record to the next; each child reads it when it starts.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from standin import standin
 
-from slurm.job.point_run import Attempt
-from slurm.job.work import work
+from parbench.slurm.job.point_run import Attempt
+from parbench.slurm.job.work import work
 
 
 def main(words: list[str]) -> int:

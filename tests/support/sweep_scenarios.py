@@ -19,13 +19,13 @@ from fakes import wait_until
 from standin import HERE, counted
 from sweeps import make_sweep, point
 
-from bench.text import UserError
-from slurm.job.ledger import read_ledger
-from slurm.local.local import break_or_mend
-from slurm.sweep.folder import Point, append_job, create_folder, load_jobs, write_sweep
-from slurm.sweep.status import Picture, follow, look
-from slurm.sweep.submit import batches, resume, send
-from slurm.system import Slurm
+from parbench.bench.text import UserError
+from parbench.slurm.job.ledger import read_ledger
+from parbench.slurm.local.local import break_or_mend
+from parbench.slurm.sweep.folder import Point, append_job, create_folder, load_jobs, write_sweep
+from parbench.slurm.sweep.status import Picture, follow, look
+from parbench.slurm.sweep.submit import batches, resume, send
+from parbench.slurm.system import Slurm
 
 S = Slurm()
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.plan.plan import Entry
-from slurm.sweep.folder import FOLDERS, Job, Point, Sweep, append_job, write_sweep
-from slurm.system import Partition, QueuedJob, Slurm, SlurmError
+from parbench.bench.plan.plan import Entry
+from parbench.slurm.sweep.folder import FOLDERS, Job, Point, Sweep, append_job, write_sweep
+from parbench.slurm.system import Partition, QueuedJob, Slurm, SlurmError
 
 
 def point(number: int = 0, *, nodes: int = 2, seconds: float = 20.0, **more: Any) -> Point:

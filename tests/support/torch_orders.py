@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch.distributed.pipelining import schedules as theirs
 
-from bench.results.details import Action, ActionKind
+from parbench.bench.results.details import Action, ActionKind
 
 Rows = tuple[tuple[Action, ...], ...]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from reports_fixtures import make_plan, make_run, ok, plain, step, step_metrics, write_run
 
-from bench.plan.cases import Case
-from bench.results.records import Interval, RankTimeline, Record, Timeline, encode_timeline
-from bench.results.runs import Run, load_run, trace_name
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.records import Interval, RankTimeline, Record, Timeline, encode_timeline
+from parbench.bench.results.runs import Run, load_run, trace_name
 
 CLOCK = "one host, one monotonic clock"
 

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.plan.aliases import CASES
-from bench.rank.runner import load_target
-from bench.world.world import World
-from workloads.catalogue import DEFINITIONS
-from workloads.costs.communication_pattern import sent_bytes
-from workloads.step.sent_bytes import Silenced, counted, fake_twins, group_of
-from workloads.step.training_step import TrainingStep
+from parbench.bench.plan.aliases import CASES
+from parbench.bench.rank.runner import load_target
+from parbench.bench.world.world import World
+from parbench.workloads.catalogue import DEFINITIONS
+from parbench.workloads.costs.communication_pattern import sent_bytes
+from parbench.workloads.step.sent_bytes import Silenced, counted, fake_twins, group_of
+from parbench.workloads.step.training_step import TrainingStep
 
 Params = dict[str, Any]
 

@@ -4,9 +4,9 @@ import json
 import time
 from pathlib import Path
 
-from bench.operations.collectives import all_reduce
-from bench.world.subject import Description, Explanation
-from bench.world.world import World
+from parbench.bench.operations.collectives import all_reduce
+from parbench.bench.world.benchmark import Description, Explanation
+from parbench.bench.world.world import World
 
 _SENT_COLUMN = 8
 

@@ -19,14 +19,14 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from training_steps import OF_NAME, Params, sent_and_expected, small
 
-from bench.rank.runner import load_target
-from bench.world.torch_compat import group_named
-from bench.world.world import World
-from workloads.costs.parameter_table import num_parameters
-from workloads.data_parallel.fsdp import shard, what_stays_exposed
-from workloads.step.layout import Layout, local, make_mesh, whole
-from workloads.step.sent_bytes import Counted, SentCall, counted
-from workloads.step.training_step import TrainingStep
+from parbench.bench.rank.runner import load_target
+from parbench.bench.world.torch_compat import group_named
+from parbench.bench.world.world import World
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.data_parallel.fsdp import shard, what_stays_exposed
+from parbench.workloads.step.layout import Layout, local, make_mesh, whole
+from parbench.workloads.step.sent_bytes import Counted, SentCall, counted
+from parbench.workloads.step.training_step import TrainingStep
 
 NUM_SMALL = 27_936  # 2 (2 h^2 + h^2 + 8 h^2 + 4 h + 3 h + h / 2 + 4 h) + (2 * 64 + 16) h + 2 h with h = 32
 ACTIVATION = 2 * 16 * 32 * 4
@@ -205,7 +205,7 @@ def groups_around_close(world: World, has_axes: bool) -> tuple[int, int, float]:
 
 
 def left_behind(world: World, names: list[str]) -> dict[str, list[tuple[int, int]]]:
-    """Count threads and tensors after each of three subjects that took a step; a first may fill what is kept for good.
+    """Count threads and tensors after each of three benchmarks that took a step; a first may fill caches.
 
     Each is made of its definition's defaults, on a smaller model.
     """
@@ -215,12 +215,12 @@ def left_behind(world: World, names: list[str]) -> dict[str, list[tuple[int, int
         case = OF_NAME[name].case({"hidden": 32, "sequence": 16, "vocabulary": 64, **more.get(name, {})})
         found[name] = []
         for _ in range(3):
-            subject = load_target(OF_NAME[name].target)(world, **case.whole)
-            subject.reset()
-            subject.step()
+            benchmark = load_target(OF_NAME[name].target)(world, **case.whole)
+            benchmark.reset()
+            benchmark.step()
             world.barrier()
-            subject.close()
-            del subject
+            benchmark.close()
+            del benchmark
             gc.collect()
             tensors = sum(issubclass(type(one), Tensor) for one in gc.get_objects())
             found[name].append((len(list(Path("/proc/self/task").iterdir())), tensors))
@@ -362,7 +362,7 @@ def test_explicit_prefetch_leaves_a_gpu_fsdps_own_streams(
         set_modules_to_forward_prefetch=prefetched.append,
         set_modules_to_backward_prefetch=prefetched.append,
     )
-    monkeypatch.setattr("workloads.data_parallel.fsdp.fully_shard", lambda *_, **__: wrapped)
+    monkeypatch.setattr("parbench.workloads.data_parallel.fsdp.fully_shard", lambda *_, **__: wrapped)
     model: Any = SimpleNamespace(layers=[nn.Linear(1, 1) for _ in range(3)])
     mesh: Any = SimpleNamespace(device_type=device)
     shard(model, mesh, lambda part, name: None, reshard=True, prefetch="explicit")

@@ -8,17 +8,17 @@ from ranks import Ranks
 from refusals import refusal as refused
 from training_steps import OF_NAME, wrong_after_a_step
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Definition
-from bench.plan.catalogue import DEFINITIONS as OPERATIONS
-from bench.plan.params import Param, Value
-from bench.rank.runner import load_target
-from bench.text import UserError
-from bench.world.world import World
-from workloads.catalogue import DEFINITIONS
-from workloads.costs.flops import flops_per_token
-from workloads.costs.parameter_table import layer_weights, num_parameters
-from workloads.model.shapes import COMMON, COMPUTE, MODEL, SHAPES, Shape, parse_compute, shape_of
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.catalogue import DEFINITIONS as OPERATIONS
+from parbench.bench.plan.params import Param, Value
+from parbench.bench.rank.runner import load_target
+from parbench.bench.text import UserError
+from parbench.bench.world.world import World
+from parbench.workloads.catalogue import DEFINITIONS
+from parbench.workloads.costs.flops import flops_per_token
+from parbench.workloads.costs.parameter_table import layer_weights, num_parameters
+from parbench.workloads.model.shapes import COMMON, COMPUTE, MODEL, SHAPES, Shape, parse_compute, shape_of
 
 OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary"]
 EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]

@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from workloads.context_parallel.context_case import ContextPlan, Tile, Tiles
-from workloads.model.timed_compute import TimedCompute
-from workloads.step.probe import Moment, moment, seconds_of
+from parbench.workloads.context_parallel.context_case import ContextPlan, Tile, Tiles
+from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.step.probe import Moment, moment, seconds_of
 
 _aten = torch.ops.aten
 

@@ -9,11 +9,18 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from bench.world.torch_compat import all_gather_single, dispatch_context_parallel, reduce_scatter_single
-from workloads.context_parallel.attention_kernel import BlockAttention, Direction, Kernel, Merged, Recorder, Saved
-from workloads.context_parallel.context_case import Tiles, split_rows
-from workloads.model.transformer import Core, attend
-from workloads.step.probe import Moment
+from parbench.bench.world.torch_compat import all_gather_single, dispatch_context_parallel, reduce_scatter_single
+from parbench.workloads.context_parallel.attention_kernel import (
+    BlockAttention,
+    Direction,
+    Kernel,
+    Merged,
+    Recorder,
+    Saved,
+)
+from parbench.workloads.context_parallel.context_case import Tiles, split_rows
+from parbench.workloads.model.transformer import Core, attend
+from parbench.workloads.step.probe import Moment
 
 
 class Ring:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.params import Param, Value, choice
-from bench.text import UserError
-from workloads.model.shapes import COMPUTE, REAL, TIMED, Shape, parse_compute
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.params import Param, Value, choice
+from parbench.bench.text import UserError
+from parbench.workloads.model.shapes import COMPUTE, REAL, TIMED, Shape, parse_compute
 
 ORDER_OF = {
     "ring": "contiguous",

@@ -16,31 +16,39 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.params import Value
-from bench.results import details
-from bench.results.metrics import MetricValue, values
-from bench.results.stats import Estimate, median
-from bench.results.turns import cross_fitted
-from bench.text import UserError
-from bench.world.subject import Explanation
-from bench.world.world import World
-from workloads.context_parallel import attention_methods as methods
-from workloads.context_parallel import context_case
-from workloads.context_parallel.attention_kernel import Dense, Kernel, Recorder, Size, Wait, kernel_for, waiting_kernel
-from workloads.context_parallel.context_case import ContextPlan
-from workloads.costs import strategies
-from workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
-from workloads.costs.step_spec import Position, StepSpec
-from workloads.data_parallel.ddp import wrap
-from workloads.model.shapes import BUCKET, Shape
-from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
-from workloads.model.transformer import Attention, Core, Transformer, cross_entropy, outline, rotate
-from workloads.step.gate import behind_gate
-from workloads.step.layout import Layout, dtype_of, group_of_mine
-from workloads.step.probe import Begin, Probe, Step, take_turns
-from workloads.step.sent_bytes import counted
-from workloads.step.training_step import TrainingStep
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.params import Value
+from parbench.bench.results import details
+from parbench.bench.results.metrics import MetricValue, values
+from parbench.bench.results.stats import Estimate, median
+from parbench.bench.results.turns import cross_fitted
+from parbench.bench.text import UserError
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.context_parallel import attention_methods as methods
+from parbench.workloads.context_parallel import context_case
+from parbench.workloads.context_parallel.attention_kernel import (
+    Dense,
+    Kernel,
+    Recorder,
+    Size,
+    Wait,
+    kernel_for,
+    waiting_kernel,
+)
+from parbench.workloads.context_parallel.context_case import ContextPlan
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
+from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.data_parallel.ddp import wrap
+from parbench.workloads.model.shapes import BUCKET, Shape
+from parbench.workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
+from parbench.workloads.model.transformer import Attention, Core, Transformer, cross_entropy, outline, rotate
+from parbench.workloads.step.gate import behind_gate
+from parbench.workloads.step.layout import Layout, dtype_of, group_of_mine
+from parbench.workloads.step.probe import Begin, Probe, Step, take_turns
+from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.step.training_step import TrainingStep
 
 Groups = Mapping[str, dist.ProcessGroup]
 BytesEachWay = Mapping[str, Mapping[str, float]]

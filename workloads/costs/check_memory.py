@@ -6,9 +6,9 @@ embeddings, the head and two layers, which on CUDA are kept on the host. Both ar
 
 from dataclasses import dataclass, replace
 
-from workloads.costs.memory import activations_equation, layer_equation, memory_of
-from workloads.costs.parameter_table import elements_of, ends_elements, layer_elements
-from workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.costs.memory import activations_equation, layer_equation, memory_of
+from parbench.workloads.costs.parameter_table import elements_of, ends_elements, layer_elements
+from parbench.workloads.costs.step_spec import Position, StepSpec
 
 LOGITS = 1 << 28
 """Elements of logits that a sampled reference makes at once."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from bench.plan.catalogue import ONE
-from bench.plan.catalogue import OPERATIONS as CATALOGUE
-from workloads.costs.equation import Equation
-from workloads.costs.parameter_table import Kind, elements_of, layer_elements, padded_elements, tables_of
-from workloads.costs.step_spec import Position
+from parbench.bench.plan.catalogue import ONE
+from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
+from parbench.workloads.costs.equation import Equation
+from parbench.workloads.costs.parameter_table import Kind, elements_of, layer_elements, padded_elements, tables_of
+from parbench.workloads.costs.step_spec import Position
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
     **{spec.short_name: spec.busbw.of for spec in CATALOGUE if spec.c10d and spec.busbw},

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from workloads.costs.memory import layers_equation
-from workloads.costs.parameter_table import layer_weights
-from workloads.costs.step_spec import Position
-from workloads.expert_parallel.moe_case import Moe
-from workloads.model.shapes import Shape
+from parbench.workloads.costs.memory import layers_equation
+from parbench.workloads.costs.parameter_table import layer_weights
+from parbench.workloads.costs.step_spec import Position
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.model.shapes import Shape
 
 _BACKWARD = 2.0  # times the forward pass: one product for the input's gradient, one for the weight's
 _CAUSAL = 0.5  # a fused kernel leaves out the masked half of attention

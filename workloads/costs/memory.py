@@ -6,11 +6,11 @@ expert's inner size, x the experts of a rank. Not counted: what a collective or 
 
 from dataclasses import dataclass, replace
 
-from workloads.costs.equation import Equation
-from workloads.costs.parameter_table import Kind, elements_of, ends_elements
-from workloads.costs.step_spec import Position, StepSpec
-from workloads.model.shapes import MIXED, Widths
-from workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
+from parbench.workloads.costs.equation import Equation
+from parbench.workloads.costs.parameter_table import Kind, elements_of, ends_elements
+from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.model.shapes import MIXED, Widths
+from parbench.workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
 
 
 @dataclass(frozen=True, kw_only=True)

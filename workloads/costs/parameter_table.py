@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from workloads.costs.step_spec import Position, StepSpec
-from workloads.expert_parallel.moe_case import Moe
-from workloads.model.shapes import Shape
+from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.model.shapes import Shape
 
 Kind = Literal["split", "whole", "routed"]
 

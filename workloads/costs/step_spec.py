@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
-from bench.plan.groups import INSIDE
-from bench.plan.params import Value
-from bench.text import UserError, did_you_mean, listed
-from workloads.expert_parallel.moe_case import Moe
-from workloads.mesh import axes
-from workloads.mesh.axes import along, coordinate_of, multiplied, size_of
-from workloads.model import shapes
-from workloads.model.shapes import MIXED, SINGLE, Checkpointing, Shape, Widths
-from workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
-from workloads.pipeline_parallel.schedules import default_chunks
+from parbench.bench.plan.groups import INSIDE
+from parbench.bench.plan.params import Value
+from parbench.bench.text import UserError, did_you_mean, listed
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.mesh import axes
+from parbench.workloads.mesh.axes import along, coordinate_of, multiplied, size_of
+from parbench.workloads.model import shapes
+from parbench.workloads.model.shapes import MIXED, SINGLE, Checkpointing, Shape, Widths
+from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
+from parbench.workloads.pipeline_parallel.schedules import default_chunks
 
 Ends = Literal["vocabulary", "tokens", "whole"]
 ZeroOne = Literal["", "broadcast", "reduce_scatter"]

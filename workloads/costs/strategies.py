@@ -6,16 +6,16 @@ Each raises ``UserError``, by equation, where its parameters cannot run on so ma
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.plan.cases import Params
-from bench.plan.groups import INSIDE
-from bench.text import UserError
-from workloads.context_parallel.context_case import plan_of
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.moe_case import moe_of
-from workloads.mesh.axes import PARAMS as MESH
-from workloads.mesh.axes import mesh_of, refuse_heads, refuse_sequence
-from workloads.model.shapes import BUCKET
-from workloads.pipeline_parallel.pipeline_case import pipeline_of
+from parbench.bench.plan.cases import Params
+from parbench.bench.plan.groups import INSIDE
+from parbench.bench.text import UserError
+from parbench.workloads.context_parallel.context_case import plan_of
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.mesh.axes import PARAMS as MESH
+from parbench.workloads.mesh.axes import mesh_of, refuse_heads, refuse_sequence
+from parbench.workloads.model.shapes import BUCKET
+from parbench.workloads.pipeline_parallel.pipeline_case import pipeline_of
 
 Strategy = Callable[[Params, int, str], StepSpec]
 """Of a case's parameters, the ranks, and the kind of device."""

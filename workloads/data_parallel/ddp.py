@@ -16,13 +16,13 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.plan.params import Value
-from bench.world.world import World
-from workloads.costs import strategies
-from workloads.costs.step_spec import StepSpec
-from workloads.model.transformer import Transformer
-from workloads.step.gate import prepared
-from workloads.step.layout import Layout
+from parbench.bench.plan.params import Value
+from parbench.bench.world.world import World
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.transformer import Transformer
+from parbench.workloads.step.gate import prepared
+from parbench.workloads.step.layout import Layout
 
 
 def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:

@@ -15,13 +15,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from bench.plan.params import Value
-from bench.world.world import World
-from workloads.costs import strategies
-from workloads.costs.step_spec import StepSpec
-from workloads.model.transformer import Transformer, materialise
-from workloads.step.gate import prepared
-from workloads.step.layout import Layout, make_mesh
+from parbench.bench.plan.params import Value
+from parbench.bench.world.world import World
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.transformer import Transformer, materialise
+from parbench.workloads.step.gate import prepared
+from parbench.workloads.step.layout import Layout, make_mesh
 
 Begin = Callable[[nn.Module, str], object]
 """What comes before a part of the model, of a name, is sharded."""

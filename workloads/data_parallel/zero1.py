@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.plan.params import Value
-from bench.world.torch_compat import all_gather_single, reduce_scatter_single, sharding_optimizer
-from bench.world.world import World
-from workloads.costs import strategies
-from workloads.costs.step_spec import StepSpec
-from workloads.data_parallel.ddp import wrap
-from workloads.model.optimizer import LEARNING_RATE, make_optimizer, optimizer_class
-from workloads.model.transformer import Transformer
-from workloads.step.gate import prepared
-from workloads.step.layout import Layout, dtype_of
+from parbench.bench.plan.params import Value
+from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single, sharding_optimizer
+from parbench.bench.world.world import World
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.data_parallel.ddp import wrap
+from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer, optimizer_class
+from parbench.workloads.model.transformer import Transformer
+from parbench.workloads.step.gate import prepared
+from parbench.workloads.step.layout import Layout, dtype_of
 
 _NOTE = (
     "zero1: torch's ZeroRedundancyOptimizer sums all gradients on every rank, 2 Psi e (n-1)/n, and then broadcasts "

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,23 +9,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.results.details import Loads
-from bench.results.metrics import MetricValue, value, values
-from bench.results.spans import break_down
-from bench.results.stats import mean_of
-from bench.results.turns import cross_fitted, paired_difference, paired_factor, slowest
-from bench.world.subject import Explanation
-from bench.world.world import World
-from workloads.costs.communication_pattern import COUNT_BYTES, ROUTE_BYTES
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.dispatch import make_plan, start_trip
-from workloads.expert_parallel.groups import Axes
-from workloads.expert_parallel.moe_case import Moe
-from workloads.expert_parallel.moe_layer import MoeLayer
-from workloads.expert_parallel.routes import Routes
-from workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance
-from workloads.step.probe import Begin, Step, take_turns, timed, trace_step
-from workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
+from parbench.bench.results.details import Loads
+from parbench.bench.results.metrics import MetricValue, value, values
+from parbench.bench.results.spans import break_down
+from parbench.bench.results.stats import mean_of
+from parbench.bench.results.turns import cross_fitted, paired_difference, paired_factor, slowest
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.costs.communication_pattern import COUNT_BYTES, ROUTE_BYTES
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.dispatch import make_plan, start_trip
+from parbench.workloads.expert_parallel.groups import Axes
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer
+from parbench.workloads.expert_parallel.routes import Routes
+from parbench.workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance
+from parbench.workloads.step.probe import Begin, Step, take_turns, timed, trace_step
+from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
 
 _REPEATS = 3
 Matrix = Sequence[Sequence[int]]

@@ -14,26 +14,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.plan.params import Value
-from bench.world.subject import Description
-from bench.world.world import World
-from workloads.costs import strategies
-from workloads.costs.memory import state_of
-from workloads.costs.step_spec import StepSpec
-from workloads.data_parallel import ddp
-from workloads.data_parallel.fsdp import lay_out_fsdp
-from workloads.expert_parallel import moe_layer
-from workloads.expert_parallel.expert_probe import ExpertProbe
-from workloads.expert_parallel.groups import TP_NOTE, fill_sums, make_axes, split_attention
-from workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
-from workloads.expert_parallel.moe_layer import MoeLayer
-from workloads.expert_parallel.routes import Routes
-from workloads.model.shapes import BUCKET
-from workloads.model.transformer import Transformer, loss_of, materialise
-from workloads.step.gate import behind_gate
-from workloads.step.layout import Layout, dtype_of, local
-from workloads.step.probe import Probe
-from workloads.step.training_step import TrainingStep
+from parbench.bench.plan.params import Value
+from parbench.bench.world.benchmark import Description
+from parbench.bench.world.world import World
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.memory import state_of
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.data_parallel import ddp
+from parbench.workloads.data_parallel.fsdp import lay_out_fsdp
+from parbench.workloads.expert_parallel import moe_layer
+from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
+from parbench.workloads.expert_parallel.groups import TP_NOTE, fill_sums, make_axes, split_attention
+from parbench.workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer
+from parbench.workloads.expert_parallel.routes import Routes
+from parbench.workloads.model.shapes import BUCKET
+from parbench.workloads.model.transformer import Transformer, loss_of, materialise
+from parbench.workloads.step.gate import behind_gate
+from parbench.workloads.step.layout import Layout, dtype_of, local
+from parbench.workloads.step.probe import Probe
+from parbench.workloads.step.training_step import TrainingStep
 
 CLAIM = "ep_step: the whole training step; what its all-to-alls cost is claimed for this model and batch alone"
 NORMALISED = "scores are not normalised over a token's experts, nor where pairs drop: residual and shared experts stay"

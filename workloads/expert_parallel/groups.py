@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench.world.world import World
-from workloads.expert_parallel.moe_case import Moe
-from workloads.model.timed_compute import TimedLinear
-from workloads.model.transformer import Transformer
-from workloads.step.layout import group_of_mine
-from workloads.tensor_parallel.tensor_parallel import split_blocks
+from parbench.bench.world.world import World
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.model.timed_compute import TimedLinear
+from parbench.workloads.model.transformer import Transformer
+from parbench.workloads.step.layout import group_of_mine
+from parbench.workloads.tensor_parallel.tensor_parallel import split_blocks
 
 TP_NOTE = "attention over tp: all else is whole on every rank, its mean over dp, all ranks; adp are copies of attention"
 

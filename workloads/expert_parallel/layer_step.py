@@ -7,23 +7,23 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from bench.launch.control_channel import Work
-from bench.plan.params import Value
-from bench.results.details import Mesh
-from bench.world.subject import Description, Explanation
-from bench.world.world import World
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.dispatch import Rows, make_plan, start_trip
-from workloads.expert_parallel.expert_probe import ExpertProbe
-from workloads.expert_parallel.groups import make_axes
-from workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
-from workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, kernel_notes, let_experts_wait
-from workloads.expert_parallel.routes import Routes
-from workloads.model.timed_compute import TimedCompute
-from workloads.model.transformer import fill, generator
-from workloads.step.layout import dtype_of, end_groups, whole
-from workloads.step.parity import compare, moved
-from workloads.step.probe import run_probes
+from parbench.bench.launch.control_channel import Work
+from parbench.bench.plan.params import Value
+from parbench.bench.results.details import Mesh
+from parbench.bench.world.benchmark import Description, Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.dispatch import Rows, make_plan, start_trip
+from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
+from parbench.workloads.expert_parallel.groups import make_axes
+from parbench.workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
+from parbench.workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, kernel_notes, let_experts_wait
+from parbench.workloads.expert_parallel.routes import Routes
+from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.model.transformer import fill, generator
+from parbench.workloads.step.layout import dtype_of, end_groups, whole
+from parbench.workloads.step.parity import compare, moved
+from parbench.workloads.step.probe import run_probes
 
 Layer = TypeVar("Layer", bound=MoeLayer)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from bench.plan.params import Param, Value, choice
-from bench.text import UserError
-from workloads.expert_parallel import routing as routings
-from workloads.expert_parallel.routing import Generator
-from workloads.model.shapes import Shape, num_ffn_matrices
+from parbench.bench.plan.params import Param, Value, choice
+from parbench.bench.text import UserError
+from parbench.workloads.expert_parallel import routing as routings
+from parbench.workloads.expert_parallel.routing import Generator
+from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 _WHOLE = 8  # elements of 2 bytes in 16 bytes: rows of torch's grouped products are whole multiples of them
 VARIANTS = ("all_to_all", "padded", "allgather", "dedup")

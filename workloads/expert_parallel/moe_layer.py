@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from workloads.expert_parallel import dispatch
-from workloads.expert_parallel.dispatch import Plan, Rows
-from workloads.expert_parallel.groups import Held
-from workloads.expert_parallel.moe_case import Moe
-from workloads.model.shapes import Shape
-from workloads.model.timed_compute import TimedCompute, make_timed
-from workloads.model.transformer import Ffn, Transformer, materialise
-from workloads.step.layout import local
+from parbench.workloads.expert_parallel import dispatch
+from parbench.workloads.expert_parallel.dispatch import Plan, Rows
+from parbench.workloads.expert_parallel.groups import Held
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.timed_compute import TimedCompute, make_timed
+from parbench.workloads.model.transformer import Ffn, Transformer, materialise
+from parbench.workloads.step.layout import local
 
 
 class Router(nn.Module):

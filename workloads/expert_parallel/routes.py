@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from bench.world.world import World
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.moe_case import Moe
-from workloads.expert_parallel.moe_layer import MoeLayer, aux_loss, exchange_ffns, mixtures
-from workloads.expert_parallel.routing import BALANCED, NOWHERE, routes
-from workloads.model.transformer import loss_of, materialise, outline
-from workloads.step.layout import dtype_of
+from parbench.bench.world.world import World
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer, aux_loss, exchange_ffns, mixtures
+from parbench.workloads.expert_parallel.routing import BALANCED, NOWHERE, routes
+from parbench.workloads.model.transformer import loss_of, materialise, outline
+from parbench.workloads.step.layout import dtype_of
 
 # scores of two experts that are nearer than this may come out in another order, where sums are rounded otherwise
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

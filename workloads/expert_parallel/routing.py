@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from bench.text import UserError, one_of
+from parbench.bench.text import UserError, one_of
 
 NOWHERE = -1
 """The expert of a token that goes to none, as padding does."""

@@ -11,19 +11,19 @@ which one fixes them.
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Params
-from bench.plan.groups import INSIDE, parse_mesh
-from bench.plan.params import Param, choice
-from bench.text import UserError, one_of
-from workloads.context_parallel.context_case import ORDER_OF, indivisible
-from workloads.expert_parallel.routing import NAMES as ROUTINGS
-from workloads.expert_parallel.routing import ROUTER
-from workloads.model.shapes import Shape
-from workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
-from workloads.pipeline_parallel.pipeline_case import layers_of_stages
-from workloads.pipeline_parallel.schedules import NAMES as SCHEDULES
-from workloads.pipeline_parallel.schedules import require_schedule, splits_backward
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Params
+from parbench.bench.plan.groups import INSIDE, parse_mesh
+from parbench.bench.plan.params import Param, choice
+from parbench.bench.text import UserError, one_of
+from parbench.workloads.context_parallel.context_case import ORDER_OF, indivisible
+from parbench.workloads.expert_parallel.routing import NAMES as ROUTINGS
+from parbench.workloads.expert_parallel.routing import ROUTER
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
+from parbench.workloads.pipeline_parallel.pipeline_case import layers_of_stages
+from parbench.workloads.pipeline_parallel.schedules import NAMES as SCHEDULES
+from parbench.workloads.pipeline_parallel.schedules import require_schedule, splits_backward
 
 Mesh = Mapping[str, int]
 

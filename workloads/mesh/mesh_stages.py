@@ -12,20 +12,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.profiler import record_function
 
-from bench.results.details import Action
-from bench.world.world import World
-from workloads.context_parallel.context_case import ContextPlan
-from workloads.costs.parameter_table import Kind, layer_weights
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.groups import Held, held_by
-from workloads.expert_parallel.moe_case import Moe, num_expert_parameters
-from workloads.expert_parallel.moe_layer import MoeLayer
-from workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
-from workloads.model.shapes import Shape, num_ffn_matrices
-from workloads.model.timed_compute import TimedLinear
-from workloads.pipeline_parallel.stages import Chunk, Recorder
-from workloads.step.layout import group_of_mine, local, make_mesh, nothing
-from workloads.step.parity import count_unfilled
+from parbench.bench.results.details import Action
+from parbench.bench.world.world import World
+from parbench.workloads.context_parallel.context_case import ContextPlan
+from parbench.workloads.costs.parameter_table import Kind, layer_weights
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.groups import Held, held_by
+from parbench.workloads.expert_parallel.moe_case import Moe, num_expert_parameters
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer
+from parbench.workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
+from parbench.workloads.model.shapes import Shape, num_ffn_matrices
+from parbench.workloads.model.timed_compute import TimedLinear
+from parbench.workloads.pipeline_parallel.stages import Chunk, Recorder
+from parbench.workloads.step.layout import group_of_mine, local, make_mesh, nothing
+from parbench.workloads.step.parity import count_unfilled
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A microbatch's part of what is to be trained on, of logits and targets."""

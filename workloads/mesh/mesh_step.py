@@ -12,37 +12,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.plan.params import Value
-from bench.results.details import COMPONENTS
-from bench.results.turns import chosen
-from bench.world.subject import Explanation
-from bench.world.world import World
-from workloads.context_parallel.attention_kernel import Kernel, Recorder, kernel_for, waiting_kernel
-from workloads.context_parallel.context_step import attend_by, core_of
-from workloads.costs import strategies
-from workloads.costs.memory import state_of
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.expert_probe import Routed, load_metrics, merged, routed_by, sent_in_step, sizes_of
-from workloads.expert_parallel.expert_step import MixtureStep
-from workloads.expert_parallel.moe_layer import MoeLayer, exchange_ffns, kernel_notes, let_experts_wait, mixtures
-from workloads.expert_parallel.routes import Routes
-from workloads.expert_parallel.routing import BALANCED
-from workloads.mesh import mesh_stages
-from workloads.mesh.axes import coordinate_of, expert_groups, expert_parts, groups_along
-from workloads.mesh.mesh_stages import Train, mixtures_in, train_alone
-from workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
-from workloads.model.transformer import Transformer, cross_entropy, loss_of, materialise
-from workloads.pipeline_parallel import pipeline_probe as probing
-from workloads.pipeline_parallel import stages as pipeline_stages
-from workloads.pipeline_parallel.bubbles import facts_of, link_latency
-from workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
-from workloads.step.gate import behind_gate
-from workloads.step.layout import Layout, dtype_of
-from workloads.step.memory import BySource, largest_of
-from workloads.step.overlap import Overlap
-from workloads.step.probe import Begin, Probe, Step
-from workloads.step.sent_bytes import ByAxis, SentBytes, Tally
-from workloads.tensor_parallel.tensor_parallel import split_blocks
+from parbench.bench.plan.params import Value
+from parbench.bench.results.details import COMPONENTS
+from parbench.bench.results.turns import chosen
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.context_parallel.attention_kernel import Kernel, Recorder, kernel_for, waiting_kernel
+from parbench.workloads.context_parallel.context_step import attend_by, core_of
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.memory import state_of
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.expert_probe import (
+    Routed,
+    load_metrics,
+    merged,
+    routed_by,
+    sent_in_step,
+    sizes_of,
+)
+from parbench.workloads.expert_parallel.expert_step import MixtureStep
+from parbench.workloads.expert_parallel.moe_layer import (
+    MoeLayer,
+    exchange_ffns,
+    kernel_notes,
+    let_experts_wait,
+    mixtures,
+)
+from parbench.workloads.expert_parallel.routes import Routes
+from parbench.workloads.expert_parallel.routing import BALANCED
+from parbench.workloads.mesh import mesh_stages
+from parbench.workloads.mesh.axes import coordinate_of, expert_groups, expert_parts, groups_along
+from parbench.workloads.mesh.mesh_stages import Train, mixtures_in, train_alone
+from parbench.workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
+from parbench.workloads.model.transformer import Transformer, cross_entropy, loss_of, materialise
+from parbench.workloads.pipeline_parallel import pipeline_probe as probing
+from parbench.workloads.pipeline_parallel import stages as pipeline_stages
+from parbench.workloads.pipeline_parallel.bubbles import facts_of, link_latency
+from parbench.workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
+from parbench.workloads.step.gate import behind_gate
+from parbench.workloads.step.layout import Layout, dtype_of
+from parbench.workloads.step.memory import BySource, largest_of
+from parbench.workloads.step.overlap import Overlap
+from parbench.workloads.step.probe import Begin, Probe, Step
+from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally
+from parbench.workloads.tensor_parallel.tensor_parallel import split_blocks
 
 _SUMMED = ("dp", "cp", "tp")  # over these gradients of a mean are summed; over fsdp FSDP takes the mean
 _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from bench.plan.params import Param, Value, choice
-from bench.text import UserError, one_of, parse_duration
+from parbench.bench.plan.params import Param, Value, choice
+from parbench.bench.text import UserError, one_of, parse_duration
 
 Recipe = Literal["gpt", "llama"]
 Checkpointing = Literal["none", "selective", "full"]

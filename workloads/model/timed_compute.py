@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.profiler import record_function
 
-from bench.results.stats import median
-from bench.world.torch_compat import spin
-from workloads.model.transformer import Attention
+from parbench.bench.results.stats import median
+from parbench.bench.world.torch_compat import spin
+from parbench.workloads.model.transformer import Attention
 
 COMPUTE_RANGE = "parbench:compute"
 _CALIBRATION_CYCLES = 20_000_000

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from bench.text import UserError
-from bench.world.torch_compat import ATTENTIONS, checkpointed, tree_leaves
-from workloads.model.shapes import CHECKPOINTINGS, Shape
+from parbench.bench.text import UserError
+from parbench.bench.world.torch_compat import ATTENTIONS, checkpointed, tree_leaves
+from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
 
 _INIT_DEVIATION = 0.02
 _NORM_EPSILON = 1e-5

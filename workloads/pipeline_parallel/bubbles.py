@@ -7,13 +7,20 @@ from math import inf, isclose
 from statistics import fmean, median
 from typing import TypeVar
 
-from bench.results import details
-from bench.results.details import CAUSES, Action, ActionKind, Cause, Simulated
-from bench.text import UserError
-from workloads.pipeline_parallel import schedules
-from workloads.pipeline_parallel.pipeline_case import layers_of_stages
-from workloads.pipeline_parallel.schedules import Schedule, default_chunks, make_schedule, message, peak_held, result
-from workloads.pipeline_parallel.simulation import Latency, Timeline, simulate
+from parbench.bench.results import details
+from parbench.bench.results.details import CAUSES, Action, ActionKind, Cause, Simulated
+from parbench.bench.text import UserError
+from parbench.workloads.pipeline_parallel import schedules
+from parbench.workloads.pipeline_parallel.pipeline_case import layers_of_stages
+from parbench.workloads.pipeline_parallel.schedules import (
+    Schedule,
+    default_chunks,
+    make_schedule,
+    message,
+    peak_held,
+    result,
+)
+from parbench.workloads.pipeline_parallel.simulation import Latency, Timeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
 

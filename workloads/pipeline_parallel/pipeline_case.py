@@ -5,13 +5,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Params
-from bench.plan.params import Param, Value
-from bench.text import UserError
-from workloads.model.shapes import Shape
-from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, require_schedule, schedule_from_csv
-from workloads.pipeline_parallel.simulation import check
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Params
+from parbench.bench.plan.params import Param, Value
+from parbench.bench.text import UserError
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.pipeline_parallel.schedules import (
+    NAMES,
+    Schedule,
+    make_schedule,
+    require_schedule,
+    schedule_from_csv,
+)
+from parbench.workloads.pipeline_parallel.simulation import check
 
 ALL = "all"
 SCHEDULE = Param(

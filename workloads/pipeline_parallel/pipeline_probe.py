@@ -11,29 +11,29 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from bench.machine.environment import emulation
-from bench.machine.machine import affinity
-from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results import details
-from bench.results.details import COMPONENTS, Action
-from bench.results.metrics import MetricValue, values
-from bench.results.stats import mean_of
-from bench.results.turns import cross_fitted
-from bench.world.subject import Explanation
-from bench.world.world import Clock, World
-from workloads.costs import communication_pattern as pattern
-from workloads.costs.memory import activations_of, layer_equation, state_of
-from workloads.costs.step_spec import Position
-from workloads.model.transformer import cross_entropy
-from workloads.pipeline_parallel import bubbles
-from workloads.pipeline_parallel.bubbles import as_us, compare, facts_of, rows_of, shares_of
-from workloads.pipeline_parallel.schedules import Schedule, peak_held
-from workloads.pipeline_parallel.simulation import Latency, Ran, Timeline, simulate_even
-from workloads.pipeline_parallel.stages import Chunk, Recorder
-from workloads.step import memory
-from workloads.step.layout import Layout
-from workloads.step.probe import Begin, Step, take_turns, timed
-from workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
+from parbench.bench.machine.environment import emulation
+from parbench.bench.machine.machine import affinity
+from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
+from parbench.bench.results import details
+from parbench.bench.results.details import COMPONENTS, Action
+from parbench.bench.results.metrics import MetricValue, values
+from parbench.bench.results.stats import mean_of
+from parbench.bench.results.turns import cross_fitted
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import Clock, World
+from parbench.workloads.costs import communication_pattern as pattern
+from parbench.workloads.costs.memory import activations_of, layer_equation, state_of
+from parbench.workloads.costs.step_spec import Position
+from parbench.workloads.model.transformer import cross_entropy
+from parbench.workloads.pipeline_parallel import bubbles
+from parbench.workloads.pipeline_parallel.bubbles import as_us, compare, facts_of, rows_of, shares_of
+from parbench.workloads.pipeline_parallel.schedules import Schedule, peak_held
+from parbench.workloads.pipeline_parallel.simulation import Latency, Ran, Timeline, simulate_even
+from parbench.workloads.pipeline_parallel.stages import Chunk, Recorder
+from parbench.workloads.step import memory
+from parbench.workloads.step.layout import Layout
+from parbench.workloads.step.probe import Begin, Step, take_turns, timed
+from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
 
 SHARED = f"{FUNCTIONAL_ONLY}: ranks share cores or a GPU, so that no bubble is claimed of what they compute"
 _HALVES = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"

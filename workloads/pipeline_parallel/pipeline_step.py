@@ -9,19 +9,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bench.plan.params import Value
-from bench.world.world import World
-from workloads.costs import strategies
-from workloads.costs.step_spec import StepSpec
-from workloads.model.transformer import Transformer, cross_entropy, materialise
-from workloads.pipeline_parallel import stages
-from workloads.pipeline_parallel.bubbles import bubble_fraction
-from workloads.pipeline_parallel.pipeline_probe import Look, PipelineProbe
-from workloads.pipeline_parallel.schedules import Schedule
-from workloads.pipeline_parallel.simulation import simulate_even
-from workloads.step.gate import behind_gate
-from workloads.step.layout import Layout
-from workloads.step.training_step import TrainingStep
+from parbench.bench.plan.params import Value
+from parbench.bench.world.world import World
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.transformer import Transformer, cross_entropy, materialise
+from parbench.workloads.pipeline_parallel import stages
+from parbench.workloads.pipeline_parallel.bubbles import bubble_fraction
+from parbench.workloads.pipeline_parallel.pipeline_probe import Look, PipelineProbe
+from parbench.workloads.pipeline_parallel.schedules import Schedule
+from parbench.workloads.pipeline_parallel.simulation import simulate_even
+from parbench.workloads.step.gate import behind_gate
+from parbench.workloads.step.layout import Layout
+from parbench.workloads.step.training_step import TrainingStep
 
 
 class PipelineStep(TrainingStep):

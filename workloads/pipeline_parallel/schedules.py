@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, cast
 
-from bench.results.details import Action, ActionKind
-from bench.text import UserError, one_of
+from parbench.bench.results.details import Action, ActionKind
+from parbench.bench.text import UserError, one_of
 
 Actions = tuple[Action, ...]
 Order = tuple[tuple[Action | None, ...], ...]  # by rank; None is a step in which a rank does nothing

@@ -6,9 +6,9 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple, NoReturn
 
-from bench.results.details import Action, ActionKind
-from bench.text import UserError
-from workloads.pipeline_parallel.schedules import Order, Result, Schedule, needs, result
+from parbench.bench.results.details import Action, ActionKind
+from parbench.bench.text import UserError
+from parbench.workloads.pipeline_parallel.schedules import Order, Result, Schedule, needs, result
 
 Latency = Callable[[int, int], float] | Mapping[tuple[int, int], float]  # seconds from one rank to another
 

@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.results.details import Action, ActionKind
-from bench.world.torch_pipelines import PlainStage, pipeline_runtime
-from bench.world.world import World
-from workloads.costs.step_spec import StepSpec
-from workloads.model.timed_compute import TimedCompute, calibrate, make_timed
-from workloads.model.transformer import Transformer, draw_tokens
-from workloads.pipeline_parallel.pipeline_case import Pipeline
-from workloads.pipeline_parallel.schedules import Schedule
-from workloads.step.layout import dtype_of, nothing
-from workloads.step.probe import Moment, moment, seconds_of
+from parbench.bench.results.details import Action, ActionKind
+from parbench.bench.world.torch_pipelines import PlainStage, pipeline_runtime
+from parbench.bench.world.world import World
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.timed_compute import TimedCompute, calibrate, make_timed
+from parbench.workloads.model.transformer import Transformer, draw_tokens
+from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
+from parbench.workloads.pipeline_parallel.schedules import Schedule
+from parbench.workloads.step.layout import dtype_of, nothing
+from parbench.workloads.step.probe import Moment, moment, seconds_of
 
 
 class Chunk(nn.Module):

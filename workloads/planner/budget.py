@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from bench.text import UserError
-from workloads.planner.dry_run import DryRun
+from parbench.bench.text import UserError
+from parbench.workloads.planner.dry_run import DryRun
 
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 

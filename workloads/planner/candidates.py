@@ -12,12 +12,12 @@ from functools import lru_cache
 from heapq import heapify, heapreplace
 from itertools import chain, product
 
-from workloads.costs.flops import stage_flops
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.moe_case import Moe
-from workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
-from workloads.model.shapes import Shape
-from workloads.pipeline_parallel.schedules import default_chunks, splits_backward
+from parbench.workloads.costs.flops import stage_flops
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.pipeline_parallel.schedules import default_chunks, splits_backward
 
 MICROBATCHES = (1, 2, 4, 8)
 CHECKPOINTINGS = ("none", "selective", "full:4", "full:2", "full")

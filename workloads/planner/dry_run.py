@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 
-from bench.results.details import Action
-from workloads.costs.communication_pattern import Call, calls
-from workloads.costs.flops import again_bytes, flops_per_token, stage_flops
-from workloads.costs.memory import RankMemory, memory_of, updated_elements
-from workloads.costs.step_spec import Position, StepSpec
-from workloads.pipeline_parallel.bubbles import closed_form
-from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import Timeline, simulate
-from workloads.planner.hardware import Hardware
-from workloads.planner.link_time import PlacedCall, Seconds, by_hardware
-from workloads.planner.placement import place_of
+from parbench.bench.results.details import Action
+from parbench.workloads.costs.communication_pattern import Call, calls
+from parbench.workloads.costs.flops import again_bytes, flops_per_token, stage_flops
+from parbench.workloads.costs.memory import RankMemory, memory_of, updated_elements
+from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.pipeline_parallel.bubbles import closed_form
+from parbench.workloads.pipeline_parallel.schedules import make_schedule
+from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
+from parbench.workloads.planner.placement import place_of
 
 GIGA = 1e9
 MOST_ACTIONS = 40_000

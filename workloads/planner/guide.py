@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from bench.results.document import Cell, Column, Document, Part, Table
-from bench.results.runs import Run
-from workloads.costs.communication_pattern import Call, attention_bytes, calls, sent_bytes
-from workloads.costs.equation import Equation
-from workloads.costs.memory import memory_of
-from workloads.costs.parameter_table import elements_of, num_parameters
-from workloads.costs.step_spec import Position, StepSpec
-from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
-from workloads.planner.candidates import splits
-from workloads.planner.dry_run import GIGA
-from workloads.planner.hardware import Hardware
-from workloads.planner.link_time import Seconds
-from workloads.planner.regimes import regimes, simulated
-from workloads.planner.report.render import assumptions, parameter_words
+from parbench.bench.results.document import Cell, Column, Document, Part, Table
+from parbench.bench.results.runs import Run
+from parbench.workloads.costs.communication_pattern import Call, attention_bytes, calls, sent_bytes
+from parbench.workloads.costs.equation import Equation
+from parbench.workloads.costs.memory import memory_of
+from parbench.workloads.costs.parameter_table import elements_of, num_parameters
+from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
+from parbench.workloads.planner.candidates import splits
+from parbench.workloads.planner.dry_run import GIGA
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.link_time import Seconds
+from parbench.workloads.planner.regimes import regimes, simulated
+from parbench.workloads.planner.report.render import assumptions, parameter_words
 
 MODEL, GPUS = "llama3-8b", 64
 _LETTERS = (

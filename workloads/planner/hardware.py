@@ -12,10 +12,10 @@ from typing import Annotated
 
 import msgspec
 
-from bench.files import read_toml
-from bench.limits import Ranks
-from bench.text import UserError, did_you_mean, listed, one_of
-from workloads.step.peaks import datasheet_peak
+from parbench.bench.files import read_toml
+from parbench.bench.limits import Ranks
+from parbench.bench.text import UserError, did_you_mean, listed, one_of
+from parbench.workloads.step.peaks import datasheet_peak
 
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
 """Bytes, or operations; of a machine's, each in a second."""

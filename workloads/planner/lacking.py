@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from bench.text import UserError
-from workloads.costs.memory import memory_of
-from workloads.mesh.axes import refuse_heads, refuse_sequence
-from workloads.planner.candidates import CP_METHODS, SCHEDULES, Wanted, candidates, divisors, tokens_and_heads
-from workloads.planner.dry_run import DryRun
-from workloads.planner.hardware import Hardware
-from workloads.planner.rationale import chosen_of, state_bytes_of
-from workloads.planner.search import MOST_GPUS, Found, search
+from parbench.bench.text import UserError
+from parbench.workloads.costs.memory import memory_of
+from parbench.workloads.mesh.axes import refuse_heads, refuse_sequence
+from parbench.workloads.planner.candidates import CP_METHODS, SCHEDULES, Wanted, candidates, divisors, tokens_and_heads
+from parbench.workloads.planner.dry_run import DryRun
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.rationale import chosen_of, state_bytes_of
+from parbench.workloads.planner.search import MOST_GPUS, Found, search
 
 
 def require_found(wanted: Wanted, hardware: Hardware, found: Found) -> None:

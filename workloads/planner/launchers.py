@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.moe_case import Moe
-from workloads.model.shapes import SHAPES, Shape
-from workloads.planner.dry_run import DryRun
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.model.shapes import SHAPES, Shape
+from parbench.workloads.planner.dry_run import DryRun
 
 _TITAN_SCHEDULES = {
     "gpipe": "GPipe",

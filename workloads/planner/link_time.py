@@ -2,7 +2,7 @@
 
 By hardware: its launch, its hops, and its bytes over the slowest link that it must pass. Rings go hand in hand: one
 within each node, one over nodes, so that the hops are (m-1) inside and (N-1) across for m ranks on each of N nodes; an
-all_reduce may take trees instead, 2 log2. Bytes are ``workloads.costs``'s ``sent_bytes``.
+all_reduce may take trees instead, 2 log2. Bytes are ``parbench.workloads.costs``'s ``sent_bytes``.
 
 By a run: a call on as many ranks as were measured takes what the fit says. On others the latency goes with the hops of
 a ring, n - 1 and twice that for an all_reduce, and the bandwidth with the bytes that cross a link: as if more ranks
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.results.records import Record
-from bench.results.runs import Run
-from bench.results.stats import median
-from bench.text import UserError
-from workloads.costs.communication_pattern import Call, sent_bytes
-from workloads.planner.hardware import Hardware
-from workloads.planner.placement import Place
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import median
+from parbench.bench.text import UserError
+from parbench.workloads.costs.communication_pattern import Call, sent_bytes
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.placement import Place
 
 if TYPE_CHECKING:
-    from bench.results.fit import Fit
+    from parbench.bench.results.fit import Fit
 
 # what stands in for an operation that a run did not measure: the same bytes over the same links
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
@@ -128,7 +128,10 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
 
     ``grouped`` takes those of the ranks of each node and of one rank of each as well, and tells where each is.
     """
-    from bench.results.fit import Point, fit  # imports numpy, which a plan from declared hardware does not need
+    from parbench.bench.results.fit import (  # imports numpy, which a plan from declared hardware does not need
+        Point,
+        fit,
+    )
 
     times: dict[tuple[str, int, bool | None], dict[int, list[float]]] = {}
     for record in run.records:

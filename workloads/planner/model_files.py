@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bench.files import decode_json, read_text, read_toml
-from bench.text import UserError, did_you_mean, listed, reading
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.moe_case import Moe, moe_of
-from workloads.expert_parallel.routing import BALANCED
-from workloads.model.shapes import MOST_SIZE, Bias, Latent, Recipe, Rest, Shape, Size, require_shape
+from parbench.bench.files import decode_json, read_text, read_toml
+from parbench.bench.text import UserError, did_you_mean, listed, reading
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
+from parbench.workloads.expert_parallel.routing import BALANCED
+from parbench.workloads.model.shapes import MOST_SIZE, Bias, Latent, Recipe, Rest, Shape, Size, require_shape
 
 
 class Mixture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from bench.text import UserError, did_you_mean, listed
-from workloads.costs.step_spec import StepSpec
-from workloads.model.shapes import SHAPES, Bias, Latent, Shape
-from workloads.planner.model_files import Mixture, Model, read_model, step_of
+from parbench.bench.text import UserError, did_you_mean, listed
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import SHAPES, Bias, Latent, Shape
+from parbench.workloads.planner.model_files import Mixture, Model, read_model, step_of
 
 _LLAMA_405B = Shape("llama", 126, 16384, 128, 8, 53248, 8192, 128256)
 _DEEPSEEK = Latent(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from workloads.mesh.axes import DATA, multiplied
+from parbench.workloads.mesh.axes import DATA, multiplied
 
 _CACHED = 1 << 14
 # along what differ the ranks that deal out a layer's experts, that shard the same ones, that hold the same shards

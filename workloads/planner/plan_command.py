@@ -7,28 +7,28 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.files import encode_json
-from bench.plan.groups import parse_mesh
-from bench.results.details import PLAN_FILE
-from bench.results.document import Document
-from bench.results.runs import load_run
-from bench.text import UserError, one_of, write_whole
-from workloads.costs.step_spec import StepSpec
-from workloads.mesh.axes import CP_METHODS
-from workloads.model.shapes import PRECISIONS, Widths
-from workloads.pipeline_parallel.schedules import default_chunks
-from workloads.planner.budget import Budget, parse_tokens
-from workloads.planner.candidates import Wanted
-from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import Hardware, hardware_of
-from workloads.planner.lacking import lack_of, require_found
-from workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
-from workloads.planner.measured.calibration import calibrated
-from workloads.planner.measured.published import ASSUMED, published
-from workloads.planner.models import find_model, model_of
-from workloads.planner.report import render
-from workloads.planner.report.plan_page import dry_run_document, search_document
-from workloads.planner.search import search
+from parbench.bench.files import encode_json
+from parbench.bench.plan.groups import parse_mesh
+from parbench.bench.results.details import PLAN_FILE
+from parbench.bench.results.document import Document
+from parbench.bench.results.runs import load_run
+from parbench.bench.text import UserError, one_of, write_whole
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.mesh.axes import CP_METHODS
+from parbench.workloads.model.shapes import PRECISIONS, Widths
+from parbench.workloads.pipeline_parallel.schedules import default_chunks
+from parbench.workloads.planner.budget import Budget, parse_tokens
+from parbench.workloads.planner.candidates import Wanted
+from parbench.workloads.planner.dry_run import DryRun, dry_run
+from parbench.workloads.planner.hardware import Hardware, hardware_of
+from parbench.workloads.planner.lacking import lack_of, require_found
+from parbench.workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
+from parbench.workloads.planner.measured.calibration import calibrated
+from parbench.workloads.planner.measured.published import ASSUMED, published
+from parbench.workloads.planner.models import find_model, model_of
+from parbench.workloads.planner.report import render
+from parbench.workloads.planner.report.plan_page import dry_run_document, search_document
+from parbench.workloads.planner.search import search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ def _budget(given: Given, run: DryRun) -> list[Budget]:
 
 
 def _guided(given: Given) -> Answer:
-    from workloads.planner.guide import GPUS, MODEL, guide
+    from parbench.workloads.planner.guide import GPUS, MODEL, guide
 
     step = _without_mesh(replace(given, model=given.model or MODEL))
     against = load_run(given.against) if given.against else None
@@ -236,7 +236,7 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
 
 
 def _validated(given: Given, path: Path) -> Answer:
-    from workloads.planner.measured.validate import validate, validation_text
+    from parbench.workloads.planner.measured.validate import validate, validation_text
 
     found = validate(load_run(path), load_run(given.fits) if given.fits else None)
     write_whole(path / PLAN_FILE, encode_json(found))

@@ -2,12 +2,12 @@
 
 from itertools import groupby
 
-from workloads.costs.memory import state_bytes
-from workloads.costs.parameter_table import num_parameters
-from workloads.costs.step_spec import StepSpec
-from workloads.mesh.axes import multiplied
-from workloads.planner.dry_run import DryRun
-from workloads.planner.search import PURPOSES, WITHOUT, Found
+from parbench.workloads.costs.memory import state_bytes
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.mesh.axes import multiplied
+from parbench.workloads.planner.dry_run import DryRun
+from parbench.workloads.planner.search import PURPOSES, WITHOUT, Found
 
 
 def settings_of(spec: StepSpec) -> str:

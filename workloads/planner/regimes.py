@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from bench.results.document import Cell, Column, Grid, Lines, Table
-from bench.text import UserError
-from workloads.costs.memory import memory_of, state_bytes
-from workloads.costs.step_spec import StepSpec
-from workloads.model.shapes import CHECKPOINTINGS
-from workloads.pipeline_parallel.bubbles import bubble_fraction
-from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import Timeline, simulate_even
-from workloads.planner.candidates import divisors, splits
-from workloads.planner.dry_run import GIGA, DryRun, dry_run
-from workloads.planner.hardware import Hardware
-from workloads.planner.link_time import Seconds
+from parbench.bench.results.document import Cell, Column, Grid, Lines, Table
+from parbench.bench.text import UserError
+from parbench.workloads.costs.memory import memory_of, state_bytes
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import CHECKPOINTINGS
+from parbench.workloads.pipeline_parallel.bubbles import bubble_fraction
+from parbench.workloads.pipeline_parallel.schedules import make_schedule
+from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate_even
+from parbench.workloads.planner.candidates import divisors, splits
+from parbench.workloads.planner.dry_run import GIGA, DryRun, dry_run
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.link_time import Seconds
 
 _SCHEDULES = ("1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v", "dualpipe_v")
 _STAGES, _MICROBATCHES = 8, 32

@@ -12,17 +12,17 @@ from heapq import heappop, heappush
 from itertools import count, permutations
 from typing import Literal
 
-from bench.plan.groups import INSIDE
-from bench.text import UserError
-from workloads.costs.communication_pattern import calls
-from workloads.costs.memory import activations_of, buffers_equation, memory_of, state_of, updated_elements
-from workloads.costs.step_spec import StageKind, StepSpec
-from workloads.mesh.axes import multiplied
-from workloads.pipeline_parallel.bubbles import closed_form
-from workloads.planner.candidates import Wanted, blocks, dealt_out, pipelines, shards
-from workloads.planner.dry_run import SHARDING, DryRun, Work, dry_run, held_by, placed, work_of
-from workloads.planner.hardware import Hardware
-from workloads.planner.link_time import Seconds, by_hardware
+from parbench.bench.plan.groups import INSIDE
+from parbench.bench.text import UserError
+from parbench.workloads.costs.communication_pattern import calls
+from parbench.workloads.costs.memory import activations_of, buffers_equation, memory_of, state_of, updated_elements
+from parbench.workloads.costs.step_spec import StageKind, StepSpec
+from parbench.workloads.mesh.axes import multiplied
+from parbench.workloads.pipeline_parallel.bubbles import closed_form
+from parbench.workloads.planner.candidates import Wanted, blocks, dealt_out, pipelines, shards
+from parbench.workloads.planner.dry_run import SHARDING, DryRun, Work, dry_run, held_by, placed, work_of
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.link_time import Seconds, by_hardware
 
 MOST_GPUS = 1 << 17
 FRONT = 1.4

@@ -8,15 +8,15 @@ from typing import TypeVar
 
 import torch
 
-from bench.machine.machine import available_memory_bytes
-from bench.plan.cases import Params
-from bench.plan.params import Value
-from bench.world.world import World
-from workloads.costs.check_memory import ROOM, check_memory
-from workloads.costs.step_spec import StepSpec
-from workloads.costs.strategies import Strategy
-from workloads.model.shapes import SAMPLED, WHOLE
-from workloads.step.training_step import LayOut, TrainingStep
+from parbench.bench.machine.machine import available_memory_bytes
+from parbench.bench.plan.cases import Params
+from parbench.bench.plan.params import Value
+from parbench.bench.world.world import World
+from parbench.workloads.costs.check_memory import ROOM, check_memory
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.costs.strategies import Strategy
+from parbench.workloads.model.shapes import SAMPLED, WHOLE
+from parbench.workloads.step.training_step import LayOut, TrainingStep
 
 Step = TypeVar("Step", bound=TrainingStep)
 _HEAD_SIZE, _TOKENS, _VOCABULARY = 16, 64, 512

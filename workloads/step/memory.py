@@ -12,16 +12,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
-from bench.results.details import COMPONENTS, MemoryOverTime
-from bench.results.metrics import MetricValue, values
-from bench.results.traced import STEP, phases_of
-from bench.world.subject import Explanation
-from bench.world.torch_compat import allocations, allocations_at, profiling, trace_events
-from bench.world.world import World
-from workloads.model.optimizer import MasterAdamW
-from workloads.model.transformer import kept_in, watchers
-from workloads.step.layout import Layout, local
-from workloads.step.probe import Begin, Step
+from parbench.bench.results.details import COMPONENTS, MemoryOverTime
+from parbench.bench.results.metrics import MetricValue, values
+from parbench.bench.results.traced import STEP, phases_of
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.torch_compat import allocations, allocations_at, profiling, trace_events
+from parbench.bench.world.world import World
+from parbench.workloads.model.optimizer import MasterAdamW
+from parbench.workloads.model.transformer import kept_in, watchers
+from parbench.workloads.step.layout import Layout, local
+from parbench.workloads.step.probe import Begin, Step
 
 _HOW = {
     "parameters": "between forward and backward, where FSDP may hold them gathered",

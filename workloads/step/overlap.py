@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from bench.results.details import Calls, Communication
-from bench.results.metrics import MetricValue, values
-from bench.results.records import RankTimeline, Timeline
-from bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
-from bench.results.stats import median
-from bench.results.traced import Trace, rank_timeline, spans_of_calls
-from bench.results.turns import cross_fitted, mean_rank, paired_difference, paired_overhead, slowest
-from bench.world.subject import Explanation
-from bench.world.world import World
-from workloads.step.layout import Grouped
-from workloads.step.probe import Begin, Step, take_turns, timed, trace_step
-from workloads.step.sent_bytes import OTHER, SentCall, Silenced, counted, fake_twins
+from parbench.bench.results.details import Calls, Communication
+from parbench.bench.results.metrics import MetricValue, values
+from parbench.bench.results.records import RankTimeline, Timeline
+from parbench.bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
+from parbench.bench.results.stats import median
+from parbench.bench.results.traced import Trace, rank_timeline, spans_of_calls
+from parbench.bench.results.turns import cross_fitted, mean_rank, paired_difference, paired_overhead, slowest
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.step.layout import Grouped
+from parbench.workloads.step.probe import Begin, Step, take_turns, timed, trace_step
+from parbench.workloads.step.sent_bytes import OTHER, SentCall, Silenced, counted, fake_twins
 
 _MOST_INTERVALS = 200_000
 _MOST_WATCHING = 0.05

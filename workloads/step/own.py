@@ -13,17 +13,17 @@ import torch._dynamo  # which torch would import within the first step that is w
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.results.metrics import MetricValue, value, values
-from bench.results.records import PHASE
-from bench.results.stats import median
-from bench.results.traced import OPTIMIZER
-from bench.world.subject import Explanation, Subject
-from bench.world.world import World
-from workloads.step.memory import OverTime, peak_during
-from workloads.step.overlap import Overlap
-from workloads.step.peaks import peak_of
-from workloads.step.probe import Begin, Step, run_probes, timed
-from workloads.step.sent_bytes import Counted, SentBytes
+from parbench.bench.results.metrics import MetricValue, value, values
+from parbench.bench.results.records import PHASE
+from parbench.bench.results.stats import median
+from parbench.bench.results.traced import OPTIMIZER
+from parbench.bench.world.benchmark import Benchmark, Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.step.memory import OverTime, peak_during
+from parbench.workloads.step.overlap import Overlap
+from parbench.workloads.step.peaks import peak_of
+from parbench.workloads.step.probe import Begin, Step, run_probes, timed
+from parbench.workloads.step.sent_bytes import Counted, SentBytes
 
 _UNNAMED = ("", "undefined", "default_pg")
 _TIMED_STEPS = 3
@@ -38,27 +38,27 @@ class Groups:
 
 
 class OwnStep:
-    """A subject and what looks into it; what is not here is the subject's own."""
+    """A benchmark and what looks into it; what is not here is the benchmark's own."""
 
-    def __init__(self, world: World, subject: Subject) -> None:
-        self._world, self._subject = world, subject
+    def __init__(self, world: World, benchmark: Benchmark) -> None:
+        self._world, self._benchmark = world, benchmark
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._subject, name)
+        return getattr(self._benchmark, name)
 
     def explain(self, begin: Begin, budget_seconds: float) -> Explanation:
         begin()
         with Found() as found:
-            self._subject.step()
+            self._benchmark.step()
         # ranks of a pipeline make calls of their own, of which one rank's tell nothing of another's
         made = tuple((call.axis, call.op, call.num_bytes) for call in found.calls)
         differ = len(set(self._world.gather(made))) > 1
         groups = Groups(dict(sorted(found.groups.items())), holds_stage_only=differ)
-        dtype = getattr(self._subject, "dtype", torch.float32)
+        dtype = getattr(self._benchmark, "dtype", torch.float32)
         probes = (
             Taken(self._world, dtype), SentBytes(groups, {}), Overlap(self._world, groups), OverTime(self._world.device)
         )  # fmt: skip
-        said = run_probes(self._world, probes, self._subject.step, begin, budget_seconds)
+        said = run_probes(self._world, probes, self._benchmark.step, begin, budget_seconds)
         return replace(said, metrics=said.metrics | _optimizer_time(said))
 
 

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.world.world import World
-from workloads.model.optimizer import LEARNING_RATE, make_optimizer
-from workloads.model.shapes import Shape
-from workloads.model.timed_compute import TimedLinear
-from workloads.model.transformer import generator, loss_of, materialise, outline, plain_name
-from workloads.step.layout import Layout, whole
+from parbench.bench.world.world import World
+from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.timed_compute import TimedLinear
+from parbench.workloads.model.transformer import generator, loss_of, materialise, outline, plain_name
+from parbench.workloads.step.layout import Layout, whole
 
 RELATIVE_TOLERANCE = 1e-4
 """Of a tensor's largest reference value.

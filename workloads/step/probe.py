@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch.profiler import record_function
 
-from bench.results.traced import STEP, Trace, on_device, on_host, phases_of
-from bench.world.subject import Explanation
-from bench.world.torch_compat import profiling, trace_events
-from bench.world.world import World
+from parbench.bench.results.traced import STEP, Trace, on_device, on_host, phases_of
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.torch_compat import profiling, trace_events
+from parbench.bench.world.world import World
 
 Step = Callable[[], object]
 Begin = Callable[[], None]

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from bench.world.world import World
-from workloads.costs.check_memory import LOGITS, SCORES
-from workloads.model.shapes import Shape
-from workloads.model.transformer import Attention, Transformer, attend, draw_weights, plain_name
-from workloads.step.layout import Layout, whole
-from workloads.step.parity import Microbatches, Parity, compare, moved
+from parbench.bench.world.world import World
+from parbench.workloads.costs.check_memory import LOGITS, SCORES
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.transformer import Attention, Transformer, attend, draw_weights, plain_name
+from parbench.workloads.step.layout import Layout, whole
+from parbench.workloads.step.parity import Microbatches, Parity, compare, moved
 
 
 def sampled_layers(layers: int, seed: int) -> tuple[int, ...]:

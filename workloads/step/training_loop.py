@@ -1,4 +1,4 @@
-"""A training loop of one's own as a subject: a model, a batch, a loss and an optimizer, as they are."""
+"""A training loop of one's own as a benchmark: a model, a batch, a loss and an optimizer, as they are."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.world.subject import Description, Subject
-from workloads.step.layout import whole
+from parbench.bench.world.benchmark import Benchmark, Description
+from parbench.workloads.step.layout import whole
 
 _FINITE_ONLY = "no reference was given: gradients are checked to be finite, and nothing more"
 _MOST_NAMED = 3
@@ -17,7 +17,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 _COARSE = 3e-2  # of half precision
 
 
-class TrainingLoop(Subject):
+class TrainingLoop(Benchmark):
     """One step of a loop: gradients from nothing, one batch, one update; see ``parbench.step_of``."""
 
     def __init__(

@@ -12,27 +12,27 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from bench.launch.control_channel import Work
-from bench.plan.params import Value
-from bench.results.details import Formulas, Mesh
-from bench.world.subject import Description, Explanation
-from bench.world.world import World
-from workloads.costs.communication_pattern import bytes_by_axis, calls, equation_of
-from workloads.costs.flops import flops_per_token
-from workloads.costs.memory import activations_of, state_of
-from workloads.costs.parameter_table import num_parameters
-from workloads.costs.step_spec import StepSpec
-from workloads.costs.strategies import Strategy
-from workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
-from workloads.model.transformer import Transformer, checkpoint, draw_tokens, loss_of, materialise, outline
-from workloads.step.layout import Layout, dtype_of
-from workloads.step.memory import Memory, OverTime
-from workloads.step.overlap import Overlap
-from workloads.step.parity import Parity
-from workloads.step.peaks import Peak, peak_of
-from workloads.step.probe import Probe, run_probes
-from workloads.step.sampled_parity import SampledParity
-from workloads.step.sent_bytes import SentBytes
+from parbench.bench.launch.control_channel import Work
+from parbench.bench.plan.params import Value
+from parbench.bench.results.details import Formulas, Mesh
+from parbench.bench.world.benchmark import Description, Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls, equation_of
+from parbench.workloads.costs.flops import flops_per_token
+from parbench.workloads.costs.memory import activations_of, state_of
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.costs.strategies import Strategy
+from parbench.workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
+from parbench.workloads.model.transformer import Transformer, checkpoint, draw_tokens, loss_of, materialise, outline
+from parbench.workloads.step.layout import Layout, dtype_of
+from parbench.workloads.step.memory import Memory, OverTime
+from parbench.workloads.step.overlap import Overlap
+from parbench.workloads.step.parity import Parity
+from parbench.workloads.step.peaks import Peak, peak_of
+from parbench.workloads.step.probe import Probe, run_probes
+from parbench.workloads.step.sampled_parity import SampledParity
+from parbench.workloads.step.sent_bytes import SentBytes
 
 TIMED = "timed compute: ranks wait instead of computing, and weights do not change: overlap is real, results are not"
 KEPT_SHARDS = "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"

@@ -22,14 +22,14 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from bench.plan.params import Value
-from bench.world.world import World
-from workloads.costs import strategies
-from workloads.costs.step_spec import StepSpec
-from workloads.data_parallel.fsdp import Begin, drawing, shard
-from workloads.model.transformer import Transformer
-from workloads.step.gate import prepared
-from workloads.step.layout import Layout, make_mesh
+from parbench.bench.plan.params import Value
+from parbench.bench.world.world import World
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.data_parallel.fsdp import Begin, drawing, shard
+from parbench.workloads.model.transformer import Transformer
+from parbench.workloads.step.gate import prepared
+from parbench.workloads.step.layout import Layout, make_mesh
 
 _SEQUENCE = Shard(1)
 

@@ -10,7 +10,7 @@ import pytest
 from clusters import PARBENCH, in_cluster
 from paths import environment
 
-from bench.results.runs import load_run
+from parbench.bench.results.runs import load_run
 
 pytestmark = [pytest.mark.full, pytest.mark.measures]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from nvidia import H100, gpus, install
 
-from bench.check.gpus import Watch, at_work, complaints, facts_of, nvlink_errors
-from bench.check.infiniband import Port, judged, ports
-from bench.machine import environment
-from bench.machine.environment import core_groups
-from bench.machine.gpu import Gpu, gpus_of
+from parbench.bench.check.gpus import Watch, at_work, complaints, facts_of, nvlink_errors
+from parbench.bench.check.infiniband import Port, judged, ports
+from parbench.bench.machine import environment
+from parbench.bench.machine.environment import core_groups
+from parbench.bench.machine.gpu import Gpu, gpus_of
 
 ERRORS = (
     "GPU {0}: NVIDIA H100 (UUID: {1})\n\t Link 0: Replay Errors: {2}\n\t Link 1: Replay Errors: 1\n"

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from fakes import plan
 
-from bench.check.cases import ALONE, QUANTITIES, name_of, options_of
-from bench.check.health import Device, Health, Reason, compared, measured, problems_of
-from bench.check.history import compared_with_history, keep, read
-from bench.check.rule import LEAST_LAUNCHES
-from bench.check.show import render
-from bench.launch.control_channel import LEFT_OUT
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Case, load_catalogue
-from bench.plan.options import make_plan
-from bench.results.records import Record, Status, WorldInfo
-from bench.results.runs import Run, RunInfo
-from bench.results.samples import samples_name
-from parbench import DEFINITIONS
+from parbench.bench.check.cases import ALONE, QUANTITIES, name_of, options_of
+from parbench.bench.check.health import Device, Health, Reason, compared, measured, problems_of
+from parbench.bench.check.history import compared_with_history, keep, read
+from parbench.bench.check.rule import LEAST_LAUNCHES
+from parbench.bench.check.show import render
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Case, load_catalogue
+from parbench.bench.plan.options import make_plan
+from parbench.bench.results.records import Record, Status, WorldInfo
+from parbench.bench.results.runs import Run, RunInfo
+from parbench.bench.results.samples import samples_name
+from parbench.cli import DEFINITIONS
 
 CATALOGUE = load_catalogue(DEFINITIONS)
 N = 4

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from refusals import refusal
 from trees import write_tool
 
-from bench.check import check as checking
-from bench.check.check import check, document
-from bench.check.health import Device, Health, Rate, Reason
-from bench.check.hosts import Answer, ask, code_of, hosts_in, render, together
-from bench.machine.machine import affinity
-from bench.text import counted
-from parbench import main
+from parbench.bench.check import check as checking
+from parbench.bench.check.check import check, document
+from parbench.bench.check.health import Device, Health, Rate, Reason
+from parbench.bench.check.hosts import Answer, ask, code_of, hosts_in, render, together
+from parbench.bench.machine.machine import affinity
+from parbench.bench.text import counted
+from parbench.cli import main
 
 ASKED: dict[str, Any] = {
     "device": "cpu",
@@ -65,7 +65,7 @@ def test_every_host_is_asked_by_the_agent_and_one_that_does_not_answer_is_said(
     assert found[0].health == health("n1")
     assert found[1] == Answer(host="n2", problem="no route to n2")
     asked = sorted((tmp_path / "asked").read_text().splitlines())
-    assert asked[0] == f"n1: cd {Path.cwd()} && {sys.executable} -P -m parbench check --budget 40s --json"
+    assert asked[0] == f"n1: cd {Path.cwd()} && {sys.executable} -m parbench check --budget 40s --json"
     [gone] = ask(("n1",), [], agent="no-such-agent -q", seconds=1.0)
     assert gone.problem == "no-such-agent cannot be started: No such file or directory"
     for agent in ("", "ssh -o 'x"):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bench.check.rule import LEAST_LAUNCHES, Gap, gaps
+from parbench.bench.check.rule import LEAST_LAUNCHES, Gap, gaps
 
 FLOOR = 0.05
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 from fakes import case, plan
 
-from bench.launch.budget import Prices, Spent, budget_for, budget_of_all, by_launch, prices_of
-from bench.plan.cases import Case
-from bench.results.records import Record, Samples, Status, WorldInfo
-from bench.results.runs import LaunchInfo, Run, RunInfo
+from parbench.bench.launch.budget import Prices, Spent, budget_for, budget_of_all, by_launch, prices_of
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.records import Record, Samples, Status, WorldInfo
+from parbench.bench.results.runs import LaunchInfo, Run, RunInfo
 
 ONE, TWO, STEP = case(0), case(1), case(2, "workload.cp")
 WORLD = WorldInfo(size=2, nodes=1, backend="gloo", device="cpu")

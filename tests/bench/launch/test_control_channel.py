@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from fakes import FakeRank, case, connect, job, outcome, wait_until, where, within
 
-from bench.launch.control_channel import (
+from parbench.bench.launch.control_channel import (
     ADDRESS_VARIABLE,
     KEY_VARIABLE,
     Done,
@@ -32,13 +32,13 @@ from bench.launch.control_channel import (
     Started,
     StatusRequest,
 )
-from bench.plan.plan import Measure
+from parbench.bench.plan.plan import Measure
 
 PATIENCE = 20.0
 RANK = """
 import os, sys, threading
-from bench.launch.control_channel import RankClient
-from bench.launch.control_channel import Done, Hello
+from parbench.bench.launch.control_channel import RankClient
+from parbench.bench.launch.control_channel import Done, Hello
 line = RankClient(sys.argv[1], sys.argv[2])
 line.say(Hello(rank=0, size=1, host="here", pid=os.getpid(), environment={}))
 line.listen(answer=lambda: [Done()], on_gone=lambda: os._exit(7))
@@ -46,7 +46,7 @@ threading.Event().wait()
 """
 DRIVER = """
 import sys, threading
-from bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, DriverServer
+from parbench.bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, DriverServer
 hub = DriverServer()
 print(hub.variables()[ADDRESS_VARIABLE], hub.variables()[KEY_VARIABLE], flush=True)
 print(type(hub.next(60)[1]).__name__, flush=True)

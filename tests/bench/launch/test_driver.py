@@ -17,17 +17,25 @@ import pytest
 from fakes import FakeGang, FakeRank, case, in_turn, outcome, plan, wait_until, where, within
 from nvidia import H100, gpus, install
 
-from bench.launch import driver as module
-from bench.launch import monitor as watch_module
-from bench.launch.control_channel import ADDRESS_VARIABLE, DEVICE_VARIABLE, LEFT_OUT, Done, DriverServer, Job, Outcome
-from bench.launch.driver import Driver, remaining
-from bench.machine.environment import RankPlace
-from bench.machine.slurm_allocation import NodeLayout
-from bench.plan.cases import Case
-from bench.plan.plan import FaultSpec, Plan
-from bench.results.records import Record, read_records
-from bench.results.runs import create_run, load_run, open_writer
-from bench.text import UserError
+from parbench.bench.launch import driver as module
+from parbench.bench.launch import monitor as watch_module
+from parbench.bench.launch.control_channel import (
+    ADDRESS_VARIABLE,
+    DEVICE_VARIABLE,
+    LEFT_OUT,
+    Done,
+    DriverServer,
+    Job,
+    Outcome,
+)
+from parbench.bench.launch.driver import Driver, remaining
+from parbench.bench.machine.environment import RankPlace
+from parbench.bench.machine.slurm_allocation import NodeLayout
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.plan import FaultSpec, Plan
+from parbench.bench.results.records import Record, read_records
+from parbench.bench.results.runs import create_run, load_run, open_writer
+from parbench.bench.text import UserError
 
 CASES = [case(number) for number in range(4)]
 Act = Callable[[FakeGang, FakeRank], None]

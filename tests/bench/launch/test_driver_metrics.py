@@ -9,11 +9,11 @@ from fakes import outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.launch.control_channel import Outcome, Work
-from bench.launch.driver import metrics_of
-from bench.results.metrics import MetricValue
-from bench.results.records import Samples, blame, noise_of
-from bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10
+from parbench.bench.launch.control_channel import Outcome, Work
+from parbench.bench.launch.driver import metrics_of
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Samples, blame, noise_of
+from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10
 
 BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")
 

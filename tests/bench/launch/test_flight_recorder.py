@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 
-from bench.launch.flight_recorder import GroupSeen, groups_seen, waits
-from bench.world.torch_compat import recorded_work
-from bench.world.world import World
+from parbench.bench.launch.flight_recorder import GroupSeen, groups_seen, waits
+from parbench.bench.world.torch_compat import recorded_work
+from parbench.bench.world.world import World
 
 NOW = 10**18
 SECOND = 10**9

@@ -17,12 +17,12 @@ from fake_runs import MODULES
 from fakes import HERE, wait_until
 from paths import IMPORT_PATH
 
-from bench.launch.control_channel import DriverServer, Hello
-from bench.launch.launchers import ForkServer, Launcher, local_state, loopback_variables
-from bench.machine.environment import interface_of
-from bench.plan.cases import load_catalogue
-from bench.rank.fork_server import FRESH_VARIABLE
-from bench.text import UserError
+from parbench.bench.launch.control_channel import DriverServer, Hello
+from parbench.bench.launch.launchers import ForkServer, Launcher, local_state, loopback_variables
+from parbench.bench.machine.environment import interface_of
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.rank.fork_server import FRESH_VARIABLE
+from parbench.bench.text import UserError
 
 
 def hello(pid: int, *, rank: int = 0, host: str = HERE) -> Hello:
@@ -83,7 +83,7 @@ def test_each_launch_has_its_own_variables_output_chance_and_place_in_memory_and
     for name in ("chance", "numpy_chance", "address", "pid"):
         assert len({rank[name] for rank in ranks}) == 5, name
     for rank in ranks:
-        assert (rank["stdin"], rank["safe_path"], rank["parent"]) == ("", True, ranks[0]["parent"])
+        assert (rank["stdin"], rank["parent"]) == ("", ranks[0]["parent"])
         assert rank["session"] != os.getsid(0), "an interrupt on the terminal does not reach the ranks"
 
 
@@ -116,7 +116,7 @@ def test_a_rank_starts_python_anew_where_that_is_asked_or_forks_cannot_use_gpus(
         event = hub.next(60)
         assert event is not None
         assert isinstance(event[1], Hello)
-        assert psutil.Process(event[1].pid).cmdline()[1:] == ["-m", "bench.rank.worker"]
+        assert psutil.Process(event[1].pid).cmdline()[1:] == ["-m", "parbench.bench.rank.worker"]
         gang.end([])
         wait_until(lambda: gang.exits() == {0: -9})
 

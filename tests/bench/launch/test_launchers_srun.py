@@ -12,14 +12,14 @@ import pytest
 from fakes import HERE, wait_until
 from refusals import refusal
 
-from bench.launch import launchers
-from bench.launch.control_channel import Hello
-from bench.launch.driver import placement_warnings, rank_placement
-from bench.launch.launchers import SrunLauncher, parse_exits, srun_command
-from bench.machine.environment import RankPlace
-from bench.machine.slurm_allocation import NodeLayout, check_srun, srun_words
-from bench.rank import worker
-from bench.rank.worker import Meeting
+from parbench.bench.launch import launchers
+from parbench.bench.launch.control_channel import Hello
+from parbench.bench.launch.driver import placement_warnings, rank_placement
+from parbench.bench.launch.launchers import SrunLauncher, parse_exits, srun_command
+from parbench.bench.machine.environment import RankPlace
+from parbench.bench.machine.slurm_allocation import NodeLayout, check_srun, srun_words
+from parbench.bench.rank import worker
+from parbench.bench.rank.worker import Meeting
 
 SPREAD = NodeLayout(nodes=2, ntasks_per_node=3, placement="cyclic")
 
@@ -66,7 +66,7 @@ def test_the_step_is_said_whole_and_nothing_is_left_to_inherit_and_srun_must_be_
     always = "srun --nodes=2 --ntasks=6 --ntasks-per-node=3 --distribution=cyclic --kill-on-bad-exit=1"
     step = ["--mpi=none", "--overlap", "--input=none", "--export=ALL"]
     logs = ["--output=/shared/logs/rank-%t.log", "--error=/shared/logs/rank-%t.log"]
-    ranks = [sys.executable, "-m", "bench.rank.worker", "srun"]
+    ranks = [sys.executable, "-m", "parbench.bench.rank.worker", "srun"]
     asked = ["--cpus-per-task=4", "--nodelist=n[2-3]"]
     assert words == [*always.split(), *asked, *logs, *step, "--container-image=x", *ranks]
     assert srun_command(SPREAD, Path("/shared/logs"), {}) == [*always.split(), *logs, *step, *ranks]
@@ -109,7 +109,7 @@ def test_ranks_are_started_with_the_drivers_address_and_killed_here_and_by_slurm
     words = slurm.words("srun")
     assert {"--nodelist=n2", f"--output={slurm.folder}/logs/gang-4/rank-%t.log"} <= set(words)
     told = set((slurm.folder / "srun.env").read_text().splitlines())
-    assert {"PARBENCH_DRIVER=10.0.0.1:5", "PYTHONSAFEPATH=1"} <= told
+    assert {"PARBENCH_DRIVER=10.0.0.1:5"} <= told
     assert not gang.ended()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as here:
         gang.end([hello(here.pid, HERE), hello(here.pid), hello(here.pid)])

@@ -15,19 +15,19 @@ from fakes import plan as make_plan
 from nvidia import L40S, gpus, install
 from refusals import refusal
 
-from bench.launch import measure as measuring
-from bench.launch.budget import Prices
-from bench.launch.control_channel import LEFT_OUT
-from bench.launch.measure import Display, resume, run_options
-from bench.machine import slurm_allocation as node_machine
-from bench.machine.slurm_allocation import reachable
-from bench.machine.world_spec import Joined
-from bench.plan.cases import make_case
-from bench.plan.options import Options, plan_run
-from bench.plan.plan import Plan, Skipped
-from bench.results.records import Record
-from bench.results.runs import Run, create_run, load_run, open_writer
-from bench.text import UserError
+from parbench.bench.launch import measure as measuring
+from parbench.bench.launch.budget import Prices
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.launch.measure import Display, resume, run_options
+from parbench.bench.machine import slurm_allocation as node_machine
+from parbench.bench.machine.slurm_allocation import reachable
+from parbench.bench.machine.world_spec import Joined
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.options import Options, plan_run
+from parbench.bench.plan.plan import Plan, Skipped
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run, create_run, load_run, open_writer
+from parbench.bench.text import UserError
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun")
@@ -130,7 +130,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_with_a_sentence(
     def full(self: object, name: str, content: bytes) -> None:
         raise UserError("samples/x.npz cannot be written: No space left on device")
 
-    monkeypatch.setattr("bench.results.runs.RecordWriter.write_file", full)
+    monkeypatch.setattr("parbench.bench.results.runs.RecordWriter.write_file", full)
     ranks.said = [outcome(raw=b"npz")]
     path = run()
     assert "No space left on device: 1 of 2 cases measured" in capsys.readouterr().err
@@ -188,7 +188,7 @@ def test_ranks_share_the_cores_and_gloo_takes_the_loopback_unless_the_user_says_
 ) -> None:
     own = make_case("custom.step", "absent.module:step", {})
     path, (modules, given, log, _) = started(monkeypatch, "ForkServer", make_plan([case(), own]))
-    assert modules == [case().target.partition(":")[0], "workloads.step.own"]  # not the user's own module
+    assert modules == [case().target.partition(":")[0], "parbench.workloads.step.own"]  # not the user's own module
     assert log == path / "logs" / "fork-server.log"
     assert given["OMP_NUM_THREADS"] == "2"
     assert given["GLOO_SOCKET_IFNAME"].startswith("lo")

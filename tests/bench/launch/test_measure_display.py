@@ -8,8 +8,8 @@ import pytest
 from fakes import case, wait_until
 from rich.console import Console
 
-from bench.launch.measure import Display
-from bench.results.records import Record, Status, WorldInfo
+from parbench.bench.launch.measure import Display
+from parbench.bench.results.records import Record, Status, WorldInfo
 
 
 def record(status: Status = "ok", reason: str = "", number: int = 0) -> Record:
@@ -40,7 +40,7 @@ def test_without_a_terminal_a_launch_is_a_line_and_now_and_then_how_far_it_is_an
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("bench.launch.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("parbench.bench.launch.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
     screen = Screen(4)
     with screen.display as display:
         display.launch(2, 3, 4)
@@ -56,7 +56,7 @@ def test_without_a_terminal_a_launch_is_a_line_and_now_and_then_how_far_it_is_an
 
 def test_the_expected_end_is_never_after_the_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("bench.launch.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("parbench.bench.launch.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
     screen = Screen(4)
     with screen.display as display:
         for seconds, done in ((10, 0.01), (10, 0.5), (40, 0.6), (10, 0.7)):

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from fakes import HERE, FakeGang, FakeRank, connect, outcome, wait_until, where, within
 
-from bench.launch import monitor as module
-from bench.launch.control_channel import Done, DriverServer, Outcome, StatusRequest
-from bench.launch.flight_recorder import GroupSeen
-from bench.launch.monitor import RankMonitor
+from parbench.bench.launch import monitor as module
+from parbench.bench.launch.control_channel import Done, DriverServer, Outcome, StatusRequest
+from parbench.bench.launch.flight_recorder import GroupSeen
+from parbench.bench.launch.monitor import RankMonitor
 
 TIMEOUT = 10.0
 

@@ -9,8 +9,8 @@ import pytest
 from clusters import PARBENCH, in_cluster
 from paths import environment
 
-from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.runs import Run, load_run, runs_in
+from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
+from parbench.bench.results.runs import Run, load_run, runs_in
 
 pytestmark = pytest.mark.full
 

@@ -12,7 +12,7 @@ import pytest
 from fakes import wait_until
 from paths import ROOT
 
-from bench.launch.processes import run_child, terminated_as_interrupted
+from parbench.bench.launch.processes import run_child, terminated_as_interrupted
 
 CHILD = """
 import signal, sys, time
@@ -31,7 +31,7 @@ time.sleep(0.3)  # as long as it takes to stop cleanly
 PARENT = """
 import sys, time
 from pathlib import Path
-from bench.launch.processes import run_child
+from parbench.bench.launch.processes import run_child
 try:
     run_child([sys.executable, "-c", {child!r}, sys.argv[1]])
 except KeyboardInterrupt:

@@ -4,8 +4,8 @@ from collections import Counter
 
 from fakes import case, job
 
-from bench.launch.visits import VISITS, order_of_visits, spread_over_visits
-from bench.plan.cases import Case, make_case
+from parbench.bench.launch.visits import VISITS, order_of_visits, spread_over_visits
+from parbench.bench.plan.cases import Case, make_case
 
 
 def sized(number: int, megabytes: int) -> Case:

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from nvidia import A100, H100, L40S, gpus, install
 
-from bench.machine.doctor import UNKNOWN, Finding, examine, examine_here, render, sample_load
-from bench.machine.gpu import Gpu
-from bench.machine.machine import Machine, inspect_machine
-from bench.machine.world_spec import choose_world
+from parbench.bench.machine.doctor import UNKNOWN, Finding, examine, examine_here, render, sample_load
+from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.machine import Machine, inspect_machine
+from parbench.bench.machine.world_spec import choose_world
 
 GIB = 1 << 30
 GPU = Gpu(name="NVIDIA H100", memory_bytes=80 * GIB)

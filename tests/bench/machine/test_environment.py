@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from paths import ROOT
 from trees import write_tree
 
-from bench.machine import environment
-from bench.machine.environment import (
+from parbench.bench.machine import environment
+from parbench.bench.machine.environment import (
     EMULATED,
     EMULATED_VARIABLE,
     VOLATILE,
@@ -33,7 +33,7 @@ from bench.machine.environment import (
     parse_cpus,
     recorded_variables,
 )
-from bench.machine.machine import affinity, available_cores, package_version
+from parbench.bench.machine.machine import affinity, available_cores, package_version
 
 RECORDED = """
 NCCL_DEBUG TORCH_NCCL_BLOCKING_WAIT GLOO_SOCKET_IFNAME UCX_TLS FI_PROVIDER CUDA_VISIBLE_DEVICES
@@ -152,7 +152,8 @@ def test_a_capture_is_what_this_machine_says_and_survives_json() -> None:
 def test_neither_a_capture_nor_a_look_at_the_machine_imports_anything_heavy() -> None:
     program = (
         "import os, sys; "
-        "from bench.machine.environment import capture; from bench.machine.machine import inspect_machine; "
+        "from parbench.bench.machine.environment import capture; "
+        "from parbench.bench.machine.machine import inspect_machine; "
         "print(len(capture(os.environ)), inspect_machine(os.environ).torch_version is not None); "
         "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
     )

@@ -10,8 +10,8 @@ import pytest
 from nvidia import A100, H100, L40S, UNKNOWN_WORDS, gpus, install, topology
 from trees import write_tool
 
-from bench.machine import gpu as module
-from bench.machine.gpu import Gpu, gpu_links, gpus_of, in_detail, nvidia_smi, visible_gpus
+from parbench.bench.machine import gpu as module
+from parbench.bench.machine.gpu import Gpu, gpu_links, gpus_of, in_detail, nvidia_smi, visible_gpus
 
 
 def seen(environ: dict[str, str]) -> tuple[Gpu, ...]:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from bench.machine import host_load
-from bench.machine.host_load import HostLoad, LoadMeter
+from parbench.bench.machine import host_load
+from parbench.bench.machine.host_load import HostLoad, LoadMeter
 
 Times = namedtuple("Times", "user nice system idle irq softirq steal")
 

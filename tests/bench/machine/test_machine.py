@@ -11,8 +11,8 @@ import pytest
 from nvidia import H100, gpus, install
 from trees import write_tree
 
-from bench.machine import machine
-from bench.machine.machine import (
+from parbench.bench.machine import machine
+from parbench.bench.machine.machine import (
     affinity,
     available_cores,
     available_memory_bytes,

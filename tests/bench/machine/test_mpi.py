@@ -2,8 +2,8 @@
 
 from refusals import refusal
 
-from bench.machine.mpi import variables_of_mpi
-from bench.machine.world_spec import Joined
+from parbench.bench.machine.mpi import variables_of_mpi
+from parbench.bench.machine.world_spec import Joined
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",

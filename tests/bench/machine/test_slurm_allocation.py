@@ -13,10 +13,10 @@ from paths import environment
 from refusals import refusal
 from trees import write_tool
 
-from bench.machine import slurm_allocation as node_machine
-from bench.machine.gpu import Gpu
-from bench.machine.machine import Machine
-from bench.machine.slurm_allocation import Allocation, NodeLayout, choose_layout, machine_of_ranks, main
+from parbench.bench.machine import slurm_allocation as node_machine
+from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.machine import Machine
+from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, choose_layout, machine_of_ranks, main
 
 FOUR = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]"}
 JOB = Allocation(job="17", nodes=4, nodelist="n[1-4]")
@@ -109,7 +109,7 @@ def test_the_whole_node_is_asked_for_and_not_the_share_of_a_task(srun: Srun) -> 
     machine_of_ranks({**srun.environ, **shares, "SLURM_JOB_ID": "17"}, JOB)
     seen = srun.variables()
     assert not [line for line in seen if line.partition("=")[0] in shares]
-    assert {"SLURM_JOB_ID=17", "PYTHONSAFEPATH=1"} <= set(seen)
+    assert {"SLURM_JOB_ID=17"} <= set(seen)
 
 
 def test_the_words_take_the_sites_options_and_one_task_that_shares_the_node(srun: Srun) -> None:
@@ -117,7 +117,13 @@ def test_the_words_take_the_sites_options_and_one_task_that_shares_the_node(srun
     [words] = srun.asked()
     assert words[:5] == ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--relative=0", "--cpu-bind=none"]
     assert "--overlap" in words
-    assert words[-5:] == ["--container-image=x", "--mem=0", sys.executable, "-m", "bench.machine.slurm_allocation"]
+    assert words[-5:] == [
+        "--container-image=x",
+        "--mem=0",
+        sys.executable,
+        "-m",
+        "parbench.bench.machine.slurm_allocation",
+    ]
 
 
 def test_where_the_first_node_does_not_answer_the_second_is_asked_if_there_is_one(srun: Srun) -> None:
@@ -159,8 +165,8 @@ def test_a_node_tells_its_machine_as_the_last_line_of_its_output(capsys: pytest.
 
 ASKED = """
 import msgspec, os, sys
-from bench.machine.slurm_allocation import Allocation
-from bench.machine.slurm_allocation import machine_of_ranks
+from parbench.bench.machine.slurm_allocation import Allocation
+from parbench.bench.machine.slurm_allocation import machine_of_ranks
 assert "SLURMD_NODENAME" not in os.environ
 sys.stdout.write(msgspec.json.encode(machine_of_ranks(os.environ, Allocation.find(os.environ))).decode())
 """

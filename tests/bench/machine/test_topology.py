@@ -10,9 +10,9 @@ import psutil
 import pytest
 from trees import write_tree
 
-from bench.machine import slurm_allocation as addresses
-from bench.machine.environment import RankPlace, rank_place, relation, relations
-from bench.machine.slurm_allocation import reachable
+from parbench.bench.machine import slurm_allocation as addresses
+from parbench.bench.machine.environment import RankPlace, rank_place, relation, relations
+from parbench.bench.machine.slurm_allocation import reachable
 
 
 def at(host: str = "a", cpus: tuple[int, ...] = (0, 1), numa: tuple[int, ...] = (0,), **more: str) -> RankPlace:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from refusals import refusal
 
-from bench.machine.gpu import Gpu
-from bench.machine.machine import Machine
-from bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
+from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.machine import Machine
+from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
 
 GIB = 1 << 30
 CPU = Machine(cores=4, physical_cores=4, memory_bytes=16 * GIB, torch_version="2.13.0+cpu", torch_has_cuda=False)

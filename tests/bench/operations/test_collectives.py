@@ -16,14 +16,14 @@ import torch.distributed as dist
 from ranks import Ranks
 from refusals import refusal
 
-from bench.machine.world_spec import WorldSpec
-from bench.operations.operation import DataPattern, Operation, count_wrong
-from bench.operations.p2p import round_of_pairs, sendrecv
-from bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, bytes_needed
-from bench.plan.groups import groups_of
-from bench.rank.runner import load_target
-from bench.world.torch_compat import allocations, profiling
-from bench.world.world import Subgroups, World
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.operations.operation import DataPattern, Operation, count_wrong
+from parbench.bench.operations.p2p import round_of_pairs, sendrecv
+from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, bytes_needed
+from parbench.bench.plan.groups import groups_of
+from parbench.bench.rank.runner import load_target
+from parbench.bench.world.torch_compat import allocations, profiling
+from parbench.bench.world.world import Subgroups, World
 
 OPERATIONS = {
     definition.name: definition

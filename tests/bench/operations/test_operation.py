@@ -14,10 +14,10 @@ from data_coding import RANKS, caught
 from filling import filling
 from refusals import refusal
 
-from bench.operations.local import Gemm, copy, from_device, gemm, to_device
-from bench.operations.operation import DataPattern, count_wrong, dtype_of, poison
-from bench.plan.catalogue import DTYPES, PRODUCTS
-from bench.world.world import World
+from parbench.bench.operations.local import Gemm, copy, from_device, gemm, to_device
+from parbench.bench.operations.operation import DataPattern, count_wrong, dtype_of, poison
+from parbench.bench.plan.catalogue import DTYPES, PRODUCTS
+from parbench.bench.world.world import World
 
 NUMERIC = [name for name in DTYPES if name != "bool"]  # a bool is only moved, or joined by and, or
 NUMPY_HAS = ["float64", "float32", "float16", "int64", "int32", "int8", "uint8"]
@@ -162,7 +162,7 @@ def test_poison_is_never_a_sum_nor_a_value_that_is_only_moved_and_not_a_number_i
 
 
 class Place:
-    """What a subject of one rank knows of the world."""
+    """What a benchmark of one rank knows of the world."""
 
     device = CPU
     rank = 1
@@ -194,16 +194,16 @@ def test_what_was_issued_is_what_to_wait_for() -> None:
 def test_a_copy_is_right_after_a_step_alone_and_one_wrong_element_is_seen() -> None:
     for dtype in ("float32", "bfloat16", "int8", "bool"):
         for size_bytes in (0, 4, 4 * 65_521):
-            subject = copy(WORLD, size_bytes=size_bytes, dtype=dtype)
-            subject.reset()
-            assert (subject.check() > 0) == (size_bytes > 0), (dtype, size_bytes)
-            subject.step()
-            assert subject.check() == 0, (dtype, size_bytes)
-    subject = copy(WORLD, size_bytes=4096, dtype="float32")
-    subject.step()
-    subject.corrupt()
-    assert subject.check() == 1
-    description = subject.describe()
+            benchmark = copy(WORLD, size_bytes=size_bytes, dtype=dtype)
+            benchmark.reset()
+            assert (benchmark.check() > 0) == (size_bytes > 0), (dtype, size_bytes)
+            benchmark.step()
+            assert benchmark.check() == 0, (dtype, size_bytes)
+    benchmark = copy(WORLD, size_bytes=4096, dtype="float32")
+    benchmark.step()
+    benchmark.corrupt()
+    assert benchmark.check() == 1
+    description = benchmark.describe()
     assert [(work.name, work.amount) for work in description.work] == [("algbw", 4096)]
     assert (description.details["read_bytes"], description.details["written_bytes"]) == (4096, 4096)
 
@@ -214,15 +214,15 @@ ALONE = mock.Mock(device=CPU, seed=0, rank=0, size=1)
 @pytest.mark.parametrize("dtype", PRODUCTS)
 def test_a_product_is_right_after_a_step_and_all_wrong_before_it(dtype: str) -> None:
     for m in (1, 9, 33, 512):
-        subject = Gemm(ALONE, m=m, dtype=dtype)
+        benchmark = Gemm(ALONE, m=m, dtype=dtype)
         for _ in range(2):
-            subject.reset()
-            assert subject.check() == m * m
-            subject.step()
-            assert subject.check() == 0
-        exact = subject._a.double() @ subject._b.double()
-        assert torch.equal(subject._c.double(), exact)
-        so_far = (subject._a.double()[:5, :, None] * subject._b.double()[:, :7]).cumsum(1)
+            benchmark.reset()
+            assert benchmark.check() == m * m
+            benchmark.step()
+            assert benchmark.check() == 0
+        exact = benchmark._a.double() @ benchmark._b.double()
+        assert torch.equal(benchmark._c.double(), exact)
+        so_far = (benchmark._a.double()[:5, :, None] * benchmark._b.double()[:, :7]).cumsum(1)
         assert float(so_far.abs().max()) <= DTYPES["bfloat16"].exact_up_to, "exact in any splitting, too"
         assert m == 1 or float(exact.std()) > 1
     other = Gemm(mock.Mock(device=CPU, seed=1), m=33, dtype=dtype)
@@ -230,37 +230,37 @@ def test_a_product_is_right_after_a_step_and_all_wrong_before_it(dtype: str) -> 
 
 
 def test_a_wrong_element_of_any_product_and_swapped_factors_are_seen() -> None:
-    subject = Gemm(ALONE, m=16)
+    benchmark = Gemm(ALONE, m=16)
     for row, column in ((0, 3), (5, -1)):
         for _ in range(3):
-            subject.reset()
-            subject.step()
-        subject._c[row, column] += 1
+            benchmark.reset()
+            benchmark.step()
+        benchmark._c[row, column] += 1
         for _ in range(2):
-            subject.reset()
-            subject.step()
-        assert subject.check() == 1, "though later products were right"
-        assert subject.check() == 0
-    torch.mm(subject._b, subject._a, out=subject._c)
-    assert subject.check() > 0
-    subject.reset()
-    subject.step()
-    subject.corrupt()
-    assert subject.check() == 1
+            benchmark.reset()
+            benchmark.step()
+        assert benchmark.check() == 1, "though later products were right"
+        assert benchmark.check() == 0
+    torch.mm(benchmark._b, benchmark._a, out=benchmark._c)
+    assert benchmark.check() > 0
+    benchmark.reset()
+    benchmark.step()
+    benchmark.corrupt()
+    assert benchmark.check() == 1
     description = gemm(ALONE, m=10, dtype="bfloat16").describe()
     assert [(work.name, work.amount) for work in description.work] == [("flops", 2000)]
     assert description.details == {"m": 10, "dtype": "bfloat16"}
 
 
 def test_copies_to_and_from_a_device_are_whole() -> None:
-    for subject in (
+    for benchmark in (
         to_device(WORLD, size_bytes=4096, dtype="float32"),
         from_device(WORLD, size_bytes=4096, dtype="int8"),
     ):
-        subject.reset()
-        assert subject.check() > 0
-        subject.step()
-        assert subject.check() == 0
-        subject.corrupt()
-        assert subject.check() == 1
-        assert [(work.name, work.amount) for work in subject.describe().work] == [("algbw", 4096)]
+        benchmark.reset()
+        assert benchmark.check() > 0
+        benchmark.step()
+        assert benchmark.check() == 0
+        benchmark.corrupt()
+        assert benchmark.check() == 1
+        assert [(work.name, work.amount) for work in benchmark.describe().work] == [("algbw", 4096)]

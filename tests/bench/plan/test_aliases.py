@@ -9,14 +9,14 @@ from fake_runs import MODULES, be_alone
 from paths import TESTS, Command
 from refusals import refusal
 
-from bench.plan.aliases import CASES, METRICS, PARAMS, TARGETS
-from bench.plan.cases import load_catalogue
-from bench.plan.options import Options, plan_run
-from bench.plan.plan import Plan
-from bench.results.records import SCHEMA
-from bench.results.runs import load_run
-from reports.regression.compare import compare
-from reports.regression.rule import Rule
+from parbench.bench.plan.aliases import CASES, METRICS, PARAMS, TARGETS
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.options import Options, plan_run
+from parbench.bench.plan.plan import Plan
+from parbench.bench.results.records import SCHEMA
+from parbench.bench.results.runs import load_run
+from parbench.reports.regression.compare import compare
+from parbench.reports.regression.rule import Rule
 
 FORMER = TESTS / "golden" / "runs" / "former"
 """Groups, background load, rounds of pairs, a matrix product and a copy, as 0.1 wrote them."""

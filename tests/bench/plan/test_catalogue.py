@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal as error_of
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.aliases import matches
-from bench.plan.cases import Case, Definition, load_catalogue, make_case, select
-from bench.plan.catalogue import DEFINITIONS, DTYPES
-from bench.plan.options import Options, make_plan
-from bench.plan.params import Param, Value
-from bench.plan.plan import PRESETS, Plan
-from parbench import DEFINITIONS as MODULES
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.aliases import matches
+from parbench.bench.plan.cases import Case, Definition, load_catalogue, make_case, select
+from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES
+from parbench.bench.plan.options import Options, make_plan
+from parbench.bench.plan.params import Param, Value
+from parbench.bench.plan.plan import PRESETS, Plan
+from parbench.cli import DEFINITIONS as MODULES
 
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}
 SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "all_reduce_two_step")
@@ -68,8 +68,8 @@ def test_every_definition_explains_itself_and_its_parameters_accept_their_defaul
         for param in definition.params:
             assert param.help, (name, param.name)
             assert param.parse(param.default) == param.parse(str(param.default)) == param.default, (name, param.name)
-    assert BY_NAME["all_to_all"].target == "bench.operations.collectives:all_to_all"
-    assert BY_NAME["sendrecv"].target == "bench.operations.p2p:sendrecv"
+    assert BY_NAME["all_to_all"].target == "parbench.bench.operations.collectives:all_to_all"
+    assert BY_NAME["sendrecv"].target == "parbench.bench.operations.p2p:sendrecv"
     rooted = [name for name, definition in BY_NAME.items() if any(p.name == "root" for p in definition.params)]
     assert rooted == ["broadcast", "reduce", "gather", "scatter"]
 
@@ -348,7 +348,9 @@ def test_the_id_is_of_the_values_whatever_their_order_and_is_given_again_to_what
 
 def test_ids_stay_the_same_from_version_to_version_and_differ_for_what_python_or_people_confuse() -> None:
     """Stored runs are compared by id: a change of the canonical form orphans them all."""
-    case = make_case("collective.all_reduce", "bench.collectives:all_reduce", {"dtype": "float32", "size_bytes": 1024})
+    case = make_case(
+        "collective.all_reduce", "parbench.bench.collectives:all_reduce", {"dtype": "float32", "size_bytes": 1024}
+    )
     assert case.id == "02c4cf7f79d8"
     alike: list[Value] = [1, True, 1.0, "1", 0, False, ""]
     cases = [
@@ -383,7 +385,7 @@ def test_patterns_select_their_union_in_catalogue_order_and_none_selects_everyth
     fitting = ["collective.all_reduce", "collective.*", "all_reduce", "all_*", "*"]
     for pattern in [*fitting, "p2p.*", "collective", "reduce", "COLLECTIVE.*"]:
         assert matches("collective.all_reduce", pattern) is (pattern in fitting), pattern
-    assert select(DEFINITIONS, []) == load_catalogue(["bench.plan.catalogue"]) == DEFINITIONS
+    assert select(DEFINITIONS, []) == load_catalogue(["parbench.bench.plan.catalogue"]) == DEFINITIONS
     names = [definition.name for definition in select(DEFINITIONS, ["p2p.s*", "all_reduce", "collective.all_re*"])]
     assert names == ["collective.all_reduce", "collective.all_reduce_two_step", "p2p.sendrecv"]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from bench.plan.groups import (
+from parbench.bench.plan.groups import (
     format_pairs,
     groups_of,
     mesh_group,

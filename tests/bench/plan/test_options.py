@@ -8,12 +8,12 @@ import pytest
 from fake_runs import MACHINE, MODULES, TORCHRUN, be_allocated, be_alone
 from refusals import refusal as error_of
 
-from bench.machine import slurm_allocation as node_machine
-from bench.machine.gpu import Gpu
-from bench.machine.slurm_allocation import NodeLayout
-from bench.machine.world_spec import Joined
-from bench.plan.options import Options, plan_run
-from bench.plan.plan import PRESETS, Measure, Plan
+from parbench.bench.machine import slurm_allocation as node_machine
+from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.slurm_allocation import NodeLayout
+from parbench.bench.machine.world_spec import Joined
+from parbench.bench.plan.options import Options, plan_run
+from parbench.bench.plan.plan import PRESETS, Measure, Plan
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 

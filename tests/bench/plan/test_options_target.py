@@ -13,16 +13,16 @@ from paths import ROOT
 from ranks import Ranks
 from refusals import refusal as error_of
 
-from bench.launch.control_channel import Outcome
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import make_case
-from bench.plan.catalogue import MODE, OF_THE_RUNNER
-from bench.plan.options import Options, define, make_plan, params_of
-from bench.plan.params import Param, Value
-from bench.plan.plan import Measure
-from bench.rank.runner import CaseRun
-from bench.rank.timing import Progress
-from bench.world.world import Subgroups, World
+from parbench.bench.launch.control_channel import Outcome
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.catalogue import MODE, OF_THE_RUNNER
+from parbench.bench.plan.options import Options, define, make_plan, params_of
+from parbench.bench.plan.params import Param, Value
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank.runner import CaseRun
+from parbench.bench.rank.timing import Progress
+from parbench.bench.world.world import Subgroups, World
 
 README = (ROOT / "workloads" / "README.md").read_text()
 
@@ -135,7 +135,7 @@ def test_a_target_that_cannot_be_used_is_one_sentence_with_the_reason(
     ):
         (tmp_path / "mine.py").write_text(text)
         assert told in refusal("mine:prepare", tmp_path)
-    monkeypatch.setattr("bench.plan.options._LOAD_SECONDS", 0.5)
+    monkeypatch.setattr("parbench.bench.plan.options._LOAD_SECONDS", 0.5)
     (tmp_path / "mine.py").write_text("import time; time.sleep(60)")
     assert refusal("mine:prepare", tmp_path).endswith("took more than 0.5 s to import")
     monkeypatch.setattr(sys, "executable", "/nowhere")  # nothing is started

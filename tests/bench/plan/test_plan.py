@@ -8,14 +8,14 @@ import pytest
 from paths import ROOT
 from refusals import refusal as error_of
 
-from bench.commands import run
-from bench.files import read_toml
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Definition
-from bench.plan.catalogue import DEFINITIONS as EVERYTHING
-from bench.plan.options import Options, make_plan
-from bench.plan.params import Param
-from bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile
+from parbench.bench.commands import run
+from parbench.bench.files import read_toml
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.catalogue import DEFINITIONS as EVERYTHING
+from parbench.bench.plan.options import Options, make_plan
+from parbench.bench.plan.params import Param
+from parbench.bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile
 
 GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
 GLOO3 = dataclasses.replace(GLOO, nproc=3)

@@ -10,15 +10,15 @@ from fake_time import HeldTime
 from fakes import Noting
 from ranks import Ranks
 
-from bench.plan.plan import Measure
-from bench.rank import device_timer, timing
-from bench.rank.device_timer import Device, DeviceTimer
-from bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Timed, Timing
-from bench.world.world import World
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank import device_timer, timing
+from parbench.bench.rank.device_timer import Device, DeviceTimer
+from parbench.bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Timed, Timing
+from parbench.bench.world.world import World
 
 US = 1_000
 MEETS, WAKES, RUNS = 7 * US, 3 * US, 8 * US
-"""How long the tiny collective takes, the host to see that an event was reached, and a step of the subject."""
+"""How long the tiny collective takes, the host to see that an event was reached, and a step of the benchmark."""
 
 
 class Event:
@@ -68,7 +68,7 @@ class Queue:
 
 
 class Launches(Noting):
-    """A subject whose step takes the host so long to launch, and the device to do."""
+    """A benchmark whose step takes the host so long to launch, and the device to do."""
 
     def __init__(self, queue: Queue, launch: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Launches(Noting):
 
 
 class SometimesSlow(Launches):
-    """A subject of whose steps every tenth takes longer to launch."""
+    """A benchmark of whose steps every tenth takes longer to launch."""
 
     def step(self) -> None:
         self.calls.append("step")
@@ -119,7 +119,7 @@ def timing_of(clock: HeldTime, launch: int, late_seconds: float = 0.0, beside: b
 def taken(how: Timing, count: int, steps: int = 1) -> Any:
     def sample() -> None:
         for _ in range(steps):
-            how.subject.step()
+            how.benchmark.step()
 
     return how.take(sample, count, steps).numpy()
 
@@ -161,11 +161,11 @@ def test_a_launch_too_long_to_hide_is_timed_from_a_line_at_which_the_host_waits(
 
 def test_one_slow_launch_changes_no_other_sample(clock: HeldTime) -> None:
     how, queue = timing_of(clock, launch=30 * US)
-    subject = cast(Launches, how.subject)
+    benchmark = cast(Launches, how.benchmark)
     launches = [30, 900, 30]
     found = []
     for launch in launches:
-        subject.launch = launch * US
+        benchmark.launch = launch * US
         found.append(int(taken(how, 1)[DURATION, 0]))
     assert found == [RUNS, found[1], RUNS]
     assert queue.spins[2] == 80 * US
@@ -234,6 +234,6 @@ def share_hidden(world: World) -> float | None:
             patch.setattr(module, "time", clock)
         queue = Queue(clock, [])
         measure = Measure(warmup=1, min_iterations=10, max_iterations=20)
-        subject = SometimesSlow(queue, 30 * US)
-        timed = Timing(subject, world, Progress(), measure, range(2), device=cast(Device, queue)).run(60.0)
+        benchmark = SometimesSlow(queue, 30 * US)
+        timed = Timing(benchmark, world, Progress(), measure, range(2), device=cast(Device, queue)).run(60.0)
     return None if timed is None else timed.hidden

@@ -18,19 +18,19 @@ from msgspec.structs import replace
 from ranks import Ranks
 from refusals import refusal
 
-from bench.launch.control_channel import Outcome, Work
-from bench.launch.driver import metrics_of
-from bench.plan.cases import make_case
-from bench.plan.params import Value
-from bench.plan.plan import FaultSpec, Measure
-from bench.rank import runner
-from bench.rank.runner import CaseRun, _subject, load_target, refuse_float8
-from bench.rank.timing import Progress, Timed
-from bench.results.metrics import MetricValue
-from bench.results.records import Check, blame
-from bench.text import UserError
-from bench.world.subject import Description, Explanation
-from bench.world.world import Clock, Subgroups, World
+from parbench.bench.launch.control_channel import Outcome, Work
+from parbench.bench.launch.driver import metrics_of
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.params import Value
+from parbench.bench.plan.plan import FaultSpec, Measure
+from parbench.bench.rank import runner
+from parbench.bench.rank.runner import CaseRun, _benchmark, load_target, refuse_float8
+from parbench.bench.rank.timing import Progress, Timed
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Check, blame
+from parbench.bench.text import UserError
+from parbench.bench.world.benchmark import Description, Explanation
+from parbench.bench.world.world import Clock, Subgroups, World
 
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
@@ -39,7 +39,7 @@ Fault = Literal["none", "refuse", "refuse each", "before", "after", "describe", 
 NAMED = "number: wrong; rank 1: fault 1; rank 1: fault 2; and 2 more"
 """What ranks that explain themselves name as wrong, each thing once and no more than three."""
 calls: list[str] = []
-"""What this rank's last subject was asked, in order."""
+"""What this rank's last benchmark was asked, in order."""
 
 
 class Faulty:
@@ -115,7 +115,7 @@ class Explaining(Faulty):
 
 
 def prepare(world: World, *, fault: Fault = "none", ranks: str = "0,1", explains: str = "") -> Faulty:
-    """Return a subject with a fault on some ranks; ``mode`` is no parameter of it, so it must not be passed."""
+    """Return a benchmark with a fault on some ranks; ``mode`` is no parameter of it, so it must not be passed."""
     calls[:] = ["prepare"]
     mine: Fault = fault if str(world.rank) in ranks.split(",") else "none"
     if fault == "refuse each":
@@ -127,7 +127,7 @@ def prepare(world: World, *, fault: Fault = "none", ranks: str = "0,1", explains
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """How a case went on a rank: what it raised if it did, and what its subject was asked."""
+    """How a case went on a rank: what it raised if it did, and what its benchmark was asked."""
 
     outcome: Outcome
     error: str
@@ -148,7 +148,7 @@ def run(world: World, params: dict[str, Value], prepared_by: str, injection: Fau
 
 
 def visit(world: World, params: dict[str, Value], budgets: list[float], end: bool) -> list[tuple[Outcome, list[str]]]:
-    """Visit a case so often; return each outcome with what the subject was asked until then, last of its end."""
+    """Visit a case so often; return each outcome with what the benchmark was asked until then, last of its end."""
     case, measure = make_case("workload.faulty", "test_runner:prepare", params), replace(MEASURE, max_iterations=14)
     made = CaseRun(case, Subgroups(world), measure, Progress(), None)
     seen = []
@@ -169,7 +169,7 @@ def unpack(outcome: Outcome) -> dict[str, Any]:
         return dict(file)
 
 
-def test_a_right_result_has_its_time_its_check_and_what_the_subject_says_of_itself(two_ranks: Ranks) -> None:
+def test_a_right_result_has_its_time_its_check_and_what_the_benchmark_says_of_itself(two_ranks: Ranks) -> None:
     first, second = ran(two_ranks)
     outcome = first.outcome
     assert (outcome.status, outcome.reason, outcome.check) == ("ok", "", Check(passed=True, wrong=0))
@@ -289,7 +289,7 @@ def test_what_cannot_run_is_skipped_or_failed_in_words_and_closed_where_it_was_p
             assert [rank.log for rank in seen] == logs, reason
 
 
-def test_a_subject_is_closed_when_it_raises(two_ranks: Ranks) -> None:
+def test_a_benchmark_is_closed_when_it_raises(two_ranks: Ranks) -> None:
     for fault, error, last in (
         ("raise", "the roof is on fire", "check"),
         ("describe raises", "no words", "prepare"),
@@ -299,7 +299,7 @@ def test_a_subject_is_closed_when_it_raises(two_ranks: Ranks) -> None:
             assert (rank.error, rank.log[-2:]) == (error, [last, "close"])
 
 
-def test_a_subject_explains_itself_last_on_every_rank_after_all_checks(two_ranks: Ranks) -> None:
+def test_a_benchmark_explains_itself_last_on_every_rank_after_all_checks(two_ranks: Ranks) -> None:
     for mode in ("blocking", "pipelined"):
         seen = ran(two_ranks, mode=mode, explains="0,1")
         for number, rank in enumerate(seen):
@@ -308,7 +308,7 @@ def test_a_subject_explains_itself_last_on_every_rank_after_all_checks(two_ranks
             assert rank.log.count("check") == 2
             assert (rank.phase, rank.steps) == ("explain", rank.log.count("reset"))
             assert (rank.outcome.status, rank.outcome.details["rank"]) == ("ok", number)
-        outcome = seen[0].outcome  # joins what the subject says of itself
+        outcome = seen[0].outcome  # joins what the benchmark says of itself
         assert (outcome.explained, outcome.headline) == ({"compute": COMPUTE}, "step_time")
         assert outcome.notes == ["emulated", "explained in three steps"]
         assert (outcome.details["told by"], outcome.details["warmup"]) == ("all", 3)
@@ -342,12 +342,13 @@ def test_a_target_names_a_function_of_any_importable_module_or_is_refused_with_i
 ) -> None:
     (tmp_path / "needy_step.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_target("bench.operations.collectives:all_reduce").__name__ == "all_reduce"
+    assert load_target("parbench.bench.operations.collectives:all_reduce").__name__ == "all_reduce"
     for target, told in {
         "no_such_module:prepare": "No module named 'no_such_module'",
         "needy_step:prepare": "No module named 'no_such_dependency'",
-        "bench.operations.collectives:CONVENTION": "bench.operations.collectives has no function 'CONVENTION'",
-        "bench.rank.runner": "bench.rank.runner has no function ''",
+        "parbench.bench.operations.collectives:CONVENTION": "parbench.bench.operations.collectives has no "
+        "function 'CONVENTION'",
+        "parbench.bench.rank.runner": "parbench.bench.rank.runner has no function ''",
     }.items():
         with pytest.raises(UserError) as refusal:
             load_target(target)
@@ -355,14 +356,14 @@ def test_a_target_names_a_function_of_any_importable_module_or_is_refused_with_i
     assert "needy_step" not in sys.modules
 
 
-def test_what_a_target_returns_that_is_no_subject_is_told_with_what_it_lacks() -> None:
+def test_what_a_target_returns_that_is_no_benchmark_is_told_with_what_it_lacks() -> None:
     for target, told in {
-        "builtins:type": "returned the class SimpleNamespace: return a subject made of it",
-        "builtins:id": "returned int, which is no subject: it has no step, reset, check, describe or close",
+        "builtins:type": "returned the class SimpleNamespace: return a benchmark made of it",
+        "builtins:id": "returned int, which is no benchmark: it has no step, reset, check, describe or close",
     }.items():
         world = SimpleNamespace(backend="gloo")
         with pytest.raises(TypeError) as refusal:
-            _subject(make_case("custom.odd", target, {}), cast(World, world), None)
+            _benchmark(make_case("custom.odd", target, {}), cast(World, world), None)
         assert str(refusal.value) == f"target {target!r} {told}"
 
 
@@ -380,7 +381,7 @@ def test_float8_is_refused_on_nccl_below_compute_capability_9_in_one_sentence() 
 
 def test_what_needs_more_than_is_free_on_any_device_is_refused_by_all_ranks_in_the_same_words() -> None:
     asked: dict[str, Value] = {"size_bytes": 1 << 30, "dtype": "int8", "mode": "blocking"}
-    case = make_case("collective.all_reduce", "bench.operations.collectives:all_reduce", asked)
+    case = make_case("collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", asked)
     place = SimpleNamespace(device=torch.device("cpu"))
     runner._refuse_too_large(case, cast(World, place))  # a CPU has swap, and its plan has looked at it
     place.device = torch.device("cuda", 0)
@@ -420,7 +421,7 @@ def test_arrivals_on_a_device_are_as_uncertain_as_its_host_sees_them_and_the_las
 
 def test_a_time_on_a_device_says_what_it_cannot_claim() -> None:
     def notes(mode: str, num_ranks: int, hidden: float | None) -> list[str]:
-        case = make_case("collective.all_reduce", "bench.operations.collectives:all_reduce", {"mode": mode})
+        case = make_case("collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", {"mode": mode})
         return runner._notes(case, cast(World, SimpleNamespace(backend="nccl")), num_ranks, hidden)
 
     assert notes("blocking", 1, None) == [], "on a CPU it is as it was"

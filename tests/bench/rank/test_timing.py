@@ -1,6 +1,6 @@
 """One sample is one iteration on every rank; rank 0 decides when to stop, and the reason is the true one.
 
-Most tests run on a clock that moves only when the subject says so: counts, durations and reasons are then exact.
+Most tests run on a clock that moves only when the benchmark says so: counts, durations and reasons are then exact.
 """
 
 import time
@@ -18,11 +18,11 @@ from fake_time import HeldTime
 from fakes import Noting
 from ranks import Ranks
 
-from bench.plan.plan import Measure
-from bench.rank import timing
-from bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Timed, Timing, gather_stamps, sampler
-from bench.results.records import Stop
-from bench.world.world import World
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank import timing
+from parbench.bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Timed, Timing, gather_stamps, sampler
+from parbench.bench.results.records import Stop
+from parbench.bench.world.world import World
 
 MS = 1_000_000
 QUICK = Measure(warmup=1)
@@ -30,7 +30,7 @@ DAWDLE_SECONDS = 0.01
 
 
 class Scripted(Noting):
-    """A subject whose steps and resets only do what is told."""
+    """A benchmark whose steps and resets only do what is told."""
 
     def __init__(self, on_step: Callable[[], object], on_reset: Callable[[], object] = lambda: None) -> None:
         super().__init__()
@@ -77,13 +77,13 @@ def fake_time() -> Iterator[HeldTime]:
         yield clock
 
 
-def timing_of(subject: Scripted, world: World, measure: Measure, mode: str = "blocking") -> Timing:
-    return Timing(subject, world, Progress(), measure, range(world.size), mode=mode)
+def timing_of(benchmark: Scripted, world: World, measure: Measure, mode: str = "blocking") -> Timing:
+    return Timing(benchmark, world, Progress(), measure, range(world.size), mode=mode)
 
 
-def see(subject: Scripted, how: Timing, seconds: float) -> Seen:
+def see(benchmark: Scripted, how: Timing, seconds: float) -> Seen:
     timed = how.run(seconds)
-    return Seen(timed=timed, log=subject.calls, phase=how.progress.phase, samples_begun=how.progress.steps)
+    return Seen(timed=timed, log=benchmark.calls, phase=how.progress.phase, samples_begun=how.progress.steps)
 
 
 def scripted(
@@ -94,11 +94,11 @@ def scripted(
     budget_seconds: float = 1e9,
     mode: str = "blocking",
 ) -> Seen:
-    """Time a subject whose steps last, rank by rank and in turn, as told on each rank's own fake clock."""
+    """Time a benchmark whose steps last, rank by rank and in turn, as told on each rank's own fake clock."""
     durations = cycle(steps_ns[world.rank])
     with fake_time() as clock:
-        subject = Scripted(lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns))
-        return see(subject, timing_of(subject, world, measure, mode), budget_seconds)
+        benchmark = Scripted(lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns))
+        return see(benchmark, timing_of(benchmark, world, measure, mode), budget_seconds)
 
 
 def in_visits(world: World, steps_ns: list[int], seconds: float, count: int, measure: Measure) -> list[int]:
@@ -126,18 +126,18 @@ def timed_for_real(world: World, dawdle_in: str) -> Seen:
             time.sleep(DAWDLE_SECONDS)
 
     on_reset = dawdle if dawdle_in == "reset" else lambda: None
-    subject = Scripted(lambda: dist.all_reduce(number, group=world.group), on_reset)
+    benchmark = Scripted(lambda: dist.all_reduce(number, group=world.group), on_reset)
     place = LateWorld(**vars(world)) if dawdle_in == "arrival" else world
-    return see(subject, timing_of(subject, place, Measure(warmup=1, max_iterations=12)), 60.0)
+    return see(benchmark, timing_of(benchmark, place, Measure(warmup=1, max_iterations=12)), 60.0)
 
 
 def sampled(world: World, steps: int, count: int) -> tuple[list[list[int]], list[str], int]:
     """Take samples of 3 ms steps on a fake clock; return the stamps, the log and the count that a watcher would see."""
     with fake_time() as clock:
-        subject = Scripted(lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS))
-        how = timing_of(subject, world, QUICK)
-        stamps = how.take(sampler("pipelined", subject, world, steps), count)
-    return stamps.tolist(), subject.calls, how.progress.steps
+        benchmark = Scripted(lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS))
+        how = timing_of(benchmark, world, QUICK)
+        stamps = how.take(sampler("pipelined", benchmark, world, steps), count)
+    return stamps.tolist(), benchmark.calls, how.progress.steps
 
 
 def stamps_together(world: World, offsets_ns: tuple[int, ...]) -> Any:

@@ -18,18 +18,18 @@ from filling import filling
 from ranks import Ranks
 from torch.distributed import distributed_c10d
 
-from bench.operations.operation import Operation
-from bench.plan.cases import make_case
-from bench.plan.catalogue import OPERATIONS
-from bench.plan.params import Value
-from bench.plan.plan import Measure, parse_fault
-from bench.rank import runner, timing
-from bench.rank.runner import CaseRun, Disturbed, load_target
-from bench.rank.timing import sampler
-from bench.text import UserError
-from bench.world.subject import Description
-from bench.world.torch_compat import coalescing
-from bench.world.world import Subgroups, World
+from parbench.bench.operations.operation import Operation
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.catalogue import OPERATIONS
+from parbench.bench.plan.params import Value
+from parbench.bench.plan.plan import Measure, parse_fault
+from parbench.bench.rank import runner, timing
+from parbench.bench.rank.runner import CaseRun, Disturbed, load_target
+from parbench.bench.rank.timing import sampler
+from parbench.bench.text import UserError
+from parbench.bench.world.benchmark import Description
+from parbench.bench.world.torch_compat import coalescing
+from parbench.bench.world.world import Subgroups, World
 
 NO_WORLD = cast(World, None)
 
@@ -89,7 +89,7 @@ def sample_of_three(world: World, mode: str) -> tuple[list[float], list[float]]:
 
 def issue_all_reduce(world: World) -> tuple[bool, int]:
     """Return whether the issue time is between arrival and end, and how much is wrong then."""
-    prepare = load_target("bench.operations.collectives:all_reduce")
+    prepare = load_target("parbench.bench.operations.collectives:all_reduce")
     operation = cast(Operation, prepare(world, size_bytes=1 << 16, dtype="float32"))
     sample = sampler("async", operation, world, 1)
     operation.reset()
@@ -100,9 +100,9 @@ def issue_all_reduce(world: World) -> tuple[bool, int]:
 
 
 def test_an_asynchronous_sample_tells_when_it_was_issued_and_waits_for_all(clock: HeldTime, two_ranks: Ranks) -> None:
-    subject = Takes(clock)
-    assert sampler("async", subject, NO_WORLD, 1)() == 105_000_000_000
-    assert subject.calls == ["issue", "wait", "wait"]
+    benchmark = Takes(clock)
+    assert sampler("async", benchmark, NO_WORLD, 1)() == 105_000_000_000
+    assert benchmark.calls == ["issue", "wait", "wait"]
     with pytest.raises(UserError, match="mode async"):
         sampler("async", Noting(), NO_WORLD, 1)
     assert two_ranks.call("test_timing_modes:issue_all_reduce") == [(True, 0), (True, 0)]
@@ -146,8 +146,8 @@ def test_torch_is_given_a_device_for_just_those_calls_that_it_does_not_gather_it
     for backend, gathered in product(("nccl", "gloo"), (True, False)):
         world = cast(World, SimpleNamespace(backend=backend, group=None, device="cuda:3"))
         operation = replace(filling(), gathered=gathered)
-        for subject in (operation, Disturbed(operation, parse_fault("slow:1:1%", 2), lambda: None)):
-            sampler("coalesced", subject, world, 2)()
+        for benchmark in (operation, Disturbed(operation, parse_fault("slow:1:1%", 2), lambda: None)):
+            sampler("coalesced", benchmark, world, 2)()
     assert given == [None, None, "cuda:3", "cuda:3", None, None, None, None]
 
 
@@ -177,16 +177,16 @@ def replayed(world: World, repeatable: bool, empty: str) -> tuple[str, str]:
     """Measure in mode graph where graphs of one step hold nothing, or of many, or of one after its first replay."""
     real, replays = timing.sampler, list[int]()
 
-    def captured(mode: str, subject: Moves, world: World, steps: int) -> timing.Sample:
+    def captured(mode: str, benchmark: Moves, world: World, steps: int) -> timing.Sample:
         if mode != "graph":
-            return real(mode, subject, world, steps)
-        subject.step()  # the warm-up before a capture
+            return real(mode, benchmark, world, steps)
+        benchmark.step()  # the warm-up before a capture
 
         def replay() -> None:
             replays.append(steps)
             if empty != ("one" if steps == 1 else "many") and (empty, replays.count(1), steps) != ("later", 2, 1):
                 for _ in range(steps):
-                    subject.step()
+                    benchmark.step()
 
         return replay
 
@@ -199,11 +199,11 @@ def replayed(world: World, repeatable: bool, empty: str) -> tuple[str, str]:
 
 
 def test_a_graph_is_captured_so_that_other_threads_may_go_on() -> None:
-    subject = Noting()
+    benchmark = Noting()
     with mock.patch.object(torch, "cuda") as cuda:
-        replay = sampler("graph", subject, NO_WORLD, 3)
+        replay = sampler("graph", benchmark, NO_WORLD, 3)
     cuda.graph.assert_called_once_with(cuda.CUDAGraph.return_value, capture_error_mode="thread_local")
-    assert subject.calls == ["step"] * 4, "a warm-up, then what is captured"
+    assert benchmark.calls == ["step"] * 4, "a warm-up, then what is captured"
     assert replay is cuda.CUDAGraph.return_value.replay
 
 
@@ -223,29 +223,29 @@ def test_replays_are_checked_so_that_an_empty_capture_is_wrong_and_so_is_the_las
 
 
 def test_a_slow_step_takes_longer_by_its_share_of_the_devices_time_not_of_its_launch(clock: HeldTime) -> None:
-    subject = Takes(clock, launch=1.0, device=9.0)
-    Disturbed(subject, parse_fault("slow:1:300%", 2), subject.sync).step()
-    assert subject.calls == ["step", "sync"]
+    benchmark = Takes(clock, launch=1.0, device=9.0)
+    Disturbed(benchmark, parse_fault("slow:1:300%", 2), benchmark.sync).step()
+    assert benchmark.calls == ["step", "sync"]
     assert clock.perf_counter() == 140.0
     right = filling()
-    Disturbed(right, parse_fault("slow:1:10%", 2), subject.sync).step()
+    Disturbed(right, parse_fault("slow:1:10%", 2), benchmark.sync).step()
     assert right.check() == 0
 
 
-def test_a_late_step_takes_no_longer_and_waits_for_no_device_and_all_else_is_the_subjects(clock: HeldTime) -> None:
-    subject = Takes(clock, launch=1.0, device=9.0)
-    disturbed = Disturbed(subject, parse_fault("late:1:3s", 2), subject.sync)
+def test_a_late_step_takes_no_longer_and_waits_for_no_device_and_all_else_is_the_benchmarks(clock: HeldTime) -> None:
+    benchmark = Takes(clock, launch=1.0, device=9.0)
+    disturbed = Disturbed(benchmark, parse_fault("late:1:3s", 2), benchmark.sync)
     disturbed.reset()
     disturbed.step()
     assert clock.perf_counter() == 101.0
     disturbed.close()
-    assert subject.calls == ["reset", "step", "close"]
+    assert benchmark.calls == ["reset", "step", "close"]
     assert (disturbed.check(), disturbed.describe().headline) == (3, "asleep")
 
 
 def test_a_corrupt_step_has_exactly_one_wrong_element_and_what_cannot_be_disturbed_is_refused(clock: HeldTime) -> None:
-    operation, subject = filling(), Takes(clock)
-    disturbed = Disturbed(operation, parse_fault("corrupt:1", 2), subject.sync)
+    operation, benchmark = filling(), Takes(clock)
+    disturbed = Disturbed(operation, parse_fault("corrupt:1", 2), benchmark.sync)
     for _ in range(2):
         disturbed.reset()
         assert disturbed.check() == 4
@@ -253,8 +253,8 @@ def test_a_corrupt_step_has_exactly_one_wrong_element_and_what_cannot_be_disturb
         assert disturbed.check() == 1
     operation.step()
     assert disturbed.check() == 0
-    with pytest.raises(UserError, match=r"corrupt:1: this subject has no corrupt\(\)"):
-        Disturbed(subject, parse_fault("corrupt:1", 2), subject.sync).step()
+    with pytest.raises(UserError, match=r"corrupt:1: this benchmark has no corrupt\(\)"):
+        Disturbed(benchmark, parse_fault("corrupt:1", 2), benchmark.sync).step()
     for text in ("corrupt:1", "slow:1:10%"):
         with pytest.raises(UserError, match="mode async knows only late"):
-            Disturbed(subject, parse_fault(text, 2), subject.sync).issue()
+            Disturbed(benchmark, parse_fault(text, 2), benchmark.sync).issue()

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.launch.control_channel import StatusReply
-from bench.rank.timing import Progress
-from bench.world.world import World
+from parbench.bench.launch.control_channel import StatusReply
+from parbench.bench.rank.timing import Progress
+from parbench.bench.world.world import World
 
 Dawdle = Callable[[], None]
 

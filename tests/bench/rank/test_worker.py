@@ -21,7 +21,7 @@ from nvidia import H100, gpus, install
 from paths import environment
 from torch._C._distributed_c10d import HashStore, Store
 
-from bench.launch.control_channel import (
+from parbench.bench.launch.control_channel import (
     LEFT_OUT,
     Done,
     DriverServer,
@@ -34,8 +34,8 @@ from bench.launch.control_channel import (
     StatusReply,
     StatusRequest,
 )
-from bench.plan.cases import Case, make_case
-from bench.rank import worker
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.rank import worker
 
 PATIENCE = 180.0
 
@@ -100,7 +100,7 @@ def working(hub: DriverServer, store: Store | None = None, meeting: worker.Meeti
 def process(hub: DriverServer) -> Iterator["subprocess.Popen[bytes]"]:
     """Work as the only rank of a world, in a process of its own that has said hello."""
     variables = {**environment(), **hub.variables(), "RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    with subprocess.Popen([sys.executable, "-m", "bench.rank.worker"], env=variables) as started:
+    with subprocess.Popen([sys.executable, "-m", "parbench.bench.rank.worker"], env=variables) as started:
         try:
             heard(hub, Hello)
             yield started

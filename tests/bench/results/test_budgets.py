@@ -6,8 +6,8 @@ import pytest
 from refusals import refusal
 from reports_fixtures import collective, step
 
-from bench.plan.plan import Skipped
-from bench.results.budgets import Budget, metric_of, read_budgets
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.budgets import Budget, metric_of, read_budgets
 
 CASES = (step("ddp"), collective("all_reduce", 1 << 20))
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from reports_fixtures import ok, pipeline_details, step
 
-from bench.results.details import Calls, Communication, Component, Details, Idle, Loads, Pipeline, Ran, read
-from bench.results.records import Record, encode
+from parbench.bench.results.details import Calls, Communication, Component, Details, Idle, Loads, Pipeline, Ran, read
+from parbench.bench.results.records import Record, encode
 
 
 def with_details(details: dict[str, Any]) -> Record:

@@ -15,9 +15,9 @@ import scipy.stats  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.results import fit as module
-from bench.results.fit import Fit, Point, Segment, fit, intervals_words
-from bench.results.stats import quantile, within_launch
+from parbench.bench.results import fit as module
+from parbench.bench.results.fit import Fit, Point, Segment, fit, intervals_words
+from parbench.bench.results.stats import quantile, within_launch
 
 Model = Callable[[float], float]
 

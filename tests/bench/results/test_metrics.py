@@ -9,12 +9,12 @@ from paths import ROOT
 from report_rows import cells_of, found_in, row_of, table_of
 from reports_fixtures import ok, step, step_metrics, training_metrics
 
-from bench.plan import aliases
-from bench.results import metrics
-from bench.results.metrics import METRICS, Metric, MetricValue, declared, value, values
-from bench.results.records import encode, json_schema
-from bench.results.stats import Grade, within_launch
-from reports.report import Section, Table
+from parbench.bench.plan import aliases
+from parbench.bench.results import metrics
+from parbench.bench.results.metrics import METRICS, Metric, MetricValue, declared, value, values
+from parbench.bench.results.records import encode, json_schema
+from parbench.bench.results.stats import Grade, within_launch
+from parbench.reports.report import Section, Table
 
 LATE = Metric(
     "late.AXIS",

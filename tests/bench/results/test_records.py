@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from bench.plan.cases import make_case
-from bench.results.metrics import MetricValue
-from bench.results.records import (
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import (
     SCHEMA,
     Check,
     Noise,
@@ -30,7 +30,7 @@ from bench.results.records import (
 )
 
 SMALL = Record(
-    case=make_case("collective.all_reduce", "bench.operations.collectives:all_reduce", {"size_bytes": 1024}),
+    case=make_case("collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", {"size_bytes": 1024}),
     world=WorldInfo(size=2, nodes=1, backend="gloo", device="cpu"),
     launch=0,
     status="skipped",

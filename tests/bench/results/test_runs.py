@@ -17,12 +17,12 @@ import pytest
 from paths import environment
 from refusals import refusal
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import make_case
-from bench.plan.catalogue import DEFINITIONS
-from bench.plan.options import Options, make_plan
-from bench.plan.plan import Plan
-from bench.results.records import (
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.catalogue import DEFINITIONS
+from parbench.bench.plan.options import Options, make_plan
+from parbench.bench.plan.plan import Plan
+from parbench.bench.results.records import (
     SCHEMA,
     Interval,
     RankTimeline,
@@ -33,7 +33,7 @@ from bench.results.records import (
     encode,
     encode_timeline,
 )
-from bench.results.runs import (
+from parbench.bench.results.runs import (
     FOLDERS,
     RecordWriter,
     create_run,
@@ -49,7 +49,9 @@ from bench.results.runs import (
 
 def make_record(launch: int = 0) -> Record:
     return Record(
-        case=make_case("collective.all_reduce", "bench.operations.collectives:all_reduce", {"size_bytes": 1024}),
+        case=make_case(
+            "collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", {"size_bytes": 1024}
+        ),
         world=WorldInfo(size=2, nodes=1, backend="gloo", device="cpu"),
         launch=launch,
         status="ok",
@@ -177,7 +179,7 @@ def test_a_disk_that_fills_up_ends_in_words(run: Path) -> None:
 
 
 def test_only_one_process_writes_while_others_may_read_until_it_is_killed(run: Path) -> None:
-    code = "import sys; from pathlib import Path; from bench.results.runs import open_writer\n"
+    code = "import sys; from pathlib import Path; from parbench.bench.results.runs import open_writer\n"
     code += "with open_writer(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(run)]
     with subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
+from parbench.bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
 
 NS = 1e-9
 END = 30

@@ -11,7 +11,7 @@ import scipy.stats  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.results.stats import (
+from parbench.bench.results.stats import (
     CONFIDENCE,
     Estimate,
     effective_count,

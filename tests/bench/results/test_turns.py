@@ -8,8 +8,8 @@ from statistics import fmean, stdev
 import pytest
 import scipy.stats  # type: ignore[import-untyped]
 
-from bench.results.stats import t_quantile
-from bench.results.turns import (
+from parbench.bench.results.stats import t_quantile
+from parbench.bench.results.turns import (
     chosen,
     cross_fitted,
     mean_rank,
@@ -74,7 +74,7 @@ def test_pairs_of_turns_give_what_is_there_and_one_turn_gives_nothing() -> None:
 
 
 def test_a_rank_imports_no_scipy_for_the_intervals_of_its_turns() -> None:
-    told = "from bench.results.turns import cross_fitted as of; of([[1.0] * 12] * 2)"
+    told = "from parbench.bench.results.turns import cross_fitted as of; of([[1.0] * 12] * 2)"
     script = f"{told}; import sys; print('scipy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.profiler import record_function
 
-from bench.world.torch_compat import (
+from parbench.bench.world.torch_compat import (
     all_gather_single,
     done_work,
     fake_group,
@@ -24,7 +24,7 @@ from bench.world.torch_compat import (
     reduce_scatter_single,
     trace_events,
 )
-from bench.world.world import World
+from parbench.bench.world.world import World
 
 RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 
@@ -85,7 +85,7 @@ def in_parts_and_fakes(world: World) -> dict[str, Any]:
 
 def sharded_moments(world: World) -> tuple[list[int], list[float]]:
     """Return the sizes of the moments that this rank holds after a step of the sharding optimizer, and a weight."""
-    from bench.world.torch_compat import sharding_optimizer
+    from parbench.bench.world.torch_compat import sharding_optimizer
 
     parameters = [torch.nn.Parameter(torch.ones(size)) for size in (6, 4)]
     optimizer: Any = sharding_optimizer()(

@@ -24,14 +24,14 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed import Backend, distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
-from bench.launch.control_channel import Finished
-from bench.operations import collectives
-from bench.operations.collectives import Barrier
-from bench.plan.cases import make_case
-from bench.rank.timing import Progress
-from bench.rank.worker import _cases
-from bench.world import world as clock
-from bench.world.world import Clock, World, _device, calibrate, open_world
+from parbench.bench.launch.control_channel import Finished
+from parbench.bench.operations import collectives
+from parbench.bench.operations.collectives import Barrier
+from parbench.bench.plan.cases import make_case
+from parbench.bench.rank.timing import Progress
+from parbench.bench.rank.worker import _cases
+from parbench.bench.world import world as clock
+from parbench.bench.world.world import Clock, World, _device, calibrate, open_world
 
 Alone = Callable[..., AbstractContextManager[World]]
 SHIFT_NS = 5_000_000
@@ -147,7 +147,7 @@ def test_the_timeout_is_that_of_every_group_that_is_made_in_the_world_a_meshs_to
 
 
 def test_float32_is_full_whatever_the_environment_says() -> None:
-    code = "import torch; from bench.world.world import full_float32; b = torch.backends\n"
+    code = "import torch; from parbench.bench.world.world import full_float32; b = torch.backends\n"
     code += "was = torch.get_float32_matmul_precision(); is_ = full_float32()\n"
     code += "print(was, is_, b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32)"
     env = {**environment(), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
@@ -201,7 +201,7 @@ def barriers_on_drifting_clocks(world: World, drift_ns: int) -> tuple[list[tuple
     """
     ahead_ns, said = [0], list[Any]()
     cases = [
-        make_case("collective.barrier", "bench.operations.collectives:barrier", {"number": number})
+        make_case("collective.barrier", "parbench.bench.operations.collectives:barrier", {"number": number})
         for number in range(2)
     ]
     with drifting(world, lambda: ahead_ns[0]) as apart, pytest.MonkeyPatch.context() as patch:
@@ -210,10 +210,10 @@ def barriers_on_drifting_clocks(world: World, drift_ns: int) -> tuple[list[tuple
         _cases(cast(Any, SimpleNamespace(say=said.append)), job(cases), apart, Progress())
     ahead_ns[0] = 0
     with drifting(world, lambda: ahead_ns[0]) as apart:
-        subject = Barrier(apart)
+        benchmark = Barrier(apart)
         ahead_ns[0] = drift_ns
-        subject.step()
-        wrong = subject.check()
+        benchmark.step()
+        wrong = benchmark.check()
     outcomes = [what.outcome for what in said if isinstance(what, Finished)]
     return [(found.status, found.arrival.uncertainty if found.arrival else 0.0) for found in outcomes], wrong
 

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 
-from bench.operations import local as beside
-from bench.operations.operation import Operation
-from bench.plan.catalogue import BACKGROUND
-from bench.rank.runner import load_target
-from bench.world.subject import Description
-from bench.world.world import StandBy, Subgroups, World
+from parbench.bench.operations import local as beside
+from parbench.bench.operations.operation import Operation
+from parbench.bench.plan.catalogue import BACKGROUND
+from parbench.bench.rank.runner import load_target
+from parbench.bench.world.benchmark import Description
+from parbench.bench.world.world import StandBy, Subgroups, World
 
 BOTH = (0, 1)
 KINDS = [str(kind) for kind in BACKGROUND.choices if kind != beside.NOTHING]
@@ -72,7 +72,7 @@ def wrong_barriers(world: World, concurrent: bool) -> int:
     part = Subgroups(world).of({"group": "contiguous:1", "concurrent": concurrent})
     if part.world is None:
         return 0
-    barrier = load_target("bench.operations.collectives:barrier")(part.world)
+    barrier = load_target("parbench.bench.operations.collectives:barrier")(part.world)
     time.sleep(0.05 * world.rank)
     barrier.step()
     return barrier.check()
@@ -92,7 +92,7 @@ def test_an_idle_rank_is_never_wrong_and_moves_nothing() -> None:
 
 def measured_beside(world: World, kind: str) -> tuple[bool, int, int]:
     """Return whether the load ran again and again, how much was wrong beside it, and how many threads it left."""
-    prepare = load_target("bench.operations.collectives:all_reduce")
+    prepare = load_target("parbench.bench.operations.collectives:all_reduce")
     operation = cast(Operation, prepare(world, size_bytes=1 << 16, dtype="float32"))
     threads, done, wrong = threading.active_count(), [0], 0
     made = beside._load

@@ -13,17 +13,17 @@ from report_rows import found_in, found_of, matrix_case, run_of
 from reports_fixtures import bad, collective, hang, make_plan, make_run, ok, pipeline_record, step
 from traced import run_with, timeline, traced_record
 
-from bench.launch.control_channel import LEFT_OUT
-from bench.plan.plan import Skipped
-from bench.results.records import Record
-from bench.results.runs import Run
-from reports.analysis.summary import summarize
-from reports.analysis.verdicts import bad_rows, emulations, not_measured, other_claims, told_of_runs
-from reports.regression.compare import compare
-from reports.regression.compare_show import as_markdown, as_table
-from reports.regression.compare_show import heading as heading_of_comparison
-from reports.regression.rule import Rule
-from reports.sections.one_run import heading, report_of
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.analysis.verdicts import bad_rows, emulations, not_measured, other_claims, told_of_runs
+from parbench.reports.regression.compare import compare
+from parbench.reports.regression.compare_show import as_markdown, as_table
+from parbench.reports.regression.compare_show import heading as heading_of_comparison
+from parbench.reports.regression.rule import Rule
+from parbench.reports.sections.one_run import heading, report_of
 
 
 def test_every_row_with_a_measurement_stands_in_one_place() -> None:

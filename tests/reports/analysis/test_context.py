@@ -9,8 +9,8 @@ from report_rows import cells_of, found_in, rows_of, run_of, there, with_metrics
 from report_rows import told as line_of
 from reports_fixtures import context_details, context_record, cp, hop, ok, plain, seconds_metric, step, step_metrics
 
-from bench.results.records import Record
-from reports.analysis.attention import (
+from parbench.bench.results.records import Record
+from parbench.reports.analysis.attention import (
     Comparison,
     Context,
     compared,
@@ -21,10 +21,10 @@ from reports.analysis.attention import (
     sizes,
     verdict,
 )
-from reports.analysis.summary import unreadable
-from reports.render.terminal import render_text
-from reports.sections.attention import attention_section, context_columns, hop_columns
-from reports.sections.one_run import report_of
+from parbench.reports.analysis.summary import unreadable
+from parbench.reports.render.terminal import render_text
+from parbench.reports.sections.attention import attention_section, context_columns, hop_columns
+from parbench.reports.sections.one_run import report_of
 
 
 def read(*records: Record, launches: int = 1) -> tuple[Context, ...]:

@@ -8,13 +8,21 @@ from nodes_fixtures import group_records, hosts_of, node_run, operation, rates_o
 from report_rows import cells_of, rows_of
 from reports_fixtures import collective, ok, seconds_metric
 
-from bench.plan.cases import Case, make_case
-from bench.results.records import Record
-from bench.results.runs import Run
-from reports.analysis.contrasts import Kind, Kinds, kinds, largest, ratio_words, series_of_kinds, settings_words
-from reports.analysis.ranks import nodes_of
-from reports.analysis.summary import summarize
-from reports.sections.communication import kind_columns
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.contrasts import (
+    Kind,
+    Kinds,
+    kinds,
+    largest,
+    ratio_words,
+    series_of_kinds,
+    settings_words,
+)
+from parbench.reports.analysis.ranks import nodes_of
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.sections.communication import kind_columns
 
 SIZE = 1 << 22
 WITHIN, ACROSS, OVER = "within a node", "across nodes", "over nodes"
@@ -118,7 +126,7 @@ def fsdp(prefetch: str = "", **more: Any) -> Case:
     params = {"shape": "tiny", **more, **({"prefetch": prefetch} if prefetch else {})}
     usual: dict[str, Any] = {"prefetch": "default", "reshard": True}
     defaults = {name: value for name, value in usual.items() if name not in params}
-    return make_case("workload.fsdp", "workloads.fsdp:prepare", params, defaults)
+    return make_case("workload.fsdp", "parbench.workloads.fsdp:prepare", params, defaults)
 
 
 def compared(*records: Record) -> list[str]:

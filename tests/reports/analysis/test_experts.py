@@ -7,13 +7,13 @@ from report_rows import cells_of, found_in, rows_of, run_of, there
 from report_rows import told as line_of
 from reports_fixtures import EXPERT_LOADS, ep, mixture_record, ok, step, step_metrics
 
-from bench.plan.cases import make_case
-from bench.results.records import Record
-from reports.analysis.experts import Mixture, atlases, distinct, mixtures, read_mixture, shares
-from reports.analysis.summary import unreadable
-from reports.render.terminal import render_text
-from reports.sections.experts import atlas_columns, claims, experts_section, mixture_columns, share_columns
-from reports.sections.one_run import report_of
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.records import Record
+from parbench.reports.analysis.experts import Mixture, atlases, distinct, mixtures, read_mixture, shares
+from parbench.reports.analysis.summary import unreadable
+from parbench.reports.render.terminal import render_text
+from parbench.reports.sections.experts import atlas_columns, claims, experts_section, mixture_columns, share_columns
+from parbench.reports.sections.one_run import report_of
 
 
 def read(*records: Record) -> tuple[Mixture, ...]:

@@ -27,14 +27,14 @@ from reports_fixtures import (
 )
 from traced import run_with, timeline, traced_record
 
-import parbench
-from bench.machine.host_load import HostLoad
-from bench.plan.cases import load_catalogue, make_case
-from bench.results.metrics import MetricValue
-from bench.results.records import Arrival, Interval, Record
-from bench.results.runs import LaunchInfo, Run, load_run
-from bench.results.samples import samples_name
-from reports.analysis.findings import MOST, USUAL, Finding, look_at_first
+from parbench import cli
+from parbench.bench.machine.host_load import HostLoad
+from parbench.bench.plan.cases import load_catalogue, make_case
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Arrival, Interval, Record
+from parbench.bench.results.runs import LaunchInfo, Run, load_run
+from parbench.bench.results.samples import samples_name
+from parbench.reports.analysis.findings import MOST, USUAL, Finding, look_at_first
 
 
 def seen(*records: Record) -> list[Finding]:
@@ -393,7 +393,7 @@ def test_those_that_surely_cost_most_come_first_and_no_more_than_six() -> None:
 
 
 def test_what_commands_leave_out_is_what_steps_take_anyway() -> None:
-    catalogue = load_catalogue(parbench.DEFINITIONS)
+    catalogue = load_catalogue(cli.DEFINITIONS)
     params = [param for one in catalogue if one.name.startswith("workload.") for param in one.params]
     for name, value in USUAL.items():
         assert {param.default for param in params if param.name == name} == {value}, name

@@ -9,19 +9,19 @@ import reports_fixtures as fixtures
 from report_rows import matrix_case, row_of, rows_of, run_of
 from reports_fixtures import WORLD, collective, comm_call, curve_records, link, ok, rate_metric, seconds_metric, step
 
-from bench.plan.cases import Case, make_case
-from bench.plan.params import Value
-from bench.results.details import Calls
-from bench.results.fit import METHOD, Point
-from bench.results.metrics import MetricValue
-from bench.results.records import Record
-from bench.results.runs import Run
-from reports.analysis.contrasts import contrasts, interference, pairs, slow_down
-from reports.analysis.fits import COPY, Ceiling, Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
-from reports.analysis.several import Scaled, scaled
-from reports.analysis.steps import Prediction, calls_of, predict_comm
-from reports.analysis.summary import Row, summarize
-from reports.sections.nodes import pair_tables
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.params import Value
+from parbench.bench.results.details import Calls
+from parbench.bench.results.fit import METHOD, Point
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.contrasts import contrasts, interference, pairs, slow_down
+from parbench.reports.analysis.fits import COPY, Ceiling, Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
+from parbench.reports.analysis.several import Scaled, scaled
+from parbench.reports.analysis.steps import Prediction, calls_of, predict_comm
+from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.sections.nodes import pair_tables
 
 MEGABYTE = 1 << 20
 SIZES = [1024 * 4**i for i in range(8)]
@@ -121,7 +121,9 @@ def test_the_ceiling_is_the_plans_link_else_the_largest_copy_on_one_host() -> No
         params: dict[str, Value] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
         metrics = {"time": seconds_metric(seconds), "algbw": rate_metric(size_bytes / seconds)}
         world = msgspec.structs.replace(WORLD, nodes=nodes)
-        return ok(make_case("memory.copy", "bench.operations.local:copy", params), metrics=metrics, world=world)
+        return ok(
+            make_case("memory.copy", "parbench.bench.operations.local:copy", params), metrics=metrics, world=world
+        )
 
     def ceiling(run: Run) -> Ceiling | None:
         return ceiling_of(run, summarize(run).rows)

@@ -17,14 +17,15 @@ from report_rows import run_of
 from reports_fixtures import HOSTILE, WORLD, bad, collective, hang, make_plan, make_run, ok, sample_run, step, write_run
 
 import parbench
-from bench.plan.cases import Case
-from bench.plan.catalogue import DEFINITIONS
-from bench.plan.plan import Skipped
-from bench.results.metrics import MetricValue
-from bench.results.records import Record
-from bench.results.runs import load_run
-from bench.text import UserError
-from reports.analysis.frame import group_rows, pivot_rows
+from parbench import cli
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.catalogue import DEFINITIONS
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import load_run
+from parbench.bench.text import UserError
+from parbench.reports.analysis.frame import group_rows, pivot_rows
 
 
 def written(out: Path, *records: Record, launches: int = 1) -> Path:
@@ -230,7 +231,7 @@ def test_samples_that_are_not_there_or_damaged_are_refused_by_name(tmp_path: Pat
 
 def test_the_export_as_csv_is_the_frame_to_the_last_digit(tmp_path: Path) -> None:
     for path in (STEPS, BASE, write_run(tmp_path, sample_run())):
-        done = CliRunner().invoke(parbench.main, ["export", str(path), "--format", "csv"])
+        done = CliRunner().invoke(cli.main, ["export", str(path), "--format", "csv"])
         assert (done.exit_code, done.stderr) == (0, "")
         frame = parbench.load(path)
         kinds = {str(name): str(kind) for name, kind in frame.dtypes.items()}

@@ -3,15 +3,15 @@
 from msgspec.structs import replace
 from reports_fixtures import collective, make_plan, make_run, ok
 
-from bench.machine.host_load import HostLoad
-from bench.results.runs import LaunchInfo, Run
-from reports.analysis.analysis import analyse
-from reports.analysis.ranks import disturbed_words, launches_of, measuring_words
-from reports.analysis.summary import summarize
-from reports.analysis.verdicts import verdicts
-from reports.report import Section
-from reports.sections.nodes import launch_section
-from reports.sections.one_run import report_of
+from parbench.bench.machine.host_load import HostLoad
+from parbench.bench.results.runs import LaunchInfo, Run
+from parbench.reports.analysis.analysis import analyse
+from parbench.reports.analysis.ranks import disturbed_words, launches_of, measuring_words
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.analysis.verdicts import verdicts
+from parbench.reports.report import Section
+from parbench.reports.sections.nodes import launch_section
+from parbench.reports.sections.one_run import report_of
 
 CASE = collective()
 CALM, BUSY = (HostLoad(cores=2, one_minute=0.5, other_cores=cores, steal_percent=0.0) for cores in (0.1, 1.6))

@@ -8,13 +8,13 @@ from nodes_fixtures import hosts_of, lost_run, node_run, operation, rates_of, ru
 from report_rows import cells_of, there
 from reports_fixtures import ok, sample_run, step
 
-from bench.results.runs import Run
-from reports import cells
-from reports.analysis.over_nodes import OverNodes, environments, layout_of, over_nodes
-from reports.analysis.several import Point, RunSet, several
-from reports.analysis.summary import summarize
-from reports.report import Table
-from reports.sections.several import MOST_LINES, report_of_several
+from parbench.bench.results.runs import Run
+from parbench.reports import cells
+from parbench.reports.analysis.over_nodes import OverNodes, environments, layout_of, over_nodes
+from parbench.reports.analysis.several import Point, RunSet, several
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.report import Table
+from parbench.reports.sections.several import MOST_LINES, report_of_several
 
 SIZE = 1 << 22
 

@@ -8,10 +8,10 @@ from report_rows import cells_of, row_of, rows_of, run_of, with_metrics
 from report_rows import told as line_of
 from reports_fixtures import bad, ok, pipeline_details, pipeline_metrics, pipeline_record, plain, pp, simulated, step
 
-from bench.results.details import Action, Idle, Ran
-from bench.results.records import Record
-from reports.analysis.labels import row_facts
-from reports.analysis.pipelines import (
+from parbench.bench.results.details import Action, Idle, Ran
+from parbench.bench.results.records import Record
+from parbench.reports.analysis.labels import row_facts
+from parbench.reports.analysis.pipelines import (
     Comparison,
     Pipeline,
     comparisons,
@@ -20,10 +20,10 @@ from reports.analysis.pipelines import (
     schedule_labels,
     without_timelines,
 )
-from reports.analysis.summary import summarize, unreadable
-from reports.render.data import embedded_json, render_json
-from reports.sections.one_run import report_of
-from reports.sections.pipelines import pipeline_columns, schedule_columns
+from parbench.reports.analysis.summary import summarize, unreadable
+from parbench.reports.render.data import embedded_json, render_json
+from parbench.reports.sections.one_run import report_of
+from parbench.reports.sections.pipelines import pipeline_columns, schedule_columns
 
 
 def found_in(*records: Record) -> tuple[Pipeline, ...]:

@@ -9,11 +9,11 @@ from nodes_fixtures import environment_of, hosts_of, node_run, own_environment, 
 from report_rows import cells_of, found_of, sections
 from reports_fixtures import sample_run
 
-from bench.results.runs import Run
-from reports.analysis.contrasts import Pairs, pairs
-from reports.analysis.ranks import Nodes, nodes_of
-from reports.analysis.summary import summarize
-from reports.sections.nodes import distance_words, node_section, node_table, pair_tables
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.contrasts import Pairs, pairs
+from parbench.reports.analysis.ranks import Nodes, nodes_of
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.sections.nodes import distance_words, node_section, node_table, pair_tables
 
 PATHS = {"n1": "spine.leaf1.n1", "n2": "spine.leaf2.n2"}
 

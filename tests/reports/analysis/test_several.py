@@ -8,13 +8,13 @@ from nodes_fixtures import lost_run, node_run, scaling_run
 from report_rows import cells_of, run_of, table_in
 from reports_fixtures import WORLD, bad, collective, context_record, ok, step
 
-from bench.machine.slurm_allocation import NodeLayout
-from bench.results.records import Record
-from bench.results.runs import Run
-from reports.analysis.several import Point, RunSet, beside, several
-from reports.analysis.summary import summarize
-from reports.report import Section
-from reports.sections.several import report_of_several
+from parbench.bench.machine.slurm_allocation import NodeLayout
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.several import Point, RunSet, beside, several
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.report import Section
+from parbench.reports.sections.several import report_of_several
 
 
 def a_run(*records: Record, environment: dict[str, Any] | None = None, **plan: Any) -> Run:

@@ -9,14 +9,14 @@ from late import arrival, late_record, samples
 from report_rows import row_of, run_of
 from reports_fixtures import WORLD, bad, collective, hang, make_plan, make_run, ok, seconds_metric, step, write_run
 
-from bench.launch.control_channel import LEFT_OUT
-from bench.plan.plan import Skipped
-from bench.results.metrics import MetricValue, merge_metrics
-from bench.results.records import Check, Record, Status
-from bench.results.runs import load_run
-from bench.results.stats import Grade, mean_of, t_quantile
-from reports.analysis.ranks import MOST_ROWS, Late, late_rows
-from reports.analysis.summary import common_details, exit_code, num_ranks, summarize
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.metrics import MetricValue, merge_metrics
+from parbench.bench.results.records import Check, Record, Status
+from parbench.bench.results.runs import load_run
+from parbench.bench.results.stats import Grade, mean_of, t_quantile
+from parbench.reports.analysis.ranks import MOST_ROWS, Late, late_rows
+from parbench.reports.analysis.summary import common_details, exit_code, num_ranks, summarize
 
 CASE = collective()
 
@@ -63,7 +63,7 @@ def test_how_launches_are_merged_is_the_metrics_kind_whatever_the_values() -> No
     assert [share.value, share.low, share.high] == pytest.approx([1.0, 0.0, 1 + reach]), "no bound below zero"
     assert merged_of("imbalance_slowdown", 1.0, 4.0, unit="").value == pytest.approx(2.0)
     assert merged_of("tracing_overhead", 0.0, 3.0, unit="").value == pytest.approx(1.0), "of factors 1 and 4, less 1"
-    # of what only a user's own subject knows, rates are above zero, and others may be of either sign
+    # of what only a user's own benchmark knows, rates are above zero, and others may be of either sign
     assert merged_of("mine", 1.0, 4.0).value == 2.5
     assert merged_of("mine", 1.0, 4.0, unit="ops/s").value == pytest.approx(2.0)
     impossible = merged_of("time", 0.0, 1.0)

@@ -6,8 +6,8 @@ import pytest
 from nodes_fixtures import lost_run, point_of_sweep, sample_sweep, scaling_run, write_sweep
 from reports_fixtures import write_run
 
-from bench.text import UserError
-from reports.analysis.several import Point, gather, is_sweep, load_sweep, point_of, runs_of
+from parbench.bench.text import UserError
+from parbench.reports.analysis.several import Point, gather, is_sweep, load_sweep, point_of, runs_of
 
 FIRST = point_of_sweep(1, "2 nodes x 1", placement="cyclic", environment="plain")
 OTHER = point_of_sweep(2, "4 nodes x 1")

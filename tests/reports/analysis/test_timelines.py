@@ -6,10 +6,10 @@ import pytest
 from reports_fixtures import bad, collective, make_plan, make_run, ok, step
 from traced import rank_timeline, run_with, timeline, traced_record
 
-from bench.results.records import Interval, RankTimeline
-from bench.results.spans import length
-from reports.analysis import steps
-from reports.analysis.summary import summarize
+from parbench.bench.results.records import Interval, RankTimeline
+from parbench.bench.results.spans import length
+from parbench.reports.analysis import steps
+from parbench.reports.analysis.summary import summarize
 
 
 def traced_in(run_folder: Path, *traces: tuple[object, object]) -> tuple[steps.Traced, ...]:

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 from reports_fixtures import bad, collective, make_plan, make_run, ok, step
 
-from bench.launch.control_channel import LEFT_OUT
-from bench.machine.environment import DISTURBANCES, VOLATILE
-from bench.plan.cases import Case
-from bench.plan.plan import Skipped
-from bench.results.records import Check, Record
-from reports.analysis.summary import summarize
-from reports.analysis.verdicts import Verdict, verdict_words, verdicts
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.records import Check, Record
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.analysis.verdicts import Verdict, verdict_words, verdicts
 
 FIRST, SECOND = collective(), collective(size_bytes=2048)
 

@@ -8,11 +8,11 @@ from figure_parts import Box, parts_of
 from report_rows import rows_of
 from reports_fixtures import ok, plain, step, training_metrics
 
-from bench.results.details import MemoryOverTime
-from reports import cells
-from reports.figures.bars import draw_breakdown, draw_memory, draw_memory_over_time, draw_stacks, draw_steps
-from reports.figures.palette import MEMORY
-from reports.figures.svg import HATCHED, Drawing
+from parbench.bench.results.details import MemoryOverTime
+from parbench.reports import cells
+from parbench.reports.figures.bars import draw_breakdown, draw_memory, draw_memory_over_time, draw_stacks, draw_steps
+from parbench.reports.figures.palette import MEMORY
+from parbench.reports.figures.svg import HATCHED, Drawing
 
 LEFT, LENGTH = 10.0, 490.0
 

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 from report_rows import row_of
 from reports_fixtures import pipeline_idle, pipeline_record, pipeline_timeline
 
-from reports.analysis.pipelines import Pipeline, read_pipeline
-from reports.figures.gantt import (
+from parbench.reports.analysis.pipelines import Pipeline, read_pipeline
+from parbench.reports.figures.gantt import (
     Detail,
     boxes_of,
     detail_of,
@@ -18,8 +18,8 @@ from reports.figures.gantt import (
     idle_boxes,
     span_of,
 )
-from reports.figures.svg import NARROW, figure
-from reports.figures.timeline import Box, TimeChart
+from parbench.reports.figures.svg import NARROW, figure
+from parbench.reports.figures.timeline import Box, TimeChart
 
 LEFT, WIDTH = 66.0, 918.0
 

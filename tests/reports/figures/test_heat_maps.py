@@ -9,14 +9,14 @@ from nodes_fixtures import run_of as run_on
 from report_rows import matrix_case, rows_of
 from reports_fixtures import mixture_record, ok, rate_metric
 
-from bench.results.metrics import MetricValue
-from bench.results.records import Record
-from bench.results.runs import Run
-from reports.analysis.contrasts import Pairs, pairs
-from reports.analysis.experts import Mixture, atlases, mixtures
-from reports.analysis.ranks import Nodes, nodes_of
-from reports.analysis.summary import summarize
-from reports.figures.heat_maps import draw_arrivals, draw_atlas, draw_grid, draw_loads, draw_pairs
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.contrasts import Pairs, pairs
+from parbench.reports.analysis.experts import Mixture, atlases, mixtures
+from parbench.reports.analysis.ranks import Nodes, nodes_of
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.figures.heat_maps import draw_arrivals, draw_atlas, draw_grid, draw_loads, draw_pairs
 
 FOUR = [
     mixture_record("ep_layer", routing, *more)

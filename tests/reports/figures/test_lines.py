@@ -10,15 +10,15 @@ from nodes_fixtures import FAR_RATE, node_run
 from report_rows import rows_of, with_metrics
 from reports_fixtures import collective, context_details, context_record, cp, link, ok, plain, rate_metric, step_metrics
 
-from bench.results.metrics import MetricValue
-from bench.results.records import Record
-from reports import cells
-from reports.analysis.attention import compared, contexts, sizes
-from reports.analysis.contrasts import kinds
-from reports.analysis.fits import fit_curves
-from reports.analysis.ranks import nodes_of
-from reports.analysis.summary import Row, summarize
-from reports.figures.lines import (
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record
+from parbench.reports import cells
+from parbench.reports.analysis.attention import compared, contexts, sizes
+from parbench.reports.analysis.contrasts import kinds
+from parbench.reports.analysis.fits import fit_curves
+from parbench.reports.analysis.ranks import nodes_of
+from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.figures.lines import (
     EFFICIENCY,
     RATE,
     TIME,
@@ -31,7 +31,7 @@ from reports.figures.lines import (
     draw_points,
     draw_sizes,
 )
-from reports.figures.svg import NARROW, WIDE, Drawing
+from parbench.reports.figures.svg import NARROW, WIDE, Drawing
 
 MAIN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import reports.render.page
-from bench.plan.catalogue import OPERATIONS as CATALOGUE
-from bench.results.details import CAUSES, COMPONENTS, KINDS
-from reports.figures.palette import HUES, MEMORY, OPERATIONS, PIPELINE, SHADES, STEP, style_sheet
+import parbench.reports.render.page
+from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
+from parbench.bench.results.details import CAUSES, COMPONENTS, KINDS
+from parbench.reports.figures.palette import HUES, MEMORY, OPERATIONS, PIPELINE, SHADES, STEP, style_sheet
 
-CSS = Path(reports.render.page.__file__).with_name("page.css").read_text()
+CSS = Path(parbench.reports.render.page.__file__).with_name("page.css").read_text()
 BACKGROUNDS = re.findall(r"--back: (#\w+); --raised: (#\w+)", CSS)
 # linear RGB as seen without red (protan) or green (deutan) cones: Machado, Oliveira, Fernandes 2009
 SEEN = {

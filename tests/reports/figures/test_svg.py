@@ -12,9 +12,9 @@ from report_rows import found_in, found_of, table_of, tables_of
 from reports_fixtures import context_record, mixture_record, step
 from traced import run_with, timeline, traced_record
 
-from bench.results.runs import load_run
-from reports import cells
-from reports.figures.svg import WIDE, Drawing, Scale, elided, even_ticks, figure, log_ticks, spread, time_ticks
+from parbench.bench.results.runs import load_run
+from parbench.reports import cells
+from parbench.reports.figures.svg import WIDE, Drawing, Scale, elided, even_ticks, figure, log_ticks, spread, time_ticks
 
 
 def test_a_figure_says_what_it_shows_under_its_caption_and_what_is_wide_can_be_scrolled() -> None:

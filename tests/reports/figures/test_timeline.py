@@ -7,9 +7,9 @@ from figure_parts import Parts
 from figure_parts import parts_of as drawn_parts
 from traced import rank_timeline, timeline
 
-from bench.results.records import Interval, RankTimeline, Timeline
-from reports.figures.svg import HATCHED, NARROW
-from reports.figures.timeline import (
+from parbench.bench.results.records import Interval, RankTimeline, Timeline
+from parbench.reports.figures.svg import HATCHED, NARROW
+from parbench.reports.figures.timeline import (
     MOST_RANKS,
     Box,
     TimeChart,

@@ -13,10 +13,10 @@ from report_rows import run_of
 from reports_fixtures import bad, collective, ok, pipeline_details, pipeline_metrics, pipeline_record, pp, step
 from traced import rank_timeline, run_with, timeline, traced_record
 
-from bench.results.records import Interval, RankTimeline, Record, Timeline
-from bench.text import UserError
-from reports.analysis.steps import NO_CLOCK
-from reports.formats.chrome_trace import (
+from parbench.bench.results.records import Interval, RankTimeline, Record, Timeline
+from parbench.bench.text import UserError
+from parbench.reports.analysis.steps import NO_CLOCK
+from parbench.reports.formats.chrome_trace import (
     Event,
     for_analysis,
     render_for_analysis,

@@ -16,11 +16,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from pytest_benchmark.stats import Stats
 from reports_fixtures import HOSTILE, bad, collective, ok, sample_run, step
 
-import parbench
-from bench.results.runs import Run, load_run
-from reports.analysis.summary import summarize
-from reports.commands import EXPORTS
-from reports.formats.exports import (
+from parbench import cli
+from parbench.bench.results.runs import Run, load_run
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.commands import EXPORTS
+from parbench.reports.formats.exports import (
     FILES,
     FOLDERS,
     FORMATS,
@@ -50,7 +50,7 @@ def test_every_format_is_one_of_the_commands_and_it_writes_what_its_function_ret
     run, target = put(tmp_path, 0), tmp_path / "out.txt"
 
     def export(form: str, *words: str) -> tuple[int, bytes, str]:
-        done = CliRunner().invoke(parbench.main, ["export", str(run), "--format", form, *words])
+        done = CliRunner().invoke(cli.main, ["export", str(run), "--format", form, *words])
         return done.exit_code, done.stdout_bytes, done.stderr
 
     with_timelines = {"chrome-trace", "hta"}  # of which this run has none

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from exchange_fixtures import NCCL, NCCL_COLUMNS, NCCL_FOOT, NCCL_HEAD, nccl_report, refusal, value
 
-from reports.formats.foreign import ImportedResult
-from reports.formats.import_nccl import parse_nccl
+from parbench.reports.formats.foreign import ImportedResult
+from parbench.reports.formats.import_nccl import parse_nccl
 
 NO_PROGRAM = NCCL.replace("# Collective test starting: all_reduce_perf\n", "")
 NO_RANKS = "\n".join(line for line in NCCL.splitlines() if " Rank " not in line)

@@ -4,10 +4,10 @@ import exchange_fixtures as fixtures
 import pytest
 from exchange_fixtures import GLOO, OSU, OSU_CUDA, PARAM, PARAM_TABLE, Parser, refusal, value
 
-from bench.plan.catalogue import OPERATIONS, busbw_factor
-from bench.results.metrics import MetricValue
-from reports.formats.foreign import ImportedResult, time_and_rates
-from reports.formats.import_tables import parse_gloo, parse_osu, parse_param
+from parbench.bench.plan.catalogue import OPERATIONS, busbw_factor
+from parbench.bench.results.metrics import MetricValue
+from parbench.reports.formats.foreign import ImportedResult, time_and_rates
+from parbench.reports.formats.import_tables import parse_gloo, parse_osu, parse_param
 
 PARAM_OLD = """\
 \tCOMMS-RES\tsize (B)\t num-elements\t Latency(us):p50\tp75\t\tp95\tmin\tmax\t algBW(GB/s)\t busBW(GB/s)

@@ -9,15 +9,15 @@ import pytest
 from exchange_fixtures import GLOO, NCCL, OSU, PARAM, nccl_report, on_pairs
 from reports_fixtures import collective, make_plan, make_run, ok, sample_run, step, write_run
 
-from bench.plan.cases import Case
-from bench.results.runs import Run, load_run
-from bench.text import UserError
-from reports.analysis.summary import num_ranks, summarize
-from reports.formats.imports import PARSERS, detect, import_file
-from reports.formats.nccl_tests import render_json, render_text
-from reports.render.page import render_page
-from reports.render.show import build
-from reports.sections.one_run import report_of
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.runs import Run, load_run
+from parbench.bench.text import UserError
+from parbench.reports.analysis.summary import num_ranks, summarize
+from parbench.reports.formats.imports import PARSERS, detect, import_file
+from parbench.reports.formats.nccl_tests import render_json, render_text
+from parbench.reports.render.page import render_page
+from parbench.reports.render.show import build
+from parbench.reports.sections.one_run import report_of
 
 SAMPLES = {"nccl-tests": NCCL, "param": PARAM, "osu": OSU, "gloo": GLOO}
 

@@ -8,15 +8,15 @@ import pytest
 from exchange_fixtures import on_pairs
 from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective, make_plan, make_run, ok, sample_run, step
 
-from bench.plan.cases import make_case
-from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
-from bench.plan.plan import Skipped
-from bench.results.metrics import MetricValue
-from bench.results.records import Check, Record
-from bench.results.runs import Run
-from bench.text import UserError
-from reports.formats.nccl_tests import fit, render_json, render_text
-from reports.formats.nccl_tests import step as distance
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Check, Record
+from parbench.bench.results.runs import Run
+from parbench.bench.text import UserError
+from parbench.reports.formats.nccl_tests import fit, render_json, render_text
+from parbench.reports.formats.nccl_tests import step as distance
 
 IN_PLACE_ALONE = ("broadcast", "reduce")
 

@@ -3,10 +3,10 @@
 import pytest
 from reports_fixtures import collective, make_plan, make_run, ok
 
-from bench.plan.cases import Case
-from bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, OperationSpec, names_of
-from reports.formats.import_nccl import parse_nccl
-from reports.formats.nccl_tests import render_text
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, OperationSpec, names_of
+from parbench.reports.formats.import_nccl import parse_nccl
+from parbench.reports.formats.nccl_tests import render_text
 
 SIZES = (1 << 20, 1 << 22)
 NUMBERS = {"time": 1e6, "algbw": 1e-9, "busbw": 1e-9}

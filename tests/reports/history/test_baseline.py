@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from history_fixtures import fill, put
 
-from reports.analysis.verdicts import Verdict
-from reports.history.baseline import baseline
-from reports.history.database import open_history
+from parbench.reports.analysis.verdicts import Verdict
+from parbench.reports.history.baseline import baseline
+from parbench.reports.history.database import open_history
 
 
 def test_a_run_is_held_against_the_history_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

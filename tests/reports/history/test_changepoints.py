@@ -6,7 +6,7 @@ import random
 import pytest
 from scipy import stats  # type: ignore[import-untyped]
 
-from reports.history.levels import Shift, StepRule, best_split, difference, newest_shift, segments
+from parbench.reports.history.levels import Shift, StepRule, best_split, difference, newest_shift, segments
 
 RULE = StepRule()
 STILL = [1.0, 1.01, 0.99]

@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from history_fixtures import entry, put
 from reports_fixtures import ok, step, step_metrics
 
-import parbench
-from bench.results.metrics import values
-from bench.results.records import Record
-from reports.history.baseline import baseline
-from reports.history.database import History, open_history
-from reports.history.gate import Check, check, check_folder, newest
-from reports.history.levels import StepRule
-from reports.history.show import answer, render, render_json
+from parbench import cli
+from parbench.bench.results.metrics import values
+from parbench.bench.results.records import Record
+from parbench.reports.history.baseline import baseline
+from parbench.reports.history.database import History, open_history
+from parbench.reports.history.gate import Check, check, check_folder, newest
+from parbench.reports.history.levels import StepRule
+from parbench.reports.history.show import answer, render, render_json
 
 RULE = StepRule()
 CASE = step("ddp")
@@ -144,8 +144,8 @@ def test_a_history_of_before_counts_is_read_and_gets_them_with_the_next_run(tmp_
 def test_the_commands_keep_and_hold_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARBENCH_HISTORY", str(tmp_path / "h.sqlite"))
     runs = [str(put(tmp_path, i, records=night(2.0))) for i in range(2)]
-    assert CliRunner().invoke(parbench.main, ["history", "add", *runs]).exit_code == 0
+    assert CliRunner().invoke(cli.main, ["history", "add", *runs]).exit_code == 0
     new = put(tmp_path, 9, records=night(4.0))
-    done = CliRunner().invoke(parbench.main, ["history", "check", str(new)])
+    done = CliRunner().invoke(cli.main, ["history", "check", str(new)])
     assert (done.exit_code, changed(2, 4) in done.stdout) == (1, True)
     assert (baseline(new).word, baseline(new).told) == ("CHANGED", changed(2, 4))

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 from history_fixtures import put
 from hostile import BOMBS, bomb
 
-import parbench
-from reports.history.database import open_history
-from reports.history.entries import About, read_entry
+from parbench import cli
+from parbench.reports.history.database import open_history
+from parbench.reports.history.entries import About, read_entry
 
 COMMANDS = (
     ("list",),
@@ -39,7 +39,7 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(parbench.main, words)
+    return CliRunner().invoke(cli.main, words)
 
 
 def sentences(file: Path, *commands: tuple[str, ...]) -> list[str]:

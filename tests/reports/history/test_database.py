@@ -21,13 +21,13 @@ from paths import ROOT
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT
 
-from bench.results.runs import load_run
-from bench.text import UserError
-from reports.history import database
-from reports.history.database import ANNOTATIONS, APPLICATION, SCHEMA, History, open_history
-from reports.history.entries import About
-from reports.history.runs import add_folders
-from reports.history.show import render_otava
+from parbench.bench.results.runs import load_run
+from parbench.bench.text import UserError
+from parbench.reports.history import database
+from parbench.reports.history.database import ANNOTATIONS, APPLICATION, SCHEMA, History, open_history
+from parbench.reports.history.entries import About
+from parbench.reports.history.runs import add_folders
+from parbench.reports.history.show import render_otava
 
 
 @pytest.fixture
@@ -190,13 +190,13 @@ def test_otavas_rows_are_runs_and_its_columns_series(history: History, tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
-from reports.history.runs import add_folders
+from parbench.reports.history.runs import add_folders
 for run_id, what in add_folders(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]], branch="main", commit=""):
     print(what, run_id, flush=True)
 """
 KILLED_INSIDE = f"""
 import os, signal
-from reports.history import database
+from parbench.reports.history import database
 original, seen = database.History._insert, []
 def insert(self, entry):
     original(self, entry)

@@ -10,9 +10,9 @@ from history_fixtures import entry, put
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective
 
-from bench.results.records import Status
-from reports.history.entries import ABOUT, About, read_entry
-from reports.regression.environment import Point, points_of
+from parbench.bench.results.records import Status
+from parbench.reports.history.entries import ABOUT, About, read_entry
+from parbench.reports.regression.environment import Point, points_of
 
 BESIDE = [f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")]
 BESIDE += ["versions.numpy", "versions.python", "gpu.driver", "gpu.power_limit_watts"]

@@ -14,13 +14,13 @@ from history_fixtures import entry, fill, nightly, put
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective
 
-from bench.results.records import Record
-from reports.history.database import History, open_history
-from reports.history.gate import MISSED_RUNS, Check, Finding, check, check_folder, newest
-from reports.history.levels import StepRule
-from reports.history.show import answer, render, render_courses, render_json
-from reports.regression.compare import Word
-from reports.regression.noise_floor import Floor
+from parbench.bench.results.records import Record
+from parbench.reports.history.database import History, open_history
+from parbench.reports.history.gate import MISSED_RUNS, Check, Finding, check, check_folder, newest
+from parbench.reports.history.levels import StepRule
+from parbench.reports.history.show import answer, render, render_courses, render_json
+from parbench.reports.regression.compare import Word
+from parbench.reports.regression.noise_floor import Floor
 
 RULE = StepRule()
 PAIR = msgspec.structs.replace(WORLD, size=2)

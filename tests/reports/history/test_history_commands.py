@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 from history_fixtures import put
 
-import parbench
-from reports.history.database import SCHEMA, open_history
-from reports.regression.commands import FILE
-from reports.regression.noise_floor import Floor, keep_floors
+from parbench import cli
+from parbench.reports.history.database import SCHEMA, open_history
+from parbench.reports.regression.commands import FILE
+from parbench.reports.regression.noise_floor import Floor, keep_floors
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str, **variables: str) -> Result:
-    return CliRunner().invoke(parbench.main, ["history", *words], env=variables)
+    return CliRunner().invoke(cli.main, ["history", *words], env=variables)
 
 
 def fine(*words: str, **variables: str) -> str:

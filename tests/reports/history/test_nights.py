@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reports.history.levels import StepRule
-from reports.history.nights import Night, Nights, judge_nights, kinds_of, noise_of, shared_course
+from parbench.reports.history.levels import StepRule
+from parbench.reports.history.nights import Night, Nights, judge_nights, kinds_of, noise_of, shared_course
 
 RULE = StepRule()
 Logs = NDArray[np.float64]

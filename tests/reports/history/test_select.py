@@ -9,14 +9,14 @@ from history_fixtures import entry, fill, put
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad
 
-from bench.plan.plan import Skipped
-from bench.results.runs import Run
-from reports.analysis.summary import Row, summarize
-from reports.history.database import Line, open_history
-from reports.history.runs import find_run, means_run, select_lines, select_run
-from reports.regression.compare import compare, notes_of_pools, pool
-from reports.regression.compare_show import compare_runs
-from reports.regression.rule import Rule
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.history.database import Line, open_history
+from parbench.reports.history.runs import find_run, means_run, select_lines, select_run
+from parbench.reports.regression.compare import compare, notes_of_pools, pool
+from parbench.reports.regression.compare_show import compare_runs
+from parbench.reports.regression.rule import Rule
 
 
 def line(i: int, branch: str = "main") -> Line:

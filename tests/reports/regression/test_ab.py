@@ -17,11 +17,11 @@ from fakes import wait_until
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, bad, collective, ok
 
-import parbench
-from bench.launch.control_channel import LEFT_OUT
-from bench.results.records import Samples
-from bench.results.runs import Run
-from reports.regression.ab import (
+from parbench import cli
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.results.records import Samples
+from parbench.bench.results.runs import Run
+from parbench.reports.regression.ab import (
     LOOKS,
     OURS,
     Outcome,
@@ -31,8 +31,8 @@ from reports.regression.ab import (
     measure_in_turns,
     parse_side,
 )
-from reports.regression.noise_floor import Floor, fingerprints, read_floors
-from reports.regression.rule import Rule
+from parbench.reports.regression.noise_floor import Floor, fingerprints, read_floors
+from parbench.reports.regression.rule import Rule
 
 CASE = collective()
 A, B = parse_side("a", "NCCL_ALGO=Ring"), parse_side("b", "NCCL_ALGO=Tree")
@@ -196,7 +196,7 @@ def test_a_side_is_its_variables_and_its_python() -> None:
 
 
 def invoke(*words: str, **variables: str) -> Result:
-    return CliRunner().invoke(parbench.main, words, env=variables)
+    return CliRunner().invoke(cli.main, words, env=variables)
 
 
 def test_a_launch_is_a_run_with_the_sides_variables_and_time_to_start(tmp_path: Path) -> None:
@@ -209,8 +209,8 @@ def test_a_launch_is_a_run_with_the_sides_variables_and_time_to_start(tmp_path: 
         assert [run.path for run in runs] == [out / "b" / f"run-{i}" for i in range(2)], "each is the one just made"
         variable, *said = (runs[0].path / "told").read_text().splitlines()
         assert variable == "7"
-        assert said[:6] == ["-P", "-m", "parbench", "run", "--only", "ddp"]
-        assert said[6:] == ["--launches", "1", "--budget", given, "--out", str(out / "b"), "--json"]
+        assert said[:5] == ["-m", "parbench", "run", "--only", "ddp"]
+        assert said[5:] == ["--launches", "1", "--budget", given, "--out", str(out / "b"), "--json"]
     assert heard == [f"B: {side.text}"] * 4
 
 
@@ -239,7 +239,7 @@ time.sleep(60)
 def stopped(tmp_path: Path, command: str, sign: signal.Signals) -> None:
     python = python_that_runs(tmp_path / "python", SLOW.format(python=sys.executable))
     out = tmp_path / "out"
-    script = f"import sys; from parbench import main; sys.executable = {python!r}; main()"
+    script = f"import sys; from parbench.cli import main; sys.executable = {python!r}; main()"
     sides = ["--a", "X=1", "--b", "X=2"] if command == "ab" else ["--floor", str(tmp_path / "floor.json")]
     words = [sys.executable, "-c", script, command, *sides, "--out", str(out)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as session:
@@ -298,7 +298,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_launched(tmp_path: Path) -> No
 
 
 def floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
-    monkeypatch.setattr("reports.regression.ab.sys.executable", fake(tmp_path))
+    monkeypatch.setattr("parbench.reports.regression.ab.sys.executable", fake(tmp_path))
     file, out = str(tmp_path / "floor.json"), str(tmp_path / "out")
     return invoke("aa", "--floor", file, "--out", out, *words, "--", "--only", "all_reduce")
 
@@ -330,8 +330,8 @@ def test_launches_are_compared_in_the_order_of_time(tmp_path: Path, monkeypatch:
         compared.extend(runs)
         return {}, 0.0
 
-    monkeypatch.setattr("reports.regression.ab.launch_run", launch)
-    monkeypatch.setattr("reports.regression.noise_floor.measure_floors", floors_of)
+    monkeypatch.setattr("parbench.reports.regression.ab.launch_run", launch)
+    monkeypatch.setattr("parbench.reports.regression.noise_floor.measure_floors", floors_of)
     floors(tmp_path, monkeypatch, "--launches", "6")
     assert len(made) == 12
     assert [run.info.id for run in compared] == [run.info.id for run in made]

@@ -9,10 +9,10 @@ from compare_fixtures import CASE, NOISE, OTHER, compared, launches, only, run_o
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan, make_run, ok, step
 
-from bench.launch.control_channel import LEFT_OUT
-from bench.plan.plan import Skipped
-from reports.regression.compare import WORST_FIRST, compare, world_words
-from reports.regression.rule import Rule
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.plan.plan import Skipped
+from parbench.reports.regression.compare import WORST_FIRST, compare, world_words
+from parbench.reports.regression.rule import Rule
 
 WRONG = [*launches(count=4), bad(CASE, 4, "wrong", "3 of 96 elements differ")]
 TWO_NODES = msgspec.structs.replace(WORLD, nodes=2)

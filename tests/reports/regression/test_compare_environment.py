@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 from reports_fixtures import ENVIRONMENT, collective, make_plan, make_run, ok
 
-from bench.plan.plan import Measure, parse_fault
-from reports.regression.environment import HARMLESS, Change, Surroundings, changes, plan_changes, surroundings
+from parbench.bench.plan.plan import Measure, parse_fault
+from parbench.reports.regression.environment import HARMLESS, Change, Surroundings, changes, plan_changes, surroundings
 
 CASE = collective()
 PLAN = make_plan([CASE])

@@ -13,12 +13,12 @@ from compare_fixtures import OTHER, compared, launches, only, run_of
 from report_rows import cells_of
 from reports_fixtures import HOSTILE, bad, collective, step
 
-from reports.regression import compare_show as columns
-from reports.regression.compare import WORST_FIRST, Comparison, compare
-from reports.regression.compare_show import MARKDOWN_BYTES, as_json, as_markdown, as_table
-from reports.regression.compare_words import effect_words, probability
-from reports.regression.junit import as_junit
-from reports.regression.rule import Effect, Rule
+from parbench.reports.regression import compare_show as columns
+from parbench.reports.regression.compare import WORST_FIRST, Comparison, compare
+from parbench.reports.regression.compare_show import MARKDOWN_BYTES, as_json, as_markdown, as_table
+from parbench.reports.regression.compare_words import effect_words, probability
+from parbench.reports.regression.junit import as_junit
+from parbench.reports.regression.rule import Effect, Rule
 
 CURVE = [collective(size_bytes=1024 * 4**i) for i in range(3)]
 WRONG, LOST, FEW = collective("all_gather"), collective("all_to_all"), step("ddp")

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import scipy.stats  # type: ignore[import-untyped]
 
-from reports.regression.rule import Effect, Judgement, Pair, Rule, effects, floor_to_decide, judge, launches_to_decide
+from parbench.reports.regression.rule import (
+    Effect,
+    Judgement,
+    Pair,
+    Rule,
+    effects,
+    floor_to_decide,
+    judge,
+    launches_to_decide,
+)
 
 RULE = Rule()
 BASE = [1.000, 1.010, 0.990, 1.005, 0.995]

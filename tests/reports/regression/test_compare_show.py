@@ -11,12 +11,12 @@ from compare_fixtures import CASE, OTHER, launches, run_of
 from fake_python import fake
 from reports_fixtures import bad, ok, write_run
 
-from bench.text import UserError
-from reports.commands import COMPARISONS, compare
-from reports.history.runs import find_run
-from reports.regression.ab import LOOKS
-from reports.regression.compare_show import compare_runs
-from reports.regression.noise_floor import Floor, find_floor, fingerprints, keep_floors, parse_floor
+from parbench.bench.text import UserError
+from parbench.reports.commands import COMPARISONS, compare
+from parbench.reports.history.runs import find_run
+from parbench.reports.regression.ab import LOOKS
+from parbench.reports.regression.compare_show import compare_runs
+from parbench.reports.regression.noise_floor import Floor, find_floor, fingerprints, keep_floors, parse_floor
 
 
 def folder(out: Path, factor: float = 1.0, count: int = 5, numpy: str = "2.4.6") -> str:

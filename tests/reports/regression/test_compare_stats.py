@@ -11,7 +11,7 @@ import scipy.stats  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.regression.statistics import (
+from parbench.reports.regression.statistics import (
     Difference,
     Differences,
     _design,

@@ -12,15 +12,15 @@ from fake_python import fake
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan
 
-from bench.files import read_toml
-from bench.machine.slurm_allocation import NodeLayout
-from bench.plan.cases import Case
-from bench.plan.plan import PlanFile
-from bench.results.runs import Run
-from reports.regression.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
-from reports.regression.compare import Comparison, compare
-from reports.regression.confirm import Confirming, confirm, plan_file, run_words, sides_of, with_fresh
-from reports.regression.rule import Rule
+from parbench.bench.files import read_toml
+from parbench.bench.machine.slurm_allocation import NodeLayout
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.plan import PlanFile
+from parbench.bench.results.runs import Run
+from parbench.reports.regression.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
+from parbench.reports.regression.compare import Comparison, compare
+from parbench.reports.regression.confirm import Confirming, confirm, plan_file, run_words, sides_of, with_fresh
+from parbench.reports.regression.rule import Rule
 
 SLOW, QUIET = collective(size_bytes=4096), OTHER
 ALGO = {**ENVIRONMENT, "variables": {"OMP_NUM_THREADS": "1", "NCCL_ALGO": "Ring"}}
@@ -201,7 +201,7 @@ def test_suspects_are_confirmed_or_cleared(tmp_path: Path, monkeypatch: pytest.M
         given.update(more)
         return measure_in_turns(sides, runs_of(next(factors)), **{**more, "floors": None})
 
-    monkeypatch.setattr("reports.regression.confirm.measure_in_turns", made_up)
+    monkeypatch.setattr("parbench.reports.regression.confirm.measure_in_turns", made_up)
     for word in ("SAME", "SLOWER"):
         found = confirm(first(), replace(HOW, out=tmp_path, budget_seconds=77.0), ("versions.*",), floors)
         assert {only(found, case).word for case in (CASE, SLOW)} == {word}

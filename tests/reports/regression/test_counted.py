@@ -9,14 +9,14 @@ import pytest
 from compare_fixtures import compared, run_of
 from reports_fixtures import bad, ok, step, step_metrics
 
-from bench.results.metrics import values
-from bench.results.records import Record
-from reports.analysis.summary import summarize
-from reports.regression.compare import Comparison, compare
-from reports.regression.compare_show import as_json, as_markdown, as_table
-from reports.regression.counted import Facts, facts_of, held
-from reports.regression.junit import as_junit
-from reports.regression.rule import Rule
+from parbench.bench.results.metrics import values
+from parbench.bench.results.records import Record
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.regression.compare import Comparison, compare
+from parbench.reports.regression.compare_show import as_json, as_markdown, as_table
+from parbench.reports.regression.counted import Facts, facts_of, held
+from parbench.reports.regression.junit import as_junit
+from parbench.reports.regression.rule import Rule
 
 MIB = float(1 << 20)
 FSDP = {"calls.fsdp": 14.0, "calls.fsdp.all_gather": 9.0, "sent.fsdp.all_gather": 160 * MIB}

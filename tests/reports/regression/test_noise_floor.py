@@ -11,11 +11,11 @@ import pytest
 from compare_fixtures import CASE, OTHER, run_of
 from reports_fixtures import ENVIRONMENT, bad, ok
 
-from bench.plan.cases import Case
-from bench.results.runs import Run
-from bench.text import UserError
-from reports.regression.environment import points_of
-from reports.regression.noise_floor import (
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.runs import Run
+from parbench.bench.text import UserError
+from parbench.reports.regression.environment import points_of
+from parbench.reports.regression.noise_floor import (
     FALSE_ALARMS,
     Floor,
     _pairs,
@@ -27,7 +27,7 @@ from reports.regression.noise_floor import (
     read_floors,
     told,
 )
-from reports.regression.rule import Pair, Rule, effects, judge
+from parbench.reports.regression.rule import Pair, Rule, effects, judge
 
 RULE = Rule()
 FLOOR = Floor(series="a case", host="node-a", measured="2026-01-02T03:04:05.678Z", launches=10, noise=0.01, floor=0.031)

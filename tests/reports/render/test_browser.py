@@ -17,11 +17,11 @@ from nodes_fixtures import node_run, sample_sweep
 from reports_fixtures import HOSTILE, bad, ok, pipeline_record, sample_run, step, training_metrics, write_run
 from traced import run_with, timeline, traced_record
 
-import parbench as command_line
-from bench.results.runs import load_run
-from reports.render.data import embedded_json, render_csv
-from reports.render.show import build
-from reports.sections.one_run import report_of
+from parbench import cli as command_line
+from parbench.bench.results.runs import load_run
+from parbench.reports.render.data import embedded_json, render_csv
+from parbench.reports.render.show import build
+from parbench.reports.sections.one_run import report_of
 
 pytestmark = pytest.mark.full
 

@@ -4,9 +4,9 @@ import re
 
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, step, training_metrics
 
-from bench.results.records import Record
-from reports.render.closing import render_closing
-from reports.sections.one_run import report_of
+from parbench.bench.results.records import Record
+from parbench.reports.render.closing import render_closing
+from parbench.reports.sections.one_run import report_of
 
 
 def page(*records: Record) -> list[str]:

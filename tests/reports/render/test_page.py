@@ -15,14 +15,14 @@ from nodes_fixtures import EMULATION
 from report_rows import run_of
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, pipeline_record, step
 
-from bench.launch.control_channel import LEFT_OUT
-from bench.plan.cases import make_case
-from bench.plan.plan import Skipped
-from bench.results.records import Record
-from bench.results.runs import Run
-from reports.render.data import render_json
-from reports.render.page import render_page
-from reports.sections.one_run import report_of
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.plan import Skipped
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.render.data import render_json
+from parbench.reports.render.page import render_page
+from parbench.reports.sections.one_run import report_of
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

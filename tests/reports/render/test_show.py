@@ -21,25 +21,25 @@ from report_rows import run_of
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step, write_run
 from traced import run_with, timeline, traced_record
 
-import parbench
-from bench.results.records import Record
-from bench.results.runs import RecordWriter, Run, load_run, open_writer
-from bench.text import UserError, write_whole
-from reports.analysis import several as analysis_of_several
-from reports.analysis.several import several
-from reports.analysis.summary import summarize
-from reports.analysis.verdicts import warnings_of
-from reports.regression import compare, environment
-from reports.render.closing import render_closing
-from reports.render.data import embedded_json, render_csv, render_json
-from reports.render.markdown import escaped, render_markdown
-from reports.render.page import render_page
-from reports.render.show import build, build_report, follow, is_written, show_again, show_run, write_files
-from reports.render.terminal import render_text
-from reports.report import Report
-from reports.sections import one_run
-from reports.sections.one_run import report_of
-from reports.sections.several import report_of_several
+from parbench import cli
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import RecordWriter, Run, load_run, open_writer
+from parbench.bench.text import UserError, write_whole
+from parbench.reports.analysis import several as analysis_of_several
+from parbench.reports.analysis.several import several
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.analysis.verdicts import warnings_of
+from parbench.reports.regression import compare, environment
+from parbench.reports.render.closing import render_closing
+from parbench.reports.render.data import embedded_json, render_csv, render_json
+from parbench.reports.render.markdown import escaped, render_markdown
+from parbench.reports.render.page import render_page
+from parbench.reports.render.show import build, build_report, follow, is_written, show_again, show_run, write_files
+from parbench.reports.render.terminal import render_text
+from parbench.reports.report import Report
+from parbench.reports.sections import one_run
+from parbench.reports.sections.one_run import report_of
+from parbench.reports.sections.several import report_of_several
 
 
 def folder(out: Path, *records: Record, launches: int = 1) -> Path:
@@ -365,15 +365,15 @@ def test_each_run_is_analysed_once_whatever_shows_it(tmp_path: Path, monkeypatch
     of_two = [["compare", str(run), str(other), *history], ["history", "add", str(run), str(other), *history]]
     for words in (*of_two, ["report", str(run), str(other), "-o", str(tmp_path / "both.html")]):
         counts.clear()
-        done = CliRunner().invoke(parbench.main, words)
+        done = CliRunner().invoke(cli.main, words)
         assert counts == {"summarize": 2}, (words, done.output)
 
 
 def test_the_page_of_a_collected_sweep_is_written_by_the_programs_own_hook(tmp_path: Path) -> None:
-    context = click.Context(parbench.main)
+    context = click.Context(cli.main)
     with context:
-        assert parbench.main.callback
-        parbench.main.callback()
+        assert cli.main.callback
+        cli.main.callback()
     runs = [folder(tmp_path, ok(step(), seconds=seconds)) for seconds in (1e-3, 2e-3)]
     context.obj.report(runs, tmp_path / "report.html")
     assert 'id="beside-table"' in (tmp_path / "report.html").read_text()

@@ -12,15 +12,15 @@ from nodes_fixtures import EMULATION, node_run, scaling_run
 from report_rows import matrix_case, run_of
 from reports_fixtures import HOSTILE, bad, collective, curve_records, ok, pipeline_record, sample_run, simulated, step
 
-from bench.results.records import Record
-from bench.results.runs import Run, load_run
-from reports.analysis.analysis import analyse
-from reports.analysis.several import several
-from reports.analysis.summary import summarize
-from reports.cells import measured
-from reports.render.terminal import print_report, render_text
-from reports.sections.one_run import report_of
-from reports.sections.several import report_of_several
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run, load_run
+from parbench.reports.analysis.analysis import analyse
+from parbench.reports.analysis.several import several
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.cells import measured
+from parbench.reports.render.terminal import print_report, render_text
+from parbench.reports.sections.one_run import report_of
+from parbench.reports.sections.several import report_of_several
 
 ESCAPE = "\x1b"
 

@@ -9,13 +9,13 @@ import pytest
 from report_rows import cells_of, found_in, matrix_case, row_of, rows_of, table_cells, table_of, told
 from reports_fixtures import bad, collective, link, ok, rate_metric, seconds_metric
 
-from bench.plan.cases import make_case
-from bench.results.fit import Fit, Segment
-from bench.results.records import Check, Record
-from reports.analysis.contrasts import group_name, grouped
-from reports.analysis.fits import Ceiling, Curve
-from reports.report import Column, known, number
-from reports.sections.row_columns import communication_columns
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.fit import Fit, Segment
+from parbench.bench.results.records import Check, Record
+from parbench.reports.analysis.contrasts import group_name, grouped
+from parbench.reports.analysis.fits import Ceiling, Curve
+from parbench.reports.report import Column, known, number
+from parbench.reports.sections.row_columns import communication_columns
 
 WITHIN, LATENCY = "time, within this launch", "latency, within this launch"
 

@@ -7,9 +7,9 @@ from report_rows import found_in, found_of, rows_of
 from reports_fixtures import collective, ok, pipeline_record
 from traced import run_with, timeline, traced_record
 
-from bench.plan.catalogue import OPERATIONS as CATALOGUE
-from bench.results.records import Record
-from reports.sections.one_run import draw_first_screen, first_lines
+from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
+from parbench.bench.results.records import Record
+from parbench.reports.sections.one_run import draw_first_screen, first_lines
 
 
 def curve(operation: str, **params: object) -> list[Record]:

@@ -12,25 +12,25 @@ from report_rows import cells_of, found_in, found_of, matrix_case, run_of, secti
 from reports_fixtures import bad, collective, collective_metrics, ok, pipeline_record, simulated, step, training_metrics
 from traced import run_with, timeline, traced_record
 
-from bench.files import encode_json
-from bench.plan.cases import make_case
-from bench.results.details import PLAN_FILE, Component, Published, StepCheck, Validation
-from bench.results.records import Arrival
-from bench.results.runs import Run
-from bench.text import write_whole
-from reports.analysis.analysis import Analysis
-from reports.analysis.summary import Row
-from reports.render.markdown import render_markdown
-from reports.render.page import render_page
-from reports.render.terminal import render_text
-from reports.report import Column, Section, Table, words
-from reports.sections import one_run
-from reports.sections.communication import communication_section
-from reports.sections.nodes import arrival_section
-from reports.sections.one_run import report_of
-from reports.sections.predictions import predicted_section
-from reports.sections.steps import step_section
-from workloads.planner.measured.published import published
+from parbench.bench.files import encode_json
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.details import PLAN_FILE, Component, Published, StepCheck, Validation
+from parbench.bench.results.records import Arrival
+from parbench.bench.results.runs import Run
+from parbench.bench.text import write_whole
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.analysis.summary import Row
+from parbench.reports.render.markdown import render_markdown
+from parbench.reports.render.page import render_page
+from parbench.reports.render.terminal import render_text
+from parbench.reports.report import Column, Section, Table, words
+from parbench.reports.sections import one_run
+from parbench.reports.sections.communication import communication_section
+from parbench.reports.sections.nodes import arrival_section
+from parbench.reports.sections.one_run import report_of
+from parbench.reports.sections.predictions import predicted_section
+from parbench.reports.sections.steps import step_section
+from parbench.workloads.planner.measured.published import published
 
 
 def test_sections_come_in_the_order_in_which_they_are_read_with_anchors_that_differ() -> None:

@@ -8,13 +8,13 @@ import pytest
 from report_rows import cells_of, found_in, row_of, rows_of, table_of
 from reports_fixtures import comm_call, curve_records, ok, plain, seconds_metric, step, step_metrics, training_metrics
 
-from bench.plan.cases import make_case
-from bench.results.metrics import MetricValue
-from bench.results.records import Record
-from reports.analysis import steps
-from reports.analysis.fits import Curve, fit_curves
-from reports.analysis.summary import Row
-from reports.report import Column, Table
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record
+from parbench.reports.analysis import steps
+from parbench.reports.analysis.fits import Curve, fit_curves
+from parbench.reports.analysis.summary import Row
+from parbench.reports.report import Column, Table
 
 
 def step_table(rows: Sequence[Row], curves: Sequence[Curve] = (), table: str = "steps-table") -> Table[Any]:

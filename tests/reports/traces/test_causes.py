@@ -6,9 +6,9 @@ import pytest
 from drawn_steps import DRAWN, MB, clean, job, late, one_bucket, queued
 from kineto_files import RankFile
 
-from bench.text import UserError
-from reports.traces.causes import causes_of, step_seconds, waits_by_rank
-from reports.traces.steps import job_of, read_steps
+from parbench.bench.text import UserError
+from parbench.reports.traces.causes import causes_of, step_seconds, waits_by_rank
+from parbench.reports.traces.steps import job_of, read_steps
 
 
 @pytest.mark.parametrize("kind", DRAWN)

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from drawn_steps import MB, RANKS, clean, job, late, one_bucket
 from reports_fixtures import collective, make_plan, make_run, ok, write_run
 
-import parbench
+from parbench import cli
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def explain(*words: object) -> Result:
-    return CliRunner().invoke(parbench.main, ["explain", *map(str, words)])
+    return CliRunner().invoke(cli.main, ["explain", *map(str, words)])
 
 
 def test_tables_tell_each_rank_each_kind_of_call_and_what_would_be_won(traces: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from kineto_files import RankFile
 
-from bench.results.traced import CallFacts
-from bench.text import UserError
-from reports.traces import kineto
-from reports.traces.kineto import RankTrace, files_of, read_rank
+from parbench.bench.results.traced import CallFacts
+from parbench.bench.text import UserError
+from parbench.reports.traces import kineto
+from parbench.reports.traces.kineto import RankTrace, files_of, read_rank
 
 MB = 1 << 20
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ranks import Ranks
 
-from reports.traces.steps import read_job
+from parbench.reports.traces.steps import read_job
 
 STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp": ("ddp", {"bucket_mb": 1, "layers": 4, "hidden": 128}),

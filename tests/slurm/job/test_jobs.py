@@ -11,13 +11,13 @@ import pytest
 from reports_fixtures import bad, collective
 from sweeps import FakeSlurm
 
-from bench.results.records import RankState, Record
-from bench.text import UserError
-from slurm.job.claims import FOLDER, Claims, Owner, is_gone, this_owner
-from slurm.job.ledger import FOLDER as LEDGERS
-from slurm.job.ledger import Ledger, Line, State, read_ledger, standings
-from slurm.job.point_run import DeadNodes, is_down
-from slurm.system import end_time, scale, too_long
+from parbench.bench.results.records import RankState, Record
+from parbench.bench.text import UserError
+from parbench.slurm.job.claims import FOLDER, Claims, Owner, is_gone, this_owner
+from parbench.slurm.job.ledger import FOLDER as LEDGERS
+from parbench.slurm.job.ledger import Ledger, Line, State, read_ledger, standings
+from parbench.slurm.job.point_run import DeadNodes, is_down
+from parbench.slurm.system import end_time, scale, too_long
 
 
 def owner(job: str = "7", restart: int = 0, host: str = "n1", pid: int = 42) -> Owner:
@@ -136,7 +136,7 @@ def test_lines_of_all_writers_are_merged_by_time(tmp_path: Path, monkeypatch: py
     tmp_path /= "several"
     tmp_path.mkdir()
     times = iter(f"2026-01-01T00:00:0{second}.000Z" for second in range(4))
-    monkeypatch.setattr("slurm.job.ledger.utc_now", lambda: next(times))
+    monkeypatch.setattr("parbench.slurm.job.ledger.utc_now", lambda: next(times))
     with Ledger(tmp_path, "same", "7") as one, Ledger(tmp_path, "same", "8") as other:
         for number, ledger in enumerate((one, other, one, other)):
             ledger.write(f"p{number}", "started")

@@ -11,11 +11,11 @@ from reports_fixtures import bad, ok
 from standin import standin
 from sweeps import make_folder, make_sweep, point
 
-from bench.launch.control_channel import LEFT_OUT
-from bench.results.records import Record
-from bench.results.runs import create_run, load_run, open_writer, write_info
-from slurm.job.ledger import State
-from slurm.job.point_run import (
+from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import create_run, load_run, open_writer, write_info
+from parbench.slurm.job.ledger import State
+from parbench.slurm.job.point_run import (
     Attempt,
     Child,
     Command,
@@ -56,7 +56,7 @@ def written(out: Path, *records: Record, hosts: list[str] | None = None) -> Path
 def test_the_words_of_a_run_that_is_fresh_or_gone_on_with_are_such_as_parbench_takes(tmp_path: Path) -> None:
     asked = attempt(tmp_path)
     assert parbench_run(asked) == [
-        *(sys.executable, "-P", "-m", "parbench", "run", "--json", "--nodelist", "n1,n3", "--launcher", "srun"),
+        *(sys.executable, "-m", "parbench", "run", "--json", "--nodelist", "n1,n3", "--launcher", "srun"),
         *("--nodes", "2", "--ntasks-per-node", "1", "--placement", "block"),
         *("--plan", str(asked.folder / "points" / f"{P.id}.toml"), "--out", str(asked.folder / "runs" / P.id)),
     ]
@@ -64,7 +64,7 @@ def test_the_words_of_a_run_that_is_fresh_or_gone_on_with_are_such_as_parbench_t
     assert words[-2:] == ["--link", "400Gbit"]
     assert "--nodelist" not in words
     words = parbench_run(attempt(tmp_path, run=tmp_path / "r"))
-    assert words[6:] == ["--nodelist", "n1,n3", "--resume", str(tmp_path / "r")]
+    assert words[5:] == ["--nodelist", "n1,n3", "--resume", str(tmp_path / "r")]
     child = ended(asked, parbench_run)  # the real command line reads them, and refuses that there is no allocation
     assert child.code == 2
     assert re.match("parbench: .*srun", child.last_words())

@@ -15,14 +15,14 @@ from reports_fixtures import bad
 from standin import counted, standin
 from sweeps import FakeSlurm, make_folder, make_sweep, point
 
-from bench.results.records import RankState
-from bench.results.runs import open_writer
-from bench.text import UserError
-from slurm.job.claims import Claims, Owner, this_owner
-from slurm.job.ledger import Ledger, Line, read_ledger, standings
-from slurm.job.point_run import Attempt, Command
-from slurm.job.work import choose_points, work
-from slurm.sweep.folder import Point
+from parbench.bench.results.records import RankState
+from parbench.bench.results.runs import open_writer
+from parbench.bench.text import UserError
+from parbench.slurm.job.claims import Claims, Owner, this_owner
+from parbench.slurm.job.ledger import Ledger, Line, read_ledger, standings
+from parbench.slurm.job.point_run import Attempt, Command
+from parbench.slurm.job.work import choose_points, work
+from parbench.slurm.sweep.folder import Point
 
 P = tuple(point(number) for number in range(3))
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3,n4"}
@@ -293,8 +293,8 @@ def test_with_fail_a_dead_node_ends_the_job_and_the_next_measures_its_point_afre
 
 
 def test_a_child_is_not_left_to_wait_for_a_node_that_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm.job.work._ASK_EVERY_SECONDS", 0.3)
-    monkeypatch.setattr("slurm.job.work._LOOK_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr("parbench.slurm.job.work._ASK_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr("parbench.slurm.job.work._LOOK_EVERY_SECONDS", 0.3)
     folder, slurm = folder_of(tmp_path, P[:1], on_dead_node="go-on"), cluster()
     signalled(folder, signal.SIGUSR1, lambda: slurm.set(nodes={"n1": "down*"}))
     assert run(folder, slurm, standin(cases=400, each=0.05)) == 4

@@ -13,9 +13,9 @@ import pytest
 from paths import environment
 from refusals import refusal
 
-import parbench
-from slurm.local.cluster import FOLDER_VARIABLE, NODES_FILE, ORDER_FILE, Order, inner_environment
-from slurm.local.cluster_conf import (
+from parbench import cli
+from parbench.slurm.local.cluster import FOLDER_VARIABLE, NODES_FILE, ORDER_FILE, Order, inner_environment
+from parbench.slurm.local.cluster_conf import (
     ClusterSpec,
     address,
     checked_rate,
@@ -24,8 +24,8 @@ from slurm.local.cluster_conf import (
     emulated,
     parse_delay,
 )
-from slurm.local.links import Node, Switch, port
-from slurm.local.local import break_or_mend, check_parent, check_programs, run_local, sandbox
+from parbench.slurm.local.links import Node, Switch, port
+from parbench.slurm.local.local import break_or_mend, check_parent, check_programs, run_local, sandbox
 
 FOLDER = Path("/tmp/parbench-x")
 
@@ -112,7 +112,7 @@ def first_process(folder: Path, command: tuple[str, ...], start: str = "None", t
     end, lifeline = os.pipe()
     order = Order(spec=ClusterSpec(nodes=1), command=command, lifeline=end)
     (folder / ORDER_FILE).write_bytes(msgspec.json.encode(order))
-    replaced = f"import sys, slurm.local.cluster as c; c.start_cluster = lambda *_: {start}"
+    replaced = f"import sys, parbench.slurm.local.cluster as c; c.start_cluster = lambda *_: {start}"
     script = f"{replaced}; sys.exit(c.main(c.Path({str(folder)!r})))"
     with subprocess.Popen(
         [sys.executable, "-c", script],
@@ -175,7 +175,7 @@ def test_places_and_users_that_slurm_cannot_use_are_refused(monkeypatch: pytest.
     for parent in ("/tmp/with space", "/tmp/a,b", "/tmp/é", "/dev/shm", "/dev/shm/x", f"/tmp/{'x' * 51}"):
         told = refusal(check_parent, Path(parent))
         assert re.search("^SLURM cannot work in the temporary folder '.*at most 55.*; set TMPDIR$", told), parent
-    monkeypatch.setattr("slurm.local.local.check_programs", lambda path: None)
+    monkeypatch.setattr("parbench.slurm.local.local.check_programs", lambda path: None)
     nobody = next(number for number in range(54321, 55000) if number not in {user.pw_uid for user in pwd.getpwall()})
     monkeypatch.setattr(os, "getuid", lambda: nobody)
     told = refusal(run_local, ClusterSpec(nodes=1), ("true",), keep=False)
@@ -183,14 +183,14 @@ def test_places_and_users_that_slurm_cannot_use_are_refused(monkeypatch: pytest.
 
 
 def test_bad_words_end_with_2_and_a_sentence_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm.local.local.check_programs", lambda path: None)
+    monkeypatch.setattr("parbench.slurm.local.local.check_programs", lambda path: None)
     for words, sentence in (
         (["--link", "fast", "--", "true"], "parbench: --link 'fast' is no rate"),
         (["--", "no-such-program"], "parbench: the command 'no-such-program' is not found"),
         (["--nodes", "0", "--", "true"], "Error: Invalid value for '--nodes'"),
         ([], "Error: Missing argument"),
     ):
-        done = click.testing.CliRunner().invoke(parbench.main, ["slurm", "local", *words])
+        done = click.testing.CliRunner().invoke(cli.main, ["slurm", "local", *words])
         assert (done.exit_code, done.stdout) == (2, ""), words
         assert sentence in done.stderr
 
@@ -207,7 +207,7 @@ def test_only_the_inside_of_a_running_cluster_can_be_broken(tmp_path: Path, monk
     nodes_file.parent.mkdir()
     nodes_file.write_bytes(msgspec.json.encode([Node(name=f"n{number}", pid=number) for number in (1, 2)]))
     (tmp_path / "first").write_bytes(b"/sbin/init")
-    monkeypatch.setattr("slurm.local.local.FIRST_PROCESS", tmp_path / "first")
+    monkeypatch.setattr("parbench.slurm.local.local.FIRST_PROCESS", tmp_path / "first")
     assert "holds no running cluster" in told(), "a kept folder is none"
     (tmp_path / "first").write_bytes(b"python\0-m\0slurm.local.cluster\0" + str(tmp_path).encode())
     assert told("cut", "n3") == "'n3' is none of the cluster's nodes n1 to n2"

@@ -11,9 +11,9 @@ from clusters import PARBENCH, Cluster, in_cluster, tool
 from paths import IMPORT_PATH, ROOT, SUPPORT, environment
 from sweep_scenarios import SCENARIOS
 
-from bench.machine.world_spec import FUNCTIONAL_ONLY
-from bench.results.records import Record
-from bench.results.runs import Run, load_run
+from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run, load_run
 
 pytestmark = [pytest.mark.full, pytest.mark.measures]
 

@@ -18,25 +18,35 @@ from fakes import plan
 from screen_study import Cluster, simulate
 from trees import write_tool
 
-from bench.check.check import document
-from bench.check.health import Device, Health, Reason
-from bench.check.hosts import Answer
-from bench.commands import parse_settings
-from bench.commands import run as run_of_the_command_line
-from bench.machine.world_spec import WorldSpec
-from bench.plan.cases import Case
-from bench.plan.catalogue import DEFINITIONS
-from bench.plan.options import Options as RunOptions
-from bench.plan.options import make_plan
-from bench.results.records import RankState, Record, Status, WorldInfo
-from bench.results.runs import Run, create_run, load_run, open_writer, write_info
-from bench.text import UserError
-from slurm.commands import slurm
-from slurm.screen import run as screen_run
-from slurm.screen import screen as screening_command
-from slurm.screen.run import Options, Seen, Turns, exchanges_of, measure, read, run_command, silent_hosts, tournament
-from slurm.screen.screen import Screening, allocated, check, salloc_command, screen, screen_nodes
-from slurm.system import Slurm
+from parbench.bench.check.check import document
+from parbench.bench.check.health import Device, Health, Reason
+from parbench.bench.check.hosts import Answer
+from parbench.bench.commands import parse_settings
+from parbench.bench.commands import run as run_of_the_command_line
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.catalogue import DEFINITIONS
+from parbench.bench.plan.options import Options as RunOptions
+from parbench.bench.plan.options import make_plan
+from parbench.bench.results.records import RankState, Record, Status, WorldInfo
+from parbench.bench.results.runs import Run, create_run, load_run, open_writer, write_info
+from parbench.bench.text import UserError
+from parbench.slurm.commands import slurm
+from parbench.slurm.screen import run as screen_run
+from parbench.slurm.screen import screen as screening_command
+from parbench.slurm.screen.run import (
+    Options,
+    Seen,
+    Turns,
+    exchanges_of,
+    measure,
+    read,
+    run_command,
+    silent_hosts,
+    tournament,
+)
+from parbench.slurm.screen.screen import Screening, allocated, check, salloc_command, screen, screen_nodes
+from parbench.slurm.system import Slurm
 
 NODES = ("n1", "n2", "n3", "n4")
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]"}
@@ -234,7 +244,7 @@ def a_run(
 
 def test_a_run_is_asked_for_with_one_rank_on_each_node_and_every_round_and_parbench_run_plans_it() -> None:
     words = run_command(NODES, tournament(4, 5), Options(out=Path("out")))
-    assert words[:5] == [sys.executable, "-P", "-m", "parbench", "run"]
+    assert words[:4] == [sys.executable, "-m", "parbench", "run"]
     line = " ".join(words)
     assert "--launcher srun --nodes 4 --ntasks-per-node 1 --placement block --nodelist n1,n2,n3,n4" in line
     assert (
@@ -369,5 +379,5 @@ echo srun: error: n3: task 2: Exited with exit code 1 >&2
     assert [answer.problem for answer in found[1:]] == problems
     asked = (tmp_path / "asked").read_text()
     assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3 --cpu-bind=none" in asked
-    assert f"--container-image=x {sys.executable} -P -m parbench check --json --budget 40s --out out" in asked
+    assert f"--container-image=x {sys.executable} -m parbench check --json --budget 40s --out out" in asked
     assert list(tmp_path.glob("parbench-check-*")) == []

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence, Set
 import pytest
 from screen_study import Cluster, rates, simulate
 
-from bench.plan.groups import Pair, parse_pairs, round_pairs
-from slurm.screen.fit import (
+from parbench.bench.plan.groups import Pair, parse_pairs, round_pairs
+from parbench.slurm.screen.fit import (
     BLAME,
     SUSPECT,
     Exchange,
@@ -19,8 +19,8 @@ from slurm.screen.fit import (
     find_slow,
     hodges_lehmann,
 )
-from slurm.screen.run import Turns, confirmation, tournament
-from slurm.screen.screen import Screening, Verdict, render, screening
+from parbench.slurm.screen.run import Turns, confirmation, tournament
+from parbench.slurm.screen.screen import Screening, Verdict, render, screening
 
 HOSTS = ("n1", "n2", "n3", "n10")
 

@@ -8,12 +8,12 @@ from refusals import refusal
 from sweeps import make_sweep
 from sweeps import point as any_point
 
-from bench.plan.catalogue import DEFINITIONS
-from bench.plan.plan import PRESETS, Entry, Plan
-from slurm.sweep.expand import expand, plan_point
-from slurm.sweep.folder import Point
-from slurm.sweep.submit import about, batches, estimate
-from slurm.sweep.sweepfile import SweepFile
+from parbench.bench.plan.catalogue import DEFINITIONS
+from parbench.bench.plan.plan import PRESETS, Entry, Plan
+from parbench.slurm.sweep.expand import expand, plan_point
+from parbench.slurm.sweep.folder import Point
+from parbench.slurm.sweep.submit import about, batches, estimate
+from parbench.slurm.sweep.sweepfile import SweepFile
 
 CASES = (Entry(name="all_reduce", set={"dtype": "float32", "mode": "blocking"}),)
 

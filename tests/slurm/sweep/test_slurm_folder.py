@@ -14,12 +14,12 @@ from hostile import nested
 from refusals import refusal
 from sweeps import job, make_sweep, point
 
-from bench.files import read_toml
-from bench.plan.plan import Entry, PlanFile
-from bench.text import UserError
-from slurm.job.ledger import FOLDER as LEDGERS
-from slurm.job.ledger import read_ledger
-from slurm.sweep.folder import (
+from parbench.bench.files import read_toml
+from parbench.bench.plan.plan import Entry, PlanFile
+from parbench.bench.text import UserError
+from parbench.slurm.job.ledger import FOLDER as LEDGERS
+from parbench.slurm.job.ledger import read_ledger
+from parbench.slurm.sweep.folder import (
     FOLDERS,
     Mode,
     Point,
@@ -32,7 +32,7 @@ from slurm.sweep.folder import (
     slug,
     write_sweep,
 )
-from slurm.sweep.submit import Batch, batches, script_text
+from parbench.slurm.sweep.submit import Batch, batches, script_text
 
 POINTS = (point(0, nodes=4), point(1, nodes=4, ntasks_per_node=2), point(2), point(3, nodes=1, ntasks_per_node=2))
 
@@ -169,7 +169,7 @@ ulimit -c 0
 trap '' USR1
 module load cuda
 source venv/bin/activate
-exec /v/bin/python -P -m parbench slurm work /shared/s
+exec /v/bin/python -m parbench slurm work /shared/s
 """
 
 
@@ -218,5 +218,5 @@ def test_a_shell_reads_the_command_as_it_was_meant_and_an_early_warning_does_not
     program.chmod(0o755)
     text = script(folder=folder, python=str(program), prologue=("kill -USR1 $$",))
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["-P", "-m", "parbench", "slurm", "work", str(folder), "0", "heard"]
+    assert done.stdout.splitlines() == ["-m", "parbench", "slurm", "work", str(folder), "0", "heard"]
     assert text.splitlines()[-1].startswith("exec ")

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 from sweeps import FakeSlurm, job, make_folder, make_sweep, point, queued
 
-from bench.text import UserError
-from parbench import main
-from slurm.job.ledger import FOLDER, Line
-from slurm.sweep.folder import Point, load_jobs, load_sweep
-from slurm.sweep.status import Picture, collect, follow, look, render, show
-from slurm.sweep.submit import cancel, resume
+from parbench.bench.text import UserError
+from parbench.cli import main
+from parbench.slurm.job.ledger import FOLDER, Line
+from parbench.slurm.sweep.folder import Point, load_jobs, load_sweep
+from parbench.slurm.sweep.status import Picture, collect, follow, look, render, show
+from parbench.slurm.sweep.submit import cancel, resume
 
 P = tuple(point(number) for number in range(4))
 NOW = 1767225660.0  # 2026-01-01T00:01:00Z

@@ -12,14 +12,14 @@ import pytest
 from refusals import refusal
 from sweeps import FakeSlurm
 
-import parbench
-from bench.plan.catalogue import DEFINITIONS
-from bench.text import UserError
-from slurm.sweep.expand import expand
-from slurm.sweep.folder import Sweep, load_jobs, load_sweep
-from slurm.sweep.submit import batches, fit_partition, freeze, send, submit, too_long
-from slurm.sweep.sweepfile import read_sweep_file
-from slurm.system import Partition, Slurm, SlurmError
+from parbench import cli
+from parbench.bench.plan.catalogue import DEFINITIONS
+from parbench.bench.text import UserError
+from parbench.slurm.sweep.expand import expand
+from parbench.slurm.sweep.folder import Sweep, load_jobs, load_sweep
+from parbench.slurm.sweep.submit import batches, fit_partition, freeze, send, submit, too_long
+from parbench.slurm.sweep.sweepfile import read_sweep_file
+from parbench.slurm.system import Partition, Slurm, SlurmError
 
 SMALL = """
 nodes = [2, 4]
@@ -58,7 +58,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def run(file: Path, slurm: Slurm, *, dry_run: bool = False) -> int:
-    return submit(file, ("bench.plan.catalogue",), dry_run=dry_run, wait=False, out=file.parent / "sweeps", slurm=slurm)
+    return submit(
+        file, ("parbench.bench.plan.catalogue",), dry_run=dry_run, wait=False, out=file.parent / "sweeps", slurm=slurm
+    )
 
 
 def frozen(file: Path, **changes: object) -> Sweep:
@@ -109,7 +111,7 @@ def test_a_dry_run_shows_all_and_leaves_nothing_and_needs_no_slurm(
     assert "#SBATCH --nodes=4" in out
     assert out.endswith("dry run: nothing was submitted; 1 script more, of the same form\n")
     monkeypatch.setenv("PATH", str(file.parent))
-    done = click.testing.CliRunner().invoke(parbench.main, ["slurm", "submit", str(file), "--dry-run"])
+    done = click.testing.CliRunner().invoke(cli.main, ["slurm", "submit", str(file), "--dry-run"])
     assert done.exit_code == 0, done.output
     unchecked = "note: the partition, its nodes and its time limit were not checked: sinfo is not in the PATH"
     assert done.output.startswith(unchecked)
@@ -163,7 +165,7 @@ def test_bad_input_is_one_sentence_that_names_the_file_and_nothing_is_submitted(
             run(file, slurm)
         assert told(slurm, "sbatch") == []
         assert not (file.parent / "sweeps").exists()
-    done = click.testing.CliRunner().invoke(parbench.main, ["slurm", "submit", str(file.parent / "absent.toml")])
+    done = click.testing.CliRunner().invoke(cli.main, ["slurm", "submit", str(file.parent / "absent.toml")])
     assert (done.exit_code, "absent.toml cannot be read" in done.output) == (2, True)
     file.write_text(SMALL)
     (file.parent / "sweeps").write_text("a file")

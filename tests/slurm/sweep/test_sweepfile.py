@@ -9,12 +9,12 @@ import pytest
 from paths import ROOT
 from refusals import refusal as told
 
-from bench.plan.catalogue import DEFINITIONS
-from bench.plan.params import Value
-from bench.text import UserError
-from slurm.sweep.condition import parse_condition
-from slurm.sweep.expand import read_axes
-from slurm.sweep.sweepfile import SweepFile, read_sweep_file
+from parbench.bench.plan.catalogue import DEFINITIONS
+from parbench.bench.plan.params import Value
+from parbench.bench.text import UserError
+from parbench.slurm.sweep.condition import parse_condition
+from parbench.slurm.sweep.expand import read_axes
+from parbench.slurm.sweep.sweepfile import SweepFile, read_sweep_file
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from cp_ranks import formula
 from fake_time import FakeTime
 from torch import Tensor
 
-from workloads.context_parallel.attention_kernel import (
+from parbench.workloads.context_parallel.attention_kernel import (
     CpuFlash,
     CudaFlash,
     Dense,
@@ -19,7 +19,7 @@ from workloads.context_parallel.attention_kernel import (
     kernel_for,
     num_pairs,
 )
-from workloads.context_parallel.context_step import attend_alone
+from parbench.workloads.context_parallel.context_step import attend_alone
 
 each_kernel = pytest.mark.parametrize("kernel", [CpuFlash(), Dense()], ids=["flash", "dense"])
 # rows, keys, causal, query heads, heads of keys, head size

@@ -11,11 +11,11 @@ from ranks import Ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from bench.world.world import World
-from workloads.context_parallel.attention_kernel import CpuFlash, Direction, Grads, Recorder
-from workloads.context_parallel.attention_methods import Ring, RingAttention, TorchContextParallel
-from workloads.context_parallel.context_case import MASKS, ContextPlan
-from workloads.model.transformer import attend
+from parbench.bench.world.world import World
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Direction, Grads, Recorder
+from parbench.workloads.context_parallel.attention_methods import Ring, RingAttention, TorchContextParallel
+from parbench.workloads.context_parallel.context_case import MASKS, ContextPlan
+from parbench.workloads.model.transformer import attend
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
 GQA = Sizes(heads=6, kv_heads=2)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.params import Value
-from bench.text import UserError
-from workloads.catalogue import DEFINITIONS
-from workloads.context_parallel.context_case import (
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.params import Value
+from parbench.bench.text import UserError
+from parbench.workloads.catalogue import DEFINITIONS
+from parbench.workloads.context_parallel.context_case import (
     METHODS,
     PARAMS,
     parse_attention,

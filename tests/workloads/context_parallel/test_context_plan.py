@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.context_parallel.context_case import (
+from parbench.workloads.context_parallel.context_case import (
     MASKS,
     METHODS,
     ContextPlan,

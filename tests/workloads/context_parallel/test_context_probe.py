@@ -8,9 +8,9 @@ import torch
 from ranks import Ranks
 from training_steps import Params
 
-from workloads.context_parallel.attention_kernel import Recorder, Size, Wait
-from workloads.context_parallel.context_case import ContextPlan, balance_limit
-from workloads.context_parallel.context_step import AttentionProbe, Seen, hops_of
+from parbench.workloads.context_parallel.attention_kernel import Recorder, Size, Wait
+from parbench.workloads.context_parallel.context_case import ContextPlan, balance_limit
+from parbench.workloads.context_parallel.context_step import AttentionProbe, Seen, hops_of
 
 METHODS = ("ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp")
 LONG: Params = {"layers": 1, "hidden": 16, "heads": 4, "kv_heads": 4, "sequence": 256, "vocabulary": 32}

@@ -8,12 +8,12 @@ from refusals import refusal
 from torch import Tensor
 from training_steps import SMALL, Params, small, wrong_sent_and_expected, wrong_where_nothing_is_reduced
 
-from bench.world.world import World
-from workloads.context_parallel.attention_kernel import CpuFlash, CudaFlash, Dense, Grads, Timed
-from workloads.context_parallel.attention_methods import RingAttention
-from workloads.context_parallel.context_case import MASKS
-from workloads.context_parallel.context_step import ContextStep
-from workloads.step.memory import SavedTensors
+from parbench.bench.world.world import World
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash, CudaFlash, Dense, Grads, Timed
+from parbench.workloads.context_parallel.attention_methods import RingAttention
+from parbench.workloads.context_parallel.context_case import MASKS
+from parbench.workloads.context_parallel.context_step import ContextStep
+from parbench.workloads.step.memory import SavedTensors
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
 NARROW: Params = {"precision": "bfloat16", "accumulation": 2}
@@ -202,7 +202,9 @@ def kernels_told(world: World) -> list[tuple[object, list[str]]]:
     found = []
     for kernel, params in ((Dense(), {}), (Dense(), NARROW), (CudaFlash(), NARROW), (Dense(), WAITS)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("workloads.context_parallel.context_step.kernel_for", lambda *_, kernel=kernel: kernel)
+            patch.setattr(
+                "parbench.workloads.context_parallel.context_step.kernel_for", lambda *_, kernel=kernel: kernel
+            )
             [(_, details, notes)] = described(world, [{"method": "ring", **params}])
         found.append((details["kernel"], [note for note in notes if note.startswith("attention: ")]))
     return found

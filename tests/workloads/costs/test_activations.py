@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.text import UserError
-from workloads.costs.memory import activations_of, layer_equation, stage_equation
-from workloads.costs.step_spec import Position, StepSpec
-from workloads.expert_parallel.moe_case import Moe, moe_of
-from workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
-from workloads.model.shapes import SHAPES, Shape
-from workloads.model.transformer import Transformer, build, checkpoint
-from workloads.pipeline_parallel.schedules import make_schedule, peak_held
-from workloads.pipeline_parallel.stages import Chunk
-from workloads.step.memory import SavedTensors
+from parbench.bench.text import UserError
+from parbench.workloads.costs.memory import activations_of, layer_equation, stage_equation
+from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
+from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
+from parbench.workloads.model.shapes import SHAPES, Shape
+from parbench.workloads.model.transformer import Transformer, build, checkpoint
+from parbench.workloads.pipeline_parallel.schedules import make_schedule, peak_held
+from parbench.workloads.pipeline_parallel.stages import Chunk
+from parbench.workloads.step.memory import SavedTensors
 
 TINY, LLAMA = SHAPES["tiny"], SHAPES["tiny-llama"]
 CPU = torch.device("cpu")

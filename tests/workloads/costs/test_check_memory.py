@@ -1,9 +1,9 @@
 """Real models fit on real devices with their check, by arithmetic; what one process would take beside them does not."""
 
-from workloads.costs import strategies
-from workloads.costs.check_memory import CheckMemory, check_memory
-from workloads.costs.parameter_table import num_parameters
-from workloads.costs.step_spec import StepSpec
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.check_memory import CheckMemory, check_memory
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.step_spec import StepSpec
 
 GB = 1e9
 

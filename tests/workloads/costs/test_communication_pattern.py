@@ -8,14 +8,14 @@ import pytest
 from planner_asks import ask
 from training_steps import OF_NAME
 
-from workloads.catalogue import STRATEGIES
-from workloads.costs.communication_pattern import Call, bytes_by_axis, calls, equation_of, sent_bytes
-from workloads.costs.equation import Equation
-from workloads.costs.memory import memory_of
-from workloads.costs.parameter_table import elements_of, num_parameters, padded_elements, tables_of
-from workloads.costs.step_spec import StepSpec
-from workloads.model.shapes import MIXED, SHAPES, Widths
-from workloads.pipeline_parallel.schedules import make_schedule
+from parbench.workloads.catalogue import STRATEGIES
+from parbench.workloads.costs.communication_pattern import Call, bytes_by_axis, calls, equation_of, sent_bytes
+from parbench.workloads.costs.equation import Equation
+from parbench.workloads.costs.memory import memory_of
+from parbench.workloads.costs.parameter_table import elements_of, num_parameters, padded_elements, tables_of
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import MIXED, SHAPES, Widths
+from parbench.workloads.pipeline_parallel.schedules import make_schedule
 
 TINY = SHAPES["tiny"]  # every parameter's rows divide by 4
 PSI, LAYERS, HIDDEN = num_parameters(TINY), TINY.layers, TINY.hidden

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from planner_asks import ask
 
-from workloads.costs.flops import again_bytes, flops_per_token, stage_flops
-from workloads.costs.parameter_table import layer_weights, num_active_parameters
-from workloads.planner.models import model_of
+from parbench.workloads.costs.flops import again_bytes, flops_per_token, stage_flops
+from parbench.workloads.costs.parameter_table import layer_weights, num_active_parameters
+from parbench.workloads.planner.models import model_of
 
 TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 128256  # of llama3-8b
 

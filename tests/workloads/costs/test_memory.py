@@ -7,9 +7,9 @@ import pytest
 from planner_asks import H100, ask
 from training_steps import OF_NAME
 
-from bench.text import UserError
-from workloads.catalogue import STRATEGIES
-from workloads.costs.memory import (
+from parbench.bench.text import UserError
+from parbench.workloads.catalogue import STRATEGIES
+from parbench.workloads.costs.memory import (
     RankMemory,
     activations_of,
     buffers_equation,
@@ -21,11 +21,11 @@ from workloads.costs.memory import (
     state_equation,
     state_of,
 )
-from workloads.costs.parameter_table import Kind, elements_of, layer_elements, num_parameters
-from workloads.costs.step_spec import Position
-from workloads.model.shapes import MIXED, SHAPES, Widths
-from workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
-from workloads.planner.dry_run import dry_run
+from parbench.workloads.costs.parameter_table import Kind, elements_of, layer_elements, num_parameters
+from parbench.workloads.costs.step_spec import Position
+from parbench.workloads.model.shapes import MIXED, SHAPES, Widths
+from parbench.workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
+from parbench.workloads.planner.dry_run import dry_run
 
 PSI = num_parameters(SHAPES["llama3-8b"])
 TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 128256  # of llama3-8b

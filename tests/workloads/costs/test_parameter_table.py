@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from workloads.costs.parameter_table import ParameterPart, elements_of, num_parameters, parts_of
-from workloads.costs.step_spec import Position, StepSpec
-from workloads.expert_parallel.moe_case import Moe, moe_of
-from workloads.expert_parallel.moe_layer import exchange_ffns
-from workloads.model.shapes import SHAPES, Shape
-from workloads.model.transformer import build
-from workloads.pipeline_parallel.schedules import NAMES, make_schedule
+from parbench.workloads.costs.parameter_table import ParameterPart, elements_of, num_parameters, parts_of
+from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
+from parbench.workloads.expert_parallel.moe_layer import exchange_ffns
+from parbench.workloads.model.shapes import SHAPES, Shape
+from parbench.workloads.model.transformer import build
+from parbench.workloads.pipeline_parallel.schedules import NAMES, make_schedule
 
 RECIPES = [replace(SHAPES[name], hidden=32, ffn=64, sequence=16, vocabulary=50) for name in ("tiny", "tiny-llama")]
 SMALL = RECIPES[0]

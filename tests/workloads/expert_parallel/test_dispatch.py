@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ranks import Ranks
 from torch import Tensor
 
-from bench.world.world import World
-from workloads.expert_parallel.dispatch import (
+from parbench.bench.world.world import World
+from parbench.workloads.expert_parallel.dispatch import (
     TRIPS,
     Flight,
     Plan,
@@ -22,8 +22,8 @@ from workloads.expert_parallel.dispatch import (
     swap_now,
     weighted_sum,
 )
-from workloads.expert_parallel.routing import NOWHERE
-from workloads.step.sent_bytes import Silenced, fake_twins
+from parbench.workloads.expert_parallel.routing import NOWHERE
+from parbench.workloads.step.sent_bytes import Silenced, fake_twins
 
 ROUTES = torch.tensor([[0, 2], [2, 1], [2, 0], [NOWHERE, NOWHERE], [1, 2]])
 EXPERTS = 4

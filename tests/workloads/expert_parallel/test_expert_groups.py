@@ -10,15 +10,15 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch import Tensor
 
-from bench.world.torch_compat import forget_meshes
-from bench.world.world import World
-from workloads.expert_parallel.groups import fill_sums, make_axes, split_attention
-from workloads.expert_parallel.moe_case import moe_of
-from workloads.model.shapes import Shape
-from workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
-from workloads.model.transformer import Attention, Transformer, build
-from workloads.step.layout import whole
-from workloads.step.sent_bytes import counted
+from parbench.bench.world.torch_compat import forget_meshes
+from parbench.bench.world.world import World
+from parbench.workloads.expert_parallel.groups import fill_sums, make_axes, split_attention
+from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
+from parbench.workloads.model.transformer import Attention, Transformer, build
+from parbench.workloads.step.layout import whole
+from parbench.workloads.step.sent_bytes import counted
 
 CPU = torch.device("cpu")
 GPT = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=8, vocabulary=64)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from workloads.expert_parallel.expert_probe import (
+from parbench.workloads.expert_parallel.expert_probe import (
     Moved,
     Routed,
     Sent,

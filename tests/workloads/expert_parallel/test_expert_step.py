@@ -7,11 +7,11 @@ from ep_steps import DROPS, NARROW, step_of, wrong_after
 from ranks import Ranks
 from training_steps import Params
 
-from bench.world.world import World
-from workloads.costs.flops import flops_per_token
-from workloads.expert_parallel.moe_layer import mixtures
-from workloads.expert_parallel.routing import GENERATORS
-from workloads.step.probe import run_probes
+from parbench.bench.world.world import World
+from parbench.workloads.costs.flops import flops_per_token
+from parbench.workloads.expert_parallel.moe_layer import mixtures
+from parbench.workloads.expert_parallel.routing import GENERATORS
+from parbench.workloads.step.probe import run_probes
 
 
 def wrong_in(world: World, cases: list[Params], steps: int = 2) -> list[tuple[Params, list[int]]]:

@@ -11,9 +11,9 @@ from ranks import Ranks
 from torch import Tensor, nn
 from training_steps import MUTANTS
 
-from bench.world.world import World
-from workloads.expert_parallel.expert_step import EpStep
-from workloads.expert_parallel.moe_layer import MoeLayer, balance_loss, mixtures
+from parbench.bench.world.world import World
+from parbench.workloads.expert_parallel.expert_step import EpStep
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer, balance_loss, mixtures
 
 
 def _scale_gradient(name: str) -> Callable[[Any], object]:

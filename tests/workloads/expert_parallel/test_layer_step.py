@@ -9,21 +9,21 @@ from ep_steps import DROPS, NARROW, dispatch_of, layer_of, params_of, step_of, w
 from ranks import Ranks
 from training_steps import OF_NAME, Params
 
-from bench.launch.control_channel import Outcome
-from bench.plan.cases import make_case
-from bench.plan.plan import Measure
-from bench.rank.runner import CaseRun
-from bench.rank.timing import Progress
-from bench.world.subject import Description
-from bench.world.world import Subgroups, World
-from workloads.expert_parallel.expert_probe import routed_by
-from workloads.expert_parallel.layer_step import LayerStep
-from workloads.expert_parallel.moe_case import VARIANTS, moe_of
-from workloads.expert_parallel.moe_layer import MoeLayer
-from workloads.expert_parallel.routing import GENERATORS, NAMES, NOWHERE
-from workloads.model.shapes import Shape
-from workloads.step.layout import local
-from workloads.step.probe import run_probes
+from parbench.bench.launch.control_channel import Outcome
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank.runner import CaseRun
+from parbench.bench.rank.timing import Progress
+from parbench.bench.world.benchmark import Description
+from parbench.bench.world.world import Subgroups, World
+from parbench.workloads.expert_parallel.expert_probe import routed_by
+from parbench.workloads.expert_parallel.layer_step import LayerStep
+from parbench.workloads.expert_parallel.moe_case import VARIANTS, moe_of
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer
+from parbench.workloads.expert_parallel.routing import GENERATORS, NAMES, NOWHERE
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.step.layout import local
+from parbench.workloads.step.probe import run_probes
 
 
 def wrong_in(world: World, cases: Sequence[Params], steps: int = 2) -> list[tuple[Params, list[int]]]:

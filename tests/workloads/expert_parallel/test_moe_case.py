@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from bench.machine.world_spec import WorldSpec
-from bench.text import UserError
-from workloads.catalogue import DEFINITIONS
-from workloads.costs.flops import flops_per_token
-from workloads.costs.parameter_table import num_parameters
-from workloads.expert_parallel.moe_case import (
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.text import UserError
+from parbench.workloads.catalogue import DEFINITIONS
+from parbench.workloads.costs.flops import flops_per_token
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.expert_parallel.moe_case import (
     Moe,
     moe_of,
     num_expert_parameters,
 )
-from workloads.expert_parallel.moe_layer import exchange_ffns
-from workloads.expert_parallel.routing import BALANCED, ROUTER
-from workloads.model.shapes import SHAPES, Shape
-from workloads.model.transformer import build
+from parbench.workloads.expert_parallel.moe_layer import exchange_ffns
+from parbench.workloads.expert_parallel.routing import BALANCED, ROUTER
+from parbench.workloads.model.shapes import SHAPES, Shape
+from parbench.workloads.model.transformer import build
 
 CPU = torch.device("cpu")
 TINY = SHAPES["tiny"]

@@ -8,9 +8,9 @@ import torch
 from fake_time import FakeTime
 from torch import Tensor, nn
 
-from workloads.expert_parallel.dispatch import Rows, Stages, Trip
-from workloads.expert_parallel.moe_case import Moe, moe_of
-from workloads.expert_parallel.moe_layer import (
+from parbench.workloads.expert_parallel.dispatch import Rows, Stages, Trip
+from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
+from parbench.workloads.expert_parallel.moe_layer import (
     DenseMoe,
     MoeLayer,
     Router,
@@ -22,10 +22,10 @@ from workloads.expert_parallel.moe_layer import (
     let_experts_wait,
     mixtures,
 )
-from workloads.expert_parallel.routing import GENERATORS, NOWHERE, routes
-from workloads.model.shapes import Shape
-from workloads.model.timed_compute import TimedCompute, TimedLinear
-from workloads.model.transformer import Transformer, build, draw_tokens
+from parbench.workloads.expert_parallel.routing import GENERATORS, NOWHERE, routes
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear
+from parbench.workloads.model.transformer import Transformer, build, draw_tokens
 
 CPU = torch.device("cpu")
 GPT = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64)
@@ -173,7 +173,7 @@ def test_a_chunk_is_on_its_way_while_the_one_before_is_computed(monkeypatch: pyt
     def start(*given: object) -> Trip:
         return Trip(stages(sum(line.endswith("sent") for line in log)))
 
-    monkeypatch.setattr("workloads.expert_parallel.dispatch.start_trip", start)
+    monkeypatch.setattr("parbench.workloads.expert_parallel.dispatch.start_trip", start)
     orders = {
         1: ["0 sent", "0 arrived", "0 given back", "0 received"],
         3: [

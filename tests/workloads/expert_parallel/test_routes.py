@@ -7,12 +7,12 @@ import torch
 from ep_steps import params_of
 from torch import Tensor
 
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel import routes as routes_module
-from workloads.expert_parallel.moe_case import moe_of
-from workloads.expert_parallel.moe_layer import MoeLayer
-from workloads.expert_parallel.routes import NEAR, Routes, count_misrouted
-from workloads.expert_parallel.routing import NOWHERE, routes
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel import routes as routes_module
+from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer
+from parbench.workloads.expert_parallel.routes import NEAR, Routes, count_misrouted
+from parbench.workloads.expert_parallel.routing import NOWHERE, routes
 
 PARAMS = {**params_of("ep_step", {"sequence": 8, "experts": 4, "ep": 1}), "microbatch": 2}
 OPTIONS = StepSpec.of(PARAMS)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.text import UserError
-from workloads.expert_parallel.routing import (
+from parbench.bench.text import UserError
+from parbench.workloads.expert_parallel.routing import (
     BALANCED,
     BURST_PERIOD,
     GENERATORS,

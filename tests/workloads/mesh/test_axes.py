@@ -4,9 +4,9 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from bench.plan.groups import groups_of
-from workloads.costs.step_spec import StepSpec
-from workloads.mesh.axes import (
+from parbench.bench.plan.groups import groups_of
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.mesh.axes import (
     CP_METHODS,
     DATA,
     along,
@@ -19,7 +19,7 @@ from workloads.mesh.axes import (
     multiplied,
     size_of,
 )
-from workloads.model.shapes import SHAPES, Shape
+from parbench.workloads.model.shapes import SHAPES, Shape
 
 MESH = {"dp": 2, "pp": 3, "cp": 2, "tp": 2, "ep": 2}
 TINY = SHAPES["tiny"]

@@ -4,10 +4,10 @@ from typing import Any
 
 from mesh_steps import HYBRID
 
-from bench.machine.world_spec import WorldSpec
-from workloads.costs import strategies
-from workloads.costs.step_spec import StepSpec
-from workloads.mesh.axes import with_experts
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.mesh.axes import with_experts
 
 Given = dict[str, Any]
 

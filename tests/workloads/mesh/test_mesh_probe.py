@@ -8,17 +8,17 @@ import pytest
 from mesh_steps import EXPERTS, Params, small_hybrid
 from ranks import Ranks
 
-from bench.results.details import STATE
-from bench.world.subject import Explanation
-from bench.world.world import Clock, World
-from workloads.costs.memory import activations_of
-from workloads.mesh.mesh_step import MeshBubble, MeshMemory, as_routed
-from workloads.model.shapes import SHAPES
-from workloads.pipeline_parallel import pipeline_probe
-from workloads.pipeline_parallel.pipeline_probe import Look, Taken, counted_memory
-from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import simulate
-from workloads.step.sent_bytes import SentBytes, Tally
+from parbench.bench.results.details import STATE
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import Clock, World
+from parbench.workloads.costs.memory import activations_of
+from parbench.workloads.mesh.mesh_step import MeshBubble, MeshMemory, as_routed
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.pipeline_parallel import pipeline_probe
+from parbench.workloads.pipeline_parallel.pipeline_probe import Look, Taken, counted_memory
+from parbench.workloads.pipeline_parallel.schedules import make_schedule
+from parbench.workloads.pipeline_parallel.simulation import simulate
+from parbench.workloads.step.sent_bytes import SentBytes, Tally
 
 TINY = SHAPES["tiny"]
 BOTH = [{"recipe": "gpt"}, {"recipe": "llama"}]
@@ -213,7 +213,7 @@ def test_the_slowest_pipeline_is_chosen_by_other_steps_than_those_that_it_tells(
                 for of in timelines
             ]
             told.append(Taken(stamps=stamps, walls=[of.makespan for of in timelines]))
-    monkeypatch.setattr("workloads.mesh.mesh_step.groups_along", lambda *_: [[0, 1], [2, 3]])
+    monkeypatch.setattr("parbench.workloads.mesh.mesh_step.groups_along", lambda *_: [[0, 1], [2, 3]])
     nothing: Any = None
     spec = SimpleNamespace(mesh=None, timed_seconds=None, pipeline=SimpleNamespace(schedule=schedule))
     clock = Clock(offsets_ns=(0,) * 4, uncertainty_ns=500, method="ping-pong")

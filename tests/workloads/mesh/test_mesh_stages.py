@@ -8,13 +8,13 @@ import torch.distributed as dist
 from mesh_steps import EXPERTS, Params, assert_calibrated, small_hybrid, tell_waits
 from ranks import Ranks
 
-from bench.world.world import World
-from workloads.costs import strategies
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.moe_case import moe_of
-from workloads.expert_parallel.moe_layer import exchange_ffns, let_experts_wait
-from workloads.mesh.axes import CP_METHODS, coordinate_of
-from workloads.mesh.mesh_stages import (
+from parbench.bench.world.world import World
+from parbench.workloads.costs import strategies
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, let_experts_wait
+from parbench.workloads.mesh.axes import CP_METHODS, coordinate_of
+from parbench.workloads.mesh.mesh_stages import (
     count_wrong_fills,
     make_groups,
     plan_of,
@@ -22,11 +22,11 @@ from workloads.mesh.mesh_stages import (
     sum_together,
     tokens_of,
 )
-from workloads.model.shapes import SHAPES
-from workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
-from workloads.model.transformer import build
-from workloads.pipeline_parallel import stages
-from workloads.step.sent_bytes import counted
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
+from parbench.workloads.model.transformer import build
+from parbench.workloads.pipeline_parallel import stages
+from parbench.workloads.step.sent_bytes import counted
 
 TINY = SHAPES["tiny"]
 CPU = torch.device("cpu")

@@ -12,13 +12,13 @@ from ranks import Ranks
 from test_mesh_probe import assert_activations_agree
 from training_steps import wrong_after_a_step
 
-from bench.world.world import World
-from workloads.costs.communication_pattern import bytes_by_axis
-from workloads.expert_parallel.moe_layer import mixtures
-from workloads.mesh.mesh_step import HybridStep, MeshBytes
-from workloads.model.transformer import build, loss_of
-from workloads.step.layout import local
-from workloads.step.sent_bytes import counted
+from parbench.bench.world.world import World
+from parbench.workloads.costs.communication_pattern import bytes_by_axis
+from parbench.workloads.expert_parallel.moe_layer import mixtures
+from parbench.workloads.mesh.mesh_step import HybridStep, MeshBytes
+from parbench.workloads.model.transformer import build, loss_of
+from parbench.workloads.step.layout import local
+from parbench.workloads.step.sent_bytes import counted
 
 Case = tuple[str, str, Params]
 """A mesh, the axes that send something, and what else is asked."""

@@ -12,8 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads.model.shapes import CHECKPOINTINGS, Shape, shape_of
-from workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of, plain_name
+from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape, shape_of
+from parbench.workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of, plain_name
 
 SHAPE = shape_of({"shape": "tiny", "hidden": 32, "vocabulary": 32, "sequence": 16})
 LLAMA = shape_of({"shape": "tiny-llama", "hidden": 32, "vocabulary": 32, "sequence": 16})

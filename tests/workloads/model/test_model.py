@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workloads.costs.parameter_table import num_parameters
-from workloads.model.shapes import SHAPES as NAMED
-from workloads.model.shapes import Shape
-from workloads.model.transformer import (
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.model.shapes import SHAPES as NAMED
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.transformer import (
     Attention,
     Ffn,
     Layer,

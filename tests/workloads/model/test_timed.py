@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from bench.world.torch_compat import kineto_events, profiling
-from bench.world.world import World
-from workloads.model.shapes import Shape, shape_of
-from workloads.model.timed_compute import (
+from parbench.bench.world.torch_compat import kineto_events, profiling
+from parbench.bench.world.world import World
+from parbench.workloads.model.shapes import Shape, shape_of
+from parbench.workloads.model.timed_compute import (
     COMPUTE_RANGE,
     TimedCompute,
     TimedLinear,
@@ -31,7 +31,7 @@ from workloads.model.timed_compute import (
     make_timed,
     settled,
 )
-from workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of
+from parbench.workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of
 
 CPU = torch.device("cpu")
 GPT = shape_of({"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "sequence": 16})
@@ -241,7 +241,7 @@ def calibrated(
     first_seconds: float = 0.0,
 ) -> FakeModel:
     model = FakeModel(waiter, fake, host_seconds, first_seconds)
-    monkeypatch.setattr("workloads.model.timed_compute.time", SimpleNamespace(perf_counter=fake.clock))
+    monkeypatch.setattr("parbench.workloads.model.timed_compute.time", SimpleNamespace(perf_counter=fake.clock))
     calibrate(T, waiter, model.forward)
     return model
 
@@ -444,6 +444,6 @@ def test_a_gpus_clock_is_read_once_it_is_up_or_called_doubtful() -> None:
 def test_waits_on_a_clock_that_does_not_settle_are_called_doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 7)  # as no other test has, for each is calibrated once
     spins = iter([0.01, 0.0103] * 60)
-    monkeypatch.setattr("workloads.model.timed_compute._spin", lambda device: next(spins))
+    monkeypatch.setattr("parbench.workloads.model.timed_compute._spin", lambda device: next(spins))
     assert TimedCompute(gpu).doubts == ("timed compute: waits may be off by 3%, for the GPU's clock did not settle",)
     assert TimedCompute(CPU).doubts == ()

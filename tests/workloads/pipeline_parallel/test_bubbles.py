@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from refusals import refusal
 
-from bench.results.details import CAUSES, Action, Simulated
-from bench.text import UserError
-from workloads.pipeline_parallel.bubbles import (
+from parbench.bench.results.details import CAUSES, Action, Simulated
+from parbench.bench.text import UserError
+from parbench.workloads.pipeline_parallel.bubbles import (
     Shares,
     bubble_fraction,
     bubble_fraction_span,
@@ -25,8 +25,8 @@ from workloads.pipeline_parallel.bubbles import (
     shares_of,
     split_idle,
 )
-from workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, schedule_from_csv
-from workloads.pipeline_parallel.simulation import Ran, Timeline, simulate
+from parbench.workloads.pipeline_parallel.schedules import NAMES, Schedule, make_schedule, schedule_from_csv
+from parbench.workloads.pipeline_parallel.simulation import Ran, Timeline, simulate
 
 EQUAL = (1.0, 1.0, 1.0)
 TRIPLES = (EQUAL, (1.0, 1.4, 0.6), (2.0, 1.0, 0.5), (1.0, 0.7, 1.9), (0.5, 3.0, 2.0), (0.3, 0.3, 4.0))

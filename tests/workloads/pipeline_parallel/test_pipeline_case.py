@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from mesh_steps import PIPELINE
 
-from bench.machine.world_spec import WorldSpec
-from bench.plan.params import Value
-from workloads.costs.communication_pattern import calls
-from workloads.costs.step_spec import StepSpec
-from workloads.model.shapes import SHAPES
-from workloads.pipeline_parallel.pipeline_case import each_schedule, pipeline_of
-from workloads.pipeline_parallel.schedules import NAMES
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.params import Value
+from parbench.workloads.costs.communication_pattern import calls
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.pipeline_parallel.pipeline_case import each_schedule, pipeline_of
+from parbench.workloads.pipeline_parallel.schedules import NAMES
 
 SHAPE = SHAPES["tiny"]
 DEADLOCK = "0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0"

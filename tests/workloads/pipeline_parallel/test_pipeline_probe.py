@@ -11,13 +11,13 @@ import torch
 from mesh_steps import Params, small_pipeline
 from ranks import Ranks
 
-from bench.results.details import CAUSES, Action
-from bench.results.metrics import MetricValue
-from bench.results.stats import t_quantile
-from bench.world.subject import Explanation
-from bench.world.world import Clock, World
-from workloads.pipeline_parallel.bubbles import facts_of, link_latency
-from workloads.pipeline_parallel.pipeline_probe import (
+from parbench.bench.results.details import CAUSES, Action
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.stats import t_quantile
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import Clock, World
+from parbench.workloads.pipeline_parallel.bubbles import facts_of, link_latency
+from parbench.workloads.pipeline_parallel.pipeline_probe import (
     Taken,
     bubble_of,
     claims_bubble,
@@ -25,8 +25,8 @@ from workloads.pipeline_parallel.pipeline_probe import (
     steps_of,
     with_timelines,
 )
-from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import Timeline, simulate
+from parbench.workloads.pipeline_parallel.schedules import make_schedule
+from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
 
 SECONDS = 0.05
 SOURCES = ("memory", "memory_counted", "memory_formula")

@@ -12,13 +12,13 @@ import torch
 from mesh_steps import assert_calibrated, small_pipeline, tell_waits
 from ranks import Ranks
 
-from bench.results.details import Action
-from bench.world.world import World
-from workloads.costs.memory import schedule_of
-from workloads.model.shapes import SHAPES
-from workloads.model.transformer import build, draw_tokens
-from workloads.pipeline_parallel import stages
-from workloads.pipeline_parallel.stages import Chunk, Held, Recorder, notes_of_links
+from parbench.bench.results.details import Action
+from parbench.bench.world.world import World
+from parbench.workloads.costs.memory import schedule_of
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.model.transformer import build, draw_tokens
+from parbench.workloads.pipeline_parallel import stages
+from parbench.workloads.pipeline_parallel.stages import Chunk, Held, Recorder, notes_of_links
 
 CPU = torch.device("cpu")
 

@@ -8,12 +8,12 @@ from mesh_steps import Params, small_pipeline
 from ranks import Ranks
 from training_steps import wrong_after_a_step
 
-from bench.world.world import World
-from workloads.costs.communication_pattern import sent_bytes
-from workloads.pipeline_parallel import schedules
-from workloads.pipeline_parallel.pipeline_step import notes_of, order_of_gradients
-from workloads.pipeline_parallel.schedules import make_schedule, schedule_from_csv
-from workloads.step.sent_bytes import counted
+from parbench.bench.world.world import World
+from parbench.workloads.costs.communication_pattern import sent_bytes
+from parbench.workloads.pipeline_parallel import schedules
+from parbench.workloads.pipeline_parallel.pipeline_step import notes_of, order_of_gradients
+from parbench.workloads.pipeline_parallel.schedules import make_schedule, schedule_from_csv
+from parbench.workloads.step.sent_bytes import counted
 
 
 def looked_at(world: World, cases: list[Params]) -> list[tuple[list[int], float, float, str]]:

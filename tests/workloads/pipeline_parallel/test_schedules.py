@@ -8,9 +8,9 @@ import torch_orders
 from refusals import refusal
 from torch.distributed.pipelining.schedules import _Action
 
-from bench.results.details import Action
-from bench.text import UserError
-from workloads.pipeline_parallel.schedules import (
+from parbench.bench.results.details import Action
+from parbench.bench.text import UserError
+from parbench.workloads.pipeline_parallel.schedules import (
     NAMES,
     Order,
     default_chunks,
@@ -22,7 +22,7 @@ from workloads.pipeline_parallel.schedules import (
     schedule_from_csv,
     splits_backward,
 )
-from workloads.pipeline_parallel.simulation import check
+from parbench.workloads.pipeline_parallel.simulation import check
 
 ONE_STAGE = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
 SPLITTING = ("zb_h1", "zb_h2", "interleaved_zb", "zb_v", "dualpipe_v")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from bench.results.details import Action
-from workloads.pipeline_parallel.schedules import (
+from parbench.bench.results.details import Action
+from parbench.workloads.pipeline_parallel.schedules import (
     NAMES,
     Result,
     Schedule,
@@ -21,7 +21,7 @@ from workloads.pipeline_parallel.schedules import (
     result,
     schedule_from_csv,
 )
-from workloads.pipeline_parallel.simulation import Ran, Timeline, check, draw_grid, simulate
+from parbench.workloads.pipeline_parallel.simulation import Ran, Timeline, check, draw_grid, simulate
 
 
 def second(action: Action) -> float:

@@ -11,18 +11,18 @@ from planned_components import EVEN, POINTS, Point, point
 from planner_asks import H100, PLAIN, ask
 from ranks import Ranks
 
-from bench.world.torch_compat import allocations, profiling
-from workloads.costs.flops import again_bytes, stage_flops
-from workloads.costs.memory import owned_elements
-from workloads.costs.step_spec import StepSpec
-from workloads.model.shapes import SHAPES
-from workloads.model.transformer import build, checkpoint, draw_tokens, loss_of
-from workloads.pipeline_parallel.bubbles import closed_form
-from workloads.pipeline_parallel.schedules import NAMES
-from workloads.planner.dry_run import Axis, DryRun, dry_run
-from workloads.planner.hardware import Hardware
-from workloads.planner.models import model_of
-from workloads.step.memory import SavedTensors
+from parbench.bench.world.torch_compat import allocations, profiling
+from parbench.workloads.costs.flops import again_bytes, stage_flops
+from parbench.workloads.costs.memory import owned_elements
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.model.transformer import build, checkpoint, draw_tokens, loss_of
+from parbench.workloads.pipeline_parallel.bubbles import closed_form
+from parbench.workloads.pipeline_parallel.schedules import NAMES
+from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.models import model_of
+from parbench.workloads.step.memory import SavedTensors
 
 
 def timed(spec: StepSpec, hardware: Hardware = PLAIN, *, exact: bool = True) -> DryRun:

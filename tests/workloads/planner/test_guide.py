@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from reports_fixtures import make_plan, make_run, ok, plain
 
-from bench.plan.cases import make_case
-from bench.results.document import Lines, Table
-from workloads.costs.memory import state_bytes
-from workloads.costs.parameter_table import num_parameters
-from workloads.planner.dry_run import dry_run
-from workloads.planner.guide import guide, sayings, strategies
-from workloads.planner.hardware import PRESETS
-from workloads.planner.models import MODELS, model_of
-from workloads.planner.regimes import bubble, grid, largest, regimes, state_by_ranks
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.document import Lines, Table
+from parbench.workloads.costs.memory import state_bytes
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.guide import guide, sayings, strategies
+from parbench.workloads.planner.hardware import PRESETS
+from parbench.workloads.planner.models import MODELS, model_of
+from parbench.workloads.planner.regimes import bubble, grid, largest, regimes, state_by_ranks
 
 H100 = PRESETS["h100"]
 SMALL = 0.005  # what a formula by hand leaves out: padding, norms, counts of tokens

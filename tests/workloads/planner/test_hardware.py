@@ -9,15 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planner_asks import H100, PLAIN, ask
 
-from bench.text import UserError
-from workloads.costs.communication_pattern import sent_bytes
-from workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
-from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import PRESETS, Efficiency, Hardware, hardware_of
-from workloads.planner.link_time import PlacedCall, by_hardware
-from workloads.planner.models import model_of
-from workloads.planner.placement import Place, place_of
-from workloads.step.peaks import datasheet_peak
+from parbench.bench.text import UserError
+from parbench.workloads.costs.communication_pattern import sent_bytes
+from parbench.workloads.mesh.axes import DATA, coordinate_of, expert_copies, expert_groups, groups_along
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.hardware import PRESETS, Efficiency, Hardware, hardware_of
+from parbench.workloads.planner.link_time import PlacedCall, by_hardware
+from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.placement import Place, place_of
+from parbench.workloads.step.peaks import datasheet_peak
 
 WHOLE = """
 flops_per_second = 1e15

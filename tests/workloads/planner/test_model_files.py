@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from paths import Command
 
-from bench.text import UserError
-from workloads.costs.parameter_table import num_active_parameters, num_parameters
-from workloads.planner.models import MODELS, find_model, model_of
+from parbench.bench.text import UserError
+from parbench.workloads.costs.parameter_table import num_active_parameters, num_parameters
+from parbench.workloads.planner.models import MODELS, find_model, model_of
 
 # written by hand from the published config.json of each
 QWEN = {  # Qwen/Qwen2.5-0.5B: its model card says 0.49 B

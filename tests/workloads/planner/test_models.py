@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from planner_asks import H100, ask
 
-from workloads.costs.communication_pattern import bytes_by_axis, calls
-from workloads.costs.flops import flops_per_token, product_weights, stage_flops
-from workloads.costs.memory import layer_equation, layers_equation, state_of
-from workloads.costs.parameter_table import elements_of, num_active_parameters, num_parameters, parts_of
-from workloads.planner.dry_run import dry_run
-from workloads.planner.models import MODELS, model_of
+from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
+from parbench.workloads.costs.flops import flops_per_token, product_weights, stage_flops
+from parbench.workloads.costs.memory import layer_equation, layers_equation, state_of
+from parbench.workloads.costs.parameter_table import elements_of, num_active_parameters, num_parameters, parts_of
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.models import MODELS, model_of
 
 # billions as published, to so many digits; of all parameters, and of those that a token meets
 PUBLISHED = {

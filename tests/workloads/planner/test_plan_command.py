@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 from paths import ROOT, Command
 from reports_fixtures import ENVIRONMENT, curve_records, make_plan, make_run, ok, plain, seconds_metric, write_run
 
-import parbench as command_line
-from bench.plan.cases import make_case
-from bench.text import UserError
-from workloads.planner.hardware import PRESETS
-from workloads.planner.plan_command import Given, answer, machine_of, spec_of
+from parbench import cli as command_line
+from parbench.bench.plan.cases import make_case
+from parbench.bench.text import UserError
+from parbench.workloads.planner.hardware import PRESETS
+from parbench.workloads.planner.plan_command import Given, answer, machine_of, spec_of
 
 
 def given(**more: Any) -> Given:
@@ -113,10 +113,10 @@ def test_nothing_heavy_is_imported() -> None:
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
     imports = ", ".join(modules)
     heavy = "print([name for name in ('torch', 'numpy', 'pandas') if name in sys.modules])"
-    script = f"import sys, workloads.commands, {imports}\n{heavy}"
+    script = f"import sys, parbench.workloads.commands, {imports}\n{heavy}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    assert "workloads.planner.measured.validate" in modules
+    assert "parbench.workloads.planner.measured.validate" in modules
 
 
 def test_gpus_are_the_meshs_and_microbatches_come_from_the_batch_or_fill_the_pipeline() -> None:
@@ -185,7 +185,7 @@ def test_explanations_are_asked_for_and_json_is_one_line() -> None:
 
 
 def test_a_runs_fits_tell_a_calls_time_and_a_validation_is_shown_and_written(tmp_path: Path) -> None:
-    case = make_case("workload.ddp", "workloads.data_parallel.ddp:prepare", {"shape": "tiny", "microbatch": 4})
+    case = make_case("workload.ddp", "parbench.workloads.data_parallel.ddp:prepare", {"shape": "tiny", "microbatch": 4})
     records = [*curve_records(), ok(case, metrics={"step_time": seconds_metric(0.02), "compute": plain(0.01, "s")})]
     run = make_run(make_plan([record.case for record in records]), records, ENVIRONMENT)
     path = write_run(tmp_path / "run", run)

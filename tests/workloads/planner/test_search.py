@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_asks import H100, PLAIN, ask
 
-from bench.plan.params import Value
-from bench.text import UserError
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.moe_case import moe_of
-from workloads.expert_parallel.routing import BALANCED
-from workloads.planner.candidates import CP_METHODS, SCHEDULES, Wanted, candidates, divisors, splits
-from workloads.planner.dry_run import Axis, DryRun, dry_run
-from workloads.planner.hardware import Hardware
-from workloads.planner.lacking import lack_of, require_found, smallest_feasible, smallest_words
-from workloads.planner.models import model_of
-from workloads.planner.rationale import binding_of, rationale
-from workloads.planner.search import FRONT, Found, search
+from parbench.bench.plan.params import Value
+from parbench.bench.text import UserError
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.expert_parallel.routing import BALANCED
+from parbench.workloads.planner.candidates import CP_METHODS, SCHEDULES, Wanted, candidates, divisors, splits
+from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.lacking import lack_of, require_found, smallest_feasible, smallest_words
+from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.rationale import binding_of, rationale
+from parbench.workloads.planner.search import FRONT, Found, search
 
 
 def wanted(model: str | StepSpec = "llama3-70b", gpus: int = 64, batch: int = 512, **more: Any) -> Wanted:

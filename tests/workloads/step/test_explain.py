@@ -12,14 +12,14 @@ from ranks import Ranks
 from torch.distributed import distributed_c10d
 from training_steps import trained
 
-from bench.results.stats import t_quantile
-from bench.results.traced import Trace
-from bench.world.subject import Explanation
-from bench.world.world import World
-from workloads.step.overlap import differences
-from workloads.step.probe import trace_step
-from workloads.step.sent_bytes import OTHER, Silenced, counted, fake_twins
-from workloads.step.training_step import TrainingStep
+from parbench.bench.results.stats import t_quantile
+from parbench.bench.results.traced import Trace
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.step.overlap import differences
+from parbench.workloads.step.probe import trace_step
+from parbench.workloads.step.sent_bytes import OTHER, Silenced, counted, fake_twins
+from parbench.workloads.step.training_step import TrainingStep
 
 MS = 1_000_000
 LATE_SECONDS = 0.01
@@ -88,7 +88,7 @@ def explained(world: World, name: str, late_seconds: float = 0.0) -> tuple[Expla
             time.sleep(late_seconds)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workloads.step.overlap.trace_step", remember)
+        patch.setattr("parbench.workloads.step.overlap.trace_step", remember)
         explanation = step.explain(begin, 1e-6)
     step.close()
     return explanation, [traces[i].wall_seconds for i in (0, 5, 6)]
@@ -120,7 +120,7 @@ def explained_by_drawn_traces(world: World, offsets_ns: tuple[int, ...]) -> Expl
         return traces[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workloads.step.overlap.trace_step", draw)
+        patch.setattr("parbench.workloads.step.overlap.trace_step", draw)
         return step.explain(world.barrier, 1e-6)
 
 
@@ -134,7 +134,7 @@ def groups_left_by_a_step_that_fails(world: World) -> int:
         raise ArithmeticError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workloads.step.overlap.trace_step", fail)
+        patch.setattr("parbench.workloads.step.overlap.trace_step", fail)
         with pytest.raises(ArithmeticError):
             step.explain(world.barrier, 0.0)
     assert beginnings == [before + 1]

@@ -4,12 +4,12 @@ import pytest
 from ranks import Ranks
 from training_steps import Params, small
 
-from bench.results.details import COMPONENTS, STATE
-from bench.world.subject import Explanation
-from bench.world.world import World
-from workloads.costs.parameter_table import num_parameters
-from workloads.step.layout import local, whole
-from workloads.step.probe import run_probes
+from parbench.bench.results.details import COMPONENTS, STATE
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.step.layout import local, whole
+from parbench.workloads.step.probe import run_probes
 
 Asked = dict[str, tuple[str, Params]]
 

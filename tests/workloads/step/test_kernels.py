@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from bench.results.spans import Span
-from bench.results.traced import STEP, Trace, TraceEvent, on_device, rank_timeline
-from bench.world.world import Clock
-from workloads.step.overlap import Observed, Overlap, broken_down, doubts_of_ect, held_against, waited
-from workloads.step.sent_bytes import OTHER, SentCall
+from parbench.bench.results.spans import Span
+from parbench.bench.results.traced import STEP, Trace, TraceEvent, on_device, rank_timeline
+from parbench.bench.world.world import Clock
+from parbench.workloads.step.overlap import Observed, Overlap, broken_down, doubts_of_ect, held_against, waited
+from parbench.workloads.step.sent_bytes import OTHER, SentCall
 
 CUDA = torch.device("cuda", 0)
 NS = 1e-9

@@ -8,25 +8,25 @@ import torch
 from ranks import Ranks
 
 import parbench
-from bench.world.subject import Explanation
-from bench.world.world import World
-from workloads.step.own import OwnStep
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.step.own import OwnStep
 
 
 def checked(world: World, name: str, **how: Any) -> tuple[int, list[str]]:
-    subject = cast(Any, getattr(own_steps, name)(world, **how))
+    benchmark = cast(Any, getattr(own_steps, name)(world, **how))
     for _ in range(2):
-        subject.reset()
-        subject.step()
-    return subject.check(), list(subject.differences())
+        benchmark.reset()
+        benchmark.step()
+    return benchmark.check(), list(benchmark.differences())
 
 
 def explanation(world: World, name: str, **how: Any) -> Explanation:
-    subject = getattr(own_steps, name)(world, **how)
-    own = OwnStep(world, subject)
+    benchmark = getattr(own_steps, name)(world, **how)
+    own = OwnStep(world, benchmark)
     for _ in range(2):
         own.step()
-    found = own.explain(subject.reset, 0.0)
+    found = own.explain(benchmark.reset, 0.0)
     own.close()
     return found
 

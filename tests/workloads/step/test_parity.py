@@ -12,13 +12,13 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch import Tensor, nn
 
-from bench.world.world import World
-from workloads.costs.parameter_table import num_parameters
-from workloads.model.optimizer import LEARNING_RATE, make_optimizer
-from workloads.model.shapes import Shape
-from workloads.model.transformer import build, draw_tokens, loss_of
-from workloads.step.layout import Layout
-from workloads.step.parity import (
+from parbench.bench.world.world import World
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.transformer import build, draw_tokens, loss_of
+from parbench.workloads.step.layout import Layout
+from parbench.workloads.step.parity import (
     DISTANCE_MARGIN,
     RELATIVE_TOLERANCE,
     Parity,

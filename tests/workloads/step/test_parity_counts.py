@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workloads.context_parallel.attention_kernel import CpuFlash, Recorder
-from workloads.context_parallel.attention_methods import RingAttention
-from workloads.context_parallel.context_case import Tile
-from workloads.model.optimizer import make_optimizer
-from workloads.model.shapes import SHAPES
-from workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
-from workloads.model.transformer import Core, build, draw_tokens, loss_of
-from workloads.step import parity
-from workloads.step.parity import (
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Recorder
+from parbench.workloads.context_parallel.attention_methods import RingAttention
+from parbench.workloads.context_parallel.context_case import Tile
+from parbench.workloads.model.optimizer import make_optimizer
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
+from parbench.workloads.model.transformer import Core, build, draw_tokens, loss_of
+from parbench.workloads.step import parity
+from parbench.workloads.step.parity import (
     DISTANCE_MARGIN,
     DRAWS,
     FLOOR,
@@ -29,7 +29,7 @@ from workloads.step.parity import (
     compare_elements,
     count_unfilled,
 )
-from workloads.step.parity import moved as draw_moved
+from parbench.workloads.step.parity import moved as draw_moved
 
 REFERENCE = torch.tensor([4.0, -8.0, 0.0, 1e-6])
 LIMIT = RELATIVE_TOLERANCE * 8

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from workloads.step.peaks import PEAKS, Peak, datasheet_peak, measured_peak
-from workloads.step.training_step import TrainingStep
+from parbench.workloads.step.peaks import PEAKS, Peak, datasheet_peak, measured_peak
+from parbench.workloads.step.training_step import TrainingStep
 
 CPU = torch.device("cpu")
 BFLOAT16 = {
@@ -71,7 +71,7 @@ def test_a_step_above_a_measured_peak_is_doubted_and_above_a_datasheets_an_error
 
 
 def test_closed_forms_need_no_torch() -> None:
-    modules = "workloads.costs.communication_pattern, workloads.step.peaks"
+    modules = "parbench.workloads.costs.communication_pattern, parbench.workloads.step.peaks"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -10,11 +10,11 @@ import torch
 from fake_time import HeldTime
 from ranks import Ranks
 
-from bench.results.metrics import value
-from bench.world.subject import Explanation
-from bench.world.world import World
-from workloads.step import probe
-from workloads.step.probe import moment, run_probes, seconds_of, take_turns
+from parbench.bench.results.metrics import value
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.step import probe
+from parbench.workloads.step.probe import moment, run_probes, seconds_of, take_turns
 
 
 class Listed:
@@ -87,7 +87,7 @@ def test_a_devices_moments_lie_on_the_hosts_clock_as_far_as_it_says(monkeypatch:
         def elapsed_time(self, later: Any) -> float:
             return float(later.at_ns - self.at_ns) / 1e6
 
-    monkeypatch.setattr("workloads.step.probe.time", clock)
+    monkeypatch.setattr("parbench.workloads.step.probe.time", clock)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: clock.sleep_ns(1_000))
     device = torch.device("cuda", 0)

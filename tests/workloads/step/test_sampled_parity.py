@@ -11,20 +11,20 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from training_steps import OF_NAME, SMALL, Params, small
 
-from bench.machine.world_spec import WorldSpec
-from bench.world.world import World
-from workloads.catalogue import STRATEGIES
-from workloads.costs import strategies
-from workloads.data_parallel import ddp, fsdp
-from workloads.mesh import mesh_stages, mesh_step
-from workloads.model.shapes import SHAPES
-from workloads.model.transformer import Layer, attend, build, loss_of, materialise, plain_name
-from workloads.step import gate, sampled_parity, training_step
-from workloads.step.gate import gated, small_shape
-from workloads.step.layout import dtype_of, local, whole
-from workloads.step.parity import Parity
-from workloads.step.sampled_parity import SampledParity, attend_by_keys, sampled_layers
-from workloads.step.training_step import TrainingStep
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.world.world import World
+from parbench.workloads.catalogue import STRATEGIES
+from parbench.workloads.costs import strategies
+from parbench.workloads.data_parallel import ddp, fsdp
+from parbench.workloads.mesh import mesh_stages, mesh_step
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.model.transformer import Layer, attend, build, loss_of, materialise, plain_name
+from parbench.workloads.step import gate, sampled_parity, training_step
+from parbench.workloads.step.gate import gated, small_shape
+from parbench.workloads.step.layout import dtype_of, local, whole
+from parbench.workloads.step.parity import Parity
+from parbench.workloads.step.sampled_parity import SampledParity, attend_by_keys, sampled_layers
+from parbench.workloads.step.training_step import TrainingStep
 
 SIZE = {"check": "sampled", "layers": 4}
 STAGES = {"microbatch": 1, "microbatches": 4}

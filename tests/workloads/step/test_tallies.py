@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from ranks import Ranks
 
-from bench.world.world import World
-from workloads.step.overlap import kernels_of
-from workloads.step.sent_bytes import SentCall, Tally, counted, counts_of
+from parbench.bench.world.world import World
+from parbench.workloads.step.overlap import kernels_of
+from parbench.workloads.step.sent_bytes import SentCall, Tally, counted, counts_of
 
 
 def call(axis: str, op: str, sent: float, **more: bool) -> SentCall:

@@ -11,12 +11,12 @@ from ranks import Ranks
 from torch.profiler import record_function
 from training_steps import trained
 
-from bench.results.records import RankTimeline
-from bench.results.spans import Span, break_down, gaps, intersection, length
-from bench.results.traced import COMPUTE, STEP, Trace, TraceEvent, on_device, rank_timeline
-from bench.world.world import World
-from workloads.step.probe import trace_step
-from workloads.step.sent_bytes import counted
+from parbench.bench.results.records import RankTimeline
+from parbench.bench.results.spans import Span, break_down, gaps, intersection, length
+from parbench.bench.results.traced import COMPUTE, STEP, Trace, TraceEvent, on_device, rank_timeline
+from parbench.bench.world.world import World
+from parbench.workloads.step.probe import trace_step
+from parbench.workloads.step.sent_bytes import counted
 
 CPU = torch.device("cpu")
 NAP_SECONDS = 0.02

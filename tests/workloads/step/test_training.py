@@ -10,17 +10,17 @@ from ranks import Ranks
 from torch import Tensor
 from training_steps import MUTANTS, OF_NAME, SMALL, Params, small
 
-from bench.launch.control_channel import Outcome
-from bench.plan.plan import Measure
-from bench.rank.runner import CaseRun
-from bench.rank.timing import Progress
-from bench.world.subject import Description
-from bench.world.world import Subgroups, World
-from workloads.costs.parameter_table import num_parameters
-from workloads.model.shapes import Shape
-from workloads.model.transformer import draw_tokens
-from workloads.step.layout import local
-from workloads.step.training_step import TrainingStep
+from parbench.bench.launch.control_channel import Outcome
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank.runner import CaseRun
+from parbench.bench.rank.timing import Progress
+from parbench.bench.world.benchmark import Description
+from parbench.bench.world.world import Subgroups, World
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.transformer import draw_tokens
+from parbench.workloads.step.layout import local
+from parbench.workloads.step.training_step import TrainingStep
 
 Cases = dict[str, tuple[str, Params]]
 
@@ -338,7 +338,7 @@ def test_timed_compute_averages_its_fills(two_ranks: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_the_runner_measures_a_step_like_any_other_subject(two_ranks: Ranks) -> None:
+def test_the_runner_measures_a_step_like_any_other_benchmark(two_ranks: Ranks) -> None:
     found, _ = each(two_ranks, "test_training:measured", some("ddp", "tp"))
     for axis, outcome in (("dp", found["ddp"]), ("tp", found["tp"])):
         assert (outcome.status, outcome.check.wrong, outcome.headline) == ("ok", 0, "step_time")

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.profiler import record_function
 
-from workloads.model.optimizer import LEARNING_RATE, MasterAdamW, make_optimizer, optimizer_class
-from workloads.step.memory import (
+from parbench.workloads.model.optimizer import LEARNING_RATE, MasterAdamW, make_optimizer, optimizer_class
+from parbench.workloads.step.memory import (
     OverTime,
     SavedTensors,
     curve,

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bench.results.runs import Run
-from bench.results.stats import median
-from bench.text import UserError
-from workloads.costs.flops import stage_flops
-from workloads.costs.step_spec import StepSpec
-from workloads.planner.hardware import HIDEABLE, Hardware
-from workloads.planner.link_time import positive
-from workloads.planner.measured.validate import spec_of_record
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import median
+from parbench.bench.text import UserError
+from parbench.workloads.costs.flops import stage_flops
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.planner.hardware import HIDEABLE, Hardware
+from parbench.workloads.planner.link_time import positive
+from parbench.workloads.planner.measured.validate import spec_of_record
 
 _ASSUMED = ("gemm", "memory_rate", "memory")  # of Efficiency
 

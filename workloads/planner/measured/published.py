@@ -13,17 +13,17 @@ from dataclasses import replace
 
 import msgspec
 
-from bench.results.details import Published
-from workloads.costs.memory import state_bytes
-from workloads.costs.step_spec import StepSpec
-from workloads.model.shapes import Shape
-from workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
-from workloads.pipeline_parallel.schedules import make_schedule
-from workloads.pipeline_parallel.simulation import simulate_even
-from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import PRESETS
-from workloads.planner.measured.training_runs import executed_teraflops, training_runs
-from workloads.planner.models import model_of
+from parbench.bench.results.details import Published
+from parbench.workloads.costs.memory import state_bytes
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.pipeline_parallel.bubbles import bubble_fraction, bubble_fraction_span
+from parbench.workloads.pipeline_parallel.schedules import make_schedule
+from parbench.workloads.pipeline_parallel.simulation import simulate_even
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.hardware import PRESETS
+from parbench.workloads.planner.measured.training_runs import executed_teraflops, training_runs
+from parbench.workloads.planner.models import model_of
 
 SELENE = msgspec.structs.replace(PRESETS["a100"], name="selene", rails=1)
 _THREE_BILLION = Shape("gpt", 28, 3072, 32, 32, 12288, 4096, 49152)

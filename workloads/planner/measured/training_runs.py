@@ -10,15 +10,15 @@ from itertools import chain
 
 import msgspec
 
-from bench.results.details import Published
-from workloads.costs.flops import flops_per_token
-from workloads.costs.step_spec import StepSpec
-from workloads.model.shapes import Shape
-from workloads.planner.budget import Budget
-from workloads.planner.candidates import splits
-from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import OVERLAP, PRESETS, Hardware
-from workloads.planner.models import model_of
+from parbench.bench.results.details import Published
+from parbench.workloads.costs.flops import flops_per_token
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.planner.budget import Budget
+from parbench.workloads.planner.candidates import splits
+from parbench.workloads.planner.dry_run import DryRun, dry_run
+from parbench.workloads.planner.hardware import OVERLAP, PRESETS, Hardware
+from parbench.workloads.planner.models import model_of
 
 A100, H100 = PRESETS["a100"], PRESETS["h100"]
 

@@ -9,22 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from bench.results.details import STATE, Action, Component, StepCheck, Validation
-from bench.results.metrics import MetricValue, merge_metrics
-from bench.results.records import Record
-from bench.results.runs import Run
-from bench.text import UserError, counted
-from workloads.catalogue import DEFINITIONS, STRATEGIES
-from workloads.costs.communication_pattern import bytes_by_axis, calls
-from workloads.costs.memory import memory_of, schedule_of
-from workloads.costs.parameter_table import ParameterPart, parts_of
-from workloads.costs.step_spec import StepSpec
-from workloads.expert_parallel.routing import BALANCED
-from workloads.pipeline_parallel.simulation import simulate
-from workloads.planner.link_time import Curve, PlacedCall, Seconds, beyond, by_curves, curves_of
-from workloads.planner.measured.published import published
-from workloads.planner.placement import Place
-from workloads.planner.report.render import duration, published_text, table
+from parbench.bench.results.details import STATE, Action, Component, StepCheck, Validation
+from parbench.bench.results.metrics import MetricValue, merge_metrics
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.bench.text import UserError, counted
+from parbench.workloads.catalogue import DEFINITIONS, STRATEGIES
+from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
+from parbench.workloads.costs.memory import memory_of, schedule_of
+from parbench.workloads.costs.parameter_table import ParameterPart, parts_of
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.routing import BALANCED
+from parbench.workloads.pipeline_parallel.simulation import simulate
+from parbench.workloads.planner.link_time import Curve, PlacedCall, Seconds, beyond, by_curves, curves_of
+from parbench.workloads.planner.measured.published import published
+from parbench.workloads.planner.placement import Place
+from parbench.workloads.planner.report.render import duration, published_text, table
 
 _MOST_RANKS = 1 << 14
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}

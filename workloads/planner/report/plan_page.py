@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import msgspec
 
-from bench.results import details
-from bench.results.details import COMPONENTS
-from bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
-from workloads.costs.memory import schedule_of
-from workloads.pipeline_parallel.bubbles import facts_of, rows_of
-from workloads.planner.budget import Budget
-from workloads.planner.candidates import Wanted
-from workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
-from workloads.planner.hardware import Hardware
-from workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
-from workloads.planner.link_time import Seconds
-from workloads.planner.rationale import binding_of, rationale, settings_of
-from workloads.planner.report.render import assumptions, batch_words, formulas_of, refusals_of
-from workloads.planner.report.what_if import what_if_table
-from workloads.planner.search import Found
+from parbench.bench.results import details
+from parbench.bench.results.details import COMPONENTS
+from parbench.bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
+from parbench.workloads.costs.memory import schedule_of
+from parbench.workloads.pipeline_parallel.bubbles import facts_of, rows_of
+from parbench.workloads.planner.budget import Budget
+from parbench.workloads.planner.candidates import Wanted
+from parbench.workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
+from parbench.workloads.planner.link_time import Seconds
+from parbench.workloads.planner.rationale import binding_of, rationale, settings_of
+from parbench.workloads.planner.report.render import assumptions, batch_words, formulas_of, refusals_of
+from parbench.workloads.planner.report.what_if import what_if_table
+from parbench.workloads.planner.search import Found
 
 MOST_BARS = 10
 _LEGIBLE = 320  # actions of a pipeline that are drawn, or those of two rounds of microbatches

@@ -6,21 +6,26 @@ from typing import Any
 
 import msgspec
 
-from bench.results.details import COMPONENTS, Published
-from bench.text import format_table
-from workloads.costs.communication_pattern import SOURCES, calls, equation_of
-from workloads.costs.equation import Equation
-from workloads.costs.flops import again_bytes, product_weights, stage_flops
-from workloads.costs.memory import activations_equation, buffers_equation, state_equation, updated_elements
-from workloads.costs.parameter_table import ends_elements, layer_elements, num_active_parameters, num_parameters
-from workloads.expert_parallel.moe_case import Moe
-from workloads.model.shapes import Shape
-from workloads.planner.candidates import Wanted, limits
-from workloads.planner.dry_run import DryRun
-from workloads.planner.hardware import Hardware
-from workloads.planner.measured.published import ASSUMED
-from workloads.planner.rationale import binding_of, rationale, settings_of
-from workloads.planner.search import Found
+from parbench.bench.results.details import COMPONENTS, Published
+from parbench.bench.text import format_table
+from parbench.workloads.costs.communication_pattern import SOURCES, calls, equation_of
+from parbench.workloads.costs.equation import Equation
+from parbench.workloads.costs.flops import again_bytes, product_weights, stage_flops
+from parbench.workloads.costs.memory import activations_equation, buffers_equation, state_equation, updated_elements
+from parbench.workloads.costs.parameter_table import (
+    ends_elements,
+    layer_elements,
+    num_active_parameters,
+    num_parameters,
+)
+from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.planner.candidates import Wanted, limits
+from parbench.workloads.planner.dry_run import DryRun
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.measured.published import ASSUMED
+from parbench.workloads.planner.rationale import binding_of, rationale, settings_of
+from parbench.workloads.planner.search import Found
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -275,7 +280,7 @@ def _memory_formulas(run: DryRun) -> list[Formula]:
     symbols |= {"L": at.layers, "dense": layer_elements(at, dense=True)}
     text = "(L - D) (whole + split) + D dense + ends" if at.dense_layers else "L (whole + split) + ends"
     held = Equation(text=text, symbols=symbols)  # before fsdp shards them
-    found = [_formula("parameters of a rank", held, "elements", "workloads.costs")]
+    found = [_formula("parameters of a rank", held, "elements", "parbench.workloads.costs")]
     moe = at.spec.moe
     if moe is not None:
         symbols = {
@@ -330,7 +335,7 @@ def _time_formulas(run: DryRun) -> list[Formula]:
             numbers=f"P {spec.size('pp')}, M {spec.microbatches}, v {spec.stages_per_rank}",
             value=run.bubble_seconds,
             unit="s",
-            source="workloads.pipeline_parallel (arXiv 2104.04473, 2401.10241)",
+            source="parbench.workloads.pipeline_parallel (arXiv 2104.04473, 2401.10241)",
         ),
         _formula("update", update, "s", _OWN),
         _formula("mfu", _mfu(run), "", "PaLM, arXiv 2204.02311, appendix B"),

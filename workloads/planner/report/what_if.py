@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import msgspec
 
-from bench.results.document import Cell, Column, Stacks, Table
-from bench.text import UserError
-from workloads.costs.step_spec import StepSpec
-from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import OVERLAP, Hardware
-from workloads.planner.link_time import Seconds
-from workloads.planner.rationale import binding_of
+from parbench.bench.results.document import Cell, Column, Stacks, Table
+from parbench.bench.text import UserError
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.planner.dry_run import DryRun, dry_run
+from parbench.workloads.planner.hardware import OVERLAP, Hardware
+from parbench.workloads.planner.link_time import Seconds
+from parbench.workloads.planner.rationale import binding_of
 
 
 def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, DryRun | str]]:

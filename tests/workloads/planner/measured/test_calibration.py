@@ -19,25 +19,27 @@ from reports_fixtures import (
     write_run,
 )
 
-from bench.plan.cases import make_case
-from bench.results.records import Record
-from bench.results.runs import Run
-from bench.text import UserError
-from workloads.costs.flops import stage_flops
-from workloads.planner.budget import Budget, parse_tokens
-from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import PRESETS
-from workloads.planner.link_time import PlacedCall, curve_for, curves_of
-from workloads.planner.measured.calibration import calibrated
-from workloads.planner.measured.validate import spec_of_record
-from workloads.planner.placement import Place
-from workloads.planner.plan_command import Given, answer, machine_of
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.bench.text import UserError
+from parbench.workloads.costs.flops import stage_flops
+from parbench.workloads.planner.budget import Budget, parse_tokens
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.hardware import PRESETS
+from parbench.workloads.planner.link_time import PlacedCall, curve_for, curves_of
+from parbench.workloads.planner.measured.calibration import calibrated
+from parbench.workloads.planner.measured.validate import spec_of_record
+from parbench.workloads.planner.placement import Place
+from parbench.workloads.planner.plan_command import Given, answer, machine_of
 
 PEAK = {"flops_per_second": 1e12, "source": "measured"}
 
 
 def step(name: str, busy: float, exposed: float, took: float, details: Any, **params: Any) -> Record:
-    case = make_case(f"workload.{name}", f"workloads.data_parallel.{name}:prepare", {"shape": "tiny", **params})
+    case = make_case(
+        f"workload.{name}", f"parbench.workloads.data_parallel.{name}:prepare", {"shape": "tiny", **params}
+    )
     metrics = {"step_time": seconds_metric(0.02), "compute": plain(busy, "s")}
     metrics |= {"exposed_comm.dp": plain(exposed, "s"), "comm_transfer.dp": plain(took, "s")}
     return ok(case, metrics=metrics, details=details)

@@ -3,10 +3,10 @@
 import pytest
 from planner_asks import ask
 
-from bench.results.stats import median
-from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import PRESETS
-from workloads.planner.measured.published import (
+from parbench.bench.results.stats import median
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.hardware import PRESETS
+from parbench.workloads.planner.measured.published import (
     SELENE,
     bubbles,
     published,
@@ -14,7 +14,7 @@ from workloads.planner.measured.published import (
     tensor_drops,
     zero_memory,
 )
-from workloads.planner.measured.training_runs import executed_teraflops, training_runs
+from parbench.workloads.planner.measured.training_runs import executed_teraflops, training_runs
 
 
 def test_zeros_memory_and_simulated_bubbles_are_the_papers() -> None:

@@ -22,21 +22,21 @@ from reports_fixtures import (
 from reports_fixtures import step as a_step
 from training_steps import OF_NAME
 
-from bench.files import encode_json
-from bench.plan.cases import make_case
-from bench.results.details import PLAN_FILE, Component, StepCheck, Validation
-from bench.results.metrics import MetricValue
-from bench.results.records import Record, WorldInfo
-from bench.results.runs import Run
-from bench.text import UserError, write_whole
-from workloads.catalogue import STRATEGIES
-from workloads.costs.memory import activations_of
-from workloads.costs.parameter_table import num_parameters
-from workloads.model.shapes import SHAPES
-from workloads.planner.link_time import PlacedCall, beyond, by_curves, curve_for, curves_of, hardware_of_run
-from workloads.planner.measured.published import published
-from workloads.planner.measured.validate import validate, validation_text
-from workloads.planner.placement import Place
+from parbench.bench.files import encode_json
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.details import PLAN_FILE, Component, StepCheck, Validation
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record, WorldInfo
+from parbench.bench.results.runs import Run
+from parbench.bench.text import UserError, write_whole
+from parbench.workloads.catalogue import STRATEGIES
+from parbench.workloads.costs.memory import activations_of
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.planner.link_time import PlacedCall, beyond, by_curves, curve_for, curves_of, hardware_of_run
+from parbench.workloads.planner.measured.published import published
+from parbench.workloads.planner.measured.validate import validate, validation_text
+from parbench.workloads.planner.placement import Place
 
 PSI = num_parameters(SHAPES["small"])
 LATENCY, RATE = 20e-6, 3e9
@@ -65,7 +65,7 @@ def sends() -> list[Record]:
     params: dict[str, Any] = {"dtype": "float32", "mode": "blocking", "source": 0, "target": 1}
     sizes = [1024 * 4**i for i in range(8)]
     cases = [
-        make_case("p2p.unidirectional", "bench.operations.p2p:unidirectional", {"size_bytes": n, **params})
+        make_case("p2p.unidirectional", "parbench.bench.operations.p2p:unidirectional", {"size_bytes": n, **params})
         for n in sizes
     ]
     return [ok(case, seconds=1e-4 + size / RATE) for case, size in zip(cases, sizes, strict=True)]
@@ -293,7 +293,9 @@ def test_a_message_takes_what_one_took_whatever_the_ranks_and_a_collective_stand
 def test_a_machine_is_the_runs_as_far_as_it_tells_and_the_bases_elsewhere() -> None:
     measured = ok(a_step(), details={"peak": {"flops_per_second": 7e10, "source": "matrix products"}})
     params: dict[str, Any] = {"size_bytes": MEBI, "dtype": "float32", "mode": "blocking"}
-    copied = ok(make_case("memory.copy", "bench.operations.local:copy", params), metrics={"algbw": rate_metric(9e9)})
+    copied = ok(
+        make_case("memory.copy", "parbench.bench.operations.local:copy", params), metrics={"algbw": rate_metric(9e9)}
+    )
     environment = {**ENVIRONMENT, "host": {"memory_bytes": 64e9}}
     machine, notes = hardware_of_run(run_of(measured, copied, *curve_records(), environment=environment), PLAIN)
     assert (machine.flops_per_second, machine.memory_bytes_per_second, machine.float32_share) == (7e10, 9e9, 1.0)

@@ -8,16 +8,23 @@ import torch
 import torch.distributed as dist
 from training_steps import OF_NAME, present
 
-from workloads.catalogue import STRATEGIES
-from workloads.costs.communication_pattern import calls
-from workloads.costs.parameter_table import ParameterPart, num_parameters, parts_of
-from workloads.costs.step_spec import StepSpec
-from workloads.model.shapes import SHAPES
-from workloads.model.transformer import Transformer
-from workloads.pipeline_parallel.bubbles import closed_form
-from workloads.planner.link_time import PlacedCall
-from workloads.planner.measured.validate import Bucket, RowTime, buckets_of, declared_compute, exposed_seconds, row_time
-from workloads.planner.placement import Place
+from parbench.workloads.catalogue import STRATEGIES
+from parbench.workloads.costs.communication_pattern import calls
+from parbench.workloads.costs.parameter_table import ParameterPart, num_parameters, parts_of
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.model.transformer import Transformer
+from parbench.workloads.pipeline_parallel.bubbles import closed_form
+from parbench.workloads.planner.link_time import PlacedCall
+from parbench.workloads.planner.measured.validate import (
+    Bucket,
+    RowTime,
+    buckets_of,
+    declared_compute,
+    exposed_seconds,
+    row_time,
+)
+from parbench.workloads.planner.placement import Place
 
 RATE, LATENCY = 25e6, 1e-3
 MEBI = 2**20

@@ -9,18 +9,18 @@ import pytest
 from click.testing import CliRunner
 from test_plan_command import typed
 
-import parbench as command_line
-from bench.results.document import Gantt, Points, Stacks
-from workloads.catalogue import DEFINITIONS
-from workloads.costs.strategies import mesh
-from workloads.planner.candidates import Wanted
-from workloads.planner.dry_run import dry_run
-from workloads.planner.hardware import PRESETS
-from workloads.planner.launchers import commands_of, megatron, small, torchtitan, unmeasured
-from workloads.planner.models import model_of
-from workloads.planner.report.plan_page import dry_run_document, label_of, search_document
-from workloads.planner.report.what_if import what_if
-from workloads.planner.search import search
+from parbench import cli as command_line
+from parbench.bench.results.document import Gantt, Points, Stacks
+from parbench.workloads.catalogue import DEFINITIONS
+from parbench.workloads.costs.strategies import mesh
+from parbench.workloads.planner.candidates import Wanted
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.hardware import PRESETS
+from parbench.workloads.planner.launchers import commands_of, megatron, small, torchtitan, unmeasured
+from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.report.plan_page import dry_run_document, label_of, search_document
+from parbench.workloads.planner.report.what_if import what_if
+from parbench.workloads.planner.search import search
 
 H100 = PRESETS["h100"]
 STEP = replace(model_of("llama3-70b"), checkpointing="selective")

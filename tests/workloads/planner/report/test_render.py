@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from planner_asks import H100, as_measured, ask
 
-from workloads.costs.equation import Equation
-from workloads.planner.candidates import Wanted
-from workloads.planner.dry_run import DryRun, dry_run
-from workloads.planner.hardware import PRESETS
-from workloads.planner.measured.published import ASSUMED, published
-from workloads.planner.models import model_of
-from workloads.planner.rationale import binding_of
-from workloads.planner.report.render import (
+from parbench.workloads.costs.equation import Equation
+from parbench.workloads.planner.candidates import Wanted
+from parbench.workloads.planner.dry_run import DryRun, dry_run
+from parbench.workloads.planner.hardware import PRESETS
+from parbench.workloads.planner.measured.published import ASSUMED, published
+from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.rationale import binding_of
+from parbench.workloads.planner.report.render import (
     Formula,
     as_line,
     assumptions,
@@ -28,7 +28,7 @@ from workloads.planner.report.render import (
     search_text,
     table,
 )
-from workloads.planner.search import search
+from parbench.workloads.planner.search import search
 
 RUN = dry_run(ask("dp=8,fsdp=4,pp=4,tp=8", "llama3-70b", microbatches=32), H100)
 TEXT = dry_run_text(RUN, ["a note"])

@@ -1,12 +1,12 @@
-"""What one writes to measure something new: ``prepare(world, **params) -> Subject``, which knows nothing of timing."""
+"""What one writes to measure something new: ``prepare(world, **params) -> Benchmark``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from bench.launch.control_channel import Work
-from bench.results.metrics import MetricValue
-from bench.results.records import Timeline
+from parbench.bench.launch.control_channel import Work
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Explanation:
     timeline: Timeline | None = None
 
 
-class Subject(Protocol):
+class Benchmark(Protocol):
     """Something that takes steps on every rank of a world; what inherits from it need not say what it does not do."""
 
     def step(self) -> None:
@@ -59,7 +59,7 @@ class Subject(Protocol):
 
 @runtime_checkable
 class Differing(Protocol):
-    """A subject that can name what its last check found wrong."""
+    """A benchmark that can name what its last check found wrong."""
 
     def differences(self) -> Sequence[str]:
         """Return a phrase for each wrong result on this rank, such as ``norm.weight: gradient is 0.5 of ...``."""
@@ -67,11 +67,11 @@ class Differing(Protocol):
 
 @runtime_checkable
 class Explained(Protocol):
-    """A subject that can say where its time goes."""
+    """A benchmark that can say where its time goes."""
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         """Look into some more steps, on every rank; rank 0's answer counts.
 
-        ``begin`` before each step resets the subject and brings all ranks to the line, one of them late where that was
-        asked for. Called last, after all checks: it may leave the subject worth nothing.
+        ``begin`` before each step resets the benchmark and brings all ranks to the line, one of them late where
+        that was asked for. Called last, after all checks: it may leave the benchmark worth nothing.
         """

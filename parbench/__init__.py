@@ -1,0 +1,91 @@
+"""parbench measures collective communication and the training steps built on it.
+
+This module is the public Python API. Importing it is cheap: torch and pandas are loaded by the first call that needs
+them.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from parbench.bench.text import UserError
+    from parbench.bench.world.benchmark import Benchmark
+    from parbench.bench.world.world import World
+
+__all__ = ["Benchmark", "UserError", "World", "load", "load_samples", "step_of"]
+
+_MODULE_OF_CLASS = {
+    "Benchmark": "parbench.bench.world.benchmark",
+    "UserError": "parbench.bench.text",
+    "World": "parbench.bench.world.world",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import one of the exported classes when it is first used, because ``World`` needs torch."""
+    if name not in _MODULE_OF_CLASS:
+        raise AttributeError(f"module 'parbench' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_MODULE_OF_CLASS[name]), name)
+
+
+def load(*runs: str | Path) -> "pd.DataFrame":
+    """Return a pandas frame of every metric of the given runs.
+
+    The frame has one row for each metric of each case and repetition. ``value``, ``low`` and ``high`` are in the row's
+    ``unit`` (seconds, bytes, bytes per second). Each parameter of a case is a column ``param_NAME``. A case that
+    failed, hung, was wrong, was skipped or has no record has one row whose ``metric`` and ``value`` are NA.
+
+    Args:
+        runs: Run folders, sweep folders, or folders that contain runs.
+
+    Raises:
+        UserError: A folder contains no run or cannot be read.
+    """
+    from parbench.reports.analysis.frame import metrics_frame
+    from parbench.reports.analysis.several import read_runs
+
+    return metrics_frame(read_runs(runs))
+
+
+def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
+    """Return a pandas frame of the raw samples of the given runs.
+
+    The frame has one row for each iteration. ``seconds`` is the duration of one step on the slowest rank.
+
+    Args:
+        runs: Run folders, sweep folders, or folders that contain runs.
+        by_rank: Return one row for each iteration and rank instead, read from ``samples/*.npz``: ``arrival_seconds``
+            and ``exit_seconds`` since the case's first arrival on rank 0's clock, ``duration_seconds`` and, in mode
+            async, ``issue_seconds``. Each covers ``steps_per_sample`` steps.
+
+    Raises:
+        UserError: A folder contains no run or cannot be read, or ``by_rank`` is set and a sample file is missing or
+            corrupt.
+    """
+    from parbench.reports.analysis.frame import rank_samples_frame, samples_frame
+    from parbench.reports.analysis.several import read_runs
+
+    loaded_runs = read_runs(runs)
+    return rank_samples_frame(loaded_runs) if by_rank else samples_frame(loaded_runs)
+
+
+def step_of(model: Any, batch: Any, loss: Any, optimizer: Any, reference: Any = None) -> "Benchmark":
+    """Return the step of a training loop as a benchmark for ``parbench run --target``.
+
+    Args:
+        model: The module as it trains: unwrapped, in DDP, after ``fully_shard`` or with DTensor parameters. It may
+            also be a schedule of ``torch.distributed.pipelining``.
+        batch: The second argument of ``loss``, or a function that returns it for a step number. For a pipeline
+            schedule, the arguments of ``schedule.step`` on this rank as a tuple, or as a mapping of keywords.
+        loss: A function ``loss(model, batch)`` that returns the loss. None for a pipeline schedule.
+        optimizer: The optimizer of the model's parameters.
+        reference: The module that a single process would train. Each rank's gradients are then compared with the mean
+            of the reference gradients over all ranks. Without it they are only checked to be finite.
+    """
+    from parbench.workloads.step.training_loop import TrainingLoop
+
+    return TrainingLoop(model, batch, loss, optimizer, reference)

@@ -1,0 +1,147 @@
+"""The command line: a table of commands, each imported when it is first used.
+
+``parbench --help`` has to answer within 0.2 s, so this module imports nothing heavy.
+"""
+
+import difflib
+import errno
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from parbench.bench.results.document import Document
+
+COMMANDS = {
+    "run": "parbench.bench.commands:run",
+    "list": "parbench.bench.commands:list_cases",
+    "doctor": "parbench.bench.commands:doctor",
+    "check": "parbench.bench.commands:check",
+    "report": "parbench.reports.commands:report",
+    "show": "parbench.reports.commands:show",
+    "compare": "parbench.reports.commands:compare",
+    "explain": "parbench.reports.commands:explain",
+    "plan": "parbench.workloads.commands:plan",
+    "history": "parbench.reports.history.commands:history",
+    "ab": "parbench.reports.regression.commands:ab",
+    "aa": "parbench.reports.regression.commands:aa",
+    "slurm": "parbench.slurm.commands:slurm",
+    "import": "parbench.reports.commands:import_files",
+    "export": "parbench.reports.commands:export",
+    "schema": "parbench.bench.commands:schema",
+}
+DEFINITIONS = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for, and ends a user's error with one sentence and code 2."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command, None if there is none of the name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names; ``UsageError`` with the nearest name if there is none."""
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        if args[0] not in COMMANDS and near and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; what the user can mend is one sentence, and nothing but a finding exits with 1."""
+        try:
+            from parbench.bench.text import UserError, sentence_of
+
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # which may come while the line above is read
+            click.echo("parbench: interrupted", err=True)
+        except (MemoryError, ImportError) as error:  # too little memory shows in libraries that cannot be mapped
+            click.echo(f"parbench: {str(error) or 'the memory is full'}", err=True)
+        except UserError as error:
+            click.echo(f"parbench: {sentence_of(error)}", err=True)
+            sys.exit(2)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
+                click.echo(f"parbench: {error.filename} cannot be used: {error.strerror}", err=True)
+                raise click.exceptions.Exit(2) from error  # whichever option named it
+            traceback.print_exc()
+        sys.exit(4)
+
+
+_FIRST = """\
+parbench measures how this machine communicates, and what that costs a training step.
+
+  parbench run                                  measure this node, in under 2 min
+  parbench doctor                               find what would disturb a measurement
+  parbench plan --model llama3-8b --gpus 64     predict a training step, without GPUs
+
+All commands: parbench --help"""
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    epilog="Start with: parbench run",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="parbench", prog_name="parbench")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Measure how this machine communicates, and what that costs a training step."""
+    from parbench.bench.commands import AppHooks
+
+    ctx.obj = AppHooks(
+        modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report, render=_render, judge=_judge
+    )
+    if ctx.invoked_subcommand is None:
+        click.echo(_FIRST)
+
+
+def _show(path: Path, form: str, whole: bool) -> int:
+    from parbench.reports.history.baseline import baseline
+    from parbench.reports.render.show import show_run
+
+    return show_run(path, baseline(path), form=form, whole=whole)
+
+
+def _exit_code(path: Path) -> int:
+    from parbench.bench.results.runs import load_run
+    from parbench.reports.analysis.summary import summarize
+
+    return summarize(load_run(path)).tally.code
+
+
+def _render(document: "Document", form: str) -> bytes:
+    from parbench.reports.document import render_document
+
+    return render_document(document, form)
+
+
+def _judge(path: Path, budgets: Path, code: int) -> int:
+    from parbench.reports.budgets import judge_run
+
+    return judge_run(path, budgets, code)
+
+
+def _report(runs: Sequence[Path], output: Path) -> None:
+    from parbench.reports.render.show import write_report
+
+    write_report(runs, output)
