@@ -25,7 +25,7 @@ from parbench.bench.machine.machine import package_version
 from parbench.bench.machine.mpi import variables_of_mpi
 from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
 from parbench.bench.machine.world_spec import Joined
-from parbench.bench.plan.cases import EXPLAINER, Case, load_catalogue
+from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.budgets import read_budgets
@@ -131,12 +131,10 @@ def run_options(
     if budgets is not None:
         plan = load_run(resume_path).info.plan
         read_budgets(budgets, plan.cases, plan.skipped)
-    return resume(resume_path, modules, as_json=as_json, nodelist=options.nodelist, budget=options.budget)
+    return resume(resume_path, as_json=as_json, nodelist=options.nodelist, budget=options.budget)
 
 
-def resume(
-    path: Path, modules: Sequence[str] = (), *, as_json: bool, nodelist: str | None = None, budget: str | None = None
-) -> Path:
+def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: str | None = None) -> Path:
     """Measure what a run has no record of yet and what its budget left out; nothing is done twice.
 
     It is done on these nodes if they are said, and within this budget, or else the plan's, or what it needs if known.
@@ -147,16 +145,13 @@ def resume(
         choose_layout(Allocation.find(os.environ), **msgspec.structs.asdict(run.info.plan.spread))
     elif nodelist is not None:
         raise UserError(f"--nodelist {nodelist}: {path} was not measured by srun, but on one node")
-    # a plan of the first schema does not tell defaults, and ranks take parameters whole
-    usual = {one.name: {param.name: param.default for param in one.params} for one in load_catalogue(modules)}
     plan = run.info.plan
-    cases = tuple(replace(case, defaults={**usual.get(case.name, {}), **case.defaults}) for case in plan.cases)
     launches, prices = by_launch(remaining(run, fills=True)).values(), prices_of(run)
     needed = RESERVE * sum(map(prices.launch, launches))
     seconds = max(plan.budget_seconds, needed) if budget is None else parse_duration(budget)
-    told = f"{counted(sum(map(len, launches)), 'measurement')} of {plan.launches * len(cases)} to make"
+    told = f"{counted(sum(map(len, launches)), 'measurement')} of {plan.launches * len(plan.cases)} to make"
     told += f", about {format_duration(needed)}" if needed else ""
-    run = replace(run, info=replace(run.info, plan=replace(plan, cases=cases, budget_seconds=seconds)))
+    run = replace(run, info=replace(run.info, plan=replace(plan, budget_seconds=seconds)))
     return _drive(run, None, as_json=as_json, nodelist=nodelist, told=told)
 
 

@@ -8,12 +8,12 @@ import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import msgspec
 
 from parbench.bench.limits import Name, ParamValues, Words
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.aliases import CASES, Former, first_names, meanings, present_params, present_target
 from parbench.bench.plan.params import Param, Value, refuse_unknown
 from parbench.bench.text import UserError, did_you_mean
 
@@ -25,7 +25,7 @@ EXPLAINER = "parbench.workloads.step.own:OwnStep"
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to measure: ``params`` tell it from others, ``defaults`` are the optional ones that nobody changed.
 
-    ``id`` is the hash of name, target and ``params`` in canonical JSON, by the names that they had at first.
+    ``id`` is the hash of name, target and ``params`` in canonical JSON.
     """
 
     id: Name
@@ -36,7 +36,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> dict[str, Value]:
-        """All parameters; a record of schema 1 has no defaults."""
+        """All parameters."""
         return {**self.defaults, **self.params}
 
     @property
@@ -55,21 +55,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_case(name: str, target: str, params: Mapping[str, Value], defaults: Mapping[str, Value] | None = None) -> Case:
-    canonical = msgspec.json.encode(first_names(name, target, params), order="deterministic")
+    canonical = msgspec.json.encode({"name": name, "target": target, "params": params}, order="deterministic")
     digest = hashlib.sha256(canonical).hexdigest()[:12]
     return Case(id=digest, name=name, target=target, params=dict(params), defaults=dict(defaults or {}))
-
-
-def renewed(case: Case) -> Case:
-    """Return a case of an earlier version by its present names; its id stays."""
-    former, params = CASES.get(case.name, Former(name=case.name)), present_params(case.params, case.name)
-    return msgspec.structs.replace(
-        case,
-        name=former.name,
-        target=present_target(case.target),
-        params={**params, **former.params},
-        defaults={**case.defaults, **former.defaults},
-    )
 
 
 Params = Mapping[str, Value]
@@ -105,15 +93,19 @@ class Definition:
 
     def whole(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Return all parameters in declared order, those not given by their defaults."""
-        present = present_params(given, self.name)
-        refuse_unknown(present, [param.name for param in self.params], self.name)
-        return {p.name: p.parse(present[p.name]) if p.name in present else p.default for p in self.params}
+        refuse_unknown(given, [param.name for param in self.params], self.name)
+        return {p.name: p.parse(given[p.name]) if p.name in given else p.default for p in self.params}
 
     def case(self, given: Mapping[str, object]) -> Case:
         whole = self.whole(given)
         defaults = {p.name: p.default for p in self.params if p.optional and whole[p.name] == p.default}
         params = {name: value for name, value in whole.items() if name not in defaults}
         return make_case(self.name, self.target, params, defaults)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return True if a case's name matches a glob. A pattern without a dot is compared with the part after the dot."""
+    return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
 
 
 def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
@@ -123,8 +115,8 @@ def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
 def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[Definition, ...]:
     """Return the definitions that match any pattern, all if there is none; a pattern that matches none is refused."""
     for pattern in patterns:
-        if not any(meanings(definition.name, pattern) for definition in catalogue):
+        if not any(matches(definition.name, pattern) for definition in catalogue):
             names = [d.name if "." in pattern else d.name.rpartition(".")[2] for d in catalogue]
             hint = did_you_mean(pattern, names)
             raise UserError(f"no case is named {pattern!r}{hint} (parbench list shows what can be measured)")
-    return tuple(d for d in catalogue if not patterns or any(meanings(d.name, pattern) for pattern in patterns))
+    return tuple(d for d in catalogue if not patterns or any(matches(d.name, pattern) for pattern in patterns))

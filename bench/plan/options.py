@@ -23,8 +23,7 @@ from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import available_cores, or_none
 from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
 from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
-from parbench.bench.plan import aliases
-from parbench.bench.plan.cases import Case, Definition, load_catalogue, select
+from parbench.bench.plan.cases import Case, Definition, load_catalogue, matches, select
 from parbench.bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from parbench.bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from parbench.bench.plan.params import Kind, Param, Value, refuse_unknown
@@ -159,20 +158,18 @@ def _candidates(definition: Definition, options: Options, preset: Preset, spec: 
     """Return the product of all values given for the definition's parameters; the user's replace the preset's."""
     entries = options.entries or preset.entries
     name = definition.name
-    fitting = [(entry, said) for entry in entries for said in aliases.meanings(name, entry.name)]
-    narrowed = [said for pattern in options.only for said in aliases.meanings(name, pattern)]
+    matching_entries = [entry for entry in entries if matches(name, entry.name)] or [Entry(name=name)]
     params = {param.name: param for param in definition.params}
     # a preset means a size about so large; what a user asks for is measured as asked, or refused
     meant = not options.entries and "size_bytes" not in options.settings
     step = spec.nproc * _LARGEST_ITEMSIZE if meant else 1
-    found: list[Candidate] = []
-    for (entry, said), more in itertools.product(fitting or [(Entry(name=name), {})], narrowed or [{}]):
-        of_file = entry.set if options.entries else {}
-        texts = {**more, **said, **entry.set, **options.usual, **of_file, **options.settings}
+    candidates: list[Candidate] = []
+    for entry in matching_entries:
+        from_file = entry.set if options.entries else {}
+        texts = {**entry.set, **options.usual, **from_file, **options.settings}
         texts = {key: text for key, text in texts.items() if key in params}
         if meant and spec.device == "cuda" and max(parse_sizes(texts.get("size_bytes", "0"))) >= LARGE_BYTES:
             texts["size_bytes"] = ",".join((texts["size_bytes"], *BEYOND_CACHE))
-        candidates: list[Candidate] = []
         for values in itertools.product(*(params[key].parse_many(text) for key, text in texts.items())):
             given = dict(zip(texts, values, strict=True))
             if "size_bytes" in given:
@@ -183,10 +180,7 @@ def _candidates(definition: Definition, options: Options, preset: Preset, spec: 
                 candidates.append((definition.case(given), str(error)))
             else:
                 candidates += [(case, definition.refuse(case.whole, spec)) for case in cases]
-        # a former name of a part of the cases means that part, whatever else is said
-        wanted = [entry.name], options.only or [name]
-        found += [one for one in candidates if all(aliases.is_named(name, one[0].params, each) for each in wanted)]
-    return found
+    return candidates
 
 
 def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> None:
@@ -250,8 +244,7 @@ def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
 
 
 def _with_file(options: Options, catalogue: Sequence[Definition]) -> Options:
-    """Return the options by their present names, with the plan file's values where the command line gave none."""
-    options = replace(options, settings=aliases.present_params(options.settings, "--set"))
+    """Return the options with the plan file's values where the command line gave none."""
     if options.plan_file is None:
         return options
     file = read_toml(options.plan_file, "plan file", PlanFile)
@@ -313,7 +306,7 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
     for name, parameter in own.items():
         hint, default, wrong = hints.get(name), parameter.default, ""
         kind = _KINDS.get(type(default))
-        if name in (*OF_THE_RUNNER, *aliases.PARAMS):
+        if name in OF_THE_RUNNER:
             wrong = f"is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
         elif default is inspect.Parameter.empty:
             wrong = "has no default: give it one, --set changes it"

@@ -20,7 +20,6 @@ from parbench.bench.limits import (
     Words,
 )
 from parbench.bench.machine.slurm_allocation import NodeLayout
-from parbench.bench.plan.aliases import present_params
 from parbench.bench.plan.cases import Case, Definition, select
 from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value
@@ -194,8 +193,7 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def entry(self, catalogue: Sequence[Definition]) -> Entry:
         """Return a preset's entry, lists as text that the catalogue's parameters read."""
         between = {p.name: p.separator for definition in select(catalogue, [self.name]) for p in definition.params}
-        given = present_params(self.set, f"case {self.name!r}").items()
-        lists = {name: value if isinstance(value, list) else [value] for name, value in given}
+        lists = {name: value if isinstance(value, list) else [value] for name, value in self.set.items()}
         texts = {name: between.get(name, ",").join(map(str, values)) for name, values in lists.items()}
         return Entry(name=self.name, set=texts)
 

@@ -9,8 +9,7 @@ from math import isclose
 from pathlib import Path
 
 from parbench.bench.files import read_toml
-from parbench.bench.plan.aliases import is_named
-from parbench.bench.plan.cases import Case
+from parbench.bench.plan.cases import Case, matches
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import METRICS, Metric, declared
 from parbench.bench.text import UserError, did_you_mean, listed
@@ -47,7 +46,7 @@ class Budget:
     number: float
 
     def fits(self, case: Case) -> bool:
-        return is_named(case.name, case.whole, [self.cases]) or fnmatchcase(case.label, self.cases)
+        return matches(case.name, self.cases) or fnmatchcase(case.label, self.cases)
 
     def is_kept(self, value: float) -> bool:
         return COMPARISONS[self.comparison](value, self.number)

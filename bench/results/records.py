@@ -1,11 +1,4 @@
-"""What was seen: one JSON line for each case and launch.
-
-History of the format (``schema``):
-1  first: case, world, launch, status, reason, stop, check, samples, metrics, noise, arrival, injected, details, notes,
-   environment, ranks.
-2  present names of cases, parameters, metrics and noise grades (``plan.aliases`` has the former ones); cases tell
-   the defaults of their other parameters.
-"""
+"""Records: one JSON line for each case and launch."""
 
 import gzip
 from collections import Counter
@@ -31,8 +24,7 @@ from parbench.bench.limits import (
     check_environment,
     check_time,
 )
-from parbench.bench.plan.aliases import GRADES, METRICS, REASONS
-from parbench.bench.plan.cases import Case, renewed
+from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue, schema_of_metrics
 from parbench.bench.results.stats import Grade, effective_count, grade, spread, steadiness
 from parbench.bench.text import UserError, reading
@@ -193,7 +185,7 @@ def encode(record: Record) -> bytes:
     """Return the record as one line of JSON, with its newline; ``ValueError`` if it could not be read back."""
     line = msgspec.json.encode(record)  # NaN and infinity become null: allowed as a metric or a detail, not a sample
     try:
-        _record(line, SCHEMA)
+        _record(line)
     except ValueError as error:
         raise ValueError(f"the record of {record.case.label} could not be read back: {error}") from error
     return line + b"\n"
@@ -208,8 +200,9 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
         for number, line in read_lines(path):
             where = f"{path}, line {number}"
             try:
-                record = _record(line, refuse_newer(line, where))
-            except NewerError:
+                check_schema(line, where)
+                record = _record(line)
+            except SchemaError:
                 raise
             except (ValueError, RecursionError) as error:
                 told = f"{where} is no record: {str(error)[:400]}"  # it may quote what it found
@@ -220,16 +213,8 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
                 yield record
 
 
-def _record(line: bytes, version: int) -> Record:
-    if version == SCHEMA:
-        record = decode_json(line, Record)
-    else:
-        raw = decode_json(line, dict[str, Any])
-        if isinstance(noise := raw.get("noise"), dict):
-            noise["grade"] = GRADES.get(str(noise.get("grade")), noise.get("grade"))
-        was = msgspec.convert(raw, Record)
-        metrics = {METRICS.get(name, name): metric for name, metric in was.metrics.items()}
-        record = msgspec.structs.replace(was, case=renewed(was.case), metrics=metrics)
+def _record(line: bytes) -> Record:
+    record = decode_json(line, Record)
     time = record.metrics.get("time")
     if time is not None and (time.value or 0) < 0:
         raise ValueError(f"its time, {time.value} {time.unit}, is below zero")
@@ -238,20 +223,19 @@ def _record(line: bytes, version: int) -> Record:
         raise ValueError(f"{min(seen, key=abs)} is nothing that is measured")
     check_time(record.started)
     check_environment(record.environment)
-    reason = REASONS.get(record.reason)
-    return msgspec.structs.replace(record, reason=reason) if reason else record
+    return record
 
 
-class NewerError(UserError):
-    """Something was written by a newer parbench."""
+class SchemaError(UserError):
+    """A file has a format version that this parbench does not read."""
 
 
-def refuse_newer(content: bytes, where: str, newest: int = SCHEMA) -> int:
-    """Return the schema of JSON, a newer one refused before its other fields are looked at: they may differ."""
+def check_schema(content: bytes, where: str, expected: int = SCHEMA) -> None:
+    """Raise ``SchemaError`` unless JSON has the expected format version, before its other fields are decoded."""
     version = msgspec.json.decode(content, type=_Versioned).schema
-    if version > newest:
-        raise NewerError(f"{where}: schema {version} is newer than {newest}, the newest this parbench reads")
-    return version
+    if version != expected:
+        age = "newer" if version > expected else "older"
+        raise SchemaError(f"{where}: schema {version} is {age} than {expected}, the one that this parbench reads")
 
 
 def json_schema() -> dict[str, Any]:

@@ -21,9 +21,8 @@ from msgspec.structs import replace
 from parbench.bench.files import decode_json, encode_json, file_name, inflate, read_file
 from parbench.bench.limits import Id, Launch, Name, Positive, Words, check_environment, check_time
 from parbench.bench.machine.host_load import HostLoad
-from parbench.bench.plan.cases import renewed
 from parbench.bench.plan.plan import Plan
-from parbench.bench.results.records import SCHEMA, Record, Timeline, encode, read_records, refuse_newer
+from parbench.bench.results.records import SCHEMA, Record, Timeline, check_schema, encode, read_records
 from parbench.bench.text import UserError, counted, reading, replace_file, storing, writing
 
 FOLDERS = ("samples", "traces", "logs")
@@ -111,13 +110,10 @@ def load_run(path: Path) -> Run:
         raise UserError(f"{path} is no run: it holds {why}")
     with reading(file):
         content = read_file(file)
-        refuse_newer(content, str(file))
+        check_schema(content, str(file))
         info = decode_json(content, RunInfo)
         check_time(info.started)
         check_environment(info.environment or {})
-    plan = info.plan
-    skipped = tuple(replace(one, case=renewed(one.case)) for one in plan.skipped)
-    info = replace(info, plan=replace(plan, cases=tuple(map(renewed, plan.cases)), skipped=skipped))
     damaged = list[str]()
     last = {(record.launch, record.case.id): record for record in read_records(path / "records.jsonl", damaged)}
     if damaged and not last:

@@ -14,7 +14,6 @@ import msgspec
 
 from parbench.bench.files import MOST_BYTES, decode_json, file_name, inflate, open_file, read_file
 from parbench.bench.limits import Amount, Count, Id, Long, Name, Whole, Words
-from parbench.bench.plan.cases import renewed
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run, load_run, whole
 from parbench.bench.text import UserError, reading, writing
@@ -152,8 +151,7 @@ class History:
         query = f"SELECT number, content FROM series WHERE {where} ORDER BY number"
         rows = self._rows(tuple[int, str], query, run, run)
         with reading(f"{self._path}, a series"):
-            found = {number: decode_json(content.encode(), Identity) for number, content in rows}
-        return {number: msgspec.structs.replace(one, case=renewed(one.case)) for number, one in found.items()}
+            return {number: decode_json(content.encode(), Identity) for number, content in rows}
 
     def any_series(self) -> dict[int, int]:
         """Return a series of each run that has one: where it ran, the run did."""

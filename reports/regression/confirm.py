@@ -41,7 +41,7 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
         nothing = "Nothing was launched again: nothing is SLOWER or AMBIGUOUS."
         return replace(comparison, notes=(*comparison.notes, nothing))
     sides = sides_of(comparison, how, os.environ)
-    again = [one.case for one in found if one.case.target.startswith(("bench.", "workloads."))]
+    again = [one.case for one in found if one.case.target.startswith("parbench.")]
     if not again:
         case = found[0].case
         raise UserError(f"--confirm cannot launch {case.label} again: a plan names no case of {case.target}")

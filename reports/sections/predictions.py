@@ -3,7 +3,7 @@
 from parbench.bench.files import decode_json, read_file
 from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Published, Validation
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import refuse_newer
+from parbench.bench.results.records import check_schema
 from parbench.bench.results.stats import WITHIN_LAUNCH
 from parbench.bench.text import UserError, reading
 from parbench.reports import cells
@@ -19,7 +19,7 @@ def predicted_section(found: Analysis) -> Section | None:
     try:
         with reading(PLAN_FILE, "is not what parbench plan --validate wrote"):
             content = read_file(file)
-            refuse_newer(content, PLAN_FILE, PLAN_SCHEMA)
+            check_schema(content, PLAN_FILE, PLAN_SCHEMA)
             told = decode_json(content, Validation)
     except UserError as error:
         return _section(notes=(f"{error}: have it written again.",))

@@ -18,7 +18,7 @@ import msgspec
 from parbench.bench.files import decode_json, encode_json, read_file
 from parbench.bench.limits import Id
 from parbench.bench.plan.plan import Entry, FileCase, PlanFile
-from parbench.bench.results.records import refuse_newer
+from parbench.bench.results.records import check_schema
 from parbench.bench.text import UserError, reading, replace_file, storing
 
 SCHEMA = 1
@@ -144,7 +144,7 @@ def load_sweep(folder: Path) -> Sweep:
         raise UserError(found if folder.exists() else f"no such folder: {folder}")
     with reading(file):
         content = read_file(file)
-        refuse_newer(content, str(file), SCHEMA)
+        check_schema(content, str(file), SCHEMA)
         return decode_json(content, Sweep)
 
 

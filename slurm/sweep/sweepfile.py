@@ -10,7 +10,6 @@ import msgspec
 
 from parbench.bench.files import read_toml
 from parbench.bench.machine.world_spec import BACKENDS, DEVICES, check_known
-from parbench.bench.plan.aliases import present_params
 from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FileCase
@@ -103,14 +102,8 @@ def at(place: str) -> Iterator[None]:
 
 def read_sweep_file(path: Path) -> SweepFile:
     """Return the file's contents; ``UserError`` names the file and the place in it that is wrong."""
-    file, replace = read_toml(path, "sweep file", SweepFile), msgspec.structs.replace
+    file = read_toml(path, "sweep file", SweepFile)
     with at(f"sweep file {path}"):
-        file = replace(
-            file,
-            matrix=present_params(file.matrix, "$.matrix"),
-            zip=tuple(present_params(table, "$.zip") for table in file.zip),
-            case=tuple(replace(case, set=present_params(case.set, case.name)) for case in file.case),
-        )
         _check(file)
         _check_job(file)
     return file

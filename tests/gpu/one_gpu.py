@@ -116,7 +116,7 @@ class Session:
         records = list({(one["case"]["id"], one["launch"]): one for one in records}.values())
         counts = Counter(one["status"] for one in records)
         figure = ", ".join(f"{count} {status}" for status, count in counts.items()) or last_words(told)
-        if late := sum("time was spent" in (one["reason"] or "") for one in records):
+        if late := sum("out of time" in (one["reason"] or "") for one in records):
             figure += f" ({late} of them for want of time)"
         bad = [one for one in records if one["status"] not in ("ok", "skipped")]
         if bad:

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parbench.bench.plan.aliases import CASES
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
@@ -24,9 +23,10 @@ SMALL = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "sequence": 16, "
 
 
 def present(name: str, params: Params) -> tuple[str, Params]:
-    """Return a step's present name and parameters: zero2 and zero3 are words for two ways of fsdp."""
-    former = CASES.get(f"workload.{name}")
-    return (name, params) if former is None else (former.name.partition(".")[2], {**former.params, **params})
+    """Return the name of a step and its parameters. ZeRO-2 and ZeRO-3 are FSDP without and with resharding."""
+    if name in ("zero2", "zero3"):
+        return "fsdp", {"reshard": name == "zero3", **params}
+    return name, params
 
 
 def small(world: World, name: str, params: Params) -> TrainingStep:

@@ -72,7 +72,7 @@ def test_a_parameter_that_cannot_be_set_on_a_command_line_is_refused() -> None:
         (taking("sizes", (1, 2)), "'sizes' is no bool, int, float or str"),
         (taking("depth", None), "'depth' is no bool, int, float or str"),
         (of_everything, "'params' has no default"),
-        *((taking(name, 1), f"'{name}' {own}") for name in (*OF_THE_RUNNER, "ways", "member")),
+        *((taking(name, 1), f"'{name}' {own}") for name in OF_THE_RUNNER),
         (taking("limit", math.inf), "'limit' has the default inf: give it a finite one"),
         (taking("limit", math.nan), "'limit' has the default nan: give it a finite one"),
         *(

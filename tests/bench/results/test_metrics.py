@@ -1,7 +1,5 @@
 """A metric is one entry: its column, its glossary line, its place in the schema and the README come of it."""
 
-from typing import get_args
-
 import jsonschema
 import msgspec
 import pytest
@@ -9,11 +7,10 @@ from paths import ROOT
 from report_rows import cells_of, found_in, row_of, table_of
 from reports_fixtures import ok, step, step_metrics, training_metrics
 
-from parbench.bench.plan import aliases
 from parbench.bench.results import metrics
 from parbench.bench.results.metrics import METRICS, Metric, MetricValue, declared, value, values
 from parbench.bench.results.records import encode, json_schema
-from parbench.bench.results.stats import Grade, within_launch
+from parbench.bench.results.stats import within_launch
 from parbench.reports.report import Section, Table
 
 LATE = Metric(
@@ -103,9 +100,3 @@ def test_facts_have_no_direction_and_what_is_not_declared_is_refused() -> None:
 
 def test_the_readme_lists_them_as_they_are_declared() -> None:
     assert readme_table() in (ROOT / "bench" / "README.md").read_text(), readme_table()
-
-
-def test_former_names_are_read_as_declared_ones() -> None:
-    assert not [old for old in aliases.METRICS if declared(old)]
-    assert not [new for new in aliases.METRICS.values() if declared(new) is None]
-    assert set(aliases.GRADES.values()) <= set(get_args(Grade))

@@ -241,9 +241,9 @@ def test_a_run_file_that_parbench_did_not_write_is_refused_with_the_fault(run: P
     faults = {
         b"[]": "Expected `object`, got `array`",
         b"{}": "missing required field `schema`",
-        b'{"schema": 1}': "missing required field `id`",
+        b'{"schema": 2}': "missing required field `id`",
         b'{"schema": "1"}': "Expected `int`, got `str` - at `$.schema`",
-        b'{"schema": 1, "id": "\xff"}': "codec can't decode",
+        b'{"schema": 2, "id": "\xff"}': "codec can't decode",
     }
     for content, words in {**faults, **{whole[:length]: "" for length in range(0, len(whole), 97)}}.items():
         file.write_bytes(content)
@@ -266,7 +266,7 @@ def test_a_bad_record_costs_its_line_alone_and_a_file_of_nothing_else_is_refused
     assert found.damaged[0].startswith(f"{run}/records.jsonl, line 2 is no record: ")
     assert refusal(whole, found) == found.damaged[0]
     for noise in (b"7", b'{"grade": []}', b"{}"):  # of a version whose grades had other names
-        (run / "records.jsonl").write_bytes(b'{"schema": 1, "noise": ' + noise + b"}\n")
+        (run / "records.jsonl").write_bytes(b'{"schema": 2, "noise": ' + noise + b"}\n")
         assert refusal(load_run, run).startswith(f"{run}/records.jsonl, line 1 is no record"), noise
 
 

@@ -285,7 +285,7 @@ def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tm
         target.write_bytes(re.sub(rb'"schema": ?[12]', b'"schema":99', target.read_bytes()))
         told, code = build([path], "html")
         assert code == 4
-        assert b"schema 99 is newer than 2, the newest this parbench reads" in told
+        assert b"schema 99 is newer than 2" in told
         with pytest.raises(UserError, match="schema 99 is newer"):
             build([path], "csv")
     fine = folder(tmp_path, ok(collective()))

@@ -280,7 +280,7 @@ def test_a_pair_takes_what_its_slower_rank_took_in_the_middle_iteration(tmp_path
 
 
 def test_a_run_is_read_with_the_hosts_of_its_ranks_and_what_is_missing(tmp_path: Path) -> None:
-    left_out = record(1, "skipped", reason="left out: the run's time was spent")
+    left_out = record(1, "skipped", reason="out of time")
     samples = {0: npz([[1]] * 4)}
     seen = read(a_run(tmp_path, [record(0), left_out], ["n1.cluster", "n3", "n2", "n4"], samples), NODES)
     assert seen.hosts == ("n1", "n3", "n2", "n4")

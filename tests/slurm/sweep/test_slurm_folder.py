@@ -76,7 +76,7 @@ def test_a_sweep_is_read_back_as_it_was_written_and_nothing_else_is_one(tmp_path
     assert {path.name for path in (folder / "points").iterdir()} == {f"{one.id}.toml" for one in whole.points}
     for text, words in (
         ('{"schema": 1, "name"', r"sweep\.json is not what parbench wrote: "),
-        ('{"schema": 99, "points": 3}', r"sweep\.json: schema 99 is newer than 1, the newest this parbench reads"),
+        ('{"schema": 99, "points": 3}', r"sweep\.json: schema 99 is newer than 1"),
     ):
         (folder / "sweep.json").write_text(text)
         with pytest.raises(UserError, match=words):
