@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks and tests share few cores; torch reads it when it is imported
+
 from paths import Command, environment
 from ranks import Ranks
 from smoke import smoke

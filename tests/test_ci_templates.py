@@ -123,6 +123,7 @@ def job(tmp_path: Path, measured: Path, branch: str, base: str = "") -> tuple[li
     return act(clone, branch=branch, base=base, shim=STAND_IN.format(measured=measured))
 
 
+@pytest.mark.full
 def test_a_pull_request_is_held_against_main_which_keeps_its_history_in_a_remote(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", "--bare", "origin"], cwd=tmp_path, check=True)
     for night, factor, name in ((0, 1.0, "first"), (20, 1.0, "equal"), (20, 1.5, "slower"), (21, 1.5, "night")):

@@ -1,11 +1,13 @@
-"""What parbench says of kept runs and plans, and what a run of the smoke preset leaves; `make golden` renews it."""
+"""What parbench prints of stored runs and plans (`make golden` renews it), and what a small real run leaves."""
 
 import difflib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from golden import FILES, GOLDEN, page_outline, records_outline
+from golden import FILES, GOLDEN, page_outline
+from smoke import measure
 
 from parbench import cli
 from parbench.bench.results.runs import Run
@@ -30,14 +32,21 @@ def test_a_difference_is_shown_by_its_line() -> None:
 
 
 def test_every_kept_file_is_asked_for() -> None:
-    assert {path.name for path in GOLDEN.glob("*.*")} == {*FILES, "records.txt"}
+    assert {path.name for path in GOLDEN.glob("*.*")} == {*FILES}
 
 
-def test_the_records_of_the_smoke_preset_hold_what_they_did(smoke_run: Run) -> None:
-    assert_same("records.txt", records_outline(list(smoke_run.records)))
+def test_run_measures_and_shows_every_case(smoke_run: Run) -> None:
+    assert_complete(smoke_run)
 
 
-def test_the_smoke_preset_measures_every_case_and_shows_it(smoke_run: Run) -> None:
+@pytest.mark.full
+def test_smoke_preset_is_complete(tmp_path: Path) -> None:
+    run = measure(tmp_path, "--preset", "smoke", "--launches", "1", "--budget", "8m")
+    assert len(run.info.plan.cases) > 20
+    assert_complete(run)
+
+
+def assert_complete(smoke_run: Run) -> None:
     planned = {case.id for case in smoke_run.info.plan.cases}
     assert {record.case.id for record in smoke_run.records} == planned
     assert {record.status for record in smoke_run.records} == {"ok"}
@@ -63,7 +72,7 @@ class _Page(HTMLParser):
         self.text.append(data)
 
 
-def test_its_page_holds_every_case_and_fetches_nothing(smoke_run: Run) -> None:
+def test_page_contains_every_case_and_fetches_nothing(smoke_run: Run) -> None:
     source = (smoke_run.path / "report.html").read_text()
     page = _Page()
     page.feed(source)

@@ -160,18 +160,6 @@ def test_generated_tables_are_current(path: Path) -> None:
     assert path.parent.name not in ("bench", "workloads") or "<!-- parbench list" in text
 
 
-def test_the_first_readme_is_short_and_has_no_long_sentence() -> None:
-    text = FIRST.read_text()
-    assert len(text.splitlines()) <= 150
-    assert max(len(line.split()) for line in text.splitlines()) <= 30
-    prose = re.sub(r"^```.*?^```$", "\n", text, flags=re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"\]\([^)]*\)", "]", prose)
-    for part in re.split(r"\n\s*\n|\n(?=[*|#])", prose):
-        for cell in part.split(" | "):
-            for sentence in re.split(r"(?<=[.?])\s", cell):
-                assert len(sentence.split()) <= 30, sentence
-
-
 def test_the_first_readmes_page_has_the_shape_of_one_that_is_printed() -> None:
     [page] = [block for block in blocks(FIRST, "text") if "CORRECT" in block]
     *shown, folder = page.splitlines()

@@ -2,7 +2,6 @@
 
 ``make golden`` writes them anew. runs/steps is one launch of every kind of benchmark, runs/base and runs/new are five
 launches before and after a rank became late: real runs on two ranks, so that nothing but this code makes the texts.
-``records_outline`` is of a fresh run, without what its clock said.
 """
 
 import csv
@@ -10,13 +9,10 @@ import io
 import json
 import re
 import shlex
-import textwrap
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from click.testing import CliRunner
 from paths import ROOT, TESTS
 
@@ -25,8 +21,6 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.plan import PRESETS
-from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import Record
 from parbench.bench.text import format_size
 
 GOLDEN = TESTS / "golden"
@@ -106,11 +100,6 @@ def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def compared() -> str:
-    told = json.loads(said("compare", str(BASE), str(NEW), "--format", "json"))
-    return "".join(f"{path} {value}\n" for path, value in leaves(told))
-
-
 def table() -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -176,42 +165,6 @@ def page() -> str:
     return page_outline(render_page(report_of(load_run(STEPS))))
 
 
-def records_outline(records: list[Record]) -> str:
-    """Return what is in the first record of each name, by label: metrics by unit, details; no clock's values."""
-    blocks = []
-    for record in {
-        one.case.name: one for one in sorted(records, key=lambda one: one.case.label, reverse=True)
-    }.values():
-        params = " ".join(f"{name}={value}" for name, value in record.case.params.items())
-        units: dict[str, list[str]] = {}
-        for name, metric in sorted(record.metrics.items()):
-            if name.endswith(("_p99", "_q10")):
-                continue  # there only where iterations are enough
-            units.setdefault(f"{metric.unit or '1'}, {metric.better or 'neither'} is better", []).append(
-                _named(record, name, metric)
-            )
-        lines = [f"{unit}: {' '.join(names)}" for unit, names in sorted(units.items())]
-        lines.append(f"details: {' '.join(sorted(_places(msgspec.to_builtins(record.details))))}")
-        shown = [textwrap.fill(line, 118, initial_indent="  ", subsequent_indent="    ") for line in lines]
-        blocks.append("\n".join([f"{record.case.name} {params}: {record.status}", *shown]))
-    return "\n".join(sorted(blocks)) + "\n"
-
-
-def _named(record: Record, name: str, metric: MetricValue) -> str:
-    if record.case.name.startswith("workload.ep_"):
-        return name  # a trained router's routes depend on how many steps there was time for
-    return f"{name}={_shown(metric.value)}" if name.startswith(EXACT) or name.endswith("_formula") else name
-
-
-def _places(value: Any, path: str = "") -> set[str]:
-    """Return where a JSON value holds something, any item of a list as [], any rank or launch of an object by name."""
-    if isinstance(value, dict):
-        return set().union(*(_places(inner, f"{path}.{name}" if path else str(name)) for name, inner in value.items()))
-    if isinstance(value, list):
-        return set().union(*(_places(inner, f"{path}[]") for inner in value)) if value else {f"{path}[]"}
-    return {path}
-
-
 FILES: dict[str, Callable[[], str]] = {
     "steps.first.txt": lambda: said("show", str(STEPS)),
     "steps.show.txt": lambda: said("show", "--all", str(STEPS)),
@@ -219,11 +172,10 @@ FILES: dict[str, Callable[[], str]] = {
     "steps.report.csv": table,
     "steps.page.txt": page,
     "compare.txt": lambda: said("compare", str(BASE), str(NEW)),
-    "compare.json.txt": compared,
     "plans.txt": plans,
     "presets.txt": presets,
 }
-"""What makes each golden file but records.txt, which takes a run."""
+"""The function that makes each golden file."""
 
 
 def with_tables(text: str) -> str:
@@ -236,16 +188,10 @@ def with_tables(text: str) -> str:
 
 
 def renew() -> None:
-    import tempfile
-
-    from smoke import smoke
-
     for name, make in FILES.items():
         (GOLDEN / name).write_text(make())
     for path in ROOT.glob("*/README.md"):
         path.write_text(with_tables(path.read_text()))
-    with tempfile.TemporaryDirectory() as folder:
-        (GOLDEN / "records.txt").write_text(records_outline(list(smoke(Path(folder)).records)))
 
 
 if __name__ == "__main__":
