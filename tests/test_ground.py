@@ -136,6 +136,55 @@ def test_an_ordinary_user_with_few_files_one_core_and_modules_of_our_names_measu
     assert as_anyone(python, home, f"run {QUICK} --out /nowhere").returncode == 2
 
 
+THEIR_TEST = """
+import bench, reports, workloads
+
+def test_packages_are_ours():
+    assert (bench.OWNER, reports.OWNER, workloads.OWNER) == ("them", "them", "them")
+"""
+THEIR_STEP = """
+import bench
+import torch
+import torch.distributed as dist
+from parbench import Benchmark
+
+class AllReduce(Benchmark):
+    def __init__(self, world):
+        assert bench.OWNER == "them"
+        self.world = world
+        self.buffer = torch.ones(1024)
+
+    def step(self):
+        dist.all_reduce(self.buffer, group=self.world.group)
+
+    def reset(self):
+        self.buffer.fill_(1.0)
+
+    def check(self):
+        return int((self.buffer != self.world.size).sum())
+
+def prepare(world):
+    return AllReduce(world)
+"""
+
+
+def test_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -> None:
+    for name in PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("OWNER = 'them'")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_theirs.py").write_text(THEIR_TEST)
+    (tmp_path / "conftest.py").touch()
+    (tmp_path / "theirmodule.py").write_text(THEIR_STEP)
+    for command in (["-m", "pytest"], ["-P", "-m", "pytest"]):  # the second has the path of the program `pytest`
+        done = subprocess.run([python, *command, "-q"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+    run = f"run --target theirmodule:prepare --nproc 2 --launches 1 --budget 60s --out {tmp_path / 'runs'}"
+    subprocess.run([python.with_name("parbench"), *run.split()], cwd=tmp_path, check=True, capture_output=True)
+    [record] = load_run(next((tmp_path / "runs").glob("*Z-*"))).records
+    assert (record.case.name, record.status) == ("custom.theirmodule", "ok")
+
+
 def test_too_few_files_too_little_memory_and_a_killed_command_are_told_and_leave_no_process(
     python: Path, home: Path
 ) -> None:
