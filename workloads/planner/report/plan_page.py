@@ -1,4 +1,4 @@
-"""A dry run or a search as a document: its tables with figures, what if, and the commands that would check it. Pure."""
+"""A dry run or a search as a document: its tables with figures, and what-if variants. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,6 @@ from parbench.workloads.planner.budget import Budget
 from parbench.workloads.planner.candidates import Wanted
 from parbench.workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
 from parbench.workloads.planner.link_time import Seconds
 from parbench.workloads.planner.rationale import binding_of, rationale, settings_of
 from parbench.workloads.planner.report.render import assumptions, batch_words, formulas_of, refusals_of
@@ -61,7 +60,7 @@ def dry_run_document(
     assumed = assumptions(run.hardware, spec.element_bytes, notes)
     tables = [_step(run, seconds), *_axes(run), _memory(run)]
     step = Part(id="step", title="The step", tables=tables, notes=[f"{one.words}." for one in budget])
-    check = Part(id="try", title="To try it", tables=[what_if_table(run, seconds), _commands(run), _flags(run)])
+    variants = Part(id="variants", title="Variants", tables=[what_if_table(run, seconds)])
     formulas = Part(
         id="formulas", title="Formulas", tables=[_formulas(run)], notes=[f"Assumed: {one}." for one in assumed]
     )
@@ -69,7 +68,7 @@ def dry_run_document(
     return Document(
         name=f"plan {spec.name} on {spec.world} GPUs",
         heading=f"{batch_words(run)}; {settings_of(spec)}",
-        parts=[*first, step, check, formulas],
+        parts=[*first, step, variants, formulas],
         tiles=[
             (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
             (f"{run.tokens_per_second:,.0f}", "tokens a second"),
@@ -255,40 +254,6 @@ def _memory(run: DryRun) -> Table:
                 bars={held.at.words: _held(held) for held in run.ranks},
                 limit=_limit(run.hardware),
             )
-        ],
-    )
-
-
-def _commands(run: DryRun) -> Table:
-    return Table(
-        id="check",
-        title="To measure it",
-        caption="its communication is real, its compute waited for as long as predicted",
-        columns=[
-            Column(title="where", help="on what machine"),
-            Column(title="command", help="what to type there"),
-        ],
-        rows=commands_of(run),
-        notes=[
-            "Timed compute needs no cores: overlap and bubble are those of the links and the schedule.",
-            *unmeasured(run.spec),
-        ],
-    )
-
-
-def _flags(run: DryRun) -> Table:
-    return Table(
-        id="flags",
-        title="To launch it",
-        caption="the mesh, the batch and the schedule in the words of two trainers",
-        columns=[
-            Column(title="trainer", help="whose flags they are"),
-            Column(title="flags", help="what to add to its own command"),
-            Column(title="left out", help="of the plan, for it has no such flag"),
-        ],
-        rows=[
-            [one.trainer, " ".join(one.flags), "; ".join(one.lacks)]
-            for one in (torchtitan(run.spec), megatron(run.spec))
         ],
     )
 
