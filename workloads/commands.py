@@ -21,7 +21,6 @@ Examples:
   parbench plan --validate runs/20260101T000000Z-n4-1a2b3c --fits runs/20260101T000000Z-n2-5d6e7f
   parbench plan --model llama3-70b --gpus 64 -o plan.html       a page: candidates, the step over time, what if
   parbench plan --guide --model llama3-70b --gpus 256           every strategy beside the others
-  parbench plan --published
 \b
 Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 """
@@ -81,7 +80,6 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
     type=RunPath(),
     help="Compare predictions with a run's measured steps; writes RUN/plan.json.",
 )
-@click.option("--published", is_flag=True, help="Compare predictions with published results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 @click.option("--guide", is_flag=True, help="Show every strategy beside the others, and where each is good.")
 @click.option("--against", metavar="RUN", type=RunPath(), help="With --guide: add the bytes that a run counted.")

@@ -24,7 +24,6 @@ from parbench.workloads.planner.hardware import Hardware, hardware_of
 from parbench.workloads.planner.lacking import lack_of, require_found
 from parbench.workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
 from parbench.workloads.planner.measured.calibration import calibrated
-from parbench.workloads.planner.measured.published import ASSUMED, published
 from parbench.workloads.planner.models import find_model, model_of
 from parbench.workloads.planner.report import render
 from parbench.workloads.planner.report.plan_page import dry_run_document, search_document
@@ -58,7 +57,6 @@ class Given:
     top: int = 10
     explain: bool = False
     validate: Path | None = None
-    published: bool = False
     as_json: bool = False
     output: Path | None = None
     guide: bool = False
@@ -80,15 +78,9 @@ class Answer(NamedTuple):
 
 def answer(given: Given) -> Answer:
     """Return the answer; ``UserError`` where the question has none."""
-    if given.output and (given.published or given.validate):
-        raise UserError(
-            "-o goes with a mesh, a search or --guide: what --published and --validate tell is text or JSON"
-        )
-    if given.published:
-        told = published()
-        line = {"kind": "published", "claims": told, "assumed": ASSUMED}
-        return Answer(render.as_line(line) if given.as_json else render.published_text(told))
     if given.validate is not None:
+        if given.output:
+            raise UserError("-o does not go with --validate, which prints text or --json and writes RUN/plan.json")
         return _validated(given, given.validate)
     _refuse_words(given)
     if given.guide:
@@ -160,7 +152,7 @@ def _with_zero(spec: StepSpec, stage: int | None) -> StepSpec:
 
 def _without_mesh(given: Given) -> StepSpec:
     if given.model is None:
-        raise UserError("--model is missing: --model llama3-70b, or --published, or --validate RUN")
+        raise UserError("--model is missing: --model llama3-70b, or --validate RUN")
     step = replace(
         model_of(given.model, given.sequence),
         microbatch=given.microbatch or 1,

@@ -22,9 +22,8 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.pipeline_parallel.simulation import simulate
 from parbench.workloads.planner.link_time import Curve, PlacedCall, Seconds, beyond, by_curves, curves_of
-from parbench.workloads.planner.measured.published import published
 from parbench.workloads.planner.placement import Place
-from parbench.workloads.planner.report.render import duration, published_text, table
+from parbench.workloads.planner.report.render import duration, table
 
 _MOST_RANKS = 1 << 14
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
@@ -59,7 +58,7 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
             rows.append(found)
     if lacking is not None and not rows:
         raise lacking
-    return Validation(run=run.info.id, fits=fits.info.id, rows=rows, left_out=left_out, published=published())
+    return Validation(run=run.info.id, fits=fits.info.id, rows=rows, left_out=left_out)
 
 
 def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | str:
@@ -167,7 +166,6 @@ def validation_text(found: Validation) -> str:
         "activations are what is saved for backward, counted, not the peak of a pass.",
         "\n".join(notes),
         "\n".join(f"not here: {label}: {reason}" for label, reason in found.left_out.items()),
-        "Of declared hardware, not of this machine:\n" + published_text(found.published) if found.published else "",
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -1,4 +1,4 @@
-"""Dry runs, searches and published numbers as text and as JSON: the same numbers, in SI units there. Pure."""
+"""Dry runs and searches as text and as JSON: the same numbers, in SI units there. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.results.details import COMPONENTS, Published
+from parbench.bench.results.details import COMPONENTS
 from parbench.bench.text import format_table
 from parbench.workloads.costs.communication_pattern import SOURCES, calls, equation_of
 from parbench.workloads.costs.equation import Equation
@@ -23,7 +23,6 @@ from parbench.workloads.model.shapes import Shape
 from parbench.workloads.planner.candidates import Wanted, limits
 from parbench.workloads.planner.dry_run import DryRun
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.measured.published import ASSUMED
 from parbench.workloads.planner.rationale import binding_of, rationale, settings_of
 from parbench.workloads.planner.search import Found
 
@@ -174,18 +173,6 @@ def refusals_of(found: Found, wanted: Wanted) -> list[str]:
     if found.too_large:
         rules.append(f"{found.too_large:,} too large{f', such as {found.nearest.missing}' if found.nearest else ''}")
     return rules
-
-
-def published_text(found: Sequence[Published]) -> str:
-    return f"{published_rows(found)}\n{ASSUMED}"
-
-
-def published_rows(found: Sequence[Published]) -> str:
-    rows = []
-    for one in found:
-        numbers = [f"{value:.3g} {one.unit}" if one.unit else f"{value:.4f}" for value in (one.quoted, one.predicted)]
-        rows.append([one.name, one.source, *numbers, one.error])
-    return table(["published", "source", "quoted", "predicted", "error"], rows, left=2)
 
 
 def as_line(value: object) -> str:

@@ -11,7 +11,6 @@ from parbench.workloads.costs.equation import Equation
 from parbench.workloads.planner.candidates import Wanted
 from parbench.workloads.planner.dry_run import DryRun, dry_run
 from parbench.workloads.planner.hardware import PRESETS
-from parbench.workloads.planner.measured.published import ASSUMED, published
 from parbench.workloads.planner.models import model_of
 from parbench.workloads.planner.rationale import binding_of
 from parbench.workloads.planner.report.render import (
@@ -23,7 +22,6 @@ from parbench.workloads.planner.report.render import (
     duration,
     formulas_of,
     formulas_text,
-    published_text,
     search_json,
     search_text,
     table,
@@ -92,16 +90,6 @@ def test_a_search_shows_candidates_what_binds_them_and_why() -> None:
     assert text.rstrip().endswith("a note")
     assert (told["kind"], told["tried"]) == ("search", found.tried)
     assert told["why"][0].startswith("fit: ")
-
-
-def test_what_was_published_stands_beside_what_is_predicted_with_its_error_and_no_line_ends_in_blanks() -> None:
-    found = published()
-    text = published_text(found)
-    assert len(text.splitlines()) == 1 + len(found) + len(ASSUMED.splitlines())
-    assert re.search(r"zero3 +arXiv 1910\.02054, figure 1 +1\.88 GB +1\.88 GB +-0\.3%\n", text)
-    assert re.search(r"1f1b +.*0\.2727 +0\.2727 +[+-]0\.0 points\n", text)
-    assert re.search(r"tp=32 against tp=16 .* -0\.4140 +-0\.45\d\d +-[34]\.\d points\n", text)
-    assert all(line == line.rstrip() for line in (TEXT + text).splitlines())
 
 
 def test_what_a_reader_must_know_stands_below_its_number_and_among_the_notes() -> None:
