@@ -60,10 +60,10 @@ class Given:
     as_json: bool = False
     output: Path | None = None
     guide: bool = False
-    against: Path | None = None
 
 
 _MOST_POINTS = 30
+DEFAULT_HARDWARE = "h100"
 Machine = tuple[Hardware, Seconds | None, tuple[str, ...]]
 """The hardware, a call's time where a run tells it, and what a reader must know of both."""
 
@@ -85,8 +85,6 @@ def answer(given: Given) -> Answer:
     _refuse_words(given)
     if given.guide:
         return _guided(given)
-    if given.against:
-        raise UserError("--against goes with --guide: --validate RUN compares a plan's steps with a run's")
     wants_mesh = given.search or given.mesh is None
     hardware, seconds, notes = machine_of(given)
     read = find_model(given.model, given.sequence).notes if given.model else ()
@@ -102,7 +100,7 @@ def machine_of(given: Given) -> Machine:
     ``--calibrate`` takes what steps of runs reached, and without ``--hardware`` and ``--fits`` the machine of the first
     and the links of all as well.
     """
-    base = hardware_of(given.hardware or "h100")
+    base = hardware_of(given.hardware or DEFAULT_HARDWARE)
     seconds: Seconds | None = None
     notes: tuple[str, ...] = ()
     runs = [load_run(path) for path in given.calibrate]
@@ -188,9 +186,7 @@ def _guided(given: Given) -> Answer:
     from parbench.workloads.planner.guide import GPUS, MODEL, guide
 
     step = _without_mesh(replace(given, model=given.model or MODEL))
-    against = load_run(given.against) if given.against else None
-    hardware, seconds, notes = machine_of(given)
-    return Answer(document=guide(step, given.gpus or GPUS, hardware, against, seconds, notes))
+    return Answer(document=guide(step, given.gpus or GPUS, hardware_of(given.hardware or DEFAULT_HARDWARE)))
 
 
 def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:

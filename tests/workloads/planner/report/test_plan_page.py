@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from test_plan_command import typed
 
-from parbench import cli as command_line
 from parbench.bench.results.document import Gantt, Points, Stacks
 from parbench.workloads.planner.candidates import Wanted
 from parbench.workloads.planner.dry_run import dry_run
@@ -114,23 +112,12 @@ def test_a_page_stands_alone_and_what_does_not_fit_says_so(tmp_path: Path) -> No
     assert "ends in none of .html, .md or .json" in str(typed("--guide", "-o", "x.txt").output)
 
 
-def test_the_guide_is_text_first_and_a_page_where_asked(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(command_line.main, ["plan", "--guide"])
+def test_guide_prints_the_strategy_table_and_writes_a_page(tmp_path: Path) -> None:
+    shown = typed("--guide")
     assert shown.exit_code == 0, shown.output
-    for words in (
-        "Assumed: links at 80% of 450 GB/s",
-        "llama3-8b: 8.03 B parameters",
-        "2 Psi e r",
-        "Largest model",
-        "Ring and Ulysses",
-    ):
-        assert words in shown.stdout, words
+    assert "llama3-8b: 8.03 B parameters" in shown.stdout
+    assert "2 Psi e r" in shown.stdout
     page = tmp_path / "guide.html"
     assert typed("--guide", "--model", "mixtral-8x7b", "--gpus", "16", "-o", str(page)).exit_code == 0
-    html = page.read_text()
-    assert html.count("<figure>") == 6
-    assert "http" not in html.replace("http-equiv", "")
+    assert "HSDP" in page.read_text()
     assert json.loads(typed("--guide", "--json").stdout)["table"][0]["strategy"] == "DDP"
-    assert "--against goes with --guide" in str(
-        typed("--model", "tiny", "--mesh", "dp=2", "--against", str(tmp_path)).output
-    )
