@@ -70,8 +70,6 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
     multiple=True,
     help="Take what matrix products and overlap reach from a run's steps, and without --hardware its links.",
 )
-@click.option("--tokens", default="", metavar="N", help="Tokens to train on, such as 15T: GPU-hours, days and energy.")
-@click.option("--search", is_flag=True, help="Find the fastest meshes and say why: the default without --mesh.")
 @click.option("--top", type=_BOUNDED, default=10, show_default=True, help="Meshes that a search shows.")
 @click.option("--explain", is_flag=True, help="Print every formula with its numbers and source.")
 @click.option(

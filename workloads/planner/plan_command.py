@@ -17,9 +17,8 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.mesh.axes import CP_METHODS
 from parbench.workloads.model.shapes import PRECISIONS, Widths
 from parbench.workloads.pipeline_parallel.schedules import default_chunks
-from parbench.workloads.planner.budget import Budget, parse_tokens
 from parbench.workloads.planner.candidates import Wanted
-from parbench.workloads.planner.dry_run import DryRun, dry_run
+from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware, hardware_of
 from parbench.workloads.planner.lacking import lack_of, require_found
 from parbench.workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
@@ -52,8 +51,6 @@ class Given:
     hardware: str | None = None
     fits: Path | None = None
     calibrate: tuple[Path, ...] = ()
-    tokens: str = ""
-    search: bool = False
     top: int = 10
     explain: bool = False
     validate: Path | None = None
@@ -85,13 +82,12 @@ def answer(given: Given) -> Answer:
     _refuse_words(given)
     if given.guide:
         return _guided(given)
-    wants_mesh = given.search or given.mesh is None
     hardware, seconds, notes = machine_of(given)
     read = find_model(given.model, given.sequence).notes if given.model else ()
     if given.state:
         held = Widths.parse(given.state, _without_mesh(given).widths)
         read += (f"state: {given.state} makes {held.parameters + held.gradients + held.optimizer} bytes a parameter",)
-    return (_searched if wants_mesh else _dry)(given, hardware, seconds, (*read, *notes))
+    return (_searched if given.mesh is None else _dry)(given, hardware, seconds, (*read, *notes))
 
 
 def machine_of(given: Given) -> Machine:
@@ -167,19 +163,12 @@ def _without_mesh(given: Given) -> StepSpec:
 def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
     run = dry_run(spec_of(given), hardware, seconds=seconds)
     problem = "" if run.fits else lack_of(run)
-    budget = _budget(given, run)
     if given.output:
-        return Answer(problem=problem, document=dry_run_document(run, seconds, notes, budget, problem=problem))
+        return Answer(problem=problem, document=dry_run_document(run, seconds, notes, problem=problem))
     if given.as_json:
-        line = {**render.dry_run_json(run, notes), **({"budget": budget[0].as_json} if budget else {})}
-        return Answer(render.as_line(line), problem)
+        return Answer(render.as_line(render.dry_run_json(run, notes)), problem)
     explained = f"\n\n{render.formulas_text(run)}" if given.explain else ""
-    return Answer("\n\n".join([render.dry_run_text(run, notes), *(one.words for one in budget)]) + explained, problem)
-
-
-def _budget(given: Given, run: DryRun) -> list[Budget]:
-    """Return what the tokens that were asked for take, if any were."""
-    return [Budget(run=run, tokens=parse_tokens(given.tokens))] if given.tokens else []
+    return Answer(render.dry_run_text(run, notes) + explained, problem)
 
 
 def _guided(given: Given) -> Answer:
@@ -190,8 +179,6 @@ def _guided(given: Given) -> Answer:
 
 
 def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
-    if given.mesh is not None:
-        raise UserError("--mesh and --search do not go together: a search finds the mesh")
     step = _without_mesh(given)
     if not given.gpus:
         raise UserError("--gpus is missing: say how many, such as --gpus 64, or one mesh, such as --mesh dp=8,tp=8")
@@ -213,14 +200,12 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
     )
     found = search(wanted, hardware, top=max(given.top, _MOST_POINTS if given.output else 0), seconds=seconds)
     require_found(wanted, hardware, found)
-    budget = _budget(given, found.best[0])
     if given.output:
-        return Answer(document=search_document(found, wanted, given.top, seconds, notes, budget))
+        return Answer(document=search_document(found, wanted, given.top, seconds, notes))
     if given.as_json:
-        line = {**render.search_json(found, notes), **({"budget": budget[0].as_json} if budget else {})}
-        return Answer(render.as_line(line))
+        return Answer(render.as_line(render.search_json(found, notes)))
     explained = f"\n\n{render.formulas_text(found.best[0])}" if given.explain else ""
-    return Answer("\n\n".join([render.search_text(found, wanted, notes), *(one.words for one in budget)]) + explained)
+    return Answer(render.search_text(found, wanted, notes) + explained)
 
 
 def _validated(given: Given, path: Path) -> Answer:

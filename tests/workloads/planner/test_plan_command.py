@@ -56,7 +56,7 @@ def test_what_is_typed_is_answered_on_stdout_alone(tmp_path: Path) -> None:
         assert (shown.exit_code, shown.stderr) == (0, ""), shown.output
         assert part in shown.stdout, line
     helped = typed("--help").stdout
-    for words in ("Examples:", "--search", "--validate", "Exit codes: 0 fine; 2 bad input"):
+    for words in ("Examples:", "--mesh", "--validate", "Exit codes: 0 fine; 2 bad input"):
         assert words in helped, words
 
 
@@ -64,16 +64,14 @@ BAD: list[tuple[str, str]] = [
     ("", "--gpus is missing"),
     ("--mesh dp=2 --model llama3-7b", "model 'llama3-7b' is not tiny, "),
     ("--mesh tp=8 --model llama3-70", "did you mean 'llama3-70b'?"),
-    ("--mesh dp=2 --search --gpus 2", "--mesh and --search do not go together"),
-    ("--search", "--gpus is missing"),
-    ("--search --gpus 8 --microbatches 4", "--microbatches needs --mesh: a search"),
+    ("--gpus 8 --microbatches 4", "--microbatches needs --mesh: a search"),
     (
-        "--search --gpus 8 --checkpointing ful",
+        "--gpus 8 --checkpointing ful",
         "checkpointing 'ful' is not none, selective, full or full:K; did you mean 'full'?",
     ),
-    ("--search --gpus 8 --top 0", "--top(0) < 1"),
-    ("--search --gpus 8 --schedule nil", "schedule(nil) is not"),
-    ("--search --gpus 8 --model llama3-70b", "smallest feasible: 16 GPUs as pp=2,tp=8"),
+    ("--gpus 8 --top 0", "--top(0) < 1"),
+    ("--gpus 8 --schedule nil", "schedule(nil) is not"),
+    ("--gpus 8 --model llama3-70b", "smallest feasible: 16 GPUs as pp=2,tp=8"),
     ("--mesh dp=2 --microbatches 2 --global-batch 4", "say the same thing"),
     ("--mesh dp=2 --precision bf16", "--precision 'bf16' is not float32 or bfloat16"),
     ("--mesh dp=2 --schedule 1f2b", "; did you mean '1f1b'?"),
@@ -82,7 +80,7 @@ BAD: list[tuple[str, str]] = [
     ("--mesh dp=2,dp=4", "mesh 'dp=2,dp=4' is not understood at 'dp=4': write AXIS=SIZE,..., each axis once"),
     ("--mesh pp=2 --split 20+13", "split = '20+13' holds 33 layers, and the model has layers(32)"),
     ("--mesh dp=2 --split 16+16", "split = '16+16' is for 2 stages, and there are 1"),
-    ("--search --gpus 8 --split 16+16", "--split needs --mesh: a search"),
+    ("--gpus 8 --split 16+16", "--split needs --mesh: a search"),
     ("--mesh dp=2 --microbatch 0 --global-batch 4", "--microbatch(0) < 1"),
     ("--mesh dp=2 --global-batch -4", "--global-batch(-4) < 0"),
     ("--mesh dp=2 --gpus -2", "--gpus(-2) < 0"),
@@ -152,22 +150,22 @@ def test_a_split_gives_each_stage_its_layers_and_lets_a_pipeline_hold_what_does_
 
 
 def test_a_search_takes_what_is_said_of_it() -> None:
-    found = told(search=True, gpus=8, global_batch=64, top=3)["best"]
+    found = told(gpus=8, global_batch=64, top=3)["best"]
     assert [run["global_batch"] for run in found] == [64] * 3
-    assert {run["global_batch"] for run in told(search=True, gpus=8)["best"]} == {8}
+    assert {run["global_batch"] for run in told(gpus=8)["best"]} == {8}
     every, said = (
-        told(search=True, gpus=8, global_batch=16, top=50, **more)["best"]
+        told(gpus=8, global_batch=16, top=50, **more)["best"]
         for more in ({}, {"microbatch": 2, "checkpointing": "full"})
     )
     assert {(run["microbatch"], run["checkpointing"]) for run in said} == {(2, "full")}
     assert len({(run["microbatch"], run["checkpointing"]) for run in every}) > 1
-    asked = given(search=True, gpus=8, global_batch=16, top=3, schedule="interleaved", chunks=4)
+    asked = given(gpus=8, global_batch=16, top=3, schedule="interleaved", chunks=4)
     assert answer(asked).text != answer(replace(asked, chunks=0)).text
 
 
 def test_chunks_reach_the_fewest_gpus_that_would_do() -> None:
     with pytest.raises(UserError, match=r"chunks\(3\)"):
-        answer(given(search=True, model="tiny", gpus=2, global_batch=1, schedule="interleaved", chunks=3, sequence=63))
+        answer(given(model="tiny", gpus=2, global_batch=1, schedule="interleaved", chunks=3, sequence=63))
     asked = given(mesh="pp=2", model="gpt-175b", schedule="interleaved", microbatches=4)
     two, own = (answer(replace(asked, chunks=chunks)).problem for chunks in (2, 48))
     assert "smallest feasible: 40 GPUs as pp=5,tp=8" in two
@@ -175,7 +173,7 @@ def test_chunks_reach_the_fewest_gpus_that_would_do() -> None:
 
 
 def test_explanations_are_asked_for_and_json_is_one_line() -> None:
-    for asked in (given(mesh="fsdp=8"), given(search=True, gpus=8)):
+    for asked in (given(mesh="fsdp=8"), given(gpus=8)):
         plainly, explained = answer(asked).text, answer(replace(asked, explain=True)).text
         assert explained.startswith(plainly)
         assert "arXiv 1910.02054" in explained.removeprefix(plainly)

@@ -10,7 +10,6 @@ from parbench.bench.results.details import COMPONENTS
 from parbench.bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
 from parbench.workloads.costs.memory import schedule_of
 from parbench.workloads.pipeline_parallel.bubbles import facts_of, rows_of
-from parbench.workloads.planner.budget import Budget
 from parbench.workloads.planner.candidates import Wanted
 from parbench.workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
 from parbench.workloads.planner.hardware import Hardware
@@ -30,7 +29,6 @@ def search_document(
     top: int,
     seconds: Seconds | None = None,
     notes: Sequence[str] = (),
-    budget: Sequence[Budget] = (),
 ) -> Document:
     """Return the best ``top`` candidates, all of them as points, and the first in full."""
     best = found.best[0]
@@ -44,14 +42,13 @@ def search_document(
         tables=[_candidates(found, top), _front(found), _refused(found, wanted)],
         notes=[f"{told}.", *(f"{line}." for line in rationale(found))],
     )
-    return dry_run_document(best, seconds, notes, budget, first=[part])
+    return dry_run_document(best, seconds, notes, first=[part])
 
 
 def dry_run_document(
     run: DryRun,
     seconds: Seconds | None = None,
     notes: Sequence[str] = (),
-    budget: Sequence[Budget] = (),
     *,
     first: Sequence[Part] = (),
     problem: str = "",
@@ -59,7 +56,7 @@ def dry_run_document(
     spec, usable = run.spec, run.hardware.usable_bytes
     assumed = assumptions(run.hardware, spec.element_bytes, notes)
     tables = [_step(run, seconds), *_axes(run), _memory(run)]
-    step = Part(id="step", title="The step", tables=tables, notes=[f"{one.words}." for one in budget])
+    step = Part(id="step", title="The step", tables=tables)
     variants = Part(id="variants", title="Variants", tables=[what_if_table(run, seconds)])
     formulas = Part(
         id="formulas", title="Formulas", tables=[_formulas(run)], notes=[f"Assumed: {one}." for one in assumed]
@@ -73,7 +70,6 @@ def dry_run_document(
             (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
             (f"{run.tokens_per_second:,.0f}", "tokens a second"),
             (f"{run.mfu:.1%}", f"MFU; bound by {binding_of(run)}"),
-            *((f"{one.seconds / 86400:,.1f} days", f"{one.gpu_hours:,.0f} GPU-hours for all tokens") for one in budget),
             (f"{whole / GIGA:.1f} GB", f"of {usable / GIGA:.1f} GB usable on the fullest rank"),
         ],
         problem=problem,
