@@ -25,7 +25,7 @@ from parbench.workloads.planner.link_time import MESSAGES, Seconds, by_curves, c
 from parbench.workloads.planner.measured.calibration import calibrated
 from parbench.workloads.planner.models import find_model, model_of
 from parbench.workloads.planner.report import render
-from parbench.workloads.planner.report.plan_page import dry_run_document, search_document
+from parbench.workloads.planner.report.plan_page import dry_run_document, search_document, with_variants
 from parbench.workloads.planner.search import search
 
 
@@ -163,12 +163,11 @@ def _without_mesh(given: Given) -> StepSpec:
 def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
     run = dry_run(spec_of(given), hardware, seconds=seconds)
     problem = "" if run.fits else lack_of(run)
-    if given.output:
-        return Answer(problem=problem, document=dry_run_document(run, seconds, notes, problem=problem))
-    if given.as_json:
+    if given.as_json and not given.output:
         return Answer(render.as_line(render.dry_run_json(run, notes)), problem)
-    explained = f"\n\n{render.formulas_text(run)}" if given.explain else ""
-    return Answer(render.dry_run_text(run, notes) + explained, problem)
+    explain = given.explain or bool(given.output)
+    document = dry_run_document(run, seconds, notes, explain=explain, problem=problem)
+    return Answer(problem=problem, document=with_variants(document, run, seconds) if given.output else document)
 
 
 def _guided(given: Given) -> Answer:
@@ -200,12 +199,10 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
     )
     found = search(wanted, hardware, top=max(given.top, _MOST_POINTS if given.output else 0), seconds=seconds)
     require_found(wanted, hardware, found)
-    if given.output:
-        return Answer(document=search_document(found, wanted, given.top, seconds, notes))
-    if given.as_json:
+    if given.as_json and not given.output:
         return Answer(render.as_line(render.search_json(found, notes)))
-    explained = f"\n\n{render.formulas_text(found.best[0])}" if given.explain else ""
-    return Answer(render.search_text(found, wanted, notes) + explained)
+    document = search_document(found, wanted, given.top, notes, explain=given.explain or bool(given.output))
+    return Answer(document=with_variants(document, found.best[0], seconds) if given.output else document)
 
 
 def _validated(given: Given, path: Path) -> Answer:

@@ -27,22 +27,27 @@ def search_document(
     found: Found,
     wanted: Wanted,
     top: int,
-    seconds: Seconds | None = None,
     notes: Sequence[str] = (),
+    *,
+    explain: bool = False,
 ) -> Document:
-    """Return the best ``top`` candidates, all of them as points, and the first in full."""
+    """Return the best ``top`` candidates, why the first is the best, and what was refused.
+
+    ``notes`` are added to the assumptions. With ``explain`` the formulas of the best candidate are added.
+    """
     best = found.best[0]
-    told = (
-        f"{found.tried} candidates, {found.too_large} too large, {sum(found.refused.values())} refused by a rule"
-        f" at global batch {wanted.global_batch} of {wanted.step.shape.sequence} tokens"
-    )
-    part = Part(
+    num_refused = sum(found.refused.values())
+    candidates = Part(
         id="candidates",
         title="Candidates",
-        tables=[_candidates(found, top), _front(found), _refused(found, wanted)],
-        notes=[f"{told}.", *(f"{line}." for line in rationale(found))],
+        tables=[_candidates(found, top), *_front(found), _refused(found, wanted)],
+        notes=[
+            f"{found.tried} candidates, {found.too_large} too large, {num_refused} refused by a rule at global batch "
+            f"{wanted.global_batch} of {wanted.step.shape.sequence} tokens.",
+            *(f"{line}." for line in rationale(found)),
+        ],
     )
-    return dry_run_document(best, seconds, notes, first=[part])
+    return _document(best, [candidates, _assumptions(best, notes, explain=explain)])
 
 
 def dry_run_document(
@@ -50,30 +55,61 @@ def dry_run_document(
     seconds: Seconds | None = None,
     notes: Sequence[str] = (),
     *,
-    first: Sequence[Part] = (),
+    explain: bool = False,
     problem: str = "",
 ) -> Document:
-    spec, usable = run.spec, run.hardware.usable_bytes
-    assumed = assumptions(run.hardware, spec.element_bytes, notes)
-    tables = [_step(run, seconds), *_axes(run), _memory(run)]
-    step = Part(id="step", title="The step", tables=tables)
+    """Return time, communication and memory of one step. ``problem`` says why it does not fit."""
+    return _document(run, [_step_part(run, seconds), _assumptions(run, notes, explain=explain)], problem)
+
+
+def with_variants(document: Document, run: DryRun, seconds: Seconds | None = None) -> Document:
+    """Return the page of a plan: its document with the step of ``run`` in full and what-if variants."""
+    parts = [part for part in document.parts if part.id != "step"]
     variants = Part(id="variants", title="Variants", tables=[what_if_table(run, seconds)])
-    formulas = Part(
-        id="formulas", title="Formulas", tables=[_formulas(run)], notes=[f"Assumed: {one}." for one in assumed]
-    )
-    whole = run.fullest.memory.total
+    return replace(document, parts=[*parts[:-1], _step_part(run, seconds), variants, parts[-1]])
+
+
+def _document(run: DryRun, parts: Sequence[Part], problem: str = "") -> Document:
+    spec, usable = run.spec, run.hardware.usable_bytes
     return Document(
         name=f"plan {spec.name} on {spec.world} GPUs",
         heading=f"{batch_words(run)}; {settings_of(spec)}",
-        parts=[*first, step, variants, formulas],
+        parts=parts,
         tiles=[
             (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
             (f"{run.tokens_per_second:,.0f}", "tokens a second"),
             (f"{run.mfu:.1%}", f"MFU; bound by {binding_of(run)}"),
-            (f"{whole / GIGA:.1f} GB", f"of {usable / GIGA:.1f} GB usable on the fullest rank"),
+            (f"{run.fullest.memory.total / GIGA:.1f} GB", f"of {usable / GIGA:.1f} GB usable on the fullest rank"),
         ],
         problem=problem,
     )
+
+
+def _step_part(run: DryRun, seconds: Seconds | None) -> Part:
+    used = run.fullest.memory.total / run.hardware.usable_bytes
+    per_gpu = run.tokens_per_second / run.spec.world
+    summary = (
+        f"{run.tokens_per_second:,.0f} tokens/s, {per_gpu:,.0f} per GPU, {run.model_flops_per_second / 1e12:.4g} "
+        f"TFLOP/s per GPU, MFU {run.mfu:.1%}, memory {used:.0%} of {run.hardware.usable_bytes / GIGA:.1f} GB usable"
+    )
+    return Part(
+        id="step",
+        title="The step",
+        tables=[_step(run, seconds), *_axes(run), _memory(run)],
+        notes=[f"{summary}; bound by {binding_of(run)}."],
+    )
+
+
+def _assumptions(run: DryRun, notes: Sequence[str], *, explain: bool) -> Part:
+    assumed = Table(
+        id="assumptions",
+        title="Assumptions",
+        caption="declared, not measured; --hardware FILE.toml changes them",
+        columns=[Column(title="assumed", help="a rate, a share or a source")],
+        rows=[[assumption] for assumption in assumptions(run.hardware, run.spec.element_bytes, notes)],
+    )
+    formulas = [_formulas(run)] if explain else []
+    return Part(id="formulas", title="Formulas and assumptions", tables=[*formulas, assumed])
 
 
 def label_of(run: DryRun) -> str:
@@ -135,9 +171,12 @@ def _candidates(found: Found, top: int) -> Table:
     )
 
 
-def _front(found: Found) -> Table:
+def _front(found: Found) -> list[Table]:
+    """Return the table of candidates that need less memory, none where the fastest needs least."""
+    if len(found.front) < 2:
+        return []
     points = {label_of(run): (run.seconds, run.fullest.memory.total / GIGA) for run in (*found.best, *found.front)}
-    return Table(
+    table = Table(
         id="front",
         title="Less memory for more time",
         caption="each needs a tenth less memory than any that is faster",
@@ -154,6 +193,7 @@ def _front(found: Found) -> Table:
             )
         ],
     )
+    return [table]
 
 
 def _refused(found: Found, wanted: Wanted) -> Table:

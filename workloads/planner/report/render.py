@@ -1,4 +1,4 @@
-"""Dry runs and searches as text and as JSON: the same numbers, in SI units there. Pure."""
+"""Words, formulas and JSON of dry runs and searches, in SI units. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.results.details import COMPONENTS
 from parbench.bench.text import format_table
 from parbench.workloads.costs.communication_pattern import SOURCES, calls, equation_of
 from parbench.workloads.costs.equation import Equation
@@ -23,7 +22,7 @@ from parbench.workloads.model.shapes import Shape
 from parbench.workloads.planner.candidates import Wanted, limits
 from parbench.workloads.planner.dry_run import DryRun
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.rationale import binding_of, rationale, settings_of
+from parbench.workloads.planner.rationale import binding_of, rationale
 from parbench.workloads.planner.search import Found
 
 
@@ -38,13 +37,6 @@ def duration(seconds: float) -> str:
         return "0"
     factor, unit = next(((f, unit) for f, unit in ((1, "s"), (1e3, "ms")) if seconds * f >= 1), (1e6, "us"))
     return f"{seconds * factor:.3g} {unit}"
-
-
-def dry_run_text(run: DryRun, notes: Sequence[str] = ()) -> str:
-    spec = run.spec
-    how = f"checkpointing {spec.checkpointing_text}, schedule {spec.schedule}{spec.split and f', split {spec.split}'}"
-    parts = [f"Predicted, not measured: {batch_words(run)}, {how}", _memory(run), _axes(run), _step(run)]
-    return "\n\n".join([*(part for part in parts if part), _assumed(run.hardware, spec.element_bytes, notes)])
 
 
 def batch_words(run: DryRun) -> str:
@@ -62,44 +54,6 @@ def parameter_words(shape: Shape, moe: Moe | None) -> str:
     unit, factor = ("B", 1e9) if whole >= 1e9 else ("M", 1e6)
     active = f" ({met / factor:.4g} {unit} active)" if moe else ""
     return f"{whole / factor:.4g} {unit} parameters{active}"
-
-
-def _memory(run: DryRun) -> str:
-    whole, usable = run.fullest.memory.total, run.hardware.usable_bytes
-    unit, factor = ("GB", 1e9) if whole >= 1e9 else ("MB", 1e6)
-    rows = [
-        [held.at.words, *(f"{getattr(held.memory, name) / factor:.2f}" for name in (*COMPONENTS, "total"))]
-        for held in run.ranks
-    ]
-    head = [f"memory, {unit} a rank", *COMPONENTS, "total"]
-    return f"{table(head, rows)}\n{whole / usable:.0%} of {usable / 1e9:.1f} GB usable a GPU"
-
-
-def _axes(run: DryRun) -> str:
-    rows = []
-    for axis in run.axes:
-        sent = f"{axis.sent_bytes / 1e9:.3f} GB" if axis.sent_bytes >= 1e9 else f"{axis.sent_bytes / 1e6:.3f} MB"
-        times = map(duration, (axis.seconds, axis.hidden_seconds, axis.exposed_seconds))
-        rows.append([axis.name, axis.where, axis.assumption, sent, *times])
-    head = ["axis", "where", "exposed", "sent a rank", "takes", "hidden", "adds"]
-    return table(head, rows, left=3) if rows else ""
-
-
-def _step(run: DryRun) -> str:
-    parts = {**run.parts, "step": run.seconds}
-    rows = [[name, duration(seconds), f"{seconds / run.seconds:.1%}"] for name, seconds in parts.items()]
-    lines = [
-        table(["step of the busiest rank", "time", "share"], rows),
-        *([f"bubble: {run.bubble_method}"] if run.spec.size("pp") > 1 else []),
-        f"{run.tokens_per_second:,.0f} tokens/s, {run.tokens_per_second / run.spec.world:,.0f} a GPU, "
-        f"{run.model_flops_per_second / 1e12:.4g} TFLOP/s a GPU, MFU {run.mfu:.1%}",
-        *run.caveats,
-    ]
-    return "\n".join(lines)
-
-
-def _assumed(hardware: Hardware, element_bytes: int, notes: Sequence[str]) -> str:
-    return "\n  ".join(["Assumed:", *assumptions(hardware, element_bytes, notes)])
 
 
 def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = ()) -> list[str]:
@@ -123,47 +77,6 @@ def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = (
         f"hardware: {hardware.source}",
         *notes,
     ]
-
-
-def formulas_text(run: DryRun) -> str:
-    lines = []
-    for one in formulas_of(run):
-        value = f"{one.value:,.4g} {one.unit}".rstrip()
-        lines.append(f"{one.name} = {one.equation}\n  = {one.numbers}\n  = {value}   [{one.source}]")
-    return "\n".join(lines)
-
-
-def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
-    hardware = found.best[0].hardware
-    head = ["mesh", "taken with", "bound by", "step", "tokens/s", "MFU", "GB"]
-
-    def rows(runs: Sequence[DryRun]) -> list[list[str]]:
-        return [
-            [
-                run.spec.mesh_text,
-                settings_of(run.spec),
-                binding_of(run),
-                duration(run.seconds),
-                f"{run.tokens_per_second:,.0f}",
-                f"{run.mfu:.1%}",
-                f"{run.fullest.memory.total / 1e9:.1f}",
-            ]
-            for run in runs
-        ]
-
-    caveats = [f"{run.spec.mesh_text}: {caveat}" for run in found.best for caveat in run.caveats]
-    parts = [
-        f"Predicted, not measured: {wanted.step.name} on {wanted.gpus} GPUs ({hardware.name}) at global batch "
-        f"{wanted.global_batch} of {wanted.step.shape.sequence} tokens, "
-        f"{parameter_words(wanted.step.shape, wanted.step.moe)}; {found.tried} candidates looked at, "
-        f"{found.too_large} too large, {sum(found.refused.values())} refused by a rule; no other is faster",
-        "\n".join([table(head, rows(found.best), left=3), *caveats]),
-        "\n  ".join(["Why the first:", *rationale(found)]),
-        "Less memory for more time:\n" + table(head, rows(found.front), left=3) if len(found.front) > 1 else "",
-        "\n  ".join(["Refused, such as:", *refusals_of(found, wanted)]),
-        _assumed(hardware, wanted.step.element_bytes, notes),
-    ]
-    return "\n\n".join(part for part in parts if part)
 
 
 def refusals_of(found: Found, wanted: Wanted) -> list[str]:

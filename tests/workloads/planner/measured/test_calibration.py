@@ -105,5 +105,5 @@ def test_a_run_calibrates_a_plan_and_with_hardware_only_the_shares_are_its(tmp_p
     named, links, _ = machine_of(Given(calibrate=(path,), hardware="h100"))
     assert (named.name, links) == ("h100", None)
     assert named.efficiency.overlap["dp"] == pytest.approx(0.75)
-    text = answer(Given(model="llama3-8b", mesh="fsdp=8", hardware="h100", calibrate=(path,))).text
-    assert re.search(r"measured: matrix products at \d+% \(1 step\)", text)
+    line = answer(Given(model="llama3-8b", mesh="fsdp=8", hardware="h100", calibrate=(path,), as_json=True)).text
+    assert re.search(r"measured: matrix products at \d+% \(1 step\)", line)

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_plan_command import typed
 
@@ -17,6 +18,7 @@ from parbench.workloads.planner.report.what_if import what_if
 from parbench.workloads.planner.search import search
 
 H100 = PRESETS["h100"]
+SMALL_GPU = msgspec.structs.replace(H100, memory_bytes=2e7)
 STEP = replace(model_of("llama3-70b"), checkpointing="selective")
 RUN = dry_run(STEP.on({"dp": 2, "pp": 4, "tp": 8}).with_batch(64), H100)
 
@@ -34,15 +36,6 @@ def test_what_if_changes_one_thing() -> None:
     assert sum(RUN.parts.values()) == pytest.approx(RUN.seconds)
 
 
-def test_what_hiding_dispatch_would_bring_is_told_where_there_is_any_that_is_not_hidden() -> None:
-    spec = model_of("mixtral-8x7b").on({"fsdp": 64, "ep": 8}).with_batch(64)
-    hidden = dict(what_if(dry_run(spec, H100)))["tokens sent beside other microbatches' compute"]
-    assert not isinstance(hidden, str)
-    [ep] = [axis for axis in hidden.axes if axis.name == "ep"]
-    assert ep.exposed_seconds == pytest.approx(ep.seconds / 10)
-    assert not any("tokens" in name for of in (hidden, RUN) for name in dict(what_if(of)))
-
-
 def test_a_link_that_a_run_measured_is_halved_too_and_what_cannot_be_says_why() -> None:
     one = dry_run(STEP.on({"fsdp": 64}).with_batch(64), H100, seconds=lambda call: 1e-3)
     told = dict(what_if(one, lambda call: 1e-3))
@@ -52,20 +45,26 @@ def test_a_link_that_a_run_measured_is_halved_too_and_what_cannot_be_says_why() 
     assert str(told["twice the GPUs"]).startswith("global batch(64) % (dp(1) * fsdp(128)")
 
 
-def test_the_fastest_and_what_needs_less_memory_are_told_and_drawn() -> None:
-    wanted = Wanted(step=model_of("llama3-8b"), gpus=16, global_batch=64)
-    found = search(wanted, H100, top=8)
+def test_search_document_lists_and_draws_candidates() -> None:
+    wanted = Wanted(step=model_of("small-llama"), gpus=8, global_batch=16, microbatch=1, schedule="1f1b")
+    found = search(wanted, SMALL_GPU, top=8)
     fastest, front, refused = search_document(found, wanted, 3).parts[0].tables
     assert [row[3] for row in fastest.rows] == [run.seconds for run in found.best[:3]]
     assert [row[-1] for row in front.rows] == [run.fullest.memory.total / 1e9 for run in found.front]
     (points,) = front.figures
     assert isinstance(points, Points)
     assert {*points.front} <= points.points.keys()
-    assert len(points.front) == len(found.front)
     assert len(points.points) >= len(found.best)
-    stacks = [one for one in fastest.figures if isinstance(one, Stacks)]
-    assert [list(one.bars) for one in stacks] == [[label_of(run) for run in found.best[:3]]] * 2
+    stacks = [figure for figure in fastest.figures if isinstance(figure, Stacks)]
+    assert [list(figure.bars) for figure in stacks] == [[label_of(run) for run in found.best[:3]]] * 2
     assert any("too large" in str(row[0]) for row in refused.rows)
+
+
+def test_caveats_stand_in_the_text() -> None:
+    step = replace(model_of("llama3-8b", 4194304), checkpointing="selective")
+    run = dry_run(step.on({"cp": 64, "tp": 8}), H100)
+    [caveat] = run.caveats
+    assert caveat in dry_run_document(run).parts[0].tables[0].notes
 
 
 def test_the_pipeline_is_drawn_action_by_action() -> None:
@@ -86,27 +85,27 @@ def _after(axes: object) -> float:
     return sum(axis.exposed_seconds for axis in axes if axis.name == "dp")  # type: ignore[attr-defined]
 
 
-def test_a_page_stands_alone_and_what_does_not_fit_says_so(tmp_path: Path) -> None:
+def test_page_fetches_nothing_and_shows_the_plan(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    shown = typed("--model", "llama3-70b", "--gpus", "64", "--global-batch", "64", "-o", str(page))
+    small = ("--gpus", "4", "--global-batch", "4", "--microbatch", "1", "--schedule", "1f1b")
+    shown = typed("--model", "llama3-8b", *small, "-o", str(page))
     assert (shown.exit_code, shown.output) == (0, f"{page}\n")
     html = page.read_text()
     assert len(html) < 500_000
     for word in ("http:", "https:", "@import", "src="):
         assert word not in html
-    for words in (
-        "Time against memory",
-        "What memory holds",
-        "What if",
-        "tiles",
-    ):
+    for words in ("Time against memory", "What memory holds", "What if", "Formulas", "tiles"):
         assert words in html
-    told = typed("--model", "llama3-70b", "--mesh", "tp=8", "-o", str(tmp_path / "plan.json"))
-    assert told.exit_code == 2
-    assert "needs" in told.stderr
-    large = typed("--model", "llama3-70b", "--mesh", "tp=8", "-o", str(tmp_path / "plan.md"))
-    assert "**TOO LARGE** llama3-70b with tp=8 needs" in (tmp_path / "plan.md").read_text(), large.output
-    assert {"time", "what-if"} <= json.loads((tmp_path / "plan.json").read_text()).keys()
+
+
+def test_step_that_does_not_fit_is_written_and_exits_with_2(tmp_path: Path) -> None:
+    page, tables = tmp_path / "plan.md", tmp_path / "plan.json"
+    for file in (page, tables):
+        shown = typed("--model", "llama3-70b", "--mesh", "tp=8", "-o", str(file))
+        assert shown.exit_code == 2
+        assert "needs 188.1 GB" in shown.stderr
+    assert "**TOO LARGE** llama3-70b with tp=8 needs" in page.read_text()
+    assert {"time", "memory", "what-if", "equations"} <= json.loads(tables.read_text()).keys()
     assert "ends in none of .html, .md or .json" in str(typed("--guide", "-o", "x.txt").output)
 
 
