@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 
 from parbench.bench.results.document import Cell, Column, Document, Part, Table
 from parbench.workloads.costs.communication_pattern import Call, calls
-from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.memory import memory_of
-from parbench.workloads.costs.parameter_table import elements_of, num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.candidates import splits
 from parbench.workloads.planner.dry_run import GIGA
@@ -46,30 +44,6 @@ class Strategy:
     @property
     def sent_bytes(self) -> float:
         return sum(call.sent for call in self.calls)
-
-    @property
-    def equation(self) -> Equation:
-        """The bytes as one writes them by hand, without padding and what is small."""
-        spec, shape = self.spec, self.spec.shape
-        n = spec.world // (spec.size("fsdp") if "dp" in self.axes.split() else 1)
-        symbols: dict[str, float] = {
-            "Psi": num_parameters(shape, spec.moe),
-            "e": spec.element_bytes,
-            "n": n,
-            "r": (n - 1) / n,
-            "f": spec.size("fsdp"),
-            "L": shape.layers,
-            "M": spec.microbatches,
-            "b": spec.microbatch,
-            "s": shape.sequence,
-            "h": shape.hidden,
-            "q": shape.heads * (shape.head_size + shape.value_size),
-            "k": shape.kv_heads * (shape.head_size + shape.value_size),
-            "D": spec.moe.dense_layers if spec.moe else 0,
-            "W": elements_of(spec.at(0), "whole"),
-            "top_k": spec.moe.top_k if spec.moe else 0,
-        }
-        return Equation(text=self.formula, symbols=symbols)
 
 
 _SELDOM = "any; once a step"

@@ -193,7 +193,6 @@ TINY = model_of("tiny-llama")
 EXPERTS: dict[str, Value] = {"experts": 4, "shared": 0, "expert_ffn": 352, "routing": BALANCED}
 SMALL: list[tuple[str | StepSpec, int, float, dict[str, Any]]] = [
     ("small-llama", 12, 30e6, {}),
-    ("tiny-llama", 16, 3e6, {"cp_method": "ulysses"}),
     (replace(TINY, moe=moe_of(EXPERTS, TINY.shape, 1)), 8, 12e6, {}),
 ]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.text import format_table
 from parbench.workloads.costs.communication_pattern import SOURCES, calls, equation_of
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.flops import again_bytes, product_weights, stage_flops
@@ -24,19 +23,6 @@ from parbench.workloads.planner.dry_run import DryRun
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.rationale import binding_of, rationale
 from parbench.workloads.planner.search import Found
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Return aligned columns, the first ``left`` of them to the left."""
-    return format_table([head, *rows], range(left, len(head)))
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit in which they have few digits."""
-    if seconds == 0:
-        return "0"
-    factor, unit = next(((f, unit) for f, unit in ((1, "s"), (1e3, "ms")) if seconds * f >= 1), (1e6, "us"))
-    return f"{seconds * factor:.3g} {unit}"
 
 
 def batch_words(run: DryRun) -> str:

@@ -34,7 +34,7 @@ from parbench.workloads.costs.memory import activations_of
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.planner.link_time import PlacedCall, beyond, by_curves, curve_for, curves_of, hardware_of_run
-from parbench.workloads.planner.measured.validate import validate, validation_text
+from parbench.workloads.planner.measured.validate import format_duration, validate, validation_text
 from parbench.workloads.planner.placement import Place
 
 PSI = num_parameters(SHAPES["small"])
@@ -155,6 +155,11 @@ def test_a_run_without_steps_or_without_collectives_is_refused() -> None:
     for run, fits in ((run_of(row()), None), (run_of(*curve_records(), row()), run_of(row()))):
         with pytest.raises(UserError, match="holds no collective with three sizes, mode=blocking, dtype=float32"):
             validate(run, fits)
+
+
+def test_duration_has_three_digits() -> None:
+    shown = [format_duration(seconds) for seconds in (0, 12.345, 1, 0.0123, 4.2e-5)]
+    assert shown == ["0", "12.3 s", "1 s", "12.3 ms", "42 us"]
 
 
 def test_validation_round_trips_and_prints(tmp_path: Path) -> None:

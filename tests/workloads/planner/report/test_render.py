@@ -8,7 +8,7 @@ from planner_asks import H100, ask
 
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.planner.dry_run import dry_run
-from parbench.workloads.planner.report.render import as_line, assumptions, dry_run_json, duration, formulas_of, table
+from parbench.workloads.planner.report.render import as_line, assumptions, dry_run_json, formulas_of
 
 NOT_EVALUATED = ("bubble", "time on")
 """Formulas in words: a simulation, and a sum over calls."""
@@ -22,16 +22,6 @@ STEPS: list[tuple[str, str, dict[str, Any]]] = [
     ("dp=4,pp=2,fsdp=4,tp=2,ep=2", "mixtral-8x7b", {"microbatches": 4, "checkpointing": "full"}),
     ("fsdp=16,tp=4,ep=2", "mixtral-8x7b", {"element_bytes": 4, "checkpointing": "selective"}),
 ]
-
-
-def test_duration_has_three_digits() -> None:
-    shown = [duration(seconds) for seconds in (0, 12.345, 1, 0.0123, 4.2e-5)]
-    assert shown == ["0", "12.3 s", "1 s", "12.3 ms", "42 us"]
-
-
-def test_table_aligns_words_left_and_numbers_right() -> None:
-    shown = table(["name", "n"], [["a", "10"], ["long name", "5"]]).splitlines()
-    assert shown == ["name        n", "a          10", "long name   5"]
 
 
 def test_assumptions_name_efficiencies_and_notes() -> None:
