@@ -115,6 +115,17 @@ def test_closed_form_and_simulation_agree_and_each_is_taken_where_it_must_be() -
     assert without.bubble_method.startswith("simulated")
 
 
+def test_bubble_grows_with_slow_messages_and_shrinks_with_microbatches() -> None:
+    spec = ask("pp=4", "llama3-8b", microbatches=8)
+    slow = msgspec.structs.replace(PLAIN, inside_bytes_per_second=1e9)
+    assert timed(spec, slow).bubble_seconds > timed(spec).bubble_seconds
+    assert axis(timed(spec, slow), "pp").exposed_seconds == 0
+    later, sooner = (timed(spec, machine, exact=False).bubble_seconds for machine in (slow, PLAIN))
+    assert later - sooner == pytest.approx(2 * 3 * 8192 * 4096 * 2 * (1 / 1e9 - 1 / 100e9))
+    few, many = (timed(replace(spec, microbatches=m)) for m in (4, 64))
+    assert many.bubble_seconds / many.seconds < few.bubble_seconds / few.seconds / 4
+
+
 def test_the_readmes_worked_number() -> None:
     run = dry_run(ask("dp=8,fsdp=4,pp=4,tp=8", "llama3-70b", microbatches=32), H100)
     assert run.compute_seconds == pytest.approx(7.05, abs=0.005)

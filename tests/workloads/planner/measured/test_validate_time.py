@@ -20,6 +20,7 @@ from parbench.workloads.planner.measured.validate import (
     Bucket,
     RowTime,
     buckets_of,
+    declared_compute,
     exposed_seconds,
     row_time,
 )
@@ -125,6 +126,21 @@ def test_a_pipeline_waits_for_its_longest_stage_and_what_lies_outside_is_added()
     assert timed(asked, outside_seconds=1.0).seconds == pytest.approx(timed(asked).seconds + 1.0)
     even, uneven = (step("pp", schedule="1f1b", microbatches=8, layers=8, split=split) for split in ("", "5+1+1+1"))
     assert timed(uneven, compute=2.4).seconds > 1.5 * timed(even, compute=2.4).seconds
+
+
+def test_row_time_adds_tp_within_the_pipeline_and_dp_after_it() -> None:
+    asked = step("hybrid", ranks=8, mesh="dp=2,pp=2,tp=2", microbatches=4)
+    made = calls_of(asked)
+    each = {axis: sum(c.count * seconds(c) for c in made if c.axis == axis) for axis in ("dp", "tp")}
+    found = row_time(asked, made, lambda call: 0.0 if call.axis == "pp" else seconds(call), compute_seconds=0.4)
+    assert found.seconds == pytest.approx((0.4 + each["tp"]) * (1 + 1 / 4) + each["dp"])
+
+
+def test_declared_compute_is_three_passes_or_four_with_recomputation() -> None:
+    assert declared_compute(step("ddp", compute="timed:50ms", accumulation=2)) == pytest.approx(0.3)
+    assert declared_compute(step("pp", compute="timed:50ms", microbatches=8)) == pytest.approx(1.2)
+    assert declared_compute(step("ddp", compute="timed:50ms", checkpointing="full")) == pytest.approx(0.2)
+    assert declared_compute(step("ddp")) is None
 
 
 def parts() -> list[ParameterPart]:
