@@ -6,13 +6,12 @@ from functools import partial
 
 from markupsafe import Markup
 
-from parbench.bench.results.document import Cell, Column, Document, Gantt, Grid, Points, Stacks, Table, Unit
+from parbench.bench.results.document import Cell, Column, Document, Gantt, Stacks, Table, Unit
 from parbench.reports import cells, report
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.bars import draw_stacks
 from parbench.reports.figures.gantt import detail_of, draw_pipeline, last_of
-from parbench.reports.figures.heat_maps import draw_grid
-from parbench.reports.figures.lines import Level, draw_against, draw_points
+from parbench.reports.figures.lines import draw_points
 from parbench.reports.figures.palette import MEMORY, STEP
 from parbench.reports.figures.svg import Drawing, figure
 from parbench.reports.render.show import rendered
@@ -98,22 +97,7 @@ def _figures(table: Table) -> Iterator[Markup]:
         elif isinstance(one, Stacks):
             hues, unit, quantity = _STACKS[one.of]
             drawn = draw_stacks([*one.bars.items()], hues, quantity, _TEXTS[unit], one.limit)
-        elif isinstance(one, Points):
+        else:
             axes = [(axis.title, _TEXTS[axis.unit]) for axis in (one.x, one.y)]
             drawn = draw_points(one.points, one.front, *axes)
-        elif isinstance(one, Grid):
-            drawn = _grid(one)
-        else:
-            level = Level(words=one.level.title, text=_TEXTS[one.level.unit], is_log=one.is_log, at=one.limit)
-            drawn = draw_against(one.lines, level, one.along)
         yield from figure(drawn, f"{table.id}-figure-{i}", one.title, told)
-
-
-def _grid(one: Grid) -> Drawing:
-    known = [cell for row in one.rows.values() for cell in row if isinstance(cell, float)]
-    most = max(known, default=1.0) or 1.0
-    squares = [
-        [(cell / most if isinstance(cell, float) else None, text_of(one.level, cell)) for cell in row]
-        for row in one.rows.values()
-    ]
-    return draw_grid([*one.rows], squares, one.columns, one.below)

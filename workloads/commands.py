@@ -20,8 +20,7 @@ Examples:
   parbench plan --validate runs/20260101T000000Z-host-1a2b3c
   parbench plan --validate runs/20260101T000000Z-n4-1a2b3c --fits runs/20260101T000000Z-n2-5d6e7f
   parbench plan --model llama3-70b --gpus 64 -o plan.html       a page: candidates, the step over time, what if
-  parbench plan --guide --model llama3-70b --gpus 256           every strategy beside the others
-  parbench plan --published
+  parbench plan --guide --model llama3-70b --gpus 256           what each strategy sends and holds
 \b
 Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 """
@@ -71,8 +70,6 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
     multiple=True,
     help="Take what matrix products and overlap reach from a run's steps, and without --hardware its links.",
 )
-@click.option("--tokens", default="", metavar="N", help="Tokens to train on, such as 15T: GPU-hours, days and energy.")
-@click.option("--search", is_flag=True, help="Find the fastest meshes and say why: the default without --mesh.")
 @click.option("--top", type=_BOUNDED, default=10, show_default=True, help="Meshes that a search shows.")
 @click.option("--explain", is_flag=True, help="Print every formula with its numbers and source.")
 @click.option(
@@ -81,10 +78,8 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
     type=RunPath(),
     help="Compare predictions with a run's measured steps; writes RUN/plan.json.",
 )
-@click.option("--published", is_flag=True, help="Compare predictions with published results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-@click.option("--guide", is_flag=True, help="Show every strategy beside the others, and where each is good.")
-@click.option("--against", metavar="RUN", type=RunPath(), help="With --guide: add the bytes that a run counted.")
+@click.option("--guide", is_flag=True, help="Print what each strategy alone sends and holds on the model.")
 @click.option(
     "-o",
     "--output",

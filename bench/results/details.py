@@ -311,23 +311,6 @@ class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """A number that others published, as quoted and as the planner has it; ``unit`` is empty for a share."""
-
-    name: str
-    quoted: float
-    predicted: float
-    unit: str
-    source: str
-
-    @property
-    def error(self) -> str:
-        """How far off the predicted number is: of a share in points, else relative to the quoted one."""
-        if not self.unit:
-            return f"{100 * (self.predicted - self.quoted):+.1f} points"
-        return f"{self.predicted / self.quoted - 1:+.1%}" if self.quoted else "-"
-
-
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """``plan.json``: a run's steps as predicted, by the collectives of the run ``fits``, and as measured."""
 
@@ -337,4 +320,3 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     fits: str
     rows: list[StepCheck]
     left_out: dict[str, str]
-    published: list[Published] = []

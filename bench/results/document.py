@@ -34,19 +34,6 @@ class Stacks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
-    """A line for each name over places along an axis; ``limit`` is a line across and its name."""
-
-    title: str
-    told: str
-    along: str
-    level: Column
-    lines: Mapping[str, Mapping[int, float]]
-    is_log: bool = False
-    limit: tuple[float, str] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Points:
     """A point for each name, on log axes; ``front`` are those that no other beats in both."""
 
@@ -59,18 +46,6 @@ class Points:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
-    """A square for each pair of names, the fuller of colour the more it has; words where it has nothing."""
-
-    title: str
-    told: str
-    below: str
-    columns: Sequence[str]
-    rows: Mapping[str, Sequence[Cell]]
-    level: Column
-
-
-@dataclass(frozen=True, kw_only=True)
 class Gantt:
     """A pipeline's ``predicted`` actions over time."""
 
@@ -79,7 +54,7 @@ class Gantt:
     facts: Pipeline
 
 
-Figure = Stacks | Lines | Points | Grid | Gantt
+Figure = Stacks | Points | Gantt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,12 +85,6 @@ def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Drawing | None:
     return chart
 
 
-def draw_grid(names: Sequence[str], squares: Sequence[Sequence[Square]], columns: Sequence[str], below: str) -> Drawing:
-    chart = _Map(names, len(columns), "rate", 30.0)
-    chart.draw(squares, columns, below)
-    return chart
-
-
 def _short(host: str) -> str:
     return host if len(host) <= _HOST_LETTERS else f"{host[: _HOST_LETTERS - 1]}…"
 

@@ -1,7 +1,7 @@
 """The report on predictions: what parbench plan --validate foretold beside what was measured."""
 
 from parbench.bench.files import decode_json, read_file
-from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Published, Validation
+from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Validation
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import check_schema
 from parbench.bench.results.stats import WITHIN_LAUNCH
@@ -24,10 +24,9 @@ def predicted_section(found: Analysis) -> Section | None:
     except UserError as error:
         return _section(notes=(f"{error}: have it written again.",))
     left = tuple(f"Not predicted: {label}: {reason}" for label, reason in told.left_out.items())
-    published = (_published(told.published),) if told.published else ()
     rows = tuple((step.label, one) for step in told.rows for one in step.components)
     if not rows:
-        return _section(*published, notes=left)
+        return _section(notes=left)
     said = ((step.label, note) for step in told.rows for note in (step.rule, *step.notes))
     links = "the run's own collectives" if told.fits == told.run else f"the collectives of {told.fits}"
     compute = " or ".join(dict.fromkeys(step.compute for step in told.rows))
@@ -41,10 +40,10 @@ def predicted_section(found: Analysis) -> Section | None:
         notes=(f"Predicted from {sources}.", *dict.fromkeys(f"{label}: {note}" for label, note in said if note), *left),
         where="page",
     )
-    return _section(table, *published)
+    return _section(table)
 
 
-def _section(*tables: "Table[tuple[str, Component]] | Table[Published]", notes: tuple[str, ...] = ()) -> Section:
+def _section(*tables: "Table[tuple[str, Component]]", notes: tuple[str, ...] = ()) -> Section:
     return Section(id="predicted", title="Predictions", tables=tables, notes=notes)
 
 
@@ -79,30 +78,3 @@ _COLUMNS: "tuple[Column[tuple[str, Component]], ...]" = (
         "predicted / measured - 1, and whether the interval of what was measured holds the prediction",
     ),
 )
-
-
-def _published(claims: list[Published]) -> Table[Published]:
-    def text(value: float, unit: str) -> str:
-        return f"{cells.significant(value)} {unit}" if unit else f"{value:.4f}"
-
-    columns: tuple[Column[Published], ...] = (
-        words("published", lambda one: one.name, "what was published, and of what"),
-        words("source", lambda one: one.source, "who published it"),
-        Column("quoted", lambda one: text(one.quoted, one.unit), lambda one: one.quoted, "the number as published"),
-        Column(
-            "predicted",
-            lambda one: text(one.predicted, one.unit),
-            lambda one: one.predicted,
-            "by the planner, from closed forms, simulation and declared hardware",
-        ),
-        words("error", lambda one: one.error, "predicted against quoted: of a share in points, else relatively"),
-    )
-    return Table(
-        id="published",
-        title="Published and predicted",
-        caption="predicted for declared hardware, not for this machine: datasheets and assumed efficiencies; the shape "
-        "must come out, not the digit",
-        columns=columns,
-        rows=tuple(claims),
-        where="page",
-    )

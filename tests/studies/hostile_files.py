@@ -85,7 +85,6 @@ ASKED: dict[str, dict[str, Any]] = {
         "across_hop_seconds": 6e-6,
         "nodes_per_pod": 4,
         "oversubscription": 2.0,
-        "watts": 700.0,
         "efficiency": {"gemm": 0.5, "memory": 0.9, "overlap": {"fsdp": 0.5}},
     },
     "budgets.toml": {
@@ -272,7 +271,7 @@ def commands_of_asked(asked: str, run: str, other: str, out: str) -> list[Words]
     return [
         ("plan", "--model", f"{asked}/config.json", "--gpus", "8"),
         ("plan", "--model", f"{asked}/config.json", *mesh, "--explain"),
-        ("plan", "--model", f"{asked}/model.toml", *mesh, "--tokens", "1T", "-o", f"{out}/plan.html"),
+        ("plan", "--model", f"{asked}/model.toml", *mesh, "-o", f"{out}/plan.html"),
         ("plan", "--model", f"{asked}/model.toml", "--gpus", "8", "--guide"),
         ("plan", "--model", "tiny", *mesh, "--hardware", f"{asked}/hardware.toml", "-o", f"{out}/plan.json"),
         ("plan", "--model", "tiny", "--gpus", "16", "--hardware", f"{asked}/hardware.toml"),

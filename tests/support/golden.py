@@ -27,26 +27,11 @@ GOLDEN = TESTS / "golden"
 STEPS, BASE, NEW = (GOLDEN / "runs" / name for name in ("steps", "base", "new"))
 EXACT = ("bytes_", "calls.", "sent.", "memory_counted.", "memory_formula.", "in_flight", "bubble_fraction_schedule")
 PLANS = (
-    "gpt-175b dp=8,pp=4,tp=8",
     "gpt-175b dp=8,pp=8,tp=8 --schedule interleaved --checkpointing selective",
-    "gpt-175b fsdp=64,tp=8 --checkpointing full",
-    "llama3-8b dp=8",
-    "llama3-8b dp=8 --precision float32",
     "llama3-8b fsdp=8",
-    "llama3-8b fsdp=16 --microbatches 4 --hardware a100",
-    "llama3-8b fsdp=4,cp=4 --sequence 32768",
-    "llama3-8b fsdp=4,cp=4 --sequence 32768 --cp-method ring",
     "llama3-8b fsdp=4,cp=4 --sequence 32768 --cp-method ulysses",
-    "llama3-8b fsdp=4,cp=4 --sequence 32768 --cp-method allgather_kv",
     "llama3-70b dp=8,fsdp=4,pp=4,tp=8",
-    "llama3-70b fsdp=8,tp=8 --checkpointing selective",
-    "llama3-70b fsdp=32,tp=8 --hardware h200",
-    "llama3-70b pp=8,tp=8 --schedule zb_h1",
-    "llama3-70b dp=2,pp=8,tp=8 --schedule interleaved --chunks 2",
     "mixtral-8x7b fsdp=8,tp=2,ep=8",
-    "mixtral-8x7b dp=2,pp=4,tp=2,ep=2",
-    "mixtral-8x7b fsdp=64,ep=8 --checkpointing full",
-    "mixtral-8x7b fsdp=8,cp=2,ep=4 --sequence 8192",
 )
 
 
@@ -57,15 +42,27 @@ def said(*words: str) -> str:
 
 
 def plans() -> str:
-    """Return a block for each plan: a line for each number of ``plan --json``, the hardware's own left out."""
-    blocks = []
-    for line in PLANS:
-        model, mesh, *more = line.split()
-        told = json.loads(said("plan", "--model", model, "--mesh", mesh, "--json", *more))
-        told["hardware"] = told["hardware"]["name"]
-        told["formulas"] = {one["name"]: [one["equation"], one["numbers"], one["value"]] for one in told["formulas"]}
-        blocks.append("\n".join([f"# {line}", *(f"{path} {value}" for path, value in leaves(told))]))
-    return "\n\n".join(blocks) + "\n"
+    """Return the memory of the fullest rank, the parts of a step and the bytes of each axis for each plan."""
+    return "\n\n".join(map(_plan, PLANS)) + "\n"
+
+
+def _plan(line: str) -> str:
+    model, mesh, *more = line.split()
+    plan = json.loads(said("plan", "--model", model, "--mesh", mesh, "--json", *more))
+    memory = max(plan["memory_bytes"], key=lambda rank: float(rank["total"]))
+    seconds = {name.removesuffix("_seconds"): value for name, value in plan.items() if name.endswith("_seconds")}
+    axes = {
+        name: f"{axis['sent_bytes']:.6g} B, exposed {axis['exposed_seconds']:.6g} s"
+        for name, axis in plan["axes"].items()
+    }
+    lines = [
+        f"# {line}",
+        f"fits {plan['fits']}, mfu {plan['mfu']:.6g}",
+        "bytes " + ", ".join(f"{name} {_shown(value)}" for name, value in memory.items() if name != "rank"),
+        "seconds " + ", ".join(f"{name} {_shown(value)}" for name, value in seconds.items()),
+        *(f"{name} sends {text}" for name, text in axes.items()),
+    ]
+    return "\n".join(lines)
 
 
 def presets() -> str:

@@ -58,7 +58,6 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     at once, 0 for as many as it has ranks there. Latencies are of one hop of a ring, ``launch_seconds`` of any call.
     ``links_from`` says what tells a call's time where these rates do not. Above the node, ``nodes_per_pod`` nodes share
     links to others whose rate together is that of their cards over ``oversubscription``; 0 is one pod for all.
-    ``watts`` are of one GPU's board, 0 where nobody says.
     """
 
     name: str
@@ -76,7 +75,6 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     across_hop_seconds: Latency = 6e-6
     nodes_per_pod: Number = 0
     oversubscription: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 1.0
-    watts: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     links_from: str = ""
     efficiency: Efficiency = Efficiency()
 
@@ -112,7 +110,7 @@ _SOURCES = {
 }
 
 
-def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float, watts: float) -> Hardware:
+def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
     peak = datasheet_peak({"h100": "H100 SXM5", "h800": "H100 SXM5"}.get(name, name), "bfloat16")
     assert peak is not None
     return Hardware(
@@ -123,16 +121,15 @@ def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: f
         memory_bytes_per_second=memory_rate,
         inside_bytes_per_second=nvlink,
         across_bytes_per_second=card,
-        watts=watts,
     )
 
 
 PRESETS = {
-    "a100": _preset("a100", 80e9, 2.039e12, 300e9, 25e9, 400),
-    "h100": _preset("h100", 80e9, 3.35e12, 450e9, 50e9, 700),
-    "h800": _preset("h800", 80e9, 3.35e12, 200e9, 50e9, 700),
-    "h200": _preset("h200", 141e9, 4.8e12, 450e9, 50e9, 700),
-    "b200": _preset("b200", 180e9, 8e12, 900e9, 50e9, 1000),
+    "a100": _preset("a100", 80e9, 2.039e12, 300e9, 25e9),
+    "h100": _preset("h100", 80e9, 3.35e12, 450e9, 50e9),
+    "h800": _preset("h800", 80e9, 3.35e12, 200e9, 50e9),
+    "h200": _preset("h200", 141e9, 4.8e12, 450e9, 50e9),
+    "b200": _preset("b200", 180e9, 8e12, 900e9, 50e9),
 }
 
 

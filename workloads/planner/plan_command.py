@@ -17,17 +17,15 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.mesh.axes import CP_METHODS
 from parbench.workloads.model.shapes import PRECISIONS, Widths
 from parbench.workloads.pipeline_parallel.schedules import default_chunks
-from parbench.workloads.planner.budget import Budget, parse_tokens
 from parbench.workloads.planner.candidates import Wanted
-from parbench.workloads.planner.dry_run import DryRun, dry_run
+from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware, hardware_of
 from parbench.workloads.planner.lacking import lack_of, require_found
 from parbench.workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
 from parbench.workloads.planner.measured.calibration import calibrated
-from parbench.workloads.planner.measured.published import ASSUMED, published
 from parbench.workloads.planner.models import find_model, model_of
 from parbench.workloads.planner.report import render
-from parbench.workloads.planner.report.plan_page import dry_run_document, search_document
+from parbench.workloads.planner.report.plan_page import dry_run_document, search_document, with_variants
 from parbench.workloads.planner.search import search
 
 
@@ -53,19 +51,16 @@ class Given:
     hardware: str | None = None
     fits: Path | None = None
     calibrate: tuple[Path, ...] = ()
-    tokens: str = ""
-    search: bool = False
     top: int = 10
     explain: bool = False
     validate: Path | None = None
-    published: bool = False
     as_json: bool = False
     output: Path | None = None
     guide: bool = False
-    against: Path | None = None
 
 
 _MOST_POINTS = 30
+DEFAULT_HARDWARE = "h100"
 Machine = tuple[Hardware, Seconds | None, tuple[str, ...]]
 """The hardware, a call's time where a run tells it, and what a reader must know of both."""
 
@@ -80,28 +75,19 @@ class Answer(NamedTuple):
 
 def answer(given: Given) -> Answer:
     """Return the answer; ``UserError`` where the question has none."""
-    if given.output and (given.published or given.validate):
-        raise UserError(
-            "-o goes with a mesh, a search or --guide: what --published and --validate tell is text or JSON"
-        )
-    if given.published:
-        told = published()
-        line = {"kind": "published", "claims": told, "assumed": ASSUMED}
-        return Answer(render.as_line(line) if given.as_json else render.published_text(told))
     if given.validate is not None:
+        if given.output:
+            raise UserError("-o does not go with --validate, which prints text or --json and writes RUN/plan.json")
         return _validated(given, given.validate)
     _refuse_words(given)
     if given.guide:
         return _guided(given)
-    if given.against:
-        raise UserError("--against goes with --guide: --validate RUN compares a plan's steps with a run's")
-    wants_mesh = given.search or given.mesh is None
     hardware, seconds, notes = machine_of(given)
     read = find_model(given.model, given.sequence).notes if given.model else ()
     if given.state:
         held = Widths.parse(given.state, _without_mesh(given).widths)
         read += (f"state: {given.state} makes {held.parameters + held.gradients + held.optimizer} bytes a parameter",)
-    return (_searched if wants_mesh else _dry)(given, hardware, seconds, (*read, *notes))
+    return (_searched if given.mesh is None else _dry)(given, hardware, seconds, (*read, *notes))
 
 
 def machine_of(given: Given) -> Machine:
@@ -110,7 +96,7 @@ def machine_of(given: Given) -> Machine:
     ``--calibrate`` takes what steps of runs reached, and without ``--hardware`` and ``--fits`` the machine of the first
     and the links of all as well.
     """
-    base = hardware_of(given.hardware or "h100")
+    base = hardware_of(given.hardware or DEFAULT_HARDWARE)
     seconds: Seconds | None = None
     notes: tuple[str, ...] = ()
     runs = [load_run(path) for path in given.calibrate]
@@ -160,7 +146,7 @@ def _with_zero(spec: StepSpec, stage: int | None) -> StepSpec:
 
 def _without_mesh(given: Given) -> StepSpec:
     if given.model is None:
-        raise UserError("--model is missing: --model llama3-70b, or --published, or --validate RUN")
+        raise UserError("--model is missing: --model llama3-70b, or --validate RUN")
     step = replace(
         model_of(given.model, given.sequence),
         microbatch=given.microbatch or 1,
@@ -177,33 +163,21 @@ def _without_mesh(given: Given) -> StepSpec:
 def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
     run = dry_run(spec_of(given), hardware, seconds=seconds)
     problem = "" if run.fits else lack_of(run)
-    budget = _budget(given, run)
-    if given.output:
-        return Answer(problem=problem, document=dry_run_document(run, seconds, notes, budget, problem=problem))
-    if given.as_json:
-        line = {**render.dry_run_json(run, notes), **({"budget": budget[0].as_json} if budget else {})}
-        return Answer(render.as_line(line), problem)
-    explained = f"\n\n{render.formulas_text(run)}" if given.explain else ""
-    return Answer("\n\n".join([render.dry_run_text(run, notes), *(one.words for one in budget)]) + explained, problem)
-
-
-def _budget(given: Given, run: DryRun) -> list[Budget]:
-    """Return what the tokens that were asked for take, if any were."""
-    return [Budget(run=run, tokens=parse_tokens(given.tokens))] if given.tokens else []
+    if given.as_json and not given.output:
+        return Answer(render.as_line(render.dry_run_json(run, notes)), problem)
+    explain = given.explain or bool(given.output)
+    document = dry_run_document(run, seconds, notes, explain=explain, problem=problem)
+    return Answer(problem=problem, document=with_variants(document, run, seconds) if given.output else document)
 
 
 def _guided(given: Given) -> Answer:
     from parbench.workloads.planner.guide import GPUS, MODEL, guide
 
     step = _without_mesh(replace(given, model=given.model or MODEL))
-    against = load_run(given.against) if given.against else None
-    hardware, seconds, notes = machine_of(given)
-    return Answer(document=guide(step, given.gpus or GPUS, hardware, against, seconds, notes))
+    return Answer(document=guide(step, given.gpus or GPUS, hardware_of(given.hardware or DEFAULT_HARDWARE)))
 
 
 def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
-    if given.mesh is not None:
-        raise UserError("--mesh and --search do not go together: a search finds the mesh")
     step = _without_mesh(given)
     if not given.gpus:
         raise UserError("--gpus is missing: say how many, such as --gpus 64, or one mesh, such as --mesh dp=8,tp=8")
@@ -225,14 +199,10 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
     )
     found = search(wanted, hardware, top=max(given.top, _MOST_POINTS if given.output else 0), seconds=seconds)
     require_found(wanted, hardware, found)
-    budget = _budget(given, found.best[0])
-    if given.output:
-        return Answer(document=search_document(found, wanted, given.top, seconds, notes, budget))
-    if given.as_json:
-        line = {**render.search_json(found, notes), **({"budget": budget[0].as_json} if budget else {})}
-        return Answer(render.as_line(line))
-    explained = f"\n\n{render.formulas_text(found.best[0])}" if given.explain else ""
-    return Answer("\n\n".join([render.search_text(found, wanted, notes), *(one.words for one in budget)]) + explained)
+    if given.as_json and not given.output:
+        return Answer(render.as_line(render.search_json(found, notes)))
+    document = search_document(found, wanted, given.top, notes, explain=given.explain or bool(given.output))
+    return Answer(document=with_variants(document, found.best[0], seconds) if given.output else document)
 
 
 def _validated(given: Given, path: Path) -> Answer:

@@ -16,7 +16,7 @@ from parbench.reports.analysis.contrasts import Pairs, pairs
 from parbench.reports.analysis.experts import Mixture, atlases, mixtures
 from parbench.reports.analysis.ranks import Nodes, nodes_of
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.figures.heat_maps import draw_arrivals, draw_atlas, draw_grid, draw_loads, draw_pairs
+from parbench.reports.figures.heat_maps import draw_arrivals, draw_atlas, draw_loads, draw_pairs
 
 FOUR = [
     mixture_record("ep_layer", routing, *more)
@@ -138,13 +138,3 @@ def test_each_step_and_layer_is_a_strip_of_experts_with_lines_between_ranks() ->
     words = parts_of(draw_loads(read(many))).words
     assert len([word for word in words if "layer " in word]) == 40
     assert len(words) == 40 + 9 + 1
-
-
-def test_squares_say_what_they_hold_or_why_they_hold_nothing() -> None:
-    parts = parts_of(
-        draw_grid(
-            ["pp 1", "pp 2"], [[(0.5, "20 %"), (None, "too large")], [(1.0, "40 %"), (None, "-")]], ["1", "2"], "tp"
-        )
-    )
-    assert len(parts.boxes) == 2
-    assert {"20 %", "too large", "40 %", "-", "pp 1", "pp 2", "tp"} <= {*parts.words}

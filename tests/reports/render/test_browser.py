@@ -68,7 +68,7 @@ def over_nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     out = tmp_path_factory.mktemp("planned")
-    pages = {"plan.html": "--model llama3-8b --gpus 16 --tokens 1T", "guide.html": "--guide --gpus 16"}
+    pages = {"plan.html": "--model llama3-8b --gpus 16", "guide.html": "--guide --gpus 16"}
     for name, words in pages.items():
         command_line.main(["plan", *words.split(), "-o", str(out / name)], standalone_mode=False)
     return out / "plan.html", out / "guide.html"

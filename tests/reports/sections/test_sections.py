@@ -14,7 +14,7 @@ from traced import run_with, timeline, traced_record
 
 from parbench.bench.files import encode_json
 from parbench.bench.plan.cases import make_case
-from parbench.bench.results.details import PLAN_FILE, Component, Published, StepCheck, Validation
+from parbench.bench.results.details import PLAN_FILE, Component, StepCheck, Validation
 from parbench.bench.results.records import Arrival
 from parbench.bench.results.runs import Run
 from parbench.bench.text import write_whole
@@ -30,7 +30,6 @@ from parbench.reports.sections.nodes import arrival_section
 from parbench.reports.sections.one_run import report_of
 from parbench.reports.sections.predictions import predicted_section
 from parbench.reports.sections.steps import step_section
-from parbench.workloads.planner.measured.published import published
 
 
 def test_sections_come_in_the_order_in_which_they_are_read_with_anchors_that_differ() -> None:
@@ -171,27 +170,6 @@ def test_a_file_that_cannot_be_read_is_told_and_stops_nothing(run: Run) -> None:
         section = there(predicted_section(found_of(run)))
         assert section.tables == ()
         assert expected in section.notes[0], content
-
-
-def claim(predicted: float, unit: str = "GB") -> Published:
-    return Published(name="ZeRO memory: ddp", quoted=120.0, predicted=predicted, unit=unit, source="arXiv 1910.02054")
-
-
-def test_published_numbers_stand_below_the_runs_own_and_say_that_they_are_not_of_this_machine(run: Run) -> None:
-    assert Published(name="of none", quoted=0.0, predicted=1.0, unit="s", source="").error == "-"
-    claims = [claim(119.5), claim(119.75, "")]
-    found = Validation(run="run-1", fits="run-1", rows=[row(TIME)], left_out={}, published=claims)
-    own, quoted = predictions(run, found).tables
-    assert (own.id, quoted.id) == ("predictions", "published")
-    assert "declared hardware, not for this machine" in quoted.caption
-    assert table_cells(quoted) == [
-        ["ZeRO memory: ddp", "arXiv 1910.02054", "120 GB", "120 GB", "-0.4%"],
-        ["ZeRO memory: ddp", "arXiv 1910.02054", "120.0000", "119.7500", "-25.0 points"],
-    ]
-    assert [column.sort(quoted.rows[1]) for column in quoted.columns][2:4] == [120.0, 119.75]
-    alone = Validation(run="run-1", fits="run-1", rows=[], left_out={}, published=published())
-    assert [table.id for table in predictions(run, alone).tables] == ["published"]
-    assert "TP+PP+DP, 1536 GPUs" in render_markdown(report_of(run))
 
 
 def test_a_table_with_its_figure_is_declared_once_and_every_renderer_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:

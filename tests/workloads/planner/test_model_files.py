@@ -38,18 +38,6 @@ GPT2 = {  # openai-community/gpt2: 124 M
     "vocab_size": 50257,
     "activation_function": "gelu_new",
 }
-NEOX = {  # EleutherAI/gpt-neox-20b: arXiv 2204.06745 says 20 B, 20,554,567,680 without buffers
-    "model_type": "gpt_neox",
-    "hidden_size": 6144,
-    "intermediate_size": 24576,
-    "num_hidden_layers": 44,
-    "num_attention_heads": 64,
-    "max_position_embeddings": 2048,
-    "vocab_size": 50432,
-    "tie_word_embeddings": False,
-    "rotary_pct": 0.25,
-    "use_parallel_residual": True,
-}
 DEEPSEEK = {  # deepseek-ai/DeepSeek-V3
     "model_type": "deepseek_v3",
     "first_k_dense_replace": 3,
@@ -73,22 +61,6 @@ DEEPSEEK = {  # deepseek-ai/DeepSeek-V3
     "tie_word_embeddings": False,
     "v_head_dim": 128,
     "vocab_size": 129280,
-}
-LITE = {  # deepseek-ai/DeepSeek-V2-Lite: arXiv 2405.04434, appendix B says 15.7 B, 2.4 B activated
-    **DEEPSEEK,
-    "model_type": "deepseek_v2",
-    "first_k_dense_replace": 1,
-    "hidden_size": 2048,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_attention_heads": 16,
-    "num_experts_per_tok": 6,
-    "num_hidden_layers": 27,
-    "num_key_value_heads": 16,
-    "q_lora_rank": None,
-    "vocab_size": 102400,
 }
 OSS = {  # openai/gpt-oss-20b: arXiv 2508.10925, table 1 says 20.91 B
     "model_type": "gpt_oss",
@@ -127,9 +99,7 @@ QWEN_MOE = {  # Qwen/Qwen2-57B-A14B: 57.41 B, arXiv 2407.10671, table 1
 EXACT: list[tuple[dict[str, Any], int, float]] = [  # counted by hand; and the billions that a token meets
     (QWEN, 494_032_768, 0.494),
     (GPT2, 124_439_808, 0.124),
-    (NEOX, 20_554_567_680, 20.55),
     (DEEPSEEK, 671_026_419_200, 37.55),
-    (LITE, 15_706_484_224, 2.66),
     (OSS, 20_914_757_184, 4.19),
     (QWEN_MOE, 57_408_658_944, 14.2),
 ]
@@ -168,19 +138,13 @@ def test_what_a_config_json_says_and_nothing_counts_is_told_once(tmp_path: Path,
 def test_a_wrong_config_json_is_refused_by_file_key_and_what_is_allowed(tmp_path: Path, parbench: Command) -> None:
     for content, told in (
         ("{", "is no JSON"),
-        ("[1]", "is no JSON object of keys such as"),
         ({**QWEN, "model_type": "qwen"}, r": model_type 'qwen' is not llama, .* or gpt_oss; did you mean 'qwen3'"),
-        ({"hidden_size": 8}, ": model_type None is not llama"),
         ({**QWEN, "hidden_size": "896"}, ": hidden_size = '896' is no whole number from 1 to 16777216"),
-        ({**QWEN, "num_hidden_layers": 0}, ": num_hidden_layers = 0 is no whole number from 1 to"),
         ({**QWEN, "num_hidden_layers": 5000}, r": layers\(5000\) > 4096"),
-        ({**DEEPSEEK, "n_routed_experts": 1 << 63}, ": n_routed_experts = 9223372036854775808 is no whole number from"),
         ({**QWEN, "vocab_size": None}, " has no vocab_size, which a qwen2 has"),
-        ({**QWEN, "tie_word_embeddings": 1}, ": tie_word_embeddings = 1 is not true or false"),
         ({**QWEN, "num_key_value_heads": 3}, r": heads\(14\) % kv_heads\(3\) != 0"),
         ({**DEEPSEEK, "moe_layer_freq": 2}, ": moe_layer_freq = 2 is not 1"),
         ({**DEEPSEEK, "num_experts_per_tok": 300}, r": top_k\(300\) > experts\(256\)"),
-        ({**DEEPSEEK, "first_k_dense_replace": 62}, r": dense_layers\(62\) > layers\(61\)"),
         ({**QWEN_MOE, "mlp_only_layers": [1, 3]}, r": mlp_only_layers = \[1, 3\] are not the first layers"),
         ({**QWEN_MOE, "shared_expert_intermediate_size": 5000}, r"size\(5000\) % moe_intermediate_size\(2560\) != 0"),
     ):
@@ -230,12 +194,9 @@ def test_a_toml_file_declares_a_model_and_is_refused_by_its_place(tmp_path: Path
     assert (model_of(str(file)).name, model_of(str(file)).moe, model_of(str(file)).shape.kv_heads) == ("mine", None, 8)
     for part, wrong, told in (
         ("layers = 61", "layers = 0", r">= 1.*\$.layers"),
-        ("layers = 61", "", "missing required field `layers`"),
         ("hidden =", "hiden =", "unknown field `hiden`.*; allowed are .*did you mean 'hidden'"),
         ("top_k = 8", "topk = 8", "unknown field `topk`.*; allowed are experts, .*did you mean 'top_k'"),
         ('["router"]', '["rooter"]', "'rooter'.*allowed are q, k, v, .* or experts.*did you mean 'router'"),
-        ("vocabulary = 129280", "vocabulary = 1", r"vocabulary\(1\) < 2"),
-        ("top_k = 8", "top_k = 300", r"top_k\(300\) > experts\(256\)"),
         (OWN, "layers = ", "is no TOML"),
     ):
         file.write_text(OWN.replace(part, wrong, 1))

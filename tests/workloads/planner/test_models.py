@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from planner_asks import H100, ask
 
-from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
 from parbench.workloads.costs.flops import flops_per_token, product_weights, stage_flops
-from parbench.workloads.costs.memory import layer_equation, layers_equation, state_of
+from parbench.workloads.costs.memory import layer_equation, layers_equation
 from parbench.workloads.costs.parameter_table import elements_of, num_active_parameters, num_parameters, parts_of
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.models import MODELS, model_of
@@ -84,50 +83,6 @@ def test_stages_have_the_layers_without_experts_that_are_theirs() -> None:
     done = [stage_flops(spec.at_stage(rank)).total for rank in range(4)]
     assert sum(done) == pytest.approx(stage_flops(whole.at(0)).total)
     assert dry_run(spec, H100).seconds > 0
-
-
-def test_layers_without_experts_send_none_to_any_and_are_gathered_and_split_as_dense_ones_are() -> None:
-    for mesh, axis in (("dp=8,ep=8", "ep"), ("fsdp=8", "fsdp"), ("tp=8", "tp")):
-        spec = ask(mesh, "deepseek-v3")
-        assert spec.moe is not None
-        few = replace(spec, moe=replace(spec.moe, dense_layers=0))
-        sent = [[call for call in calls(each.at(0)) if call.op != "all_reduce"] for each in (spec, few)]
-        here, there = (bytes_by_axis(of)[axis] for of in sent)
-        if axis == "ep":
-            assert here / there == pytest.approx(58 / 61)
-        elif axis == "fsdp":
-            assert here / there == pytest.approx(elements_of(spec.at(0)) / elements_of(few.at(0)), rel=1e-3)
-        else:
-            blocks = 2 * 4096 * 7168 * 2 * 2 * 7 / 8  # an FFN's sum, forward and backward, gathered and scattered
-            assert here - there == pytest.approx(3 * blocks)
-    state = state_of(ask("fsdp=64,ep=8", "deepseek-v3").at(0)).state
-    assert state == pytest.approx(16 * EXACT["deepseek-v3"] / 64, rel=1e-3)
-
-
-def test_what_does_not_divide_experts_or_the_first_layers_is_refused() -> None:
-    deepseek = model_of("deepseek-v3")
-    narrow = replace(deepseek, shape=replace(deepseek.shape, ffn=18433))
-    assert narrow.on({"tp": 2}).refusal() == "ffn(18433) % tp(2) != 0"
-    assert model_of("gpt-oss-120b").on({"tp": 8, "etp": 8}).refusal() is None
-    odd = model_of("mixtral-8x7b")
-    assert odd.moe is not None
-    odd = replace(odd, moe=replace(odd.moe, expert_ffn=14337))
-    assert odd.on({"tp": 2, "etp": 2}).refusal() == "expert_ffn(14337) % etp(2) != 0"
-
-
-def test_heads_that_are_wider_than_the_hidden_size_keep_and_send_their_own() -> None:
-    wide = model_of("qwen3-32b")
-    plain = replace(wide, shape=replace(wide.shape, head_dim=0, qk_norm=False))
-    spare = 4096 * (64 * 128 - 5120) * 2
-    kept = [layer_equation(each.on({}).at(0), "selective").value for each in (wide, plain)]
-    keys = 4096 * 8 * (128 - 80) * 2
-    assert kept[0] - kept[1] == 2 * spare + 2 * keys
-    norms = 4096 * (64 + 8) * (128 * 2 + 4)
-    kept = [layer_equation(each.on({}).at(0), "none").value for each in (wide, plain)]
-    assert kept[0] - kept[1] == 2 * spare + 2 * keys + norms
-    ring, mla = (ask("cp=2", name, cp_method="ring") for name in ("qwen3-32b", "deepseek-v3"))
-    passed = [next(call for call in calls(each.at(0)) if call.axis == "cp").num_bytes for each in (ring, mla)]
-    assert passed == [2 * 2048 * 8 * 128 * 2, 2048 * 128 * (192 + 128) * 2]
 
 
 def test_latent_attention_keeps_what_it_compresses_and_every_heads_keys() -> None:

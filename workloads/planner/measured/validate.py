@@ -13,7 +13,7 @@ from parbench.bench.results.details import STATE, Action, Component, StepCheck, 
 from parbench.bench.results.metrics import MetricValue, merge_metrics
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.bench.text import UserError, counted
+from parbench.bench.text import UserError, counted, format_table
 from parbench.workloads.catalogue import DEFINITIONS, STRATEGIES
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
 from parbench.workloads.costs.memory import memory_of, schedule_of
@@ -22,9 +22,7 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.pipeline_parallel.simulation import simulate
 from parbench.workloads.planner.link_time import Curve, PlacedCall, Seconds, beyond, by_curves, curves_of
-from parbench.workloads.planner.measured.published import published
 from parbench.workloads.planner.placement import Place
-from parbench.workloads.planner.report.render import duration, published_text, table
 
 _MOST_RANKS = 1 << 14
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
@@ -59,7 +57,7 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
             rows.append(found)
     if lacking is not None and not rows:
         raise lacking
-    return Validation(run=run.info.id, fits=fits.info.id, rows=rows, left_out=left_out, published=published())
+    return Validation(run=run.info.id, fits=fits.info.id, rows=rows, left_out=left_out)
 
 
 def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | str:
@@ -162,12 +160,11 @@ def validation_text(found: Validation) -> str:
     notes = dict.fromkeys(f"{row.label}: {note}" for row in found.rows for note in (row.rule, *row.notes))
     parts = [
         f"{found.run}, predicted from {sources}",
-        table(["step", "component", "predicted", "measured", "error"], rows, left=2),
+        format_table([["step", "component", "predicted", "measured", "error"], *rows], range(2, 5)),
         "The host's idle time is not predicted; communication is the time in which it moves, without waits for peers; "
         "activations are what is saved for backward, counted, not the peak of a pass.",
         "\n".join(notes),
         "\n".join(f"not here: {label}: {reason}" for label, reason in found.left_out.items()),
-        "Of declared hardware, not of this machine:\n" + published_text(found.published) if found.published else "",
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -175,7 +172,17 @@ def validation_text(found: Validation) -> str:
 def _quantity(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    return duration(value) if unit == "s" else f"{value:,.0f} {unit}"
+    return format_duration(value) if unit == "s" else f"{value:,.0f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds with three digits, in s, ms or us."""
+    if seconds == 0:
+        return "0"
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
 
 
 _FORWARD, _BACKWARD = 1 / 3, 2 / 3  # of a layer's arithmetic: forward, then the gradients of inputs and of weights

@@ -1,4 +1,4 @@
-"""A dry run or a search as a document: its tables with figures, what if, and the commands that would check it. Pure."""
+"""A dry run or a search as a document: its tables with figures, and what-if variants. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +10,9 @@ from parbench.bench.results.details import COMPONENTS
 from parbench.bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
 from parbench.workloads.costs.memory import schedule_of
 from parbench.workloads.pipeline_parallel.bubbles import facts_of, rows_of
-from parbench.workloads.planner.budget import Budget
 from parbench.workloads.planner.candidates import Wanted
 from parbench.workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.launchers import commands_of, megatron, torchtitan, unmeasured
 from parbench.workloads.planner.link_time import Seconds
 from parbench.workloads.planner.rationale import binding_of, rationale, settings_of
 from parbench.workloads.planner.report.render import assumptions, batch_words, formulas_of, refusals_of
@@ -29,56 +27,89 @@ def search_document(
     found: Found,
     wanted: Wanted,
     top: int,
-    seconds: Seconds | None = None,
     notes: Sequence[str] = (),
-    budget: Sequence[Budget] = (),
+    *,
+    explain: bool = False,
 ) -> Document:
-    """Return the best ``top`` candidates, all of them as points, and the first in full."""
+    """Return the best ``top`` candidates, why the first is the best, and what was refused.
+
+    ``notes`` are added to the assumptions. With ``explain`` the formulas of the best candidate are added.
+    """
     best = found.best[0]
-    told = (
-        f"{found.tried} candidates, {found.too_large} too large, {sum(found.refused.values())} refused by a rule"
-        f" at global batch {wanted.global_batch} of {wanted.step.shape.sequence} tokens"
-    )
-    part = Part(
+    num_refused = sum(found.refused.values())
+    candidates = Part(
         id="candidates",
         title="Candidates",
-        tables=[_candidates(found, top), _front(found), _refused(found, wanted)],
-        notes=[f"{told}.", *(f"{line}." for line in rationale(found))],
+        tables=[_candidates(found, top), *_front(found), _refused(found, wanted)],
+        notes=[
+            f"{found.tried} candidates, {found.too_large} too large, {num_refused} refused by a rule at global batch "
+            f"{wanted.global_batch} of {wanted.step.shape.sequence} tokens.",
+            *(f"{line}." for line in rationale(found)),
+        ],
     )
-    return dry_run_document(best, seconds, notes, budget, first=[part])
+    return _document(best, [candidates, _assumptions(best, notes, explain=explain)])
 
 
 def dry_run_document(
     run: DryRun,
     seconds: Seconds | None = None,
     notes: Sequence[str] = (),
-    budget: Sequence[Budget] = (),
     *,
-    first: Sequence[Part] = (),
+    explain: bool = False,
     problem: str = "",
 ) -> Document:
+    """Return time, communication and memory of one step. ``problem`` says why it does not fit."""
+    return _document(run, [_step_part(run, seconds), _assumptions(run, notes, explain=explain)], problem)
+
+
+def with_variants(document: Document, run: DryRun, seconds: Seconds | None = None) -> Document:
+    """Return the page of a plan: its document with the step of ``run`` in full and what-if variants."""
+    parts = [part for part in document.parts if part.id != "step"]
+    variants = Part(id="variants", title="Variants", tables=[what_if_table(run, seconds)])
+    return replace(document, parts=[*parts[:-1], _step_part(run, seconds), variants, parts[-1]])
+
+
+def _document(run: DryRun, parts: Sequence[Part], problem: str = "") -> Document:
     spec, usable = run.spec, run.hardware.usable_bytes
-    assumed = assumptions(run.hardware, spec.element_bytes, notes)
-    tables = [_step(run, seconds), *_axes(run), _memory(run)]
-    step = Part(id="step", title="The step", tables=tables, notes=[f"{one.words}." for one in budget])
-    check = Part(id="try", title="To try it", tables=[what_if_table(run, seconds), _commands(run), _flags(run)])
-    formulas = Part(
-        id="formulas", title="Formulas", tables=[_formulas(run)], notes=[f"Assumed: {one}." for one in assumed]
-    )
-    whole = run.fullest.memory.total
     return Document(
         name=f"plan {spec.name} on {spec.world} GPUs",
         heading=f"{batch_words(run)}; {settings_of(spec)}",
-        parts=[*first, step, check, formulas],
+        parts=parts,
         tiles=[
             (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
             (f"{run.tokens_per_second:,.0f}", "tokens a second"),
             (f"{run.mfu:.1%}", f"MFU; bound by {binding_of(run)}"),
-            *((f"{one.seconds / 86400:,.1f} days", f"{one.gpu_hours:,.0f} GPU-hours for all tokens") for one in budget),
-            (f"{whole / GIGA:.1f} GB", f"of {usable / GIGA:.1f} GB usable on the fullest rank"),
+            (f"{run.fullest.memory.total / GIGA:.1f} GB", f"of {usable / GIGA:.1f} GB usable on the fullest rank"),
         ],
         problem=problem,
     )
+
+
+def _step_part(run: DryRun, seconds: Seconds | None) -> Part:
+    used = run.fullest.memory.total / run.hardware.usable_bytes
+    per_gpu = run.tokens_per_second / run.spec.world
+    summary = (
+        f"{run.tokens_per_second:,.0f} tokens/s, {per_gpu:,.0f} per GPU, {run.model_flops_per_second / 1e12:.4g} "
+        f"TFLOP/s per GPU, MFU {run.mfu:.1%}, memory {used:.0%} of {run.hardware.usable_bytes / GIGA:.1f} GB usable"
+    )
+    return Part(
+        id="step",
+        title="The step",
+        tables=[_step(run, seconds), *_axes(run), _memory(run)],
+        notes=[f"{summary}; bound by {binding_of(run)}."],
+    )
+
+
+def _assumptions(run: DryRun, notes: Sequence[str], *, explain: bool) -> Part:
+    assumed = Table(
+        id="assumptions",
+        title="Assumptions",
+        caption="declared, not measured; --hardware FILE.toml changes them",
+        columns=[Column(title="assumed", help="a rate, a share or a source")],
+        rows=[[assumption] for assumption in assumptions(run.hardware, run.spec.element_bytes, notes)],
+    )
+    formulas = [_formulas(run)] if explain else []
+    return Part(id="formulas", title="Formulas and assumptions", tables=[*formulas, assumed])
 
 
 def label_of(run: DryRun) -> str:
@@ -140,9 +171,12 @@ def _candidates(found: Found, top: int) -> Table:
     )
 
 
-def _front(found: Found) -> Table:
+def _front(found: Found) -> list[Table]:
+    """Return the table of candidates that need less memory, none where the fastest needs least."""
+    if len(found.front) < 2:
+        return []
     points = {label_of(run): (run.seconds, run.fullest.memory.total / GIGA) for run in (*found.best, *found.front)}
-    return Table(
+    table = Table(
         id="front",
         title="Less memory for more time",
         caption="each needs a tenth less memory than any that is faster",
@@ -159,6 +193,7 @@ def _front(found: Found) -> Table:
             )
         ],
     )
+    return [table]
 
 
 def _refused(found: Found, wanted: Wanted) -> Table:
@@ -255,40 +290,6 @@ def _memory(run: DryRun) -> Table:
                 bars={held.at.words: _held(held) for held in run.ranks},
                 limit=_limit(run.hardware),
             )
-        ],
-    )
-
-
-def _commands(run: DryRun) -> Table:
-    return Table(
-        id="check",
-        title="To measure it",
-        caption="its communication is real, its compute waited for as long as predicted",
-        columns=[
-            Column(title="where", help="on what machine"),
-            Column(title="command", help="what to type there"),
-        ],
-        rows=commands_of(run),
-        notes=[
-            "Timed compute needs no cores: overlap and bubble are those of the links and the schedule.",
-            *unmeasured(run.spec),
-        ],
-    )
-
-
-def _flags(run: DryRun) -> Table:
-    return Table(
-        id="flags",
-        title="To launch it",
-        caption="the mesh, the batch and the schedule in the words of two trainers",
-        columns=[
-            Column(title="trainer", help="whose flags they are"),
-            Column(title="flags", help="what to add to its own command"),
-            Column(title="left out", help="of the plan, for it has no such flag"),
-        ],
-        rows=[
-            [one.trainer, " ".join(one.flags), "; ".join(one.lacks)]
-            for one in (torchtitan(run.spec), megatron(run.spec))
         ],
     )
 

@@ -1,4 +1,4 @@
-"""Dry runs, searches and published numbers as text and as JSON: the same numbers, in SI units there. Pure."""
+"""Words, formulas and JSON of dry runs and searches, in SI units. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.results.details import COMPONENTS, Published
-from parbench.bench.text import format_table
 from parbench.workloads.costs.communication_pattern import SOURCES, calls, equation_of
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.flops import again_bytes, product_weights, stage_flops
@@ -23,29 +21,8 @@ from parbench.workloads.model.shapes import Shape
 from parbench.workloads.planner.candidates import Wanted, limits
 from parbench.workloads.planner.dry_run import DryRun
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.measured.published import ASSUMED
-from parbench.workloads.planner.rationale import binding_of, rationale, settings_of
+from parbench.workloads.planner.rationale import binding_of, rationale
 from parbench.workloads.planner.search import Found
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Return aligned columns, the first ``left`` of them to the left."""
-    return format_table([head, *rows], range(left, len(head)))
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit in which they have few digits."""
-    if seconds == 0:
-        return "0"
-    factor, unit = next(((f, unit) for f, unit in ((1, "s"), (1e3, "ms")) if seconds * f >= 1), (1e6, "us"))
-    return f"{seconds * factor:.3g} {unit}"
-
-
-def dry_run_text(run: DryRun, notes: Sequence[str] = ()) -> str:
-    spec = run.spec
-    how = f"checkpointing {spec.checkpointing_text}, schedule {spec.schedule}{spec.split and f', split {spec.split}'}"
-    parts = [f"Predicted, not measured: {batch_words(run)}, {how}", _memory(run), _axes(run), _step(run)]
-    return "\n\n".join([*(part for part in parts if part), _assumed(run.hardware, spec.element_bytes, notes)])
 
 
 def batch_words(run: DryRun) -> str:
@@ -63,44 +40,6 @@ def parameter_words(shape: Shape, moe: Moe | None) -> str:
     unit, factor = ("B", 1e9) if whole >= 1e9 else ("M", 1e6)
     active = f" ({met / factor:.4g} {unit} active)" if moe else ""
     return f"{whole / factor:.4g} {unit} parameters{active}"
-
-
-def _memory(run: DryRun) -> str:
-    whole, usable = run.fullest.memory.total, run.hardware.usable_bytes
-    unit, factor = ("GB", 1e9) if whole >= 1e9 else ("MB", 1e6)
-    rows = [
-        [held.at.words, *(f"{getattr(held.memory, name) / factor:.2f}" for name in (*COMPONENTS, "total"))]
-        for held in run.ranks
-    ]
-    head = [f"memory, {unit} a rank", *COMPONENTS, "total"]
-    return f"{table(head, rows)}\n{whole / usable:.0%} of {usable / 1e9:.1f} GB usable a GPU"
-
-
-def _axes(run: DryRun) -> str:
-    rows = []
-    for axis in run.axes:
-        sent = f"{axis.sent_bytes / 1e9:.3f} GB" if axis.sent_bytes >= 1e9 else f"{axis.sent_bytes / 1e6:.3f} MB"
-        times = map(duration, (axis.seconds, axis.hidden_seconds, axis.exposed_seconds))
-        rows.append([axis.name, axis.where, axis.assumption, sent, *times])
-    head = ["axis", "where", "exposed", "sent a rank", "takes", "hidden", "adds"]
-    return table(head, rows, left=3) if rows else ""
-
-
-def _step(run: DryRun) -> str:
-    parts = {**run.parts, "step": run.seconds}
-    rows = [[name, duration(seconds), f"{seconds / run.seconds:.1%}"] for name, seconds in parts.items()]
-    lines = [
-        table(["step of the busiest rank", "time", "share"], rows),
-        *([f"bubble: {run.bubble_method}"] if run.spec.size("pp") > 1 else []),
-        f"{run.tokens_per_second:,.0f} tokens/s, {run.tokens_per_second / run.spec.world:,.0f} a GPU, "
-        f"{run.model_flops_per_second / 1e12:.4g} TFLOP/s a GPU, MFU {run.mfu:.1%}",
-        *run.caveats,
-    ]
-    return "\n".join(lines)
-
-
-def _assumed(hardware: Hardware, element_bytes: int, notes: Sequence[str]) -> str:
-    return "\n  ".join(["Assumed:", *assumptions(hardware, element_bytes, notes)])
 
 
 def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = ()) -> list[str]:
@@ -126,47 +65,6 @@ def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = (
     ]
 
 
-def formulas_text(run: DryRun) -> str:
-    lines = []
-    for one in formulas_of(run):
-        value = f"{one.value:,.4g} {one.unit}".rstrip()
-        lines.append(f"{one.name} = {one.equation}\n  = {one.numbers}\n  = {value}   [{one.source}]")
-    return "\n".join(lines)
-
-
-def search_text(found: Found, wanted: Wanted, notes: Sequence[str] = ()) -> str:
-    hardware = found.best[0].hardware
-    head = ["mesh", "taken with", "bound by", "step", "tokens/s", "MFU", "GB"]
-
-    def rows(runs: Sequence[DryRun]) -> list[list[str]]:
-        return [
-            [
-                run.spec.mesh_text,
-                settings_of(run.spec),
-                binding_of(run),
-                duration(run.seconds),
-                f"{run.tokens_per_second:,.0f}",
-                f"{run.mfu:.1%}",
-                f"{run.fullest.memory.total / 1e9:.1f}",
-            ]
-            for run in runs
-        ]
-
-    caveats = [f"{run.spec.mesh_text}: {caveat}" for run in found.best for caveat in run.caveats]
-    parts = [
-        f"Predicted, not measured: {wanted.step.name} on {wanted.gpus} GPUs ({hardware.name}) at global batch "
-        f"{wanted.global_batch} of {wanted.step.shape.sequence} tokens, "
-        f"{parameter_words(wanted.step.shape, wanted.step.moe)}; {found.tried} candidates looked at, "
-        f"{found.too_large} too large, {sum(found.refused.values())} refused by a rule; no other is faster",
-        "\n".join([table(head, rows(found.best), left=3), *caveats]),
-        "\n  ".join(["Why the first:", *rationale(found)]),
-        "Less memory for more time:\n" + table(head, rows(found.front), left=3) if len(found.front) > 1 else "",
-        "\n  ".join(["Refused, such as:", *refusals_of(found, wanted)]),
-        _assumed(hardware, wanted.step.element_bytes, notes),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
 def refusals_of(found: Found, wanted: Wanted) -> list[str]:
     """Return an example of each rule that stops some candidate, and of memory, with its numbers."""
     rules = list(limits(wanted).values())
@@ -174,18 +72,6 @@ def refusals_of(found: Found, wanted: Wanted) -> list[str]:
     if found.too_large:
         rules.append(f"{found.too_large:,} too large{f', such as {found.nearest.missing}' if found.nearest else ''}")
     return rules
-
-
-def published_text(found: Sequence[Published]) -> str:
-    return f"{published_rows(found)}\n{ASSUMED}"
-
-
-def published_rows(found: Sequence[Published]) -> str:
-    rows = []
-    for one in found:
-        numbers = [f"{value:.3g} {one.unit}" if one.unit else f"{value:.4f}" for value in (one.quoted, one.predicted)]
-        rows.append([one.name, one.source, *numbers, one.error])
-    return table(["published", "source", "quoted", "predicted", "error"], rows, left=2)
 
 
 def as_line(value: object) -> str:

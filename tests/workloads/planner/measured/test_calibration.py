@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from planner_asks import PLAIN, ask
+from planner_asks import PLAIN
 from reports_fixtures import (
     ENVIRONMENT,
     WORLD,
@@ -24,8 +24,6 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import stage_flops
-from parbench.workloads.planner.budget import Budget, parse_tokens
-from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.link_time import PlacedCall, curve_for, curves_of
 from parbench.workloads.planner.measured.calibration import calibrated
@@ -107,20 +105,5 @@ def test_a_run_calibrates_a_plan_and_with_hardware_only_the_shares_are_its(tmp_p
     named, links, _ = machine_of(Given(calibrate=(path,), hardware="h100"))
     assert (named.name, links) == ("h100", None)
     assert named.efficiency.overlap["dp"] == pytest.approx(0.75)
-    text = answer(Given(model="llama3-8b", mesh="fsdp=8", hardware="h100", calibrate=(path,))).text
-    assert re.search(r"measured: matrix products at \d+% \(1 step\)", text)
-
-
-def test_tokens_take_gpu_hours_days_and_energy() -> None:
-    run = dry_run(ask("fsdp=8", "llama3-8b"), PRESETS["h100"])
-    budget = Budget(run=run, tokens=parse_tokens("1.5T"))
-    assert budget.steps == 1.5e12 / run.spec.tokens
-    assert budget.gpu_hours == pytest.approx(1.5e12 / run.tokens_per_second * 8 / 3600)
-    assert budget.energy_joules == pytest.approx(budget.gpu_hours * 3600 * 700)
-    assert "1.5 T tokens: " in budget.words
-    assert "at the board's 700 W all the time" in budget.words
-    assert "is not known without watts of plain" in Budget(run=dry_run(run.spec, PLAIN), tokens=1e9).words
-    asked = Given(model="llama3-8b", mesh="fsdp=8", tokens="300B")
-    assert answer(asked).text.splitlines()[-1].startswith("0.3 T tokens: ")
-    with pytest.raises(UserError, match="--tokens '15 T tokens' is not understood"):
-        answer(Given(model="llama3-8b", mesh="fsdp=8", tokens="15 T tokens"))
+    line = answer(Given(model="llama3-8b", mesh="fsdp=8", hardware="h100", calibrate=(path,), as_json=True)).text
+    assert re.search(r"measured: matrix products at \d+% \(1 step\)", line)
