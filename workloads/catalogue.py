@@ -70,7 +70,7 @@ def _step(
 
     return Definition(
         name=f"workload.{name}",
-        target=f"workloads.{target}",
+        target=f"parbench.workloads.{target}",
         help=help_text,
         params=(*common, *more),
         tags=tags,
