@@ -226,8 +226,6 @@ METRICS = (
            "dropped over routed, all ranks and layers", ("experts",), kind="from zero"),
     Metric("drop_rate_expected", "", None, "expected", "drop rate expected of the routing generator",
            "closed form, sum max(0, T k p - C) over T k", ("experts",), kind="from zero"),
-    Metric("dedup_ratio", "", None, "dedup", "share of rows sent if each token goes to a rank once",
-           "rows of token and rank per pair of token and expert sent", ("experts",), "{:.3f}"),
     Metric("dispatch_bytes", "B", None, "dispatch bytes", "bytes sent to experts", "closed form, a layer's microbatch",
            kind="from zero"),
     Metric("dispatch_bytes_even", "B", None, "dispatch bytes, even", "bytes sent with even routing, no drops",

@@ -374,7 +374,7 @@ def ep(scope: str = "ep_layer", routing: str = "balanced", capacity: float = 0.0
 def mixture_metrics(routing: str, capacity: float, seconds: float) -> dict[str, MetricValue]:
     """Return what an expert-parallel step knows; balanced routes know of no slow-down."""
     found = step_metrics(seconds) | {"exposed_comm.ep": plain(0.4 * seconds, "s"), "bytes_ratio.ep": plain(1.0, "")}
-    ratios = {"imbalance.rank": 1.35, "imbalance.expert": 2.95, "dedup_ratio": 0.75}
+    ratios = {"imbalance.rank": 1.35, "imbalance.expert": 2.95}
     found |= {name: plain(value, "") for name, value in ratios.items()}
     found |= {name: plain(0.125 if capacity else 0.0, "") for name in ("drop_rate", "drop_rate_expected")}
     for way in ("dispatch", "combine"):

@@ -191,7 +191,7 @@ class HybridStep(MixtureStep):
         self.coordinate = coordinate_of(spec.mesh, world.rank)
         moe = self.moe = spec.moe
         self._tokens = mesh_stages.tokens_of(spec, self.coordinate)
-        self._routes = None if moe is None else Routes(world, spec, moe, self._tokens, spec.size("dp", "fsdp"))
+        self._routes = None if moe is None else Routes(world, spec, moe, self._tokens)
         self._shares = mesh_stages.shares_of(spec.shape, moe, cp=spec.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)

@@ -53,7 +53,7 @@ def moe_model(moe: Moe, shape: Shape = GPT, *, dense: bool = False) -> Transform
 
 
 def assert_as_the_plain_one(shape: Shape, moe: Moe, routing: str | None = None) -> None:
-    generator = moe.generator(0, 4, TOKENS, routing)
+    generator = None if routing is None else replace(moe, routing=routing, strength=3.0).generator(0, 4)
     given = None if generator is None else torch.tensor(routes(generator, 0, 32, TOKENS))
     found = []
     for dense in (False, True):
