@@ -159,7 +159,6 @@ class Attention(Details, frozen=True, kw_only=True):
     token_order: str = ""
     sequence: int
     tokens_per_rank: int
-    documents: tuple[int, ...] | None = None
     attention: str = ""
     attention_bytes: dict[str, Any]
     crossover_ranks: float | None = None

@@ -6,7 +6,6 @@ P = exp(q k^T / sqrt(d) - lse) is this block's part of the whole softmax, and it
 block's part of the whole gradients.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -59,35 +58,32 @@ class CudaFlash:
         return dq, dk, dv
 
 
-class Dense:
-    """The formula, scores and all, in float32: where no fused kernel gives the log-sum-exp."""
+class CudaEfficient:
+    """Memory-efficient attention on CUDA: float32, older GPUs, and head sizes that FlashAttention does not take.
 
-    name = "dense"
+    Queries, keys and values have as many heads each. The kernel pads the log-sum-exp to a multiple of 32 rows, with
+    infinity, which makes a padded row's probabilities zero.
+    """
+
+    name = "efficient_cuda"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        scores = self._scores(q, k, causal)
-        lse = scores.logsumexp(dim=-1)
-        return ((scores - lse.unsqueeze(-1)).exp() @ self._for_each_query_head(v, q)).to(q.dtype), lse
+        k, v = (self._repeat_heads(x, q) for x in (k, v))
+        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+        return out, lse[:, :, : q.shape[2]]
 
     def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
-        """Return dq = dS k, dk = dS^T q, dv = P^T dO, where dS = P (dP - rowsum(dO O))."""
-        wide, scale = dout.float(), 1 / math.sqrt(q.shape[-1])
-        probabilities = (self._scores(q, k, causal) - lse.unsqueeze(-1)).exp()
-        of_probabilities = wide @ self._for_each_query_head(v, q).transpose(-2, -1)
-        delta = (wide * out.float()).sum(dim=-1, keepdim=True)
-        of_scores = probabilities * (of_probabilities - delta) * scale
-        dq = of_scores @ self._for_each_query_head(k, q)
-        of_each_query_head = of_scores.transpose(-2, -1) @ q.float(), probabilities.transpose(-2, -1) @ wide
-        dk, dv = (x.view(x.shape[0], k.shape[1], -1, *x.shape[2:]).sum(dim=2) for x in of_each_query_head)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
+        lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=torch.inf)
+        keys, values = (self._repeat_heads(x, q) for x in (k, v))
+        dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
+            dout, q, keys, values, None, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False], causal
+        )
+        dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(dim=2) for x in (dk, dv))
+        return dq, dk, dv
 
-    def _scores(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
-        scores = q.float() @ self._for_each_query_head(k, q).transpose(-2, -1) / math.sqrt(q.shape[-1])
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        return scores.masked_fill(later, -torch.inf) if causal else scores
-
-    def _for_each_query_head(self, x: Tensor, q: Tensor) -> Tensor:
-        return x.float().repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+    def _repeat_heads(self, x: Tensor, q: Tensor) -> Tensor:
+        return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 class Timed:
@@ -107,15 +103,15 @@ class Timed:
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
 
 
-Kernel = CpuFlash | CudaFlash | Dense | Timed
+Kernel = CpuFlash | CudaFlash | CudaEfficient | Timed
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
-    """Return the fused kernel of a device where it has one for the type and size, else the formula."""
+    """Return the fused kernel of a device for a type and head size; FlashAttention where it takes them."""
     if device.type == "cpu":
         return CpuFlash()
     fits = dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0 and head_size <= 256
-    return CudaFlash() if fits and torch.cuda.get_device_capability(device) >= (8, 0) else Dense()
+    return CudaFlash() if fits and torch.cuda.get_device_capability(device) >= (8, 0) else CudaEfficient()
 
 
 def waiting_kernel(seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: TimedCompute) -> Timed:

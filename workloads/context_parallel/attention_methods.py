@@ -1,4 +1,4 @@
-"""How queries meet keys of other ranks: keys go round or are gathered, tokens are exchanged for heads; torch's own."""
+"""How queries meet keys of other ranks: keys go round or are gathered, tokens are exchanged for heads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,10 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
-from parbench.bench.world.torch_compat import all_gather_single, dispatch_context_parallel, reduce_scatter_single
+from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.workloads.context_parallel.attention_kernel import (
     BlockAttention,
     Direction,
@@ -19,7 +17,7 @@ from parbench.workloads.context_parallel.attention_kernel import (
     Saved,
 )
 from parbench.workloads.context_parallel.context_case import Tiles, split_rows
-from parbench.workloads.model.transformer import Core, attend
+from parbench.workloads.model.transformer import Core
 from parbench.workloads.step.probe import Moment
 
 
@@ -199,25 +197,3 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return ctx.exchanged(gradients[0], "backward"), None
-
-
-class TorchContextParallel:
-    """torch's own context parallelism, a ring over zigzag parts: the row to compare ours with. CUDA alone.
-
-    The core of an attention of q, k, v (b, a, s/c, d). Its dispatcher is turned on for DTensors, so that other
-    attention in the process stays what it is, until ``close``.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, device_type: str) -> None:
-        self._mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=("cp",))
-        dispatch_context_parallel(True)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sharded = [DTensor.from_local(x.contiguous(), self._mesh, [Shard(2)], run_check=False) for x in (q, k, v)]
-        out = attend(*sharded)
-        assert isinstance(out, DTensor)
-        local: Tensor = out.to_local()
-        return local
-
-    def close(self) -> None:
-        dispatch_context_parallel(False)

@@ -16,19 +16,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Value
 from parbench.bench.results import details
 from parbench.bench.results.metrics import MetricValue, values
 from parbench.bench.results.stats import Estimate, median
 from parbench.bench.results.turns import cross_fitted
-from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel import attention_methods as methods
 from parbench.workloads.context_parallel import context_case
 from parbench.workloads.context_parallel.attention_kernel import (
-    Dense,
     Kernel,
     Recorder,
     Size,
@@ -57,7 +54,7 @@ BytesEachWay = Mapping[str, Mapping[str, float]]
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """What one rank saw: bytes of one microbatch's passes by direction and axis, pairs by direction and step, waits by
-    round, and the seconds of each communication with nothing beside it. Of torch's own attention there are bytes alone.
+    round, and the seconds of each communication with nothing beside it.
     """
 
     sent: BytesEachWay
@@ -86,8 +83,6 @@ class AttentionProbe:
         axes = self.layout.axes
         sent = {"forward": bytes_by_axis(counted(lambda: losses.append(self.forward()), axes))}
         sent["backward"] = bytes_by_axis(counted(losses.pop().backward, axes))
-        if self.plan.method == "torch_cp":
-            return Seen(sent=sent)
         ahead_seconds = self.world.clock.offsets_ns[self.world.global_rank] / 1e9
         rounds: list[list[Wait]] = []
 
@@ -132,8 +127,6 @@ class AttentionProbe:
                 found = {"sent": sent, "expected": closed, "ratio": sent / closed if closed else None}
                 named = {f"bytes_{name}.{axis}.{direction}": number for name, number in found.items()}
                 metrics |= values(named, "one microbatch")
-        if self.plan.method == "torch_cp":
-            return Explanation(metrics=metrics)
         pairs = [[seen.pairs.get(("forward", i), 0) for i in range(self.plan.num_steps)] for seen in told]
         metrics |= values({"load_balance": context_case.balance(pairs), "balance_ceiling": self.plan.balance_ceiling()})
         hops = hops_of(told)
@@ -216,39 +209,28 @@ class ContextStep(TrainingStep):
         )
         return attention, *super().probes()
 
-    def close(self) -> None:
-        if isinstance(self._core, methods.TorchContextParallel):
-            self._core.close()
-        super().close()
-
     def _fill_distinct_gradients(self) -> None:
         """Let each rank's timed gradients differ: all have the same sequences, and average over all ranks."""
         fill_distinct_gradients(self.layout.model, self._world.rank, self._world.size, self._world.size)
 
     def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
         shape, attention = spec.shape, str(params["attention"])
-        plan = self._plan = context_case.plan_of(shape, params, world.size, world.seed)
-        place = WorldSpec(nproc=world.size, backend=world.backend, device=world.device.type)
-        if (reason := context_case.refuse_place(params, place)) is not None:
-            raise UserError(reason)
+        plan = self._plan = context_case.plan_of(shape, params, world.size)
         axes, kernel = make_groups(world, plan), kernel_for(world.device, dtype_of(spec), shape.head_size)
         if (seconds := context_case.parse_attention(attention)) is not None:
             each, heads = spec.microbatch, shape.heads
             kernel = waiting_kernel(seconds, plan, microbatch=each, heads=heads, waiter=self._block_waiter)
         self._core = core_of(plan, world.rank, world.device, axes, kernel, self._recorder)
-        model.places = torch.tensor(plan.places(world.rank), device=world.device)
+        model.places = torch.tensor(plan.tokens(world.rank), device=world.device)
         attend_by(model, self._core, model.places)
-        ddp, mine = (
-            wrap(model, world, float(BUCKET.default)),
-            torch.tensor(plan.tokens(world.rank), device=world.device),
-        )
+        ddp, mine = wrap(model, world, float(BUCKET.default)), model.places
         return replace(
             Layout.of(spec, world, model, {**axes, "dp": world.group}, module=ddp),
             loss=lambda tokens: cross_entropy(ddp(tokens[:, :-1][:, mine]), tokens[:, 1:][:, mine]),
-            reference_model=partial(_alone, plan, shape, world) if plan.mask != "causal" else None,
+            reference_model=partial(_full_mask_model, shape) if plan.mask == "full" else None,
             made_groups=tuple(axes.values()),
             details=_attention(plan, spec.at(world.rank), attention, kernel).as_details,
-            notes=tuple(_notes(plan, attention, kernel, spec)),
+            notes=tuple(_notes(attention)),
         )
 
 
@@ -265,8 +247,6 @@ def core_of(
     plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel, recorder: Recorder
 ) -> Core:
     """Return how the rank-th of a plan's ranks attends; ``axes`` are the groups that the plan's method names."""
-    if plan.method == "torch_cp":
-        return methods.TorchContextParallel(axes["cp"], device.type)
     tiles = [plan.tiles(rank, step) for step in range(plan.num_steps)]
     if plan.method == "allgather_kv":
         dealt = torch.tensor(plan.dealt(), device=device)
@@ -287,26 +267,18 @@ def attend_by(model: nn.Module, core: Core | None, positions: Tensor) -> None:
                 module.rotate = partial(rotate, positions=positions)
 
 
-def _alone(plan: ContextPlan, shape: Shape, world: World, dtype: torch.dtype) -> nn.Module:
+def _full_mask_model(shape: Shape, dtype: torch.dtype) -> nn.Module:
+    """Return one process's model, in which every query sees all keys."""
     model = outline(shape, dtype)
-    whole = replace(plan, method="ring", ranks=1, ulysses=1)
-    core = partial(attend_alone, starts=None if plan.mask == "full" else plan.starts)
-    model.places = torch.tensor(whole.places(0), device=world.device)
-    attend_by(model, core, model.places)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.core = attend_to_all
     return model
 
 
-def attend_alone(q: Tensor, k: Tensor, v: Tensor, starts: Sequence[int] | None) -> Tensor:
-    """Return softmax(q k^T / sqrt(d)) v: q (b, a, s, d), k and v (b, a_kv, s, d), with nothing dealt out.
-
-    A query sees keys that are not later and of its document, these start at ``starts``; without them, all keys.
-    """
-    seen = None
-    if starts is not None:
-        positions = torch.arange(q.shape[2], device=q.device)
-        documents = torch.searchsorted(torch.tensor(starts, device=q.device), positions, right=True)
-        seen = (documents[:, None] == documents) & (positions[:, None] >= positions)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
+def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return softmax(q k^T / sqrt(d)) v: q (b, a, s, d), k and v (b, a_kv, s, d)."""
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def _attention(plan: ContextPlan, at: Position, attention: str, kernel: Kernel) -> details.Attention:
@@ -317,25 +289,17 @@ def _attention(plan: ContextPlan, at: Position, attention: str, kernel: Kernel) 
         token_order=plan.order,
         sequence=plan.sequence,
         tokens_per_rank=plan.sequence // plan.ranks,
-        documents=tuple(plan.lengths) if plan.mask == "packed" else None,
         attention=attention,
         attention_bytes={**attention_bytes(at), "per": "layer and microbatch"},
         crossover_ranks=1 + shape.heads / shape.kv_heads,  # above which Ulysses sends less forward than a ring: 1 + 1/g
         balance_limit=context_case.balance_limit(plan.method, plan.ranks) if plan.mask == "causal" else None,
-        kernel=None if plan.method == "torch_cp" else kernel.name,
+        kernel=kernel.name,
     )
 
 
-def _notes(plan: ContextPlan, attention: str, kernel: Kernel, spec: StepSpec) -> Iterator[str]:
+def _notes(attention: str) -> Iterator[str]:
     if context_case.parse_attention(attention) is not None:
         yield f"attention {attention}: a layer's forward on the mean rank, shared by the pairs a mask leaves"
-    if plan.method == "torch_cp":
-        yield "torch_cp: torch computes and communicates within, so that balance and ring steps are not seen"
-    elif isinstance(kernel, Dense):
-        yield (
-            "attention: the plain formula in float32, for no fused kernel of this device gives the log-sum-exp "
-            f"in {str(dtype_of(spec)).removeprefix('torch.')} with heads of {spec.shape.head_size}"
-        )
 
 
 prepare = behind_gate(ContextStep, strategies.cp)

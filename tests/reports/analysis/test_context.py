@@ -103,7 +103,7 @@ def test_a_step_says_all_it_knows() -> None:
 
 
 def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
-    bare = ok(cp("torch_cp"), metrics=step_metrics(0.5), details=context_details("torch_cp", attention_steps=[]))
+    bare = ok(cp("ring"), metrics=step_metrics(0.5), details=context_details("ring", attention_steps=[]))
     titles = " ".join(column.title for column in context_columns(read(bare)))
     assert titles == "method mask cp sequence step time, within this launch tokens/s"
     beside = read(context_record(), bare)

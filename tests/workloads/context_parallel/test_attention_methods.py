@@ -5,21 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from cp_ranks import Sizes
 from ranks import Ranks
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Direction, Grads, Recorder
-from parbench.workloads.context_parallel.attention_methods import Ring, RingAttention, TorchContextParallel
+from parbench.workloads.context_parallel.attention_methods import Ring, RingAttention
 from parbench.workloads.context_parallel.context_case import MASKS, ContextPlan
-from parbench.workloads.model.transformer import attend
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
 GQA = Sizes(heads=6, kv_heads=2)
-_aten = torch.ops.aten
 
 
 def cases_of(ranks: int, *, whole: bool) -> list[tuple[str, str, Sizes, int]]:
@@ -43,7 +39,7 @@ def test_two_ranks_attend_as_one_and_send_and_compute_what_is_planned(two_ranks:
 
 
 def test_four_ranks_attend_as_one_and_send_and_compute_what_is_planned(four_ranks: Ranks) -> None:
-    cases = [case for case in cases_of(4, whole=False) if case[1] == "packed"]
+    cases = [case for case in cases_of(4, whole=False) if case[1] == "causal"]
     assert four_ranks.call("cp_ranks:wrong_of", cases=cases) == [[]] * 4
 
 
@@ -110,30 +106,3 @@ def test_each_hop_starts_before_a_block_and_is_waited_for_after_it(four_ranks: R
             *(f"wait {keys}", "backward", f"wait {gradients}", f"start {gradients}"),
             *("backward", f"wait {gradients}"),  # the other half
         ]
-
-
-def turned_on_and_off(world: World) -> tuple[bool, bool, bool, str]:
-    """Return whether torch handles attention of DTensors before, between and after, and what it raises between."""
-
-    def handled() -> bool:
-        handlers = DTensor._op_dispatcher._custom_op_handlers
-        return _aten._scaled_dot_product_flash_attention.default in handlers
-
-    group = dist.new_group()
-    before = handled()
-    core, told = TorchContextParallel(group, world.device.type), ""
-    between, x = handled(), torch.randn(1, 2, 4, 8)
-    try:
-        core(x, x, x)
-    except NotImplementedError as error:
-        told = str(error)
-    assert torch.isfinite(attend(x, x, x)).all()  # that of plain tensors is left alone
-    core.close()
-    dist.destroy_process_group(group)
-    return before, between, handled(), told
-
-
-def test_torchs_own_is_on_until_it_is_closed_and_not_implemented_on_cpus(two_ranks: Ranks) -> None:
-    for before, between, after, told in two_ranks.call("test_attention_methods:turned_on_and_off"):
-        assert (before, between, after) == (False, True, False)
-        assert "_scaled_dot_product_flash_attention_for_cpu" in told
