@@ -171,27 +171,6 @@ class Attention(Details, frozen=True, kw_only=True):
         _expect(divided, f"sequence({self.sequence}) % tokens_per_rank({self.tokens_per_rank}) != 0")
 
 
-class Hop(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
-    """One communication of attention in a step: ``count`` times ``num_bytes``, exposed on the rank with most of it."""
-
-    direction: str
-    step: int
-    what: str
-    num_bytes: int
-    count: int
-    comm_seconds: float
-    exposed_seconds: float
-    wait_seconds: float
-    pairs_by_rank: tuple[int, ...] = ()
-
-
-class AttentionSteps(Details, frozen=True, kw_only=True):
-    """What attention communicates in a step, one hop after the other."""
-
-    known_by = "attention_steps"
-    attention_steps: tuple[Hop, ...]
-
-
 class Mesh(Details, frozen=True, kw_only=True):
     """The axes that a step communicates on, and each one's ``ranks``."""
 

@@ -207,16 +207,7 @@ METRICS = (
            "closed form", kind="from zero"),
     # ---- attention over ranks
     Metric("load_balance", "", "higher", "load balance", "how even the ranks' work is in each step of the ring",
-           "pairs counted at the kernels: mean rank over the slowest of each step", ("attention",)),
-    Metric("balance_ceiling", "", None, "ceiling", "best load balance that this order of tokens allows",
-           "closed form of this mask and token order", ("attention",)),
-    Metric("attention_comm", "s", "lower", "comm alone", "attention's communication of a step, run alone",
-           "each timed alone", ("attention",)),
-    Metric("attention_exposed", "s", "lower", "exposed hops", "attention's waits for transfers only",
-           "waits, each from when all its peers had issued it", ("attention",), kind="from zero"),
-    Metric("attention_wait", "s", "lower", "waited", "attention's waits in all, for late peers too",
-           "waits, for peers that come late too",
-           ("attention",), kind="from zero"),
+           "pairs of the mask by token order: mean rank over the slowest of each step", ("attention",)),
     # ---- experts over ranks
     Metric("imbalance.rank", "", "lower", "rank load", "how uneven the ranks' work is",
            "max / mean of pairs that ranks get, dropped ones left out, the worst layer", ("experts",), "{:.2f}"),

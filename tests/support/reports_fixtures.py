@@ -315,11 +315,6 @@ def cp(method: str = "ring", sequence: int = 64, **params: Any) -> Case:
     return make_case("workload.cp", "parbench.workloads.context_parallel.context_step:prepare", given)
 
 
-def hop(direction: str = "forward", step: int = 0, what: str = "keys and values", **more: Any) -> dict[str, Any]:
-    told = {"direction": direction, "step": step, "what": what, "bytes": 128 << 10, "count": 4, "comm_seconds": 0.002}
-    return {**told, "exposed_seconds": 0.0005, "wait_seconds": 0.003, "pairs_by_rank": [30, 10], **more}
-
-
 def context_details(method: str = "ring", sequence: int = 64, ranks: int = 2, **more: Any) -> dict[str, Any]:
     """Return what a record says of attention over ranks; usp on half of them by heads."""
     axes = {"ulysses": {"ranks": 2}, "ring": {"ranks": ranks // 2}} if method == "usp" else {"cp": {"ranks": ranks}}
@@ -331,7 +326,6 @@ def context_details(method: str = "ring", sequence: int = 64, ranks: int = 2, **
         "axes": {**axes, "dp": {"ranks": ranks}},
         "attention_bytes": {"forward": {}, "backward": {}},
         "crossover_ranks": 2.0,
-        "attention_steps": [hop(), hop("backward", 1, "gradients", exposed_seconds=0.003)],
         **more,
     }
 
@@ -348,9 +342,7 @@ def context_metrics(
             found[f"bytes_sent.{axis}.{direction}"] = plain(times * num_bytes, "B")
             found[f"bytes_ratio.{axis}.{direction}"] = plain(ratio, "")
     found |= {"exposed_comm.dp": plain(0.1 * seconds, "s"), "memory.activations": plain(5 << 20, "B")}
-    found |= {"load_balance": rate_metric(0.65, ""), "balance_ceiling": rate_metric(0.67, "")}
-    waits = {"comm": 0.004, "exposed": 0.003, "wait": 0.006}
-    return found | {f"attention_{name}": plain(value, "s") for name, value in waits.items()}
+    return found | {"load_balance": rate_metric(0.65, "")}
 
 
 def context_record(

@@ -165,8 +165,8 @@ class ContextPlan:
     def all_pairs(self) -> int:
         return self.sequence**2 if self.mask == "full" else self.sequence * (self.sequence + 1) // 2
 
-    def balance_ceiling(self) -> float:
-        """Return the best that this dealing-out lets ranks be used: see ``balance``."""
+    def load_balance(self) -> float:
+        """Return how even the work of the ranks is: see ``balance``."""
         return balance([[self.pairs(rank, step) for step in range(self.num_steps)] for rank in range(self.ranks)])
 
 

@@ -10,7 +10,7 @@ from ranks import Ranks
 from torch import Tensor
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Direction, Grads, Recorder
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Grads
 from parbench.workloads.context_parallel.attention_methods import Ring, RingAttention
 from parbench.workloads.context_parallel.context_case import MASKS, ContextPlan
 
@@ -64,26 +64,29 @@ class Slow(CpuFlash):
         return super().backward(dout, q, k, v, out, lse, causal)
 
 
+HOPS = {1: "keys and values", 2: "gradients"}
+
+
 class Noted(Ring):
     """Notes among a kernel's calls when hops start and when they are waited for."""
 
     calls: list[str]
 
     def start(self, block: Tensor) -> None:
-        self.calls.append(f"start {self._what}")
+        self.calls.append(f"start {HOPS[self._tag]}")
         super().start(block)
 
-    def wait(self, direction: Direction, step: int) -> Tensor:
-        self.calls.append(f"wait {self._what}")
-        return super().wait(direction, step)
+    def wait(self) -> Tensor:
+        self.calls.append(f"wait {HOPS[self._tag]}")
+        return super().wait()
 
 
 def order_of_work(world: World) -> tuple[list[str], list[str]]:
     """Return in which order kernels and hops come, forward and backward, under a full mask."""
     plan = ContextPlan(method="ring", mask="full", sequence=4 * world.size, ranks=world.size, ulysses=1)
-    kernel, recorder = Slow(), Recorder(world.device)
+    kernel = Slow()
     tiles = [plan.tiles(world.rank, step) for step in range(plan.num_steps)]
-    core = RingAttention(world.group, kernel, recorder, tiles)
+    core = RingAttention(world.group, kernel, tiles)
     for ring in (core.keys, core.gradients):
         ring.__class__ = Noted
         ring.calls = kernel.calls  # type: ignore[attr-defined]

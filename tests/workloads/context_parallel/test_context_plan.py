@@ -140,14 +140,14 @@ def test_balance_is_mean_work_over_the_slowest_of_each_step() -> None:
 def test_a_contiguous_ring_is_bound_and_stripes_are_even_but_for_a_diagonal() -> None:
     for ranks, limit in ((2, 2 / 3), (4, 4 / 7), (16, 16 / 31)):
         assert balance_limit("ring", ranks) == pytest.approx(limit)
-        short, long = (plan("ring", sequence=ranks * each, ranks=ranks).balance_ceiling() for each in (16, 256))
+        short, long = (plan("ring", sequence=ranks * each, ranks=ranks).load_balance() for each in (16, 256))
         assert abs(long - limit) < min(2e-3, abs(short - limit)), ranks
     for ranks in (2, 8):
-        found = plan("striped", sequence=ranks * 64, ranks=ranks).balance_ceiling()
+        found = plan("striped", sequence=ranks * 64, ranks=ranks).load_balance()
         assert found == pytest.approx((ranks * 64 + 1) / (ranks * 65)), ranks
 
 
 def test_other_methods_and_full_masks_are_even() -> None:
     for method in ("zigzag", "allgather_kv", "ulysses", "usp"):
-        assert plan(method).balance_ceiling() == balance_limit(method, 4) == 1, method
-    assert [plan(method, "full").balance_ceiling() for method in METHODS] == [1] * len(METHODS)
+        assert plan(method).load_balance() == balance_limit(method, 4) == 1, method
+    assert [plan(method, "full").load_balance() for method in METHODS] == [1] * len(METHODS)
