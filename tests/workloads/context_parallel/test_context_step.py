@@ -11,15 +11,11 @@ from training_steps import Params, small, wrong_sent_and_expected, wrong_where_n
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Grads, Timed
 from parbench.workloads.context_parallel.attention_methods import RingAttention
-from parbench.workloads.context_parallel.context_case import MASKS
 from parbench.workloads.context_parallel.context_step import ContextStep
-from parbench.workloads.step.memory import SavedTensors
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
 NARROW: Params = {"precision": "bfloat16", "accumulation": 2}
 WAITS: Params = {"compute": "timed:1ms", "attention": "timed:2ms"}
-ODD: Params = {"hidden": 48, "ffn": 44, "vocabulary": 61, "heads": 12, "sequence": 24, "kv_heads": 4}
-"""Three heads a rank of four, three tokens a rank or a chunk, or keys of one head."""
 
 
 def step_of(world: World, params: Params) -> ContextStep:
@@ -52,21 +48,6 @@ def test_two_ranks_train_as_one_process_would(two_ranks: Ranks) -> None:
     variants += [{"method": "ring", "checkpointing": "full"}, {"method": "zigzag", "mask": "full"}]
     variants.append({"method": "ulysses", "checkpointing": "selective", "recipe": "llama"})
     assert two_ranks.call("test_context_step:wrong_in", variants=variants) == [[], []]
-
-
-@pytest.mark.full
-def test_every_method_mask_and_recipe_trains_as_one_process_would(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    of_two: list[Params] = [
-        {"method": method, "mask": mask, "recipe": recipe}
-        for method in METHODS
-        for mask in MASKS
-        for recipe in ("gpt", "llama")
-    ]
-    of_two += [{"method": method, **more} for method in METHODS for more in (NARROW, {"checkpointing": "full"})]
-    assert two_ranks.call("test_context_step:wrong_in", variants=of_two) == [[], []]
-    of_four: list[Params] = [{"method": method, "recipe": "llama", **ODD} for method in METHODS]
-    of_four += [{"method": method, "mask": "full", **NARROW, **ODD, "kv_heads": 12} for method in ("ring", "usp")]
-    assert four_ranks.call("test_context_step:wrong_in", variants=of_four) == [[]] * 4
 
 
 class Wrong(CpuFlash):
@@ -106,27 +87,6 @@ def seen_by_the_gate(world: World) -> dict[str, int]:
 def test_the_gate_sees_one_ranks_wrong_kernel_and_tokens_at_wrong_places(two_ranks: Ranks) -> None:
     for found in two_ranks.call("test_context_step:seen_by_the_gate"):
         assert min(found.values()) > 0, found
-
-
-def saved_bytes(world: World) -> dict[str, int]:
-    """Return by method the bytes of activations that one forward pass keeps for backward."""
-    found = {}
-    for method in METHODS:
-        step = step_of(world, {"hidden": 64, "sequence": 64, "kv_heads": 4, "method": method})
-        with SavedTensors(step.layout.model) as saved:
-            loss = step._forward()
-        loss.backward()  # type: ignore[no-untyped-call]
-        step.close()
-        found[method] = saved.num_bytes
-    return found
-
-
-@pytest.mark.full
-def test_what_is_kept_for_backward_falls_with_the_ranks(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    """In equal parts, but for a few bytes: the mean loss, and how many tokens it is of."""
-    [two, _], [four, *_] = (ranks.call("test_context_step:saved_bytes") for ranks in (two_ranks, four_ranks))
-    for method in METHODS:
-        assert two[method] / four[method] == pytest.approx(2, rel=2e-3), method
 
 
 def timed_kernel(world: World) -> tuple[float, int, bool]:

@@ -9,7 +9,6 @@ from training_steps import Params
 
 from parbench.bench.world.world import World
 from parbench.workloads.costs.flops import flops_per_token
-from parbench.workloads.expert_parallel.moe_layer import mixtures
 from parbench.workloads.step.probe import run_probes
 
 
@@ -45,67 +44,6 @@ def test_four_ranks_train_as_one_process_would(four_ranks: Ranks) -> None:
         {"tp": 2, "ep": 2, "recipe": "llama", "aux": 0.1},
     ]
     assert four_ranks.call("test_expert_step:wrong_in", cases=cases, steps=1) == [[]] * 4
-
-
-@pytest.mark.full
-def test_every_layout_of_four_ranks_trains_as_one_process_would(four_ranks: Ranks) -> None:
-    cases: list[Params] = [
-        {"ep": 4, "routing": "hot_rank", "chunks": 2},
-        {"ep": 4, "variant": "allgather", "routing": "balanced"},
-        {"ep": 1, "aux": 0.1},
-        {"etp": 2, "ep": 1, "routing": "zipf", "accumulation": 2, "recipe": "llama"},
-        {"etp": 4, "checkpointing": "full", "fsdp": True},
-        {"tp": 2, "ep": 4, "routing": "balanced", "accumulation": 2, **DROPS},
-        {"tp": 2, "ep": 2, "routing": "zipf", "variant": "allgather", **NARROW, **DROPS},
-        {"tp": 4, "kv_heads": 4, "ep": 2, "etp": 2, "routing": "hot_rank", **DROPS},
-    ]
-    assert four_ranks.call("test_expert_step:wrong_in", cases=cases, steps=1) == [[]] * 4
-
-
-def routes_and_losses(world: World, ways: list[Params]) -> list[tuple[dict[tuple[int, int, int], Any], list[float]]]:
-    """Return for each way the routes of this rank's tokens by step, sequence and position, and its losses."""
-    found = []
-    for params in ways:
-        step = step_of(world, {"kv_heads": 4, "accumulation": 2, **params})
-        routes: dict[tuple[int, int, int], Any] = {}
-        losses = []
-        for number in range(2):
-            step.reset()
-            losses.append(float(step._forward_backward() or 0.0))
-            positions = step._positions
-            assert sorted(mixtures(step.layout.model)[0].chosen) == list(step._microbatches)
-            for microbatch in step._microbatches:
-                first, rows = microbatch * params["microbatch"], range(params["microbatch"])
-                by_layer = [mixture.chosen[microbatch].tolist() for mixture in mixtures(step.layout.model)]
-                where = [(number, first + row, position) for row in rows for position in positions]
-                routes |= dict(zip(where, zip(*by_layer, strict=True), strict=True))
-        step.close()
-        found.append((routes, losses))
-    return found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("routing", ["router", "zipf"])
-def test_a_token_takes_the_same_route_whichever_rank_has_it_and_under_every_layout(
-    four_ranks: Ranks, routing: str
-) -> None:
-    """Take the same global batch of 16 sequences in four, two, and one data rank's parts, and under every axis."""
-    ways: list[Params] = [{"ep": 1}, {"ep": 2}, {"ep": 4, "variant": "allgather"}, {"ep": 2, "etp": 2}]
-    ways = [{"microbatch": 2, **way} for way in ways]
-    ways += [{"microbatch": 4, "tp": 2, "ep": 2}, {"microbatch": 8, "tp": 4}]
-    ways = [{"routing": routing, **way} for way in ways]
-    found = []
-    for way, told in zip(
-        ways, zip(*four_ranks.call("test_expert_step:routes_and_losses", ways=ways), strict=True), strict=True
-    ):
-        routes = {where: route for of, _ in told for where, route in of.items()}
-        assert sum(len(of) for of, _ in told) == len(routes) == 2 * 16 * 16, way
-        found.append((routes, [sum(of) / 4 for of in zip(*(losses for _, losses in told), strict=True)]))
-    (expected, losses), *others = found
-    assert len({repr(route) for route in expected.values()}) > 8
-    for way, (routes, near) in zip(ways[1:], others, strict=True):
-        assert routes == expected, way
-        assert near == pytest.approx(losses, rel=1e-6), way
 
 
 def ratios(world: World, cases: list[Params]) -> list[dict[str, float | None]]:
