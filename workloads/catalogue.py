@@ -8,7 +8,6 @@ from parbench.bench.plan.catalogue import GLOO_REMEDY
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
 from parbench.workloads.context_parallel.context_case import PARAMS as CONTEXT
-from parbench.workloads.context_parallel.context_case import refuse_place
 from parbench.workloads.costs import strategies
 from parbench.workloads.costs.strategies import Strategy
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS
@@ -50,7 +49,6 @@ def _step(
     *more: Param,
     strategy: Strategy,
     whole: bool = True,
-    place: Callable[[Params, WorldSpec], str | None] = lambda params, spec: None,
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself,
     common: tuple[Param, ...] = COMMON,
     tags: tuple[str, ...] = (),
@@ -66,11 +64,11 @@ def _step(
         if spec.gloo_on_gpus and name not in GLOO_ON_GPUS and params.get("method") not in GLOO_ON_GPUS:
             method = f" with method={params['method']}" if "method" in params else ""
             return f"gloo carries no CUDA tensors in what {name}{method} sends, or is checked by: {GLOO_REMEDY}"
-        return place(params, spec)
+        return None
 
     return Definition(
         name=f"workload.{name}",
-        target=f"workloads.{target}",
+        target=f"parbench.workloads.{target}",
         help=help_text,
         params=(*common, *more),
         tags=tags,
@@ -140,7 +138,6 @@ DEFINITIONS = (
         "cp", "context_parallel.context_step:prepare",
         "context parallel: sequences split over ranks",
         *CONTEXT, tags=("smoke",),
-        place=refuse_place,  # its methods are not all there on every device
         strategy=strategies.cp,
     ),
     _step(

@@ -159,7 +159,6 @@ class Attention(Details, frozen=True, kw_only=True):
     token_order: str = ""
     sequence: int
     tokens_per_rank: int
-    documents: tuple[int, ...] | None = None
     attention: str = ""
     attention_bytes: dict[str, Any]
     crossover_ranks: float | None = None
@@ -170,27 +169,6 @@ class Attention(Details, frozen=True, kw_only=True):
     def _check(self) -> None:
         divided = self.tokens_per_rank > 0 and self.sequence % self.tokens_per_rank == 0
         _expect(divided, f"sequence({self.sequence}) % tokens_per_rank({self.tokens_per_rank}) != 0")
-
-
-class Hop(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
-    """One communication of attention in a step: ``count`` times ``num_bytes``, exposed on the rank with most of it."""
-
-    direction: str
-    step: int
-    what: str
-    num_bytes: int
-    count: int
-    comm_seconds: float
-    exposed_seconds: float
-    wait_seconds: float
-    pairs_by_rank: tuple[int, ...] = ()
-
-
-class AttentionSteps(Details, frozen=True, kw_only=True):
-    """What attention communicates in a step, one hop after the other."""
-
-    known_by = "attention_steps"
-    attention_steps: tuple[Hop, ...]
 
 
 class Mesh(Details, frozen=True, kw_only=True):

@@ -207,12 +207,6 @@ def forget_meshes() -> None:
                 del groups[name]
 
 
-def dispatch_context_parallel(on: bool) -> None:
-    """Let attention of DTensors be torch's own context parallelism, or no more; to torch it is an experiment."""
-    module = importlib.import_module("torch.distributed.tensor.experimental._context_parallel._attention")
-    (module._enable_context_parallel_dispatcher if on else module._disable_context_parallel_dispatcher)()
-
-
 def checkpointed(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return a function that forgets its activations, but what a policy keeps, which hooks do not see.
 

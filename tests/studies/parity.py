@@ -62,7 +62,7 @@ LAYOUTS = (
     Layout("tp_sp", "tp_sp", {"recipe": "llama"}, tensors=SOME),
     Layout("tp_fsdp", "tp_fsdp", {}, 4),
     Layout("cp ring, zigzag", "cp", {"method": "zigzag"}, tensors=SOME),
-    Layout("cp ulysses, packed", "cp", {"method": "ulysses", "mask": "packed"}),
+    Layout("cp ulysses, full", "cp", {"method": "ulysses", "mask": "full"}),
     Layout("cp all_gather, llama", "cp", {"method": "allgather_kv", "recipe": "llama"}),
     Layout("pp 1f1b", "pp", {**PIPELINE, "schedule": "1f1b"}, tensors=SOME),
     Layout("pp zero bubble", "pp", {**PIPELINE, "schedule": "zb_h1"}),

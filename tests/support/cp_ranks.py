@@ -9,7 +9,7 @@ from torch import Tensor
 from training_steps import small
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import Recorder, kernel_for
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Grads, num_pairs
 from parbench.workloads.context_parallel.context_case import ContextPlan, ulysses_of
 from parbench.workloads.context_parallel.context_step import ContextStep, core_of, make_groups
 from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
@@ -45,23 +45,36 @@ def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tens
     return scores.softmax(dim=-1) @ v, scores.logsumexp(dim=-1)
 
 
+class CountingKernel(CpuFlash):
+    """Counts the pairs of a query and a key that it computes."""
+
+    def __init__(self) -> None:
+        self.pairs = {"forward": 0, "backward": 0}
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        self.pairs["forward"] += num_pairs(q, k, causal)
+        return super().forward(q, k, v, causal)
+
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
+        self.pairs["backward"] += num_pairs(q, k, causal)
+        return super().backward(dout, q, k, v, out, lse, causal)
+
+
 def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -> dict[str, tuple[Any, Any]]:
     """Attend over ranks to this rank's part of the same q, k, v, forward and backward.
 
-    Return what is found and expected: bytes each way by axis, pairs by direction and step, and tensors.
+    Return what is found and expected: bytes each way by axis, pairs by direction, and tensors.
     """
     inner = ulysses_of(method, ulysses, world.size)
-    plan = ContextPlan(method=method, mask=mask, sequence=sizes.sequence, ranks=world.size, ulysses=inner, seed=3)
+    plan = ContextPlan(method=method, mask=mask, sequence=sizes.sequence, ranks=world.size, ulysses=inner)
     axes = make_groups(world, plan)
-    recorder, mine = Recorder(world.device), plan.tokens(world.rank)
+    kernel, mine = CountingKernel(), plan.tokens(world.rank)
     q, k, v, gradient = sizes.drawn()
-    kernel = kernel_for(world.device, q.dtype, sizes.head_size)
-    core = core_of(plan, world.rank, world.device, axes, kernel, recorder)
+    core = core_of(plan, world.rank, world.device, axes, kernel)
     leaves = [x[:, :, mine].requires_grad_() for x in (q, k, v)]
     outs: list[Tensor] = []
-    with recorder.recording():
-        forward = counted(lambda: outs.append(core(leaves[0], leaves[1], leaves[2])), axes)
-        backward = counted(lambda: outs[0].backward(gradient[:, :, mine]), axes)  # type: ignore[no-untyped-call]
+    forward = counted(lambda: outs.append(core(leaves[0], leaves[1], leaves[2])), axes)
+    backward = counted(lambda: outs[0].backward(gradient[:, :, mine]), axes)  # type: ignore[no-untyped-call]
     for group in axes.values():
         dist.destroy_process_group(group)
     hidden = sizes.heads * sizes.head_size
@@ -75,7 +88,7 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
         ulysses=plan.ulysses,
     )
     closed = attention_bytes(spec.at(0))
-    pairs = [plan.pairs(world.rank, step) * BATCH * sizes.heads // plan.ulysses for step in range(plan.num_steps)]
+    pairs = sum(plan.pairs(world.rank, step) for step in range(plan.num_steps)) * BATCH * sizes.heads // plan.ulysses
     alone = [x.double().requires_grad_() for x in (q, k, v)]
     out, _ = formula(alone[0], alone[1], alone[2], seen_by(plan))
     right = [out.detach(), *torch.autograd.grad(out, alone, gradient.double())]
@@ -83,20 +96,14 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
     return {
         "forward": (_some(bytes_by_axis(forward)), _some(closed["forward"])),
         "backward": (_some(bytes_by_axis(backward)), _some(closed["backward"])),
-        "pairs": (
-            dict(recorder.pairs),
-            {(way, step): n for way in ("forward", "backward") for step, n in enumerate(pairs) if n},
-        ),
+        "pairs": (kernel.pairs, {"forward": pairs, "backward": pairs}),
         "apart": ([float((a - b[:, :, mine]).abs().max() / b.abs().max()) for a, b in tensors if a is not None], None),
     }
 
 
 def seen_by(plan: ContextPlan) -> Tensor:
-    positions = torch.arange(plan.sequence)
-    if plan.mask == "full":
-        return torch.ones(plan.sequence, plan.sequence, dtype=torch.bool)
-    document = torch.searchsorted(torch.tensor(plan.starts), positions, right=True)
-    return (positions[:, None] >= positions) & (document[:, None] == document)
+    every_pair = torch.ones(plan.sequence, plan.sequence, dtype=torch.bool)
+    return every_pair if plan.mask == "full" else every_pair.tril()
 
 
 def _some(sent: dict[str, float]) -> dict[str, float]:
@@ -115,10 +122,8 @@ def wrong_of(world: World, cases: list[tuple[str, str, Sizes, int]], limit: floa
     return wrong
 
 
-def explained(
-    world: World, params: dict[str, Any], whole: bool = False, budget: float = 1.0
-) -> tuple[dict[str, float | None], dict[str, Any]]:
-    """Return the metrics and the details of a small step's explanation: of its attention, or the whole."""
+def explained(world: World, params: dict[str, Any]) -> dict[str, float | None]:
+    """Return the metrics of a small step's explanation."""
     step = small(world, "cp", params)
     assert isinstance(step, ContextStep)
 
@@ -129,7 +134,6 @@ def explained(
     for _ in range(2):
         begin()
         step.step()
-    probes = step.probes() if whole else step.probes()[:1]
-    found = run_probes(world, probes, step.step, begin, budget)
+    found = run_probes(world, step.probes(), step.step, begin, 0.0)
     step.close()
-    return {name: metric.value for name, metric in found.metrics.items()}, found.details
+    return {name: metric.value for name, metric in found.metrics.items()}

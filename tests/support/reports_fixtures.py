@@ -315,11 +315,6 @@ def cp(method: str = "ring", sequence: int = 64, **params: Any) -> Case:
     return make_case("workload.cp", "parbench.workloads.context_parallel.context_step:prepare", given)
 
 
-def hop(direction: str = "forward", step: int = 0, what: str = "keys and values", **more: Any) -> dict[str, Any]:
-    told = {"direction": direction, "step": step, "what": what, "bytes": 128 << 10, "count": 4, "comm_seconds": 0.002}
-    return {**told, "exposed_seconds": 0.0005, "wait_seconds": 0.003, "pairs_by_rank": [30, 10], **more}
-
-
 def context_details(method: str = "ring", sequence: int = 64, ranks: int = 2, **more: Any) -> dict[str, Any]:
     """Return what a record says of attention over ranks; usp on half of them by heads."""
     axes = {"ulysses": {"ranks": 2}, "ring": {"ranks": ranks // 2}} if method == "usp" else {"cp": {"ranks": ranks}}
@@ -331,7 +326,6 @@ def context_details(method: str = "ring", sequence: int = 64, ranks: int = 2, **
         "axes": {**axes, "dp": {"ranks": ranks}},
         "attention_bytes": {"forward": {}, "backward": {}},
         "crossover_ranks": 2.0,
-        "attention_steps": [hop(), hop("backward", 1, "gradients", exposed_seconds=0.003)],
         **more,
     }
 
@@ -348,9 +342,7 @@ def context_metrics(
             found[f"bytes_sent.{axis}.{direction}"] = plain(times * num_bytes, "B")
             found[f"bytes_ratio.{axis}.{direction}"] = plain(ratio, "")
     found |= {"exposed_comm.dp": plain(0.1 * seconds, "s"), "memory.activations": plain(5 << 20, "B")}
-    found |= {"load_balance": rate_metric(0.65, ""), "balance_ceiling": rate_metric(0.67, "")}
-    waits = {"comm": 0.004, "exposed": 0.003, "wait": 0.006}
-    return found | {f"attention_{name}": plain(value, "s") for name, value in waits.items()}
+    return found | {"load_balance": rate_metric(0.65, "")}
 
 
 def context_record(
@@ -374,7 +366,7 @@ def ep(scope: str = "ep_layer", routing: str = "balanced", capacity: float = 0.0
 def mixture_metrics(routing: str, capacity: float, seconds: float) -> dict[str, MetricValue]:
     """Return what an expert-parallel step knows; balanced routes know of no slow-down."""
     found = step_metrics(seconds) | {"exposed_comm.ep": plain(0.4 * seconds, "s"), "bytes_ratio.ep": plain(1.0, "")}
-    ratios = {"imbalance.rank": 1.35, "imbalance.expert": 2.95, "dedup_ratio": 0.75}
+    ratios = {"imbalance.rank": 1.35, "imbalance.expert": 2.95}
     found |= {name: plain(value, "") for name, value in ratios.items()}
     found |= {name: plain(0.125 if capacity else 0.0, "") for name in ("drop_rate", "drop_rate_expected")}
     for way in ("dispatch", "combine"):

@@ -1,4 +1,4 @@
-"""torch's own pipeline schedules without stages or ranks: what its classes print, and what its runtime runs."""
+"""torch's own pipeline schedules without stages or ranks: the orders of its classes, and its loader."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch.distributed.pipelining import schedules as theirs
 
-from parbench.bench.results.details import Action, ActionKind
+from parbench.bench.results.details import Action
 
 Rows = tuple[tuple[Action, ...], ...]
 
@@ -18,10 +18,6 @@ CLASSES: dict[str, Any] = {
     "zb_v": theirs.ScheduleZBVZeroBubble,
     "dualpipe_v": theirs.ScheduleDualPipeV,
 }
-SINGLE: dict[str, Any] = {"gpipe": theirs.ScheduleGPipe, "1f1b": theirs.Schedule1F1B}
-
-
-_ASKED = ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops", "release_fwd_send_outputs")
 
 
 def fake_stages(ranks: int, chunks: int) -> list[Any]:
@@ -57,36 +53,3 @@ def load(path: Path, ranks: int, microbatches: int, chunks: int) -> Any:
     loaded = make(fake_stages(ranks, chunks), microbatches, loss_fn=no_loss)
     loaded._load_csv(str(path))
     return loaded
-
-
-def run(name: str, rank: int, ranks: int, microbatches: int) -> tuple[Action, ...]:
-    """Return what torch's one-stage schedules really do on ``rank``, with a stage that only remembers."""
-    done: list[Action] = []
-
-    def remember(kind: ActionKind) -> Any:
-        return lambda microbatch, *rest, **named: done.append(Action(rank, kind, microbatch))
-
-    def nothing(*given: object, **named: object) -> list[object]:
-        return []
-
-    stage = SimpleNamespace(
-        stage_index=rank,
-        forward_one_chunk=remember("F"),
-        backward_one_chunk=remember("B"),
-        perform_reduce_grad=nothing,
-        **dict.fromkeys(_ASKED, nothing),
-    )
-    schedule = SimpleNamespace(
-        _stage=stage,
-        _num_stages=ranks,
-        _n_microbatches=microbatches,
-        _has_backward=True,
-        _stage_forward_initialized=True,
-        _stage_initialized=True,
-        scale_grads=False,
-        _finalize_gradients=True,
-        _check_inputs=lambda *given: ([()] * microbatches, [{}] * microbatches),
-        **dict.fromkeys(("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"), nothing),
-    )
-    SINGLE[name]._step_microbatches(cast("Any", schedule))
-    return tuple(done)

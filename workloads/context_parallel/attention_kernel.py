@@ -6,20 +6,15 @@ P = exp(q k^T / sqrt(d) - lse) is this block's part of the whole softmax, and it
 block's part of the whole gradients.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from parbench.workloads.context_parallel.context_case import ContextPlan, Tile, Tiles
 from parbench.workloads.model.timed_compute import TimedCompute
-from parbench.workloads.step.probe import Moment, moment, seconds_of
 
 _aten = torch.ops.aten
 
@@ -59,35 +54,32 @@ class CudaFlash:
         return dq, dk, dv
 
 
-class Dense:
-    """The formula, scores and all, in float32: where no fused kernel gives the log-sum-exp."""
+class CudaEfficient:
+    """Memory-efficient attention on CUDA: float32, older GPUs, and head sizes that FlashAttention does not take.
 
-    name = "dense"
+    Queries, keys and values have as many heads each. The kernel pads the log-sum-exp to a multiple of 32 rows, with
+    infinity, which makes a padded row's probabilities zero.
+    """
+
+    name = "efficient_cuda"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        scores = self._scores(q, k, causal)
-        lse = scores.logsumexp(dim=-1)
-        return ((scores - lse.unsqueeze(-1)).exp() @ self._for_each_query_head(v, q)).to(q.dtype), lse
+        k, v = (self._repeat_heads(x, q) for x in (k, v))
+        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+        return out, lse[:, :, : q.shape[2]]
 
     def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
-        """Return dq = dS k, dk = dS^T q, dv = P^T dO, where dS = P (dP - rowsum(dO O))."""
-        wide, scale = dout.float(), 1 / math.sqrt(q.shape[-1])
-        probabilities = (self._scores(q, k, causal) - lse.unsqueeze(-1)).exp()
-        of_probabilities = wide @ self._for_each_query_head(v, q).transpose(-2, -1)
-        delta = (wide * out.float()).sum(dim=-1, keepdim=True)
-        of_scores = probabilities * (of_probabilities - delta) * scale
-        dq = of_scores @ self._for_each_query_head(k, q)
-        of_each_query_head = of_scores.transpose(-2, -1) @ q.float(), probabilities.transpose(-2, -1) @ wide
-        dk, dv = (x.view(x.shape[0], k.shape[1], -1, *x.shape[2:]).sum(dim=2) for x in of_each_query_head)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
+        lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=torch.inf)
+        keys, values = (self._repeat_heads(x, q) for x in (k, v))
+        dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
+            dout, q, keys, values, None, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False], causal
+        )
+        dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(dim=2) for x in (dk, dv))
+        return dq, dk, dv
 
-    def _scores(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
-        scores = q.float() @ self._for_each_query_head(k, q).transpose(-2, -1) / math.sqrt(q.shape[-1])
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        return scores.masked_fill(later, -torch.inf) if causal else scores
-
-    def _for_each_query_head(self, x: Tensor, q: Tensor) -> Tensor:
-        return x.float().repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+    def _repeat_heads(self, x: Tensor, q: Tensor) -> Tensor:
+        return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 class Timed:
@@ -107,15 +99,15 @@ class Timed:
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
 
 
-Kernel = CpuFlash | CudaFlash | Dense | Timed
+Kernel = CpuFlash | CudaFlash | CudaEfficient | Timed
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
-    """Return the fused kernel of a device where it has one for the type and size, else the formula."""
+    """Return the fused kernel of a device for a type and head size; FlashAttention where it takes them."""
     if device.type == "cpu":
         return CpuFlash()
     fits = dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0 and head_size <= 256
-    return CudaFlash() if fits and torch.cuda.get_device_capability(device) >= (8, 0) else Dense()
+    return CudaFlash() if fits and torch.cuda.get_device_capability(device) >= (8, 0) else CudaEfficient()
 
 
 def waiting_kernel(seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: TimedCompute) -> Timed:
@@ -162,91 +154,6 @@ class Saved(NamedTuple):
     dout: Tensor
 
 
-Direction = Literal["forward", "backward"]
-Size = tuple[str, tuple[int, ...], torch.dtype]  # what moved, and how large it was
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wait:
-    """One communication that attention stood still for: what moved, of this size, in a step of the ring.
-
-    Issued, waited for and ended at these seconds of this rank's clock; ``peers`` are the global ranks that take part.
-    """
-
-    direction: str
-    step: int
-    size: Size
-    peers: tuple[int, ...]
-    issued: float = 0.0
-    began: float = 0.0
-    ended: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.ended - self.began
-
-    @property
-    def num_bytes(self) -> int:
-        _, shape, dtype = self.size
-        return torch.Size(shape).numel() * dtype.itemsize
-
-
-class Recorder:
-    """Notes what happens within ``recording``; outside it costs nothing. On CUDA the device's clock is read.
-
-    ``moves`` has, by name, what makes each communication again with a tensor like the one that moved.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._on = device, False
-        self._noted: list[tuple[Wait, tuple[Moment, Moment, Moment]]] = []
-        self.uncertainty_seconds = 0.0  # of the waits read last
-        self.pairs: Counter[tuple[str, int]] = Counter()
-        self.moves: dict[str, Callable[[Tensor], object]] = {}
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Forget what was noted, and note what comes."""
-        self.pairs.clear()
-        self._noted.clear()
-        self._on = True
-        try:
-            yield
-        finally:
-            self._on = False
-
-    def computed(self, direction: Direction, step: int, pairs: int) -> None:
-        if self._on:
-            self.pairs[direction, step] += pairs
-
-    def issued(self) -> Moment | None:
-        """Return when this is called, for ``waiting``; None outside of ``recording``."""
-        return moment(self._device) if self._on else None
-
-    @contextmanager
-    def waiting(
-        self, direction: str, step: int, what: str, moved: Tensor, peers: Sequence[int], issued: Moment | None = None
-    ) -> Iterator[None]:
-        """Note how long the body takes: a wait for what was issued before, or else a whole communication."""
-        if not self._on:
-            yield
-            return
-        began = moment(self._device)
-        yield
-        ended = moment(self._device)
-        size = (what, tuple(moved.shape), moved.dtype)
-        wait = Wait(direction=direction, step=step, size=size, peers=tuple(peers))
-        self._noted.append((wait, (began if issued is None else issued, began, ended)))
-
-    def waits(self, ahead_seconds: float = 0.0) -> list[Wait]:
-        """Return what was waited for, in order, by a clock that is so far behind; on CUDA after the device is done."""
-        (told, self.uncertainty_seconds), found = seconds_of(self._device), []
-        for wait, moments in self._noted:
-            issued, began, ended = (told(then) - ahead_seconds for then in moments)
-            found.append(replace(wait, issued=issued, began=began, ended=ended))
-        return found
-
-
 class BlockAttention(ABC):
     """The core of an attention whose q, k, v (b, a, s/c, d) are parts of the sequence's, over all ranks' keys.
 
@@ -254,8 +161,8 @@ class BlockAttention(ABC):
     ranks' keys and values come again.
     """
 
-    def __init__(self, kernel: Kernel, recorder: Recorder, tiles: Tiles) -> None:
-        self.kernel, self.recorder, self.tiles = kernel, recorder, tiles
+    def __init__(self, kernel: Kernel, tiles: Tiles) -> None:
+        self.kernel, self.tiles = kernel, tiles
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = _BlockAttention.apply(q, k, v, self)  # type: ignore[no-untyped-call]
@@ -273,16 +180,14 @@ class BlockAttention(ABC):
         """Add to ``merged`` the attention of queries over a block of keys and values (2, b, a_kv, t, d)."""
         for tile in self.tiles[step]:
             queries, keys, values = q[:, :, tile.rows], kv[0, :, :, tile.columns], kv[1, :, :, tile.columns]
-            self.recorder.computed("forward", step, num_pairs(queries, keys, tile.causal))
             merged.add(tile.rows, *self.kernel.forward(queries, keys, values, tile.causal))
 
-    def block_gradients(self, step: int, tiles: Sequence[Tile], saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
+    def block_gradients(self, tiles: Sequence[Tile], saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
         """Return the gradients of a block of keys and values, and add those of the queries to ``dq``; both float32."""
         d_kv = torch.zeros(kv.shape, dtype=torch.float32, device=kv.device)
         for tile in tiles:
             q, out, lse, dout = (x[:, :, tile.rows] for x in saved)
             k, v = kv[0, :, :, tile.columns], kv[1, :, :, tile.columns]
-            self.recorder.computed("backward", step, num_pairs(q, k, tile.causal))
             of_q, of_k, of_v = self.kernel.backward(dout, q, k, v, out, lse, tile.causal)
             dq[:, :, tile.rows] += of_q
             d_kv[0, :, :, tile.columns] += of_k

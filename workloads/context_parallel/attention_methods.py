@@ -1,64 +1,47 @@
-"""How queries meet keys of other ranks: keys go round or are gathered, tokens are exchanged for heads; torch's own."""
+"""How queries meet keys of other ranks: keys go round or are gathered, tokens are exchanged for heads."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
-from parbench.bench.world.torch_compat import all_gather_single, dispatch_context_parallel, reduce_scatter_single
+from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.workloads.context_parallel.attention_kernel import (
     BlockAttention,
-    Direction,
     Kernel,
     Merged,
-    Recorder,
     Saved,
 )
 from parbench.workloads.context_parallel.context_case import Tiles, split_rows
-from parbench.workloads.model.transformer import Core, attend
-from parbench.workloads.step.probe import Moment
+from parbench.workloads.model.transformer import Core
 
 
 class Ring:
     """Ranks in a circle: ``start`` sends a block to the next one, ``wait`` returns the one from the rank before."""
 
-    def __init__(self, group: dist.ProcessGroup | None, recorder: Recorder, what: str, tag: int) -> None:
-        self._group, self._recorder, self._what, self._tag = group, recorder, what, tag
+    def __init__(self, group: dist.ProcessGroup | None, tag: int) -> None:
+        self._group, self._tag = group, tag
         rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
         self._after, self._before = (rank + 1) % self.size, (rank - 1) % self.size
-        self._issued: Moment | None = None
         self._works: list[dist.Work] = []
         self._sent: Tensor | None = None
         self._received: Tensor | None = None
-        if group is not None and self.size > 1:
-            ranks = dist.get_process_group_ranks(group)
-            self._peers = [ranks[self._after], ranks[self._before]]
-            recorder.moves[what] = self._move
 
     def start(self, block: Tensor) -> None:
         self._sent, self._received = block.contiguous(), torch.empty_like(block, memory_format=torch.contiguous_format)
-        self._issued = self._recorder.issued()
         send = dist.P2POp(dist.isend, self._sent, group=self._group, tag=self._tag, group_peer=self._after)
         receive = dist.P2POp(dist.irecv, self._received, group=self._group, tag=self._tag, group_peer=self._before)
         self._works = dist.batch_isend_irecv([send, receive])
 
-    def wait(self, direction: Direction, step: int) -> Tensor:
-        """Return the block that came, and note how long that took; only now may the one sent be changed."""
+    def wait(self) -> Tensor:
+        """Return the block that came; only now may the block that was sent be changed."""
         received, self._received = self._received, None
         assert received is not None, "a wait follows a start"
-        with self._recorder.waiting(direction, step, self._what, received, self._peers, self._issued):
-            for work in self._works:
-                work.wait()
+        for work in self._works:
+            work.wait()
         self._sent = None
         return received
-
-    def _move(self, block: Tensor) -> None:
-        self.start(block)
-        self.wait("forward", 0)  # outside of a recording nothing is noted
 
 
 class RingAttention(BlockAttention):
@@ -69,10 +52,10 @@ class RingAttention(BlockAttention):
     backward half of it comes first, over the first hop of keys, and half last, over the last hop of gradients home.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, kernel: Kernel, recorder: Recorder, tiles: Tiles) -> None:
-        super().__init__(kernel, recorder, tiles)
-        self.keys = Ring(group, recorder, "keys and values", tag=1)
-        self.gradients = Ring(group, recorder, "gradients", tag=2)
+    def __init__(self, group: dist.ProcessGroup | None, kernel: Kernel, tiles: Tiles) -> None:
+        super().__init__(kernel, tiles)
+        self.keys = Ring(group, tag=1)
+        self.gradients = Ring(group, tag=2)
 
     def forward(self, q: Tensor, kv: Tensor) -> Merged:
         merged, last = Merged(q), self.keys.size - 1
@@ -81,7 +64,7 @@ class RingAttention(BlockAttention):
                 self.keys.start(kv)
             self.add_block(step, q, kv, merged)
             if step < last:
-                kv = self.keys.wait("forward", step)
+                kv = self.keys.wait()
         return merged
 
     def backward(self, saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
@@ -89,18 +72,18 @@ class RingAttention(BlockAttention):
         first_half, second_half = split_rows(self.tiles[0], saved.q.shape[2] // 2)
         if last:
             self.keys.start(kv)
-        d_own = self.block_gradients(0, first_half, saved, own, dq)
+        d_own = self.block_gradients(first_half, saved, own, dq)
         for step in range(1, self.keys.size):
-            kv = self.keys.wait("backward", step - 1)
+            kv = self.keys.wait()
             if step < last:
                 self.keys.start(kv)
-            d_kv = self.block_gradients(step, self.tiles[step], saved, kv, dq)
+            d_kv = self.block_gradients(self.tiles[step], saved, kv, dq)
             if step > 1:
-                d_kv += self.gradients.wait("backward", step - 1)
+                d_kv += self.gradients.wait()
             self.gradients.start(d_kv)
-        d_own += self.block_gradients(0, second_half, saved, own, dq)
+        d_own += self.block_gradients(second_half, saved, own, dq)
         if last:
-            d_own += self.gradients.wait("backward", last)
+            d_own += self.gradients.wait()
         return d_own
 
 
@@ -111,41 +94,29 @@ class AllGatherAttention(BlockAttention):
     the positions of all ranks' tokens, one rank after the other.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup, kernel: Kernel, recorder: Recorder, tiles: Tiles, dealt: Tensor
-    ) -> None:
-        super().__init__(kernel, recorder, tiles)
-        self._group, self._ranks = group, dist.get_process_group_ranks(group)
+    def __init__(self, group: dist.ProcessGroup, kernel: Kernel, tiles: Tiles, dealt: Tensor) -> None:
+        super().__init__(kernel, tiles)
+        self._group = group
         self._dealt, self._order = dealt, dealt.argsort()
-        recorder.moves |= {"keys and values": self._gather, "gradients": self._reduce}
 
     def forward(self, q: Tensor, kv: Tensor) -> Merged:
         merged = Merged(q)
-        self.add_block(0, q, self._gathered(kv, "forward"), merged)
+        self.add_block(0, q, self._gather(kv), merged)
         return merged
 
     def backward(self, saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
-        d_kv = self.block_gradients(0, self.tiles[0], saved, self._gathered(kv, "backward"), dq)
+        d_kv = self.block_gradients(self.tiles[0], saved, self._gather(kv), dq)
         in_turn = d_kv.index_select(3, self._dealt)
         parts = torch.stack(in_turn.chunk(self._group.size(), dim=3)).to(kv.dtype)
-        with self.recorder.waiting("backward", 0, "gradients", parts, self._ranks):
-            return self._reduce(parts)
-
-    def _gathered(self, kv: Tensor, direction: Direction) -> Tensor:
-        """Return all keys and values (2, b, a_kv, s, d) in the sequence's order, from this rank's."""
-        with self.recorder.waiting(direction, 0, "keys and values", kv, self._ranks):
-            parts = self._gather(kv)
-        return parts.movedim(0, 3).flatten(3, 4).index_select(3, self._order)
+        reduced = parts.new_empty(1, *parts.shape[1:])
+        reduce_scatter_single(reduced, parts, self._group)
+        return reduced[0]
 
     def _gather(self, kv: Tensor) -> Tensor:
+        """Return all keys and values (2, b, a_kv, s, d) in the sequence's order, from this rank's."""
         parts = kv.new_empty(self._group.size(), *kv.shape)
         all_gather_single(parts, kv.contiguous().unsqueeze(0), self._group)
-        return parts
-
-    def _reduce(self, parts: Tensor) -> Tensor:
-        mine = parts.new_empty(1, *parts.shape[1:])
-        reduce_scatter_single(mine, parts, self._group)
-        return mine[0]
+        return parts.movedim(0, 3).flatten(3, 4).index_select(3, self._order)
 
 
 class Ulysses:
@@ -155,31 +126,19 @@ class Ulysses:
     other ranks it is USP (arXiv 2405.07719).
     """
 
-    def __init__(self, group: dist.ProcessGroup, inner: Core, recorder: Recorder) -> None:
-        self._group, self._inner, self._recorder = group, inner, recorder
-        self._ranks = dist.get_process_group_ranks(group)
-        recorder.moves |= {"heads": self._move, "output": self._move}
+    def __init__(self, group: dist.ProcessGroup, inner: Core) -> None:
+        self._group, self._inner = group, inner
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ranks = self._group.size()
         by_rank = torch.cat([_cut(x, 1, ranks) for x in (q, k, v)], dim=2).movedim(1, 0)
-        heads = self._exchange(by_rank, "heads").movedim(0, 2).flatten(2, 3)
+        heads = self._exchange(by_rank).movedim(0, 2).flatten(2, 3)
         whole_q, whole_k, whole_v = torch.split(heads, [x.shape[1] // ranks for x in (q, k, v)], dim=1)
         out = _cut(self._inner(whole_q, whole_k, whole_v), 2, ranks).movedim(2, 0)
-        return self._exchange(out, "output").movedim(0, 1).flatten(1, 2)
+        return self._exchange(out).movedim(0, 1).flatten(1, 2)
 
-    def _exchange(self, by_rank: Tensor, what: str) -> Tensor:
-        def exchanged(sent: Tensor, direction: Direction) -> Tensor:
-            with self._recorder.waiting(direction, 0, what, sent, self._ranks):
-                return self._move(sent)
-
-        received: Tensor = _Exchange.apply(by_rank, exchanged)  # type: ignore[no-untyped-call]
-        return received
-
-    def _move(self, by_rank: Tensor) -> Tensor:
-        """Return what every rank has for this one, (u, ...), of what this one has for every rank, (u, ...)."""
-        received = torch.empty_like(by_rank, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(received, by_rank.contiguous(), group=self._group)
+    def _exchange(self, by_rank: Tensor) -> Tensor:
+        received: Tensor = _Exchange.apply(by_rank, self._group)  # type: ignore[no-untyped-call]
         return received
 
 
@@ -192,32 +151,17 @@ class _Exchange(torch.autograd.Function):
     """An all_to_all of equal parts; backward is the same one."""
 
     @staticmethod
-    def forward(ctx: Any, by_rank: Tensor, exchanged: Callable[[Tensor, Direction], Tensor]) -> Tensor:
-        ctx.exchanged = exchanged
-        return exchanged(by_rank, "forward")
+    def forward(ctx: Any, by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_to_all(by_rank, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.exchanged(gradients[0], "backward"), None
+        return _all_to_all(gradients[0], ctx.group), None
 
 
-class TorchContextParallel:
-    """torch's own context parallelism, a ring over zigzag parts: the row to compare ours with. CUDA alone.
-
-    The core of an attention of q, k, v (b, a, s/c, d). Its dispatcher is turned on for DTensors, so that other
-    attention in the process stays what it is, until ``close``.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, device_type: str) -> None:
-        self._mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=("cp",))
-        dispatch_context_parallel(True)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sharded = [DTensor.from_local(x.contiguous(), self._mesh, [Shard(2)], run_check=False) for x in (q, k, v)]
-        out = attend(*sharded)
-        assert isinstance(out, DTensor)
-        local: Tensor = out.to_local()
-        return local
-
-    def close(self) -> None:
-        dispatch_context_parallel(False)
+def _all_to_all(by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Send the i-th of (u, ...) to rank i, and return what each rank sent to this one, (u, ...)."""
+    received = torch.empty_like(by_rank, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(received, by_rank.contiguous(), group=group)
+    return received

@@ -4,18 +4,14 @@ Contiguous parts are ring attention's (arXiv 2310.01889); every c-th token is st
 zigzag is one chunk from the front and its mirror from the back, of 2 c (arXiv 2407.21783, section 3.3.2).
 
 A mask is tiles: the rectangles and triangles of queries x keys that a fused attention kernel can compute. Under a
-causal one a query sees as many first keys of its document as are not later: a staircase over the queries. Where the
-stairs are level a tile is a rectangle, where they rise by one it is a rectangle and a causal square.
+causal mask a query sees all keys that are not later, which is a staircase over the queries. Where the stairs are level
+a tile is a rectangle. Where they rise by one it is a rectangle and a causal square.
 """
 
-import random
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate, pairwise
 
-from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
 from parbench.workloads.model.shapes import COMPUTE, REAL, TIMED, Shape, parse_compute
@@ -27,13 +23,11 @@ ORDER_OF = {
     "allgather_kv": "zigzag",
     "ulysses": "contiguous",
     "usp": "zigzag",
-    "torch_cp": "zigzag",
 }
 """How queries meet keys of other ranks, and the order in which each method deals out tokens."""
 METHODS = tuple(ORDER_OF)
-MASKS = ("causal", "full", "packed")
+MASKS = ("causal", "full")
 _ORDERS = ("contiguous", "striped", "zigzag")
-_DOCUMENTS = 6  # at most in a sequence: few, so that some are long
 
 
 def indivisible(order: str, sequence: int, ranks: int, axis: str = "cp") -> str | None:
@@ -69,35 +63,27 @@ class Tile:
 Tiles = Sequence[Sequence[Tile]]  # what a rank computes in each step
 
 
-def causal_tiles(queries: Sequence[int], keys: Sequence[int], starts: Sequence[int] = (0,)) -> tuple[Tile, ...]:
-    """Return tiles in which every query sees the keys of its document that are not later.
+def causal_tiles(queries: Sequence[int], keys: Sequence[int]) -> tuple[Tile, ...]:
+    """Return tiles in which every query sees the keys that are not later.
 
-    ``queries`` and ``keys`` are ascending positions in the sequence, ``starts`` those at which documents start.
+    ``queries`` and ``keys`` are ascending positions in the sequence.
     """
     tiles: list[Tile] = []
-    last = max([*queries, *keys], default=0) + 1
-    for start, stop in pairwise([*(s for s in starts if s < last), last]):
-        first_query, first_key = bisect_left(queries, start), bisect_left(keys, start)
-        mine = queries[first_query : bisect_left(queries, stop)]
-        reach = [bisect_right(keys, position) - first_key for position in mine]
-        tiles.extend(_stairs(reach, first_query, first_key))
-    return tuple(tiles)
-
-
-def _stairs(reach: Sequence[int], query: int, key: int) -> Iterator[Tile]:
-    """Yield tiles in which the i-th query from ``query`` sees ``reach[i]`` keys from ``key``."""
-    i = sum(seen == 0 for seen in reach)  # the first ones: later queries see no fewer
-    while i < len(reach):
-        seen, stop = reach[i], i + 1
-        rise = reach[stop] - seen if stop < len(reach) else 0
+    reach = [bisect_right(keys, position) for position in queries]  # keys that each query sees
+    start = reach.count(0)
+    while start < len(reach):
+        stop = start + 1
+        rise = reach[stop] - reach[start] if stop < len(reach) else 0
         while rise <= 1 and stop < len(reach) and reach[stop] - reach[stop - 1] == rise:
             stop += 1
-        level = key + seen - (rise == 1)
-        if level > key:
-            yield Tile(slice(query + i, query + stop), slice(key, level))
+        rows = slice(start, stop)
+        level = reach[start] - 1 if rise == 1 else reach[start]
+        if level > 0:
+            tiles.append(Tile(rows, slice(0, level)))
         if rise == 1:
-            yield Tile(slice(query + i, query + stop), slice(level, level + stop - i), causal=True)
-        i = stop
+            tiles.append(Tile(rows, slice(level, level + stop - start), causal=True))
+        start = stop
+    return tuple(tiles)
 
 
 def split_rows(tiles: Sequence[Tile], row: int) -> tuple[list[Tile], list[Tile]]:
@@ -128,7 +114,6 @@ class ContextPlan:
     sequence: int
     ranks: int
     ulysses: int
-    seed: int = 0
 
     @property
     def order(self) -> str:
@@ -144,19 +129,6 @@ class ContextPlan:
         """Blocks of keys and values that a rank computes on one after the other."""
         return 1 if self.method == "allgather_kv" else self.parts
 
-    @cached_property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each document; packed ones are a function of the seed: all sequences are cut alike."""
-        if self.mask != "packed":
-            return (self.sequence,)
-        draw = random.Random(f"documents {self.seed} {self.sequence}")
-        cuts = sorted(draw.sample(range(1, self.sequence), min(_DOCUMENTS, self.sequence) - 1))
-        return tuple(stop - start for start, stop in pairwise([0, *cuts, self.sequence]))
-
-    @cached_property
-    def starts(self) -> tuple[int, ...]:
-        return tuple(accumulate(self.lengths, initial=0))[:-1]
-
     def dealt(self) -> list[int]:
         """Return the positions of all ranks' tokens, one rank after the other."""
         return [position for rank in range(self.ranks) for position in self.tokens(rank)]
@@ -166,10 +138,6 @@ class ContextPlan:
         size = len(part) // self.ulysses
         first = rank % self.ulysses * size
         return part[first : first + size]
-
-    def places(self, rank: int) -> list[int]:
-        """Return where a rank's tokens stand in their documents."""
-        return [position - self._start_of(position) for position in self.tokens(rank)]
 
     def queries(self, rank: int) -> list[int]:
         """Return the positions of the queries that a rank computes on: those of its part, whole or shared."""
@@ -185,24 +153,21 @@ class ContextPlan:
         queries, keys = self.queries(rank), self.keys(rank, step)
         if self.mask == "full":
             return (Tile(slice(0, len(queries)), slice(0, len(keys))),)
-        return causal_tiles(queries, keys, self.starts)
+        return causal_tiles(queries, keys)
 
     def pairs(self, rank: int, step: int) -> int:
         """Return the pairs of a query and a key that the mask lets a rank see in a step, query by query."""
         queries, keys = self.queries(rank), self.keys(rank, step)
         if self.mask == "full":
             return len(queries) * len(keys)
-        return sum(bisect_right(keys, query) - bisect_left(keys, self._start_of(query)) for query in queries)
+        return sum(bisect_right(keys, query) for query in queries)
 
     def all_pairs(self) -> int:
-        return self.sequence**2 if self.mask == "full" else sum(n * (n + 1) // 2 for n in self.lengths)
+        return self.sequence**2 if self.mask == "full" else self.sequence * (self.sequence + 1) // 2
 
-    def balance_ceiling(self) -> float:
-        """Return the best that this dealing-out lets ranks be used: see ``balance``."""
+    def load_balance(self) -> float:
+        """Return how even the work of the ranks is: see ``balance``."""
         return balance([[self.pairs(rank, step) for step in range(self.num_steps)] for rank in range(self.ranks)])
-
-    def _start_of(self, position: int) -> int:
-        return self.starts[bisect_right(self.starts, position) - 1]
 
 
 def balance(pairs: Sequence[Sequence[float]]) -> float:
@@ -219,11 +184,10 @@ def balance_limit(method: str, ranks: int) -> float:
     return ranks / (2 * ranks - 1) if method == "ring" else 1.0
 
 
-_SEEN = "what a query attends to; packed: causal within documents of several lengths"
 _WAITED = "real, or timed:DURATION: wait instead, so long for a layer's forward; needs timed compute"
 PARAMS = (
     choice("method", "how queries reach keys that other ranks hold", *METHODS, optional=False),
-    choice("mask", _SEEN, *MASKS),
+    choice("mask", "keys that a query attends to", *MASKS),
     Param(
         name="ulysses", kind="int", default=0, minimum=0, optional=True, help="ranks that share heads, in usp; 0 = half"
     ),
@@ -245,7 +209,7 @@ def parse_attention(text: str) -> float | None:
     return parse_compute(text)
 
 
-def plan_of(shape: Shape, params: Mapping[str, Value], ranks: int, seed: int = 0) -> ContextPlan:
+def plan_of(shape: Shape, params: Mapping[str, Value], ranks: int) -> ContextPlan:
     """Return how a case deals sequences out; ``UserError`` by equation where it cannot, or its times mean nothing."""
     given = {**{param.name: param.default for param in (*PARAMS, COMPUTE)}, **params}
     method, mask, inner = str(given["method"]), str(given["mask"]), int(given["ulysses"])
@@ -255,23 +219,14 @@ def plan_of(shape: Shape, params: Mapping[str, Value], ranks: int, seed: int = 0
         raise UserError(f"attention = {attention} is not allowed with compute = {compute}: {why}")
     if inner and method != "usp":
         raise UserError(f"ulysses = {inner} is not allowed with method = {method}: it is the inner axis of usp alone")
-    if method == "torch_cp" and mask != "causal":
-        raise UserError(f"mask = {mask} is not allowed with method = torch_cp: torch balances causal masks alone")
     ulysses = ulysses_of(method, inner, ranks)
     if ranks % ulysses:
         raise UserError(f"ulysses({ulysses}) * ring({ranks // ulysses}) != cp({ranks})")
     for name, heads in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
         if heads % ulysses:
             raise UserError(f"{name}({heads}) % ulysses({ulysses}) != 0")
-    plan = ContextPlan(method=method, mask=mask, sequence=shape.sequence, ranks=ranks, ulysses=ulysses, seed=seed)
+    plan = ContextPlan(method=method, mask=mask, sequence=shape.sequence, ranks=ranks, ulysses=ulysses)
     reason = indivisible("contiguous", plan.sequence, ranks)
     if reason := reason or indivisible(plan.order, plan.sequence, plan.parts, "ring" if method == "usp" else "cp"):
         raise UserError(reason)
     return plan
-
-
-def refuse_place(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
-    if params["method"] != "torch_cp" or "cpu" not in (spec.device, {"gloo": "cpu"}.get(spec.backend)):
-        return None
-    where = f"{spec.backend} and {spec.device}"
-    return f"method = torch_cp is not allowed on {where}: torch's context_parallel raises NotImplementedError on cpu"

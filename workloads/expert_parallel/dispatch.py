@@ -1,4 +1,4 @@
-"""How tokens get to the ranks that hold their experts, and back: one way without communication, four over an axis.
+"""How tokens get to the ranks that hold their experts, and back: one way without communication, two over an axis.
 
 A plan names the pairs of token and expert that travel: those over an expert's capacity, per source and microbatch and
 in the order of tokens, do not, and the weights of the others stay as they are. What travels are flights that autograd
@@ -19,29 +19,23 @@ from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The pairs that travel, by expert and then by token: each one's token, which of its k choices, and its expert.
+    """The pairs of token and expert that travel, ordered by expert and then by token."""
 
-    ``places`` count a pair among those of its expert, ``counts`` (E) are pairs by expert; ``experts_of`` (T, k) is the
-    routing with NOWHERE in place of what does not travel. ``slots`` is an expert's capacity, None without one.
-    """
-
-    tokens: Tensor
-    choices: Tensor
-    experts: Tensor
-    places: Tensor
-    counts: Tensor
-    experts_of: Tensor
-    slots: int | None = None
+    tokens: Tensor  # each pair's token
+    choices: Tensor  # which of the token's k choices a pair is
+    experts: Tensor  # each pair's expert
+    counts: Tensor  # (E,), pairs of each expert
+    experts_of: Tensor  # (T, k), the routing with NOWHERE in place of pairs that do not travel
 
 
 def make_plan(experts_of: Tensor, experts: int, slots: int | None = None) -> Plan:
-    """Return the plan of a routing (T, k), in which NOWHERE travels nowhere."""
+    """Return the plan of a routing (T, k); each expert takes its first ``slots`` pairs, all where it is None."""
     top_k, flat = experts_of.shape[1], experts_of.flatten()
     by_expert, order = torch.sort(flat, stable=True)
-    counts = torch.bincount(flat + 1, minlength=experts + 1)
-    places = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[by_expert + 1]
     travels = by_expert >= 0
     if slots is not None:
+        counts = torch.bincount(flat + 1, minlength=experts + 1)
+        places = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[by_expert + 1]
         travels &= places < slots
     pairs = order[travels]
     kept = torch.full_like(flat, -1)
@@ -50,10 +44,8 @@ def make_plan(experts_of: Tensor, experts: int, slots: int | None = None) -> Pla
         tokens=pairs // top_k,
         choices=pairs % top_k,
         experts=by_expert[travels],
-        places=places[travels],
         counts=torch.bincount(by_expert[travels], minlength=experts),
         experts_of=kept.view_as(experts_of),
-        slots=slots,
     )
 
 
@@ -136,24 +128,6 @@ def _all_to_all(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup
     yield weighted_sum(flight.wait(), weights, plan, len(x))
 
 
-def _padded(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
-    """As many rows for every expert and source as the capacity says, zeros where there are fewer: no counts needed."""
-    assert plan.slots is not None, "padded needs a capacity"
-    ranks, slots, hidden = group.size(), plan.slots, x.shape[1]
-    local = len(plan.counts) // ranks
-    each, filled = [local * slots] * ranks, plan.experts * slots + plan.places
-    padded = x.new_zeros(ranks * local * slots, hidden).index_copy(0, filled, x[plan.tokens])
-    flight = Flight(padded, each, each, group)
-    del padded
-    yield
-    by_expert = flight.wait().view(ranks, local, slots, hidden).transpose(0, 1).flatten(0, 2)
-    made = yield Rows(tokens=by_expert, counts=plan.counts.new_full((local,), ranks * slots))
-    flight = Flight(made.view(local, ranks, slots, hidden).transpose(0, 1).flatten(0, 2), each, each, group)
-    del by_expert, made
-    yield
-    yield weighted_sum(flight.wait()[filled], weights, plan, len(x))
-
-
 def _allgather(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
     """Every rank gets all tokens, weights and routes; experts' weighted sums are added up by a reduce-scatter."""
     experts = len(plan.counts) // group.size()
@@ -170,34 +144,9 @@ def _allgather(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup)
     yield sums
 
 
-def _dedup(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
-    """A row for each pair of token and rank, however many of the rank's experts it takes; its weights travel too."""
-    experts, num_tokens = len(plan.counts) // group.size(), len(x)
-    # pairs of one rank and token are one number, and come out ordered by rank and then by token
-    ranks_and_tokens = torch.unique(plan.experts // experts * num_tokens + plan.tokens)
-    ranks, tokens = ranks_and_tokens // num_tokens, ranks_and_tokens % num_tokens
-    routes = plan.experts_of[tokens]
-    there = (routes >= 0) & (routes // experts == ranks[:, None])
-    sent = torch.bincount(ranks, minlength=group.size())
-    sends, receives = sent.tolist(), swap_now(sent, [], [], group).tolist()
-    local_routes = (routes % experts).where(there, -1).int()
-    plan = make_plan(swap_now(local_routes, receives, sends, group).long(), experts)
-    flights = [Flight(rows[tokens], receives, sends, group) for rows in (weights, x)]
-    yield
-    weights, arrived = (flight.wait() for flight in flights)
-    made = yield Rows(tokens=arrived[plan.tokens], counts=plan.counts)
-    flight = Flight(weighted_sum(made, weights, plan, len(arrived)), sends, receives, group)
-    del made
-    yield
-    back = flight.wait()
-    yield back.new_zeros(num_tokens, back.shape[1]).index_add(0, tokens, back)
-
-
 TRIPS: dict[str, Callable[[Tensor, Tensor, Plan, dist.ProcessGroup], Stages]] = {
     "all_to_all": _all_to_all,
-    "padded": _padded,
     "allgather": _allgather,
-    "dedup": _dedup,
 }
 
 

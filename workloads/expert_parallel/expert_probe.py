@@ -32,23 +32,14 @@ Matrix = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
-    """Who sends how much: ``pairs[source][rank]`` of token and expert, ``rows`` of token and rank, each once."""
-
-    pairs: Matrix
-    rows: Matrix
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes that bytes depend on; ``tokens`` are a rank's, ``slots`` an expert's capacity, 0 without one."""
+    """The sizes that bytes depend on; ``tokens`` are a rank's."""
 
     hidden: int
     element_bytes: int
     top_k: int
     tokens: int
     experts_per_rank: int
-    slots: int = 0
     chunks: int = 1
 
 
@@ -76,49 +67,36 @@ class Sent:
         return self.dispatch + self.combine + self.weights_backward
 
 
-def sent_by(variant: str, rank: int, moved: Moved, sizes: Sizes) -> Sent:
-    """Return what ``rank`` of the axis sends; nothing where it is alone."""
-    others, weights = len(moved.pairs) - 1, sizes.top_k * sizes.element_bytes
-    routes = sizes.top_k * ROUTE_BYTES
+def sent_by(variant: str, rank: int, pairs: Matrix, sizes: Sizes) -> Sent:
+    """Return the bytes that ``rank`` of the axis sends; ``pairs[source][target]`` count pairs of token and expert."""
+    others = len(pairs) - 1
+    row_bytes = sizes.hidden * sizes.element_bytes
     if variant == "all_to_all":
-        (away, back), weights = _across(moved.pairs, rank), 0
-        told = sizes.chunks * others * sizes.experts_per_rank * COUNT_BYTES
-    elif variant == "padded":
-        away = back = others * sizes.experts_per_rank * sizes.slots
-        told = weights = 0
-    elif variant == "allgather":
-        away = back = others * sizes.tokens
-        told = away * routes
-    elif variant == "dedup":
-        away, back = _across(moved.rows, rank)
-        told = others * COUNT_BYTES + away * routes
-    else:
-        raise ValueError(f"variant({variant}) is none of all_to_all, padded, allgather, dedup")
-    row = sizes.hidden * sizes.element_bytes
-    return Sent(
-        dispatch=away * row, combine=back * row, told=told, weights=away * weights, weights_backward=back * weights
-    )
-
-
-def _across(moved: Matrix, rank: int) -> tuple[int, int]:
-    return sum(moved[rank]) - moved[rank][rank], sum(of[rank] for of in moved) - moved[rank][rank]
-
-
-def dedup_ratio(moved: Moved) -> float | None:
-    """Return rows of token and rank per pair of token and expert, of what leaves ranks; None where nothing does."""
-    rows, pairs = (sum(_across(of, rank)[0] for rank in range(len(of))) for of in (moved.rows, moved.pairs))
-    return rows / pairs if pairs else None
+        own = pairs[rank][rank]
+        received = sum(source[rank] for source in pairs)
+        return Sent(
+            dispatch=(sum(pairs[rank]) - own) * row_bytes,
+            combine=(received - own) * row_bytes,
+            told=sizes.chunks * others * sizes.experts_per_rank * COUNT_BYTES,
+        )
+    if variant == "allgather":
+        tokens = others * sizes.tokens
+        weights = tokens * sizes.top_k * sizes.element_bytes
+        return Sent(
+            dispatch=tokens * row_bytes,
+            combine=tokens * row_bytes,
+            told=tokens * sizes.top_k * ROUTE_BYTES,
+            weights=weights,
+            weights_backward=weights,
+        )
+    raise ValueError(f"variant({variant}) is not all_to_all or allgather")
 
 
 class Routed(NamedTuple):
-    """What one source routed by layer and microbatch: tokens that chose each of E experts, those kept, rows by rank.
+    """Pairs of token and expert of one source, (L, M, E) by layer, microbatch and expert, on the CPU."""
 
-    Integers on the CPU, (L, M, E) twice and (L, M, R).
-    """
-
-    asked: Tensor
-    kept: Tensor
-    rows: Tensor
+    asked: Tensor  # pairs that were chosen
+    kept: Tensor  # pairs that the capacity left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,9 +196,7 @@ class ExpertProbe:
         if "ep" in self.axes.groups:
             flights["ep"] = (self.moe.variant, self._flights(merged(told, etp), self.world.rank))
         if "etp" in self.axes.groups:  # all tokens gathered, and parts of their sums scattered
-            alone = [[0] * etp] * etp
-            moved, sizes = Moved(pairs=alone, rows=alone), sizes_of(self.spec, self.moe, self.tokens)
-            one = sent_by("allgather", 0, moved, sizes)
+            one = sent_by("allgather", 0, [[0] * etp] * etp, sizes_of(self.spec, self.moe, self.tokens))
             flights["etp"] = ("allgather", [one] * len(told[0].kept.flatten(0, 1)))
         return {axis: sum(self._in_step(variant, one) for one in sent) for axis, (variant, sent) in flights.items()}
 
@@ -233,11 +209,9 @@ class ExpertProbe:
 
     def _expected_drop(self) -> float | None:
         slots, generator = self.moe.slots(self.tokens), self.routes.generator
-        if generator is None or slots is None:
-            return None if generator is None else 0.0
-        # where ranks share sequences, a rank's positions are of several of ragged routing's sources
-        several = generator.name == "ragged" and self.moe.tp > 1
-        return None if several else expected_drop_rate(generator, self.routes.step, self.tokens, slots)
+        if generator is None:
+            return None
+        return 0.0 if slots is None else expected_drop_rate(generator, self.tokens, slots)
 
     def _trip(self) -> tuple[float, float]:
         """Return how long one microbatch's tokens take to their experts and back, beside nothing, without gradients."""
@@ -271,8 +245,8 @@ class ExpertProbe:
         metrics = values({"dispatch_bytes": sum(dispatched) / len(dispatched)}, "rank 0")
         metrics |= values({"dispatch_bytes_even": even})
         copy = [one.routed for one in told[: ep * etp : etp]]
-        moved, sizes = moved_in(copy)[0], sizes_of(self.spec, moe, self.tokens)
-        sent = [sent_by(moe.variant, rank, moved, sizes) for rank in range(ep)]
+        pairs, sizes = pairs_between(copy)[0], sizes_of(self.spec, moe, self.tokens)
+        sent = [sent_by(moe.variant, rank, pairs, sizes) for rank in range(ep)]
         logical = float(max(int(one.kept[0, 0].sum()) for one in copy) * row)
         wire = (max(one.dispatch + one.weights + one.told for one in sent), max(one.combine for one in sent))
         for i, name in enumerate(("dispatch", "combine")):
@@ -301,9 +275,8 @@ def routed_by(mixtures: Sequence[MoeLayer], tokens: int) -> Routed:
     moe, found = mixtures[0].moe, []
     for routes in (routes for mixture in mixtures for routes in mixture.chosen.values()):
         plan = make_plan(routes, moe.experts, moe.slots(tokens))
-        ranks = torch.unique(plan.experts // moe.experts_per_rank * tokens + plan.tokens) // tokens
         asked = torch.bincount(routes.flatten() + 1, minlength=moe.experts + 1)[1:]
-        found.append((asked, plan.counts, torch.bincount(ranks, minlength=moe.ep)))
+        found.append((asked, plan.counts))
     size = (len(mixtures), len(found) // len(mixtures), -1)
     return Routed(*(torch.stack(of).view(size).cpu() for of in zip(*found, strict=True)))
 
@@ -317,13 +290,11 @@ def merged(told: Sequence[Routed], etp: int) -> list[Routed]:
     return [_together(told[first : first + etp]) for first in range(0, len(told), etp)]
 
 
-def moved_in(copy: Sequence[Routed]) -> list[Moved]:
-    """Return who sends how much to whom among the ranks of one copy, in their order, by layer and microbatch."""
-    pairs, rows = (
-        torch.stack(of, 2).flatten(0, 1).tolist()
-        for of in ([_by_rank(one.kept, len(copy)) for one in copy], [one.rows for one in copy])
-    )
-    return [Moved(pairs=of_pairs, rows=of_rows) for of_pairs, of_rows in zip(pairs, rows, strict=True)]
+def pairs_between(copy: Sequence[Routed]) -> list[Matrix]:
+    """Return, for each layer and microbatch, the pairs that each rank of one copy sends to each other rank."""
+    by_source = [_by_rank(source.kept, len(copy)) for source in copy]
+    pairs: list[Matrix] = torch.stack(by_source, 2).flatten(0, 1).tolist()
+    return pairs
 
 
 def _by_rank(loads: Tensor, ranks: int) -> Tensor:
@@ -339,13 +310,12 @@ def sizes_of(spec: StepSpec, moe: Moe, tokens: int, sources: int = 1) -> Sizes:
         top_k=moe.top_k,
         tokens=tokens * sources,
         experts_per_rank=moe.experts_per_rank,
-        slots=(moe.slots(tokens) or 0) * sources,
         chunks=moe.chunks,
     )
 
 
 def sent_in_step(variant: str, rank: int, copy: Sequence[Routed], sizes: Sizes) -> list[Sent]:
-    return [sent_by(variant, rank, moved, sizes) for moved in moved_in(copy)]
+    return [sent_by(variant, rank, pairs, sizes) for pairs in pairs_between(copy)]
 
 
 def expert_loads(told: Sequence[Routed]) -> list[list[int]]:
@@ -361,16 +331,13 @@ def loads_of_ranks(told: Sequence[Routed], ep: int) -> list[list[int]]:
 
 
 def load_metrics(told: Sequence[Routed], ep: int, expected_drop: float | None) -> dict[str, MetricValue]:
-    """Return imbalances, of the layer where they are largest, drop rate and deduplication ratio of all flights."""
+    """Return the imbalances of the layer where they are largest, and the drop rate over all layers."""
     asked, ranks = expert_loads(told), loads_of_ranks(told, ep)
     total, kept = sum(map(sum, asked)), sum(map(sum, ranks))
-    places = [_together(told[place::ep]) for place in range(ep)]
-    [moved] = moved_in([Routed(*(of.sum((0, 1), keepdim=True) for of in place)) for place in places])
     found = {
         "imbalance.expert": _worst(asked),
         "imbalance.rank": _worst(ranks),
         "drop_rate": 1 - kept / total if total else None,
-        "dedup_ratio": dedup_ratio(moved),
     }
     return values(found if expected_drop is None else {**found, "drop_rate_expected": expected_drop})
 

@@ -98,7 +98,7 @@ class EpStep(MixtureStep):
         tp, each = self.moe.tp, spec.shape.sequence // self.moe.tp
         self._positions = range(world.rank % tp * each, (world.rank % tp + 1) * each)
         self._num_tokens = spec.microbatch * each
-        self._routes = Routes(world, spec, self.moe, self._positions, world.size // tp)
+        self._routes = Routes(world, spec, self.moe, self._positions)
         self._axes = make_axes(world, self.moe)
         super().__init__(world, params, self._lay_out, strategies.ep_step, outlined=True)
 

@@ -39,7 +39,7 @@ class Scope:
         shape = self.spec.shape
         self.moe = moe_of(params, shape, world.size)
         self._num_tokens = self.spec.microbatch * shape.sequence
-        self._routes = Routes(world, self.spec, self.moe, range(shape.sequence), world.size)
+        self._routes = Routes(world, self.spec, self.moe, range(shape.sequence))
         self._axes = make_axes(world, self.moe)
         world.barrier()  # a group that one rank gives back while another still connects breaks that one
         self.layer = self._made(MoeLayer, self.moe, dtype_of(self.spec))

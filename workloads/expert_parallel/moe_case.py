@@ -12,7 +12,7 @@ from parbench.workloads.expert_parallel.routing import Generator
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 _WHOLE = 8  # elements of 2 bytes in 16 bytes: rows of torch's grouped products are whole multiples of them
-VARIANTS = ("all_to_all", "padded", "allgather", "dedup")
+VARIANTS = ("all_to_all", "allgather")
 
 _EXPERT = "hidden size of an expert; 0 = ffn / top_k, rounded down to a multiple of 8 * etp"
 _SHARDED = "shard all but the experts with FSDP2, instead of DDP"
@@ -77,11 +77,18 @@ class Moe:
         """Return what an expert takes of the ``tokens`` of one source and microbatch; None is all."""
         return routings.capacity(self.capacity, self.top_k, tokens, self.experts) if self.capacity else None
 
-    def generator(self, seed: int, parts: int, tokens: int, routing: str | None = None) -> Generator | None:
-        """Return the generator of its routes, or of another's; None where the router chooses."""
-        name, strength = (self.routing, self.strength) if routing is None else routings.parse_routing(routing)
-        sizes = {"seed": seed, "experts": self.experts, "top_k": self.top_k, "parts": parts, "tokens": tokens}
-        return None if name == routings.ROUTER else Generator(name=name, strength=strength, **sizes)
+    def generator(self, seed: int, parts: int) -> Generator | None:
+        """Return the generator of its routes; None where the router chooses."""
+        if self.routing == routings.ROUTER:
+            return None
+        return Generator(
+            name=self.routing,
+            strength=self.strength,
+            seed=seed,
+            experts=self.experts,
+            top_k=self.top_k,
+            parts=parts,
+        )
 
 
 def moe_of(params: Mapping[str, Value], shape: Shape, nproc: int) -> Moe:
@@ -121,17 +128,12 @@ def _reasons(moe: Moe, shape: Shape, given: Mapping[str, Value], nproc: int) -> 
         yield getattr(shape, name) % tp, f"{name}({getattr(shape, name)}) % tp({tp}) != 0"
     under_ddp = f"tp({tp}) > 1 with fsdp(true): what attention does not split is under DDP alone"
     yield tp > 1 and given["fsdp"], under_ddp
-    slots = "variant(padded) needs capacity > 0: it sends as many slots as the capacity says"
-    yield moe.variant == "padded" and not moe.capacity, slots
     tokens = int(given.get("microbatch", 1)) * shape.sequence // tp
     yield moe.chunks > tokens, f"chunks({moe.chunks}) > tokens of a microbatch({tokens})"
     whole = f"chunks({moe.chunks}) > 1 with variant({moe.variant}): only all_to_all is sent in chunks"
     yield moe.chunks > 1 and moe.variant != "all_to_all", whole
     selective = "checkpointing(selective) is not for experts: their grouped products are not among what it keeps"
     yield given.get("checkpointing") == "selective", selective
-    generator = moe.generator(0, nproc, tokens)
-    idle = None if generator is None else routings.refuse_routing(generator)
-    yield idle, str(idle)
 
 
 def num_expert_parameters(shape: Shape, moe: Moe) -> int:

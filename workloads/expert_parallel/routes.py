@@ -27,15 +27,17 @@ NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 class Routes:
     """Routes of a step's microbatches, of which this rank takes the positions ``mine`` of each sequence.
 
-    ``data_size`` ranks take different microbatches. ``frozen``, while it is given, is taken in place of all else:
-    routes (b, s, k) by number of the microbatch and of the layer.
+    ``frozen``, while it is given, is taken in place of all else: routes (b, s, k) by number of the microbatch and of
+    the layer.
     """
 
-    def __init__(self, world: World, spec: StepSpec, moe: Moe, mine: Sequence[int], data_size: int) -> None:
+    def __init__(self, world: World, spec: StepSpec, moe: Moe, mine: Sequence[int]) -> None:
         self._world, self.spec, self._moe, self._mine = world, spec, moe, list(mine)
-        tokens = max(1, spec.num_sequences * spec.shape.sequence * data_size // world.size)
-        self._generators = [moe.generator(world.seed, world.size, tokens, name) for name in (None, BALANCED)]
-        self.generator = self._generators[0]
+        balanced = replace(moe, routing=BALANCED, strength=0.0)
+        self._own_generator, self._balanced_generator = (
+            mixture.generator(world.seed, world.size) for mixture in (moe, balanced)
+        )
+        self.generator = self._own_generator
         self.frozen: Mapping[int, Mapping[int, Tensor]] | None = None
         self._misrouted_counted = False
         self.step = 0
@@ -43,7 +45,7 @@ class Routes:
 
     def balance(self, now: bool) -> None:
         """From the next step on, take balanced routes in place of the case's, or the case's again."""
-        self.generator = self._generators[now]
+        self.generator = self._balanced_generator if now else self._own_generator
 
     def begin(self, step: int, microbatches: Iterable[int]) -> None:
         """Draw what another step takes of these microbatches: drawing is no part of a step's time."""

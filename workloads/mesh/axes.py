@@ -30,7 +30,7 @@ Mesh = Mapping[str, int]
 AXES = ("dp", "fsdp", "pp", "cp", "tp", *INSIDE)
 DATA = ("dp", "fsdp", "cp")
 """The axes whose ranks hold the same layers and see other tokens."""
-CP_METHODS = {name: order for name, order in ORDER_OF.items() if name not in ("usp", "torch_cp")}
+CP_METHODS = {name: order for name, order in ORDER_OF.items() if name != "usp"}
 _MOST_GATHERED_STAGES = 3
 _word = partial(Param, kind="str", optional=True)
 _int = partial(Param, kind="int", optional=True)

@@ -17,7 +17,7 @@ from parbench.bench.results.details import COMPONENTS
 from parbench.bench.results.turns import chosen
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import Kernel, Recorder, kernel_for, waiting_kernel
+from parbench.workloads.context_parallel.attention_kernel import Kernel, kernel_for, waiting_kernel
 from parbench.workloads.context_parallel.context_step import attend_by, core_of
 from parbench.workloads.costs import strategies
 from parbench.workloads.costs.memory import state_of
@@ -191,7 +191,7 @@ class HybridStep(MixtureStep):
         self.coordinate = coordinate_of(spec.mesh, world.rank)
         moe = self.moe = spec.moe
         self._tokens = mesh_stages.tokens_of(spec, self.coordinate)
-        self._routes = None if moe is None else Routes(world, spec, moe, self._tokens, spec.size("dp", "fsdp"))
+        self._routes = None if moe is None else Routes(world, spec, moe, self._tokens)
         self._shares = mesh_stages.shares_of(spec.shape, moe, cp=spec.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
@@ -243,7 +243,7 @@ class HybridStep(MixtureStep):
         plan, cp = mesh_stages.plan_of(spec), self.coordinate["cp"]
         core = None
         if "cp" in groups.axes:
-            core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec), Recorder(world.device))
+            core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec))
         attend_by(model, core, torch.tensor(plan.tokens(cp), device=world.device))
         model.places = torch.tensor(self._tokens, device=world.device)
         self._chunks, self._train_chunks = self._make_stages(model, spec, groups)

@@ -16,7 +16,7 @@ from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.text import UserError, one_of
 
 Actions = tuple[Action, ...]
-Order = tuple[tuple[Action | None, ...], ...]  # by rank; None is a step in which a rank does nothing
+Order = tuple[Actions, ...]  # by rank
 Result = tuple[int, Literal["F", "I", "W"], int]
 """What an action leaves behind for others: a stage's output ("F"), its input's gradient ("I"), its weights' ("W")."""
 
@@ -70,7 +70,7 @@ class Schedule:
         return tuple(sorted(stage for stage, holder in self._rank_by_stage.items() if holder == rank))
 
     def actions_of(self, rank: int) -> Actions:
-        return tuple(action for action in self.order[rank] if action is not None)
+        return self.order[rank]
 
     @cached_property
     def _rank_by_stage(self) -> Mapping[int, int]:
@@ -285,34 +285,35 @@ def schedule_from_csv(text: str, name: str = "custom") -> Schedule:
     Ranks are its rows; microbatches and stages are counted from what it names. Every rank must have as many stages.
     """
     order = parse_csv(text)
-    stages = [len({action.stage for action in row if action is not None}) for row in order]
+    stages = [len({action.stage for action in row}) for row in order]
     if len(set(stages)) > 1:
         least, most = stages.index(min(stages)), stages.index(max(stages))
         raise UserError(
             f"{name} needs as many stages on every rank: "
             f"stages of rank {least}({stages[least]}) != stages of rank {most}({stages[most]})"
         )
-    microbatches = 1 + max(action.microbatch for row in order for action in row if action is not None)
+    microbatches = 1 + max(action.microbatch for row in order for action in row)
     return Schedule(name=name, order=order, ranks=len(order), microbatches=microbatches, chunks=stages[0])
 
 
 def parse_csv(text: str) -> Order:
     """Return the order in torch's compute-only CSV; ``UserError`` names the row and the cell that cannot be read.
 
-    ``(1F0;2B3)OVERLAP_F_B`` is read as its two actions in sequence, which is how torch runs it unless told otherwise.
+    An empty cell is a step in which a rank does nothing. ``(1F0;2B3)OVERLAP_F_B`` is read as its two actions in
+    sequence, which is how torch runs it by default.
     """
     rows = list(csv.reader(text.splitlines()))
     while rows and not rows[-1]:
         rows.pop()
     if not any(cell.strip() for row in rows for cell in row):
         raise UserError("the schedule is empty: a row per rank with actions such as 0F0,0B0 is needed")
-    order: list[list[Action | None]] = [[] for _ in rows]
+    order: list[list[Action]] = [[] for _ in rows]
     for rank, row in enumerate(rows):
         for step, cell in enumerate(row):
             overlap = re.fullmatch(r"\(([^()]*)\)OVERLAP_F_B", cell.strip())
             try:
                 parts = overlap[1].split(";") if overlap else [cell] if cell.strip() else []
-                order[rank] += [Action.parse(part) for part in parts] or [None]
+                order[rank] += [Action.parse(part) for part in parts]
             except UserError as error:
                 raise UserError(f"rank {rank}, step {step}: {error}") from None
     return tuple(tuple(row) for row in order)

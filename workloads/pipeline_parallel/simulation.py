@@ -1,14 +1,17 @@
 """A schedule run on paper: whether it can run and does all the work once, and when each action starts and stops."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.text import UserError
-from parbench.workloads.pipeline_parallel.schedules import Order, Result, Schedule, needs, result
+from parbench.workloads.pipeline_parallel.schedules import Result, Schedule, needs, result
+
+_MAX_NAMED_RANKS = 4
 
 Latency = Callable[[int, int], float] | Mapping[tuple[int, int], float]  # seconds from one rank to another
 
@@ -96,8 +99,9 @@ def simulate(
         rows[rank].append(ran)
         came[result(action)] = ran
 
-    if circle := _walk(schedule, run):
-        raise UserError(_tell_deadlock(schedule, circle))
+    stuck = _walk(schedule, run)
+    if stuck:
+        raise UserError(_deadlock_message(schedule, stuck))
     return Timeline(ran=tuple(ran for row in rows for ran in row), ranks=schedule.ranks)
 
 
@@ -112,13 +116,10 @@ class _Waiting(NamedTuple):
     needs: Result
 
 
-def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], object]) -> tuple[_Waiting, ...]:
-    """Visit every action with what it needs, in some order that can run.
-
-    Where some can not, return the ranks that wait for one another in a circle, or one that waits for what nobody does.
-    """
+def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], object]) -> list[_Waiting]:
+    """Visit every action with what it needs, in some order that can run; return the ranks that wait forever."""
     rows = [schedule.actions_of(rank) for rank in range(schedule.ranks)]
-    at = [0] * schedule.ranks
+    next_step = [0] * schedule.ranks
     done: set[Result] = set()
     stuck: dict[int, _Waiting] = {}
     waiting: dict[Result, list[int]] = {}
@@ -126,124 +127,58 @@ def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], o
     while ready:
         rank = ready.pop()
         stuck.pop(rank, None)
-        while at[rank] < len(rows[rank]):
-            action = rows[rank][at[rank]]
+        while next_step[rank] < len(rows[rank]):
+            action = rows[rank][next_step[rank]]
             needed = needs(action, schedule.num_stages)
-            lacking = next((need for need in needed if need not in done), None)
-            if lacking is not None:
-                waiting.setdefault(lacking, []).append(rank)
-                stuck[rank] = _Waiting(rank, action, lacking)
+            missing = next((need for need in needed if need not in done), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                stuck[rank] = _Waiting(rank, action, missing)
                 break
             visit(rank, action, needed)
-            at[rank] += 1
+            next_step[rank] += 1
             left = result(action)
             done.add(left)
             ready += waiting.pop(left, ())
-    path = [stuck[min(stuck)]] if stuck else []
-    maker = {result(action): rank for rank, row in enumerate(rows) for action in row}
-    while path:
-        following = stuck.get(maker.get(path[-1].needs, -1))
-        if following is None:
-            return (path[-1],)
-        if following in path:
-            return tuple(path[path.index(following) :])
-        path.append(following)
-    return ()
+    return [stuck[rank] for rank in sorted(stuck)]
 
 
-def _tell_deadlock(schedule: Schedule, circle: Sequence[_Waiting]) -> str:
-    made = {result(action): str(action) for rank in range(schedule.ranks) for action in schedule.actions_of(rank)}
-    return f"{schedule.name} deadlocks: " + ", ".join(
-        f"rank {one.rank} waits with {one.action} for "
-        + made.get(one.needs, "{}{}{}, which nobody runs".format(*one.needs))
-        for one in circle
-    )
-
-
-class _Place(NamedTuple):
-    rank: int
-    step: int
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}, step {self.step}"
+def _deadlock_message(schedule: Schedule, stuck: Sequence[_Waiting]) -> str:
+    producers = {result(action): str(action) for rank in range(schedule.ranks) for action in schedule.actions_of(rank)}
+    waits = [
+        f"rank {wait.rank} waits with {wait.action} for "
+        + producers.get(wait.needs, "{}{}{}, which nobody runs".format(*wait.needs))
+        for wait in stuck[:_MAX_NAMED_RANKS]
+    ]
+    more = len(stuck) - len(waits)
+    if more:
+        waits.append(f"and {more} more ranks wait")
+    return f"{schedule.name} deadlocks: {', '.join(waits)}"
 
 
 def check(schedule: Schedule) -> None:
-    """Raise ``UserError`` unless every action of every stage and microbatch comes once, and all of them can run.
-
-    The error's first line is the rule that is broken, with the action and where it stands; below it a grid of ranks
-    and steps has that action in ``> <``. An action that lacks is drawn at the end of its rank.
-    """
+    """Raise ``UserError`` unless every action of every stage and microbatch comes once, and all of them can run."""
+    name, stages, microbatches = schedule.name, schedule.num_stages, schedule.microbatches
     if len(schedule.order) != schedule.ranks:
-        raise UserError(f"{schedule.name} has rows({len(schedule.order)}) != ranks({schedule.ranks})")
-    places = _places(schedule)
-    for action, place in places.items():
-        whole = Action(action.stage, "B", action.microbatch)
-        if action.kind in ("I", "W") and whole in places:
-            rule = "a backward is either whole (B) or in two parts (I and W)"
-            _refuse(schedule, f"{action} at {place} comes beside {whole} at {places[whole]}: {rule}", place)
-    _refuse_lacking(schedule, places)
-    made = {result(action): (place, action) for action, place in places.items()}
-    for action, place in places.items():
-        for other, source in (made[need] for need in needs(action, schedule.num_stages)):
-            if other.rank == place.rank and other.step > place.step:
-                _refuse(schedule, f"{action} at {place} needs {source}, which comes later, at {other}", place)
-    if circle := _walk(schedule, lambda rank, action, needed: None):
-        grid = draw_grid(schedule.order, [places[each.action] for each in circle])
-        raise UserError(f"{_tell_deadlock(schedule, circle)}\n{grid}")
-
-
-def _places(schedule: Schedule) -> dict[Action, _Place]:
-    """Return where each action stands; ``UserError`` unless it can be there, and comes once."""
-    places: dict[Action, _Place] = {}
-    holders: dict[int, int] = {}
-    cells = [(_Place(rank, step), action) for rank, row in enumerate(schedule.order) for step, action in enumerate(row)]
-    for place, action in cells:
-        if action is None:
-            continue
-        found = None
-        if action.stage >= schedule.num_stages:
-            found = f"{action} at {place} has stage({action.stage}) >= stages({schedule.num_stages})"
-        elif action.microbatch >= schedule.microbatches:
-            found = f"{action} at {place} has microbatch({action.microbatch}) >= microbatches({schedule.microbatches})"
-        elif action in places:
-            found = f"{action} comes twice, at {places[action]} and at {place}"
-        elif (holder := holders.setdefault(action.stage, place.rank)) != place.rank:
-            found = f"{action} at {place}: rank {holder} has stage {action.stage} too, and a stage lies on one rank"
-        if found:
-            _refuse(schedule, found, place)
-        places[action] = place
-    return places
-
-
-def _refuse_lacking(schedule: Schedule, places: Mapping[Action, _Place]) -> None:
-    holders = {action.stage: place.rank for action, place in places.items()}
-    whole: tuple[ActionKind, ...] = ("F", "B")
-    split: tuple[ActionKind, ...] = ("F", "I", "W")
-    for stage, microbatch in product(range(schedule.num_stages), range(schedule.microbatches)):
-        is_split = any(Action(stage, kind, microbatch) in places for kind in split[1:])
-        for action in (Action(stage, kind, microbatch) for kind in (split if is_split else whole)):
-            if action not in places:
-                rank = holders.get(stage, stage % schedule.ranks)
-                order = tuple((*row, action) if at == rank else row for at, row in enumerate(schedule.order))
-                all_of_it = f"stages({schedule.num_stages}) x microbatches({schedule.microbatches})"
-                rule = f"{all_of_it} each need F and B, or F, I and W"
-                _refuse(schedule, f"{action} lacks on rank {rank}: {rule}", _Place(rank, len(order[rank]) - 1), order)
-
-
-def _refuse(schedule: Schedule, sentence: str, marked: _Place, order: Order | None = None) -> NoReturn:
-    raise UserError(f"{schedule.name}: {sentence}\n{draw_grid(order or schedule.order, [marked])}")
-
-
-def draw_grid(order: Order, marked: Sequence[tuple[int, int]]) -> str:
-    """Return ranks by steps as text, the marked places in ``> <``, around the first of them."""
-    at = marked[0][1]
-    steps = range(max(0, at - 10), min(max(len(row) for row in order), at + 11))
-    rows = [["step", *map(str, steps)]]
-    for rank, row in enumerate(order):
-        cells = [str(row[step] or ".") if step < len(row) else "." for step in steps]
-        marks = (f">{cell}<" if (rank, step) in marked else cell for step, cell in zip(steps, cells, strict=True))
-        rows.append([f"rank {rank}", *marks])
-    head = max(len(row[0]) for row in rows)
-    width = max(len(cell) for row in rows for cell in row[1:])
-    return "\n".join(f"{row[0]:<{head}} " + " ".join(f"{cell:^{width}}" for cell in row[1:]).rstrip() for row in rows)
+        raise UserError(f"{name} has rows({len(schedule.order)}) != ranks({schedule.ranks})")
+    rank_of_stage: dict[int, int] = {}
+    kinds: defaultdict[tuple[int, int], list[ActionKind]] = defaultdict(list)
+    for rank, actions in enumerate(schedule.order):
+        for action in actions:
+            if action.stage >= stages or action.microbatch >= microbatches:
+                size = f"stages({stages}) x microbatches({microbatches})"
+                raise UserError(f"{name}: {action} on rank {rank} is outside of {size}")
+            holder = rank_of_stage.setdefault(action.stage, rank)
+            if holder != rank:
+                raise UserError(f"{name}: {action} is on rank {rank}, and stage {action.stage} lies on rank {holder}")
+            kinds[action.stage, action.microbatch].append(action.kind)
+    for stage, microbatch in product(range(stages), range(microbatches)):
+        found = sorted(kinds[stage, microbatch])
+        if found not in (["B", "F"], ["F", "I", "W"]):
+            rule = "it needs F and B, or F, I and W, once each"
+            raise UserError(
+                f"{name}: microbatch {microbatch} of stage {stage} has {' '.join(found) or 'nothing'}: {rule}"
+            )
+    stuck = _walk(schedule, lambda rank, action, needed: None)
+    if stuck:
+        raise UserError(_deadlock_message(schedule, stuck))

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from report_rows import cells_of, found_in, rows_of, run_of, there, with_metrics
 from report_rows import told as line_of
-from reports_fixtures import context_details, context_record, cp, hop, ok, plain, seconds_metric, step, step_metrics
+from reports_fixtures import context_details, context_record, cp, ok, plain, seconds_metric, step, step_metrics
 
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.attention import (
@@ -16,14 +16,13 @@ from parbench.reports.analysis.attention import (
     compared,
     contexts,
     crossover,
-    hops,
     read_context,
     sizes,
     verdict,
 )
 from parbench.reports.analysis.summary import unreadable
 from parbench.reports.render.terminal import render_text
-from parbench.reports.sections.attention import attention_section, context_columns, hop_columns
+from parbench.reports.sections.attention import attention_section, context_columns
 from parbench.reports.sections.one_run import report_of
 
 
@@ -53,21 +52,7 @@ def test_a_step_says_who_attends_how_over_every_axis_but_that_of_gradients() -> 
 def test_a_sum_with_an_unknown_part_and_a_share_of_nothing_are_unknown() -> None:
     assert one_of(with_metrics(context_record("usp", ranks=4), bytes_sent__ring=None)).sent_bytes() is None
     bare = one_of(ok(cp(), details=context_details()))
-    assert (bare.sent_bytes(), bare.bytes_ratio("forward"), bare.exposed_share, bare.exposed_part) == (None,) * 4
-    assert one_of(context_record()).exposed_part == pytest.approx(0.75)  # of the transfers' time alone
-    assert one_of(with_metrics(context_record(), attention_comm=plain(0.0, "s"))).exposed_part is None
-
-
-def test_hops_come_in_order_from_the_first_launch_that_tells_them() -> None:
-    found = hops(read(context_record("ring"), context_record("zigzag")))
-    assert [(one.context.method, one.hop.direction, one.hop.step, one.hop.num_bytes) for one in found] == [
-        (method, *hop, 128 << 10) for method in ("ring", "zigzag") for hop in (("forward", 0), ("backward", 1))
-    ]
-    silent = ok(cp(), 0, details=context_details(crossover_ranks=1.0, attention_steps=[]))
-    telling = [ok(cp(), i, details=context_details(crossover_ranks=i + 1.0)) for i in (1, 2)]
-    one = one_of(silent, *telling, launches=3)
-    assert (one.facts.crossover_ranks, len(one.hops)) == (2.0, 2)
-    assert one_of(silent).facts.crossover_ranks == 1.0
+    assert (bare.sent_bytes(), bare.bytes_ratio("forward"), bare.exposed_share) == (None,) * 3
 
 
 def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() -> None:
@@ -78,7 +63,6 @@ def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() ->
         ({"tokens_per_rank": 30}, "sequence(64) % tokens_per_rank(30) != 0"),
         ({"tokens_per_rank": 0}, "sequence(64) % tokens_per_rank(0) != 0"),
         ({"method": 3}, "Expected `str`, got `int` - at `$.method`"),
-        ({"attention_steps": [{"direction": "forward"}]}, "$.attention_steps[0]"),
     ]
     for changed, words in cases:
         record = ok(cp(), details={**context_details(), **changed})
@@ -96,14 +80,13 @@ def test_a_step_says_all_it_knows() -> None:
         "method: ring | mask: causal | cp: 2 | sequence: 64 | "
         "step time, within this launch: 20.0 ms [18.0, 22.0] | tokens/s: 205000 | "
         "bytes sent: 3.00 MiB | ratio forward: 1.000 | ratio backward: 1.250 | exposed cp: 30.0 % | "
-        "exposed part: 75.0 % | load balance: 65.0 % | ceiling: 67.0 % | comm alone: 4.00 ms | exposed hops: 3.00 ms | "
-        "waited: 6.00 ms | activations: 5.00 MiB"
+        "load balance: 65.0 % | activations: 5.00 MiB"
     )
     assert all(column.help for column in columns)
 
 
 def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
-    bare = ok(cp("torch_cp"), metrics=step_metrics(0.5), details=context_details("torch_cp", attention_steps=[]))
+    bare = ok(cp("striped"), metrics=step_metrics(0.5), details=context_details("striped"))
     titles = " ".join(column.title for column in context_columns(read(bare)))
     assert titles == "method mask cp sequence step time, within this launch tokens/s"
     beside = read(context_record(), bare)
@@ -112,19 +95,6 @@ def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
     more = [ok(cp(layers=n), metrics=step_metrics(0.5), details=context_details()) for n in (8, 4)]
     names = [cells_of(context_columns(read(*more)), one)["method"] for one in read(*more)]
     assert names == ["ring layers=8", "ring layers=4"]
-
-
-def test_each_hop_stands_beside_what_it_takes_alone() -> None:
-    (_, line) = hops(read(context_record()))
-    assert line_of(hop_columns([line]), line) == (
-        "method: ring | mask: causal | cp: 2 | sequence: 64 | direction: backward | step: 1 | what: gradients | "
-        "bytes: 128 KiB | count: 4 | alone: 2.00 ms | exposed: 3.00 ms | exposed part: 150 % | waited: 3.00 ms | "
-        "pairs max/mean: 1.5"
-    )
-    assert all(column.help for column in hop_columns([line]))
-    lines = hops(read(context_record(attention_steps=[hop(comm_seconds=0.0, pairs_by_rank=[0, 0])])))
-    cells = cells_of(hop_columns(lines), lines[0])
-    assert (cells["exposed part"], "pairs max/mean" in cells) == ("-", False)
 
 
 def timed(method: str, seconds: float, reach: float = 0.01, sequence: int = 64, **more: Any) -> Record:
@@ -220,15 +190,15 @@ def test_each_method_is_a_line_by_ranks_for_each_length_that_ran_on_two_numbers_
     assert one.crossover_ranks is None
 
 
-def test_steps_and_hops_are_tables_with_the_verdicts_below_and_hops_in_full_alone() -> None:
+def test_attention_section_has_verdicts_below_its_table() -> None:
     records = [context_record(method, 0.02, sequence) for method in ("ring", "zigzag") for sequence in (64, 128)]
-    table, moves = there(attention_section(found_in(*records))).tables
-    assert (len(table.rows), len(moves.rows)) == (4, 8)
+    [table] = there(attention_section(found_in(*records))).tables
+    assert len(table.rows) == 4
     assert [note.partition(",")[0] for note in table.notes[:2]] == ["At sequence 64", "At sequence 128"]
     assert "1 + 1/g" in table.notes[-1]
-    alone = there(attention_section(found_in(context_record(attention_steps=[]))))
+    alone = there(attention_section(found_in(context_record())))
     assert [(one.id, one.notes) for one in alone.tables] == [("context-table", ())]
     run = run_of(*records)
     text = render_text(report_of(run))
-    for expected in ("Context parallelism\n", "At sequence 64, cp = 2", "Attention's communications"):
+    for expected in ("Context parallelism\n", "At sequence 64, cp = 2"):
         assert expected in text

@@ -89,7 +89,7 @@ def test_a_step_says_all_it_knows() -> None:
     assert line_of(mixture_columns([one]), one) == (
         "scope: ep_step | routing: zipf | capacity: 1.25 | EP: 2 | variant: all_to_all | "
         "step time, within this launch: 20.0 ms [18.0, 22.0] | rank load: 1.35 | expert load: 2.95 | dropped: 12.5 % | "
-        "expected: 12.5 % | dedup: 0.750 | dispatch GB/s: 1.00 | "
+        "expected: 12.5 % | dispatch GB/s: 1.00 | "
         "dispatch GB/s (logical): 2.00 | combine GB/s: 1.00 | combine GB/s (logical): 2.00 | "
         "imbalance time: 4.00 ms | slow-down, within this launch: 1.25x [1.20x, 1.30x] | bytes ratio: 1.000 | "
         "exposed ep: 8.00 ms"
@@ -105,7 +105,7 @@ def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
     cells = cells_of(mixture_columns([alone]), alone)
     assert list(cells) == ["scope", "routing", "capacity", "EP", "variant", "step time, within this launch"]
     both = read(bare, mixture_record(routing="zipf"))
-    assert cells_of(mixture_columns(both), both[0])["dedup"] == "-"
+    assert cells_of(mixture_columns(both), both[0])["dropped"] == "-"
 
 
 def test_each_rank_says_who_is_chosen() -> None:

@@ -97,8 +97,8 @@ def test_names_at_the_ends_of_lines_never_meet_and_stand_as_near_as_they_can() -
 
 def test_long_names_keep_what_tells_them_apart() -> None:
     assert elided("ddp layers=2") == "ddp layers=2"
-    steps = "ep_layer ep=1 experts=16 variant=all_to_all capacity=1.5 routing=hot_experts"
-    assert elided(steps) == "ep_layer ... capacity=1.5 routing=hot_experts"  # what tells steps apart stands last
+    steps = "ep_layer ep=1 experts=16 variant=all_to_all capacity=1.5 routing=hot_rank"
+    assert elided(steps) == "ep_layer ... capacity=1.5 routing=hot_rank"  # what tells steps apart stands last
     assert max(len(elided(name)) for name in (steps, "x" * 100)) <= 48
 
 

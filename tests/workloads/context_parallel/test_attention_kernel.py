@@ -11,17 +11,15 @@ from torch import Tensor
 
 from parbench.workloads.context_parallel.attention_kernel import (
     CpuFlash,
+    CudaEfficient,
     CudaFlash,
-    Dense,
-    Kernel,
     Merged,
     Timed,
     kernel_for,
     num_pairs,
 )
-from parbench.workloads.context_parallel.context_step import attend_alone
+from parbench.workloads.context_parallel.context_step import attend_to_all
 
-each_kernel = pytest.mark.parametrize("kernel", [CpuFlash(), Dense()], ids=["flash", "dense"])
 # rows, keys, causal, query heads, heads of keys, head size
 SIZES = [
     (8, 8, True, 4, 4, 16),
@@ -43,8 +41,8 @@ def expected_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
     return formula(q, k, v, torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(0 if causal else k.shape[2]))
 
 
-@each_kernel
-def test_output_log_sum_exp_and_gradients_are_the_formulas(kernel: Kernel) -> None:
+def test_output_log_sum_exp_and_gradients_are_the_formulas() -> None:
+    kernel = CpuFlash()
     for rows, keys, causal, heads, kv_heads, d in SIZES:
         given, where = drawn(rows, keys, heads, kv_heads, d), (rows, keys)
         q, k, v = given
@@ -61,8 +59,8 @@ def test_output_log_sum_exp_and_gradients_are_the_formulas(kernel: Kernel) -> No
             assert (ours - theirs).abs().max() < 1e-5 * max(1.0, float(theirs.abs().max())), where
 
 
-@each_kernel
-def test_with_the_log_sum_exp_of_all_blocks_gradients_of_blocks_add_up(kernel: Kernel) -> None:
+def test_with_the_log_sum_exp_of_all_blocks_gradients_of_blocks_add_up() -> None:
+    kernel = CpuFlash()
     q, k, v = drawn(6, 10, 4, 2, 8)
     gradient = torch.randn_like(q)
     out, lse = (x.float() for x in expected_of(q, k, v, causal=False))
@@ -73,8 +71,8 @@ def test_with_the_log_sum_exp_of_all_blocks_gradients_of_blocks_add_up(kernel: K
     torch.testing.assert_close(added, whole, rtol=1e-5, atol=1e-5)
 
 
-@each_kernel
-def test_bfloat16_comes_back_in_bfloat16_and_its_log_sum_exp_in_float32(kernel: Kernel) -> None:
+def test_bfloat16_comes_back_in_bfloat16_and_its_log_sum_exp_in_float32() -> None:
+    kernel = CpuFlash()
     q, k, v = drawn(8, 8, 4, 2, 16, torch.bfloat16)
     out, lse = kernel.forward(q, k, v, True)
     assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
@@ -101,11 +99,11 @@ def test_the_fused_kernel_is_taken_where_there_is_one(monkeypatch: pytest.Monkey
     for capability, dtype, head_size, kind in (
         ((8, 0), torch.bfloat16, 64, CudaFlash),
         ((9, 0), torch.float16, 256, CudaFlash),
-        ((7, 5), torch.bfloat16, 64, Dense),
-        ((7, 0), torch.float16, 64, Dense),
-        ((9, 0), torch.float32, 64, Dense),
-        ((9, 0), torch.bfloat16, 20, Dense),
-        ((9, 0), torch.bfloat16, 512, Dense),
+        ((7, 5), torch.bfloat16, 64, CudaEfficient),
+        ((7, 0), torch.float16, 64, CudaEfficient),
+        ((9, 0), torch.float32, 64, CudaEfficient),
+        ((9, 0), torch.bfloat16, 20, CudaEfficient),
+        ((9, 0), torch.bfloat16, 512, CudaEfficient),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, known=capability: known)
         assert type(kernel_for(torch.device("cuda"), dtype, head_size)) is kind, (capability, dtype, head_size)
@@ -149,13 +147,19 @@ def test_narrow_blocks_are_merged_in_float32_and_rounded_once() -> None:
     assert merged.lse.item() == pytest.approx(math.log(2), abs=1e-4)
 
 
-def test_one_process_attends_under_other_masks_as_the_formula_does() -> None:
-    document = [0, 0, 0, 1, 2, 2, 2]
-    seen = torch.tensor([[document[i] == document[j] and j <= i for j in range(7)] for i in range(7)])
+def test_attend_to_all_matches_the_formula() -> None:
     for kv_heads in (6, 3, 1):
         q, k, v = drawn(7, 7, 6, kv_heads, 4)
-        full = formula(q, k, v, torch.ones_like(seen))[0]
-        torch.testing.assert_close(attend_alone(q, k, v, None).double(), full, rtol=0, atol=1e-6)
-        found = attend_alone(q, k, v, starts=(0, 3, 4))
-        torch.testing.assert_close(found.double(), formula(q, k, v, seen)[0], rtol=0, atol=1e-6)
-        assert torch.equal(found[:, :, 3], v.repeat_interleave(6 // kv_heads, dim=1)[:, :, 3])  # alone in its document
+        expected = formula(q, k, v, torch.ones(7, 7, dtype=torch.bool))[0]
+        torch.testing.assert_close(attend_to_all(q, k, v).double(), expected, rtol=0, atol=1e-6)
+
+
+def test_cuda_efficient_shapes() -> None:
+    """The shapes that torch gives for tensors without data; tests/gpu has the numbers."""
+    kernel = CudaEfficient()
+    q = torch.empty(2, 6, 7, 16, device="meta")
+    k, v = (torch.empty(2, 3, 9, 16, device="meta") for _ in range(2))
+    out, lse = kernel.forward(q, k, v, causal=False)
+    assert (out.shape, lse.shape, lse.dtype) == (q.shape, q.shape[:3], torch.float32)
+    gradients = kernel.backward(out, q, k, v, out, lse, causal=False)
+    assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]

@@ -7,10 +7,8 @@ from parbench.bench.plan.params import Value
 from parbench.bench.text import UserError
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.context_parallel.context_case import (
-    METHODS,
     PARAMS,
     parse_attention,
-    refuse_place,
     ulysses_of,
 )
 
@@ -36,7 +34,6 @@ def test_what_does_not_fit_is_told_by_its_numbers() -> None:
         (4, {"method": "usp", "ulysses": 3}, "ulysses(3) * ring(1) != cp(4)"),
         (6, {"method": "usp", "sequence": 42, "ulysses": 1}, f"sequence(42) % (2 * ring(6)) != 0{chunks}"),
         (4, {"method": "ring", "ulysses": 2}, "ulysses = 2 is not allowed with method = ring: it is the inner axis"),
-        (4, {"method": "torch_cp", "mask": "full"}, "mask = full is not allowed with method = torch_cp"),
     ]
     for nproc, given, told in refused:
         assert (refusal(nproc, **given) or "").startswith(told), (nproc, given)
@@ -63,24 +60,11 @@ def test_attention_is_real_or_takes_a_time_beside_timed_compute() -> None:
     assert refusal(2, attention="timed:5ms", compute="timed:5ms") is refusal(2, compute="timed:5ms") is None
 
 
-def test_torchs_own_method_alone_is_refused_on_cpus_with_torchs_reason() -> None:
-    for backend, device in (("gloo", "cpu"), ("gloo", "cuda"), ("mpi", "cpu"), ("nccl", "cuda")):
-        spec = WorldSpec(nproc=2, backend=backend, device=device)
-        told = (
-            f"method = torch_cp is not allowed on {backend} and {device}: "
-            "torch's context_parallel raises NotImplementedError on cpu"
-        )
-        for method in METHODS:
-            refused = method == "torch_cp" and backend != "nccl"
-            assert refuse_place({"method": method}, spec) == (told if refused else None), (method, backend, device)
-
-
-def test_the_definition_refuses_shape_plan_and_place_in_this_order() -> None:
+def test_the_definition_refuses_shape_and_plan() -> None:
     spec = WorldSpec(nproc=3, backend="gloo", device="cpu")
     refuse = DEFINITION.refuse
     assert refuse({"shape": "tiny", "hidden": 130}, spec) == "hidden(130) % heads(4) != 0"
-    assert refuse({"shape": "tiny", "method": "torch_cp"}, spec) == "sequence(64) % cp(3) != 0"
-    assert "NotImplementedError" in str(refuse({"shape": "tiny", "method": "torch_cp", "sequence": 66}, spec))
+    assert refuse({"shape": "tiny", "method": "ring"}, spec) == "sequence(64) % cp(3) != 0"
     assert refuse({"shape": "tiny", "method": "ring", "sequence": 66}, spec) is None
     assert [param.name for param in PARAMS if not param.optional] == ["method"]
     assert set(PARAMS) <= set(DEFINITION.params)

@@ -6,20 +6,16 @@ import pytest
 from ranks import Ranks
 from refusals import refusal
 from torch import Tensor
-from training_steps import SMALL, Params, small, wrong_sent_and_expected, wrong_where_nothing_is_reduced
+from training_steps import Params, small, wrong_sent_and_expected, wrong_where_nothing_is_reduced
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import CpuFlash, CudaFlash, Dense, Grads, Timed
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Grads, Timed
 from parbench.workloads.context_parallel.attention_methods import RingAttention
-from parbench.workloads.context_parallel.context_case import MASKS
 from parbench.workloads.context_parallel.context_step import ContextStep
-from parbench.workloads.step.memory import SavedTensors
 
 METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
 NARROW: Params = {"precision": "bfloat16", "accumulation": 2}
 WAITS: Params = {"compute": "timed:1ms", "attention": "timed:2ms"}
-ODD: Params = {"hidden": 48, "ffn": 44, "vocabulary": 61, "heads": 12, "sequence": 24, "kv_heads": 4}
-"""Three heads a rank of four, three tokens a rank or a chunk, or keys of one head."""
 
 
 def step_of(world: World, params: Params) -> ContextStep:
@@ -47,26 +43,11 @@ def wrong_in(world: World, variants: list[Params]) -> list[Any]:
 
 
 def test_two_ranks_train_as_one_process_would(two_ranks: Ranks) -> None:
-    variants: list[Params] = [{"method": method, "mask": "packed", "recipe": "llama"} for method in METHODS]
+    variants: list[Params] = [{"method": method, "recipe": "llama"} for method in METHODS]
     variants += [{"method": method, **NARROW} for method in ("ring", "allgather_kv", "usp")]
     variants += [{"method": "ring", "checkpointing": "full"}, {"method": "zigzag", "mask": "full"}]
     variants.append({"method": "ulysses", "checkpointing": "selective", "recipe": "llama"})
     assert two_ranks.call("test_context_step:wrong_in", variants=variants) == [[], []]
-
-
-@pytest.mark.full
-def test_every_method_mask_and_recipe_trains_as_one_process_would(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    of_two: list[Params] = [
-        {"method": method, "mask": mask, "recipe": recipe}
-        for method in METHODS
-        for mask in MASKS
-        for recipe in ("gpt", "llama")
-    ]
-    of_two += [{"method": method, **more} for method in METHODS for more in (NARROW, {"checkpointing": "full"})]
-    assert two_ranks.call("test_context_step:wrong_in", variants=of_two) == [[], []]
-    of_four: list[Params] = [{"method": method, "mask": "packed", "recipe": "llama", **ODD} for method in METHODS]
-    of_four += [{"method": method, "mask": "full", **NARROW, **ODD, "kv_heads": 12} for method in ("ring", "usp")]
-    assert four_ranks.call("test_context_step:wrong_in", variants=of_four) == [[]] * 4
 
 
 class Wrong(CpuFlash):
@@ -108,27 +89,6 @@ def test_the_gate_sees_one_ranks_wrong_kernel_and_tokens_at_wrong_places(two_ran
         assert min(found.values()) > 0, found
 
 
-def saved_bytes(world: World) -> dict[str, int]:
-    """Return by method the bytes of activations that one forward pass keeps for backward."""
-    found = {}
-    for method in METHODS:
-        step = step_of(world, {"hidden": 64, "sequence": 64, "kv_heads": 4, "method": method})
-        with SavedTensors(step.layout.model) as saved:
-            loss = step._forward()
-        loss.backward()  # type: ignore[no-untyped-call]
-        step.close()
-        found[method] = saved.num_bytes
-    return found
-
-
-@pytest.mark.full
-def test_what_is_kept_for_backward_falls_with_the_ranks(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    """In equal parts, but for a few bytes: the mean loss, and how many tokens it is of."""
-    [two, _], [four, *_] = (ranks.call("test_context_step:saved_bytes") for ranks in (two_ranks, four_ranks))
-    for method in METHODS:
-        assert two[method] / four[method] == pytest.approx(2, rel=2e-3), method
-
-
 def timed_kernel(world: World) -> tuple[float, int, bool]:
     """Return the seconds of a pair, what the gate finds after a step, and whether blocks owe other waits nothing."""
     step = step_of(world, {"method": "ring", **WAITS})
@@ -163,7 +123,6 @@ def test_the_target_refuses_in_the_words_of_the_case(two_ranks: Ranks) -> None:
     refused: dict[str, Params] = {
         "sequence(18) % (2 * cp(2)) != 0: zigzag gives each rank two chunks": {"method": "zigzag", "sequence": 18},
         "heads(1) % ulysses(2) != 0": {"method": "ulysses", "heads": 1, "kv_heads": 1},
-        "method = torch_cp is not allowed on gloo and cpu": {"method": "torch_cp"},
         "attention = timed:5ms is not allowed with compute = real": {"attention": "timed:5ms"},
     }
     for told, params in refused.items():
@@ -189,31 +148,8 @@ def test_the_row_says_how_sequences_lie_and_what_is_sent(two_ranks: Ranks, four_
         assert set(details["attention_bytes"]["forward"]) == set(axes[:-1])
         assert details["crossover_ranks"] == 3  # twice as many heads as keys have
         assert details["balance_limit"] == (1 if "ring" in axes else 4 / 7)
-        assert (details["documents"], details["kernel"], notes) == (None, "flash_cpu", ())
-    packed: Params = {"method": "zigzag", "mask": "packed", **WAITS}
-    [[(_, details, notes)], _] = two_ranks.call("test_context_step:described", cases=[packed])
-    assert sum(details["documents"]) == SMALL["sequence"]
+        assert (details["kernel"], notes) == ("flash_cpu", ())
+    full: Params = {"method": "zigzag", "mask": "full", **WAITS}
+    [[(_, details, notes)], _] = two_ranks.call("test_context_step:described", cases=[full])
     assert (details["balance_limit"], details["kernel"]) == (None, "timed")
     assert any(note.startswith("attention timed:2ms: ") for note in notes)
-
-
-def kernels_told(world: World) -> list[tuple[object, list[str]]]:
-    """Return the kernels that rows tell of and their notes on them, where the device has the formula or a fused one."""
-    found = []
-    for kernel, params in ((Dense(), {}), (Dense(), NARROW), (CudaFlash(), NARROW), (Dense(), WAITS)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "parbench.workloads.context_parallel.context_step.kernel_for", lambda *_, kernel=kernel: kernel
-            )
-            [(_, details, notes)] = described(world, [{"method": "ring", **params}])
-        found.append((details["kernel"], [note for note in notes if note.startswith("attention: ")]))
-    return found
-
-
-def test_a_row_names_its_kernel_and_owns_up_to_the_plain_formula(two_ranks: Ranks) -> None:
-    for (wide, [of_wide]), (narrow, [of_narrow]), *others in two_ranks.call("test_context_step:kernels_told"):
-        assert wide == narrow == "dense"
-        for note, dtype in ((of_wide, "float32"), (of_narrow, "bfloat16")):
-            assert note.startswith("attention: the plain formula in float32")
-            assert f"in {dtype} with heads of 8" in note
-        assert others == [("flash_cuda", []), ("timed", [])]

@@ -9,8 +9,6 @@ from training_steps import Params
 
 from parbench.bench.world.world import World
 from parbench.workloads.costs.flops import flops_per_token
-from parbench.workloads.expert_parallel.moe_layer import mixtures
-from parbench.workloads.expert_parallel.routing import GENERATORS
 from parbench.workloads.step.probe import run_probes
 
 
@@ -26,12 +24,11 @@ def test_two_ranks_train_as_one_process_would(two_ranks: Ranks) -> None:
     """Every variant, drops, chunks, precisions, recipes and scores, a copy on each rank, FSDP2, split attention."""
     cases: list[Params] = [
         {"recipe": "llama", "aux": 0.1, "scores": "sigmoid"},
-        {"variant": "padded", "capacity": 1.0, "routing": "zipf"},
-        {"variant": "allgather", "routing": "ragged", **DROPS},
-        {"variant": "dedup", "checkpointing": "full", "shared": 0, "routing": "hot_rank"},
-        {"chunks": 3, "accumulation": 2, "routing": "idle_rank", **DROPS},
+        {"variant": "allgather", "routing": "zipf", **DROPS},
+        {"checkpointing": "full", "shared": 0, "routing": "hot_rank"},
+        {"chunks": 3, "accumulation": 2, "routing": "hot_rank", **DROPS},
         {"accumulation": 2, **NARROW},
-        {"ep": 1, "routing": "ragged", **DROPS},
+        {"ep": 1, "routing": "balanced", **DROPS},
         {"fsdp": True, "accumulation": 2, "vocabulary": 61},
         {"tp": 2, "recipe": "llama", "routing": "zipf", "aux": 0.1, "accumulation": 2, **DROPS},
         {"tp": 2, "etp": 2, "checkpointing": "full", "aux": 0.5, **DROPS},
@@ -43,89 +40,10 @@ def test_four_ranks_train_as_one_process_would(four_ranks: Ranks) -> None:
     """Copies of experts, split ones, and both beside split attention."""
     cases: list[Params] = [
         {"ep": 2, "routing": "zipf", "accumulation": 2, **DROPS},
-        {"etp": 2, "variant": "padded", **DROPS},
+        {"etp": 2, "variant": "allgather", **DROPS},
         {"tp": 2, "ep": 2, "recipe": "llama", "aux": 0.1},
     ]
     assert four_ranks.call("test_expert_step:wrong_in", cases=cases, steps=1) == [[]] * 4
-
-
-@pytest.mark.full
-def test_every_variant_under_every_routing_trains_as_one_process_would(two_ranks: Ranks) -> None:
-    """Capacity drops where it is given, and in every second case where a variant is free to."""
-    cases: list[Params] = [
-        {"experts": 6, "top_k": 3, "routing": "zipf"},
-        {"tp": 2},
-        {"tp": 2, "routing": "hot_rank", "variant": "padded", **NARROW, **DROPS},
-        {"tp": 2, "recipe": "llama", "ep": 1, "microbatch": 3, **NARROW},
-    ]
-    for variant in ("all_to_all", "padded", "allgather", "dedup"):
-        names = ["router", *(GENERATORS if variant == "all_to_all" else ("zipf", "idle_rank", "ragged"))]
-        drops: list[Params] = [DROPS if i % 2 or variant == "padded" else {} for i in range(len(names))]
-        cases += [{**drop, "variant": variant, "routing": name} for drop, name in zip(drops, names, strict=True)]
-    assert two_ranks.call("test_expert_step:wrong_in", cases=cases) == [[], []]
-
-
-@pytest.mark.full
-def test_every_layout_of_four_ranks_trains_as_one_process_would(four_ranks: Ranks) -> None:
-    cases: list[Params] = [
-        {"ep": 2, "variant": "dedup", "routing": "hot_rank"},
-        {"ep": 4, "routing": "idle_rank", "chunks": 2},
-        {"ep": 4, "variant": "padded", "capacity": 1.0},
-        {"ep": 4, "variant": "allgather", "routing": "ragged"},
-        {"ep": 1, "aux": 0.1},
-        {"etp": 2, "ep": 1, "routing": "zipf", "accumulation": 2, "recipe": "llama"},
-        {"etp": 4, "checkpointing": "full", "fsdp": True},
-        {"tp": 2, "ep": 4, "routing": "ragged", "accumulation": 2, **DROPS},
-        {"tp": 2, "ep": 2, "routing": "zipf", "variant": "dedup", **NARROW, **DROPS},
-        {"tp": 4, "kv_heads": 4, "ep": 2, "etp": 2, "routing": "idle_rank", **DROPS},
-    ]
-    assert four_ranks.call("test_expert_step:wrong_in", cases=cases, steps=1) == [[]] * 4
-
-
-def routes_and_losses(world: World, ways: list[Params]) -> list[tuple[dict[tuple[int, int, int], Any], list[float]]]:
-    """Return for each way the routes of this rank's tokens by step, sequence and position, and its losses."""
-    found = []
-    for params in ways:
-        step = step_of(world, {"kv_heads": 4, "accumulation": 2, **params})
-        routes: dict[tuple[int, int, int], Any] = {}
-        losses = []
-        for number in range(2):
-            step.reset()
-            losses.append(float(step._forward_backward() or 0.0))
-            positions = step._positions
-            assert sorted(mixtures(step.layout.model)[0].chosen) == list(step._microbatches)
-            for microbatch in step._microbatches:
-                first, rows = microbatch * params["microbatch"], range(params["microbatch"])
-                by_layer = [mixture.chosen[microbatch].tolist() for mixture in mixtures(step.layout.model)]
-                where = [(number, first + row, position) for row in rows for position in positions]
-                routes |= dict(zip(where, zip(*by_layer, strict=True), strict=True))
-        step.close()
-        found.append((routes, losses))
-    return found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("routing", ["ragged", "router", "zipf", "hot_rank", "rotating"])
-def test_a_token_takes_the_same_route_whichever_rank_has_it_and_under_every_layout(
-    four_ranks: Ranks, routing: str
-) -> None:
-    """Take the same global batch of 16 sequences in four, two, and one data rank's parts, and under every axis."""
-    ways: list[Params] = [{"ep": 1}, {"ep": 2}, {"ep": 4, "variant": "dedup"}, {"ep": 2, "etp": 2}]
-    ways = [{"microbatch": 2, **way} for way in ways]
-    ways += [{"microbatch": 4, "tp": 2, "ep": 2}, {"microbatch": 8, "tp": 4}]
-    ways = [{"routing": routing, **way} for way in ways]
-    found = []
-    for way, told in zip(
-        ways, zip(*four_ranks.call("test_expert_step:routes_and_losses", ways=ways), strict=True), strict=True
-    ):
-        routes = {where: route for of, _ in told for where, route in of.items()}
-        assert sum(len(of) for of, _ in told) == len(routes) == 2 * 16 * 16, way
-        found.append((routes, [sum(of) / 4 for of in zip(*(losses for _, losses in told), strict=True)]))
-    (expected, losses), *others = found
-    assert len({repr(route) for route in expected.values()}) > 8
-    for way, (routes, near) in zip(ways[1:], others, strict=True):
-        assert routes == expected, way
-        assert near == pytest.approx(losses, rel=1e-6), way
 
 
 def ratios(world: World, cases: list[Params]) -> list[dict[str, float | None]]:
@@ -145,15 +63,13 @@ def ratios(world: World, cases: list[Params]) -> list[dict[str, float | None]]:
 def test_bytes_of_every_axis_are_those_of_the_closed_form(two_ranks: Ranks, four_ranks: Ranks) -> None:
     of_two: list[tuple[str, Params]] = [
         ("ep dp", {"routing": "hot_rank", "capacity": 1.0}),
-        ("ep dp", {"variant": "padded", "capacity": 0.5, **NARROW}),
         ("ep dp", {"variant": "allgather", "checkpointing": "full", "shared": 0}),
-        ("ep dp", {"variant": "dedup", "checkpointing": "full", "routing": "lognormal"}),
-        ("ep dp", {"chunks": 4, "routing": "ragged", "accumulation": 2}),
+        ("ep dp", {"chunks": 4, "routing": "zipf", "accumulation": 2, **NARROW}),
     ]
     of_four: list[tuple[str, Params]] = [
-        ("ep dp tp adp edp", {"tp": 2, "ep": 2, "recipe": "llama", "variant": "dedup", **NARROW}),
+        ("ep dp tp adp edp", {"tp": 2, "ep": 2, "recipe": "llama", **NARROW}),
         ("ep etp dp", {"etp": 2, "routing": "zipf", "fsdp": True, **DROPS}),
-        ("ep etp dp", {"etp": 2, "variant": "padded", "capacity": 0.5, "checkpointing": "full"}),
+        ("ep etp dp", {"etp": 2, "variant": "allgather", "capacity": 0.5, "checkpointing": "full"}),
     ]
     for ranks, cases in ((two_ranks, of_two), (four_ranks, of_four)):
         for found in ranks.call("test_expert_step:ratios", cases=[params for _, params in cases]):
@@ -175,7 +91,7 @@ def explained(world: World, cases: list[Params]) -> list[dict[str, float | None]
 
 def test_an_explanation_has_state_and_time_and_what_routes_cost(two_ranks: Ranks) -> None:
     cases: list[Params] = [{"fsdp": True, **NARROW}, {"tp": 2, "capacity": 1.0}]
-    costs = {"exposed_comm.ep", "ect", "imbalance.rank", "imbalance_time", "drop_rate", "dedup_ratio"}
+    costs = {"exposed_comm.ep", "ect", "imbalance.rank", "imbalance_time", "drop_rate"}
     for of_rank in two_ranks.call("test_expert_step:explained", cases=cases):
         for params, found in zip(cases, of_rank, strict=True):
             for part in ("parameters", "gradients", "optimizer"):

@@ -20,7 +20,7 @@ from parbench.workloads.expert_parallel.expert_probe import routed_by
 from parbench.workloads.expert_parallel.layer_step import LayerStep
 from parbench.workloads.expert_parallel.moe_case import VARIANTS, moe_of
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from parbench.workloads.expert_parallel.routing import GENERATORS, NAMES, NOWHERE
+from parbench.workloads.expert_parallel.routing import NOWHERE
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.step.layout import local
 from parbench.workloads.step.probe import run_probes
@@ -46,34 +46,15 @@ def test_two_ranks_give_what_one_process_does(two_ranks: Ranks) -> None:
     cases: list[Params] = [{"variant": variant, "routing": "zipf", **DROPS} for variant in VARIANTS]
     cases += [
         {"recipe": "llama", "scores": "sigmoid", "routing": "router"},
-        {"routing": "idle_rank", **NARROW},
-        {"chunks": 4, "routing": "lognormal", **DROPS},
-        {"ep": 1, "routing": "ragged"},
+        {"routing": "hot_rank", **NARROW},
+        {"chunks": 4, "routing": "zipf", **DROPS},
+        {"ep": 1, "routing": "balanced"},
         {"shared": 0, "top_k": 1, "routing": "router"},
     ]
+    cases.append({"etp": 2, "routing": "zipf", **DROPS})
     assert two_ranks.call("test_layer_step:wrong_in", cases=cases) == [[], []]
-    cases = [{"variant": variant, "routing": "ragged", **DROPS} for variant in VARIANTS]
-    cases += [{"variant": variant, "routing": "router", "capacity": 1.0, **NARROW} for variant in VARIANTS]
+    cases = [{"variant": variant, "routing": "router", "capacity": 1.0, **NARROW} for variant in VARIANTS]
     assert two_ranks.call("test_layer_step:wrong_dispatch_in", cases=cases) == [[], []]
-
-
-@pytest.mark.full
-def test_every_variant_and_routing_gives_what_one_process_does(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    of_two: list[Params] = [
-        {"variant": variant, "routing": name, "capacity": capacity}
-        for variant in VARIANTS
-        for name in GENERATORS
-        for capacity in (0.75, *(() if variant == "padded" else (0.0,)))
-    ]
-    assert two_ranks.call("test_layer_step:wrong_in", cases=of_two) == [[], []]
-    trips: list[Params] = [{"variant": variant, "routing": name, **DROPS} for variant in VARIANTS for name in NAMES]
-    assert two_ranks.call("test_layer_step:wrong_dispatch_in", cases=trips) == [[], []]
-    ways: list[Params] = [{}, {"ep": 1}, {"ep": 2}, {"etp": 2}]
-    of_four = [{"variant": variant, "routing": "zipf", **DROPS, **way} for variant in VARIANTS for way in ways]
-    of_four.append({"etp": 4, "routing": "router", "chunks": 2})
-    assert four_ranks.call("test_layer_step:wrong_in", cases=of_four, steps=1) == [[]] * 4
-    trips = [{"ep": 2, "variant": "dedup", "routing": "zipf"}, {"etp": 2, "routing": "zipf"}, {"etp": 4, **DROPS}]
-    assert four_ranks.call("test_layer_step:wrong_dispatch_in", cases=trips) == [[]] * 4
 
 
 WRONGS: list[Callable[[Any], object]] = [
@@ -86,36 +67,6 @@ WRONG_TRIPS: dict[Callable[[Any], object], int] = {
     lambda step: step._out[3, 5].add_(0.01): 1,
     lambda step: step._out[7].zero_(): 32,
 }
-
-
-SPOILT: dict[str, Callable[[Any], object]] = {
-    "": lambda step: None,
-    "out is 0.5 of the reference": lambda step: step._out.data.mul_(0.5),
-    "gradient of input is -1 of the reference": lambda step: step.x.grad.neg_(),
-    "gradient of router.weight is 2 of the reference": lambda step: step.layer.router.weight.grad.mul_(2),
-}
-
-
-def named_of(world: World, params: Params) -> list[str]:
-    """Return what a layer's check names as wrong after each spoiling."""
-    found = []
-    for spoil in SPOILT.values():
-        step = layer_of(world, {"routing": "zipf", **params})
-        step.reset()
-        step.step()
-        spoil(step)
-        wrong = step.check()
-        found.append("; ".join(step.differences()))
-        assert bool(wrong) == bool(found[-1])
-        step.close()
-    return found
-
-
-def test_what_is_a_multiple_of_itself_is_named_in_both_precisions(two_ranks: Ranks) -> None:
-    """In bfloat16 rounding may show in the factor's third digit."""
-    assert two_ranks.call("test_layer_step:named_of", params={}) == [list(SPOILT)] * 2
-    for found in two_ranks.call("test_layer_step:named_of", params=NARROW):
-        assert [words.partition(" is ")[0] for words in found] == [words.partition(" is ")[0] for words in SPOILT]
 
 
 def wrong_of(world: World) -> list[list[int]]:
@@ -146,7 +97,7 @@ def misplaced(world: World) -> list[int]:
     """Return what is counted as misplaced: right ones, experts that count from another number on, and other routes."""
     found = []
     for wrong in (False, True):
-        step = layer_of(world, {"routing": "lognormal", **DROPS})
+        step = layer_of(world, {"routing": "zipf", **DROPS})
         step.reset()
         if wrong and world.rank == 1:
             numbers = step._numbers
@@ -170,7 +121,7 @@ def test_rows_that_come_to_another_expert_are_counted_where_experts_wait_too(two
 
 def loads(world: World) -> list[list[int]]:
     """Return the loads of this rank's tokens by expert: as asked, balanced, and as asked again."""
-    step, found = layer_of(world, {"routing": "idle_rank"}), []
+    step, found = layer_of(world, {"routing": "hot_rank:9"}), []
     for balanced in (False, True, False):
         step._routes.balance(balanced)
         step.reset()
@@ -183,16 +134,15 @@ def loads(world: World) -> list[list[int]]:
 def test_balanced_routes_come_and_go(two_ranks: Ranks) -> None:
     for before, balanced, after in two_ranks.call("test_layer_step:loads"):
         assert balanced == [8] * 8
-        assert before[4:] == after[4:] == [0] * 4
+        assert min(min(loads[:4]) - max(loads[4:]) for loads in (before, after)) > 4
 
 
-def test_what_a_rank_routed_is_asked_kept_and_rows() -> None:
-    """Two ranks of two experts: a token that takes both of a rank is one row."""
+def test_routed_by_counts_asked_and_kept_pairs() -> None:
     shape = Shape(recipe="gpt", layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=4, vocabulary=64)
     mixture = MoeLayer(shape, moe_of({"microbatch": 1, "ep": 2, "experts": 4, "capacity": 1.0}, shape, 2))
     mixture.chosen[5] = torch.tensor([[0, 1], [0, 2], [0, 3], [NOWHERE, NOWHERE]])
-    asked, kept, rows = routed_by([mixture], 4)
-    assert (asked.tolist(), kept.tolist(), rows.tolist()) == ([[[3, 1, 1, 1]]], [[[2, 1, 1, 1]]], [[[2, 2]]])
+    asked, kept = routed_by([mixture], 4)
+    assert (asked.tolist(), kept.tolist()) == ([[[3, 1, 1, 1]]], [[[2, 1, 1, 1]]])
 
 
 def measured(world: World, params: Params, seconds: float = 3.0) -> Outcome:
@@ -213,20 +163,6 @@ def test_a_row_has_all_that_routes_cost(two_ranks: Ranks) -> None:
     assert outcome.details["expert_load"] == [[24, 24, 24, 24, 8, 8, 8, 8]]
 
 
-@pytest.mark.full
-@pytest.mark.measures
-def test_waiting_experts_slow_a_layer_down_by_the_load_of_the_hottest_rank(four_ranks: Ranks) -> None:
-    """max / mean is 2, within 15 %: what does not wait takes its time beside 180 ms and 360 ms."""
-    params = {"routing": "hot_rank", "compute": "timed:60ms"}
-    outcome, *_ = four_ranks.call("test_layer_step:measured", params=params, seconds=8.0)
-    assert outcome.status == "ok", outcome.reason
-    slowdown, imbalance = (outcome.explained[name].value for name in ("imbalance_slowdown", "imbalance.rank"))
-    assert imbalance == 2.0
-    assert slowdown == pytest.approx(imbalance, rel=0.15)
-    assert outcome.explained["imbalance_time"].value == pytest.approx(0.18, rel=0.15)
-    assert any("timed experts" in note for note in outcome.notes)
-
-
 def explained(world: World, cases: list[Params]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     found = []
     for params in cases:
@@ -243,7 +179,7 @@ def explained(world: World, cases: list[Params]) -> list[tuple[dict[str, Any], d
 
 
 def test_loads_bytes_and_bandwidths_are_told_where_there_are_any(two_ranks: Ranks) -> None:
-    cases: list[Params] = [{"routing": "balanced"}, {"routing": "hot_rank"}, {"ep": 1, "routing": "ragged"}]
+    cases: list[Params] = [{"routing": "balanced"}, {"routing": "hot_rank"}, {"ep": 1, "routing": "hot_rank"}]
     cases.append({"routing": "router", "capacity": 0.5})
     [(balanced, details), (hot, _), (alone, _), (router, _)] = two_ranks.call("test_layer_step:explained", cases=cases)[
         0
@@ -262,7 +198,7 @@ def test_loads_bytes_and_bandwidths_are_told_where_there_are_any(two_ranks: Rank
         # a quarter of rank 0's pairs leave it, three quarters of rank 1's come, and go back
         wire = hot[f"{way}_bandwidth.wire"].value * seconds
         assert wire == pytest.approx(48 * 32 * 4 + (4 * 8 if way == "dispatch" else 0))
-    assert alone["imbalance.rank"].value == 1.6  # a quarter of the tokens, and all of them
+    assert alone["imbalance.rank"].value == 1.0  # each rank computes its own tokens
     assert not any(name.startswith(("bytes", "dispatch", "exposed")) for name in alone)
     assert "drop_rate_expected" not in router
     assert router["drop_rate"].value >= 0.5
@@ -270,7 +206,7 @@ def test_loads_bytes_and_bandwidths_are_told_where_there_are_any(two_ranks: Rank
 
 
 def told(world: World) -> tuple[Description, dict[str, float | None]]:
-    step = dispatch_of(world, {"routing": "zipf", "variant": "dedup"})
+    step = dispatch_of(world, {"routing": "zipf", "variant": "allgather"})
     step.reset()
     step.step()
     found = step.explain(step.reset, 0.0)
@@ -289,8 +225,8 @@ def test_a_row_of_a_dispatch_counts_forward_bytes_alone_and_claims_nothing_else(
 def drops(world: World) -> list[tuple[float, float | None]]:
     sizes: Params = {"capacity": 0.5, "sequence": 64, "experts": 4, "expert_ffn": 8}
     found = []
-    for routing, tp in (("hot_rank", 2), ("ragged", 2), ("ragged", 1)):
-        step = step_of(world, {"routing": routing, "tp": tp, **sizes})
+    for tp in (1, 2):
+        step = step_of(world, {"routing": "hot_rank", "tp": tp, **sizes})
         step.reset()
         metrics = run_probes(world, [step.expert_probe()], step.step, step.reset, 0.0).metrics
         step.close()
@@ -299,9 +235,7 @@ def drops(world: World) -> list[tuple[float, float | None]]:
     return found
 
 
-def test_drops_of_shared_sequences_have_a_closed_form_where_a_rank_is_one_source(two_ranks: Ranks) -> None:
-    for (hot, expected), (ragged, unknown), (whole, known) in two_ranks.call("test_layer_step:drops"):
-        assert hot == pytest.approx(expected, abs=0.03)
-        assert unknown is None
-        assert ragged > 0
-        assert whole == pytest.approx(known, abs=0.03)
+def test_drop_rate_agrees_with_the_analytical_rate(two_ranks: Ranks) -> None:
+    for by_tp in two_ranks.call("test_layer_step:drops"):
+        for dropped, expected in by_tp:
+            assert 0 < dropped == pytest.approx(expected, abs=0.03)

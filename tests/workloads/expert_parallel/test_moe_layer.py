@@ -22,7 +22,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
     let_experts_wait,
     mixtures,
 )
-from parbench.workloads.expert_parallel.routing import GENERATORS, NOWHERE, routes
+from parbench.workloads.expert_parallel.routing import NOWHERE, routes
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear
 from parbench.workloads.model.transformer import Transformer, build, draw_tokens
@@ -53,7 +53,7 @@ def moe_model(moe: Moe, shape: Shape = GPT, *, dense: bool = False) -> Transform
 
 
 def assert_as_the_plain_one(shape: Shape, moe: Moe, routing: str | None = None) -> None:
-    generator = moe.generator(0, 4, TOKENS, routing)
+    generator = None if routing is None else replace(moe, routing=routing, strength=3.0).generator(0, 4)
     given = None if generator is None else torch.tensor(routes(generator, 0, 32, TOKENS))
     found = []
     for dense in (False, True):
@@ -76,13 +76,9 @@ def assert_as_the_plain_one(shape: Shape, moe: Moe, routing: str | None = None) 
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5, msg=told)
 
 
-def test_every_routing_gives_what_the_plain_mixture_does() -> None:
-    for routing in (None, *GENERATORS):
-        for capacity in (0.0, 0.5):
-            assert_as_the_plain_one(GPT, mixture_of(capacity=capacity), routing)
-
-
 def test_every_kind_of_mixture_gives_what_the_plain_one_does() -> None:
+    for routing in (None, "hot_rank"):
+        assert_as_the_plain_one(GPT, mixture_of(capacity=0.5), routing)
     kinds: list[dict[str, Any]] = [
         {"scores": "sigmoid"},
         {"shared": 0},

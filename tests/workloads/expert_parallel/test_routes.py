@@ -34,7 +34,7 @@ class OneOf:
 def routes_at(mine: list[int], world: Any = None, routing: str = "zipf") -> Routes:
     moe = moe_of({**PARAMS, "routing": routing}, OPTIONS.shape, 1)
     given: Any = world or OneOf()
-    found = Routes(given, OPTIONS, moe, mine, 2)
+    found = Routes(given, OPTIONS, moe, mine)
     found.begin(0, range(8))
     return found
 

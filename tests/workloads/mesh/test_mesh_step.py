@@ -321,15 +321,11 @@ def drawn(world: World, params: Params) -> list[list[list[int]]]:
 
 
 def test_routes_of_a_generator_do_not_depend_on_the_mesh(two_ranks: Ranks) -> None:
-    for routing in ("zipf", "ragged"):
-        given = {"experts": 4, "routing": routing, "microbatch": 2}
-        over_data = two_ranks.call("test_mesh_step:drawn", params={"mesh": "dp=2", **given})
-        over_experts = two_ranks.call("test_mesh_step:drawn", params={"mesh": "dp=2,ep=2", **given})
-        over_stages = two_ranks.call("test_mesh_step:drawn", params={"mesh": "pp=2", **given, "microbatches": 4})
-        for step in (0, 1):
-            assert [*over_data[0][step], *over_data[1][step]] == over_stages[0][step] == over_stages[1][step], routing
-        assert over_experts == over_data, routing
-        assert over_data[0][0] != over_data[0][1], routing
-    # the last of ragged sources alone sends all its tokens
-    sent = [sum(route[0] >= 0 for route in routes[0]) / len(routes[0]) for routes in over_experts]
-    assert sent == [0.25, 1.0]
+    given = {"experts": 4, "routing": "zipf", "microbatch": 2}
+    over_data = two_ranks.call("test_mesh_step:drawn", params={"mesh": "dp=2", **given})
+    over_experts = two_ranks.call("test_mesh_step:drawn", params={"mesh": "dp=2,ep=2", **given})
+    over_stages = two_ranks.call("test_mesh_step:drawn", params={"mesh": "pp=2", **given, "microbatches": 4})
+    for step in (0, 1):
+        assert [*over_data[0][step], *over_data[1][step]] == over_stages[0][step] == over_stages[1][step]
+    assert over_experts == over_data
+    assert over_data[0][0] != over_data[0][1]

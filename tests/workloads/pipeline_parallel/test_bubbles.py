@@ -43,8 +43,8 @@ def run(name: str, ranks: int, microbatches: int, chunks: int, f: float, i: floa
     return simulate(schedule, timed(schedule.chunks, f, i, w))
 
 
-@pytest.mark.parametrize("all_ranks", [(2, 3, 4), pytest.param((8,), marks=pytest.mark.full)])
-def test_the_simulator_is_the_closed_form_wherever_one_holds(all_ranks: tuple[int, ...]) -> None:
+def test_the_simulator_is_the_closed_form_wherever_one_holds() -> None:
+    all_ranks = (2, 3, 4)
     compared: Counter[tuple[str, int]] = Counter()
     for name, ranks in product(NAMES, all_ranks):
         all_microbatches = (1, 2, ranks - 1, ranks, 2 * ranks - 1, 2 * ranks, 3 * ranks, 5 * ranks)
@@ -85,23 +85,6 @@ def test_bubbles_are_of_the_whole_of_the_work_and_of_a_ranks_own_span() -> None:
         assert bubble_fraction_span(run(name, 4, 8, 0, *EQUAL)) == pytest.approx(of_span, abs=1e-12)
     empty = Timeline(ran=(), ranks=2)
     assert (bubble_fraction(empty), bubble_overhead(empty), bubble_fraction_span(empty)) == (0, 0, 0)
-
-
-def test_a_form_says_which_it_is_or_why_there_is_none() -> None:
-    for name, microbatches, chunks, note in (
-        ("1f1b", 8, 1, "(P-1)(F+B)"),
-        ("interleaved", 8, 0, "(P-1)(F+B)/v"),
-        ("interleaved", 3, 2, "(P-1 + (v-1)(P-M))(F+B)/v"),
-        ("zb_h1", 3, 1, "no closed form at microbatches(3) < ranks(4), which do not fill the pipeline"),
-        ("zb_v", 6, 2, "no closed form at microbatches(6) < 2 ranks - 1(7): they do not fill it"),
-        ("custom", 8, 1, "no closed form of custom"),
-    ):
-        form = closed_form(name, ranks=4, microbatches=microbatches, chunks=chunks, f=1, i=1, w=1)
-        assert form.note == note
-        assert (form.makespan_bubble_seconds is None) == note.startswith("no closed form")
-    for name in ("zb_v", "dualpipe_v"):
-        form = closed_form(name, ranks=4, microbatches=8, chunks=2, f=1, i=1.5, w=0.5)
-        assert (form.makespan_bubble_seconds, form.note) == (None, "no closed form unless F = I = W")
 
 
 BASE = (1.0, 1.2, 0.8)
@@ -244,28 +227,35 @@ def lines(layers: int = 8, latency: float = 0.0) -> dict[str, Simulated]:
     return {line.schedule: line for line in found}
 
 
-def test_every_schedule_has_a_line_the_fastest_first_and_latency_makes_all_slower() -> None:
+def test_compare_lists_every_schedule_fastest_first() -> None:
     told, slower = lines(), lines(latency=0.1)
     assert set(told) == set(NAMES)
     seconds = {name: line.step_seconds or 0.0 for name, line in told.items()}
     assert list(seconds.values()) == sorted(seconds.values())
-    assert not any(line.measured for line in told.values())
     assert all((slower[name].step_seconds or 0.0) > seconds[name] for name in NAMES)
-    # a line is the simulation and the time around it
-    line, timeline = told["1f1b"], run("1f1b", 4, 8, 1, *EQUAL)
-    assert line.step_seconds == pytest.approx(timeline.makespan + 0.5)
-    assert line.bubble_fraction == pytest.approx(bubble_fraction(timeline)) == pytest.approx(3 / 11)
+    line = told["1f1b"]  # the simulated pipeline and the time around it
+    assert line.step_seconds == pytest.approx(run("1f1b", 4, 8, 1, *EQUAL).makespan + 0.5)
+    assert line.bubble_fraction == pytest.approx(3 / 11)
     assert (line.in_flight, line.activation_bytes) == (4.0, 4 * 2 * 100.0)
-    # chunks take their part of the time and hold their part of the layers
-    line = told["interleaved"]
+    line = told["interleaved"]  # a chunk takes its part of the time and holds its part of the layers
     assert (line.chunks, line.in_flight, line.activation_bytes) == (2, 5.5, 5.5 * 2 * 100.0)
-    assert line.bubble_fraction == pytest.approx(3 / 19)
-    # what cannot run says why and stands last
     told = lines(layers=4)
     refused = [name for name, line in told.items() if line.why_not]
-    assert list(told)[-5:] == refused == ["interleaved", "looped_bfs", "interleaved_zb", "zb_v", "dualpipe_v"]
-    assert all("layers(4) % stages(8) != 0" in told[name].why_not for name in refused)
-    assert all(told[name].step_seconds is None for name in refused)
+    assert refused == ["interleaved", "looped_bfs", "interleaved_zb", "zb_v", "dualpipe_v"] == list(told)[-5:]
+
+
+def test_closed_form_is_none_where_no_formula_holds() -> None:
+    for name, microbatches, times in (
+        ("zb_h1", 3, EQUAL),
+        ("zb_v", 6, EQUAL),
+        ("custom", 8, EQUAL),
+        ("zb_v", 8, (1.0, 1.5, 0.5)),
+        ("dualpipe_v", 8, (1.0, 1.5, 0.5)),
+    ):
+        f, i, w = times
+        form = closed_form(name, ranks=4, microbatches=microbatches, chunks=0, f=f, i=i, w=w)
+        assert form.makespan_bubble_seconds is None, name
+        assert form.note.startswith("no closed form"), name
 
 
 def test_shares_are_means_over_all_stages_times_the_chunks() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Recorder
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash
 from parbench.workloads.context_parallel.attention_methods import RingAttention
 from parbench.workloads.context_parallel.context_case import Tile
 from parbench.workloads.model.optimizer import make_optimizer
@@ -186,7 +186,7 @@ def while_training(dtype: torch.dtype, steps: int, every: int) -> Iterator[tuple
     """Yield gradients of attention block by block, those of torch's in float32, and roundings of these."""
     cuts = [slice(start, start + 16) for start in range(0, SHAPES["tiny"].sequence, 16)]
     tiles = [Tile(rows, keys, causal=keys == rows) for rows in cuts for keys in cuts if keys.start <= rows.start]
-    in_blocks = RingAttention(None, CpuFlash(), Recorder(torch.device("cpu")), [tiles])
+    in_blocks = RingAttention(None, CpuFlash(), [tiles])
 
     def gradients(dtype: torch.dtype, draw: int, core: Core | None = None) -> Tensors:
         alone = build(SHAPES["tiny"], 0, torch.device("cpu"), dtype)

@@ -38,7 +38,7 @@ RIGHT_ON_2: dict[str, tuple[str, Params]] = {
     "tp": ("tp", {}),
     "tp_sp": ("tp_sp", {"recipe": "llama"}),
     "cp": ("cp", {"method": "zigzag"}),
-    "cp of documents": ("cp", {"method": "ulysses", "mask": "packed", **NARROW}),
+    "cp of a full mask": ("cp", {"method": "ulysses", "mask": "full", **NARROW}),
     "pp": ("pp", {**STAGES, "schedule": "zb_h1"}),
     "experts, router": ("ep_step", {"aux": 0.01, "tp": 2}),
     "experts, generator, fsdp": ("ep_step", {"routing": "zipf", "fsdp": True, **NARROW}),
