@@ -118,7 +118,7 @@ budgets_option = click.option(
     "--plan",
     "plan_file",
     type=click.Path(path_type=Path),
-    help="A TOML file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
+    help="A TOML or JSON file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
 )
 @budgets_option
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")

@@ -9,13 +9,13 @@ from paths import ROOT
 from refusals import refusal as error_of
 
 from parbench.bench.commands import run
-from parbench.bench.files import read_toml
+from parbench.bench.files import encode_json, read_toml
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Definition
 from parbench.bench.plan.catalogue import DEFINITIONS as EVERYTHING
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param
-from parbench.bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile
+from parbench.bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, read_plan_file
 
 GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
 GLOO3 = dataclasses.replace(GLOO, nproc=3)
@@ -179,6 +179,15 @@ def test_a_file_is_read_as_utf8_and_an_empty_one_leaves_everything_to_the_preset
     )
     file.write_text("# nothing\n")
     assert read_toml(file, "plan file", PlanFile) == PlanFile()
+
+
+def test_read_plan_file_reads_json_by_its_suffix(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan = PlanFile(nproc=2, timeout=12.5, case=(FileCase(name="größe", set={"root": [0, 1], "fused": True}),))
+    file.write_bytes(encode_json(plan))
+    assert read_plan_file(file) == plan
+    file.write_text('{"nproc": 2, "time": 3}')
+    assert "unknown field `time`" in error_of(read_plan_file, file)
 
 
 def test_a_case_becomes_an_entry_with_the_text_of_an_option(file: Path) -> None:
