@@ -20,7 +20,6 @@ from parbench.bench.pytest_plugin import (
     clock_of,
     extra_info,
     one_case,
-    pytest_benchmark_update_machine_info,
     words_of,
 )
 
@@ -121,16 +120,6 @@ def test_beside_the_durations_stand_case_world_and_metrics() -> None:
     assert json.loads(json.dumps(info)) == info
     assert info["launches"] == len(info["metrics"]) == 2
     assert info["notes"] == ["a", "b"]
-
-
-def test_the_clock_speed_of_the_moment_is_taken_out() -> None:
-    for cpu, left in (
-        ({"hz_actual": [1, 0], "hz_actual_friendly": "1 Hz", "brand_raw": "X"}, {"brand_raw": "X"}),
-        (None, None),
-    ):
-        info = {"cpu": cpu, "node": "here"}
-        pytest_benchmark_update_machine_info(info)
-        assert info == {"cpu": left, "node": "here"}
 
 
 def test_the_entry_point_names_this_module() -> None:
