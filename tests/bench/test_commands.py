@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 from fake_runs import FakeRanks, be_alone
 from fakes import outcome
-from paths import ROOT
 from refusals import refusal
 
 from parbench import cli
@@ -211,15 +210,6 @@ def test_list_has_a_line_for_each_name_and_preset_within_80_columns(call: Call) 
     assert sorted(found[1:]) == sorted([*names, *PRESETS])
     told = {line.split()[0]: line for line in lines if line.startswith("  ")}
     assert [told[name][68:].strip() for name in ("ddp", "hsdp", "pp")] == ["2 or more", "even", "2, 4"]
-
-
-def test_the_times_of_presets_are_said_alike(call: Call) -> None:
-    listed, helped = call("list").stdout, " ".join(call("run", "--help").stdout.split())
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    for name, preset in PRESETS.items():
-        assert re.search(rf"^  {name} .* {preset.lasts}$", listed, re.MULTILINE)
-        for text, quote in ((helped, ""), (readme, "`")):
-            assert re.search(rf"{quote}{name}{quote} \((the default, )?{preset.lasts}\)", text), (name, quote)
 
 
 def test_list_of_names_shows_defaults_that_can_be_set_and_what_is_allowed(call: Call) -> None:

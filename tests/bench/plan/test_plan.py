@@ -126,14 +126,6 @@ def test_what_suits_only_some_operations_runs_there_and_is_skipped_elsewhere_wit
     assert len(identities) == len(set(identities)) == 6 * 3 * 2, "every case of the product is either run or skipped"
 
 
-def test_what_cannot_run_here_is_skipped_where_a_preset_has_it() -> None:
-    made = plan(dataclasses.replace(GLOO, rank_bytes=3 << 20))
-    assert {size for _, size in sizes(made)} == {1024}
-    assert {skipped.case.params["size_bytes"] for skipped in made.skipped} == {1 << 20}
-    skipped = [entry for entry in plan(GLOO3, preset="full").skipped if entry.case.params.get("group") == "pairs"]
-    assert {entry.reason for entry in skipped} == {"group 'pairs' cannot be formed: world size(3) % 2 != 0"}
-
-
 def test_a_plan_of_which_nothing_can_run_is_refused_with_the_first_case_and_its_reason() -> None:
     words = refusal(dataclasses.replace(GLOO, rank_bytes=1), only=("all_gather",))
     assert words == (
@@ -212,21 +204,6 @@ def test_the_help_and_the_readme_say_which_options_a_file_holds() -> None:
     for option in options:
         assert option in str(plan.help)
         assert f"`{option}`" in said
-
-
-def test_a_wrong_type_is_refused_with_what_was_expected_what_was_found_and_where(file: Path) -> None:
-    for text, expected, found, place in (
-        ("preset = 3", "str", "int", "$.preset"),
-        ("nproc = true", "int", "bool", "$.nproc"),
-        ("budget = [90]", "float | str", "array", "$.budget"),
-        ("[[case]]\nname = 'a'\nset.root = {}", "bool | int | float | str | array", "object", "$.case[0].set[...]"),
-    ):
-        words = unread(file, text)
-        assert f"Expected `{expected}" in words, text
-        assert f"got `{found}` - at `{place}`" in words, text
-    for name in ("nproc", "launches"):  # 0 is not the preset's
-        assert f"Expected `int` >= 1 - at `$.{name}`" in unread(file, f"{name} = 0")
-    assert "missing required field `name` - at `$.case[0]`" in unread(file, "[[case]]\nset = {}")
 
 
 def test_an_unknown_key_is_refused_with_the_known_ones_and_the_nearest(file: Path) -> None:
