@@ -17,7 +17,6 @@ import msgspec
 
 from parbench.bench.files import decode_json, read_lines
 from parbench.bench.limits import (
-    LEAST,
     MOST_NOTES,
     Amount,
     Count,
@@ -28,7 +27,6 @@ from parbench.bench.limits import (
     Rank,
     Ranks,
     Words,
-    check_environment,
     check_time,
 )
 from parbench.bench.plan.aliases import GRADES, METRICS, REASONS
@@ -230,14 +228,7 @@ def _record(line: bytes, version: int) -> Record:
         was = msgspec.convert(raw, Record)
         metrics = {METRICS.get(name, name): metric for name, metric in was.metrics.items()}
         record = msgspec.structs.replace(was, case=renewed(was.case), metrics=metrics)
-    time = record.metrics.get("time")
-    if time is not None and (time.value or 0) < 0:
-        raise ValueError(f"its time, {time.value} {time.unit}, is below zero")
-    seen = [one for metric in record.metrics.values() for one in (metric.value, metric.low, metric.high) if one]
-    if min(map(abs, seen), default=1.0) < LEAST:
-        raise ValueError(f"{min(seen, key=abs)} is nothing that is measured")
     check_time(record.started)
-    check_environment(record.environment)
     reason = REASONS.get(record.reason)
     return msgspec.structs.replace(record, reason=reason) if reason else record
 

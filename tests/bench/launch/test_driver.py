@@ -326,14 +326,6 @@ def test_a_driver_that_is_killed_in_a_long_launch_leaves_what_was_seen_by_then(
         assert remaining(run) == ()
 
 
-def test_a_case_that_passes_its_deadline_is_a_hang_with_its_time_and_the_rest_goes_on(stage: Build) -> None:
-    built = stage(CASES[:2], at_case(0, says_nothing), timeout_seconds=0.3)
-    assert built.drive() == [(0, 0, "hang"), (0, 1, "ok")]
-    hang = built.records()[0]
-    assert hang.reason == "no end within 0.3 s: no rank answers"
-    assert 0.3 <= hang.seconds < 10
-
-
 def test_ranks_that_stay_are_waited_for_and_told_with_what_came_after(
     stage: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
