@@ -24,7 +24,7 @@ from parbench.bench.files import (
     read_rows,
     read_text,
 )
-from parbench.bench.limits import check_environment, check_time
+from parbench.bench.limits import check_time
 from parbench.bench.text import UserError, reading
 
 
@@ -127,19 +127,6 @@ def test_a_time_is_one_that_has_a_zone_and_a_year_that_dates_are_drawn_for() -> 
     ):
         with pytest.raises(ValueError, match=r"time|zone|month|format"):
             check_time(wrong)
-
-
-def test_an_environment_of_groups_that_are_none_is_refused() -> None:
-    for fine in (
-        {},
-        {"host": None},
-        {"versions": {"torch": None}, "hosts": ["a", None], "more": 7},
-        {"changed": {"a": [1, 2]}},
-    ):
-        check_environment(fine)
-    for wrong in ({"versions": 1.5}, {"rank 0": "x"}, {"changed": {"a": [1]}}, {"changed": {"a": 3}}, {"hosts": "a"}):
-        with pytest.raises(ValueError, match=r"^environment\."):
-            check_environment(wrong)
 
 
 def test_rows_are_given_between_semicolons_or_in_a_file(tmp_path: Path) -> None:
