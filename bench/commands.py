@@ -118,7 +118,7 @@ budgets_option = click.option(
     "--plan",
     "plan_file",
     type=click.Path(path_type=Path),
-    help="A TOML file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
+    help="A TOML or JSON file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
 )
 @budgets_option
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
@@ -213,9 +213,7 @@ def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
 
 @click.command(epilog="Example: parbench doctor --selftest")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option(
-    "--selftest", "--prove", is_flag=True, help="Disturb one rank as a test, and check that parbench names it."
-)
+@click.option("--selftest", is_flag=True, help="Disturb one rank as a test, and check that parbench names it.")
 @click.option("--nproc", type=int, help="Ranks for --selftest; default: as parbench run.")
 @click.pass_obj
 def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | None) -> None:
@@ -261,7 +259,7 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
     "--ssh", "agent", default="ssh -o BatchMode=yes -o ConnectTimeout=10", help="What runs a command on a host."
 )
 @click.option("--inject", metavar="WHAT", help="Disturb a rank as a test: slow:1:20% or corrupt:1.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/check"), help="Where runs and history go.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/check"), help="Where runs go.")
 @click.option("--json", "as_json", is_flag=True, help="Print the check as one line of JSON.")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="Also write it to this file, as JSON.")
 @click.pass_obj
@@ -271,7 +269,7 @@ def check(
     """Check each GPU or core: is it right, and as fast as its peers?
 
     Matrix products with known results, copies, each pair and all together, three times; then what the driver tells.
-    One line for each device, its verdict first, and what to do. A device's rates are kept in the history of its host.
+    One line for each device, its verdict first, and what to do.
     """
     import msgspec
 

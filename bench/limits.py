@@ -1,16 +1,13 @@
 """What numbers, times and texts may be in files, beyond what any machine makes: more could cost memory or time."""
 
 import re
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
 Amount = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """Of any unit."""
-LEAST = 1e-100
-"""But for zero."""
 Positive = Annotated[float, Meta(ge=0, le=1e30)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Whole = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
@@ -38,19 +35,3 @@ def check_time(text: str) -> None:
         raise ValueError(f"{text[:30]!r} is no time")
     if datetime.fromisoformat(text).tzinfo is None:
         raise ValueError(f"{text[:30]!r} tells no zone")
-
-
-_GROUPS = ("changed", "host", "locality", "process", "slurm", "torch", "variables", "versions")
-
-
-def check_environment(environment: Mapping[str, Any]) -> None:
-    """Refuse an environment whose groups are none; of what is in them anything is shown as it is. ``ValueError``."""
-    for name, part in environment.items():
-        if (name in _GROUPS or name.startswith("rank ")) and not isinstance(part, dict | None):
-            raise ValueError(f"environment.{name[:30]} is no object")
-    pairs = (environment.get("changed") or {}).values()
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise ValueError("environment.changed is no object of pairs")
-    hosts = environment.get("hosts")
-    if hosts is not None and not (isinstance(hosts, list) and all(isinstance(host, str | None) for host in hosts)):
-        raise ValueError("environment.hosts is no list of names")

@@ -46,14 +46,6 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
     return measure
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
-    """Take out the clock speed of this moment: it makes every comparison warn that the machine is another."""
-    if isinstance(cpu := machine_info.get("cpu"), dict):
-        for name in ("hz_actual", "hz_actual_friendly"):
-            cpu.pop(name, None)
-
-
 def clock_of(seconds: Iterable[float]) -> Callable[[], float]:
     """Return a clock that shows durations in turn; pytest-benchmark stores it by its name."""
     times = iter([time for duration in seconds for time in (0.0, duration)])

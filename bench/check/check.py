@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.check import history
 from parbench.bench.check.cases import options_of
 from parbench.bench.check.gpus import Watch, complaints, facts_of
 from parbench.bench.check.health import FLOORS, Device, Health, compared, measured, problems_of
@@ -59,14 +58,13 @@ def check(
     devices, links, together = measured(devices, run)
     emulated = EMULATED_VARIABLE in environ  # nodes that share a machine's cores, which are nobody's own
     devices, links = (devices, ()) if emulated else (compared(devices, FLOORS[device]), links)
-    lines = history.read(out / "history")
-    health = Health(
+    return Health(
         host=host,
         started=started,
         seconds=round(time.monotonic() - began, 1),
         device=device,
         driver=next((gpu.driver for gpu in gpus if gpu.driver), "-"),
-        devices=tuple(history.compared_with_history(one, lines) for one in devices),
+        devices=devices,
         links=links,
         ports=judged(before, ports()),
         together=together,
@@ -75,9 +73,6 @@ def check(
         run=str(path),
         emulated=emulated,
     )
-    if inject is None:
-        history.keep(out / "history", health)
-    return health
 
 
 def _of_cores(host: str, groups: Sequence[Sequence[int]]) -> tuple[Device, ...]:

@@ -174,6 +174,9 @@ def _drive(
         if told:
             display.tell(told)
         start = _starter(run, joined, nodelist, stack, cpus)
+        # The statistics of records need it. Imported while ranks start, it takes no core from a measurement.
+        import scipy.stats  # type: ignore[import-untyped]  # noqa: F401
+
         hosts, facts = _whereabouts(run.info.plan, joined)
         findings = examine_here(os.environ, gpus=run.info.plan.device == "cuda")
         nodes_apart = run.info.plan.spread is not None  # only between them an interface counts

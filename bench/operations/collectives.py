@@ -28,7 +28,6 @@ def all_reduce(
     notes = () if in_place else ("out of place: torch copies the input, and the result is copied once more",)
     return Operation(
         call=within if in_place else lambda: buffer.copy_(all_reduce_apart(mine, world.group, redop)),
-        asynchronous=in_place,
         gathered=in_place,
         restore=code.filler(buffer, world.rank) if in_place else None,
         output=buffer,
@@ -43,7 +42,6 @@ def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str
     buffer, shard, group = code.empty(count), code.empty(count // world.size), world.group
     return Operation(
         call=lambda: (reduce_scatter_single(shard, buffer, group, redop), all_gather_single(buffer, shard, group)),
-        asynchronous=False,
         restore=code.filler(buffer, world.rank),
         output=buffer,
         expected=lambda: code.reduced(0, count),

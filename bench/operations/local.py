@@ -82,7 +82,6 @@ def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
     target = source.clone()
     return Operation(
         call=lambda: target.copy_(source),
-        asynchronous=False,
         output=target,
         expected=lambda: code.values(world.rank, 0, len(target)),
         description=Description(
@@ -115,7 +114,6 @@ def _host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) ->
     notes = () if here.is_pinned() else ("the device is the CPU: a copy within its memory",)
     return Operation(
         call=lambda: target.copy_(source, non_blocking=True),
-        asynchronous=False,
         output=target,
         expected=lambda: expected,
         description=Description(

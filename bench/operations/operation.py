@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from parbench.bench.launch.control_channel import Work
 from parbench.bench.plan.catalogue import DTYPES, busbw_factor
-from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Benchmark, Description
 
 _PERIOD = 65521
@@ -182,16 +181,16 @@ class Operation(Benchmark):
     expected: Callable[[], torch.Tensor]
     description: Description
     restore: Callable[[], object] | None = None
-    asynchronous: bool = True  # the call takes ``async_op=True`` and then returns what to wait for
     gathered: bool = False
 
     def step(self) -> None:
         self.call()
 
     def issue(self) -> Sequence[dist.Work]:
-        """Start to communicate, and return what to wait for; ``UserError`` if this operation cannot be issued."""
-        if not self.asynchronous:
-            raise UserError("mode async: this operation is several calls, or has no asynchronous form")
+        """Start to communicate and return the works to wait for.
+
+        The catalogue refuses mode async for an operation whose call does not take ``async_op``.
+        """
         works = self.call(async_op=True)
         return works if isinstance(works, list) else [works] if works is not None else []
 

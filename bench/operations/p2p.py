@@ -42,7 +42,6 @@ def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, targ
 
     return Operation(
         call=bounce,
-        asynchronous=False,
         output=received,
         expected=lambda: code.values(source, 0, len(received)),
         description=describe("pingpong", world.size, size_bytes, size_bytes, size_bytes, hops=2),
@@ -101,7 +100,6 @@ def _exchange(
 
     return Operation(
         call=there_and_back if in_turn else at_once,
-        asynchronous=not in_turn,
         output=received,
         expected=lambda: code.values(source or 0, 0, len(received)),
         description=describe("sendrecv", world.size, size_bytes, size_bytes, size_bytes),

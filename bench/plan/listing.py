@@ -5,21 +5,18 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Definition
 from parbench.bench.plan.params import Param
 from parbench.bench.plan.plan import PRESETS
-from parbench.bench.text import UserError, format_size
-
-_SIZE = 840 * 8  # bytes that 2 to 8 ranks can share
+from parbench.bench.text import format_size
 
 
 def render_names(definitions: Sequence[Definition]) -> str:
     """Return a line of at most 80 columns for each name, by kind, and for each preset."""
-    lines = [f"{'':60}ranks, by default"]
+    lines = []
     for kind, found in groupby(sorted(definitions, key=attrgetter("kind")), attrgetter("kind")):
         lines.append(f"{kind}.*")
-        lines += [f"  {one.short_name:20}{one.help.partition(';')[0]:47} {ranks(one):>10}" for one in found]
+        lines += [f"  {one.short_name:20}{one.help.partition(';')[0]}" for one in found]
     lines += ["", "Presets: parbench run --preset NAME"]
     lines += [f"  {name:6}{preset.help:59} {preset.lasts:>11}" for name, preset in PRESETS.items()]
     return "\n".join([*lines, "", "All about one, with its parameters: parbench list NAME"])
@@ -29,7 +26,7 @@ def render_details(definitions: Sequence[Definition], width: int) -> str:
     """Return all that is known of each name, and their parameters, which several may share."""
     lines = []
     for one in definitions:
-        told = f"{one.name}: {one.help}; ranks, by default: {ranks(one)}; presets: {', '.join(_presets(one))}"
+        told = f"{one.name}: {one.help}; presets: {', '.join(_presets(one))}"
         lines += textwrap.wrap(told, width, subsequent_indent="    ")
     lines += ["", "--set NAME=VALUE, or several values with commas; shown with the defaults:"]
     for param, of in _params(definitions):
@@ -41,28 +38,14 @@ def render_details(definitions: Sequence[Definition], width: int) -> str:
 
 def render_markdown(definitions: Sequence[Definition]) -> str:
     """Return a table of the names and one of their parameters."""
-    rows = [["name", "what it is", "ranks, by default", "presets"]]
-    rows += [[f"`{one.name}`", one.help, ranks(one), ", ".join(_presets(one))] for one in definitions]
+    rows = [["name", "what it is", "presets"]]
+    rows += [[f"`{one.name}`", one.help, ", ".join(_presets(one))] for one in definitions]
     params = [["parameter", "default", "what it is", "allowed", "of"]]
     for param, of in _params(definitions):
         default = f"`{text}`" if (text := _default(param)) else ""
         params.append([f"`{param.name}`", default, param.help, _allowed(param), of or "all"])
     tables = ([head, ["---"] * len(head), *rest] for head, *rest in (rows, params))
     return "\n\n".join("\n".join(f"| {' | '.join(row)} |" for row in table) for table in tables)
-
-
-def ranks(definition: Definition) -> str:
-    """Return on how many ranks of 2 to 8 it runs if nothing is set but a size that they can share."""
-    given = {"size_bytes": _SIZE} if any(param.name == "size_bytes" for param in definition.params) else {}
-    fit = []
-    for spec in (WorldSpec(nproc=n, backend="gloo", device="cpu") for n in range(2, 9)):
-        try:
-            cases = [definition.case(one).whole for one in definition.expand(given, spec)]
-        except UserError:
-            continue
-        if any(definition.refuse(params, spec) is None for params in cases):
-            fit.append(spec.nproc)
-    return "2 or more" if len(fit) == 7 else "even" if fit == [2, 4, 6, 8] else ", ".join(map(str, fit))
 
 
 def _presets(definition: Definition) -> list[str]:

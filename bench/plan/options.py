@@ -4,21 +4,16 @@ import inspect
 import itertools
 import math
 import os
-import subprocess
 import sys
-import traceback
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from signal import SIGKILL
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 
-from parbench.bench.files import read_toml
-from parbench.bench.launch.processes import die_with_parent, exit_words
 from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import available_cores, or_none
 from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
@@ -37,11 +32,11 @@ from parbench.bench.plan.plan import (
     Preset,
     Skipped,
     parse_fault,
+    read_plan_file,
 )
-from parbench.bench.text import UserError, last_line, listed, one_of, parse_duration, parse_link, parse_sizes, reading
+from parbench.bench.text import UserError, listed, one_of, parse_duration, parse_link, parse_sizes, reading
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
-_LOAD_SECONDS = 120
 _LARGEST_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
 Candidate = tuple[Case, str | None]  # with the reason why it cannot run here, None if it can
 
@@ -247,7 +242,7 @@ def _with_file(options: Options, catalogue: Sequence[Definition]) -> Options:
     """Return the options with the plan file's values where the command line gave none."""
     if options.plan_file is None:
         return options
-    file = read_toml(options.plan_file, "plan file", PlanFile)
+    file = read_plan_file(options.plan_file)
     *names, _ = PlanFile.__struct_fields__  # the last are its cases
     given = {name: getattr(file, name) for name in names if getattr(options, name) is None}
     texts = {name: str(given[name]) for name in ("budget", "timeout") if given.get(name) is not None}
@@ -275,26 +270,33 @@ def _with_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined
 
 
 def define(target: str, folder: Path) -> Definition:
-    """Return the definition of a target that is importable, or lies in ``folder``; ``UserError`` if there is none."""
+    """Import the function ``package.module:function`` and return the definition of its cases.
+
+    Modules in ``folder`` can be imported too. Raises ``UserError`` if the import fails or a parameter cannot be set.
+    """
     if ":" not in target:
         raise UserError(f"--target {target!r} names no function: write package.module:function")
-    # another process, so that the driver stays free of torch
-    command = [sys.executable, "-m", "parbench.bench.plan.options", target, str(folder)]
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": _LOAD_SECONDS}
+    from parbench.bench.rank.runner import load_target  # imports torch, which other runs start without
+
+    if str(folder) not in sys.path:
+        # At the end, so that no module of the folder shadows one of Python's.
+        sys.path.append(str(folder))
     try:
-        done = subprocess.run(command, preexec_fn=lambda: die_with_parent(SIGKILL), check=False, **options)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"--target {target!r} took more than {_LOAD_SECONDS} s to import") from None
-    if done.stdout:
-        answer = msgspec.json.decode(done.stdout, type=tuple[Param, ...] | str)
-    else:  # a script may end while it is imported
-        ended = f"its import ended Python: {exit_words(done.returncode)}"
-        answer = last_line(done.stderr.decode(errors="replace")) or ended
-    if isinstance(answer, str):
-        raise UserError(f"--target {target!r} cannot be used: {answer}")
+        # The output of a module must not mix with what `--json` prints.
+        with redirect_stdout(sys.stderr):
+            params = params_of(load_target(target))
+    except UserError as error:
+        raise UserError(f"--target {target!r} cannot be used: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--target {target!r} cannot be used: {type(error).__name__}: {error}") from error
     module = target.partition(":")[0].rpartition(".")[2]
-    params, tags = (MODE, *answer), ("smoke", "node")
-    return Definition(name=f"custom.{module}", target=target, help="a step of your own", params=params, tags=tags)
+    return Definition(
+        name=f"custom.{module}",
+        target=target,
+        help="a step of your own",
+        params=(MODE, *params),
+        tags=("smoke", "node"),
+    )
 
 
 def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
@@ -319,23 +321,3 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
         found.append(Param(name=name, kind=kind, default=default, help="", choices=choices))
         found[-1].parse(default)
     return tuple(found)
-
-
-def main() -> None:
-    from parbench.bench.rank.runner import load_target  # imports torch, which only this process does
-
-    target, folder = sys.argv[1:]
-    sys.path.append(folder)
-    answer = os.dup(1)  # a module may print while it is imported, and as Python ends
-    os.dup2(2, 1)
-    try:
-        found: object = params_of(load_target(target))
-    except UserError as error:
-        found = str(error)
-    except Exception as error:  # noqa: BLE001 - of a user's module
-        found = traceback.format_exception_only(error)[-1].strip()
-    os.write(answer, msgspec.json.encode(found))
-
-
-if __name__ == "__main__":
-    main()

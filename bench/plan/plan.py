@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
+from parbench.bench.files import decode_json, read_file, read_toml
 from parbench.bench.limits import (
     MOST_CASES,
     MOST_MEASUREMENTS,
@@ -23,7 +25,7 @@ from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case, Definition, select
 from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value
-from parbench.bench.text import UserError, parse_duration
+from parbench.bench.text import UserError, parse_duration, reading
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +186,7 @@ PRESETS = {
 }
 
 
-class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One ``[[case]]`` of the file: a name or glob, and its parameters."""
 
     name: str
@@ -198,7 +200,7 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Entry(name=self.name, set=texts)
 
 
-class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The whole file; what is absent is decided by the preset, what the command line says goes before it."""
 
     preset: str | None = None
@@ -210,19 +212,10 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     timeout: str | float | None = None
     case: tuple[FileCase, ...] = ()
 
-    @property
-    def text(self) -> str:
-        """The file as TOML, whose values are JSON's but for DEL, which TOML wants escaped."""
 
-        def pairs(named: dict[str, Any]) -> list[str]:
-            def json(value: object) -> str:
-                return msgspec.json.encode(value).decode()
-
-            bare = re.compile(r"[\w-]+", re.ASCII)
-            return [f"{key if bare.fullmatch(key) else json(key)} = {json(value)}" for key, value in named.items()]
-
-        asked = {name: value for name in self.__struct_fields__[:-1] if (value := getattr(self, name)) is not None}
-        lines = pairs(asked)
-        for case in self.case:
-            lines += ["", "[[case]]", *pairs({"name": case.name}), "[case.set]", *pairs(case.set)]
-        return "\n".join([*lines, ""]).replace("\x7f", "\\u007f")
+def read_plan_file(path: Path) -> PlanFile:
+    """Read a plan file: JSON if its name ends in ``.json``, otherwise TOML."""
+    if path.suffix != ".json":
+        return read_toml(path, "plan file", PlanFile)
+    with reading(f"plan file {path}", "is not a plan"):
+        return decode_json(read_file(path), PlanFile)

@@ -26,8 +26,6 @@ from parbench.bench.rank import worker
 from parbench.bench.text import replace_file
 from parbench.bench.world.torch_compat import lost_cuda
 
-# set where forked ranks are compared with those that import everything themselves
-FRESH_VARIABLE = "PARBENCH_FRESH_RANKS"
 _SHIFT_PAGES = 1 << 16
 
 
@@ -90,12 +88,12 @@ def _be_rank(rank: int, order: Order) -> None:
     if order.cpus:
         os.sched_setaffinity(0, order.cpus[rank])  # before any thread of the rank's own
     os.environ.update(order.variables, RANK=str(rank), WORLD_SIZE=str(order.size), LOCAL_RANK=str(rank))
-    if FRESH_VARIABLE in os.environ or lost_cuda():  # should an import of some release of torch have asked for GPUs
+    if lost_cuda():  # should an import of some release of torch have asked for GPUs
         os.execv(sys.executable, [sys.executable, "-m", "parbench.bench.rank.worker"])
     np.random.seed()
-    shift = mmap.mmap(-1, mmap.PAGESIZE * (1 + secrets.randbelow(_SHIFT_PAGES)), prot=0)  # as between two processes
+    # Buffers then lie elsewhere in each rank, as in separate processes. main() never returns, which keeps the mapping.
+    shift = mmap.mmap(-1, mmap.PAGESIZE * (1 + secrets.randbelow(_SHIFT_PAGES)), prot=0)  # noqa: F841
     worker.main()
-    shift.close()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.files import decode_json, encode_json, file_name, inflate, read_file
-from parbench.bench.limits import Id, Launch, Name, Positive, Words, check_environment, check_time
+from parbench.bench.limits import Id, Launch, Name, Positive, Words, check_time
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import SCHEMA, Record, Timeline, check_schema, encode, read_records
@@ -113,7 +113,6 @@ def load_run(path: Path) -> Run:
         check_schema(content, str(file))
         info = decode_json(content, RunInfo)
         check_time(info.started)
-        check_environment(info.environment or {})
     damaged = list[str]()
     last = {(record.launch, record.case.id): record for record in read_records(path / "records.jsonl", damaged)}
     if damaged and not last:

@@ -1,11 +1,10 @@
-"""Each rank's samples of a record, ``samples/*.npz``: arrays of whole numbers, of few names and known shapes."""
+"""Each rank's samples of a record, ``samples/*.npz``: arrays of 64-bit integers, of few names and known shapes."""
 
-import math
-import re
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parbench.bench.files import file_name, open_file
+from parbench.bench.files import file_name
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_size, reading
@@ -14,11 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 STAMPS = ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
-_MOST_BYTES = 256 << 20
-_HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '<i8', 'fortran_order': False, 'shape': \((\d{0,12})(?:, ?(\d{0,12}))?\), \} *\n",
-    re.DOTALL,
-)
+MAX_BYTES = 256 << 20
 
 
 def samples_name(record: Record) -> str:
@@ -36,51 +31,36 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
         if not file.exists():
             return {}
         try:
-            with open_file(file) as content, zipfile.ZipFile(content) as packed:
-                found = {
-                    name: one
-                    for name in ("ranks", "steps_per_sample", *STAMPS)
-                    if (one := _array(packed, name)) is not None
-                }
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+            arrays = _load_arrays(file)
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
             raise ValueError(str(error)) from error
-        _check(found, record.world.size)
-    return found
+        _check(arrays, record.world.size)
+    return arrays
 
 
-def _array(packed: zipfile.ZipFile, name: str) -> "np.ndarray[Any, Any] | None":
-    """Return an array, None if there is none of the name; its shape is believed where so many bytes are there."""
+def _load_arrays(file: Path) -> "dict[str, np.ndarray[Any, Any]]":
+    """Load the arrays of known names. Raises ``ValueError`` if the file is not an archive of arrays or is too large."""
     import numpy as np
 
-    try:
-        member = packed.getinfo(f"{name}.npy")
-    except KeyError:
-        return None
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{name} is compressed by method {member.compress_type}")
-    with packed.open(member) as content:
-        found = content.read(_MOST_BYTES + 1)
-    if len(found) > _MOST_BYTES:
-        raise ValueError(f"{name} holds more than {format_size(_MOST_BYTES)} bytes")
-    head = _HEADER.match(found)
-    if head is None:
-        raise ValueError(f"{name} is no array of 64-bit integers in at most two dimensions")
-    shape = tuple(int(one) for one in head.groups() if one)
-    values = len(found) - head.end()
-    if math.prod(shape) * 8 != values:
-        raise ValueError(f"{name} is of shape {shape}, and has {values} bytes")
-    return np.frombuffer(found, "<i8", offset=head.end()).reshape(shape)
+    with zipfile.ZipFile(file) as archive:
+        if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
+            raise ValueError(f"it holds more than {format_size(MAX_BYTES)} bytes")
+    with np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in ("ranks", "steps_per_sample", *STAMPS) if name in archive}
 
 
-def _check(found: "dict[str, np.ndarray[Any, Any]]", size: int) -> None:
-    if (ranks := found.get("ranks")) is None or ranks.ndim != 1:
-        raise ValueError("it does not tell its ranks")
-    if not len({*ranks.tolist()}) == len(ranks) <= size or any(rank < 0 for rank in ranks.tolist()):
-        raise ValueError(f"its ranks are not at most {size}, each told once")
-    shapes = {found[name].shape for name in STAMPS if name in found}
+def _check(arrays: "dict[str, np.ndarray[Any, Any]]", size: int) -> None:
+    """Raise ``ValueError`` if a type or a shape is not that of the samples of ``size`` ranks or fewer."""
+    for name, array in arrays.items():
+        if array.dtype != "int64":
+            raise ValueError(f"{name} is an array of {array.dtype}, not of 64-bit integers")
+    ranks = arrays.get("ranks")
+    if ranks is None or ranks.ndim != 1 or len(ranks) > size:
+        raise ValueError(f"its ranks are not a list of at most {size}")
+    shapes = {arrays[name].shape for name in STAMPS if name in arrays}
     for shape in shapes:
         if len(shapes) > 1 or len(shape) != 2 or shape[0] != len(ranks) or not shape[1]:
             raise ValueError(f"its stamps are of shape {' and '.join(map(str, shapes))}, for {len(ranks)} ranks")
-    steps = found.get("steps_per_sample")
+    steps = arrays.get("steps_per_sample")
     if steps is not None and (steps.ndim or steps < 1):
-        raise ValueError("steps_per_sample is no count")
+        raise ValueError("steps_per_sample is not a count")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -25,13 +25,6 @@ CONFIDENCE = 0.95
 WITHIN_LAUNCH = "within this launch"
 MIN_FOR_P99, MIN_FOR_Q10 = 100, 20
 LEAST_LAUNCHES, LEAST_ITERATIONS = 3, 20  # that an interval is made of
-# fmt: off
-# Student's 97.5 % quantile of 1, 2, ... degrees of freedom: for the intervals of turns ranks need not import scipy
-_T_OF_TURNS = (
-    12.7062047362, 4.30265272975, 3.18244630528, 2.7764451052, 2.57058183564, 2.44691185114,
-    2.36462425159, 2.3060041352, 2.2621571628, 2.22813885199, 2.20098516009,
-)
-# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +136,8 @@ def ratio_within_launch(one: Estimate, other: Estimate) -> Estimate:
 
 @cache
 def t_quantile(p: float, df: float) -> float:
-    if p == 0.5 + CONFIDENCE / 2 and 1 <= df <= len(_T_OF_TURNS) and df == int(df):
-        return _T_OF_TURNS[int(df) - 1]
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # here, as ranks import this file
+    """Return the ``p`` quantile of Student's t, for any df above zero."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return float(stdtrit(df, p))
 
@@ -191,27 +183,23 @@ def steadiness(values: Sequence[float]) -> str:
 
 
 def _differ(parts: Sequence[Sequence[float]]) -> bool:
-    """Say whether parts of a series differ by a tenth, and by more than their noise makes them.
+    """Return True if parts of a series differ by a tenth, and significantly at the 2 % level.
 
-    It is Kruskal & Wallis' test of ranks at 2 % (JASA 1952), its statistic divided by how often neighbours repeat one
-    another: (1 + rho) / (1 - rho) for autocorrelation rho within the parts. That counts up to .5 only, for a slow mode
-    that comes and goes is no noise.
+    The test is that of Kruskal & Wallis (JASA 1952). Its statistic is divided by (1 + rho) / (1 - rho), because
+    consecutive samples resemble each other. The autocorrelation rho of the ranks within the parts counts up to 0.5
+    only, because a slow mode that comes and goes is not noise.
     """
-    medians, values = [median(part) for part in parts], [value for part in parts for value in part]
+    medians = [median(part) for part in parts]
     if max(medians) - min(medians) <= 0.10 * median(medians):
         return False
-    rank_of, below = {}, 0
-    for value, alike in groupby(sorted(values)):
-        rank_of[value] = below + (count := len(list(alike))) / 2
-        below += count
-    between = inside = lagged = 0.0
-    for part in parts:
-        ranks = [rank_of[value] for value in part]
-        mean = fmean(ranks)
-        off = [rank - mean for rank in ranks]
-        between += len(part) * (mean - len(values) / 2) ** 2
-        inside += sum(one * one for one in off)
-        lagged += sum(one * other for one, other in pairwise(off))
-    rho = min(max(lagged / inside, 0.0), 0.5) if inside else 0.0
-    statistic = (len(values) - 1) * between / (between + inside) * (1 - rho) / (1 + rho)
-    return statistic > {3: 7.824, 4: 9.837}[len(parts)]  # quantiles of chi squared
+    import numpy as np
+    from scipy.stats import chi2, kruskal, rankdata  # type: ignore[import-untyped]
+
+    statistic = kruskal(*parts).statistic
+    ranks = np.split(rankdata(np.concatenate(parts)), np.cumsum([len(part) for part in parts])[:-1])
+    deviations = [part - part.mean() for part in ranks]
+    variance = sum(part @ part for part in deviations)
+    covariance = sum(part[1:] @ part[:-1] for part in deviations)
+    rho = min(max(covariance / variance, 0.0), 0.5) if variance else 0.0
+    p_value = chi2.sf(statistic * (1 - rho) / (1 + rho), df=len(parts) - 1)
+    return bool(p_value < 0.02)

@@ -9,6 +9,9 @@ t over turns; one turn has none. Arrays hold ranks, each with its turns.
 from collections.abc import Sequence
 from statistics import fmean
 
+# Ranks import this module before they measure, the functions of `stats` would import scipy in between.
+import scipy.special  # type: ignore[import-untyped]  # noqa: F401
+
 from parbench.bench.results.stats import Estimate, mean_of
 
 ByRank = Sequence[Sequence[float]]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from parbench.bench.files import encode_json
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import PRESETS, FileCase, Plan, PlanFile
 from parbench.bench.results.records import WorldInfo
@@ -45,10 +46,10 @@ def confirm(comparison: Comparison, how: Confirming, across: Sequence[str], floo
     if not again:
         case = found[0].case
         raise UserError(f"--confirm cannot launch {case.label} again: a plan names no case of {case.target}")
-    file, plan = how.out / "suspects.toml", comparison.new.info.plan
+    file, plan = how.out / "suspects.json", comparison.new.info.plan
     with writing(file):
         how.out.mkdir(parents=True, exist_ok=True)
-        file.write_text(plan_file(again, plan).text, encoding="utf-8")
+        file.write_bytes(encode_json(plan_file(again, plan)))
     what = "1 suspect is" if len(again) == 1 else f"{len(again)} suspects are"
     how.tell(f"{what} launched again, within {format_duration(how.budget_seconds)}")
     outcome = measure_in_turns(

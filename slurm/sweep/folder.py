@@ -1,6 +1,6 @@
 """A submitted sweep and its folder on the file system that all nodes share: the same values for every process.
 
-``sweep.json`` (what was submitted), ``points/<id>.toml`` (a plan file for each point), ``scripts/*.sh``, ``jobs.jsonl``
+``sweep.json`` (what was submitted), ``points/<id>.json`` (a plan file for each point), ``scripts/*.sh``, ``jobs.jsonl``
 (one line for each sbatch), ``ledger/`` and ``claims/`` (what the jobs did and do), ``runs/<id>/<run>``, ``logs/``.
 """
 
@@ -132,7 +132,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
     """Write ``sweep.json`` and the plan file of every point; ``UserError`` if the folder does not take them."""
     with storing(f"{folder} cannot be written"):
         for point in sweep.points:
-            replace_file(plan_path(folder, point.id), plan_text(sweep, point).encode())
+            replace_file(plan_path(folder, point.id), encode_json(plan_of(sweep, point)))
         replace_file(folder / _SWEEP, encode_json(sweep))
 
 
@@ -167,15 +167,15 @@ def load_jobs(folder: Path) -> tuple[Job, ...]:
 
 
 def plan_path(folder: Path, point_id: str) -> Path:
-    return folder / "points" / f"{point_id}.toml"
+    return folder / "points" / f"{point_id}.json"
 
 
 def runs_path(folder: Path, point_id: str) -> Path:
     return folder / "runs" / point_id
 
 
-def plan_text(sweep: Sweep, point: Point) -> str:
+def plan_of(sweep: Sweep, point: Point) -> PlanFile:
+    """Return the plan file with which ``parbench run`` measures the point."""
     given = {name: getattr(sweep, name) for name in ("preset", "backend", "device", "launches", "budget", "timeout")}
     cases = tuple(FileCase(name=case.name, set=dict(case.set)) for case in point.cases)
-    label = msgspec.json.encode(point.label).decode().replace("\x7f", "\\u007f")
-    return f"# {label}\n{PlanFile(**given, case=cases).text}"
+    return PlanFile(**given, case=cases)

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 from fake_runs import FakeRanks, be_alone
 from fakes import outcome
-from paths import ROOT
 from refusals import refusal
 
 from parbench import cli
@@ -208,18 +207,7 @@ def test_list_has_a_line_for_each_name_and_preset_within_80_columns(call: Call) 
     assert max(map(len, lines)) <= 80
     found = [line.split()[0] for line in lines if line.startswith("  ")]
     names = [definition.name.partition(".")[2] for definition in load_catalogue(cli.DEFINITIONS)]
-    assert sorted(found[1:]) == sorted([*names, *PRESETS])
-    told = {line.split()[0]: line for line in lines if line.startswith("  ")}
-    assert [told[name][68:].strip() for name in ("ddp", "hsdp", "pp")] == ["2 or more", "even", "2, 4"]
-
-
-def test_the_times_of_presets_are_said_alike(call: Call) -> None:
-    listed, helped = call("list").stdout, " ".join(call("run", "--help").stdout.split())
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    for name, preset in PRESETS.items():
-        assert re.search(rf"^  {name} .* {preset.lasts}$", listed, re.MULTILINE)
-        for text, quote in ((helped, ""), (readme, "`")):
-            assert re.search(rf"{quote}{name}{quote} \((the default, )?{preset.lasts}\)", text), (name, quote)
+    assert sorted(found) == sorted([*names, *PRESETS])
 
 
 def test_list_of_names_shows_defaults_that_can_be_set_and_what_is_allowed(call: Call) -> None:
@@ -235,15 +223,6 @@ def test_list_of_names_shows_defaults_that_can_be_set_and_what_is_allowed(call: 
     refused = call("list", "brodcast")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "did you mean 'broadcast'" in refused.stderr
-
-
-def test_list_as_markdown_is_tables_of_equal_rows(call: Call) -> None:
-    tables = call("list", "--markdown", "cp", "pp").stdout.split("\n\n")
-    assert len(tables) == 2
-    for table in tables:
-        assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
-    assert "| `schedule` | `1f1b` |" in tables[1]
-    assert re.search(r"`shape` .* all \|$", tables[1], re.MULTILINE)
 
 
 def test_doctor_is_words_for_people_and_json_for_programs(call: Call) -> None:

@@ -1,10 +1,7 @@
 """What goes wrong ends its case, not the run: real processes, really killed and stopped, ours and other launchers'."""
 
-import errno
 import json
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -172,38 +169,6 @@ def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
 
 
 # --- disks ---
-
-
-def in_tiny_tmpfs(tmp_path: Path, options: str, *words: str, beside: str = "") -> "subprocess.CompletedProcess[str]":
-    """Run parbench with ``out`` on a file system of its own, beside a shell command."""
-    out = tmp_path / "out"
-    out.mkdir()
-    script = f'mount -t tmpfs -o {options} none {out} && {beside} exec "$@"'
-    command = ["unshare", "-rm", "sh", "-c", script, "sh", PARBENCH, "run", "--out", str(out), *QUICK, *words]
-    return subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
-
-
-@pytest.mark.full
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux to make a full and a read-only disk")
-@pytest.mark.parametrize(("options", "told"), [("size=64k", "the disk is full"), ("ro", os.strerror(errno.EROFS))])
-def test_a_full_or_read_only_disk_is_told_before_any_rank_starts(tmp_path: Path, options: str, told: str) -> None:
-    done = in_tiny_tmpfs(tmp_path, options)
-    [line] = done.stderr.strip().splitlines()
-    assert (done.returncode, told in line, "--out" in line) == (2, True, True), line
-
-
-@pytest.mark.full
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux to make a disk that fills up")
-def test_a_disk_that_fills_up_ends_the_run_with_a_sentence_and_shows_what_is_done(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    wait = f"until [ -s {out}/*/records.jsonl ]; do sleep 0.1; done"
-    fill = f"( {wait}; dd if=/dev/zero of={out}/ballast bs=4k ) 2>/dev/null &"
-    done = in_tiny_tmpfs(tmp_path, "size=10m", *MANY, beside=fill)
-    assert done.returncode == 4
-    assert "No space left on device: " in done.stderr
-    assert "go on with: parbench run --resume" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "faults" in done.stdout  # the table of what was measured before
 
 
 # --- ranks that another launcher started ---

@@ -1,22 +1,17 @@
 """The door for files from elsewhere: what is no regular file, too large, too deep or damaged is one sentence."""
 
 import gzip
-import io
 import json
 import os
 import socket
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hostile import npz, samples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusals import refusal
-from reports_fixtures import collective, ok
 
 from parbench.bench.files import (
     MOST_DEPTH,
@@ -29,11 +24,7 @@ from parbench.bench.files import (
     read_rows,
     read_text,
 )
-from parbench.bench.limits import check_environment, check_time
-from parbench.bench.plan.plan import Plan
-from parbench.bench.results.records import Record, WorldInfo
-from parbench.bench.results.runs import Run, RunInfo
-from parbench.bench.results.samples import load_rank_samples, samples_name
+from parbench.bench.limits import check_time
 from parbench.bench.text import UserError, reading
 
 
@@ -136,121 +127,6 @@ def test_a_time_is_one_that_has_a_zone_and_a_year_that_dates_are_drawn_for() -> 
     ):
         with pytest.raises(ValueError, match=r"time|zone|month|format"):
             check_time(wrong)
-
-
-def test_an_environment_of_groups_that_are_none_is_refused() -> None:
-    for fine in (
-        {},
-        {"host": None},
-        {"versions": {"torch": None}, "hosts": ["a", None], "more": 7},
-        {"changed": {"a": [1, 2]}},
-    ):
-        check_environment(fine)
-    for wrong in ({"versions": 1.5}, {"rank 0": "x"}, {"changed": {"a": [1]}}, {"changed": {"a": 3}}, {"hosts": "a"}):
-        with pytest.raises(ValueError, match=r"^environment\."):
-            check_environment(wrong)
-
-
-# --- samples ---
-
-
-@pytest.fixture
-def record() -> Record:
-    return ok(collective())
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    plan = Plan(
-        preset="node",
-        cases=(),
-        skipped=(),
-        nproc=4,
-        backend="gloo",
-        device="cpu",
-        launches=1,
-        budget_seconds=1,
-        timeout_seconds=1,
-    )
-    (tmp_path / "samples").mkdir()
-    info = RunInfo(id="run", started="2026-01-02T03:04:05Z", host="host", parbench="0", plan=plan)
-    return Run(path=tmp_path, info=info, records=())
-
-
-def test_samples_are_arrays_of_whole_numbers_in_agreeing_shapes(run: Run, record: Record) -> None:
-    file, right = run.path / samples_name(record), samples(ranks=4, columns=5)
-    assert load_rank_samples(run, record) == {}
-    for squeezed in (True, False):
-        file.write_bytes(npz({**right, "clock_offsets_ns": np.zeros(4), "more": np.zeros(1)}, squeezed))
-        found = load_rank_samples(run, record)
-        assert found.keys() == right.keys()
-        assert all(np.array_equal(found[name], right[name]) for name in right)
-    stamps = right["arrival_ns"]
-    wrong: dict[str, dict[str, Any]] = {
-        "no array of 64-bit integers": {"arrival_ns": stamps.astype(float)},
-        "no array of": {"exit_ns": stamps.astype(complex)},
-        "no array": {"issue_ns": stamps.astype(str)},
-        "no arr": {"duration_ns": stamps > 0},
-        "at most two": {"exit_ns": stamps.reshape(1, 4, 5)},
-        "stamps are of shape": {"exit_ns": stamps[:, 1:]},
-        "of shape (20,)": {name: stamps.ravel() for name in right if "_ns" in name},
-        "of shape (4, 0)": {name: stamps[:, :0] for name in right if "_ns" in name},
-        "of shape (5, 4), for 4": {name: np.ascontiguousarray(stamps.T) for name in right if "_ns" in name},
-        "each told once": {"ranks": np.array([0, 1, 1, 2])},
-        "at most 4": {"ranks": np.arange(5)},
-        "each": {"ranks": np.array([-1, 0, 1, 2])},
-        "tell its ranks": {"ranks": np.int64(4)},
-        "no count": {"steps_per_sample": np.int64(0)},
-    }
-    for words, change in wrong.items():
-        file.write_bytes(npz({**right, **change}))
-        told = refusal(load_rank_samples, run, record)
-        assert told.startswith(f"{file} holds no samples that can be read: "), words
-        assert words in told
-
-
-def test_a_file_of_samples_is_believed_in_nothing_that_costs_memory(
-    run: Run, record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("parbench.bench.results.samples._MOST_BYTES", 1 << 20)
-    file, right = run.path / samples_name(record), samples(ranks=4)
-    whole = npz(right)
-
-    def with_member(content: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", method) as packed:
-            packed.writestr("ranks.npy", content)
-        return buffer.getvalue()
-
-    text = b"{'descr': '<i8', 'fortran_order': False, 'shape': (2, 1000000000000), }\n"
-    head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
-    at = whole.rfind(b"PK\x01\x02") + 8
-    buffer = io.BytesIO()
-    np.save(buffer, right["ranks"])
-    damaged = {
-        "a header of 16 TB": with_member(head),
-        "more than is allowed": with_member(bytes(1 << 21)),
-        "another method": with_member(buffer.getvalue(), zipfile.ZIP_BZIP2),
-        "no array": with_member(b"junk"),
-        "encrypted": whole[:at] + b"\x01" + whole[at + 1 :],
-        "an array alone": buffer.getvalue(),
-        "text": b"text",
-        "nothing": b"",
-        "cut short": whole[:-9],
-        "spoilt": whole[:90] + b"\xff" * 40 + whole[130:],
-    }
-    for what, content in damaged.items():
-        file.write_bytes(content)
-        assert refusal(load_rank_samples, run, record).startswith(f"{file} holds no samples that can be read: "), what
-
-
-def test_a_case_id_leads_to_no_file_outside(run: Run) -> None:
-    for name in ("../../evil", "/etc/evil", "", "\x00"):
-        world = WorldInfo(size=1, nodes=1, backend="gloo", device="cpu")
-        case = collective()
-        odd = ok(type(case)(id=name, name=case.name, target=case.target, params=case.params), world=world)
-        assert (run.path / samples_name(odd)).parent == run.path / "samples"
-        assert load_rank_samples(run, odd) == {}
 
 
 def test_rows_are_given_between_semicolons_or_in_a_file(tmp_path: Path) -> None:

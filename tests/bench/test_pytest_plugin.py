@@ -18,9 +18,7 @@ from parbench.bench.commands import run
 from parbench.bench.pytest_plugin import (
     OPTIONS,
     clock_of,
-    extra_info,
     one_case,
-    pytest_benchmark_update_machine_info,
     words_of,
 )
 
@@ -65,19 +63,6 @@ def test_a_users_test_measures_and_bad_input_fails_with_its_sentence(tmp_path: P
     assert found["stats"]["median"] == pytest.approx(found["extra_info"]["metrics"][0]["time"], rel=1e-6)
 
 
-@pytest.mark.full
-def test_a_users_test_is_compared_with_what_was_measured_before(tmp_path: Path) -> None:
-    first = user_pytest(tmp_path, MEASURES, "--benchmark-autosave", "--benchmark-json=out.json")
-    assert first.returncode == 0, first.stdout
-    again = user_pytest(tmp_path, MEASURES, "--benchmark-compare")
-    assert again.returncode == 0, again.stdout
-    assert "test_all_reduce (NOW)" in again.stdout
-    command = [sys.executable, "-m", "pytest_benchmark", "compare", "out.json"]
-    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert shown.returncode == 0
-    assert "test_all_reduce" in shown.stdout
-
-
 def test_without_pytest_benchmark_its_need_is_told(tmp_path: Path) -> None:
     done = user_pytest(tmp_path, MEASURES.replace("@pytest.mark.benchmark", "# "), "-p", "no:benchmark")
     assert done.returncode == 1
@@ -114,23 +99,6 @@ def test_what_is_not_one_fine_case_fails() -> None:
     ):
         with pytest.raises(pytest.fail.Exception, match=told):
             one_case(records)
-
-
-def test_beside_the_durations_stand_case_world_and_metrics() -> None:
-    info = extra_info([ok(collective(), launch, notes=["a", "b"]) for launch in range(2)])
-    assert json.loads(json.dumps(info)) == info
-    assert info["launches"] == len(info["metrics"]) == 2
-    assert info["notes"] == ["a", "b"]
-
-
-def test_the_clock_speed_of_the_moment_is_taken_out() -> None:
-    for cpu, left in (
-        ({"hz_actual": [1, 0], "hz_actual_friendly": "1 Hz", "brand_raw": "X"}, {"brand_raw": "X"}),
-        (None, None),
-    ):
-        info = {"cpu": cpu, "node": "here"}
-        pytest_benchmark_update_machine_info(info)
-        assert info == {"cpu": left, "node": "here"}
 
 
 def test_the_entry_point_names_this_module() -> None:

@@ -1,15 +1,11 @@
 """A proof is found only where the records name the cause and the right rank."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from paths import Command
 from reports_fixtures import bad, collective, ok
 
-from parbench.bench import selftest as proving
-from parbench.bench.plan.options import Options
 from parbench.bench.results.records import Arrival, Record
 from parbench.bench.results.runs import load_run
 from parbench.bench.selftest import Proof, judge, render, selftest
@@ -60,40 +56,6 @@ def test_corrupt_is_proved_by_a_wrong_result_on_that_rank_alone_without_a_time()
     ):
         proof = judge("corrupt", bad(CASE, status=status, reason=reason, **more))  # type: ignore[arg-type]
         assert proof == Proof(injection="corrupt", found=found, told=reason or "nothing was wrong"), (status, more)
-
-
-def test_each_injection_into_rank_1_is_measured_and_judged_after_an_undisturbed_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: dict[str | None, Record] = {
-        None: ok(CASE),
-        "late:1:3ms": blamed(1, 1.0, 0, 1.0),
-        "slow:1:100%": blamed(0, 1.0, 1, 1.0),
-        "corrupt:1": bad(CASE, status="wrong", reason=f"{DIFFER}1 on rank 1"),
-    }
-    asked: list[Options] = []
-
-    def run(options: Options, modules: object, **where: Any) -> Path:
-        asked.append(options)
-        return Path(where["out"])
-
-    monkeypatch.setattr(proving, "run_options", run)
-    monkeypatch.setattr(proving, "load_run", lambda path: SimpleNamespace(records=[seen[asked[-1].inject]]))
-    proofs = selftest(("parbench.bench.plan.catalogue",), 2)
-    assert [(proof.injection, proof.found) for proof in proofs] == [
-        *(("none", True), ("late", True), ("slow", True), ("corrupt", True))
-    ]
-    assert [options.inject for options in asked] == list(seen)
-    assert {(options.only, options.nproc, options.launches) for options in asked} == {(("all_reduce",), 2, 1)}
-
-
-def test_proofs_are_aligned_lines() -> None:
-    late = Proof(injection="late", found=True, told="rank 1 arrived last")
-    corrupt = Proof(injection="corrupt", found=False, told="nothing was wrong")
-    assert render([late, corrupt]).splitlines() == [
-        "late     proved  rank 1 arrived last",
-        "corrupt  NOT FOUND  nothing was wrong",
-    ]
 
 
 def measured_by_four(parbench: Command, tmp_path: Path, *words: str) -> Record:

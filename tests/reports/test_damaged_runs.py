@@ -76,8 +76,6 @@ def test_a_line_that_is_no_record_costs_itself_and_is_told(run: Path) -> None:
         (deep, ("details", "deep")),
         ("\ue000raw" + nested(500, "list"), ("environment", "deep")),
         (1.7e308, ("metrics", "time", "value")),
-        (-1e-3, ("metrics", "time", "value")),
-        (5e-324, ("metrics", "time", "low")),
         (0, ("world", "size")),
         (2**62, ("world", "size")),
         (2**40, ("launch",)),
@@ -88,8 +86,6 @@ def test_a_line_that_is_no_record_costs_itself_and_is_told(run: Path) -> None:
         ("yesterday", ("started",)),
         ("x" * 100_000, ("status",)),
         ("\ue000raw1e999", ("seconds",)),
-        ({"versions": 1.5}, ("environment",)),
-        ({"changed": {"a": 1}}, ("environment",)),
     )
     for value, keys in changes:
         raw = json.loads(KEPT[0])
@@ -112,7 +108,6 @@ def test_what_run_json_says_sizes_no_loop(run: Path) -> None:
         (2**40, ("plan", "launches")),
         ("yesterday", ("started",)),
         ("../../evil", ("id",)),
-        ({"versions": 1.5}, ("environment",)),
         ("\ue000raw" + nested(5_000), ("environment", "deep")),
     )
     for value, keys in changes:

@@ -17,5 +17,5 @@ def filling(found: float = 2.0, **more: Any) -> Operation:
         output=output,
         expected=lambda: torch.full((4,), 2.0),
         description=Description(headline="here"),
-        **{"asynchronous": False, **more},
+        **more,
     )

@@ -24,21 +24,15 @@ def check(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_a_machine_that_is_well_is_fine_twice_and_what_is_not_is_named(tmp_path: Path) -> None:
-    for _ in range(2):
-        code, found = check(tmp_path)
-        assert (code, found["verdict"]) == (0, "ok"), found
-        assert found["seconds"] < 60
+def test_check_passes_a_good_machine_and_names_a_bad_device(tmp_path: Path) -> None:
+    code, found = check(tmp_path)
+    assert (code, found["verdict"]) == (0, "ok"), found
+    assert found["seconds"] < 60
     own = load_run(tmp_path / found["run"]).records[0].environment
     bound = [own[f"rank {device['rank']}"]["process"]["affinity"] for device in found["devices"]]
     assert [f"core{'s' * (not cores.isdecimal())} {cores}" for cores in bound] == [
         one["name"] for one in found["devices"]
     ]
-    kept = [
-        json.loads(line) for file in tmp_path.glob("runs/check/history/*") for line in file.read_text().splitlines()
-    ]
-    assert len(kept) == 2 * len(found["devices"])
-    assert {line["uuid"] for line in kept} == {device["uuid"] for device in found["devices"]}
     code, found = check(tmp_path, "--inject", "slow:1:20%")
     assert code == 1
     assert [device["verdict"] == "bad" for device in found["devices"]][:2] == [False, True], found

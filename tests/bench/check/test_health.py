@@ -1,7 +1,7 @@
 """Verdicts of a check, from runs as they are written: rates, wrong results, what did not run, slow links."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import pytest
 from fakes import plan
 
 from parbench.bench.check.cases import ALONE, QUANTITIES, name_of, options_of
-from parbench.bench.check.health import Device, Health, Reason, compared, measured, problems_of
-from parbench.bench.check.history import compared_with_history, keep, read
+from parbench.bench.check.health import Device, Health, compared, measured, problems_of
 from parbench.bench.check.rule import LEAST_LAUNCHES
 from parbench.bench.check.show import render
 from parbench.bench.launch.control_channel import LEFT_OUT
@@ -199,31 +198,3 @@ def test_devices_of_several_hosts_are_compared_once_and_only_with_their_kind(tmp
     assert all(len(one.reasons) <= 3 for one in both), "said once"
     apart = [msgspec.structs.replace(one, kind="NVIDIA A100") for one in slow]
     assert {one.verdict for one in compared([*fast, *apart], 0.05)} == {"ok"}
-
-
-def test_a_device_that_is_slower_than_it_was_is_to_be_watched_wherever_it_is(tmp_path: Path) -> None:
-    health = checked(a_run(tmp_path / "run", {}))
-    folder = tmp_path / "history"
-    for number in range(6):
-        keep(folder, msgspec.structs.replace(health, started=f"2026-01-0{number + 1}T00:00:00Z"))
-    with (folder / "n1.jsonl").open("ab") as file:
-        file.write(b'{"at": "2026')  # a check that was killed
-    lines = read(folder)
-    assert len(lines) == 6 * N
-    keep(folder, health)
-    assert len(read(folder)) == 7 * N, "what was cut short costs itself alone"
-    slower = msgspec.structs.replace(
-        health.devices[0],
-        host="n7",
-        rates={
-            name: msgspec.structs.replace(rate, value=0.9 * rate.value)
-            for name, rate in health.devices[0].rates.items()
-        },
-    )
-    told = compared_with_history(slower, lines)
-    assert (told.verdict, told.reasons[0].text) == ("watch", "10 % under its own 6 checks before in bfloat16")
-    assert compared_with_history(health.devices[0], lines).verdict == "ok"
-    assert compared_with_history(msgspec.structs.replace(slower, uuid="new"), lines).verdict == "ok"
-    assert compared_with_history(slower, lines[: 4 * N]).verdict == "ok", "four are too few"
-    bad: Sequence[Reason] = (Reason(text="", remedy=""),)
-    assert msgspec.structs.replace(told, reasons=(*told.reasons, *bad)).verdict == "bad"

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 from fakes import case, plan
 
-from parbench.bench.launch.budget import Prices, Spent, budget_for, budget_of_all, by_launch, prices_of
+from parbench.bench.launch.budget import Prices, Spent, budget_of_all, prices_of
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, Samples, Status, WorldInfo
 from parbench.bench.results.runs import LaunchInfo, Run, RunInfo
@@ -75,12 +75,3 @@ def test_the_prices_of_a_run_are_those_of_its_launches() -> None:
     assert budget_of_all(whole.info.plan, prices_of(whole)) == "4m", "five launches of 34 s, and a tenth"
     assert prices_of(run_of([])) == Prices()
     assert prices_of(run_of([], *first)).start == 0.0, "an earlier version did not keep it"
-
-
-def test_budgets_are_said_as_the_command_line_takes_them_rounded_up() -> None:
-    assert [budget_for(seconds / 1.1) for seconds in (1.0, 61.0, 179.0, 181.0)] == ["10s", "70s", "180s", "4m"]
-
-
-def test_pending_cases_by_launch_keep_their_order() -> None:
-    assert by_launch([(2, TWO), (0, ONE), (2, ONE)]) == {0: [ONE], 2: [TWO, ONE]}
-    assert list(by_launch([(2, TWO), (0, ONE)])) == [0, 2]

@@ -145,31 +145,6 @@ def test_a_rank_answers_from_a_thread_while_it_measures(hub: DriverServer) -> No
     assert heard(hub, 2) == [(0, where(steps=41))] * 2
 
 
-def test_large_messages_of_several_threads_arrive_whole(hub: DriverServer) -> None:
-    [rank] = connect(hub, 1)
-    large = Finished(index=0, outcome=outcome(raw=os.urandom(1 << 20) * 4))
-    threads = [threading.Thread(target=rank.say, args=[large] * 5) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    assert all(said == large for _, said in heard(hub, 21)[1:])
-
-
-def test_a_hundred_ranks_that_connect_at_once_are_all_heard(hub: DriverServer) -> None:
-    ranks: list[FakeRank] = []
-
-    def start(number: int) -> None:
-        rank = FakeRank(hub.variables(), number, 100)
-        ranks.append(rank)
-        rank.hello()
-
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(100)]
-    for thread in threads:
-        thread.start()
-    assert sorted(rank for rank, _ in heard(hub, 100)) == list(range(100))
-    for thread in threads:
-        thread.join()
-
-
 def knock_with_wrong_key(at: tuple[str, int]) -> None:
     with pytest.raises((AuthenticationError, EOFError, ConnectionError)):
         Client(at, authkey=b"not the key")
@@ -207,20 +182,6 @@ def test_strangers_neither_stop_the_ranks_nor_are_heard(hub: DriverServer) -> No
     for connection in kept:
         if connection is not None:
             connection.close()
-
-
-def test_every_hub_has_a_key_and_a_port_of_its_own(hub: DriverServer) -> None:
-    with DriverServer() as other:
-        for variable in (ADDRESS_VARIABLE, KEY_VARIABLE):
-            assert hub.variables()[variable] != other.variables()[variable]
-    assert len(bytes.fromhex(hub.variables()[KEY_VARIABLE])) == 32
-    assert address(hub)[0] == "127.0.0.1"
-
-
-def test_a_rank_that_speaks_another_tongue_counts_as_gone(hub: DriverServer) -> None:
-    [rank] = connect(hub, 1)
-    rank.line._connection.send_bytes(msgspec.msgpack.encode({"type": "Novelty"}))
-    assert heard(hub, 2)[1] == (0, None)
 
 
 def test_a_hub_of_several_addresses_tells_them_all_and_a_rank_tries_one_after_the_other() -> None:

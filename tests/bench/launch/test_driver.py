@@ -1,6 +1,5 @@
 """The driver: a record for every case, budget shared, what broke not tried again, nothing done twice."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import msgspec
 import pytest
@@ -35,7 +33,6 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import FaultSpec, Plan
 from parbench.bench.results.records import Record, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer
-from parbench.bench.text import UserError
 
 CASES = [case(number) for number in range(4)]
 Act = Callable[[FakeGang, FakeRank], None]
@@ -329,14 +326,6 @@ def test_a_driver_that_is_killed_in_a_long_launch_leaves_what_was_seen_by_then(
         assert remaining(run) == ()
 
 
-def test_a_case_that_passes_its_deadline_is_a_hang_with_its_time_and_the_rest_goes_on(stage: Build) -> None:
-    built = stage(CASES[:2], at_case(0, says_nothing), timeout_seconds=0.3)
-    assert built.drive() == [(0, 0, "hang"), (0, 1, "ok")]
-    hang = built.records()[0]
-    assert hang.reason == "no end within 0.3 s: no rank answers"
-    assert 0.3 <= hang.seconds < 10
-
-
 def test_ranks_that_stay_are_waited_for_and_told_with_what_came_after(
     stage: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,24 +516,6 @@ def test_launches_that_do_not_fit_the_budget_are_cut_whole_and_said_so_as_soon_a
     assert told.startswith("a launch takes about 40 s: the budget of 2 min 0 s holds 3 of 5 launches; --budget ")
 
 
-def test_a_launch_longer_than_the_budget_is_told_with_the_first_case_that_shows_it(
-    stage: Build, taking: Callable[[float], Act]
-) -> None:
-    built = stage(CASES, taking(31.0), launches=2, budget_seconds=100.0)
-    built.drive()
-    first, second = built.sentences
-    assert first.startswith(f"{CASES[0].label} took 31 s: the budget of 1 min 40 s hardly holds one launch of 4 cases;")
-    assert second.startswith("a launch takes about 2 min 4 s: the budget of 1 min 40 s holds 1 of 2 launches; ")
-    late = stage(CASES, taking(31.0), launches=2, budget_seconds=50.0)
-    late.acts = (tells(outcome(wall_seconds=31.0), *[Outcome(status="skipped", reason=LEFT_OUT)] * 3),)
-    late.drive()
-    told = f"no time for {CASES[1].label} (about 31 s), {CASES[2].label} (about 31 s), {CASES[3].label} (about 31 s); "
-    assert late.sentences[-1] == f"{told}go on with: parbench run --resume {late.path}"
-    fits = stage(CASES, taking(25.0), budget_seconds=100.0)
-    fits.drive()
-    assert fits.sentences == []
-
-
 def test_what_a_run_left_out_is_made_when_it_goes_on(stage: Build, taking: Callable[[float], Act]) -> None:
     built = stage(CASES[:2], taking(20.0), launches=3, budget_seconds=80.0)
     assert [status for _, _, status in built.drive()] == ["ok"] * 4 + ["skipped"] * 2
@@ -554,16 +525,6 @@ def test_what_a_run_left_out_is_made_when_it_goes_on(stage: Build, taking: Calla
     run = load_run(built.path)
     assert {record.status for record in run.records} == {"ok"}
     assert remaining(run, fills=True) == ()
-
-
-def test_what_is_done_is_a_share_of_the_launches_that_fit_by_the_weight_of_their_cases(
-    stage: Build, monkeypatch: pytest.MonkeyPatch, taking: Callable[[float], Act]
-) -> None:
-    cases, done = [case(0), case(1, "workload.ddp")], list[float]()
-    built = stage(cases, taking(20.0), launches=5, budget_seconds=120.0)
-    monkeypatch.setattr(built, "visit", lambda case, share: done.append(share))
-    built.drive()
-    assert done == pytest.approx([0, 1 / 21 / 5, 1 / 3, (1 + 1 / 21) / 3, 2 / 3, (2 + 1 / 21) / 3])
 
 
 def test_a_budget_that_is_spent_leaves_later_launches_out_and_says_so(stage: Build) -> None:
@@ -604,15 +565,6 @@ def test_what_all_ranks_share_is_in_the_run_and_what_is_odd_in_the_record(stage:
     changed = {"changed": {"host.kernel": ["6.1", "6.2"]}}
     assert [record.environment for record in built.records()] == [own, own, {**changed, **own}]
     assert built.environment() == {"host": {"name": "node-a", "kernel": "6.1"}, "process": {"cores": 2}}
-
-
-def test_a_disk_that_is_full_before_the_first_case_ends_the_run_with_a_sentence(
-    stage: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr(module, "write_info", full)
-    with pytest.raises(UserError, match=r"run.json cannot be written: No space left on device$"):
-        stage(CASES[:1], lambda gang, rank: (rank.hello(), rank.line.hear())).drive()
 
 
 def on_nodes(*hosts: str) -> Callable[[int, int], dict[str, Any]]:

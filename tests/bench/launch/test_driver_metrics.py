@@ -68,14 +68,6 @@ def test_percentiles_are_numpys_by_their_headlines_name_and_only_given_with_enou
     assert list(measured(values[1:MIN_FOR_Q10])) == ["time", "skew"]
 
 
-def test_too_few_samples_have_a_value_and_no_interval() -> None:
-    metrics = measured([1e-3] * 5, BANDWIDTH)
-    for name in ("time", "algbw", "skew"):
-        assert metrics[name].value is not None
-        assert (metrics[name].low, metrics[name].high) == (None, None)
-    assert "too few for an interval" in metrics["time"].method
-
-
 def test_issue_wait_skew_and_transfer_are_the_medians_of_what_their_methods_say() -> None:
     told = outcome(
         seconds=1e-3,
@@ -126,18 +118,6 @@ def test_what_takes_no_time_or_moves_nothing_has_no_rate() -> None:
     assert (touching.low, touching.high) == (4e6, None), "an interval that touches zero"
     unknown = measured([1e-3] * 10, Work(name="loss", amount=math.nan, unit="1"))["loss"]
     assert b'"value":null' in msgspec.json.encode(unknown)
-
-
-def test_noise_is_graded_and_says_whether_samples_were_steady() -> None:
-    quiet = noise_of(Samples(values=[1e-3] * 20, visits=[2] * 10))
-    wild = noise_of(Samples(values=[1.0, 100.0] * 20))
-    drifting = noise_of(Samples(values=[float(number) for number in range(1, 41)]))
-    assert quiet is not None
-    assert wild is not None
-    assert drifting is not None
-    assert (quiet.grade, quiet.spread, quiet.steady) == ("stable", 0.0, "flat")
-    assert (wild.grade, wild.spread) == ("very noisy", round(99 / 50.5, 4))
-    assert drifting.steady == "drifting"
 
 
 def test_blame_falls_on_the_rank_most_often_last_with_its_share() -> None:

@@ -21,7 +21,6 @@ from parbench.bench.launch.control_channel import DriverServer, Hello
 from parbench.bench.launch.launchers import ForkServer, Launcher, local_state, loopback_variables
 from parbench.bench.machine.environment import interface_of
 from parbench.bench.plan.cases import load_catalogue
-from parbench.bench.rank.fork_server import FRESH_VARIABLE
 from parbench.bench.text import UserError
 
 
@@ -107,12 +106,9 @@ def test_how_each_rank_ended_is_known_and_one_bad_end_is_the_launchs_but_the_oth
     assert raised.last_error() == "RuntimeError: the roof is on fire (raised/rank-0.log)"
 
 
-@pytest.mark.parametrize("why", [FRESH_VARIABLE, "ACT_LOST"])
-def test_a_rank_starts_python_anew_where_that_is_asked_or_forks_cannot_use_gpus(
-    server: ForkServer, tmp_path: Path, why: str
-) -> None:
+def test_a_rank_starts_a_new_python_where_forks_cannot_use_gpus(server: ForkServer, tmp_path: Path) -> None:
     with DriverServer() as hub:
-        gang = server.launch(1, tmp_path / "gang", {**hub.variables(), "PARBENCH_DEVICE": "cpu", why: "1"})
+        gang = server.launch(1, tmp_path / "gang", {**hub.variables(), "PARBENCH_DEVICE": "cpu", "ACT_LOST": "1"})
         event = hub.next(60)
         assert event is not None
         assert isinstance(event[1], Hello)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from fakes import case, wait_until
+from fakes import case
 from rich.console import Console
 
 from parbench.bench.launch.measure import Display
@@ -52,39 +52,6 @@ def test_without_a_terminal_a_launch_is_a_line_and_now_and_then_how_far_it_is_an
         display.tell("a launch takes [long]")
     told = ["launch 2/3: 4 cases", "launch 2/3: 50% of the run, about 6 s left", "a launch takes [long]"]
     assert screen.lines() == told
-
-
-def test_the_expected_end_is_never_after_the_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("parbench.bench.launch.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
-    screen = Screen(4)
-    with screen.display as display:
-        for seconds, done in ((10, 0.01), (10, 0.5), (40, 0.6), (10, 0.7)):
-            now[0] += seconds
-            display.visit(case(), done)
-    lefts = [line.rpartition(", ")[2] for line in screen.lines()]
-    assert lefts == ["about 50 s left", "about 20 s left", "about to end", "about to end"], "the budget is a minute"
-
-
-def test_what_went_badly_is_told_at_once_on_one_line_as_it_is() -> None:
-    table: dict[Status, bool] = {"failed": True, "hang": True, "wrong": True, "ok": False, "skipped": False}
-    for status, told in table.items():
-        screen, reason = Screen(2), "[bold]rank[/] raised KeyError: [0] " + "word " * 100
-        with screen.display as display:
-            display.record(record(status, reason))
-            assert screen.lines() == [f"{status}: {case().label}: {reason}"] * told, status
-
-
-def test_a_terminal_has_a_bar_instead_of_lines() -> None:
-    screen = Screen(2, terminal=True)
-    with screen.display as display:
-        display.launch(1, 1, 2)
-        display.visit(case(), 0.5)
-        display.record(record())
-        wait_until(lambda: "50%" in screen.file.getvalue())  # the bar is drawn ten times a second
-    shown = screen.file.getvalue()
-    assert "launch 1/1: collective.all_reduce" in shown
-    assert "2 cases" not in shown
 
 
 def test_a_program_reads_each_record_as_a_line_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

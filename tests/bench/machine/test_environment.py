@@ -118,17 +118,6 @@ def test_a_value_that_is_no_text_is_still_written() -> None:
 # --- capture ---
 
 
-def test_a_capture_has_these_groups_and_values() -> None:
-    host = "name address os kernel boot_id cpu_model memory_bytes clock_source governor virtualised"
-    assert {group: list(values) for group, values in capture({}).items()} == {
-        "host": host.split(),
-        "versions": ["python", "torch", "numpy", "parbench"],
-        "variables": [],
-        "process": ["cores", "affinity", "interface"],
-        "load": ["one_minute"],
-    }
-
-
 def test_a_capture_is_what_this_machine_says_and_survives_json() -> None:
     captured = capture(os.environ)
     host, process, versions = captured["host"], captured["process"], captured["versions"]
@@ -293,17 +282,6 @@ def test_what_all_ranks_share_is_hoisted_leaf_by_leaf() -> None:
         {"host": {"name": "n2"}, "process": {"affinity": "1"}},
         {"host": {"name": "n2"}, "process": {"affinity": "1"}},
     ]
-
-
-def test_what_one_rank_lacks_or_has_in_another_shape_is_not_shared() -> None:
-    apart: list[dict[str, Any]] = [{"a": {"b": 1}}, {"a": 1}]
-    unknown: list[dict[str, Any]] = [{"a": None}, {"a": None}, {}]
-    assert hoist([{"a": 1, "b": 2}, {"a": 1}]) == ({"a": 1}, [{"b": 2}, {}])
-    assert hoist(unknown) == ({}, unknown)
-    assert hoist(unknown[:2]) == ({"a": None}, [{}, {}])
-    assert hoist(apart) == ({}, apart)
-    assert hoist([{"a": 1, "b": {"c": 2}}]) == ({"a": 1, "b": {"c": 2}}, [{}])
-    assert hoist([]) == ({}, [])
 
 
 @settings(deadline=None, max_examples=50)

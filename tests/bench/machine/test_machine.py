@@ -16,7 +16,6 @@ from parbench.bench.machine.machine import (
     affinity,
     available_cores,
     available_memory_bytes,
-    contents,
     inspect_machine,
     package_version,
 )
@@ -134,11 +133,6 @@ def test_whether_torch_has_cuda_is_read_from_its_version_file(tmp_path: Path, mo
     assert inspect_machine({"PATH": ""}).torch_has_cuda is None
 
 
-def test_the_version_of_what_is_absent_is_none() -> None:
-    assert package_version("parbench-has-no-such-part") is None
-    assert package_version("psutil") == psutil.__version__
-
-
 # --- all of it, here ---
 
 
@@ -151,8 +145,3 @@ def test_this_machine_is_seen_as_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     assert [gpu.name for gpu in found.gpus] == ["NVIDIA H100 80GB HBM3"] * 2
     assert found.torch_version == package_version("torch")
     assert isinstance(found.torch_has_cuda, bool)
-
-
-def test_contents_of_a_file_that_is_none_are_none(tmp_path: Path) -> None:
-    (tmp_path / "word").write_text(" performance\n", encoding="utf-8")
-    assert [contents(tmp_path / name) for name in ("word", "absent", ".")] == ["performance", None, None]

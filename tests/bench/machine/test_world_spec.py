@@ -75,11 +75,6 @@ def test_gloo_on_gpus_and_fewer_ranks_than_gpus_may_be_asked_for() -> None:
     assert choose(with_gpus(80, 80, 80, 80), nproc=3).nproc == 3
 
 
-def test_memory_that_is_not_told_is_unknown() -> None:
-    assert choose(with_gpus(80, None)).rank_bytes is None
-    assert choose(replace(CPU, memory_bytes=None)).rank_bytes is None
-
-
 def test_ranks_that_share_a_gpu_or_a_core_are_functional_only() -> None:
     chosen = choose(with_gpus(80, 80), nproc=3, backend="gloo", device="cuda")
     assert chosen.rank_bytes == 40 * GIB, "they share its memory"

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from data_coding import RANKS, caught
 from filling import filling
-from refusals import refusal
 
 from parbench.bench.operations.local import Gemm, copy, from_device, gemm, to_device
 from parbench.bench.operations.operation import DataPattern, count_wrong, dtype_of, poison
@@ -186,9 +185,8 @@ def test_what_was_issued_is_what_to_wait_for() -> None:
     work = cast(dist.Work, object())
     for answer, waits in ((work, [work]), ([work, work], [work, work]), (None, []), ([], [])):
         call = mock.Mock(return_value=answer)
-        assert replace(filling(), call=call, asynchronous=True).issue() == waits
+        assert replace(filling(), call=call).issue() == waits
         call.assert_called_once_with(async_op=True)
-    assert refusal(filling().issue).startswith("mode async: this operation is several calls")
 
 
 def test_a_copy_is_right_after_a_step_alone_and_one_wrong_element_is_seen() -> None:

@@ -9,13 +9,13 @@ from paths import ROOT
 from refusals import refusal as error_of
 
 from parbench.bench.commands import run
-from parbench.bench.files import read_toml
+from parbench.bench.files import encode_json, read_toml
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Definition
 from parbench.bench.plan.catalogue import DEFINITIONS as EVERYTHING
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param
-from parbench.bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile
+from parbench.bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, read_plan_file
 
 GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
 GLOO3 = dataclasses.replace(GLOO, nproc=3)
@@ -126,14 +126,6 @@ def test_what_suits_only_some_operations_runs_there_and_is_skipped_elsewhere_wit
     assert len(identities) == len(set(identities)) == 6 * 3 * 2, "every case of the product is either run or skipped"
 
 
-def test_what_cannot_run_here_is_skipped_where_a_preset_has_it() -> None:
-    made = plan(dataclasses.replace(GLOO, rank_bytes=3 << 20))
-    assert {size for _, size in sizes(made)} == {1024}
-    assert {skipped.case.params["size_bytes"] for skipped in made.skipped} == {1 << 20}
-    skipped = [entry for entry in plan(GLOO3, preset="full").skipped if entry.case.params.get("group") == "pairs"]
-    assert {entry.reason for entry in skipped} == {"group 'pairs' cannot be formed: world size(3) % 2 != 0"}
-
-
 def test_a_plan_of_which_nothing_can_run_is_refused_with_the_first_case_and_its_reason() -> None:
     words = refusal(dataclasses.replace(GLOO, rank_bytes=1), only=("all_gather",))
     assert words == (
@@ -181,6 +173,15 @@ def test_a_file_is_read_as_utf8_and_an_empty_one_leaves_everything_to_the_preset
     assert read_toml(file, "plan file", PlanFile) == PlanFile()
 
 
+def test_read_plan_file_reads_json_by_its_suffix(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan = PlanFile(nproc=2, timeout=12.5, case=(FileCase(name="größe", set={"root": [0, 1], "fused": True}),))
+    file.write_bytes(encode_json(plan))
+    assert read_plan_file(file) == plan
+    file.write_text('{"nproc": 2, "time": 3}')
+    assert "unknown field `time`" in error_of(read_plan_file, file)
+
+
 def test_a_case_becomes_an_entry_with_the_text_of_an_option(file: Path) -> None:
     file.write_text('[[case]]\nname = "n.*"\nset = { a = 1, b = 0.1, c = true, d = "1K:4K", e = [1, 2.5, false, "w"] }')
     (case,) = read_toml(file, "plan file", PlanFile).case
@@ -203,21 +204,6 @@ def test_the_help_and_the_readme_say_which_options_a_file_holds() -> None:
     for option in options:
         assert option in str(plan.help)
         assert f"`{option}`" in said
-
-
-def test_a_wrong_type_is_refused_with_what_was_expected_what_was_found_and_where(file: Path) -> None:
-    for text, expected, found, place in (
-        ("preset = 3", "str", "int", "$.preset"),
-        ("nproc = true", "int", "bool", "$.nproc"),
-        ("budget = [90]", "float | str", "array", "$.budget"),
-        ("[[case]]\nname = 'a'\nset.root = {}", "bool | int | float | str | array", "object", "$.case[0].set[...]"),
-    ):
-        words = unread(file, text)
-        assert f"Expected `{expected}" in words, text
-        assert f"got `{found}` - at `{place}`" in words, text
-    for name in ("nproc", "launches"):  # 0 is not the preset's
-        assert f"Expected `int` >= 1 - at `$.{name}`" in unread(file, f"{name} = 0")
-    assert "missing required field `name` - at `$.case[0]`" in unread(file, "[[case]]\nset = {}")
 
 
 def test_an_unknown_key_is_refused_with_the_known_ones_and_the_nearest(file: Path) -> None:

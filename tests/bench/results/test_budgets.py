@@ -27,11 +27,10 @@ def test_limits_are_read_by_the_units_of_their_metrics(tmp_path: Path) -> None:
         ("step_time_p99", "< 1.5 s", "<", 1.5),
         ("time", "<250us", "<", 250e-6),
         ("memory_counted.parameters", "<= 1.5GiB", "<=", 1.5 * 2**30),
-        ("sent.dp.all_reduce", "==3_000B", "==", 3000.0),
+        ("sent.dp.all_reduce", "==3000B", "==", 3000.0),
         ("busbw", ">=1.2GB/s", ">=", 1.2e9),
         ("tokens_per_second", ">1e4", ">", 1e4),
         ("tokens_per_second", ">5 tokens/s", ">", 5.0),
-        ("calls.dp", "!=2", "!=", 2.0),
         ("idle_rest", ">-1e-3s", ">", -1e-3),
     ):
         [found] = read(tmp_path, f'"step.ddp" = {{ "{metric}" = "{text}" }}')
@@ -40,7 +39,7 @@ def test_limits_are_read_by_the_units_of_their_metrics(tmp_path: Path) -> None:
 
 
 def test_every_comparison_keeps_what_it_says_and_nothing_else() -> None:
-    for comparison, kept in (("<", "l"), ("<=", "le"), ("==", "e"), ("!=", "lg"), (">=", "eg"), (">", "g")):
+    for comparison, kept in (("<", "l"), ("<=", "le"), ("==", "e"), (">=", "eg"), (">", "g")):
         budget = Budget(cases="*", metric="mfu", text="", comparison=comparison, number=0.3)
         for name, value in (("l", 0.29), ("e", 0.1 + 0.2), ("g", 0.31)):
             if (comparison, name) not in (("<", "e"), (">", "e"), (">=", "e"), ("<=", "e")):  # 0.1 + 0.2 is above 0.3

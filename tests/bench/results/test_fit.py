@@ -192,33 +192,11 @@ def test_a_size_off_the_curve_is_named_and_bends_nothing() -> None:
         check_one_size_off(factor, place)
 
 
-@pytest.mark.full
-def test_any_size_off_the_curve_by_any_factor_is_named_and_bends_nothing() -> None:
-    for factor in (0.1, 1 / 3, 1.15, 1.5, 3, 10):
-        for place in (0, 1, 10, 19, 20):
-            check_one_size_off(factor, place)
-
-
 def test_two_sizes_off_the_curve_make_no_knee() -> None:
     for factors in ({4: 2.5, 15: 1.6}, {12: 1.6, 13: 2.5}, {7: 1.6, 9: 2.5}, {2: 2.5, 4: 2.5}):
         found = fitted(spoilt(bare(straight(), OCTAVES, 2, 0.01), factors))
         assert len(found.segments) == 1, factors
         assert [size for size, _ in found.off_curve] == [OCTAVES[place] for place in factors]
-
-
-def test_sizes_off_the_curve_count_in_the_residual_but_do_not_rule_it() -> None:
-    points = bare(straight(), OCTAVES, 5, 0.02)
-    clean = fitted(points).residual
-    assert 0.008 < clean < 0.02
-    assert fitted(spoilt(points, {3: 50})).residual == pytest.approx(clean, rel=0.5)
-
-
-def test_in_wide_scatter_a_fifth_off_is_usual() -> None:
-    points = bare(straight(), OCTAVES, 5, 0.25)
-    found = fitted(points)
-    errors = sorted(abs(point.seconds / found.predict(point.size_bytes) - 1) for point in points)
-    assert errors[-3] > 0.20
-    assert len(found.off_curve) <= 1
 
 
 def test_fewer_than_three_sizes_have_no_fit_and_three_have_wide_intervals() -> None:
@@ -234,19 +212,6 @@ def test_of_several_times_of_a_size_the_middle_one_counts_in_any_order() -> None
     strays = [spoilt(points, dict.fromkeys(range(8), factor)) for factor in (0.5, 9)]
     given = [*points, *strays[0], *strays[1]]
     assert fit(random.Random(0).sample(given, len(given))) == fit(points)
-
-
-def test_lines_that_meet_beside_a_size_meet_where_they_do() -> None:
-    """Either part could have that size: the cut must be where the lines cross, or the knee is a gap away."""
-    for place in (0.98, 1.02):
-        true = 64 * KIB * place
-        drop = true * (1 / 2e9 - 1 / 45e9)
-
-        def model(size: float, drop: float = drop) -> float:
-            return 12e-6 + min(size / 2e9, drop + size / 45e9)
-
-        errors = [abs(fitted(measured(model, OCTAVES, seed)).knees[0] / true - 1) for seed in range(4)]
-        assert max(errors) <= BAR
 
 
 def test_a_flat_curve_has_no_bandwidth_but_a_bound() -> None:
@@ -342,49 +307,6 @@ def test_intervals_are_those_of_weighted_least_squares() -> None:
     assert 1 / (line.bytes_per_second_low or 1) - line.seconds_per_byte == pytest.approx(reach[1], rel=1e-3)
 
 
-def test_the_factor_of_normal_errors_is_what_integration_says() -> None:
-    tails = 4
-
-    def mean(of: Callable[[float], float]) -> float:
-        value, _ = scipy.integrate.quad(lambda error: of(error) * scipy.stats.norm.pdf(error), -12, 12)
-        return float(value)
-
-    def weight(error: float, scale: float) -> float:
-        return tails / (tails + (error / scale) ** 2)
-
-    def excess(scale: float) -> float:
-        return (tails + 1) / tails * mean(lambda error: weight(error, scale) * (error / scale) ** 2) - 1
-
-    scale = scipy.optimize.brentq(excess, 0.1, 1)
-    slope = mean(lambda e: (tails - (e / scale) ** 2) * tails / (tails + (e / scale) ** 2) ** 2)
-    variance = mean(lambda e: (weight(e, scale) * e) ** 2) / slope**2
-    squares, weights = mean(lambda e: weight(e, scale) * e**2), mean(lambda e: weight(e, scale))
-    assert variance / (squares / weights) == pytest.approx(module._NORMAL_VARIANCE, rel=1e-3)
-
-
-def lines_of(error: float, level: float, *lengths: int) -> "list[module._Line]":
-    """Return lines below all times by what makes every time's relative error ``level``; times are 1 + ``error``."""
-    flat = (1 + error) / (1 + level)
-    return [module._Line(np.arange(1.0, n + 1), np.full(n, 1 + error), flat, 0.0) for n in lengths]
-
-
-def test_a_line_is_added_where_the_f_test_asks_for_it() -> None:
-    """All errors alike have a mean square that is known, so that p is: x^(d/2) for one line, times 1 + d/2 for two."""
-    for lengths, freedom, extra in (((6, 6), 7, 0.0), ((4, 4, 4), 5, math.log(1 + 5 / 2))):
-        limit = (math.log(10 / 0.01) + extra) / freedom
-        for factor, asked in ((0.97, False), (1.03, True)):
-            few = lines_of(0.9, 0.9, 12)
-            many = lines_of(0.9, 0.9 * math.exp(-limit * factor), *lengths)
-            assert module._is_asked_for(few, many, 10, 0.01) is asked
-            assert not module._is_asked_for(few, many, 10, 0.9)
-
-
-def test_the_time_of_a_thousand_sizes_is_not_their_square() -> None:
-    assert len(module._cuts(10_000, 3)) < 400
-    assert len(module._cuts(9, 3)) == 1
-    assert module._cuts(7, 2) == [(0, 3, 7), (0, 4, 7)]
-
-
 def line(first: int, last: int, latency: float, rate: float) -> Segment:
     ends = {f"latency_{end}": latency for end in ("seconds", "low", "high")}
     rates = {f"bytes_per_second{end}": rate for end in ("", "_low", "_high")}
@@ -401,12 +323,6 @@ def test_the_knee_is_where_lines_cross_or_else_the_middle_of_the_gap() -> None:
     jump = Fit(segments=apart, half_bandwidth_bytes=1, off_curve=(), residual=0, launches=1, method="")
     assert jump.knees == pytest.approx((200.0,))
     assert (jump.predict(200), jump.predict(201)) == pytest.approx((3.0, 11.01))
-
-
-def test_times_and_sizes_of_zero_are_refused() -> None:
-    for size, seconds in ((5, 0.0), (0, 1.0)):
-        with pytest.raises(AssertionError):
-            fit([*bare(straight(), NODE_PRESET), Point(size_bytes=size, seconds=seconds)])
 
 
 @settings(deadline=None, max_examples=30)

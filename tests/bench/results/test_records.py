@@ -183,9 +183,3 @@ def test_a_last_line_cut_short_at_any_byte_is_passed_over_and_the_rest_is_kept(f
         assert read(file, whole, last[:length]) == [FULL, SMALL], length
     assert read(file, whole, last) == [FULL, SMALL, FULL]
     assert read(file) == []
-
-
-def test_a_file_that_is_absent_or_a_folder_is_refused_with_the_reason(tmp_path: Path) -> None:
-    absent = tmp_path / "records.jsonl"
-    for path, reason in ((absent, "No such file or directory"), (tmp_path, "Is a directory")):
-        assert refusal(lambda path: list(read_records(path)), path) == f"{path} cannot be read: {reason}"

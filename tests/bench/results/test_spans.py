@@ -51,13 +51,6 @@ def test_neighbours_are_joined_empty_spans_dropped_and_those_that_end_before_the
             function([(5, 3)])
 
 
-def test_one_long_span_against_many_is_one_pass() -> None:
-    many = [(2 * i, 2 * i + 1) for i in range(100_000)]
-    assert length(difference([(0, 200_000)], many)) == 100_000
-    assert difference(many, [(0, 200_000)]) == []
-    assert intersection(many, [(0, 200_000)]) == many
-
-
 def brute_break_down(
     wall: Span, compute: Spans, comm: Mapping[str, Spans], copies: Spans
 ) -> tuple[int, dict[str, int], int, int, int]:

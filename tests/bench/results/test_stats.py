@@ -22,8 +22,6 @@ from parbench.bench.results.stats import (
     ratio_within_launch,
     spread,
     steadiness,
-    t_quantile,
-    t_tail,
     within_launch,
 )
 
@@ -42,12 +40,6 @@ def test_quantiles_medians_and_spreads_are_numpys_and_change_nothing(
     assert spread(values) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert spread([value * scale for value in values]) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert values == before
-
-
-def test_a_quantile_is_linear_between_order_statistics_and_nothing_but_zeros_has_no_spread() -> None:
-    for q, value in ((0.0, 1.0), (0.25, 1.75), (0.5, 2.5), (1.0, 4.0)):
-        assert quantile([4.0, 1.0, 3.0, 2.0], q) == value
-    assert spread([0.0] * 8) == 0.0
 
 
 # --- within one launch ---
@@ -124,11 +116,6 @@ def test_what_lasts_for_a_visit_widens_the_interval_and_lessens_the_effective_co
     assert effective_count([1.0] * 12, [2] * 6) == 12.0
 
 
-def test_half_the_width_is_relative_to_the_value() -> None:
-    assert Estimate(value=4.0, low=3.0, high=5.0, method="").half_width == 0.25
-    assert Estimate(value=0.0, low=0.0, high=1.0, method="").half_width is None
-
-
 def test_a_ratio_of_two_medians_joins_their_intervals_in_quadrature() -> None:
     one = Estimate(value=6.0, low=6.0 / 1.3, high=6.0 * 1.3, method="")
     other = Estimate(value=2.0, low=2.0 / 1.4, high=2.0 * 1.4, method="")
@@ -143,13 +130,6 @@ def test_a_ratio_of_two_medians_joins_their_intervals_in_quadrature() -> None:
 
 
 # --- across launches ---
-
-
-def test_t_quantiles_are_scipys() -> None:
-    for p in (0.6, 0.975, 0.999999):
-        for df in (0.7, 1, 2, 4.5, 10, 101):
-            assert t_quantile(p, df) == pytest.approx(float(scipy.stats.t.ppf(p, df)), rel=1e-9), (p, df)
-            assert t_tail(t_quantile(p, df), df) == pytest.approx(1 - p, rel=1e-9), (p, df)
 
 
 def across_launches(medians: list[float]) -> Estimate:

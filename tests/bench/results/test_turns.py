@@ -1,14 +1,10 @@
 """Where nothing is there, numbers over ranks and turns say so however many ranks; what is there, they find."""
 
 import random
-import subprocess
-import sys
 from statistics import fmean, stdev
 
 import pytest
-import scipy.stats  # type: ignore[import-untyped]
 
-from parbench.bench.results.stats import t_quantile
 from parbench.bench.results.turns import (
     chosen,
     cross_fitted,
@@ -71,12 +67,3 @@ def test_pairs_of_turns_give_what_is_there_and_one_turn_gives_nothing() -> None:
     assert less.value == pytest.approx(7 / 3)
     for paired in (paired_difference, paired_factor, paired_overhead):
         assert paired([1.0], [2.0]) is None
-
-
-def test_a_rank_imports_no_scipy_for_the_intervals_of_its_turns() -> None:
-    told = "from parbench.bench.results.turns import cross_fitted as of; of([[1.0] * 12] * 2)"
-    script = f"{told}; import sys; print('scipy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-    for df in range(1, 12):
-        assert t_quantile(0.975, df) == pytest.approx(float(scipy.stats.t.ppf(0.975, df)), rel=1e-9)

@@ -1,6 +1,6 @@
 """Suspects launched again: which, on what sides, by what plan, and whose verdict counts in the end."""
 
-import tomllib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from fake_python import fake
 from refusals import refusal
 from reports_fixtures import ENVIRONMENT, WORLD, bad, collective, make_plan
 
-from parbench.bench.files import read_toml
+from parbench.bench.files import encode_json
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import PlanFile
+from parbench.bench.plan.plan import read_plan_file
 from parbench.bench.results.runs import Run
 from parbench.reports.regression.ab import LOOKS, Launch, Outcome, Side, measure_in_turns
 from parbench.reports.regression.compare import Comparison, compare
@@ -54,9 +54,9 @@ def test_suspects_are_what_is_slower_or_cannot_be_told() -> None:
 def test_a_plan_asks_for_the_same_cases(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(make_plan([CASE]), timeout_seconds=12.5)
     odd = collective(size_bytes=1 << 20, root=0, share=0.5, inplace=True, note='a "b" \\ c')
-    file = tmp_path / "plan.toml"
-    file.write_text(plan_file([CASE, odd], plan).text, encoding="utf-8")
-    read = read_toml(file, "plan file", PlanFile)
+    file = tmp_path / "plan.json"
+    file.write_bytes(encode_json(plan_file([CASE, odd], plan)))
+    read = read_plan_file(file)
     assert (read.preset, read.nproc, read.backend, read.device, read.timeout) == ("node", 4, "gloo", "cpu", 12.5)
     assert (read.launches, read.budget) == (None, None)
     assert [(case.name, case.set) for case in read.case] == [(one.name, one.params) for one in (CASE, odd)]
@@ -64,15 +64,15 @@ def test_a_plan_asks_for_the_same_cases(tmp_path: Path) -> None:
 
 
 def test_ranks_over_nodes_are_asked_for_as_they_were(tmp_path: Path) -> None:
-    file = tmp_path / "plan.toml"
+    file = tmp_path / "plan.json"
     plan = make_plan([CASE])
     assert run_words(file, plan) == ("--plan", str(file))
     assert run_words(file, msgspec.structs.replace(plan, nproc=1)) == ("--plan", str(file), "--allow-single")
     plan = msgspec.structs.replace(plan, nproc=8, spread=NodeLayout(nodes=4, ntasks_per_node=2, placement="cyclic"))
     asked = run_words(file, plan)
     assert " ".join(asked[2:]) == "--launcher srun --nodes 4 --ntasks-per-node 2 --placement cyclic"
-    file.write_text(plan_file([CASE], plan).text)
-    assert read_toml(file, "plan file", PlanFile).nproc is None, "with srun parbench run refuses it"
+    file.write_bytes(encode_json(plan_file([CASE], plan)))
+    assert read_plan_file(file).nproc is None, "with srun parbench run refuses it"
 
 
 def meant(base: dict[str, Any], new: dict[str, Any], *across: str) -> Comparison:
@@ -207,7 +207,7 @@ def test_suspects_are_confirmed_or_cleared(tmp_path: Path, monkeypatch: pytest.M
         assert {only(found, case).word for case in (CASE, SLOW)} == {word}
         told = f"Suspects were launched again in turns, {LOOKS[0]} fresh launches a side; it ended because every series"
         assert found.notes[0] == f"{told} is decided."
-        asked = tomllib.loads((tmp_path / "suspects.toml").read_text())
+        asked = json.loads((tmp_path / "suspects.json").read_text())
         assert [case["set"]["size_bytes"] for case in asked["case"]] == [1024, 4096], "only suspects"
         assert given["floors"] is floors
         assert (given["budget_seconds"], given["floor"], given["across"]) == (77.0, 0.03, ("versions.*",))
@@ -219,7 +219,7 @@ def test_what_cannot_be_launched_again_is_one_sentence(tmp_path: Path) -> None:
     assert "a plan names no case of mine.step:prepare" in told
     (tmp_path / "file").write_text("")
     told = refusal(confirm, first(), replace(HOW, out=tmp_path / "file"), (), {})
-    assert "suspects.toml cannot be written" in told
+    assert "suspects.json cannot be written" in told
 
 
 def test_launches_are_parbench_run_with_the_plan_on_each_sides_python(tmp_path: Path) -> None:
@@ -231,6 +231,6 @@ def test_launches_are_parbench_run_with_the_plan_on_each_sides_python(tmp_path: 
     assert [line.split(":")[0] for line in told[1:5]] == ["BASE", "NEW", "NEW", "BASE"]
     [run, *_] = sorted((tmp_path / "out" / "base").iterdir())
     said = (run / "told").read_text().splitlines()
-    assert said[said.index("--plan") + 1] == str(tmp_path / "out" / "suspects.toml")
+    assert said[said.index("--plan") + 1] == str(tmp_path / "out" / "suspects.json")
     assert said[said.index("--budget") + 1] == "40s", "a twelfth of eight of the ten minutes"
     assert only(found).word == "SAME", "the made-up launches are alike"

@@ -58,7 +58,7 @@ def test_the_words_of_a_run_that_is_fresh_or_gone_on_with_are_such_as_parbench_t
     assert parbench_run(asked) == [
         *(sys.executable, "-m", "parbench", "run", "--json", "--nodelist", "n1,n3", "--launcher", "srun"),
         *("--nodes", "2", "--ntasks-per-node", "1", "--placement", "block"),
-        *("--plan", str(asked.folder / "points" / f"{P.id}.toml"), "--out", str(asked.folder / "runs" / P.id)),
+        *("--plan", str(asked.folder / "points" / f"{P.id}.json"), "--out", str(asked.folder / "runs" / P.id)),
     ]
     words = parbench_run(attempt(tmp_path, sweep=make_sweep([P], link="400Gbit"), nodes=()))
     assert words[-2:] == ["--link", "400Gbit"]
