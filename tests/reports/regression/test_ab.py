@@ -31,7 +31,7 @@ from parbench.reports.regression.ab import (
     measure_in_turns,
     parse_side,
 )
-from parbench.reports.regression.noise_floor import Floor, fingerprints, read_floors
+from parbench.reports.regression.noise_floor import Floor, read_floors
 from parbench.reports.regression.rule import Rule
 
 CASE = collective()
@@ -147,13 +147,6 @@ def test_a_launch_has_its_part_of_the_session_or_as_much_as_all_cases_need() -> 
         found = measured(cut, budget=budget, given=given)
         assert (found.short, found.reason) == (False, "every series is decided")
         assert cut.allowed[2:] == pytest.approx([220.0] * 10), "twice 100 s, and a tenth"
-
-
-def test_a_measured_floor_is_the_series_own() -> None:
-    name = fingerprints(Machine().launch(B))[CASE.id]
-    floor = Floor(series="", host="", measured="2026-01-02T00:00:00Z", launches=20, noise=0.1, floor=0.5)
-    assert word(measured(Machine(factor=1.2), floors={name: floor})) == "SAME"
-    assert word(measured(Machine(factor=1.2), floors={"another": floor})) == "SLOWER"
 
 
 def test_drift_falls_on_both_sides_alike() -> None:
