@@ -61,12 +61,12 @@ def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
         if mode in _COMPARABLE and row.world.device == "cuda" and not _why_left_out(row):
             compared.setdefault(alike, []).append(mode)
     tables: dict[object, list[Row]] = {}
-    for mode, alike, series, row in placed:
-        if mode not in _COMPARABLE and alike in compared:
-            why = f"mode {listed(sorted(set(compared[alike])))} compares with nccl-tests, and is here"
+    for mode, like, table, row in placed:
+        if mode not in _COMPARABLE and like in compared:
+            why = f"mode {listed(sorted(set(compared[like])))} compares with nccl-tests, and is here"
             left_out.append(f"{visible(row.case.label)}: {why}")
         else:
-            tables.setdefault(series, []).append(row)
+            tables.setdefault(table, []).append(row)
     left_out += [f"{visible(case.case.label)}: skipped: {visible(case.reason)}" for case in summary.skipped]
     left_out += [
         f"{visible(case.case.label)}: no record of {case.launches} of {case.planned} launches"

@@ -224,7 +224,7 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
         f"False discoveries are held to {cells.percent(rule.false_discovery_rate)} over {families} "
         f"famil{'y' if families == 1 else 'ies'} and within each; "
         f"a rank test has to agree at {cells.percent(rule.rank_level)}. The whole run is judged at "
-        f"{cells.percent(rule.level)}. What the rule finds and imagines: tests/studies/gate_study.py.",
+        f"{cells.percent(rule.level)}.",
         *comparison.notes,
         *advice,
     )

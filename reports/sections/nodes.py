@@ -80,7 +80,6 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
         rows=rows,
         notes=notes,
         figures=lambda: figure(draw_pairs(matrix, nodes), f"pairs-{index}-rates", title, drawing),
-        has_facts=True,
         where="page",
     )
 

@@ -93,7 +93,6 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
         # sentences would make the table wider than any page: they stand below it
         notes=_attributed(steps, notes),
         figures=lambda: figure(draw_steps(steps), "steps-time", title, intervals),
-        has_facts=True,
     )
 
 

@@ -10,7 +10,6 @@ from reports_fixtures import bad, ok, pipeline_details, pipeline_metrics, pipeli
 
 from parbench.bench.results.details import Action, Idle, Ran
 from parbench.bench.results.records import Record
-from parbench.reports.analysis.labels import row_facts
 from parbench.reports.analysis.pipelines import (
     Comparison,
     Pipeline,
@@ -20,7 +19,7 @@ from parbench.reports.analysis.pipelines import (
     schedule_labels,
     without_timelines,
 )
-from parbench.reports.analysis.summary import summarize, unreadable
+from parbench.reports.analysis.summary import common_details, summarize, unreadable
 from parbench.reports.render.data import embedded_json, render_json
 from parbench.reports.sections.one_run import report_of
 from parbench.reports.sections.pipelines import pipeline_columns, schedule_columns
@@ -109,17 +108,16 @@ def test_facts_that_contradict_themselves_are_refused() -> None:
         assert pipelines(rows) == ()
 
 
-def test_timelines_are_left_out_of_facts_and_data_and_nothing_else_is() -> None:
+def test_embedded_data_has_no_timelines() -> None:
     record = msgspec.structs.replace(pipeline_record(), details=pipeline_record().details | {"other": {"measured": 1}})
     run = run_of(record, ok(step()))
     summary = summarize(run)
     thin = without_timelines(summary)
     (row, other), (whole, untouched) = thin.rows, summary.rows
-    facts = dict(row_facts(row))
-    assert facts["pipeline.schedule"] == "1f1b"
-    assert facts["pipeline.stages_by_rank"] == "0, 1"
-    assert facts["other.measured"] == "1"
-    assert not facts.keys() & {"pipeline.measured", "pipeline.predicted", "pipeline.idle"}
+    details = common_details(row)
+    assert details["pipeline"]["schedule"] == "1f1b"
+    assert details["other"]["measured"] == 1
+    assert not details["pipeline"].keys() & {"measured", "predicted", "idle"}
     report = report_of(run)
     assert ["0F0" in render(report) for render in (render_json, embedded_json)] == [True, False]
     assert (row.metrics, thin.tally) == (whole.metrics, summary.tally)
