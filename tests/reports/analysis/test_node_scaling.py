@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from nodes_fixtures import hosts_of, lost_run, node_run, operation, rates_of, run_of, scaling_run, world_of
+from nodes_fixtures import hosts_of, lost_run, operation, rates_of, run_of, scaling_run, world_of
 from report_rows import cells_of, there
-from reports_fixtures import ok, sample_run, step
+from reports_fixtures import ok, step
 
 from parbench.bench.results.runs import Run
 from parbench.reports import cells
@@ -171,19 +171,6 @@ def test_figures_have_the_first_lines_of_each_kind() -> None:
     assert table.notes == (f"The first {MOST_LINES} of each kind are drawn.",)
     rates, _ = table.figures()
     assert [f"all_reduce {cells.size(1024 << i)} " in rates for i in sizes] == [True] * MOST_LINES + [False] * 2
-
-
-def test_what_is_left_across_nodes_is_told_run_by_run() -> None:
-    line, other = lines(of(node_run("block"), scaling_run(2), node_run("cyclic")), "far-table")
-    assert line == {
-        "run": "run 1",
-        "operation": "all_reduce 4M blocking float32",
-        "within": "3.93",
-        "across": "0.499",
-        "across / within": "0.127",
-    }
-    assert other["run"] == "run 3"
-    assert table_named(of(sample_run()), "far-table") is None
 
 
 def test_environments_have_a_column_each_and_a_ratio_to_the_first_unknown_where_one_lacks_a_case() -> None:

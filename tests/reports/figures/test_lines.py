@@ -13,7 +13,7 @@ from reports_fixtures import collective, context_details, context_record, cp, li
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.reports import cells
-from parbench.reports.analysis.attention import compared, contexts, sizes
+from parbench.reports.analysis.attention import compared, contexts
 from parbench.reports.analysis.contrasts import kinds
 from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.ranks import nodes_of
@@ -31,7 +31,7 @@ from parbench.reports.figures.lines import (
     draw_points,
     draw_sizes,
 )
-from parbench.reports.figures.svg import NARROW, WIDE, Drawing
+from parbench.reports.figures.svg import NARROW, WIDE
 
 MAIN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
 
@@ -231,22 +231,6 @@ def test_what_is_unknown_is_not_drawn_and_what_could_not_be_seen_takes_a_log_axi
         for sequence in (64, 128)
     ]
     assert list(methods_of(*bare)) == ["step time"]
-
-
-def test_against_ranks_the_crossover_stands_on_the_bytes_alone() -> None:
-    runs = [[context_record(method, 0.1 / n, ranks=n) for method in ("ring", "ulysses")] for n in (2, 4)]
-    [one] = sizes([one for records in runs for one in contexts(rows_of(*records))])
-    marked = draw_methods(one.lines, "cp (ranks)", one.crossover_ranks)
-    plain_ones = draw_methods(one.lines, "cp (ranks)")
-
-    def dotted(drawing: Drawing) -> int:
-        return len([path for path in parts_of(drawing).paths if "dasharray:1 3" in path.style])
-
-    time, _, _ = map(parts_of, marked.values())
-    assert [told.partition(": ")[2] for told in time.lines] == ["2: 50.0 ms, 4: 25.0 ms"] * 2
-    assert time.words[-1] == "cp (ranks)"
-    assert [dotted(drawing) for drawing in marked.values()] == [0, 1, 0]
-    assert [dotted(drawing) for drawing in plain_ones.values()] == [0, 0, 0]
 
 
 def test_points_stand_where_their_logarithms_do_and_the_front_is_joined_and_named() -> None:

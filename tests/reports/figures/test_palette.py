@@ -10,7 +10,7 @@ import pytest
 import parbench.reports.render.page
 from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
 from parbench.bench.results.details import CAUSES, COMPONENTS, KINDS
-from parbench.reports.figures.palette import HUES, MEMORY, OPERATIONS, PIPELINE, SHADES, STEP, style_sheet
+from parbench.reports.figures.palette import HUES, MEMORY, OPERATIONS, PIPELINE, STEP, style_sheet
 
 CSS = Path(parbench.reports.render.page.__file__).with_name("page.css").read_text()
 BACKGROUNDS = re.findall(r"--back: (#\w+); --raised: (#\w+)", CSS)
@@ -58,7 +58,7 @@ def test_colours_stand_out_from_the_background_and_from_each_other(dark: int) ->
 
 
 def test_every_meaning_has_a_hue_of_its_own_where_they_stand_side_by_side() -> None:
-    for meanings in (STEP, PIPELINE, MEMORY, OPERATIONS, SHADES):
+    for meanings in (STEP, PIPELINE, MEMORY, OPERATIONS):
         assert set(meanings.values()) <= set(HUES)
     apart = [name for name in STEP if name != "residual"]
     assert len({STEP[name] for name in apart}) == len(apart)
