@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from report_rows import cells_of, found_in, rows_of, run_of, there, with_metrics
+from report_rows import found_in, rows_of, run_of, there, with_metrics
 from report_rows import told as line_of
-from reports_fixtures import context_details, context_record, cp, hop, ok, plain, step, step_metrics
+from reports_fixtures import context_details, context_record, cp, ok, plain, step
 
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.attention import (
@@ -20,7 +20,7 @@ from parbench.reports.analysis.attention import (
 )
 from parbench.reports.analysis.summary import unreadable
 from parbench.reports.render.terminal import render_text
-from parbench.reports.sections.attention import attention_section, context_columns, hop_columns
+from parbench.reports.sections.attention import attention_section, context_columns
 from parbench.reports.sections.one_run import report_of
 
 
@@ -99,31 +99,6 @@ def test_a_step_says_all_it_knows() -> None:
     assert all(column.help for column in columns)
 
 
-def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
-    bare = ok(cp("torch_cp"), metrics=step_metrics(0.5), details=context_details("torch_cp", attention_steps=[]))
-    titles = " ".join(column.title for column in context_columns(read(bare)))
-    assert titles == "method mask cp sequence step time, within this launch tokens/s"
-    beside = read(context_record(), bare)
-    cells = cells_of(context_columns(beside), beside[1])
-    assert (cells["load balance"], cells["exposed cp"], cells["bytes sent"]) == ("-", "-", "-")
-    more = [ok(cp(layers=n), metrics=step_metrics(0.5), details=context_details()) for n in (8, 4)]
-    names = [cells_of(context_columns(read(*more)), one)["method"] for one in read(*more)]
-    assert names == ["ring layers=8", "ring layers=4"]
-
-
-def test_each_hop_stands_beside_what_it_takes_alone() -> None:
-    (_, line) = hops(read(context_record()))
-    assert line_of(hop_columns([line]), line) == (
-        "method: ring | mask: causal | cp: 2 | sequence: 64 | direction: backward | step: 1 | what: gradients | "
-        "bytes: 128 KiB | count: 4 | alone: 2.00 ms | exposed: 3.00 ms | exposed part: 150 % | waited: 3.00 ms | "
-        "pairs max/mean: 1.5"
-    )
-    assert all(column.help for column in hop_columns([line]))
-    lines = hops(read(context_record(attention_steps=[hop(comm_seconds=0.0, pairs_by_rank=[0, 0])])))
-    cells = cells_of(hop_columns(lines), lines[0])
-    assert (cells["exposed part"], "pairs max/mean" in cells) == ("-", False)
-
-
 def timed(method: str, seconds: float, sequence: int = 64, **more: Any) -> Record:
     return context_record(method, seconds, sequence, **more)
 
@@ -156,13 +131,6 @@ def test_only_the_same_model_mask_ranks_and_world_are_compared() -> None:
     found = compared(read(timed("ring", 0.02), timed("zigzag", 0.02), *deep))
     assert [one.title.partition("mask")[2] for one in found] == ["", ", layers=8"]
     assert compared(read(timed("ring", 0.02), timed("ring", 0.04, sequence=128))) == ()  # one method alone
-
-
-def test_comparison_has_a_line_for_each_method() -> None:
-    lengths = [("zigzag", 0.04, 128), ("ring", 0.05, 128), ("ring", 0.02, 64), ("zigzag", 0.01, 64), ("ring", 0.9, 256)]
-    one = only(compared(read(*(timed(method, seconds, sequence=n) for method, seconds, n in lengths))))
-    by_length = {name: [at.facts.sequence for at in of] for name, of in one.lines.items()}
-    assert by_length == {"zigzag": [64, 128], "ring": [64, 128, 256]}
 
 
 def test_section_has_steps_and_hops() -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 from report_rows import cells_of, found_in, rows_of, run_of, there
 from report_rows import told as line_of
-from reports_fixtures import EXPERT_LOADS, ep, mixture_record, ok, step, step_metrics
+from reports_fixtures import EXPERT_LOADS, ep, mixture_record, ok, step
 
 from parbench.bench.results.records import Record
-from parbench.reports.analysis.experts import Mixture, distinct, mixtures, read_mixture, shares
+from parbench.reports.analysis.experts import Mixture, mixtures, read_mixture, shares
 from parbench.reports.analysis.summary import unreadable
 from parbench.reports.render.terminal import render_text
 from parbench.reports.sections.experts import claims, experts_section, mixture_columns, share_columns
@@ -45,21 +45,6 @@ def test_each_rank_has_its_own_experts_over_all_their_copies() -> None:
     assert [one.of_mean for one in shares(read(layered([[0] * 8], [[0, 0]])))] == [None, None]
 
 
-def test_layers_that_are_alike_are_shown_once() -> None:
-    load = EXPERT_LOADS["zipf"]
-    alike = one_of(layered([load] * 3))
-    assert (alike.layers, len(shares([alike]))) == ((0,), 2)
-    assert one_of(layered([load, load[::-1]])).layers == (0, 1)
-    assert one_of(layered([load] * 2, [[1, 2], [2, 1]])).layers == (0, 1)  # other pairs were dropped
-
-
-def test_capacity_changes_no_choice_but_scope_and_routing_do() -> None:
-    asked = [("zipf", 0.0), ("zipf", 1.25), ("hot_rank", 1.25)]
-    found = distinct(read(*(mixture_record("ep_layer", *one) for one in asked), mixture_record("ep_step", "zipf")))
-    told = [(one.scope, one.routing, one.capacity) for one in found]
-    assert told == [("ep_layer", "zipf", None), ("ep_layer", "hot_rank", 1.25), ("ep_step", "zipf", None)]
-
-
 def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() -> None:
     (row,) = rows_of(ok(step()))
     assert (read_mixture(row), mixtures([row]), unreadable([row], read_mixture)) == (None, (), ())
@@ -95,15 +80,6 @@ def test_a_step_says_all_it_knows() -> None:
     assert all(column.help for column in mixture_columns([one]))
     found = read(mixture_record(), mixture_record(routing="zipf"), mixture_record("ep_step"))
     assert claims(found) == ("ep_layer: what it may claim", "ep_step: what it may claim")
-
-
-def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
-    bare = ok(ep(), metrics=step_metrics(0.5), details=mixture_record().details)
-    (alone,) = read(bare)
-    cells = cells_of(mixture_columns([alone]), alone)
-    assert list(cells) == ["scope", "routing", "capacity", "EP", "variant", "step time, within this launch"]
-    both = read(bare, mixture_record(routing="zipf"))
-    assert cells_of(mixture_columns(both), both[0])["dedup"] == "-"
 
 
 def test_each_rank_says_who_is_chosen() -> None:

@@ -154,22 +154,6 @@ def test_worlds_of_other_sizes_scale() -> None:
     assert "<title>all_reduce 1K blocking" in drawn
 
 
-def test_of_very_many_cases_the_first_are_drawn_and_all_are_in_the_table() -> None:
-    worlds = [msgspec.structs.replace(WORLD, size=ranks) for ranks in (2, 4)]
-    found = of(*(a_run(*(ok(collective(size_bytes=1024 * i), world=one) for i in range(1, 21))) for one in worlds))
-    table = table_in(sections(found), "scaling-table")
-    assert len(table.rows) == 20
-    (drawn,) = table.figures()
-    assert ("all_reduce 12K " in drawn, "all_reduce 13K " in drawn) == (True, False)
-    assert table.notes == ("The first 12 of 20 cases are drawn.",)
-
-
-def test_many_runs_share_a_column_of_differences_and_are_not_side_by_side() -> None:
-    found = of(*(run_on(2 + i // 9) for i in range(10)))
-    assert cells(found, "differences-table") == [{"what": "plan.nproc", "values": "2 (run 1-9); 3 (run 10)"}]
-    assert "beside" not in ids(found)
-
-
 def test_runs_on_several_nodes_say_on_which_how_placed_and_what_they_cannot_show() -> None:
     first, second = cells(of(node_run("cyclic"), scaling_run(1, 2)), "runs-table")
     assert (first["nodes"], first["placement"], first["hosts"]) == ("4", "cyclic", "n1, n2, n3, n4")

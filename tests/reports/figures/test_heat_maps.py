@@ -14,7 +14,7 @@ from parbench.bench.results.runs import Run
 from parbench.reports.analysis.contrasts import Pairs, pairs
 from parbench.reports.analysis.ranks import Nodes, nodes_of
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.figures.heat_maps import draw_grid, draw_pairs
+from parbench.reports.figures.heat_maps import draw_pairs
 
 
 def shades(parts: Parts) -> list[float]:
@@ -72,13 +72,3 @@ def test_lines_part_nodes_thick_ones_switches_and_a_nodes_own_squares_are_the_fu
     found, _ = by_node(run_on(pair_records(hosts_of(3, 1)), hosts_of(3, 1)))
     long = Nodes(hosts=tuple(f"node-with-a-long-name-{i}" for i in range(3)), switches={}, affinities={})
     assert {"node-with-a… 0", "node-with-a… 2"} <= set(parts_of(draw_pairs(found, long)).words)
-
-
-def test_squares_say_what_they_hold_or_why_they_hold_nothing() -> None:
-    parts = parts_of(
-        draw_grid(
-            ["pp 1", "pp 2"], [[(0.5, "20 %"), (None, "too large")], [(1.0, "40 %"), (None, "-")]], ["1", "2"], "tp"
-        )
-    )
-    assert len(parts.boxes) == 2
-    assert {"20 %", "too large", "40 %", "-", "pp 1", "pp 2", "tp"} <= {*parts.words}

@@ -195,16 +195,7 @@ def test_text_is_printed_as_nccl_tests_does() -> None:
     assert render_text(make_run(make_plan([]), [])) == ""
 
 
-def test_parameter_without_a_column_is_named() -> None:
-    third = collective(mode="pipelined", group="node")
-    text = text_of(ok(collective()), ok(collective("broadcast", root=2)), ok(third))
-    starts = [line.rpartition(" ")[2] for line in text.splitlines() if "starting" in line]
-    assert starts == ["all_reduce_perf", "broadcast_perf", "all_reduce_perf"]
-    assert rows(text)[1].split()[3:5] == ["none", "2"]
-    assert text.count("nodes=1 group=node\n") == 1
-
-
-def test_unchecked_or_infinite_results_are_not_available() -> None:
+def test_unchecked_results_are_not_available() -> None:
     text = text_of(ok(collective(), check=Check()))
     assert rows(text)[0].endswith("0.00    N/A")
     assert "validation: 0 " in text

