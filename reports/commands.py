@@ -100,9 +100,16 @@ def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, ou
     TRACE is a file that PyTorch's profiler wrote (export_chrome_trace, .json or .json.gz), one for each rank, or a
     folder of them. What costs most comes last: late ranks, exposed communication, idle time, each with its evidence.
     """
+    from parbench.reports.render.show import rendered
+    from parbench.reports.render.terminal import print_report
     from parbench.reports.traces.explained import explain_traces
 
-    _write(explain_traces(traces, against, form or ("html" if output else "tables")), output)
+    report = explain_traces(traces, against)
+    form = form or ("html" if output else "tables")
+    if form == "tables" and output is None:
+        print_report(report)  # with the width and the colors of the terminal
+    else:
+        _write(rendered(report, form), output)
 
 
 @click.command(epilog=_COMPARE_EXAMPLES)

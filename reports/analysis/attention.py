@@ -1,11 +1,11 @@
-"""What the records of context-parallel steps tell: who attends how, what attention sends, and what is exposed. Pure."""
+"""What the records of context-parallel steps tell: who attends how, and what attention sends. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from parbench.bench.results.details import Attention, AttentionSteps, Hop, Mesh, read
+from parbench.bench.results.details import Attention, Mesh, read
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.labels import differences
@@ -20,7 +20,6 @@ class Context:
     row: Row
     facts: Attention
     mesh: Mapping[str, Mapping[str, int]]
-    hops: tuple[Hop, ...]
 
     @property
     def ranks(self) -> int:
@@ -58,43 +57,22 @@ class Context:
         """The share of the traced step in which attention's communication is exposed."""
         return share_of_traced(self.row, total(self._by_axis("exposed_comm").values()))
 
-    @property
-    def exposed_part(self) -> float | None:
-        """The transfers' exposed time over what they take alone."""
-        exposed, alone = self.row.value("attention_exposed"), self.row.value("attention_comm")
-        return exposed / alone if exposed is not None and alone else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hopped:
-    """A hop with the step that it belongs to."""
-
-    context: Context
-    hop: Hop
-
 
 def read_context(row: Row) -> Context | str | None:
     """Return the step, None if it is none; why its facts cannot be read, if they cannot."""
-    telling = [record for record in row.measured if Attention.known_by in record.details]
-    if not telling:
+    record = next((record for record in row.measured if Attention.known_by in record.details), None)
+    if record is None:
         return None
-    # the first launch that tells its attention step by step tells it all
-    record = next((one for one in telling if one.details.get(AttentionSteps.known_by)), telling[0])
-    facts, mesh, steps = read(record, Attention), read(record, Mesh), read(record, AttentionSteps)
-    for one in (facts, mesh, steps):
+    facts, mesh = read(record, Attention), read(record, Mesh)
+    for one in (facts, mesh):
         if isinstance(one, str):
             return one
     if not isinstance(facts, Attention) or not isinstance(mesh, Mesh):
         return None
-    hops = steps.attention_steps if isinstance(steps, AttentionSteps) else ()
-    return Context(row=row, facts=facts, mesh=mesh.axes, hops=hops)
+    return Context(row=row, facts=facts, mesh=mesh.axes)
 
 
 contexts: Callable[[Iterable[Row]], tuple[Context, ...]] = partial(readable, read=read_context)
-
-
-def hops(found: Iterable[Context]) -> tuple[Hopped, ...]:
-    return tuple(Hopped(context=one, hop=hop) for one in found for hop in one.hops)
 
 
 @dataclass(frozen=True, kw_only=True)

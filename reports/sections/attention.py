@@ -1,4 +1,4 @@
-"""The report on context parallelism: steps, their methods compared, and each communication exposed."""
+"""The report on context parallelism: steps, and their methods compared."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
-from parbench.reports.analysis.attention import OF_METHOD, Context, Hopped, hops, read_context
+from parbench.reports.analysis.attention import OF_METHOD, Context, read_context
 from parbench.reports.analysis.labels import differences
 from parbench.reports.analysis.summary import Row, unreadable
 from parbench.reports.figures.lines import draw_methods
@@ -20,7 +20,7 @@ def attention_section(found: Analysis) -> Section | None:
     unread = unreadable(found.steps, read_context)
     if not found.contexts and not unread:
         return None
-    tables: list[Table[Context] | Table[Hopped]] = []
+    tables: list[Table[Context]] = []
     if found.contexts:
         tables.append(
             Table(
@@ -31,16 +31,6 @@ def attention_section(found: Analysis) -> Section | None:
                 rows=found.contexts,
                 notes=tuple(one.crossover for one in found.context_comparisons if one.crossover),
                 figures=lambda: _draw(found),
-            )
-        )
-    if lines := hops(found.contexts):
-        tables.append(
-            Table(
-                id="context-hops",
-                title="Attention's communications, one by one",
-                caption="of the first launch that tells them: each step of a ring beside what it takes alone",
-                columns=hop_columns(lines),
-                rows=lines,
             )
         )
     return Section(id="context", title="Context parallelism", tables=tuple(tables), notes=unread)
@@ -64,14 +54,12 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
 
     rows = [one.row for one in found]
     exposed_help = "attention's communication that no computation hides, as a share of the traced step"
-    part_help = "transfers' exposed time over their time alone"
     columns: tuple[Column[Context], ...] = (
         metric_column("tokens_per_second").of(row_of),
         number("bytes sent", lambda one: one.sent_bytes(), cells.num_bytes, "by a rank's attention in a step"),
         ratio("forward"),
         ratio("backward"),
         number("exposed cp", lambda one: one.exposed_share, cells.percent, exposed_help),
-        number("exposed part", lambda one: one.exposed_part, cells.percent, part_help),
         *(column.of(row_of) for column in metric_columns("attention", rows)),
         metric_column("memory.activations", title="activations").of(row_of),
     )
@@ -87,33 +75,4 @@ def _identity(found: Sequence[Context]) -> tuple[Column[Context], ...]:
         words("mask", lambda one: cells.visible(one.facts.mask), "what a query sees"),
         number("cp", lambda one: one.ranks, cells.whole, "ranks that share a sequence"),
         number("sequence", lambda one: one.facts.sequence, cells.whole, "tokens of a whole sequence"),
-    )
-
-
-def hop_columns(found: Sequence[Hopped]) -> tuple[Column[Hopped], ...]:
-    def exposed_part(one: Hopped) -> float | None:
-        return one.hop.exposed_seconds / one.hop.comm_seconds if one.hop.comm_seconds else None
-
-    def unevenness(one: Hopped) -> float | None:
-        pairs = one.hop.pairs_by_rank
-        return max(pairs) * len(pairs) / sum(pairs) if sum(pairs) else None
-
-    alone_help = "all of them, each timed with nothing beside it, on the slowest rank"
-    exposed_help = "waits from when all peers had issued theirs, the rank with the most"
-    part_help = "exposed over alone"
-    uneven: Column[Hopped] = number(
-        "pairs max/mean", unevenness, cells.formatted("{:.3g}"), "pairs of ranks in this step of the ring"
-    )
-    return (
-        *(column.of(lambda one: one.context) for column in _identity([one.context for one in found])),
-        words("direction", lambda one: one.hop.direction, "of the step: forward or backward"),
-        number("step", lambda one: one.hop.step, cells.whole, "which step of the ring it overlaps, from 0"),
-        words("what", lambda one: one.hop.what, "what moves"),
-        number("bytes", lambda one: one.hop.num_bytes, cells.num_bytes, "of one of them, on a rank"),
-        number("count", lambda one: one.hop.count, cells.whole, "how often a step makes it: layers x microbatches"),
-        number("alone", lambda one: one.hop.comm_seconds, cells.duration, alone_help),
-        number("exposed", lambda one: one.hop.exposed_seconds, cells.duration, exposed_help),
-        number("exposed part", exposed_part, cells.percent, part_help),
-        number("waited", lambda one: one.hop.wait_seconds, cells.duration, "waits, for peers that come late too"),
-        *known((uneven,), found),
     )

@@ -15,7 +15,6 @@ from parbench.reports.analysis.attention import (
     compared,
     contexts,
     crossover,
-    hops,
     read_context,
 )
 from parbench.reports.analysis.summary import unreadable
@@ -50,21 +49,7 @@ def test_a_step_says_who_attends_how_over_every_axis_but_that_of_gradients() -> 
 def test_a_sum_with_an_unknown_part_and_a_share_of_nothing_are_unknown() -> None:
     assert one_of(with_metrics(context_record("usp", ranks=4), bytes_sent__ring=None)).sent_bytes() is None
     bare = one_of(ok(cp(), details=context_details()))
-    assert (bare.sent_bytes(), bare.bytes_ratio("forward"), bare.exposed_share, bare.exposed_part) == (None,) * 4
-    assert one_of(context_record()).exposed_part == pytest.approx(0.75)  # of the transfers' time alone
-    assert one_of(with_metrics(context_record(), attention_comm=plain(0.0, "s"))).exposed_part is None
-
-
-def test_hops_come_in_order_from_the_first_launch_that_tells_them() -> None:
-    found = hops(read(context_record("ring"), context_record("zigzag")))
-    assert [(one.context.method, one.hop.direction, one.hop.step, one.hop.num_bytes) for one in found] == [
-        (method, *hop, 128 << 10) for method in ("ring", "zigzag") for hop in (("forward", 0), ("backward", 1))
-    ]
-    silent = ok(cp(), 0, details=context_details(crossover_ranks=1.0, attention_steps=[]))
-    telling = [ok(cp(), i, details=context_details(crossover_ranks=i + 1.0)) for i in (1, 2)]
-    one = one_of(silent, *telling, launches=3)
-    assert (one.facts.crossover_ranks, len(one.hops)) == (2.0, 2)
-    assert one_of(silent).facts.crossover_ranks == 1.0
+    assert (bare.sent_bytes(), bare.bytes_ratio("forward"), bare.exposed_share) == (None,) * 3
 
 
 def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() -> None:
@@ -75,7 +60,6 @@ def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() ->
         ({"tokens_per_rank": 30}, "sequence(64) % tokens_per_rank(30) != 0"),
         ({"tokens_per_rank": 0}, "sequence(64) % tokens_per_rank(0) != 0"),
         ({"method": 3}, "Expected `str`, got `int` - at `$.method`"),
-        ({"attention_steps": [{"direction": "forward"}]}, "$.attention_steps[0]"),
     ]
     for changed, words in cases:
         record = ok(cp(), details={**context_details(), **changed})
@@ -93,7 +77,7 @@ def test_a_step_says_all_it_knows() -> None:
         "method: ring | mask: causal | cp: 2 | sequence: 64 | "
         "step time, within this launch: 20.0 ms [18.0, 22.0] | tokens/s: 205000 | "
         "bytes sent: 3.00 MiB | ratio forward: 1.000 | ratio backward: 1.250 | exposed cp: 30.0 % | "
-        "exposed part: 75.0 % | load balance: 65.0 % | ceiling: 67.0 % | comm alone: 4.00 ms | exposed hops: 3.00 ms | "
+        "load balance: 65.0 % | ceiling: 67.0 % | comm alone: 4.00 ms | exposed hops: 3.00 ms | "
         "waited: 6.00 ms | activations: 5.00 MiB"
     )
     assert all(column.help for column in columns)
@@ -133,15 +117,14 @@ def test_only_the_same_model_mask_ranks_and_world_are_compared() -> None:
     assert compared(read(timed("ring", 0.02), timed("ring", 0.04, sequence=128))) == ()  # one method alone
 
 
-def test_section_has_steps_and_hops() -> None:
+def test_attention_section_has_the_crossover_below_its_table() -> None:
     records = [context_record(method, 0.02, sequence) for method in ("ring", "zigzag") for sequence in (64, 128)]
-    table, moves = there(attention_section(found_in(*records))).tables
-    assert (len(table.rows), len(moves.rows)) == (4, 8)
+    [table] = there(attention_section(found_in(*records))).tables
+    assert len(table.rows) == 4
     [note] = table.notes
     assert "1 + 1/g" in note
-    alone = there(attention_section(found_in(context_record(attention_steps=[]))))
+    alone = there(attention_section(found_in(context_record())))
     assert [(one.id, one.notes) for one in alone.tables] == [("context-table", ())]
     run = run_of(*records)
     text = render_text(report_of(run))
-    for expected in ("Context parallelism\n", "Attention's communications"):
-        assert expected in text
+    assert "Context parallelism\n" in text
