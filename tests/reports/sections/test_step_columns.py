@@ -78,6 +78,8 @@ def test_parts_and_residual_are_the_identity_and_what_is_unknown_is_no_part() ->
 def test_the_worst_ratio_is_furthest_from_one_and_what_is_held_is_all_of_it() -> None:
     ratios = {"bytes_ratio.dp": plain(1.2, ""), "bytes_ratio.tp": plain(0.7, ""), "bytes_ratio.pp": plain(None, "")}
     assert steps.worst_ratio(step_row(step_metrics(1.0) | ratios)) == ("tp", 0.7)
+    direction = {"bytes_ratio.cp": plain(1.0, ""), "bytes_ratio.cp.forward": plain(3.0, "")}
+    assert steps.worst_ratio(step_row(step_metrics(1.0) | direction)) == ("cp", 1.0), "a direction is not an axis"
     assert steps.worst_ratio(step_row(step_metrics(1.0))) is None
     assert steps.held_bytes(without()) == 7 << 20
     assert steps.held_bytes(step_row(step_metrics(1.0))) is None
