@@ -157,7 +157,7 @@ def compare(base: Path, new: Path, output: Path | None, **given: Any) -> None:
 @click.option("--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it.")
 @runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
-    """Convert output of nccl-tests (text or JSON) and of the OSU micro-benchmarks into runs.
+    """Convert output of nccl-tests or OSU micro-benchmarks into runs.
 
     Each FILE becomes one run, whose folder is printed. Sizes and bandwidths are converted to nccl-tests' convention;
     each row's notes say how.
