@@ -49,7 +49,7 @@ class AppHooks:
     judge: Callable[[Path, Path, int], int]
 
 
-FORMATS = ("tables", "nccl-tests", "nccl-tests-json")
+FORMATS = ("tables", "nccl-tests")
 # what its readers expect in a table of an operation
 _AS_NCCL_TESTS = {"mode": "pipelined", "placement": "out_of_place,in_place"}
 _RUN_EXAMPLES = """\b

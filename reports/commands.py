@@ -10,17 +10,15 @@ from parbench.bench.commands import RunPath, budgets_option
 from parbench.reports.regression.commands import floor_option, form_option, history_option, runs_option, unknown_option
 
 # spelt out here too, so that --help imports nothing; a test compares them
-TOOLS = ("nccl-tests", "param", "osu", "gloo")
+TOOLS = ("nccl-tests", "osu")
 EXPORTS = (
     "nccl-tests",
-    "nccl-tests-json",
     "csv",
     "chrome-trace",
     "hta",
     "pytest-benchmark",
     "github-action-benchmark",
     "bencher",
-    "openmetrics",
 )
 _FOLDER_FORMATS = {"hta": "a file for each rank", "github-action-benchmark": "a file for each direction"}
 REPORTS = ("html", "markdown", "csv", "json")
@@ -33,7 +31,6 @@ Examples:
   parbench compare BASE NEW --format markdown >> $GITHUB_STEP_SUMMARY
   parbench compare BASE NEW --across versions.torch
   parbench compare last:10 runs/20260109T030405Z-node1-4d5e6f
-  parbench compare BASE NEW --confirm --base-python .venv-base/bin/python --across 'versions.*'
 
 \b
 Exit codes: 0 fine; 1 slower (a series or the whole run), counts that changed, a budget not kept, or wrong; 2 bad
@@ -53,7 +50,6 @@ Examples:
   parbench export runs/20260102T030405Z-node1-1a2b3c --format csv -o run.csv
   parbench export runs/20260102T030405Z-node1-1a2b3c --format chrome-trace -o trace.json
   parbench export runs/20260102T030405Z-node1-1a2b3c --format hta -o traces
-  parbench export runs/20260102T030405Z-node1-1a2b3c --format openmetrics -o parbench.prom
 """
 
 
@@ -104,9 +100,16 @@ def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, ou
     TRACE is a file that PyTorch's profiler wrote (export_chrome_trace, .json or .json.gz), one for each rank, or a
     folder of them. What costs most comes last: late ranks, exposed communication, idle time, each with its evidence.
     """
+    from parbench.reports.render.show import rendered
+    from parbench.reports.render.terminal import print_report
     from parbench.reports.traces.explained import explain_traces
 
-    _write(explain_traces(traces, against, form or ("html" if output else "tables")), output)
+    report = explain_traces(traces, against)
+    form = form or ("html" if output else "tables")
+    if form == "tables" and output is None:
+        print_report(report)  # with the width and the colors of the terminal
+    else:
+        _write(rendered(report, form), output)
 
 
 @click.command(epilog=_COMPARE_EXAMPLES)
@@ -125,55 +128,25 @@ def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, ou
 @unknown_option
 @budgets_option
 @history_option(help="The history file in which main~1 and last:10 are looked up.")
-@click.option("--confirm", is_flag=True, help="Measure SLOWER and AMBIGUOUS series again, both sides in turns.")
-@click.option("--base-python", default="", metavar="PYTHON", help="With --confirm: the Python that has BASE's code.")
-@click.option("--new-python", default="", metavar="PYTHON", help="With --confirm: the one of NEW; default: this one.")
-@click.option("--budget", default="10m", show_default=True, metavar="TIME", help="With --confirm: time for it.")
-@click.option("--launches", type=click.IntRange(5, 24), help="With --confirm: launches a side, at most; default: 24.")
-@runs_option(default=Path("runs/confirm"), help="With --confirm: where new runs go.")
-def compare(
-    base: Path,
-    new: Path,
-    output: Path | None,
-    confirm: bool,
-    base_python: str,
-    new_python: str,
-    budget: str,
-    launches: int | None,
-    out: Path,
-    **given: Any,
-) -> None:
+def compare(base: Path, new: Path, output: Path | None, **given: Any) -> None:
     """Compare two runs: what became slower or faster?
 
     BASE and NEW are runs' folders, latest, folders of runs (taken as one), or from the history: main, main~1, last:10
     (ten runs taken as one) or an id.
 
-    A series is SLOWER or FASTER if the 95 % interval of its change lies outside the floor, SAME if inside, else
-    AMBIGUOUS; then the launches that would decide it are named. The whole run is judged by what its series share. One
-    launch is one observation; at least five a side are needed.
+    A series is SLOWER or FASTER if the 95 % interval of its change lies outside the floor, SAME if
+    inside, otherwise AMBIGUOUS. Then the number of launches that would decide it is printed;
+    parbench ab makes them. The whole run is judged by what its series share. One launch is one
+    observation, and at least five a side are needed.
 
     Counts of a training step (calls and bytes by axis and operation, memory by component, kernels, its schedule) are
     held exactly: any change is CHANGED, with its cause. One launch a side tells them, however loaded the machine is.
 
     --budgets are NEW's, as of parbench run.
-
-    --confirm needs as many ranks as NEW had; for a run over nodes, an allocation of as many.
     """
-    from parbench.bench.text import UserError, parse_duration
     from parbench.reports.regression.compare_show import compare_runs
-    from parbench.reports.regression.confirm import Confirming
 
-    if not confirm and (base_python or new_python):
-        raise UserError("--base-python and --new-python go with --confirm alone: nothing else is launched")
-    how = Confirming(
-        base_python=base_python,
-        new_python=new_python,
-        budget_seconds=parse_duration(budget),
-        launches=launches,
-        out=out,
-        tell=lambda text: click.echo(text, err=True),
-    )
-    text, code = compare_runs(str(base), str(new), confirming=how if confirm else None, **given)
+    text, code = compare_runs(str(base), str(new), **given)
     _write(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)
 
@@ -184,7 +157,7 @@ def compare(
 @click.option("--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it.")
 @runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
-    """Convert output of nccl-tests, PARAM, OSU or gloo into runs.
+    """Convert output of nccl-tests or OSU micro-benchmarks into runs.
 
     Each FILE becomes one run, whose folder is printed. Sizes and bandwidths are converted to nccl-tests' convention;
     each row's notes say how.
@@ -208,7 +181,7 @@ def export(run: Path, form: str, output: Path | None) -> None:
     """Write a run as CSV, nccl-tests text, Chrome traces and more.
 
     \b
-    nccl-tests, nccl-tests-json  the collectives, a table for each operation and mode
+    nccl-tests                   the collectives, a table for each operation and mode
     csv                          a row per metric and launch, as parbench.load
                                  returns; parbench report --format csv: per case
     chrome-trace                 training steps' timelines for Perfetto: a
@@ -216,7 +189,7 @@ def export(run: Path, form: str, output: Path | None) -> None:
                                  -o FOLDER a file per step
     hta                          a folder per step for HolisticTraceAnalysis
     github-action-benchmark      a folder: smaller-is-better, bigger-is-better
-    pytest-benchmark, bencher, openmetrics    every case
+    pytest-benchmark, bencher    every case
     """
     from parbench.bench.results.runs import load_run
     from parbench.bench.text import UserError

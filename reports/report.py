@@ -118,10 +118,7 @@ def hoisted(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[str, tuple
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Generic[T]):
-    """A table and the figures of the same numbers, drawn when a renderer asks for them; ``id`` is its anchor.
-
-    ``has_facts`` says that each row's case is told in full below it.
-    """
+    """A table and the figures of the same numbers, drawn when a renderer asks for them; ``id`` is its anchor."""
 
     id: str
     title: str
@@ -130,7 +127,6 @@ class Table(Generic[T]):
     rows: tuple[T, ...]
     notes: tuple[str, ...] = ()
     figures: "Callable[[], Iterable[Markup]]" = tuple
-    has_facts: bool = False
     where: Where = "everywhere"
 
     @property

@@ -46,7 +46,6 @@ ELSEWHERE = (
     "check",  # tests/bench/check
     "doctor --selftest",  # tests/bench/test_selftest.py
     "run --target",  # in the full tier
-    "compare BASE NEW --confirm",  # tests/reports/regression/test_confirm.py
 )
 
 

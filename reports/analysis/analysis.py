@@ -78,7 +78,7 @@ def analyse(run: Run, summary: Summary) -> Analysis:
         groups=grouped(communication),
         pipelines=pipelines(with_timelines),
         contexts=found,
-        context_comparisons=compared(found, run.info.plan.notes),
+        context_comparisons=compared(found),
         mixtures=mixtures(steps),
         unreadable=unreadable(with_timelines, read_pipeline),
     )

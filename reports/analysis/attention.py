@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
 from parbench.bench.results.details import Attention, Mesh, read
-from parbench.bench.text import listed
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.labels import differences
@@ -79,17 +77,16 @@ contexts: Callable[[Iterable[Row]], tuple[Context, ...]] = partial(readable, rea
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Steps of one model under one mask by several methods, at several sequence lengths or on several ranks."""
+    """Steps of one model under one mask by several methods; ``crossover`` is a sentence, empty if unknown."""
 
     title: str
     contexts: tuple[Context, ...]
-    sentences: tuple[str, ...]
-    crossover_ranks: float | None
+    crossover: str
 
     @property
     def lines(self) -> dict[str, tuple[Context, ...]]:
-        """The steps of each method, the shortest sequence and the fewest ranks first."""
-        ordered = sorted(self.contexts, key=lambda one: (one.facts.sequence, one.ranks))
+        """The steps of each method, the shortest sequence first."""
+        ordered = sorted(self.contexts, key=lambda one: one.facts.sequence)
         methods = dict.fromkeys(one.method for one in self.contexts)
         return {name: tuple(one for one in ordered if one.method == name) for name in methods}
 
@@ -98,55 +95,23 @@ class Comparison:
 OF_METHOD = ("method", "ulysses", "mask", "sequence")
 
 
-def compared(found: Sequence[Context], notes: Sequence[str] = ()) -> tuple[Comparison, ...]:
-    """Return the methods of each model, mask and number of ranks that has two; ``notes`` are the whole run's."""
-    made = []
-    for group in _groups(found, lambda one: (one.ranks, one.row.world)):
-        lengths = sorted({one.facts.sequence for one in group})
-        timed = [[one for one in group if one.row.seconds and one.facts.sequence == n] for n in lengths]
-        verdicts = [verdict(of, notes) for of in timed if len({one.method for one in of}) > 1]
-        if len({one.method for one in group}) > 1:
-            made.append(_comparison(f"Methods compared: cp = {group[0].ranks}", group, found, verdicts))
-    return tuple(made)
-
-
-def sizes(found: Sequence[Context]) -> tuple[Comparison, ...]:
-    groups = _groups(found, lambda one: (one.facts.sequence,))
-    several = [sorted(of, key=lambda one: one.ranks) for of in groups if len({one.ranks for one in of}) > 1]
-    return tuple(_comparison(f"Methods against cp: sequence {of[0].facts.sequence}", of, found) for of in several)
-
-
-def _groups(found: Sequence[Context], by: Callable[[Context], tuple[object, ...]]) -> list[list[Context]]:
-    return group_rows(found, lambda one: one.row.case, without=OF_METHOD, by=lambda one: (one.facts.mask, *by(one)))
-
-
-def _comparison(
-    title: str, group: Sequence[Context], found: Sequence[Context], verdicts: Sequence[str] = ()
-) -> Comparison:
-    model = differences([one.row for one in found], OF_METHOD)[group[0].row.case.id]
-    return Comparison(
-        title=f"{title}, {group[0].facts.mask} mask{model and f', {model}'}",
-        contexts=tuple(group),
-        sentences=tuple(filter(None, (*verdicts, crossover(group)))),
-        crossover_ranks=next((at for one in group if (at := one.facts.crossover_ranks) is not None), None),
+def compared(found: Sequence[Context]) -> tuple[Comparison, ...]:
+    """Return the steps of each model, mask and number of ranks that ran with two methods or more."""
+    groups = group_rows(
+        found,
+        lambda one: one.row.case,
+        without=OF_METHOD,
+        by=lambda one: (one.facts.mask, one.ranks, one.row.world),
     )
-
-
-def verdict(found: Sequence[Context], notes: Sequence[str] = ()) -> str:
-    timed = sorted([(time, one) for one in found if (time := one.row.seconds)], key=lambda pair: pair[0])
-    (best, first), (second, next_best), *_ = timed
-    where = f"At sequence {first.facts.sequence}, cp = {first.ranks}, {first.facts.mask} mask, on this machine"
-    if any(note.startswith(FUNCTIONAL_ONLY) for one in found for note in (*notes, *one.row.notes)):
-        return f"{where}: no method is called the fastest, for these steps are {FUNCTIONAL_ONLY}."
-    metrics = [one.row.metrics[one.row.headline] for _, one in timed]
-    intervals = [(one.low, one.high) for one in metrics if one.low is not None and one.high is not None]
-    doubt = ""
-    if len(intervals) < len(timed):
-        doubt = " (an interval is unknown: no difference shown)"
-    elif close := [timed[i][1].method for i in range(1, len(timed)) if intervals[i][0] <= intervals[0][1]]:
-        doubt = f" (its interval overlaps that of {listed(close, 'and')}: no difference shown)"
-    lead = f"by {cells.percent(second / best - 1)} before {next_best.method}"
-    return f"{where}: {first.method} is the fastest of {len(timed)}, {lead}{doubt}."
+    models = differences([one.row for one in found], OF_METHOD)
+    comparisons = []
+    for group in groups:
+        first = group[0]
+        if len({one.method for one in group}) > 1:
+            model = models[first.row.case.id]
+            title = f"Methods compared: cp = {first.ranks}, {first.facts.mask} mask{model and f', {model}'}"
+            comparisons.append(Comparison(title=title, contexts=tuple(group), crossover=crossover(group)))
+    return tuple(comparisons)
 
 
 def crossover(found: Sequence[Context]) -> str:

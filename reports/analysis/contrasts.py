@@ -93,7 +93,8 @@ _MOST_SETTINGS, _MOST_MORE, _POWER = 5, 50, 0.8
 class Setting:
     """A case under another value of one parameter: its time over that under the default, paired by launch, less 1.
 
-    ``more`` launches would tell a difference as large as this one in four of five runs, None of what needs too many.
+    ``more`` launches would tell a difference as large as this one in four of five runs. It is None where
+    too many are needed or no interval is known.
     """
 
     name: str
@@ -113,9 +114,10 @@ class Setting:
         told = f"{self.name}: {100 * self.change:+.0f} %{reach} time"
         if self.is_told:
             return f"{told}, {'slower' if self.change > 0 else 'faster'}"
+        if self.low is None:
+            return f"{told}, not significant ({counted(self.launches, 'launch')}; an interval takes {LEAST_LAUNCHES})"
         would = f"about {counted(self.more, 'more launch')} would" if self.more else f"{_MOST_MORE} launches would not"
-        few = "" if reach else f" of {counted(self.launches, 'launch')}"
-        return f"{told}, cannot tell{few}; {would}"
+        return f"{told}, cannot tell; {would}"
 
 
 def settings(rows: Sequence[Row]) -> tuple[Setting, ...]:
@@ -145,7 +147,7 @@ def _value_of(name: str, row: Row) -> Value | None:
 def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:
     n, mean = len(logs), fmean(logs)
     if n < LEAST_LAUNCHES:
-        return Setting(name=name, launches=n, change=math.expm1(mean), low=None, high=None, more=LEAST_LAUNCHES + 2 - n)
+        return Setting(name=name, launches=n, change=math.expm1(mean), low=None, high=None, more=None)
     level, error = 1 - (1 - CONFIDENCE) / 2 / comparisons, stdev(logs)
     reach = t_quantile(level, n - 1) * error / math.sqrt(n)
     wanted = (

@@ -1,13 +1,11 @@
 """What the records of expert-parallel steps tell: scope, routing, and the loads of experts and ranks. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from parbench.bench.results.details import Loads, Mesh, read
-from parbench.bench.results.metrics import MetricValue
 from parbench.reports.analysis.frame import group_rows
-from parbench.reports.analysis.labels import differences
 from parbench.reports.analysis.summary import Row, readable
 
 
@@ -96,46 +94,4 @@ def shares(found: Iterable[Mixture]) -> tuple[Share, ...]:
         first, last = (place * one.experts // one.ep for place in (rank, rank + 1))
         chosen, kept = one.facts.expert_load[layer][first:last], sum(one.facts.rank_load[layer][rank :: one.ep])
         made.append(Share(mixture=one, layer=layer, rank=rank, first_expert=first, chosen=chosen, kept=kept))
-    return tuple(made)
-
-
-Place = tuple[float | None, int]
-"""Capacity (None is dropless) and expert-parallel ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Atlas:
-    """The steps of one scope and model by routing and place; cases that did not run are not among them."""
-
-    title: str
-    scope: str
-    routings: tuple[str, ...]
-    places: tuple[Place, ...]
-    cells: Mapping[tuple[str, Place], Mixture]
-
-    def metric(self, routing: str, place: Place, name: str) -> MetricValue | None:
-        one = self.cells.get((routing, place))
-        return None if one is None else one.row.metrics.get(one.row.headline if name == "time" else name)
-
-    def value(self, routing: str, place: Place, name: str) -> float | None:
-        metric = self.metric(routing, place, name)
-        return metric.value if metric else None
-
-    def name_of(self, place: Place) -> str:
-        capacity, ep = place
-        told = "dropless" if capacity is None else f"capacity {capacity:g}"
-        return told if len({ranks for _, ranks in self.places}) == 1 else f"{told}, EP {ep}"
-
-
-def atlases(found: Sequence[Mixture]) -> tuple[Atlas, ...]:
-    # the model, and the way that tokens take, are what is not on an atlas's two sides
-    sides, made = ("routing", "capacity", "ep"), []
-    models = differences([one.row for one in found], sides)
-    for group in group_rows(found, lambda one: one.row.case, without=sides, by=lambda one: (one.row.world,)):
-        model, routings = models[group[0].row.case.id], tuple(dict.fromkeys(one.routing for one in group))
-        at = {(one.routing, (one.capacity, one.ep)): one for one in group}
-        if len(routings) > 1:
-            title = f"Routing x capacity: {group[0].scope}{model and f', {model}'}"
-            places = tuple(sorted({place for _, place in at}, key=lambda place: (place[1], place[0] or 0.0)))
-            made.append(Atlas(title=title, scope=group[0].scope, routings=routings, places=places, cells=at))
     return tuple(made)

@@ -6,7 +6,7 @@ from typing import Any
 from parbench.bench.plan.cases import Case
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_by
-from parbench.reports.analysis.summary import Row, common_details
+from parbench.reports.analysis.summary import Row
 from parbench.reports.cells import visible
 
 # what has a column, an axis or a figure of its own
@@ -56,7 +56,7 @@ def _with(name: str, case: Case, shown: Collection[str]) -> str:
 
 Fact = tuple[str, str]
 PAIRS = "pairs of ranks: "
-_MOST_PAIRS, _MOST_LAUNCHES = 12, 12
+MAX_NAMED_PAIRS = 12
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
@@ -78,28 +78,9 @@ def environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
     facts = flatten({name: value for name, value in environment.items() if name != "locality"})
     for kind, alike in group_by(locality, lambda pair: _text(locality[pair])).items():
         pairs = list(map(str, alike))
-        more = f", ... ({len(pairs)} pairs)" if len(pairs) > _MOST_PAIRS else ""
-        facts.append((f"{PAIRS}{kind}", f"{', '.join(pairs[:_MOST_PAIRS])}{more}"))
+        more = f", ... ({len(pairs)} pairs)" if len(pairs) > MAX_NAMED_PAIRS else ""
+        facts.append((f"{PAIRS}{kind}", f"{', '.join(pairs[:MAX_NAMED_PAIRS])}{more}"))
     return facts
-
-
-def row_facts(row: Row) -> list[Fact]:
-    """Return all that is known of a row and has no column, from its parameters to every metric's method."""
-    metrics = ((name, one, f" ({one.method})" if one.method else "") for name, one in row.metrics.items())
-    name, launches = row.headline, row.measured[:_MOST_LAUNCHES] if len(row.measured) > 1 else ()
-    left = len(row.measured) - _MOST_LAUNCHES
-    return [
-        ("case", f"{row.case.id} {row.case.target}"),
-        *((name, _text(value)) for name, value in row.case.params.items()),
-        *((name, f"{cells.measured(one)}{method}") for name, one, method in metrics),
-        *((f"{name}, launch {one.launch + 1}", cells.measured(one.metrics.get(name))) for one in launches),
-        *([(f"{name}, other launches", f"{left} more, in records.jsonl")] if left > 0 else []),
-        ("why measuring stopped", cells.counted(row.stops)),
-        ("steady", cells.counted(row.steady)),
-        *(("note", note) for note in row.notes),
-        *flatten(common_details(row)),
-        *(fact for one in row.records for fact in flatten(one.environment, f"environment, launch {one.launch + 1}: ")),
-    ]
 
 
 def _text(value: Any) -> str:

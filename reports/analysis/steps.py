@@ -84,7 +84,14 @@ def share_of_traced(row: Row, seconds: float | None) -> float | None:
 
 
 def worst_ratio(row: Row) -> tuple[str, float] | None:
-    return furthest_from_one(by_axis(row, "bytes_ratio"))
+    """Return the axis whose bytes differ most from the formula, and the ratio; None if all are unknown."""
+    ratios = by_axis(row, "bytes_ratio")
+    return furthest_from_one({axis: ratio for axis, ratio in ratios.items() if is_axis(axis)})
+
+
+def is_axis(name: str) -> bool:
+    """Return False for a part of an axis's traffic, such as ``cp.forward``: its whole stands next to it."""
+    return "." not in name
 
 
 def held_bytes(row: Row) -> float | None:
@@ -127,7 +134,7 @@ def sent_lines(rows: Sequence[Row]) -> tuple[Sent, ...]:
                 axes = mesh.axes
             if isinstance(told := read(record, Formulas), Formulas):
                 formulas = told.bytes_formula
-        for axis in by_axis(row, "bytes_sent"):
+        for axis in filter(is_axis, by_axis(row, "bytes_sent")):
             ranks = axes.get(axis, {}).get("ranks")
             lines.append(Sent(row=row, axis=axis, ranks=ranks, formula=formulas.get(axis, "")))
     return tuple(lines)

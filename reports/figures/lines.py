@@ -65,7 +65,6 @@ def draw_lines(
     along: str,
     *,
     place_text: Callable[[float], str] = cells.whole,
-    marks: Sequence[float] = (),
     width: float = NARROW,
 ) -> Drawing | None:
     """Return lines over places on a log axis, named at their right ends; None without two places.
@@ -95,9 +94,6 @@ def draw_lines(
     chart = Drawing(width)
     left = chart.axis_left(y, ticks, f"{level.words}{', log axis' * level.is_log}", right)
     x = Scale(low=places[0], high=places[-1], first=left + 6, last=right, is_log=True)
-    for mark in marks:
-        if places[0] <= mark <= places[-1]:
-            chart.rule(f"M{x(mark):.1f} {_TOP:.1f}V{bottom:.1f}", "stroke:currentColor;stroke-dasharray:1 3")
     if level.at:
         chart.rule(f"M{left:.1f} {y(level.at[0]):.1f}H{right:.1f}", "stroke:currentColor;stroke-dasharray:8 3")
     ends = [y(one.points[-1][1]) for one in shown] + ([y(level.at[0])] if level.at else [])
@@ -214,20 +210,15 @@ def _alone(value: float | None) -> tuple[float, float, float] | None:
     return None if value is None else (value, value, value)
 
 
-def draw_methods(
-    lines: Mapping[str, Sequence[Context]],
-    against: Literal["sequence (tokens)", "cp (ranks)"] = "sequence (tokens)",
-    crossover_ranks: float | None = None,
-) -> dict[str, Drawing]:
-    """Return by its name what is known of each method's steps against their length or ranks, where there are two."""
-
-    def place_of(one: Context) -> int:
-        return one.ranks if against == "cp (ranks)" else one.facts.sequence
-
+def draw_methods(lines: Mapping[str, Sequence[Context]]) -> dict[str, Drawing]:
+    """Return a chart of each quantity that is known of two steps of a method, over the sequence length."""
     found = {}
     for title, value, words in _METHODS:
         series = [
-            Line(label=label, points=tuple((place_of(one), *told) for one in of if (told := value(one)) is not None))
+            Line(
+                label=label,
+                points=tuple((one.facts.sequence, *told) for one in of if (told := value(one)) is not None),
+            )
             for label, of in lines.items()
         ]
         heights = [point[1] for one in series for point in one.points]
@@ -235,8 +226,7 @@ def draw_methods(
         is_log = bool(heights) and min(heights) > 0 and max(heights) / min(heights) > _LOG_FROM_RATIO
         if max(heights, default=0.0) > 0:
             level = Level(words=title, text=words, is_log=is_log)
-            marks = [crossover_ranks] if crossover_ranks is not None and words is cells.num_bytes else []
-            if chart := draw_lines(series, level, against, marks=marks):
+            if chart := draw_lines(series, level, "sequence (tokens)"):
                 found[title] = chart
     return found
 

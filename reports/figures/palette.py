@@ -32,7 +32,6 @@ PIPELINE = {
     "rest": "gold",
 }
 MEMORY = {"parameters": "blue", "gradients": "gold", "optimizer": "green", "activations": "purple", "buffers": "teal"}
-SHADES = {"late": "red", "time": "blue", "dropped": "red", "rate": "blue", "load": "green"}
 # those that do the same have the same, and are drawn with other dashes
 OPERATIONS = {
     "all_reduce": "blue",

@@ -1,7 +1,6 @@
-"""A run as other tools read it: pytest-benchmark, Bencher, OpenMetrics and github-action-benchmark."""
+"""A run as other tools read it: pytest-benchmark, Bencher and github-action-benchmark."""
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,12 +13,10 @@ from parbench.bench.results.runs import Run
 from parbench.reports.analysis.frame import metrics_frame
 from parbench.reports.analysis.several import point_of
 from parbench.reports.analysis.summary import Row, common_details, summarize
-from parbench.reports.cells import visible
 from parbench.reports.formats import chrome_trace, nccl_tests
 
 # by a metric's better direction, for customSmallerIsBetter and customBiggerIsBetter
 FILES = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}
-_UNITS = {"s": "seconds", "B": "bytes", "B/s": "bytes_per_second", "": "ratio"}
 
 
 def _compared(row: Row) -> Iterator[tuple[str, MetricValue]]:
@@ -54,38 +51,6 @@ def render_bencher(run: Run) -> bytes:
             measures[measure] = {limit: value * scale for limit, value in limits.items() if value is not None}
         whole |= {row.case.label: measures} if measures else {}
     return encode_json(whole)
-
-
-def render_openmetrics(run: Run) -> bytes:
-    """Return a gauge for each metric and limit of its interval, to nine digits, and for whether each case is fine."""
-    families: dict[tuple[str, str], list[str]] = {}
-    for row in summarize(run).rows:
-        case, world = row.case, row.world
-        where = {"ranks": world.size, "nodes": world.nodes, "backend": world.backend, "device": world.device}
-        params = {f"param_{_word(name)}": value for name, value in case.params.items()}
-        labels = _labels({"case": case.name, "id": case.id, **where, **params})
-        families.setdefault(("parbench_case_ok", ""), []).append(f"{labels} {row.status == 'ok':d}")
-        for name, metric in row.metrics.items():
-            unit = _UNITS.get(metric.unit) or _word(metric.unit.replace("/s", "_per_second"))
-            for suffix, value in (("", metric.value), ("_low", metric.low), ("_high", metric.high)):
-                if value is not None:
-                    family = f"parbench_{_word(name)}{suffix}_{unit}"
-                    families.setdefault((family, unit), []).append(f"{labels} {value:.9g}")
-    info = _labels({"run": run.info.id, "host": run.info.host, "parbench": run.info.parbench})
-    lines = ["# TYPE parbench_run info", f"parbench_run_info{info} 1"]
-    for (family, unit), found in sorted(families.items()):
-        lines += [f"# TYPE {family} gauge", *([f"# UNIT {family} {unit}"] if unit else [])]
-        lines += [f"{family}{sample}" for sample in found]
-    return ("\n".join([*lines, "# EOF"]) + "\n").encode(errors="replace")
-
-
-def _labels(labels: Mapping[str, object]) -> str:
-    escaped = {name: visible(str(value)).replace("\\", r"\\").replace('"', r"\"") for name, value in labels.items()}
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
-
-
-def _word(text: str) -> str:
-    return re.sub(r"[^a-zA-Z0-9_]", "_", text)
 
 
 def render_pytest(run: Run) -> bytes:
@@ -143,12 +108,10 @@ def render_csv(run: Run) -> bytes:
 
 FORMATS: Mapping[str, Callable[[Run], bytes]] = {
     "nccl-tests": lambda run: nccl_tests.render_text(run).encode(errors="replace"),
-    "nccl-tests-json": nccl_tests.render_json,
     "csv": render_csv,
     "chrome-trace": chrome_trace.render_trace,
     "pytest-benchmark": render_pytest,
     "bencher": render_bencher,
-    "openmetrics": render_openmetrics,
 }
 FOLDERS: Mapping[str, Callable[[Run], Mapping[str, bytes]]] = {  # several files
     "chrome-trace": chrome_trace.render_traces,

@@ -17,8 +17,9 @@ from parbench.bench.results.records import Check
 from parbench.bench.text import UserError, listed
 from parbench.reports.formats import foreign
 from parbench.reports.formats.foreign import GIGA, MICRO, UNKNOWN, ImportedResult, ImportedRun, PrintedRow, world_size
-from parbench.reports.formats.nccl_tests import JSON_VERSION, REDUCTIONS, TOOL, TYPES
+from parbench.reports.formats.nccl_tests import REDUCTIONS, TOOL, TYPES
 
+_JSON_VERSION = 3
 _OPERATIONS = names_of(TOOL)
 _DTYPES = {theirs: ours for ours, theirs in TYPES.items()}
 _REDOPS = {theirs: ours for ours, theirs in REDUCTIONS.items()}
@@ -238,8 +239,8 @@ def _documents(text: str, where: str) -> Iterator[tuple[_Document, str]]:
             raise UserError(f"{where}, line {error.lineno}: {why}") from error
         place = f"{where}, line {text.count(chr(10), 0, begin.start()) + 1}"
         version = value.get("version") if isinstance(value, dict) else None
-        if isinstance(version, int) and version > JSON_VERSION:
-            newer = f"is newer than {JSON_VERSION}, the newest we read"
+        if isinstance(version, int) and version > _JSON_VERSION:
+            newer = f"is newer than {_JSON_VERSION}, the newest we read"
             raise UserError(f"{place}: JSON version {version} of {TOOL} {newer}")
         try:
             yield msgspec.convert(value, _Document), place
@@ -248,20 +249,17 @@ def _documents(text: str, where: str) -> Iterator[tuple[_Document, str]]:
 
 
 def _head(document: _Document) -> _Head:
-    program, *words = [*document.args, ""]
-    ours, config = _pairs(words), document.config
-    ours = ours if "parbench" in ours else {}
+    program, config = next(iter(document.args), ""), document.config
     return _Head(
         program=PurePath(program).name,
         version=f"JSON version {document.version}",
-        mode=ours.get("mode", "blocking" if config.blocking_collectives == "true" else "pipelined"),
+        mode="blocking" if config.blocking_collectives == "true" else "pipelined",
         # nccl-tests lists one device a process, however many GPUs and threads that has
         ranks=len(config.devices) * config.nthreads * config.ngpus or None,
         hosts=tuple(device.hostname for device in config.devices if device.hostname),
-        ours=ours,
         details={"start_time": document.start_time, "nccl_version": document.nccl_version},
         variables=_pairs(document.env),
-        step=0.0 if ours else 1e-6 * GIGA,
+        step=1e-6 * GIGA,
     )
 
 

@@ -16,31 +16,30 @@ from parbench.bench.results.runs import create_run, open_writer, utc_now, write_
 from parbench.bench.text import UserError, listed, reading
 from parbench.reports.formats.foreign import UNKNOWN, ImportedResult, ImportedRun
 from parbench.reports.formats.import_nccl import parse_nccl
-from parbench.reports.formats.import_tables import parse_gloo, parse_osu, parse_param
+from parbench.reports.formats.import_osu import parse_osu
 
 PARSERS: dict[str, Callable[[str, str, int | None], ImportedRun]] = {
     "nccl-tests": parse_nccl,
-    "param": parse_param,
     "osu": parse_osu,
-    "gloo": parse_gloo,
 }
 _SIGNS = {  # all of which a tool prints
     "nccl-tests": ("redop", "algbw", "busbw"),
-    "param": ("COMMS-RES",),
     "osu": ("# OSU MPI",),
-    "gloo": ("BENCHMARK RESULTS", "elements", "bandwidth (GB/s)"),
 }
 
 
 def detect(content: bytes, where: str = "the file") -> str:
-    """Return the tool that wrote ``content``, one of ``PARSERS``; ``UserError`` if it is none of them."""
+    """Return the tool that wrote ``content``, one of ``PARSERS``; raise ``UserError`` if none of them did."""
     text = content.decode(errors="replace")
     if text.lstrip().startswith("{") and '"nccl_version"' in text:
         return "nccl-tests"
     for tool, words in _SIGNS.items():
         if all(word in text for word in words):
             return tool
-    raise UserError(f"{where} is of no format we know: allowed is what {listed(PARSERS)} print; --from names one")
+    raise UserError(
+        f"{where} has an unknown format. Formats that can be imported: output of {listed(PARSERS)}. "
+        "Name the tool with --from if the file does not show it"
+    )
 
 
 def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | None = None) -> Path:

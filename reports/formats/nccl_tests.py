@@ -5,22 +5,19 @@ Times are the launches' merged headlines in us, bandwidths GB/s of 1e9 B/s.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-
-from parbench.bench.machine.environment import recorded_variables
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, names_of
 from parbench.bench.results.records import WorldInfo
 from parbench.bench.results.runs import Run
-from parbench.bench.text import UserError, listed
+from parbench.bench.text import listed
 from parbench.reports.analysis.summary import Row, num_ranks, summarize
 from parbench.reports.cells import visible
 
-TOOL, VERSION, JSON_VERSION = "nccl-tests", "2.19.6", 3
+TOOL, VERSION = "nccl-tests", "2.19.6"
 TYPES = {name: name for name in ("bfloat16", "int8", "uint8", "int32", "int64")} | {"float32": "float"}
 TYPES |= {"float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
 REDUCTIONS = {"sum": "sum", "avg": "avg", "min": "min", "max": "max", "product": "prod", "none": "none"}
@@ -38,25 +35,16 @@ def render_text(run: Run) -> str:
     number from each: a comment says so, and ``#wrong`` is ``N/A`` there, as where nccl-tests does not check. A
     placement that was not measured is ``N/A`` in all its four columns; a line always has 13 tokens.
     """
-    documents, left_out = _documents(run)
-    lines = [line for document in documents for line in (*_table(run.info.parbench, document), "")]
+    tables, left_out = _group_into_tables(run)
+    lines = [line for rows in tables for line in (*_render_table(run, rows), "")]
     lines += [f"# Not in any table: {sentence}" for sentence in left_out]
     return "".join(f"{line}\n" for line in lines)
 
 
-def render_json(run: Run) -> bytes:
-    """Return nccl-tests' JSON, one line and document a series, named by the program in ``args``; unknown is null."""
-    documents, left_out = _documents(run)
-    if not documents:
-        reasons = f": {left_out[0]}" if left_out else ""
-        raise UserError(f"{run.path} holds no collective that nccl-tests' JSON has a place for{reasons}")
-    return b"".join(msgspec.json.encode(document) + b"\n" for document in documents)
+def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
+    """Return the rows of each operation and mode on one group, and a sentence for each case that is in no table.
 
-
-def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a document for each operation and mode on one group, and what is in none.
-
-    On CUDA, other modes are in none where one was measured that compares with nccl-tests.
+    On CUDA, a mode that nccl-tests does not have is left out where a mode that it has was measured.
     """
     summary = summarize(run)
     placed, left_out = list[tuple[str, object, object, Row]](), list[str]()
@@ -65,10 +53,10 @@ def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
         if reason := _no_counterpart(row.case):
             left_out.append(f"{visible(row.case.label)}: {reason}")
             continue
-        told, where = _params(row.case), (row.case.name, row.world.size, row.world.nodes)
-        mode = str(told["mode"])
-        alike = where, *((k, v) for k, v in told.items() if k not in ("mode", "size_bytes", "placement"))
-        series = where, mode, *((k, v) for k, v in told.items() if k not in _COLUMNS)
+        params, where = _params(row.case), (row.case.name, row.world.size, row.world.nodes)
+        mode = str(params["mode"])
+        alike = where, *((k, v) for k, v in params.items() if k not in ("mode", "size_bytes", "placement"))
+        series = where, mode, *((k, v) for k, v in params.items() if k not in _COLUMNS)
         placed.append((mode, alike, series, row))
         if mode in _COMPARABLE and row.world.device == "cuda" and not _why_left_out(row):
             compared.setdefault(alike, []).append(mode)
@@ -79,11 +67,12 @@ def _documents(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
             left_out.append(f"{visible(row.case.label)}: {why}")
         else:
             tables.setdefault(table, []).append(row)
-    left_out += [f"{visible(one.case.label)}: skipped: {visible(one.reason)}" for one in summary.skipped]
+    left_out += [f"{visible(case.case.label)}: skipped: {visible(case.reason)}" for case in summary.skipped]
     left_out += [
-        f"{visible(one.case.label)}: no record of {one.launches} of {one.planned} launches" for one in summary.missing
+        f"{visible(case.case.label)}: no record of {case.launches} of {case.planned} launches"
+        for case in summary.missing
     ]
-    return [_document(run, rows) for rows in tables.values()], left_out
+    return list(tables.values()), left_out
 
 
 def _params(case: Case) -> dict[str, Any]:
@@ -114,148 +103,129 @@ def _why_left_out(row: Row) -> str | None:
     return "it has no time" if row.value(row.headline) is None else None
 
 
-def _document(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
-    case, world, ranks = rows[0].case, rows[0].world, min(map(num_ranks, rows))  # what failed may not know its group's
+def _render_table(run: Run, rows: Sequence[Row]) -> list[str]:
+    """Return the lines of one table, with its heading and its summary."""
+    case, world = rows[0].case, rows[0].world
+    spec, mode = _OPERATIONS[case.name], str(_params(case)["mode"])
     blocks: dict[tuple[object, ...], dict[int, dict[str, Row]]] = {}
     for row in rows:
         if not _why_left_out(row):
-            told = _params(row.case)
-            block = blocks.setdefault(tuple(told[name] for name in _LINE[:-1]), {})
-            block.setdefault(int(told["size_bytes"]), {})[told["placement"]] = row
-    lines = [(size, block[size]) for block in blocks.values() for size in sorted(block)]
-    sizes = sorted({size for size, _ in lines})
-    timed = [row for _, line in lines for row in line.values()]
-    rates = [busbw / 1e9 for row in timed if (busbw := row.value("busbw")) is not None]
-    wrong = sum(max(1, row.check.wrong or 0) for row in rows if row.status == "wrong")
-    mode = str(_params(case)["mode"])
-    words = [f"mode={mode}", f"backend={world.backend}", f"device={world.device}", f"nodes={world.nodes}"]
-    words += [f"world={world.size}"] if world.size != ranks else []
-    words += visible(" ".join(f"{k}={v}" for k, v in case.params.items() if k not in _COLUMNS)).split()
-    environment = {name: group for name, group in (run.info.environment or {}).items() if isinstance(group, Mapping)}
-    variables = {str(name): str(value) for name, value in (environment.get("variables") or {}).items()}
-    ran = {"nthreads": 1, "ngpus": 1, "minimum_bytes": min(sizes, default=0), "maximum_bytes": max(sizes, default=0)}
-    ran |= {**step(sizes), "warmup_iters": run.info.plan.measure.warmup}
-    ran |= {"iterations": max((row.iterations for row in timed), default=0), "aggregated_iterations": 1}
-    ran |= {"validation": int(wrong > 0 or any(row.check.passed for row in timed)), "graph": _COMPARABLE.get(mode, 0)}
-    how: dict[str, Any] = {"blocking_collectives": str(mode == "blocking").lower(), "per_iter_timing": "false"}
-    how |= {"per_iter_skip": 0, "parallel_init": "false"}
-    nccl = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", str((environment.get("torch") or {}).get("nccl")))
-    return {
-        "version": JSON_VERSION,
-        "start_time": _local(run.info.started),
-        "args": [_OPERATIONS[case.name].names[TOOL], f"parbench={run.info.parbench}", *words],
-        # looked through once more: a run's folder may have been edited
-        "env": [f"{name}={value}" for name, value in recorded_variables(variables).items()],
-        # as NCCL's headers number it: 2.28.9 is 22809
-        "nccl_version": int(nccl[1]) * 10000 + int(nccl[2]) * 100 + int(nccl[3]) if nccl else None,
-        "config": {**ran, **how, "devices": _devices(run.info.host, environment, ranks, world)},
-        "results": [_result(size, line) for size, line in lines],
-        "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
-        "average_bus_bandwidth": {"bandwidth": sum(rates) / len(rates) if rates else None, "okay": "unchecked"},
-        "errors": [f"{visible(row.case.label)}: {reason}" for row in rows if (reason := _why_left_out(row))],
-        "end_time": _local(max((record.started for record in run.records), default=run.info.started)),
-    }
-
-
-def _result(size: int, placed: Mapping[str, Row]) -> dict[str, Any]:
-    first = next(iter(placed.values()))
-    told, sharded = _params(first.case), _OPERATIONS[first.case.name].sharded
-    count = size // DTYPES[told["dtype"]].itemsize // (num_ranks(first) if sharded else 1)
-    words = {"type": TYPES[told["dtype"]], "redop": REDUCTIONS[told["redop"]], "root": f"{int(told['root']):6d}"}
-    times = {name: _placed(placed.get(name)) for name in _PLACED}
-    iterations = max(row.iterations for row in placed.values())
-    return {"size": size, "count": count, **words, **times, "actual_iterations": iterations, "experiment_name": ""}
-
-
-def _placed(row: Row | None) -> dict[str, float | None] | None:
-    if row is None:
-        return None
-    seconds, algbw, busbw = (row.value(name) for name in (row.headline, "algbw", "busbw"))
-    rates = {"alg_bw": None if algbw is None else algbw / 1e9, "bus_bw": None if busbw is None else busbw / 1e9}
-    time, wrong = None if seconds is None else seconds * 1e6, 0.0 if row.check.passed else None
-    return {"time": time, **rates, "nwrong": wrong}
-
-
-def step(sizes: Sequence[int]) -> dict[str, int]:
-    """Return how far one size is from the next, as a factor or in bytes; 0 bytes if neither is constant."""
-    factors = {b // a if a and b % a == 0 else 0 for a, b in pairwise(sizes)}
-    if len(factors) == 1 and min(factors) > 1:
-        return {"step_factor": factors.pop()}
-    gaps = {b - a for a, b in pairwise(sizes)}
-    return {"step_bytes": gaps.pop() if len(gaps) == 1 else 0}
-
-
-def _local(utc: str) -> str:
-    """Return a time as nccl-tests writes one, without its zone, which is UTC."""
-    return utc.partition(".")[0].replace("T", " ").removesuffix("Z")
-
-
-def _devices(host_name: str, environment: Mapping[str, Any], ranks: int, world: WorldInfo) -> list[dict[str, Any]]:
-    """Return the ranks of a table, numbered within it; the host is known where there is one node."""
-    host, torch = environment.get("host") or {}, environment.get("torch") or {}
-    name = str(host.get("name") or host_name) if world.nodes == 1 else None
-    model = torch.get("gpu") if world.device == "cuda" else host.get("cpu_model")
-    known = {"hostname": name, "device": None, "device_hex": None, "device_info": str(model) if model else None}
-    return [{"rank": rank, "group": 0, "pid": None, **known} for rank in range(ranks)]
-
-
-def _table(parbench: str, document: Mapping[str, Any]) -> list[str]:
-    config, results, wrong = document["config"], document["results"], document["out_of_bounds"]["count"]
-    program, _, *words = document["args"]
-    code, average = document["nccl_version"] or 0, document["average_bus_bandwidth"]["bandwidth"]
-    operation = names_of(TOOL)[program]
-    measured = [name for name in _PLACED if any(line[name] for line in results)]
+            params = _params(row.case)
+            block = blocks.setdefault(tuple(params[name] for name in _LINE[:-1]), {})
+            block.setdefault(int(params["size_bytes"]), {})[params["placement"]] = row
+    lines = [block[size] for block in blocks.values() for size in sorted(block)]
+    sizes = sorted({size for block in blocks.values() for size in block})
+    timed = [row for line in lines for row in line.values()]
+    measured = [name for name in _PLACED if any(name in line for line in lines)]
     # torch has one placement of it, so there is nothing to measure for the other
-    only = measured[0] if len(operation.placements) == len(measured) == 1 else ""
+    only = measured[0] if len(spec.placements) == len(measured) == 1 else ""
+    unmeasured = [] if only else [name for name in _PLACED if any(name not in line for line in lines)]
     repeated = [name for name in _PLACED if only and name != only]
-    unmeasured = [name for name in _PLACED if not only and any(line[name] is None for line in results)]
-    [(kind, distance)] = step(sorted({line["size"] for line in results})).items()
+    wrong = sum(max(1, row.check.wrong or 0) for row in rows if row.status == "wrong")
+    rates = [busbw / 1e9 for row in timed if (busbw := row.value("busbw")) is not None]
+    iterations = max((row.iterations for row in timed), default=0)
+    is_checked = wrong > 0 or any(row.check.passed for row in timed)
+    nccl = _nccl_code(run)
     return [
-        f"# nccl-tests version {VERSION} nccl-headers={code} nccl-library={code}",
-        f"# Collective test starting: {program}",
-        f"# nThread 1 nGpus 1 minBytes {config['minimum_bytes']} maxBytes {config['maximum_bytes']} "
-        f"step: {distance}({kind.removeprefix('step_')}) warmup iters: {config['warmup_iters']} "
-        f"iters: {config['iterations']} agg iters: 1 validation: {config['validation']} "
-        f"graph: {config['graph']} unalign: 0",
-        f"# Written by parbench {parbench}: {' '.join(words)}",
-        *(f"# N/A under {_told(name)}: not measured" for name in unmeasured),
-        *(f"# {_told(name)} repeats {_told(only)}: {operation.short_name} has no other" for name in repeated),
+        f"# nccl-tests version {VERSION} nccl-headers={nccl} nccl-library={nccl}",
+        f"# Collective test starting: {spec.names[TOOL]}",
+        f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} maxBytes {max(sizes, default=0)} step: {step(sizes)} "
+        f"warmup iters: {run.info.plan.measure.warmup} iters: {iterations} agg iters: 1 validation: {is_checked:d} "
+        f"graph: {_COMPARABLE.get(mode, 0)} unalign: 0",
+        f"# Written by parbench {run.info.parbench}: {_written_words(case, world, _ranks(rows))}",
+        *(f"# N/A under {_hyphenated(name)}: not measured" for name in unmeasured),
+        *(f"# {_hyphenated(name)} repeats {_hyphenated(only)}: {spec.short_name} has no other" for name in repeated),
         "#",
         "# Using devices",
-        *(
-            # -1 is no process and no device: nobody knows them any more
-            f"#  Rank {one['rank']:2d} Group  0 Pid {-1:6d} on {one['hostname'] or 'unknown':>10} device {-1:2d} "
-            f"[unknown] {one['device_info'] or 'unknown'}"
-            for one in config["devices"]
-        ),
+        *_device_lines(run, world, _ranks(rows)),
         "#",
         f"# {'out-of-place':>73}{'in-place':>31}{'':10}",
         f"#       size         count      type   redop    root{'     time   algbw   busbw  #wrong' * 2} ",
         f"#        (B)    (elements)                          {'     (us)  (GB/s)  (GB/s)        ' * 2} ",
-        *(
-            f"{line['size']:12d}  {line['count']:12d}  {line['type']:>8}  {line['redop']:>6}  {line['root']}"
-            f"{''.join(_cells(line[only] | {'nwrong': None} if name in repeated else line[name]) for name in _PLACED)}"
-            for line in results
-        ),
-        *(f"# Left out: {sentence}" for sentence in document["errors"]),
+        *(_render_line(line, only) for line in lines),
+        *(f"# Left out: {visible(row.case.label)}: {why}" for row in rows if (why := _why_left_out(row))),
         f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
-        f"# Avg bus bandwidth    : {'N/A' if average is None else f'{average:g}'} ",
+        f"# Avg bus bandwidth    : {f'{sum(rates) / len(rates):g}' if rates else 'N/A'} ",
         "#",
-        f"# Collective test concluded: {program}",
+        f"# Collective test concluded: {spec.names[TOOL]}",
     ]
 
 
-def _told(placement: str) -> str:
+def _ranks(rows: Sequence[Row]) -> int:
+    return min(map(num_ranks, rows))  # a case that failed may not know the size of its group
+
+
+def _nccl_code(run: Run) -> int:
+    """Return the version of NCCL as its headers number it, 2.28.9 as 22809; 0 where it is unknown."""
+    version = _environment_group(run, "torch").get("nccl")
+    nccl = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", str(version))
+    return int(nccl[1]) * 10000 + int(nccl[2]) * 100 + int(nccl[3]) if nccl else 0
+
+
+def _environment_group(run: Run, name: str) -> Mapping[str, Any]:
+    group = (run.info.environment or {}).get(name)
+    return group if isinstance(group, Mapping) else {}
+
+
+def _written_words(case: Case, world: WorldInfo, ranks: int) -> str:
+    """Return the facts that the layout has no column for, as ``name=value`` words that the importer reads."""
+    words = [f"mode={_params(case)['mode']}", f"backend={world.backend}", f"device={world.device}"]
+    words.append(f"nodes={world.nodes}")
+    if world.size != ranks:
+        words.append(f"world={world.size}")
+    words += visible(" ".join(f"{k}={v}" for k, v in case.params.items() if k not in _COLUMNS)).split()
+    return " ".join(words)
+
+
+def _device_lines(run: Run, world: WorldInfo, ranks: int) -> Iterator[str]:
+    """Yield a line for each rank of a table; the host is known only on one node, processes and devices never are."""
+    host = _environment_group(run, "host")
+    name = str(host.get("name") or run.info.host) if world.nodes == 1 else "unknown"
+    model = _environment_group(run, "torch").get("gpu") if world.device == "cuda" else host.get("cpu_model")
+    for rank in range(ranks):
+        yield f"#  Rank {rank:2d} Group  0 Pid {-1:6d} on {name:>10} device {-1:2d} [unknown] {model or 'unknown'}"
+
+
+def _render_line(placed: Mapping[str, Row], only: str) -> str:
+    """Return one size; ``only`` is the placement whose numbers also stand in the other's columns, or empty."""
+    row = next(iter(placed.values()))
+    params, sharded = _params(row.case), _OPERATIONS[row.case.name].sharded
+    size = int(params["size_bytes"])
+    count = size // DTYPES[params["dtype"]].itemsize // (num_ranks(row) if sharded else 1)
+    text = f"{size:12d}  {count:12d}  {TYPES[params['dtype']]:>8}  {REDUCTIONS[params['redop']]:>6}"
+    text += f"  {int(params['root']):6d}"
+    for name in _PLACED:
+        is_repeated = bool(only) and name != only
+        text += _cells(placed.get(only if is_repeated else name), is_repeated=is_repeated)
+    return text
+
+
+def step(sizes: Sequence[int]) -> str:
+    """Return the distance from each size to the next, as a factor or in bytes; 0 bytes if neither is constant."""
+    factors = {b // a if a and b % a == 0 else 0 for a, b in pairwise(sizes)}
+    if len(factors) == 1 and min(factors) > 1:
+        return f"{factors.pop()}(factor)"
+    gaps = {b - a for a, b in pairwise(sizes)}
+    return f"{gaps.pop() if len(gaps) == 1 else 0}(bytes)"
+
+
+def _hyphenated(placement: str) -> str:
     return placement.replace("_", "-")
 
 
-def _cells(placed: Mapping[str, float | None] | None) -> str:
-    if placed is None:
+def _cells(row: Row | None, *, is_repeated: bool) -> str:
+    if row is None:
         return f"  {'N/A':>7}{'     N/A' * 3}"
-    time, algbw, busbw = (fit(placed[name], 7 if name == "time" else 6) for name in ("time", "alg_bw", "bus_bw"))
+    time = fit(_scaled(row, row.headline, 1e6), 7)
+    algbw, busbw = (fit(_scaled(row, name, 1e-9), 6) for name in ("algbw", "busbw"))
     # nccl-tests itself is a blank short where it does not check
-    wrong = "    N/A" if placed["nwrong"] is None else f"  {placed['nwrong']:6g}"
+    wrong = "       0" if row.check.passed and not is_repeated else "    N/A"
     return f"  {time}  {algbw}  {busbw}{wrong}"
+
+
+def _scaled(row: Row, name: str, factor: float) -> float | None:
+    value = row.value(name)
+    return None if value is None else value * factor
 
 
 def fit(value: float | None, width: int) -> str:

@@ -18,7 +18,6 @@ from parbench.bench.launch.processes import run_child
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, format_duration, last_line
 from parbench.reports.regression.compare import Comparison, compare, notes_of_pools, pool
-from parbench.reports.regression.noise_floor import Floor
 from parbench.reports.regression.rule import Rule
 
 LOOKS = (6, 8, 12, 16, 24)  # launches a side after which the comparison is looked at; the last is the end
@@ -127,7 +126,6 @@ def measure_in_turns(
     given: bool = True,
     launches: int | None = None,
     across: Sequence[str] = (),
-    floors: Mapping[str, Floor] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Launch both sides in turns until every series is decided, ``launches`` were made, or no time is left."""
@@ -141,7 +139,7 @@ def measure_in_turns(
 
     def compared(runs: Mapping[str, Sequence[Run]]) -> Comparison:
         ours, theirs = (pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides)
-        return replace(compare(ours, theirs, rule, meant, floors), notes=notes_of_pools((ours, theirs)))
+        return replace(compare(ours, theirs, rule, meant), notes=notes_of_pools((ours, theirs)))
 
     found, count = None, 0
     for runs in turns:

@@ -43,7 +43,6 @@ from parbench.reports.regression.compare_words import (
     reach,
     verdicts,
 )
-from parbench.reports.regression.confirm import Confirming, confirm
 from parbench.reports.regression.counted import CountChange
 from parbench.reports.regression.environment import Change
 from parbench.reports.regression.junit import as_junit
@@ -66,7 +65,6 @@ def compare_runs(
     form: str = "table",
     fail_on_unknown: bool = False,
     history: Path | None = None,
-    confirming: Confirming | None = None,
     budgets: Path | None = None,
 ) -> tuple[str, int]:
     """Return a comparison as text, and the exit code; words, ``floor`` and ``history`` as the command takes them."""
@@ -78,11 +76,7 @@ def compare_runs(
     comparison = compare(older, newer, Rule(floor=least), across, floors)
     asked = () if budgets is None else read_budgets(budgets, newer.info.plan.cases, newer.info.plan.skipped)
     comparison = replace(comparison, notes=notes_of_pools((older, newer)), budgets=judge(newer, asked))
-    if confirming is not None:
-        comparison = confirm(comparison, confirming, across, floors)
-    variables = any(change.meant and change.path.startswith("variables.") for change in comparison.changes)
-    command = ["parbench", "compare", base, new, "--confirm", *([] if variables else ["--base-python", "PYTHON"])]
-    comparison = advised(comparison, command)
+    comparison = advised(comparison)
     code = comparison.code(fail_on_unknown=fail_on_unknown)
     if form == "table":
         return as_table(comparison, width=width_of(sys.stdout)), code
@@ -91,26 +85,28 @@ def compare_runs(
     return (as_junit if form == "junit" else as_markdown)(comparison), code
 
 
-def advised(comparison: Comparison, command: Sequence[str], words: Sequence[str] = ()) -> Comparison:
-    """Return it with a note on how many launches would decide what is AMBIGUOUS, as a command line if it is so few.
+def advised(comparison: Comparison, command: Sequence[str] = (), words: Sequence[str] = ()) -> Comparison:
+    """Return the comparison with a note on how many launches would decide what is AMBIGUOUS.
 
-    ``command`` launches both sides in turns, ``words`` are what stands after its options.
+    ``command`` is the ``parbench ab`` that measured it and ``words`` are the options of ``run`` after it. The note
+    repeats them with more launches; without them it names ``parbench ab`` alone.
     """
     doubtful = [one.effect for one in comparison.series if one.word == "AMBIGUOUS" and one.effect]
     noises = [effect.noise for effect in doubtful if effect.noise is not None]
     if not noises or not comparison.rule.floor:  # within no floor at all no number of launches shows anything
         return comparison
-    floor, most = comparison.rule.floor, LOOKS[-1]
+    floor = comparison.rule.floor
     needed = max(LOOKS[0], launches_to_decide(median(noises), floor))
-    told = f"{needed} launches a side in turns decide about half of what is AMBIGUOUS"
-    if needed > most:
-        floor = floor_to_decide(median(noises), most)
-        told += f", more than the {most} it makes; these do at a floor of {100 * floor:.0f} %"
-        command = [*command, "--floor", f"{100 * floor:.0f}%"]
-    count, plan = min(needed, most), comparison.new.info.plan
-    minutes = math.ceil(2 * count * max(SHORTEST_SECONDS, plan.budget_seconds / plan.launches) / 60)
-    line = shlex.join([*command, "--launches", str(count), "--budget", f"{minutes}m", *words])
-    return replace(comparison, notes=(*comparison.notes, f"{told}: {line}"))
+    note = f"{needed} launches a side, interleaved by parbench ab, decide about half of what is AMBIGUOUS"
+    if needed > LOOKS[-1]:
+        floor = floor_to_decide(median(noises), LOOKS[-1])
+        note += f"; it makes at most {LOOKS[-1]}, which decide as much at a floor of {100 * floor:.0f} %"
+        command = [*command, "--floor", f"{100 * floor:.0f}%"] if command else ()
+    if command:
+        plan, count = comparison.new.info.plan, min(needed, LOOKS[-1])
+        minutes = math.ceil(2 * count * max(SHORTEST_SECONDS, plan.budget_seconds / plan.launches) / 60)
+        note += f": {shlex.join([*command, '--launches', str(count), '--budget', f'{minutes}m', *words])}"
+    return replace(comparison, notes=(*comparison.notes, note))
 
 
 def as_table(comparison: Comparison, *, width: int | None = None) -> str:
@@ -228,7 +224,7 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
         f"False discoveries are held to {cells.percent(rule.false_discovery_rate)} over {families} "
         f"famil{'y' if families == 1 else 'ies'} and within each; "
         f"a rank test has to agree at {cells.percent(rule.rank_level)}. The whole run is judged at "
-        f"{cells.percent(rule.level)}. What the rule finds and imagines: tests/studies/gate_study.py.",
+        f"{cells.percent(rule.level)}.",
         *comparison.notes,
         *advice,
     )

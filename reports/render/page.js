@@ -1,5 +1,5 @@
 "use strict";
-// The page reads without this: it only sorts and filters tables and offers the embedded data as files.
+// The page works without scripts. They sort and filter tables and offer the embedded data as a file.
 
 function sortRows(table, index, ascending) {
   const value = (row) => row.cells[index].dataset.sort ?? row.cells[index].textContent;
@@ -59,55 +59,14 @@ for (const table of document.querySelectorAll("table.sortable")) {
   input.addEventListener("input", () => filterRows(table, input.value, told));
 }
 
-// a link to a row told in full opens what holds it
-function openTarget() {
-  let place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  const target = place;
-  for (; place; place = place.parentElement) if (place.tagName === "DETAILS") place.open = true;
-  target?.scrollIntoView();
-}
-addEventListener("hashchange", openTarget);
-if (location.hash) openTarget();
-
-const COLUMNS = ["status", "launches", "planned", "iterations", "check_passed", "noise",
-  "metric", "value", "low", "high", "unit", "better", "method"];
-
-function csvOf(whole) {
-  const runs = whole.runs ?? [whole];
-  const paramsOf = (row) => ({ ...row.case.defaults, ...row.case.params });
-  const params = [...new Set(runs.flatMap((run) => run.rows.flatMap((row) => Object.keys(paramsOf(row)))))];
-  const lines = [["run", "case", "name", ...params.map((name) => `param_${name}`), ...COLUMNS]];
-  for (const run of runs) for (const row of run.rows) {
-    const counts = [row.launches, row.planned, row.iterations, row.check.passed, row.grade];
-    const values = params.map((name) => paramsOf(row)[name]);
-    const known = [run.run.id, row.case.id, row.case.name, ...values, row.status, ...counts];
-    const metrics = Object.entries(row.metrics);
-    if (!metrics.length) lines.push([...known, ...Array(7).fill(null)]);
-    for (const [name, metric] of metrics) {
-      lines.push([...known, name, metric.value, metric.low, metric.high, metric.unit, metric.better, metric.method]);
-    }
-  }
-  return lines.map((line) => line.map(quoted).join(",") + "\n").join("");
-}
-
-function word(value) {
-  return value === true ? "True" : value === false ? "False" : String(value);
-}
-
-function quoted(value) {
-  const text = value === null || value === undefined ? "" : word(value);
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}
-
 const embedded = document.getElementById("embedded");
-for (const button of document.querySelectorAll("[data-download]")) {
-  const kind = button.dataset.download;
-  button.hidden = false;
-  button.addEventListener("click", () => {
+const download = document.querySelector("[data-download]");
+if (download) {
+  download.hidden = false;
+  download.addEventListener("click", () => {
     const link = document.createElement("a");
-    const content = kind === "csv" ? csvOf(JSON.parse(embedded.textContent)) : embedded.textContent;
-    link.href = URL.createObjectURL(new Blob([content], { type: button.dataset.type }));
-    link.download = `${embedded.dataset.name}.${kind}`;
+    link.href = URL.createObjectURL(new Blob([embedded.textContent], { type: "application/json" }));
+    link.download = `${embedded.dataset.name}.json`;
     link.click();
     URL.revokeObjectURL(link.href);
   });

@@ -9,7 +9,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parbench.bench.text import format_duration, printable
-from parbench.reports.analysis.labels import row_facts
 from parbench.reports.figures.palette import style_sheet
 from parbench.reports.render.data import embedded_json
 from parbench.reports.report import Report, terms
@@ -25,7 +24,6 @@ def render_page(report: Report) -> str:
         report=report,
         run=report.runs[0][0].info if len(report.runs) == 1 else None,
         method_terms=terms(_OF_METHOD),
-        facts=row_facts,
         duration=format_duration,
         data=_embedded(embedded_json(report)),
     )

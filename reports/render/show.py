@@ -62,13 +62,13 @@ def show_again(path: Path, *, whole: bool = False) -> int:
 
 
 def rendered(report: Report, form: str) -> bytes:
-    """Return a report as ``html``, ``markdown``, ``csv`` or ``json``."""
+    """Return a report as ``html``, ``markdown``, ``csv``, ``json`` or ``tables``."""
     if form == "html":
         # only pages wait for jinja2
         from parbench.reports.render.page import render_page
 
         return render_page(report).encode(errors="replace")
-    texts = {"markdown": render_markdown, "csv": render_csv, "json": render_json}
+    texts = {"markdown": render_markdown, "csv": render_csv, "json": render_json, "tables": render_text}
     return texts[form](report).encode(errors="replace")
 
 

@@ -16,7 +16,7 @@ from parbench.reports.sections.row_columns import headline, metric_column, metri
 
 
 def attention_section(found: Analysis) -> Section | None:
-    """Return the tables of context-parallel steps; the comparisons' sentences stand below the first."""
+    """Return the tables of context-parallel steps; where Ulysses sends less than a ring stands below the first."""
     unread = unreadable(found.steps, read_context)
     if not found.contexts and not unread:
         return None
@@ -29,7 +29,7 @@ def attention_section(found: Analysis) -> Section | None:
                 caption="bytes each way, how even the ranks' pairs are, and what communication is exposed",
                 columns=context_columns(found.contexts),
                 rows=found.contexts,
-                notes=tuple(sentence for one in found.context_comparisons for sentence in one.sentences),
+                notes=tuple(one.crossover for one in found.context_comparisons if one.crossover),
                 figures=lambda: _draw(found),
             )
         )

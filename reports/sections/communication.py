@@ -69,7 +69,6 @@ def communication_section(found: Analysis) -> Section | None:
             columns=communication_columns(of),
             rows=tuple(of),
             figures=partial(_curves, found, title, of, f"communication-{i}"),
-            has_facts=True,
             where="page",
         )
         for i, (title, of) in enumerate(series.items(), start=1)

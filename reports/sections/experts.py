@@ -1,20 +1,14 @@
-"""The report on expert parallelism: loads, drops and bytes, each scope's atlas of routings, and tokens per expert."""
+"""The report on expert parallelism: load, drops and bytes of each step, and tokens per expert."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
-from parbench.bench.results.metrics import MetricValue
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
-from parbench.reports.analysis.experts import Atlas, Mixture, Place, Share, atlases, distinct, read_mixture, shares
+from parbench.reports.analysis.experts import Mixture, Share, distinct, read_mixture, shares
 from parbench.reports.analysis.labels import differences, short_labels
 from parbench.reports.analysis.summary import unreadable
-from parbench.reports.figures.heat_maps import draw_atlas, draw_loads
-from parbench.reports.figures.svg import figure
-from parbench.reports.report import Column, Section, Table, known, measurement, number, words
+from parbench.reports.report import Column, Section, Table, known, number, words
 from parbench.reports.sections.row_columns import headline, metric_column, metric_columns
 
 _MOST_LISTED = 16
@@ -32,7 +26,7 @@ def experts_section(found: Analysis) -> Section | None:
         rows=found.mixtures,
         notes=claims(found.mixtures),
     )
-    tables: tuple[Table[Any], ...] = (own, *_atlases(found.mixtures), *_loads(found.mixtures))
+    tables: tuple[Table[Any], ...] = (own, *_loads(found.mixtures))
     return Section(id="experts", title="Expert parallelism", tables=tables if found.mixtures else (), notes=unread)
 
 
@@ -61,55 +55,14 @@ def _capacity(value: float | None) -> str:
     return "dropless" if value is None else f"{value:g}"
 
 
-def _atlases(found: Sequence[Mixture]) -> Iterator[Table[str]]:
-    told = "Each cell is a routing under a capacity, the fuller of colour the longer its step and the more it drops."
-    for i, atlas in enumerate(atlases(found), start=1):
-        yield Table(
-            id=f"experts-atlas-{i}",
-            title=atlas.title,
-            caption="time, slow-down against balanced routes, and pairs dropped",
-            columns=atlas_columns(atlas),
-            rows=atlas.routings,
-            notes=claims(atlas.cells.values()),
-            figures=partial(_draw_atlas, atlas, f"experts-atlas-{i}-map", told),
-        )
-
-
-def _draw_atlas(atlas: Atlas, name: str, told: str) -> list[Markup]:
-    charts = enumerate(draw_atlas(atlas).items(), start=1)
-    return [one for i, (title, chart) in charts for one in figure(chart, f"{name}-{i}", title, told)]
-
-
-def atlas_columns(atlas: Atlas) -> tuple[Column[str], ...]:
-    """Return the columns of an atlas, whose rows are its routings: time, slow-down and drop rate of each place."""
-
-    def metric(place: Place, name: str) -> Callable[[str], MetricValue | None]:
-        return lambda routing: atlas.metric(routing, place, name)
-
-    columns: list[Column[str]] = []
-    for place in atlas.places:
-        name, shown = atlas.name_of(place), cells.formatted("{:.2f}x")
-        median, slow = f"{name}: median with its 95 % interval", metric(place, "imbalance_slowdown")
-        slow_help = f"{name}: the step over the same under balanced routes, in turns"
-        dropped, dropped_help = metric(place, "drop_rate"), f"{name}: pairs dropped over pairs routed"
-        columns += [
-            measurement(f"{name}: time", metric(place, "time"), median, atlas.routings),
-            measurement(f"{name}: slow-down", slow, slow_help, atlas.routings, shown=shown),
-            measurement(f"{name}: dropped", dropped, dropped_help, shown=cells.percent),
-        ]
-    return (words("routing", cells.visible, "how experts are chosen"), *known(columns, atlas.routings))
-
-
 def _loads(mixtures: Sequence[Mixture]) -> Iterator[Table[Share]]:
-    told = "Each strip is a step's experts, rank by rank, the fuller of colour the more tokens chose them."
-    if lines := shares(chosen := distinct(mixtures)):
+    if lines := shares(distinct(mixtures)):
         yield Table(
             id="experts-load",
             title="Tokens per expert",
             caption="tokens by rank and expert in the step explained, each routing once",
             columns=share_columns(lines),
             rows=lines,
-            figures=lambda: figure(draw_loads(chosen), "experts-load-map", "Tokens by rank and expert", told),
         )
 
 

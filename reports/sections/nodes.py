@@ -1,7 +1,6 @@
 """The report on ranks: where they ran, rates from one to another, what distance costs, who comes late, each launch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from parbench.bench.machine.environment import format_cpus
@@ -11,9 +10,9 @@ from parbench.bench.text import counted
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.contrasts import Pairs
-from parbench.reports.analysis.labels import operation, row_label, short_labels
+from parbench.reports.analysis.labels import operation, short_labels
 from parbench.reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Launch, Nodes, launches_of
-from parbench.reports.figures.heat_maps import draw_arrivals, draw_pairs
+from parbench.reports.figures.heat_maps import draw_pairs
 from parbench.reports.figures.svg import figure
 from parbench.reports.report import Column, Section, Table, known, number, words
 from parbench.reports.sections.communication import PLOTTED
@@ -65,7 +64,7 @@ def pair_section(found: Analysis) -> Section | None:
 
 
 def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Table[Any]]:
-    """Yield the page's rows, the terminal's matrix, and the page's matrix where few ranks are on several nodes."""
+    """Yield the page's table with a row for each pair and a heat map, and the terminal's matrix."""
     rows, params = tuple(matrix.rows.values()), matrix.first.case.params
     told = f"{cells.size(matrix.first.size_bytes)} {params.get('dtype', '-')}, {params.get('mode', '-')}"
     title = f"Rank to rank: bus bandwidth in GB/s, {told}"
@@ -80,7 +79,6 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
         rows=rows,
         notes=notes,
         figures=lambda: figure(draw_pairs(matrix, nodes), f"pairs-{index}-rates", title, drawing),
-        has_facts=True,
         where="page",
     )
 
@@ -92,7 +90,7 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
         return number(name(target), lambda source: matrix.rate(source, target), cells.gigabytes, told)
 
     sender = Column("from \\ to", name, float, "the rank that sends, and those that receive", number=nodes is None)
-    matrix_table = Table(
+    yield Table(
         id=f"pairs-{index}-matrix",
         title=title,
         caption="a line for each sender, a column for each receiver",
@@ -101,10 +99,6 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
         notes=notes,
         where="terminal",
     )
-    yield matrix_table
-    if nodes and len(ranks) <= MOST_RANKS:
-        caption = f"{matrix_table.caption}, those of one node side by side"
-        yield replace(matrix_table, title=f"{title}, node by node", caption=caption, notes=(), where="page")
 
 
 def distance_words(matrix: Pairs, nodes: Nodes) -> tuple[str, ...]:
@@ -130,8 +124,6 @@ def arrival_section(found: Analysis) -> Section | None:
     if not late:
         return None
     clocks = dict.fromkeys((one.arrival.method, one.arrival.uncertainty) for one in late)
-    strips = [(row_label(one.row), one.seconds_by_rank) for one in late]
-    told = "Each cell is a rank's median lateness, all on one scale of colour."
     table = Table(
         id="arrivals-table",
         title="Who comes late",
@@ -139,9 +131,6 @@ def arrival_section(found: Analysis) -> Section | None:
         columns=_late_columns(late),
         rows=late,
         notes=tuple(f"Clocks: {method}, right within {cells.duration(seconds)}." for method, seconds in clocks),
-        figures=lambda: figure(
-            draw_arrivals(strips), "arrivals-strips", "How long after the first each rank arrives", told
-        ),
     )
     return Section(id="arrivals", title="Arrivals", tables=(table,), terms=("late",))
 

@@ -128,16 +128,6 @@ def first_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
     return tuple(sorted(plainest.values(), key=place)[:_MOST_LINES])
 
 
-# what a study holds, for communication (True), steps (False), or both (None)
-_STUDIES: tuple[tuple[bool | None, str], ...] = (
-    (None, "fits_and_rows.py (intervals between launches, noise, fits)"),
-    (True, "launch_coverage.py (the interval within a launch)"),
-    (True, "data_coding.py (which wrong results show)"),
-    (False, "explanations.py (ect and other differences)"),
-    (False, "parity.py (which wrong gradients show)"),
-)
-
-
 def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
     plan = run.info.plan
     shown = [row for row in summary.rows if row.metrics]
@@ -167,12 +157,6 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
     if run.info.launches:
         told = "cases prepared, warmed up, timed and checked; the rest started and ended ranks"
         sentences.append(f"{measuring_words(run).capitalize()}: {told}.")
-    asked = {kind: any(row.is_communication == kind for row in shown) for kind in (True, False)}
-    studies = [told for kind, told in _STUDIES if (any(asked.values()) if kind is None else asked[kind])]
-    if studies:
-        sentences.append(
-            f"How these methods do under simulated noise and faults, in tests/studies: {', '.join(studies)}."
-        )
     if plan.launches == 1 and shown:
         sentences.append(
             f"One launch: intervals and noise are {WITHIN_LAUNCH}, not between launches; a comparison needs five."

@@ -1,7 +1,6 @@
 """The report of several runs: the runs, in what they differ, scaling over ranks and nodes, and cases side by side."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 from markupsafe import Markup
 
@@ -9,17 +8,12 @@ from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import counted
 from parbench.reports import cells
-from parbench.reports.analysis.attention import Comparison, contexts, crossover, sizes
-from parbench.reports.analysis.contrasts import ACROSS, OF_GROUP, OVER, Kinds, kinds, largest
-from parbench.reports.analysis.labels import operation
 from parbench.reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
-from parbench.reports.analysis.ranks import WITHIN
 from parbench.reports.analysis.several import Difference, MatchedCase, NumberedRun, RunSet, Scaled, beside, scaled
 from parbench.reports.analysis.verdicts import Problem, bad_rows, emulations, other_claims, told_of_runs, verdict_words
-from parbench.reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against, draw_methods
+from parbench.reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against
 from parbench.reports.figures.svg import figure
 from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, Section, Table, measurement, number, words
-from parbench.reports.sections.attention import context_columns
 from parbench.reports.sections.one_run import heading
 
 MOST_LINES, MOST_COLUMNS = 12, 8
@@ -35,10 +29,8 @@ def report_of_several(several: RunSet) -> Report:
         _problems(several),
         _differences(several),
         _over_nodes(over),
-        _far(several),
         None if over else _scaling(several),  # of one size it takes the first run's, whatever the placement
         _environments(environments(several)),
-        _context(several),
         _beside(several),
     )
     runs = [one.run for one in several.runs]
@@ -195,37 +187,6 @@ def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
         yield from figure(draw_against(of, level), f"over-nodes-{i}", title, what)
 
 
-def _far(several: RunSet) -> Section | None:
-    rows = tuple((one, found) for one in several.runs for found in largest(kinds(one.shown, one.nodes)))
-    if not rows:
-        return None
-
-    def what(row: tuple[NumberedRun, Kinds]) -> str:
-        case = row[1].first.case
-        told = (str(case.params.get(key, "")) for key in ("mode", "dtype"))
-        named = (operation(case, OF_GROUP), cells.size(row[1].first.size_bytes), *told)
-        return " ".join(filter(None, named))
-
-    def reach(title: str, *reaches: str) -> Column[tuple[NumberedRun, Kinds]]:
-        def rate(row: tuple[NumberedRun, Kinds]) -> float | None:
-            kind = row[1].standing_for(*reaches)
-            return row[1].rate(kind) if kind else None
-
-        return number(title, rate, cells.gigabytes, f"bus bandwidth {' or '.join(reaches)}, in 1e9 B/s")
-
-    columns: tuple[Column[tuple[NumberedRun, Kinds]], ...] = (
-        words("run", lambda row: _run_words(row[0]), _RUN_HELP),
-        words("operation", what, "what is done, at the largest size that both have"),
-        reach("within", WITHIN),
-        reach("across", ACROSS, OVER),
-        number("across / within", lambda row: row[1].ratio(), cells.significant, "what is left across nodes"),
-    )
-    title = "Within and across nodes"
-    caption = "bus bandwidth in GB/s by kind of group, the median of its groups, each alone"
-    table = Table(id="far-table", title=title, caption=caption, columns=columns, rows=rows)
-    return Section(id="far", title=title, tables=(table,), terms=("busbw",))
-
-
 def _scaling(several: RunSet) -> Section | None:
     cases = scaled([row for one in several.runs for row in one.shown])
     if not cases:
@@ -300,31 +261,6 @@ def _environments(found: Sequence[Environments]) -> Section | None:
     caption = "times in each environment, and their ratio to the first that has one"
     table = Table(id="environments-table", title=title, caption=caption, columns=columns, rows=tuple(found))
     return Section(id="environments", title=title, tables=(table,), terms=("ratio", "interval"))
-
-
-def _context(several: RunSet) -> Section | None:
-    found = sizes([one for run in several.runs for one in contexts(run.shown)])
-
-    def draw(index: int, one: Comparison) -> list[Markup]:
-        told = "The dotted line is where a ring and Ulysses send as much forward." if one.crossover_ranks else ""
-        charts = enumerate(draw_methods(one.lines, "cp (ranks)", one.crossover_ranks).items(), start=1)
-        name = f"context-sizes-{index}-methods"
-        return [made for i, (what, chart) in charts for made in figure(chart, f"{name}-{i}", what, told)]
-
-    tables = tuple(
-        Table(
-            id=f"context-sizes-{i}",
-            title=one.title,
-            caption="each method at each number of ranks",
-            columns=context_columns(one.contexts),
-            rows=one.contexts,
-            notes=tuple(filter(None, [crossover(one.contexts)])),
-            figures=partial(draw, i, one),
-            where="page",
-        )
-        for i, one in enumerate(found, start=1)
-    )
-    return Section(id="context-sizes", title="Context parallelism", tables=tables) if tables else None
 
 
 def _beside(several: RunSet) -> Section | None:

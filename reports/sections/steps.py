@@ -24,6 +24,7 @@ from parbench.reports.analysis.steps import (
     exposed_seconds,
     held_bytes,
     held_over_time,
+    is_axis,
     memory_lines,
     predict_comm,
     sent_lines,
@@ -49,7 +50,7 @@ _OF_AXIS: Mapping[str, Callable[[float | None], str]] = {
 }
 _LETTERS = (
     "Formulas: Psi elements of e bytes, in FSDP those of a layer, root those outside of layers; M microbatches of n "
-    "tokens, b sequences of s; h hidden; L layers; R ranks on the axis. All strategies in turn: parbench plan --guide."
+    "tokens, b sequences of s; h hidden; L layers; R ranks on the axis."
 )
 # of all timelines together, so that the page stays under a megabyte
 _MOST_SPANS = 12000
@@ -93,7 +94,6 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
         # sentences would make the table wider than any page: they stand below it
         notes=_attributed(steps, notes),
         figures=lambda: figure(draw_steps(steps), "steps-time", title, intervals),
-        has_facts=True,
     )
 
 
@@ -115,7 +115,7 @@ def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) ->
         """Tell the worst axis's ratio, and which axis that is where there are several and it is not as expected."""
         worst = worst_ratio(row)
         text = f"{worst[1]:.3f}" if worst else cells.UNKNOWN
-        is_plain = worst is None or text == "1.000" or len(by_axis(row, "bytes_ratio")) == 1
+        is_plain = worst is None or text == "1.000" or len([*filter(is_axis, by_axis(row, "bytes_ratio"))]) == 1
         return text if is_plain or worst is None else f"{text} ({worst[0]})"
 
     held_help = "what the fullest rank holds, activations too, measured"

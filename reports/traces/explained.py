@@ -19,8 +19,6 @@ from parbench.reports.analysis.summary import summarize
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.svg import WIDE, figure
 from parbench.reports.figures.timeline import draw_first, timeline_words, view_of
-from parbench.reports.render.show import rendered
-from parbench.reports.render.terminal import print_report
 from parbench.reports.report import Report, Section, Table, number, words
 from parbench.reports.traces.causes import LEAST_SHARE, Ceiling, causes_of, step_seconds, waits_by_rank
 from parbench.reports.traces.steps import PEER_TO_PEER, Job, RankSteps, SharedCall, read_job, timeline_of
@@ -58,16 +56,12 @@ def ceiling_of_run(run: Run) -> Ceiling:
     return seconds
 
 
-def explain_traces(paths: Sequence[Path], against: Path | None, form: str) -> bytes:
-    """Return what a job's traces say in a form of reports; ``tables`` are printed."""
+def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
+    """Return the report of a job's traces; ``against`` is a run whose fits are the ceiling of its collectives."""
     ceiling = ceiling_of_run(load_run(against)) if against else None
     job = read_job(paths)
     name = paths[0].name if len(paths) == 1 else f"{len(paths)} traces"
-    report = report_of_traces(job, name, *((ceiling, str(against)) if ceiling else ()))
-    if form == "tables":
-        print_report(report)
-        return b""
-    return rendered(report, form)
+    return report_of_traces(job, name, *((ceiling, str(against)) if ceiling else ()))
 
 
 def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, against: str = "") -> Report:

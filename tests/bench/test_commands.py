@@ -75,7 +75,7 @@ def test_every_option_reaches_what_is_asked_and_without_any_nothing_is(call: Cal
         (Options(**given), {"out": Path("o"), "resume_path": Path("r"), "as_json": True, "budgets": Path("b")}),
         (Options(), {"out": Path("runs"), "resume_path": None, "as_json": False, "budgets": None}),
     ]
-    assert call("run", "--format", "nccl-tests-json").exit_code == 0
+    assert call("run", "--format", "nccl-tests").exit_code == 0
     assert asked[-1][0].usual == {"mode": "pipelined", "placement": "out_of_place,in_place"}
     names = {param.name for param in run.params if isinstance(param, click.Option)}
     assert names - given.keys() == {"sizes", "dtype", "budgets", "out", "resume", "as_json", "form", "whole"}
@@ -192,8 +192,6 @@ def test_a_run_can_be_printed_as_nccl_tests_would_with_its_folder_out_of_the_way
     assert [(line.split()[0], len(line.split())) for line in lines] == [("4096", 13), ("65536", 13)]
     assert "runs/" not in done.stdout
     assert Path(done.stderr.splitlines()[-1]).is_dir()
-    done = call("run", "--only", "all_reduce", "--sizes", "4K", *ONE_TABLE, "--format", "nccl-tests-json")
-    assert json.loads(done.stdout)["version"] == 3
 
 
 def test_two_ways_to_print_are_refused_together(call: Call) -> None:

@@ -5,19 +5,17 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_rows import row_of, rows_of
+from report_rows import rows_of
 from reports_fixtures import collective, ok, rate_metric, seconds_metric, step
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import Record
 from parbench.reports import cells
 from parbench.reports.analysis.labels import (
     differences,
     environment_facts,
     flatten,
     operation,
-    row_facts,
     short_labels,
 )
 
@@ -126,39 +124,12 @@ FLAT: list[tuple[Any, str]] = [
 FLAT += [(0.1234567891, "0.123457")]
 
 
-def facts_of(*records: Record) -> dict[str, str]:
-    return dict(row_facts(row_of(*records, launches=len(records))))
-
-
 def test_every_value_is_text_under_its_dotted_name() -> None:
     for value, text in FLAT:
         assert flatten({"name": value}) == [("name", text)], value
     assert flatten({"a": {"b": {"c": 1}}, "d": "x"}) == [("a.b.c", "1"), ("d", "x")]
     calls = [{"axis": "dp", "ranks": 4}, {"axis": "tp", "ranks": None}]
     assert flatten({"calls": calls}) == [("calls", "axis=dp ranks=4, axis=tp ranks=-")]
-
-
-def test_a_row_tells_its_case_metrics_details_and_environment() -> None:
-    environment = {"changed": {"host.cpu_model": ["A", "B"]}}
-    facts = facts_of(ok(collective(), details={"send_bytes": 7}, notes=["careful"], environment=environment))
-    assert (facts["case"], facts["size_bytes"]) == (
-        f"{collective().id} parbench.bench.operations.collectives:all_reduce",
-        "1024",
-    )
-    assert facts["time"].startswith("1.00 ms [0.900, 1.10] (median of 120 iterations of one launch")
-    assert (facts["send_bytes"], facts["note"]) == ("7", "careful")
-    assert (facts["why measuring stopped"], facts["steady"]) == ("precision", "flat")
-    [told] = [name for name in facts if "launch" in name]
-    assert (told, facts[told]) == ("environment, launch 1: changed.host.cpu_model", "A, B")
-
-
-def test_launches_are_told_one_by_one_from_1_the_first_twelve_and_the_rest_counted() -> None:
-    facts = facts_of(ok(collective(), 0, 1e-3), ok(collective(), 1, 2e-3))
-    assert (facts["time, launch 1"], facts["time, launch 2"]) == ("1.00 ms [0.900, 1.10]", "2.00 ms [1.80, 2.20]")
-    assert facts["time"].startswith("1.41 ms (geometric mean of 2 launch medians; of two there")
-    told = [facts_of(*(ok(collective(), launch) for launch in range(count))) for count in (12, 15)]
-    assert ["time, launch 12" in of and "time, launch 13" not in of for of in told] == [True, True]
-    assert [of.get("time, other launches") for of in told] == [None, "3 more, in records.jsonl"]
 
 
 def test_pairs_of_ranks_in_an_environment_are_told_by_kind_however_many() -> None:

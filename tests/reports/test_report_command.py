@@ -159,9 +159,7 @@ def test_an_export_goes_to_standard_output_or_a_file(run: Path, tmp_path: Path) 
     record = pipeline_record()
     piped = write_run(tmp_path, make_run(make_plan([record.case, collective()]), [record, ok(collective())]))
     target = tmp_path / "out.txt"
-    told = {
-        form: printed(export, piped, "--format", form) for form in ("nccl-tests", "nccl-tests-json", "chrome-trace")
-    }
+    told = {form: printed(export, piped, "--format", form) for form in ("nccl-tests", "chrome-trace")}
     assert told.keys() < set(EXPORTS)
     for form, text in told.items():
         assert printed(export, piped, "--format", form, "-o", target) == ""

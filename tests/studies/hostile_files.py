@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 import support_path  # noqa: F401 - finds the next
-from exchange_fixtures import GLOO, NCCL, OSU, PARAM
+from exchange_fixtures import NCCL, OSU
 from history_fixtures import put
 from hostile import dumped, npz, samples, spoil_folder, spoil_history, toml
 from kineto_files import RankFile
@@ -101,10 +101,10 @@ ASKED: dict[str, dict[str, Any]] = {
         "slurm": {"time": "10m", "requeue": True, "on_dead_node": "go-on"},
     },
 }
-PRINTED = {"nccl-tests": NCCL, "param": PARAM, "osu": OSU, "gloo": GLOO}
+PRINTED = {"nccl-tests": NCCL, "osu": OSU}
 SECONDS, WALL_SECONDS, MEMORY_BYTES, OUTPUT_BYTES = 10.0, 60.0, 1 << 30, 1 << 28
 RUNS = TESTS / "golden" / "runs"
-EXPORTS = ("nccl-tests", "nccl-tests-json", "csv", "chrome-trace", "pytest-benchmark", "bencher", "openmetrics")
+EXPORTS = ("nccl-tests", "csv", "chrome-trace", "pytest-benchmark", "bencher")
 PACKAGES = ("bench", "reports", "slurm", "workloads")
 Words = tuple[str, ...]
 

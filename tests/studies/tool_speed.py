@@ -11,16 +11,18 @@ What the tasks read is made once, under /dev/shm where there is one: how fast a 
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import msgspec
 import pytest
 import support_path  # noqa: F401 - finds the next
-from report_cost import synthetic
+from reports_fixtures import collective, make_plan, make_run, ok, step, training_metrics, write_run
 
+from parbench.bench.plan.cases import Case
 from parbench.bench.plan.options import Options, plan_run
-from parbench.bench.results.records import SCHEMA
+from parbench.bench.results.records import SCHEMA, Arrival, Record, WorldInfo
 from parbench.bench.results.runs import load_run, open_writer, runs_in
 from parbench.cli import DEFINITIONS
 
@@ -29,6 +31,39 @@ if TYPE_CHECKING:
 
 Task = Literal["help", "list", "plan", "append", "load", "compare", "page"]
 MEMORY = Path("/dev/shm")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+MODES, DTYPES = ("blocking", "pipelined"), ("float32", "bfloat16")
+STEPS = ("ddp", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp")
+
+
+def cases_of(number: int) -> list[Case]:
+    steps = [step(STEPS[i % len(STEPS)], hidden=64 * (i // len(STEPS) + 1)) for i in range(number // 10)]
+    sizes = (1024 * (i + 1) for i in range(number))
+    every = (
+        collective(op, size, mode=m, dtype=d) for size in sizes for op in OPERATIONS for m in MODES for d in DTYPES
+    )
+    return [*(case for case, _ in zip(every, range(number - len(steps)), strict=False)), *steps]
+
+
+def records_of(cases: list[Case], ranks: int, launches: int) -> Iterator[Record]:
+    world = WorldInfo(size=ranks, nodes=max(1, ranks // 8), backend="nccl", device="cuda")
+    arrival = Arrival(method="ping-pong", uncertainty=1e-6, late_rank=3, share=0.7, last_out_rank=1, last_out_share=0.6)
+    for launch in range(launches):
+        for case in cases:
+            seconds = (20e-6 + float(case.params.get("size_bytes", 1e6)) / 3e9) * (1 + 0.01 * (launch % 7))
+            more: dict[str, Any] = {"world": world, "arrival": arrival, "n": 5}
+            if case.name.startswith("step."):
+                more["metrics"] = training_metrics(seconds)
+                more["details"] = {"comm_calls": [], "bytes_by_rank": list(range(ranks))}
+            yield ok(case, launch, seconds, **more)
+
+
+def synthetic(folder: Path, number: int, ranks: int, launches: int) -> Path:
+    cases = cases_of(number)
+    run = make_run(make_plan(cases, launches=launches), records_of(cases, ranks, launches))
+    pairs = {f"{i}-{j}": "other node" for i in range(ranks) for j in range(i + 1, ranks)}
+    info = msgspec.structs.replace(run.info, environment={"locality": pairs})
+    return write_run(folder, msgspec.structs.replace(run, info=info))
 
 
 def made(cases: int, launches: int, copy: str = "") -> Path:

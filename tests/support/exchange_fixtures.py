@@ -43,21 +43,6 @@ NCCL_FOOT = """\
 """  # noqa: W291
 NCCL = NCCL_HEAD + NCCL_COLUMNS + NCCL_ROWS + NCCL_FOOT
 
-PARAM_HELLO = """\
-[Rank   0] host trainer01, device: cuda:0, local_rank: 0 world_size: 4, master_ip: 127.0.0.1
-[Rank   1] host trainer01, device: cuda:1, local_rank: 1 world_size: 4, master_ip: 127.0.0.1
-[Rank   2] host trainer02, device: cuda:0, local_rank: 0 world_size: 4, master_ip: 127.0.0.1
-"""
-PARAM_ROWS = """\
-\tCOMMS-RES-all_reduce-float32             4096              1024              31.5        33.0        36.2        30.1        37.0          0.130       0.195
-\tCOMMS-RES-all_reduce-float32         16777216           4194304             512.8       520.0       530.9       505.3       533.0         32.717      49.075
-"""  # noqa: E501
-PARAM_TABLE = f"""
-\tCOMMS-RES                                size (B)  nElementsPerRank   Latency(us):p50         p75         p95\
-         Min         Max    AlgBW(GB/s) BusBW(GB/s)
-{PARAM_ROWS}"""
-PARAM = PARAM_HELLO + PARAM_TABLE
-
 OSU = """\
 
 # OSU MPI Allreduce Latency Test v7.5
@@ -70,24 +55,6 @@ OSU_CUDA = """\
 # OSU MPI-CUDA All-to-All Personalized Exchange Latency Test v7.5
 # Size       Avg Latency(us)
 1024                   22.07
-"""
-
-RULE = "=" * 100
-GLOO = f"""\
-{RULE}
-                                          ALLREDUCE_RING
-
-Device:      tcp, pci=, iface=lo, speed=-1, addr=[127.0.0.1]
-Options:     processes=4, inputs=1, threads=1, verify=true
-
-{RULE}
-                                        BENCHMARK RESULTS
-
-   size (B)   elements   min (us)   p50 (us)   p99 (us)   max (us)   bandwidth (GB/s)   iterations
-        400        100         90        100        180        210              0.004         9000
-    4000000    1000000       3500       4000       6100       7000              0.900           50
-
-{RULE}
 """
 
 

@@ -4,8 +4,6 @@
 launches before and after a rank became late: real runs on two ranks, so that nothing but this code makes the texts.
 """
 
-import csv
-import io
 import json
 import re
 import shlex
@@ -97,18 +95,6 @@ def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def table() -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for row in csv.reader(io.StringIO(said("report", str(STEPS), "--format", "csv"))):
-        writer.writerow([f"{float(cell):.6g}" if _is_float(cell) else cell for cell in row])
-    return out.getvalue()
-
-
-def _is_float(cell: str) -> bool:
-    return "." in cell and cell.replace(".", "").replace("-", "").replace("e", "").replace("+", "").isdigit()
-
-
 class _Outline(HTMLParser):
     """Headings, tables with their columns and rows, and figures of a page, in its order."""
 
@@ -165,8 +151,6 @@ def page() -> str:
 FILES: dict[str, Callable[[], str]] = {
     "steps.first.txt": lambda: said("show", str(STEPS)),
     "steps.show.txt": lambda: said("show", "--all", str(STEPS)),
-    "steps.report.md": lambda: said("report", str(STEPS), "--format", "markdown"),
-    "steps.report.csv": table,
     "steps.page.txt": page,
     "compare.txt": lambda: said("compare", str(BASE), str(NEW)),
     "plans.txt": plans,

@@ -18,7 +18,7 @@ from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.analysis.verdicts import bad_rows, emulations, not_measured, other_claims, told_of_runs
+from parbench.reports.analysis.verdicts import bad_rows, emulations, not_measured, other_claims
 from parbench.reports.regression.compare import compare
 from parbench.reports.regression.compare_show import as_markdown, as_table
 from parbench.reports.regression.compare_show import heading as heading_of_comparison
@@ -62,14 +62,6 @@ def test_skipped_by_the_plan_and_by_a_launch_are_not_measured() -> None:
     found = [(one.status, one.launches, one.reason) for one in not_measured(summary)]
     assert found == [("skipped", "all", "does not divide"), ("skipped", "1/1", "no float8")]
     assert bad_rows(summary) == not_measured(summarize(run_of(ok(case)))) == ()
-
-
-def test_missing_cases_are_one_line_for_a_name() -> None:
-    cases = [collective(size_bytes=1024 * i) for i in (1, 2, 3)] + [collective("broadcast")]
-    first, second = not_measured(summarize(make_run(make_plan(cases, launches=2), [ok(cases[0], 0)])))
-    assert (first.case, first.launches) == ("collective.all_reduce (3 cases)", "5/6")
-    assert (second.case, second.launches) == (cases[3].label, "2/2")
-    assert first.status == second.status == "not measured"
 
 
 def notes_of(*records: Record, launches: int = 1) -> str:
@@ -142,14 +134,6 @@ def test_emulation_is_found_once_in_records_and_plan_and_counted_where_not_all_b
     records = [ok(operation(size), world=world_of(hosts)) for size in (1024, 2048, 4096)]
     records[0] = msgspec.structs.replace(records[0], notes=[EMULATION, EMULATION])
     assert emulations(run_on(records, hosts)) == (f"{EMULATION} (1 of 3 records)",)
-
-
-def test_of_several_runs_each_emulation_is_told_once_with_its_runs() -> None:
-    real, played = node_run(notes=()), node_run()
-    assert told_of_runs([real, played, played], emulations) == (f"What runs 2-3 cannot show: {EMULATION}",)
-    assert told_of_runs([real, played], emulations) == (f"What run 2 cannot show: {EMULATION}",)
-    assert told_of_runs([played, played], emulations) == (f"What no run can show: {EMULATION}",)
-    assert told_of_runs([real], emulations) == ()
 
 
 def test_a_comparison_says_of_either_side_that_it_is_emulated() -> None:

@@ -141,7 +141,7 @@ def test_cases_that_differ_in_one_setting_are_compared_against_the_default_launc
         "fsdp: prefetch explicit against default: +4 % [-1, +9] time, cannot tell; about 4 more launches would"
     ]
     assert compared(*default[:2], *explicit[:2]) == [
-        "fsdp: prefetch explicit against default: -10 % time, cannot tell of 2 launches; about 3 more launches would"
+        "fsdp: prefetch explicit against default: -10 % time, not significant (2 launches; an interval takes 3)"
     ]
     (told,) = compared(*default, *launches(fsdp("explicit"), [0.1001, 0.3, 0.3, 0.1]))
     assert told.endswith("cannot tell; 50 launches would not")

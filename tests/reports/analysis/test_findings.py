@@ -27,14 +27,13 @@ from reports_fixtures import (
 )
 from traced import run_with, timeline, traced_record
 
-from parbench import cli
 from parbench.bench.machine.host_load import HostLoad
-from parbench.bench.plan.cases import load_catalogue, make_case
+from parbench.bench.plan.cases import make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Arrival, Interval, Record
 from parbench.bench.results.runs import LaunchInfo, Run, load_run
 from parbench.bench.results.samples import samples_name
-from parbench.reports.analysis.findings import MOST, USUAL, Finding, look_at_first
+from parbench.reports.analysis.findings import MOST, Finding, look_at_first
 
 
 def seen(*records: Record) -> list[Finding]:
@@ -213,23 +212,6 @@ def test_what_else_a_steps_own_settings_expose() -> None:
     assert seen(*training({"idle": 0.4, "compute": 0.56}, defaults={"compute": "timed:20ms"})) == []
 
 
-def test_a_step_of_ones_own_is_measured_again_by_its_target_with_settings_that_it_takes() -> None:
-    shares = {"exposed_comm.world": 0.3, "compute": 0.64, "idle": 0.06}
-    calls = {"comm_calls": [{"axis": "world", "op": "all_reduce", "bytes": 64 * 2**20, "count": 1, "ranks": 2}]}
-    metrics = fixtures.step_metrics(0.1) | {name: plain(0.1 * share, "s") for name, share in shares.items()}
-
-    def told(target: str = "myloop:prepare", **params: Any) -> Finding:
-        case = make_case("custom.myloop", target, {"width": 64, **params})
-        return only(*[ok(case, launch, 0.1, metrics=metrics, details=calls) for launch in range(3)])
-
-    assert told().words == (
-        "myloop sends all gradients (64.0 MiB) in one bucket after backward, where nothing hides them:"
-        " 30.0 % of the step is exposed; with DDP, bucket_cap_mb=16 makes several"
-    )
-    again = "parbench run --target myloop:prepare --set width=64 --set bucket_mb=16,100"
-    assert told(bucket_mb=100.0).command == again
-
-
 def staged(causes: Mapping[str, float], **more: Any) -> list[Record]:
     record = pipeline_record(**more)
     found = {f"idle_{cause}": plain(share * 0.02, "s") for cause, share in causes.items()}
@@ -390,10 +372,3 @@ def test_those_that_surely_cost_most_come_first_and_no_more_than_six() -> None:
     found = seen(*small, *large, *unsure, *many, *training({"idle": 0.4, "compute": 0.56}, "tp"))
     assert len(found) == MOST
     assert "one bucket" not in {one.kind for one in found}, "the cheapest of seven"
-
-
-def test_what_commands_leave_out_is_what_steps_take_anyway() -> None:
-    catalogue = load_catalogue(cli.DEFINITIONS)
-    params = [param for one in catalogue if one.name.startswith("workload.") for param in one.params]
-    for name, value in USUAL.items():
-        assert {param.default for param in params if param.name == name} == {value}, name

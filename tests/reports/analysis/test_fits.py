@@ -6,22 +6,21 @@ from typing import Any
 import msgspec
 import pytest
 import reports_fixtures as fixtures
-from report_rows import matrix_case, row_of, rows_of, run_of
+from report_rows import row_of, rows_of, run_of
 from reports_fixtures import WORLD, collective, comm_call, curve_records, link, ok, rate_metric, seconds_metric, step
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import Calls
-from parbench.bench.results.fit import METHOD, Point
+from parbench.bench.results.fit import Point
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.contrasts import contrasts, interference, pairs, slow_down
-from parbench.reports.analysis.fits import COPY, Ceiling, Curve, ceiling_of, fit_curves, fit_notes, points_of, size_of
+from parbench.reports.analysis.contrasts import contrasts, interference, slow_down
+from parbench.reports.analysis.fits import COPY, Ceiling, Curve, ceiling_of, fit_curves, points_of, size_of
 from parbench.reports.analysis.several import Scaled, scaled
 from parbench.reports.analysis.steps import Prediction, calls_of, predict_comm
 from parbench.reports.analysis.summary import Row, summarize
-from parbench.reports.sections.nodes import pair_tables
 
 MEGABYTE = 1 << 20
 SIZES = [1024 * 4**i for i in range(8)]
@@ -53,19 +52,6 @@ def test_rows_of_an_operation_make_a_curve_in_the_order_of_size() -> None:
     assert curve.busbw_factor == pytest.approx(1.5)
     assert curves_of(*curve_records()[:2]) == ()
     assert len(curves_of(*curve_records()[:3])) == 1
-
-
-def test_what_differs_in_more_than_size_is_another_curve_in_the_order_of_the_rows() -> None:
-    different: list[dict[str, Any]] = [{"mode": "pipelined"}, {"dtype": "float16"}, {"root": 1}]
-    for differing in different:
-        slow = modelled(lambda size: 90e-6 + size / 1e9, **differing)
-        curves = curves_of(*(record for both in zip(curve_records(), slow, strict=True) for record in both))
-        assert [curve.fit.segments[0].latency_seconds for curve in curves] == pytest.approx([20e-6, 90e-6])
-        assert {name: curves[1].rows[0].case.params[name] for name in differing} == differing
-    others = [ok(collective(size_bytes=size + 4)) for size in SIZES]
-    assert [one.rows[0].world.size for one in curves_of(*curve_records(), *on_world(others, size=8))] == [4, 8]
-    named = curves_of(*curve_records("broadcast"), *curve_records("all_gather"))
-    assert [curve.rows[0].case.name for curve in named] == ["collective.broadcast", "collective.all_gather"]
 
 
 def test_what_has_no_time_or_size_is_not_on_the_curve() -> None:
@@ -134,19 +120,6 @@ def test_the_ceiling_is_the_plans_link_else_the_largest_copy_on_one_host() -> No
     copies = [copied(1e-3, 1 << 20), copied(4e-3, 1 << 24), copied(1e-6, 1 << 10)]
     assert ceiling(run_of(*copies)) == Ceiling(name=COPY, bytes_per_second=(1 << 24) / 4e-3)
     assert ceiling(run_of(copied(1e-3, nodes=2))) is ceiling(run_of(ok(collective()))) is None
-
-
-def test_notes_tell_method_link_and_what_is_above_it() -> None:
-    told = fit_notes(curves_of(*curve_records()), None)
-    assert (METHOD in told[0], len(told)) == (True, 2)
-    below = fit_notes(curves_of(*curve_records(), ceiling=link(9e9)), link(9e9))
-    assert below[2:] == ("Efficiency: fitted bus bandwidth over the declared link, 9.00 GB/s.",)
-    *_, last = above = fit_notes(curves_of(*curve_records(), ceiling=link(3e9)), link(3e9))
-    assert (len(above), "reduction in the network" in last) == (4, True)
-    copy = Ceiling(name=COPY, bytes_per_second=3e9)
-    *_, last = fit_notes(curves_of(*curve_records(), ceiling=copy), copy)
-    assert last.startswith("Efficiency over 100 %: above the copy in memory: ")
-    assert fit_notes((), link(9e9)) == ()
 
 
 def step_row(*calls: dict[str, Any]) -> Row:
@@ -293,20 +266,6 @@ def test_ratios_are_paired_by_launch_and_one_launch_joins_both_intervals() -> No
     assert one is not None
     assert (one.low or 9) < 2.0 < (one.high or 0)
     assert (one.high or 0) / (one.low or 1) == pytest.approx(1.2 / 0.8)
-
-
-def test_a_matrix_is_by_sender_and_receiver_of_one_size() -> None:
-    rates = {(0, 1): 1e9, (1, 0): 2e9, (0, 2): 3e9, (2, 0): 4e9, (1, 2): 5e9}
-    records = [
-        ok(matrix_case(*ends), metrics={"time": seconds_metric(1e-3), "busbw": rate_metric(rate)})
-        for ends, rate in rates.items()
-    ]
-    small, large = pairs(rows_of(*records, *(ok(matrix_case(*ends, 2 << 20)) for ends in ((0, 1), (1, 0)))))
-    assert [small.rate(0, target) for target in small.ranks] == [None, 1e9, 3e9]
-    assert (small.rate(2, 1), large.ranks) == (None, (0, 1))
-    title, *_ = (table.title for table in pair_tables(large, 1, None))
-    assert title == "Rank to rank: bus bandwidth in GB/s, 2M float32, blocking"
-    assert pairs(rows_of(ok(matrix_case(0, 1)))) == ()
 
 
 def row_on(case: Case, ranks: int, seconds: float = 1e-3) -> Row:

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +18,6 @@ from reports_fixtures import HOSTILE, WORLD, bad, collective, hang, make_plan, m
 import parbench
 from parbench import cli
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.catalogue import DEFINITIONS
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
@@ -167,15 +165,6 @@ def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path) -> None:
                 load(place)
 
 
-def test_a_run_without_a_record_has_every_column_and_its_kind(tmp_path: Path) -> None:
-    path = write_run(tmp_path, make_run(make_plan([]), []))
-    empty, full = parbench.load(path), parbench.load(BASE)
-    shared = [name for name in full if not str(name).startswith("param_")]
-    assert (list(empty), len(empty)) == (shared, 0)
-    assert empty.dtypes.equals(full[shared].dtypes)
-    assert len(parbench.load_samples(path)) == 0
-
-
 @pytest.mark.parametrize("path", [STEPS, BASE])
 def test_a_sample_is_a_row_with_its_launch_and_iteration(path: Path) -> None:
     run, frame = load_run(path), parbench.load_samples(path)
@@ -185,17 +174,6 @@ def test_a_sample_is_a_row_with_its_launch_and_iteration(path: Path) -> None:
     for record in run.records:
         if record.case.name == "collective.all_reduce":
             assert medians[record.case.id, record.launch] == pytest.approx(record.metrics["time"].value)
-
-
-def test_only_a_measured_launch_has_samples(tmp_path: Path) -> None:
-    record = ok(collective(), n=3)
-    lies = msgspec.structs.replace(record, launch=1, status="wrong")
-    frame = parbench.load_samples(written(tmp_path, record, lies, bad(collective(), 2), launches=4))
-    assert list(frame["launch"]) == [0, 0, 0]
-    assert list(frame) == [
-        *("run", "point", "case", "name", "param_size_bytes", "param_dtype", "param_mode"),
-        *("launch", "world_size", "iteration", "seconds"),
-    ]
 
 
 def test_samples_of_every_rank_have_its_arrival_exit_duration_and_issue_in_seconds(tmp_path: Path) -> None:
@@ -261,14 +239,6 @@ def test_the_readmes_example_prints_bus_bandwidth_and_its_columns_are_there(
     named = {word for cell in re.findall(r"^\| (`.*?) \|", told, re.MULTILINE) for word in re.findall(r"`(\w+)`", cell)}
     assert named >= {"value", "seconds", "record_seconds"}
     assert named <= columns | ranks | {"param_NAME"}
-
-
-def test_parameters_at_their_default_are_columns_too(tmp_path: Path) -> None:
-    [definition] = [one for one in DEFINITIONS if one.name == "collective.all_reduce"]
-    case = definition.case({"size_bytes": 1024})
-    frame = parbench.load(write_run(tmp_path, make_run(make_plan([case]), [ok(case)])))
-    assert set(frame["param_redop"]) == {"sum"}
-    assert set(frame["param_concurrent"]) == {False}
 
 
 def test_rows_are_grouped_by_what_they_share_and_stand_in_the_order_of_the_first() -> None:

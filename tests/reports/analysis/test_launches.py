@@ -56,20 +56,3 @@ def test_the_launch_that_was_disturbed_most_is_named_where_launches_scatter() ->
         found = run(*infos)
         assert disturbed_words(found) == words
         assert verdicts(found, summarize(found))[-1].told.endswith(f": {words}" if words else "in 1 of 1 case")
-
-
-def test_the_table_has_a_row_for_each_launch_and_no_column_that_nobody_knows() -> None:
-    section = section_of(LaunchInfo(launch=0, seconds=3.0), LaunchInfo(launch=1, seconds=6.0, load=BUSY))
-    assert section
-    [table] = section.tables
-    assert table.title == "Launches on 2 cores"
-    assert [[column.text(row) for column in table.columns] for row in table.rows] == [
-        ["1", "3.00 s", "50.0 %", "-", "-", "-"],
-        ["2", "6.00 s", "25.0 %", "0.500", "1.60", "0 %"],
-    ]
-    no_time = section_of(LaunchInfo(launch=0, seconds=0.0))
-    assert no_time
-    assert [column.title for column in no_time.tables[0].columns] == ["launch", "took"]
-    alone = section_of(LaunchInfo(launch=0, seconds=3.0))
-    assert alone
-    assert [column.title for column in alone.tables[0].columns] == ["launch", "took", "measuring"]

@@ -4,17 +4,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from nodes_fixtures import hosts_of, lost_run, node_run, operation, rates_of, run_of, scaling_run, world_of
+from nodes_fixtures import hosts_of, lost_run, operation, rates_of, run_of, scaling_run, world_of
 from report_rows import cells_of, there
-from reports_fixtures import ok, sample_run, step
+from reports_fixtures import ok, step
 
 from parbench.bench.results.runs import Run
-from parbench.reports import cells
 from parbench.reports.analysis.over_nodes import OverNodes, environments, layout_of, over_nodes
 from parbench.reports.analysis.several import Point, RunSet, several
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.report import Table
-from parbench.reports.sections.several import MOST_LINES, report_of_several
+from parbench.reports.sections.several import report_of_several
 
 SIZE = 1 << 22
 
@@ -156,34 +155,6 @@ def test_rates_and_times_stand_by_nodes_with_their_efficiency() -> None:
     table = there(table_named(of(scaling_run(1), scaling_run(2), scaling_run(2)), "over-nodes-table"))
     assert table.notes == ("Up to 2 repeats: the one with the median time is shown.",)
     assert table_named(of(scaling_run(2)), "over-nodes-table") is None
-
-
-def test_figures_have_the_first_lines_of_each_kind() -> None:
-    table = there(table_named(of(*(scaling_run(nodes, 2) for nodes in (1, 2, 4))), "over-nodes-table"))
-    rates, times, efficiency = table.figures()
-    small, big, ddp = ">all_reduce 64K blocking", ">all_reduce 4M blocking", ">ddp<"
-    told = [{name for name in (small, big, ddp) if name in drawn} for drawn in (rates, times, efficiency)]
-    assert told == [{small, big}, {ddp}, {small, big, ddp}]
-    sizes = range(MOST_LINES + 2)
-    both = (hosts_of(1, 2), hosts_of(2, 2))
-    many = [run_of([ok(operation(1024 << i), world=world_of(hosts)) for i in sizes], hosts) for hosts in both]
-    table = there(table_named(of(*many), "over-nodes-table"))
-    assert table.notes == (f"The first {MOST_LINES} of each kind are drawn.",)
-    rates, _ = table.figures()
-    assert [f"all_reduce {cells.size(1024 << i)} " in rates for i in sizes] == [True] * MOST_LINES + [False] * 2
-
-
-def test_what_is_left_across_nodes_is_told_run_by_run() -> None:
-    line, other = lines(of(node_run("block"), scaling_run(2), node_run("cyclic")), "far-table")
-    assert line == {
-        "run": "run 1",
-        "operation": "all_reduce 4M blocking float32",
-        "within": "3.93",
-        "across": "0.499",
-        "across / within": "0.127",
-    }
-    assert other["run"] == "run 3"
-    assert table_named(of(sample_run()), "far-table") is None
 
 
 def test_environments_have_a_column_each_and_a_ratio_to_the_first_unknown_where_one_lacks_a_case() -> None:

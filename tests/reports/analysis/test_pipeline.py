@@ -10,7 +10,6 @@ from reports_fixtures import bad, ok, pipeline_details, pipeline_metrics, pipeli
 
 from parbench.bench.results.details import Action, Idle, Ran
 from parbench.bench.results.records import Record
-from parbench.reports.analysis.labels import row_facts
 from parbench.reports.analysis.pipelines import (
     Comparison,
     Pipeline,
@@ -20,10 +19,10 @@ from parbench.reports.analysis.pipelines import (
     schedule_labels,
     without_timelines,
 )
-from parbench.reports.analysis.summary import summarize, unreadable
+from parbench.reports.analysis.summary import common_details, summarize, unreadable
 from parbench.reports.render.data import embedded_json, render_json
 from parbench.reports.sections.one_run import report_of
-from parbench.reports.sections.pipelines import pipeline_columns, schedule_columns
+from parbench.reports.sections.pipelines import pipeline_columns
 
 
 def found_in(*records: Record) -> tuple[Pipeline, ...]:
@@ -40,9 +39,6 @@ def record_of(schedule: str = "1f1b", *, metrics: bool = True, **details: Any) -
     """Return a step whose facts are these, the rest the usual ones; without metrics no bubble is claimed of it."""
     facts = {"pipeline": pipeline_details(schedule) | details}
     return ok(pp(schedule), seconds=0.5, metrics=pipeline_metrics() if metrics else None, details=facts)
-
-
-SILENT: dict[str, Any] = {"measured": None, "predicted": None, "idle": None, "activation_bytes_by_rank": None}
 
 
 def test_facts_are_read_as_they_were_written_and_what_is_absent_is_unknown() -> None:
@@ -109,17 +105,16 @@ def test_facts_that_contradict_themselves_are_refused() -> None:
         assert pipelines(rows) == ()
 
 
-def test_timelines_are_left_out_of_facts_and_data_and_nothing_else_is() -> None:
+def test_embedded_data_has_no_timelines() -> None:
     record = msgspec.structs.replace(pipeline_record(), details=pipeline_record().details | {"other": {"measured": 1}})
     run = run_of(record, ok(step()))
     summary = summarize(run)
     thin = without_timelines(summary)
     (row, other), (whole, untouched) = thin.rows, summary.rows
-    facts = dict(row_facts(row))
-    assert facts["pipeline.schedule"] == "1f1b"
-    assert facts["pipeline.stages_by_rank"] == "0, 1"
-    assert facts["other.measured"] == "1"
-    assert not facts.keys() & {"pipeline.measured", "pipeline.predicted", "pipeline.idle"}
+    details = common_details(row)
+    assert details["pipeline"]["schedule"] == "1f1b"
+    assert details["other"]["measured"] == 1
+    assert not details["pipeline"].keys() & {"measured", "predicted", "idle"}
     report = report_of(run)
     assert ["0F0" in render(report) for render in (render_json, embedded_json)] == [True, False]
     assert (row.metrics, thin.tally) == (whole.metrics, summary.tally)
@@ -145,20 +140,6 @@ def test_a_pipeline_says_all_it_knows_and_a_narrow_terminal_loses_detail_before_
     odd = read(with_metrics(pipeline_record(), in_flight=plain(5.5, "microbatches"), idle_rest=plain(-0.001, "s")))
     cells = cells_of(pipeline_columns([odd]), odd)
     assert (cells["in flight"], cells["idle: rest"]) == ("5.5", "-1.00 ms")
-
-
-def test_what_nobody_knows_has_no_column_and_dashes_beside_others() -> None:
-    functional = record_of("gpipe", metrics=False, **SILENT)
-    (alone,) = found_in(functional)
-    known = {"schedule": "gpipe", "P": "2", "M": "4", "v": "1", "step time, within this launch": "500 ms [450, 550]"}
-    assert cells_of(pipeline_columns([alone]), alone) == known
-    both = found_in(pipeline_record(), functional)
-    cells = cells_of(pipeline_columns(both), both[1])
-    assert (len(cells), set(list(cells.values())[5:])) == (18, {"-"})
-    formless = with_metrics(pipeline_record("zb_v"), bubble_fraction_formula=plain(None, ""))
-    both = found_in(formless, pipeline_record("1f1b"))
-    assert [cells_of(pipeline_columns(both), one)["formula"] for one in both] == ["-", "21.0 %"]
-    assert "formula" not in cells_of(pipeline_columns(both[:1]), both[0])
 
 
 def labels_of(*records: Record) -> list[str]:
@@ -214,51 +195,8 @@ def test_schedules_stand_by_step_time_and_a_measured_one_replaces_its_simulation
     assert compared(pipeline_record()) == comparisons(()) == ()  # one alone
 
 
-def test_all_measured_schedules_take_their_places_and_the_first_that_has_simulations_gives_them() -> None:
-    gpipe = pipeline_record("gpipe", seconds=0.010, comparison=[simulated("zb_v", 9.0, 2)])
-    found = only(pipeline_record("1f1b", seconds=0.020, comparison=OTHERS), gpipe)
-    told = [(one.label, one.simulated.step_seconds) for one in found.entries]
-    assert told == [("gpipe", 0.010), ("zb_v", 0.018), ("1f1b", 0.020)]
-    assert set(order(pipeline_record("1f1b"), pipeline_record("gpipe", comparison=OTHERS))) == {"1f1b", "gpipe", "zb_v"}
-
-
 def test_what_cannot_run_stands_last_and_what_has_no_time_before_it() -> None:
     unknown = with_metrics(pipeline_record("gpipe"), step_time=plain(None, "s"))
     records = pipeline_record(seconds=99.0, comparison=[REFUSED, simulated("naive"), *OTHERS]), unknown
     assert order(*records) == ["zb_v", "1f1b", "gpipe", "naive", "dualpipe_v"]
     assert only(*records).entries[2].simulated.step_seconds is None
-
-
-def test_other_microbatches_or_models_are_other_groups_but_splits_and_orders_are_not() -> None:
-    asked: list[dict[str, Any]] = [{"hidden": 64}, {"hidden": 64, "microbatches": 8}, {"hidden": 128}]
-    assert [one.title for one in compared(*(pipeline_record(comparison=OTHERS, **more) for more in asked))] == [
-        "2 ranks, 4 microbatches, hidden=64",
-        "2 ranks, 8 microbatches, hidden=64",
-        "2 ranks, 4 microbatches, hidden=128",
-    ]
-    splits = [pipeline_record(split=split, seconds=i, comparison=OTHERS) for i, split in ((1, "even"), (2, "3,1"))]
-    assert order(*splits) == ["zb_v", "gpipe", "1f1b split=even", "1f1b split=3,1"]
-    facts = {"pipeline": pipeline_details() | {"schedule": "custom"}}
-    mine = ok(pp(order="0F0,0B0;1F0,1B0"), metrics=pipeline_metrics(0.015), details=facts)
-    assert order(mine, pipeline_record(seconds=0.020, comparison=OTHERS)) == ["custom", "zb_v", "1f1b", "gpipe"]
-
-
-def test_schedules_say_whether_they_were_measured_or_simulated_or_why_they_cannot_run() -> None:
-    entries = only(pipeline_record(comparison=[simulated("zb_v", 0.018, 2), REFUSED])).entries
-    columns = schedule_columns(entries)
-    zb, mine, refused = (line_of(columns, one) for one in entries)
-    assert zb == (
-        "schedule: zb_v | v: 2 | step time: 18.0 ms | "
-        "bubble fraction: 5.00 % | in flight: 4 | activations: 3.00 MiB | cannot run: -"
-    )
-    assert mine.startswith("schedule: 1f1b | v: 1 | step time: 20.0 ms | bubble fraction: 26.3 %")
-    assert refused == (
-        "schedule: dualpipe_v | v: 2 | step time: - | bubble fraction: - | in flight: - | activations: - | "
-        "cannot run: dualpipe_v needs microbatches(4) >= stages(8)"
-    )
-    assert all(column.help for column in columns)
-    # neither reasons nor unknown figures have a column without need
-    assert "cannot run" not in [column.title for column in schedule_columns(entries[:2])]
-    bare = [{"schedule": "zb_v", "chunks": 2, "measured": False, "step_seconds": 1.0}]
-    entries = only(record_of("naive", metrics=False, **SILENT, comparison=bare)).entries
-    assert [column.title for column in schedule_columns(entries)] == ["schedule", "v", "step time"]

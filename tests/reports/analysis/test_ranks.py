@@ -129,7 +129,7 @@ def test_the_matrix_goes_node_by_node_with_hosts_and_a_rank_without_one_comes_la
     # a pair's rate grows by 1 % with each receiving rank
     for placement, other, near, far in (("block", "1", "3.75", "2 n2"), ("cyclic", "4", "3.85", "1 n2")):
         matrix, nodes = both(node_run(placement))
-        _, table, _ = pair_tables(matrix, 1, nodes)
+        _, table = pair_tables(matrix, 1, nodes)
         columns = table.columns
         assert [column.title for column in columns[:3]] == ["from \\ to", "0 n1", f"{other} n1"]
         line = cells_of(columns, 0)
@@ -138,7 +138,7 @@ def test_the_matrix_goes_node_by_node_with_hosts_and_a_rank_without_one_comes_la
         assert [nodes.hosts[rank] for rank in table.rows] == hosts_of(4, 2)
     # fewer hosts than ranks: such a run is damaged, and is shown all the same
     short = Nodes(hosts=("n2", "n1"), switches={}, affinities={})
-    _, table, _ = pair_tables(matrix, 1, short)
+    _, table = pair_tables(matrix, 1, short)
     assert table.rows == (0, 1, 2, 3, 4, 5, 6, 7)
     assert "(2 pairs)" in distance_words(matrix, short)[0]
     assert table.columns[4].title == "3"

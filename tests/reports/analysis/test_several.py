@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from nodes_fixtures import lost_run, node_run, scaling_run
 from report_rows import cells_of, run_of, table_in
-from reports_fixtures import WORLD, bad, collective, context_record, ok, step
+from reports_fixtures import WORLD, bad, collective, ok, step
 
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.results.records import Record
@@ -154,33 +154,6 @@ def test_worlds_of_other_sizes_scale() -> None:
     assert "<title>all_reduce 1K blocking" in drawn
 
 
-def test_of_very_many_cases_the_first_are_drawn_and_all_are_in_the_table() -> None:
-    worlds = [msgspec.structs.replace(WORLD, size=ranks) for ranks in (2, 4)]
-    found = of(*(a_run(*(ok(collective(size_bytes=1024 * i), world=one) for i in range(1, 21))) for one in worlds))
-    table = table_in(sections(found), "scaling-table")
-    assert len(table.rows) == 20
-    (drawn,) = table.figures()
-    assert ("all_reduce 12K " in drawn, "all_reduce 13K " in drawn) == (True, False)
-    assert table.notes == ("The first 12 of 20 cases are drawn.",)
-
-
-def test_many_runs_share_a_column_of_differences_and_are_not_side_by_side() -> None:
-    found = of(*(run_on(2 + i // 9) for i in range(10)))
-    assert cells(found, "differences-table") == [{"what": "plan.nproc", "values": "2 (run 1-9); 3 (run 10)"}]
-    assert "beside" not in ids(found)
-
-
-def test_context_parallel_steps_of_several_worlds_stand_against_their_ranks() -> None:
-    methods = ("ring", "ulysses")
-    found = of(*(a_run(*(context_record(method, 0.1 / n, ranks=n) for method in methods)) for n in (2, 4)))
-    rows = [(row["method"], row["cp"]) for row in cells(found, "context-sizes-1")]
-    assert rows == [("ring", "2"), ("ulysses", "2"), ("ring", "4"), ("ulysses", "4")]
-    table = table_in(sections(found), "context-sizes-1")
-    assert "Ulysses sends less than a ring above" in table.notes[0]
-    assert list(table.figures())
-    assert "context-sizes" not in ids(of(run_on(2), run_on(4)))
-
-
 def test_runs_on_several_nodes_say_on_which_how_placed_and_what_they_cannot_show() -> None:
     first, second = cells(of(node_run("cyclic"), scaling_run(1, 2)), "runs-table")
     assert (first["nodes"], first["placement"], first["hosts"]) == ("4", "cyclic", "n1, n2, n3, n4")
@@ -208,4 +181,4 @@ def test_over_nodes_takes_the_place_of_scaling_by_ranks() -> None:
     assert "scaling" not in told
     shown = sections(of(node_run(), scaling_run(1, 2), scaling_run(2, 2)))
     ids_shown = [section.id for section in shown if any(table.where != "page" for table in section.tables)]
-    assert ids_shown == ["runs", "over-nodes", "far"]  # none widens with the runs
+    assert ids_shown == ["runs", "over-nodes"]  # none widens with the runs

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import reports_fixtures as fixtures
-from late import arrival, late_record, samples
+from late import late_record, samples
 from report_rows import row_of, run_of
 from reports_fixtures import WORLD, bad, collective, hang, make_plan, make_run, ok, seconds_metric, step, write_run
 
@@ -15,7 +15,7 @@ from parbench.bench.results.metrics import MetricValue, merge_metrics
 from parbench.bench.results.records import Check, Record, Status
 from parbench.bench.results.runs import load_run
 from parbench.bench.results.stats import Grade, mean_of, t_quantile
-from parbench.reports.analysis.ranks import MOST_ROWS, Late, late_rows
+from parbench.reports.analysis.ranks import Late, late_rows
 from parbench.reports.analysis.summary import common_details, exit_code, num_ranks, summarize
 
 CASE = collective()
@@ -83,21 +83,6 @@ def test_launches_that_do_not_know_are_said_and_the_others_merged() -> None:
     merged = merge_metrics([{"skew": one} for one in unknown])["skew"]
     assert (merged.value, merged.method) == (None, "unknown in 2 of 2 launches")
     assert merge_metrics([{"skew": unknown[0]}] * 2)["skew"] == unknown[0]
-
-
-def test_rows_stand_in_the_plans_order_and_strangers_last() -> None:
-    first, second, stranger = collective(size_bytes=2048), collective(), collective("broadcast")
-    run = make_run(make_plan([first, second]), [ok(stranger), ok(second), ok(first)])
-    assert [row.case.id for row in summarize(run).rows] == [first.id, second.id, stranger.id]
-
-
-def test_launches_are_merged_into_one_row() -> None:
-    row = row_of(ok(CASE, 0, 1e-3), ok(CASE, 1, 4e-3), launches=2)
-    assert row.metrics["time"].value == pytest.approx(2e-3)
-    assert (row.launches, row.planned, row.iterations) == (2, 2, 240)
-    assert (row.status, row.world, row.kind, row.is_communication) == ("ok", WORLD, "collective", True)
-    more = row_of(ok(CASE, 0), ok(CASE, 1), ok(CASE, 2), launches=1)
-    assert (more.launches, more.planned) == (3, 3)
 
 
 def test_the_worst_launch_decides_whichever_came_first() -> None:
@@ -271,19 +256,3 @@ def test_lateness_is_the_median_since_the_first_arrival_of_iterations_and_of_lau
     assert one.seconds_by_rank == pytest.approx({0: 0.0, 1: 2e-6})
     (one,) = late_in(tmp_path, (late_record(), samples([[5000], [0]], ranks=(2, 6))))
     assert one.seconds_by_rank == pytest.approx({2: 5e-6, 6: 0.0})
-
-
-def test_without_readable_samples_no_rank_is_known(tmp_path: Path) -> None:
-    for content in (None, b"", b"junk", samples([[1]]), samples([[], []])):
-        (one,) = late_in(tmp_path, (late_record(), content))
-        assert (one.seconds_by_rank, one.arrival) == ({}, arrival()), content
-    assert late_in(tmp_path, (late_record(skew=None), None), (ok(collective("broadcast")), None)) == ()
-
-
-def test_only_the_largest_skews_are_shown_in_the_order_of_the_run(tmp_path: Path) -> None:
-    told = [(late_record(1024 * (i + 1), skew=1e-6 * (1 + i % 30)), None) for i in range(40)]
-    found = late_in(tmp_path, *told)
-    assert len(found) == MOST_ROWS
-    sizes = [int(one.row.case.params["size_bytes"]) for one in found]
-    assert sizes == sorted(sizes)
-    assert min(one.row.value("skew") or 0 for one in found) > 8.5e-6

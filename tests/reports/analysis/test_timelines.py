@@ -6,7 +6,7 @@ import pytest
 from reports_fixtures import bad, collective, make_plan, make_run, ok, step
 from traced import rank_timeline, run_with, timeline, traced_record
 
-from parbench.bench.results.records import Interval, RankTimeline
+from parbench.bench.results.records import Interval
 from parbench.bench.results.spans import length
 from parbench.reports.analysis import steps
 from parbench.reports.analysis.summary import summarize
@@ -66,12 +66,3 @@ def test_overlaps_count_once_and_lie_in_no_more_lanes_than_need_be() -> None:
     assert steps.lanes([d, c, b, a]) == ((a, c), (b, d))
     assert steps.lanes([a, c]) == ((a, c),)
     assert steps.lanes([]) == ()
-
-
-def test_streams_have_an_order_and_words() -> None:
-    names = ("comm tp", "copy", "compute", "comm dp", "phase", "compute")
-    intervals = tuple(Interval(name, "x", 0.0, 1.0) for name in names)
-    rank = RankTimeline(rank=0, start_us=0.0, stop_us=1.0, intervals=intervals)
-    assert list(steps.by_stream(rank)) == ["phase", "compute", "copy", "comm tp", "comm dp"]
-    assert [steps.stream_words(one) for one in ("phase", "copy", "comm tp")] == ["phases", "copies", "comm tp"]
-    assert [steps.axis_of(one) for one in ("compute", "comm tp", "comm ring 2")] == [None, "tp", "ring 2"]

@@ -3,10 +3,9 @@
 import re
 
 import pytest
-import reports_fixtures as fixtures
 from figure_parts import Box, parts_of
 from report_rows import rows_of
-from reports_fixtures import ok, plain, step, training_metrics
+from reports_fixtures import ok, step, training_metrics
 
 from parbench.bench.results.details import MemoryOverTime
 from parbench.reports import cells
@@ -35,17 +34,6 @@ def test_steps_show_each_launch_and_all_launches() -> None:
     assert len(many.boxes) == 20
 
 
-def test_step_times_begin_at_zero_unless_they_differ_too_much() -> None:
-    def words(*seconds: float) -> list[str]:
-        return parts_of(draw_steps(rows_of(*(ok(step(f"s{i}"), seconds=s) for i, s in enumerate(seconds))))).words
-
-    near, far = words(0.01, 0.02), words(0.01, 2.0)
-    assert (near[2], near[-1]) == ("0", "step time")
-    assert (far[2:-1], far[-1]) == (["10 ms", "100 ms", "1 s"], "step time, log axis")
-    assert draw_steps([]) is None
-    assert draw_steps(rows_of(ok(step("ddp"), metrics={"step_time": fixtures.seconds_metric(None)}))) is None
-
-
 def test_the_parts_of_a_step_are_stacked_and_what_is_exposed_is_hatched_and_named_by_axis() -> None:
     drawing = draw_breakdown(rows_of(ok(step(), metrics=training_metrics(1.0, ("dp", "tp")))))
     assert parts_of(drawing).words[:4] == ["compute", "exposed communication", "copy", "idle"]
@@ -56,18 +44,6 @@ def test_the_parts_of_a_step_are_stacked_and_what_is_exposed_is_hatched_and_name
     assert [HATCHED in one.style for one in shown] == [False, True, True, False, False]
     assert [words for words in parts_of(drawing).words if "%" in words] == ["61 %", "dp 15 %", "tp 15 %", "6 %"]
     assert shown[0].told == "compute: 600 ms, 61 %"
-
-
-def test_each_step_is_a_bar_and_a_part_has_one_look() -> None:
-    other = training_metrics(1.0, ("shard",)) | {"compute": plain(0.2, "s")}
-    rows = rows_of(ok(step("ddp"), metrics=training_metrics(1.0)), ok(step("mine")), ok(step("fsdp"), metrics=other))
-    drawing = draw_breakdown(rows)
-    compute = [box for box in bars(drawing) if box.told.startswith("compute")]
-    assert len({box.y for box in bars(drawing)}) == len({box.y for box in compute}) == 2
-    assert len({box.style for box in compute}) == 1
-    assert {"ddp", "fsdp"} < set(parts_of(drawing).words)
-    zero = rows_of(ok(step(), metrics={"compute": plain(0.0, "s")}))
-    assert draw_breakdown([]) is draw_breakdown(rows[1:2]) is draw_breakdown(zero) is None
 
 
 def test_memory_is_a_bar_for_each_step_stacked_of_its_components() -> None:

@@ -18,7 +18,6 @@ from parbench.reports.figures.gantt import (
     idle_boxes,
     span_of,
 )
-from parbench.reports.figures.svg import NARROW, figure
 from parbench.reports.figures.timeline import Box, TimeChart
 
 LEFT, WIDTH = 66.0, 918.0
@@ -89,7 +88,6 @@ def panels(one: Pipeline, detail: Detail | None = None) -> list[Panel]:
     return panels_in(svg_of(one, detail))
 
 
-DETAIL = Detail(gap=0.0, mixed=False, numbered=True, note="")
 TINY: dict[str, Any] = {
     "microbatches": 1,
     "predicted": [[["0F0", 0, 1000], ["0B0", 4000, 6000]], [["1F0", 1000, 2000], ["1B0", 2000, 4000]]],
@@ -111,86 +109,6 @@ def test_each_action_is_a_box_where_it_ran_and_the_predicted_stand_above_the_mea
     assert below.words[-10:] == [*map(str, range(9)), "time since the step's first action (ms)"]
 
 
-def test_kinds_and_causes_differ_in_colour_and_in_height_and_chunks_in_shade() -> None:
-    stages = [["0F0", 0, 10], ["0I0", 10, 20], ["0W0", 20, 30], ["0B1", 30, 40]]
-    idle = [[1, 10 * i, 10 * i + 10, cause] for i, cause in enumerate(("schedule", "imbalance", "p2p", "rest"))]
-    _, panel = panels(pipeline(measured=[stages, []], predicted=None, idle=idle))
-    assert len(panel.boxes) == len({box.style for box in panel.boxes}) == 8
-    heights = [round((box.low - box.high) / 30, 2) for box in panel.boxes]
-    assert heights == [0.9, 0.78, 0.66, 0.54, 0.9, 0.6, 0.4, 0.2]
-    timeline = [[["0F0", 0, 10], ["2F0", 10, 20]], [["1F0", 10, 20], ["3F0", 20, 30]]]
-    legend, above, _ = panels(pipeline(**CHUNKS, measured=timeline, predicted=timeline))
-    styles = ";".join(dict.fromkeys(box.style for box in above.boxes))
-    (one, shade), (other, later) = re.findall(r"fill:([^;]*);fill-opacity:([^;]*)", styles)
-    assert (one, float(shade) > float(later)) == (other, True)
-    assert legend.words == ["F: forward", "paler: later of 2 chunks"]
-
-
-def test_the_legend_names_what_is_drawn_in_its_colour_and_height() -> None:
-    legend, above, below = panels(pipeline(**TINY))
-    kinds = ["F: forward", "B: backward"]
-    assert legend.words == [*kinds, "idle: schedule", "idle: imbalance", "idle: p2p", "idle: rest"]
-    assert len({round(box.low - box.high, 1) for box in legend.boxes}) == 5  # a forward as high as the schedule's idle
-    assert {box.style for box in legend.boxes} == {re.sub(";stroke.*", "", box.style) for box in below.boxes}
-    assert {re.sub(";stroke.*", "", box.style) for box in above.boxes} == {box.style for box in legend.boxes[:2]}
-    assert panels(pipeline("zb"))[0].words[:3] == ["F: forward", "I: input gradient", "W: weight gradient"]
-
-
-def test_a_box_bears_its_kind_and_microbatch_or_what_of_them_has_room() -> None:
-    for stop, told in ((10, ["7", "F8"]), (1, ["F8"])):
-        _, panel = panels(pipeline(measured=[[["0F7", 0, stop], ["0F8", 10, 1000]], []], predicted=None, idle=None))
-        assert panel.words[: panel.words.index("rank 0")] == told
-    for microbatches in (14, 20):
-        _, above, _ = panels(pipeline("zb", microbatches=microbatches, idle=None), DETAIL)
-        shown = [(x, text) for x, _, text in above.texts if not text.startswith("rank")]
-        assert len(shown) > 3 * microbatches
-        for x, text in shown:
-            room = [box for box in above.boxes if abs(LEFT + WIDTH * (box.left + box.right) / 2 - x) < 0.2]
-            assert any(5.5 * len(text) < WIDTH * (box.right - box.left) for box in room), (microbatches, text)
-
-
-def test_the_caption_says_what_is_above_and_below() -> None:
-    told = "what launch 1 measured"
-    above = "Above, the schedule simulated with this step's mean time of each kind and no latency; below, "
-    causes = ", each gap in the colour of its cause."
-    assert gantt_words(pipeline(), DETAIL) == f"{above}{told}{causes}"
-    assert gantt_words(pipeline(idle=None), DETAIL) == f"{above}{told}."
-    alone = pipeline(predicted=None)
-    assert gantt_words(alone, DETAIL) == f"What launch 1 measured{causes}"
-    assert [panel.title[:8] for panel in panels(alone)] == ["", "measured"]
-    assert [panel.title[:9] for panel in panels(pipeline(measured=None, idle=None))] == ["", "simulated"]
-    unknown = pipeline(measured=None, predicted=None, idle=None)
-    assert draw_pipeline(unknown, detail_of(unknown), 1.0) is None
-
-
-def test_charts_share_an_axis_and_a_small_one_shows_the_measured_alone() -> None:
-    one = pipeline(**TINY)
-    wide = draw_pipeline(one, DETAIL, 16_000)
-    assert wide is not None
-    _, above, below = panels_in(wide.svg("g", "t", ""))
-    assert above.spans(0, 16) == [(0, 1), (4, 6)]
-    assert below.spans(1, 16) == [(0, 2), (2, 3), (3, 5), (5, 8)]
-    alone = draw_pipeline(one, DETAIL, 8000, width=NARROW, is_alone=True)
-    assert [panel.title for panel in panels_in(figure(alone, "g", "t")[0].split("</figcaption>")[1])] == [
-        "",
-        "measured: 8.00 ms",
-    ]
-
-
-def test_it_is_described_in_the_pages_colours_coarse_enough_and_the_same_bytes_each_time() -> None:
-    svg = svg_of(pipeline())
-    assert svg == svg_of(pipeline())
-    assert svg.startswith("<svg ")
-    assert '<title id="g-title">a pipeline</title>' in svg
-    assert "below, what launch 1 measured" in svg
-    assert "var(--blue)" in svg
-    assert "#" not in svg
-    assert set(re.findall(r' id="([^"]*)"', svg)) == set(re.findall(r' id="(g-[^"]*)"', svg))
-    paths = re.findall(r' d="([^"]*)"', svg)
-    assert not [path for path in paths if re.search(r"\.\d{2}", path)]  # a tenth of a unit
-    assert len({number for path in paths for number in re.findall(r"\d+\.\d+", path)}) > 20
-
-
 def crowd(schedule: str = "1f1b", ranks: int = 16, microbatches: int = 64) -> Pipeline:
     return pipeline(schedule, ranks=ranks, microbatches=microbatches)
 
@@ -199,31 +117,6 @@ def count(one: Pipeline, detail: Detail) -> int:
     timelines = [timeline for timeline in (one.facts.predicted, one.facts.measured) if timeline]
     assert len(timelines) == 2
     return sum(len(boxes_of(one, timeline, detail)) for timeline in timelines) + len(idle_boxes(one, detail))
-
-
-def test_few_actions_are_all_drawn_and_numbered_and_more_lose_their_numbers() -> None:
-    one = pipeline()
-    assert detail_of(one) == DETAIL
-    assert count(one, DETAIL) == 2 * 16 + len(one.facts.idle or ())
-    one = crowd(ranks=4, microbatches=64)
-    detail = detail_of(one)
-    assert (detail.gap, detail.numbered) == (0.0, False)
-    assert gantt_words(one, detail).endswith("Numbers of microbatches are left out of 1024 actions.")
-    assert panels(one, detail)[1].words[0] == "rank 0"
-
-
-def test_too_many_actions_are_joined_by_kind_and_then_with_any_and_it_is_said() -> None:
-    by_kind = crowd("gpipe")
-    detail = detail_of(by_kind, 1000)
-    assert (detail.mixed, detail.numbered) == (False, False)
-    assert "Of 4096 actions, neighbours of one kind less than " in gantt_words(by_kind, detail)
-    assert {box.kind for box in boxes_of(by_kind, by_kind.facts.measured or (), detail)} == {"F", "B"}
-    mixed = crowd("1f1b")
-    detail = detail_of(mixed, 1000)
-    assert detail.mixed
-    assert "neighbours of any kind less than " in gantt_words(mixed, detail)
-    assert "shorter idle times not at all" in gantt_words(mixed, detail)
-    assert panels(mixed, detail)[0].words[0] == "any action"
 
 
 def test_no_chart_has_more_boxes_than_it_may() -> None:

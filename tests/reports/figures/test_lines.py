@@ -1,19 +1,18 @@
 """Lines and points: what is drawn where, in which looks, on which axes, named at its end, and what is not."""
 
 import re
-from itertools import pairwise
 
 import pytest
 import reports_fixtures as fixtures
 from figure_parts import Parts, parts_of
 from nodes_fixtures import FAR_RATE, node_run
-from report_rows import rows_of, with_metrics
-from reports_fixtures import collective, context_details, context_record, cp, link, ok, plain, rate_metric, step_metrics
+from report_rows import rows_of
+from reports_fixtures import collective, context_record, ok, rate_metric
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.reports import cells
-from parbench.reports.analysis.attention import compared, contexts, sizes
+from parbench.reports.analysis.attention import compared, contexts
 from parbench.reports.analysis.contrasts import kinds
 from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.ranks import nodes_of
@@ -22,16 +21,13 @@ from parbench.reports.figures.lines import (
     EFFICIENCY,
     RATE,
     TIME,
-    Line,
     curve_lines,
     draw_against,
     draw_kinds,
-    draw_lines,
     draw_methods,
     draw_points,
     draw_sizes,
 )
-from parbench.reports.figures.svg import NARROW, WIDE, Drawing
 
 MAIN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
 
@@ -54,24 +50,6 @@ def test_each_operation_is_a_line_of_its_own_colour_the_same_in_both_figures() -
         assert {"1K", "1M", "16M", "size (bytes, 1024-based)"} <= set(parts.words)
         assert level.words in parts.words[0]
     assert hues[0] == hues[1]
-
-
-def test_names_stand_beside_the_ends_inside_the_figure_a_line_apart() -> None:
-    lines = [Line(label=f"operation_{i}", points=((1, 1, 1, 1), (2, 1 + i / 100, 1, 1))) for i in range(12)]
-    drawing = draw_lines(lines, RATE, "nodes")
-    assert drawing is not None
-    ends = [text for text in parts_of(drawing).texts if text.css == "end"]
-    heights = sorted(text.y for text in ends)
-    assert min(b - a for a, b in pairwise(heights)) >= 13.9
-    assert 0 < heights[0] < heights[-1] < drawing.top
-    assert max(text.x + 6 * len(text.words) for text in ends) < drawing.width == NARROW
-
-
-def test_lines_that_share_a_colour_differ_in_their_dashes() -> None:
-    parts = parts_of(draw_sizes(curve_lines(rows_of(*curve(), *curve("reduce"), *curve("all_gather")), "time"), TIME))
-    one, other, third = parts.lines.values()
-    assert one.hue == other.hue != third.hue
-    assert ("dash" in one.style, "dash" in other.style, "dash" in third.style) == (False, True, False)
 
 
 def test_bandwidth_is_drawn_in_gigabytes_and_time_in_seconds_in_the_order_of_size() -> None:
@@ -125,38 +103,6 @@ def test_a_fit_is_a_dashed_line_of_its_operations_colour_broken_at_the_knee() ->
     assert [path.hue for path in drawn] == ["red", "blue", "blue"]
     assert len(drawn[0].points) > 10  # what is straight on plain axes bends on these
     assert all(line.fit == () for line in curve_lines(rows, "busbw", curves))
-
-
-def test_the_link_is_a_line_across_with_its_name_inside_the_figure() -> None:
-    lines = curve_lines(rows_of(*fixtures.curve_records()), "busbw")
-    drawing = draw_sizes(lines, RATE, link(25e9))
-    assert drawing is not None
-    (text,) = [text for text in parts_of(drawing).texts if text.words == "link, 25.0 GB/s"]
-    assert 20 < text.y < drawing.top / 2
-    assert "link, 25.0 GB/s" not in parts_of(draw_sizes(lines, RATE)).words
-
-
-def test_an_operation_has_its_colour_in_every_figure_unless_there_is_no_other() -> None:
-    def hues(*labels: str) -> list[str]:
-        lines = [Line(label=label, points=((1, 1, 1, 1), (2, i + 1, 1, 9))) for i, label in enumerate(labels)]
-        return [path.hue for path in parts_of(draw_lines(lines, RATE, "nodes")).lines.values()]
-
-    assert hues("all_gather 1K", "ddp", "all_gather 1M", "fsdp") == ["orange", "blue", "orange", "green"]
-    assert hues("all_gather 1K", "all_gather 1M") == hues("ddp", "fsdp") == ["blue", "orange"]
-
-
-def test_long_names_are_cut_only_where_they_stay_apart_and_make_the_figure_wide() -> None:
-    long, other = "unidirectional source=0 target=1 root=5", "unidirectional source=3 target=1 root=5"
-    for names, shown in (
-        ((long, "broadcast"), ["unidirectional ... root=5", "broadcast"]),
-        ((long, other), [long, other]),
-        (("x" * 99, "y"), ["x" * 23 + "...", "y"]),
-    ):
-        lines = [Line(label=name, points=((1, 2 - i, 1, 2), (2, 2 - i, 1, 2))) for i, name in enumerate(names)]
-        drawing = draw_lines(lines, RATE, "nodes")
-        assert parts_of(drawing).ends == shown
-        assert drawing is not None
-        assert drawing.width == (WIDE if other in names else NARROW)
 
 
 def test_scaling_is_a_line_for_each_case_below_perfection() -> None:
@@ -215,38 +161,6 @@ def test_each_method_is_a_line_of_its_values_by_length_beside_others() -> None:
     assert ring.hue != zigzag.hue
     assert {*exposed.ends} == {*sent.ends} == {"ring", "zigzag"}
     assert {"0", "1 MiB", "2 MiB"} <= set(sent.words)
-
-
-def test_what_is_unknown_is_not_drawn_and_what_could_not_be_seen_takes_a_log_axis() -> None:
-    time = methods_of(*both(longest=0.9)[:3])["step time"]  # one did not run at a length
-    assert time.words[0] == "step time, log axis"
-    assert list(time.lines) == ["ring: 64: 20.0 ms, 128: 900 ms", "zigzag: 64: 10.0 ms"]
-    (comparison, *_) = compared(contexts(rows_of(context_record("ring"), context_record("zigzag"))))
-    assert draw_methods(comparison.lines) == {}  # one length
-    found = methods_of(*(with_metrics(record, exposed_comm__cp=plain(0.0, "s")) for record in both()))
-    assert "exposed cp communication, of the traced step" not in found
-    bare = [
-        ok(cp(method, sequence), metrics=step_metrics(0.5), details=context_details(method, sequence))
-        for method in ("ring", "zigzag")
-        for sequence in (64, 128)
-    ]
-    assert list(methods_of(*bare)) == ["step time"]
-
-
-def test_against_ranks_the_crossover_stands_on_the_bytes_alone() -> None:
-    runs = [[context_record(method, 0.1 / n, ranks=n) for method in ("ring", "ulysses")] for n in (2, 4)]
-    [one] = sizes([one for records in runs for one in contexts(rows_of(*records))])
-    marked = draw_methods(one.lines, "cp (ranks)", one.crossover_ranks)
-    plain_ones = draw_methods(one.lines, "cp (ranks)")
-
-    def dotted(drawing: Drawing) -> int:
-        return len([path for path in parts_of(drawing).paths if "dasharray:1 3" in path.style])
-
-    time, _, _ = map(parts_of, marked.values())
-    assert [told.partition(": ")[2] for told in time.lines] == ["2: 50.0 ms, 4: 25.0 ms"] * 2
-    assert time.words[-1] == "cp (ranks)"
-    assert [dotted(drawing) for drawing in marked.values()] == [0, 1, 0]
-    assert [dotted(drawing) for drawing in plain_ones.values()] == [0, 0, 0]
 
 
 def test_points_stand_where_their_logarithms_do_and_the_front_is_joined_and_named() -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 import parbench.reports.render.page
-from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
-from parbench.bench.results.details import CAUSES, COMPONENTS, KINDS
-from parbench.reports.figures.palette import HUES, MEMORY, OPERATIONS, PIPELINE, SHADES, STEP, style_sheet
+from parbench.reports.figures.palette import HUES, style_sheet
 
 CSS = Path(parbench.reports.render.page.__file__).with_name("page.css").read_text()
 BACKGROUNDS = re.findall(r"--back: (#\w+); --raised: (#\w+)", CSS)
@@ -55,25 +53,6 @@ def test_colours_stand_out_from_the_background_and_from_each_other(dark: int) ->
         for one, other in combinations(HUES, 2):
             distance = math.dist(*(lab(HUES[name][dark], seen) for name in (one, other)))
             assert distance >= 15, (seen, one, other, distance)
-
-
-def test_every_meaning_has_a_hue_of_its_own_where_they_stand_side_by_side() -> None:
-    for meanings in (STEP, PIPELINE, MEMORY, OPERATIONS, SHADES):
-        assert set(meanings.values()) <= set(HUES)
-    apart = [name for name in STEP if name != "residual"]
-    assert len({STEP[name] for name in apart}) == len(apart)
-    assert set(PIPELINE) == {*KINDS, *CAUSES}
-    assert len({PIPELINE[kind] for kind in KINDS}) == len(KINDS)
-    assert len({PIPELINE[cause] for cause in CAUSES}) == len(CAUSES)
-    assert (PIPELINE["F"], PIPELINE["schedule"], PIPELINE["p2p"]) == (STEP["compute"], STEP["idle"], STEP["exposed"])
-    assert set(MEMORY) == {*COMPONENTS}
-    assert len(set(MEMORY.values())) == len(MEMORY)
-    assert len({*list(OPERATIONS.values())[:6]}) == 6
-
-
-def test_every_operation_that_can_be_measured_has_a_colour() -> None:
-    moved = {one.name.partition(".")[2] for one in CATALOGUE if not one.name.startswith("compute.")}
-    assert moved - set(OPERATIONS) == set()
 
 
 def test_the_page_declares_each_colour_once_for_light_and_once_for_dark() -> None:

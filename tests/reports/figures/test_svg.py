@@ -1,20 +1,15 @@
 """Drawings as inline SVG in the page's colours; scales, ticks and places; with which table they stand."""
 
 import re
-from itertools import pairwise
-from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
 
 import pytest
-from late import late_record, samples
-from report_rows import found_in, found_of, table_of, tables_of
-from reports_fixtures import context_record, mixture_record, step
-from traced import run_with, timeline, traced_record
+from report_rows import found_in, tables_of
+from reports_fixtures import context_record, mixture_record
 
-from parbench.bench.results.runs import load_run
 from parbench.reports import cells
-from parbench.reports.figures.svg import WIDE, Drawing, Scale, elided, even_ticks, figure, log_ticks, spread, time_ticks
+from parbench.reports.figures.svg import WIDE, Drawing, Scale, even_ticks, figure, log_ticks, time_ticks
 
 
 def test_a_figure_says_what_it_shows_under_its_caption_and_what_is_wide_can_be_scrolled() -> None:
@@ -35,14 +30,6 @@ def test_a_figure_says_what_it_shows_under_its_caption_and_what_is_wide_can_be_s
     (wide,) = figure(Drawing(WIDE), "two", "W")
     assert '<div class="chart" role="group" tabindex="0" aria-label="W"><svg' in wide
     assert figure(None, "three", "T") == []
-
-
-def test_a_legend_takes_as_many_lines_as_it_needs() -> None:
-    drawing = Drawing()
-    drawing.legend([("word " * 5, 1.0, "")] * 8)
-    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"', drawing.svg("a", "b", "c"))
-    assert len({y for _, y in texts}) > 1
-    assert max(float(x) for x, _ in texts) < drawing.width - 150
 
 
 def test_scales_put_values_between_their_ends() -> None:
@@ -80,48 +67,12 @@ def test_ticks_are_few_and_round() -> None:
             assert ticks[-1][0] <= longest * (1 + 1e-9)
 
 
-def test_names_at_the_ends_of_lines_never_meet_and_stand_as_near_as_they_can() -> None:
-    assert spread([50, 90, 10], 14, 0, 100) == [50, 90, 10]
-    assert spread([50, 52], 14, 0, 100) == [44, 58]
-    assert spread([98, 99], 14, 0, 100) == [86, 100]
-    assert spread([], 14, 0, 100) == []
-    rng = Random(2)
-    for _ in range(200):
-        places = [rng.uniform(0, 100) for _ in range(rng.randint(1, 7))]
-        found = spread(places, 14, 0, 100)
-        order = sorted(range(len(places)), key=lambda i: places[i])
-        steps = [found[b] - found[a] for a, b in pairwise(order)]
-        assert all(step >= 14 - 1e-9 for step in steps)
-        assert all(-1e-9 <= one <= 100 + 1e-9 for one in found)
-
-
-def test_long_names_keep_what_tells_them_apart() -> None:
-    assert elided("ddp layers=2") == "ddp layers=2"
-    steps = "ep_layer ep=1 experts=16 variant=all_to_all capacity=1.5 routing=hot_rank"
-    assert elided(steps) == "ep_layer ... capacity=1.5 routing=hot_rank"  # what tells steps apart stands last
-    assert max(len(elided(name)) for name in (steps, "x" * 100)) <= 48
-
-
-def test_timelines_and_late_ranks_are_drawn_from_the_folder(tmp_path: Path) -> None:
-    record = late_record()
-    traces = [(traced_record(), timeline()), (traced_record(step("tp")), timeline(clock="")), (record, None)]
-    run = run_with(tmp_path, traces)
-    (chart,) = table_of(found_of(run), "step-timelines").figures()
-    caption = re.findall(r"<figcaption>(.*?)</figcaption>", chart)[0]
-    assert chart.index("<figcaption>") < chart.index("<svg")
-    assert caption.startswith("<strong>Traced step: ddp</strong> Launch 1. One traced step on one clock (one host, one")
-    assert list(table_of(found_of(run), "arrivals-table").figures()) == []
-    (run.path / "samples" / f"{record.case.id}-0.npz").write_bytes(samples([[0, 0], [3000, 7000]]))
-    (strip,) = table_of(found_of(load_run(run.path)), "arrivals-table").figures()
-    assert "5.00 us" in strip
-
-
 def test_figures_stand_in_the_page_the_same_bytes_each_time() -> None:
     methods = [context_record(method, 0.01, length) for method in ("ring", "zigzag") for length in (64, 128)]
     found = found_in(*methods, *(mixture_record("ep_layer", routing) for routing in ("balanced", "zipf")))
     one, other = ({table.id: list(table.figures()) for table in tables_of(found)} for _ in range(2))
     assert one == other
-    assert [len(one[name]) for name in ("context-table", "experts-atlas-1", "experts-load")] == [3, 2, 1]
+    assert [len(one[name]) for name in ("context-table", "experts-load")] == [3, 0]
     assert "<strong>Methods compared: cp = 2, causal mask: step time</strong>" in one["context-table"][0]
     assert "zigzag" in one["context-table"][0]
     ids = re.findall(r' id="([^"]*)"', "".join(chart for charts in one.values() for chart in charts))

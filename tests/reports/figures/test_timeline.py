@@ -1,14 +1,12 @@
 """Traced steps over time: boxes where intervals were, what is exposed or idle marked, on one axis, however many."""
 
-import re
-
 from figure_parts import Box as Drawn
 from figure_parts import Parts
 from figure_parts import parts_of as drawn_parts
 from traced import rank_timeline, timeline
 
 from parbench.bench.results.records import Interval, RankTimeline, Timeline
-from parbench.reports.figures.svg import HATCHED, NARROW
+from parbench.reports.figures.svg import HATCHED
 from parbench.reports.figures.timeline import (
     MOST_RANKS,
     Box,
@@ -19,8 +17,6 @@ from parbench.reports.figures.timeline import (
     extent_of,
     joined,
     parts_of,
-    shared,
-    timeline_words,
     view_of,
 )
 
@@ -62,19 +58,6 @@ def test_spans_add_up_to_the_step_as_its_metrics_do() -> None:
     assert parts["idle"] == [(8_000_000, 8_500_000), (9_750_000, 10_000_000)]
 
 
-def test_every_rank_and_stream_has_a_line_with_its_name_and_its_sum() -> None:
-    parts = drawn(timeline())
-    assert [word for word in parts.words if word.startswith("rank")] == ["rank 0", "rank 1"]
-    for stream in ("phases", "compute", "copies", "comm dp", "forward", "backward", "update"):
-        assert parts.words.count(stream) - (stream == "compute") == 2, stream  # and in the legend
-    told = {path.told for path in parts.paths}
-    sums = {"compute: 6.00 ms", "hidden communication: 1.00 ms", "exposed communication: 3.00 ms"}
-    assert {*sums, "backward: 5.50 ms", "idle: 750 us", "copy: 250 us"} <= told
-    assert timeline_words(timeline(), view_of(timeline())).startswith(
-        "One traced step on one clock (one host, one monotonic clock, right within 2.00 us), 10.1 ms long."
-    )
-
-
 def test_boxes_stand_where_the_intervals_were_on_an_axis_that_begins_with_the_first_rank() -> None:
     parts = drawn(of(rank_timeline()))
     assert spans(named(parts, "compute")) == [(0, 5), (8.5, 9.5)]
@@ -112,26 +95,6 @@ def test_what_is_too_short_to_be_seen_is_drawn_as_what_most_of_the_time_is() -> 
     assert found(5) == []
 
 
-def test_the_first_screen_has_a_row_for_each_rank() -> None:
-    parts = drawn_parts(draw_first(timeline(), view_of(timeline())))
-    assert draw_first(timeline(), view_of(timeline())).width == NARROW
-    computing, hidden = named(parts, "compute"), named(parts, "hidden")
-    assert len({box.y for box in computing}) == len({box.y for box in hidden}) == 2
-    assert hidden[0].y > computing[0].y + computing[0].height  # below what hides it
-    assert [parts.words.count(f"rank {rank}") for rank in (0, 1)] == [1, 1]
-
-
-def test_charts_that_compare_share_an_axis_unless_they_could_not_be_read_on_it() -> None:
-    assert shared([10, 20, 40]) == [(40, "")] * 3
-    (short, told), whole = shared([1, 40])
-    assert (short, whole) == (1, (40, ""))
-    assert "its own" in told
-    assert shared([]) == []
-    one = of(rank_timeline())
-    half = drawn_parts(draw_timeline(one, view_of(one), 2 * extent_of(one)[1]))
-    assert spans(named(half, "compute"), 20) == [(0, 5), (8.5, 9.5)]
-
-
 def test_neighbours_closer_than_the_gap_are_one_and_a_long_interval_keeps_its_end() -> None:
     def found(gap_us: float, *times: tuple[float, float]) -> list[tuple[float, float]]:
         boxes = joined((Box(kind="compute", start=start, stop=stop) for start, stop in times), gap_us)
@@ -153,15 +116,6 @@ def test_boxes_and_ranks_are_as_few_as_asked_and_the_note_says_so() -> None:
     assert len(shown) == MOST_RANKS
     assert {0, 37, 63} <= set(shown)
     assert view.note.startswith("8 of 64 ranks are drawn, the slowest among them.")
-
-
-def test_the_axis_is_in_one_unit_with_few_ticks() -> None:
-    for seconds, unit in ((5.0, "(s)"), (0.02, "(ms)"), (50e-6, "(us)")):
-        words = drawn(of(busy_rank(0, 3, seconds))).words
-        assert words[-1].endswith(unit)
-        ticks = [float(word) for word in words if re.fullmatch(r"[\d.]+", word)]
-        assert 3 <= len(ticks) <= 9
-        assert ticks == sorted(ticks)
 
 
 def test_hostile_names_are_text_and_a_step_without_intervals_is_drawn_empty() -> None:

@@ -101,19 +101,6 @@ def test_every_action_and_idle_time_is_there_once_and_nothing_overlaps() -> None
     assert_named_before_told(events_of(pipeline_record(), pipeline_record("gpipe")))
 
 
-def test_ranks_are_processes_and_streams_threads() -> None:
-    events = events_of(pipeline_record(**TINY))
-    processes = ["rank 0", "rank 1", "rank 0 (predicted)", "rank 1 (predicted)"]
-    assert names(events, "process_name") == {(pid, None): name for pid, name in enumerate(processes)}
-    causes = {(0, 2): "idle causes", (1, 2): "idle causes"}
-    assert names(events, "thread_name") == {**{(pid, 1): "pipeline" for pid in range(4)}, **causes}
-    order = {one["pid"]: one["args"]["sort_index"] for one in events if one["name"] == "process_sort_index"}
-    assert order == {pid: pid for pid in range(4)}
-    events = events_of(pipeline_record(predicted=None, idle=None))
-    assert list(names(events, "process_name").values()) == ["rank 0", "rank 1"]
-    assert {event["tid"] for event in complete(events)} == {1}
-
-
 def test_cases_share_a_file_with_their_clocks_and_no_process_and_one_without_a_timeline_is_left_out_by_name() -> None:
     timed = pipeline_record("1f1b", clock="ping-pong with rank 0", clock_uncertainty_seconds=2e-6)
     trace = trace_of(timed, pipeline_record("gpipe", ranks=3), ok(step()), ok(collective()))

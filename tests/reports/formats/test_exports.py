@@ -11,13 +11,11 @@ import pytest
 from click.testing import CliRunner
 from compare_fixtures import CASE, OTHER, launches, run_of
 from history_fixtures import put
-from prometheus_client import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from pytest_benchmark.stats import Stats
-from reports_fixtures import HOSTILE, bad, collective, ok, sample_run, step
+from reports_fixtures import HOSTILE, bad, ok, sample_run, step
 
 from parbench import cli
-from parbench.bench.results.runs import Run, load_run
+from parbench.bench.results.runs import load_run
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.commands import EXPORTS
 from parbench.reports.formats.exports import (
@@ -26,16 +24,10 @@ from parbench.reports.formats.exports import (
     FORMATS,
     render_action,
     render_bencher,
-    render_openmetrics,
     render_pytest,
     samples,
     stats_of,
 )
-
-
-def openmetrics(run: Run) -> dict[str, Metric]:
-    text = render_openmetrics(run).decode()
-    return {one.name: one for one in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
 
 
 def benchmark_compare(folder: Path, *files: Path) -> str:
@@ -78,10 +70,6 @@ def test_a_wrong_result_has_no_time_in_any_format() -> None:
     told = [[one["name"].split()[0] for one in json.loads(content)] for content in render_action(run).values()]
     assert told == [["collective.broadcast"], ["collective.broadcast"] * 2]
     assert [name.split()[0] for name in json.loads(render_bencher(run))] == ["collective.broadcast"]
-    found = openmetrics(run)
-    fine = {one.labels["case"]: one.value for one in found["parbench_case_ok"].samples}
-    assert fine == {"collective.all_reduce": 0.0, "collective.broadcast": 1.0}
-    assert [one.labels["case"] for one in found["parbench_time_seconds"].samples] == ["collective.broadcast"]
 
 
 def test_the_statistics_are_pytest_benchmarks_own() -> None:
@@ -154,27 +142,3 @@ def test_latency_is_in_nanoseconds_with_its_interval_and_a_step_has_its_step_tim
     assert set(measures) == {"latency", "algbw", "busbw"}
     [measures] = json.loads(render_bencher(run_of([ok(step("ddp"), seconds=0.01)]))).values()
     assert measures["latency"]["value"] == pytest.approx(1e7)
-
-
-def test_prometheus_reads_a_run_of_everything_and_its_values_and_labels_are_the_runs() -> None:
-    found = openmetrics(sample_run())
-    expected = {"parbench_run", "parbench_case_ok", "parbench_time_seconds", "parbench_busbw_bytes_per_second"}
-    assert expected <= set(found)
-    assert all(one.samples for one in found.values())
-    assert (found["parbench_time_seconds"].unit, found["parbench_time_seconds"].type) == ("seconds", "gauge")
-    found = openmetrics(run_of(launches()))
-    [time] = found["parbench_time_seconds"].samples
-    assert time.value == pytest.approx(1e-3, rel=1e-3)
-    assert time.labels["case"] == "collective.all_reduce"
-    assert (time.labels["param_size_bytes"], time.labels["ranks"], time.labels["backend"]) == ("1024", "4", "gloo")
-    [low], [high] = (found[f"parbench_time_{name}_seconds"].samples for name in ("low", "high"))
-    assert low.value < time.value < high.value
-    [info] = found["parbench_run"].samples
-    assert info.labels == {"run": "run-1", "host": "node-a", "parbench": "0.1.0"}
-    text = HOSTILE + ' "quoted" C:\\name\nnew line'
-    [time] = openmetrics(run_of(launches(collective(odd=text))))["parbench_time_seconds"].samples
-    assert '"quoted" C:\\name new line' in time.labels["param_odd"]
-    lines = render_openmetrics(run_of(launches())).decode().splitlines()
-    assert lines[-1] == "# EOF"
-    values = [line.rpartition(" ")[2] for line in lines if not line.startswith("#")]
-    assert max(len(value.replace(".", "").lstrip("0")) for value in values) <= 12, "they are rounded"

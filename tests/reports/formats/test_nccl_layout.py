@@ -1,24 +1,17 @@
-"""A run in nccl-tests' layout: its tables, as text and as JSON, what has no place in them, and what they never say."""
+"""A run in the layout of nccl-tests' text: its tables, and what has no place in them."""
 
-import json
 from typing import Any
 
 import msgspec
-import pytest
 from exchange_fixtures import on_pairs
 from reports_fixtures import ENVIRONMENT, HOSTILE, WORLD, bad, collective, make_plan, make_run, ok, sample_run, step
 
 from parbench.bench.plan.cases import make_case
-from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.plan import Skipped
-from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check, Record
 from parbench.bench.results.runs import Run
-from parbench.bench.text import UserError
-from parbench.reports.formats.nccl_tests import fit, render_json, render_text
+from parbench.reports.formats.nccl_tests import fit, render_text
 from parbench.reports.formats.nccl_tests import step as distance
-
-IN_PLACE_ALONE = ("broadcast", "reduce")
 
 
 def run_of(*records: Record, environment: dict[str, object] | None = None) -> Run:
@@ -26,18 +19,12 @@ def run_of(*records: Record, environment: dict[str, object] | None = None) -> Ru
     return make_run(make_plan(cases, launches=max(one.launch for one in records) + 1), records, environment)
 
 
-def text_of(*records: Record) -> str:
-    return render_text(run_of(*records))
+def text_of(*records: Record, environment: dict[str, Any] | None = None) -> str:
+    return render_text(run_of(*records, environment=environment))
 
 
-def documents_of(*records: Record, environment: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    found = render_json(run_of(*records, environment=environment)).splitlines()
-    return [json.loads(line, parse_float=lambda word: round(float(word), 6)) for line in found]
-
-
-def json_of(*records: Record, environment: dict[str, Any] | None = None) -> dict[str, Any]:
-    [found] = documents_of(*records, environment=environment)
-    return found
+def tables_of(*records: Record) -> list[str]:
+    return text_of(*records).split("# nccl-tests version")[1:]
 
 
 def rows(text: str) -> list[str]:
@@ -51,92 +38,86 @@ def both(size_bytes: int, out_of_place: float, in_place: float) -> tuple[Record,
     )
 
 
-def test_sizes_of_one_series_are_lines_in_order_with_both_placements() -> None:
-    first, second = json_of(ok(collective(size_bytes=4096)), *both(1024, 2e-6, 4e-6))["results"]
-    assert (first["size"], second["size"], second[OUT_OF_PLACE]) == (1024, 4096, None)
-    assert (first[OUT_OF_PLACE]["time"], first[IN_PLACE]["time"]) == (2, 4)
+def test_sizes_of_a_series_are_lines_in_order() -> None:
+    first, second = (line.split() for line in rows(text_of(ok(collective(size_bytes=4096)), *both(1024, 2e-6, 4e-6))))
+    assert (first[0], first[5], first[9]) == ("1024", "2.00", "4.00")
+    assert (second[0], second[5]) == ("4096", "N/A")
 
 
-def test_what_the_layout_has_no_column_for_is_another_table() -> None:
+def test_table_is_split_by_what_has_no_column() -> None:
     changes: tuple[dict[str, Any], ...] = ({"mode": "pipelined"}, {"group": "node"}, {"operation": "broadcast"})
     for change in changes:
-        assert len(documents_of(ok(collective()), ok(collective(**change)))) == 2, change
-    of_columns: tuple[dict[str, Any], ...] = ({}, {"dtype": "float64"}, {"redop": "max"}, {"root": 1})
-    records = [ok(collective(size_bytes=size, **change)) for size in (4096, 1024) for change in of_columns]
-    lines = [[line[name] for name in ("type", "redop", "root", "size")] for line in json_of(*records)["results"]]
-    assert [[words[0], words[1], int(words[2])] for words in lines[::2]] == [
-        ["float", "sum", -1], ["double", "sum", -1], ["float", "max", -1], ["float", "sum", 1],
-    ]  # fmt: skip
-    assert [words[3] for words in lines] == [1024, 4096] * 4
-    for of_world in ({"size": 2}, {"nodes": 2}):
-        world = msgspec.structs.replace(WORLD, **of_world)
-        found = documents_of(ok(collective()), ok(collective(size_bytes=4096), world=world))
-        devices = [len(one["config"]["devices"]) for one in found]
-        assert (devices, [one["args"][-1] for one in found]) == ([4, world.size], ["nodes=1", f"nodes={world.nodes}"])
+        assert len(tables_of(ok(collective()), ok(collective(**change)))) == 2, change
+    columns: tuple[dict[str, Any], ...] = ({}, {"dtype": "float64"}, {"redop": "max"}, {"root": 1})
+    records = [ok(collective(size_bytes=size, **change)) for size in (4096, 1024) for change in columns]
+    lines = [line.split() for line in rows(text_of(*records))]
+    kinds = [["float", "sum", "-1"], ["double", "sum", "-1"], ["float", "max", "-1"], ["float", "sum", "1"]]
+    assert [line[2:5] for line in lines[::2]] == kinds
+    assert [line[0] for line in lines] == ["1024", "4096"] * 4
+    for change in ({"size": 2}, {"nodes": 2}):
+        world = msgspec.structs.replace(WORLD, **change)
+        tables = tables_of(ok(collective()), ok(collective(size_bytes=4096), world=world))
+        assert [table.count("#  Rank") for table in tables] == [4, world.size]
+        assert f"nodes={world.nodes}\n" in tables[1]
 
 
-def test_on_cuda_the_modes_that_nccl_tests_has_are_taken_where_they_were_measured() -> None:
+def test_cuda_tables_hold_modes_of_nccl_tests() -> None:
     cuda = msgspec.structs.replace(WORLD, device="cuda", backend="nccl")
     modes = ("blocking", "graph", "async", "pipelined")
     records = [ok(collective(mode=mode), world=cuda) for mode in modes]
     other = ok(collective(operation="broadcast"), world=cuda)
-    found = documents_of(*records, other)
-    assert [(one["args"][0], one["args"][2], one["config"]["graph"]) for one in found] == [
-        ("all_reduce_perf", "mode=graph", 1),
-        ("all_reduce_perf", "mode=pipelined", 0),
-        ("broadcast_perf", "mode=blocking", 0),
-    ]
+    tables = tables_of(*records, other)
+    for table, words in zip(
+        tables,
+        (("mode=graph", "graph: 1"), ("mode=pipelined", "graph: 0"), ("mode=blocking", "broadcast")),
+        strict=True,
+    ):
+        assert all(word in table for word in words), words
     why = "mode graph or pipelined compares with nccl-tests, and is here"
     label = "collective.all_reduce size_bytes=1024 dtype=float32 mode="
     lines = text_of(*records, other).splitlines()
     assert [line for line in lines if "Not in" in line] == [
         f"# Not in any table: {label}{mode}: {why}" for mode in ("blocking", "async")
     ]
-    assert len(documents_of(records[0], bad(collective(mode="graph"), world=cuda))) == 2, "what failed replaces nothing"
+    assert len(tables_of(records[0], bad(collective(mode="graph"), world=cuda))) == 2, "a failed case replaces nothing"
     doubles = ok(collective(dtype="float64"), world=cuda)
-    assert len(documents_of(doubles, *records)) == 3, "another type was not measured so"
-    assert len(documents_of(*(ok(collective(mode=mode)) for mode in modes))) == 4, "on a CPU all are told"
+    assert len(tables_of(doubles, *records)) == 3, "another type was not measured so"
+    assert len(tables_of(*(ok(collective(mode=mode)) for mode in modes))) == 4, "a CPU run has all modes"
 
 
-def test_a_group_is_a_table_of_its_own_ranks_with_what_failed_in_it() -> None:
-    found = json_of(on_pairs())
-    assert ("world=4" in found["args"], found["results"][0]["count"]) == (True, 512)
-    assert len(found["config"]["devices"]) == 2
-    whole = json_of(ok(collective("all_gather", 4096, group="world")))
-    assert (len(whole["config"]["devices"]), whole["results"][0]["count"]) == (4, 256)
-    assert not any(word.startswith("world=") for word in whole["args"])
+def test_group_has_a_table_of_its_own_ranks() -> None:
+    [table] = tables_of(on_pairs())
+    assert ("world=4" in table, rows(table)[1].split()[1]) == (True, "512")
+    assert table.count("#  Rank") == 2
+    [table] = tables_of(ok(collective("all_gather", 4096, group="world")))
+    assert (table.count("#  Rank"), rows(table)[1].split()[1], " world=" in table) == (4, "256", False)
     failed = bad(collective("all_gather", 8192, group="pairs", group_index=0))
     for records in ((on_pairs(), failed), (failed, on_pairs())):
-        found = json_of(*records)
-        assert [len(of) for of in (found["config"]["devices"], found["results"], found["errors"])] == [2, 1, 1]
+        [table] = tables_of(*records)
+        assert [table.count(word) for word in ("#  Rank", "# Left out")] == [2, 1]
 
 
-def test_programs_defaults_and_counts_of_elements_are_the_operations() -> None:
+def test_programs_types_and_counts_are_those_of_nccl_tests() -> None:
     shares = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather", "scatter")
     shorter = {"all_to_all": "alltoall_perf", "all_to_all_v": "alltoallv_perf"}
     for operation in ("all_reduce", "broadcast", "reduce", "sendrecv", *shares):
-        found = json_of(ok(collective(operation, 4096)))
-        (line,) = found["results"]
+        text = text_of(ok(collective(operation, 4096)))
         redop = "sum" if operation in ("all_reduce", "reduce_scatter", "reduce") else "none"
-        assert (found["args"][0], line["redop"]) == (shorter.get(operation, f"{operation}_perf"), redop)
-        assert (
-            (line[IN_PLACE] is not None)
-            is (operation in ("all_reduce", *IN_PLACE_ALONE))
-            is (line[OUT_OF_PLACE] is None)
-        )
-        assert line["count"] == (256 if operation in shares else 1024), operation
+        assert f"test starting: {shorter.get(operation, f'{operation}_perf')}\n" in text
+        [line] = rows(text)
+        assert (line.split()[1], line.split()[3]) == ("256" if operation in shares else "1024", redop), operation
+        has_one_placement = operation not in ("all_reduce", "all_gather", "reduce_scatter")
+        assert ("repeats" in text) is has_one_placement, operation
     for dtype, theirs, count in (("float64", "double", 512), ("bfloat16", "bfloat16", 2048), ("uint8", "uint8", 4096)):
-        (line,) = json_of(ok(collective(size_bytes=4096, dtype=dtype)))["results"]
-        assert (line["type"], line["count"]) == (theirs, count)
+        [line] = rows(text_of(ok(collective(size_bytes=4096, dtype=dtype))))
+        assert line.split()[1:3] == [str(count), theirs]
 
 
-def test_times_are_merged_over_launches_and_averaged_over_lines_and_placements() -> None:
-    found = json_of(ok(collective(), 0, 1e-3), ok(collective(), 1, 4e-3))
-    placed = found["results"][0][IN_PLACE]
-    assert (placed["time"], placed["alg_bw"]) == (pytest.approx(2000), pytest.approx(1024 / 2e-3 / 1e9, abs=1e-6))
-    assert found["config"]["iterations"] == 240
-    found = json_of(*both(1024, 1e-6, 2e-6), ok(collective(size_bytes=2048, placement="in_place"), seconds=1e-6))
-    assert found["average_bus_bandwidth"]["bandwidth"] == pytest.approx((1.536 + 0.768 + 3.072) / 3)
+def test_times_are_merged_and_bandwidths_averaged() -> None:
+    text = text_of(ok(collective(), 0, 1e-3), ok(collective(), 1, 4e-3))
+    assert (rows(text)[0].split()[9], " iters: 240 " in text) == ("2000.00", True)
+    text = text_of(*both(1024, 1e-6, 2e-6), ok(collective(size_bytes=2048, placement="in_place"), seconds=1e-6))
+    assert f"# Avg bus bandwidth    : {(1.536 + 0.768 + 3.072) / 3:g} \n" in text
 
 
 def test_what_has_no_counterpart_was_skipped_or_is_missing_is_told() -> None:
@@ -158,26 +139,26 @@ def test_what_has_no_counterpart_was_skipped_or_is_missing_is_told() -> None:
     assert text.endswith(": no record of 1 of 2 launches\n")
 
 
-def test_a_step_is_told_where_it_is_constant() -> None:
-    factors: dict[tuple[int, ...], int] = {(8, 16, 32): 2, (1, 4, 16): 4}
-    gaps: dict[tuple[int, ...], int] = {(100, 200, 300): 100, (8, 16, 33): 0, (8, 8): 0, (8,): 0, (): 0}
-    for name, told in (("step_factor", factors), ("step_bytes", gaps)):
-        assert {sizes: distance(sizes) for sizes in told} == {sizes: {name: value} for sizes, value in told.items()}
+def test_step_is_printed_where_it_is_constant() -> None:
+    expected: dict[tuple[int, ...], str] = {(8, 16, 32): "2(factor)", (1, 4, 16): "4(factor)"}
+    expected |= {(100, 200, 300): "100(bytes)", (8, 16, 33): "0(bytes)", (8, 8): "0(bytes)", (): "0(bytes)"}
+    assert {sizes: distance(sizes) for sizes in expected} == expected
 
 
-def test_devices_and_the_number_of_nccl_are_told_as_far_as_known() -> None:
+def test_devices_and_nccl_version_are_printed_where_known() -> None:
     spread = ok(collective(), world=msgspec.structs.replace(WORLD, nodes=2))
-    for record, environment, told in (
-        (ok(collective()), ENVIRONMENT, ("node-a", "Example CPU")),
-        (spread, ENVIRONMENT, (None, "Example CPU")),
-        (spread, None, (None, None)),
+    for record, environment, host, device in (
+        (ok(collective()), ENVIRONMENT, "node-a", "Example CPU"),
+        (spread, ENVIRONMENT, "unknown", "Example CPU"),
+        (spread, None, "unknown", "unknown"),
+        (ok(collective()), {"host": "none"}, "node-a", "unknown"),
     ):
-        devices = json_of(record, environment=environment)["config"]["devices"]
-        found = [(one["rank"], one["hostname"], one["device_info"]) for one in devices]
-        assert found == [(rank, *told) for rank in range(4)]
-    assert json_of(ok(collective()))["nccl_version"] is None
-    for nccl, code in (("2.28.9", 22809), ("2.19", None), ("2.x.1", None), (None, None)):
-        assert json_of(ok(collective()), environment={"torch": {"nccl": nccl}})["nccl_version"] == code, nccl
+        text = text_of(record, environment=environment)
+        for rank in range(4):
+            assert f"#  Rank {rank:2d} Group  0 Pid     -1 on {host:>10} device -1 [unknown] {device}\n" in text
+    for nccl, code in (("2.28.9", 22809), ("2.19", 0), ("2.x.1", 0), (None, 0)):
+        text = text_of(ok(collective()), environment={"torch": {"nccl": nccl}})
+        assert f"nccl-headers={code} nccl-library={code}\n" in text, nccl
 
 
 # the layout of version 2.19.6, with numbers of our own
@@ -208,10 +189,16 @@ validation: 1 graph: 0 unalign: 0
 
 def test_text_is_printed_as_nccl_tests_does() -> None:
     assert text_of(*both(1 << 20, 21.37e-6, 21.10e-6)) == EXPECTED
-    found = rows(render_text(sample_run()))
-    assert len(found) == 49
-    assert {len(line.split()) for line in found} == {13}
+    lines = rows(render_text(sample_run()))
+    assert len(lines) == 49
+    assert {len(line.split()) for line in lines} == {13}
     assert render_text(make_run(make_plan([]), [])) == ""
+
+
+def test_unchecked_results_are_not_available() -> None:
+    text = text_of(ok(collective(), check=Check()))
+    assert rows(text)[0].endswith("0.00    N/A")
+    assert "validation: 0 " in text
 
 
 def test_a_placement_that_was_not_measured_is_no_number_in_its_columns() -> None:
@@ -227,15 +214,6 @@ def test_a_placement_that_was_not_measured_is_no_number_in_its_columns() -> None
         assert partial.replace(partial[columns], full[columns]) == full
         assert f"# N/A under {absent}: not measured\n" in text
         assert text.count("not measured") == 1
-
-
-def test_each_series_has_a_header_of_its_own() -> None:
-    third = collective(mode="pipelined", group="node")
-    text = text_of(ok(collective()), ok(collective("broadcast", root=2)), ok(third))
-    starts = [line.rpartition(" ")[2] for line in text.splitlines() if "starting" in line]
-    assert starts == ["all_reduce_perf", "broadcast_perf", "all_reduce_perf"]
-    assert rows(text)[1].split()[3:5] == ["none", "2"]
-    assert text.count("nodes=1 group=node\n") == 1, "a parameter without a column is named"
 
 
 def test_what_did_not_run_rightly_has_no_line_but_a_comment_however_hostile_its_reason() -> None:
@@ -265,63 +243,3 @@ def test_numbers_lose_decimals_to_fit() -> None:
     for width, told in ((7, seven), (6, six)):
         for value, text in told.items():
             assert fit(value, width) == text.rjust(width), (value, width)
-
-
-# version 3 of the document, its words for true and false and its root in blanks; every line break is a blank
-EXPECTED_JSON = """\
-{"version": 3, "start_time": "2026-01-02 03:04:05",
-"args": ["all_reduce_perf", "parbench=0.1.0", "mode=blocking", "backend=gloo", "device=cpu", "nodes=1"],
-"env": ["NCCL_ALGO=Ring"], "nccl_version": 22809,
-"config": {"nthreads": 1, "ngpus": 1, "minimum_bytes": 1024, "maximum_bytes": 1024, "step_bytes": 0,
-"warmup_iters": 5, "iterations": 120, "aggregated_iterations": 1, "validation": 1, "graph": 0,
-"blocking_collectives": "true", "per_iter_timing": "false", "per_iter_skip": 0, "parallel_init": "false",
-"devices": [
-{"rank": 0, "group": 0, "pid": null, "hostname": "node-a", "device": null, "device_hex": null, "device_info": "C"},
-{"rank": 1, "group": 0, "pid": null, "hostname": "node-a", "device": null, "device_hex": null, "device_info": "C"},
-{"rank": 2, "group": 0, "pid": null, "hostname": "node-a", "device": null, "device_hex": null, "device_info": "C"},
-{"rank": 3, "group": 0, "pid": null, "hostname": "node-a", "device": null, "device_hex": null, "device_info": "C"}]},
-"results": [{"size": 1024, "count": 256, "type": "float", "redop": "sum", "root": "    -1",
-"out_of_place": {"time": 2.0, "alg_bw": 0.512, "bus_bw": 0.768, "nwrong": 0.0},
-"in_place": {"time": 4.0, "alg_bw": 0.256, "bus_bw": 0.384, "nwrong": 0.0},
-"actual_iterations": 120, "experiment_name": ""}],
-"out_of_bounds": {"count": 0, "okay": "true"}, "average_bus_bandwidth": {"bandwidth": 0.576, "okay": "unchecked"},
-"errors": [], "end_time": "2026-01-02 03:04:05"}"""
-
-
-def test_json_has_nccl_tests_keys_in_its_order_and_keeps_its_quirks() -> None:
-    environment = {"host": {"cpu_model": "C"}, "torch": {"nccl": "2.28.9"}, "variables": {"NCCL_ALGO": "Ring"}}
-    found = json_of(*both(1024, 2e-6, 4e-6), environment=environment)
-    assert json.dumps(found) == EXPECTED_JSON.replace("[\n", "[").replace("\n", " ")
-
-
-def test_what_was_not_measured_checked_or_finite_is_null_in_json_and_unchecked_is_not_right_in_text() -> None:
-    unchecked = ok(collective(), check=Check())
-    text = text_of(unchecked)
-    assert rows(text)[0].endswith("0.00    N/A")
-    assert (len(rows(text)[0].split()), "validation: 0 " in text) == (13, True)
-    result = json_of(unchecked)["results"][0]
-    assert (result["out_of_place"], result["in_place"]["nwrong"]) == (None, None)
-    time = MetricValue(value=1e-6, unit="s", better="lower")
-    busbw = MetricValue(value=float("nan"), unit="B/s", better="higher")
-    content = render_json(run_of(ok(collective(), metrics={"time": time, "busbw": busbw})))
-    assert b"nan" not in content.lower()
-    assert json.loads(content)["results"][0]["in_place"]["bus_bw"] is None
-
-
-def test_json_tells_allowed_variables_alone_steps_by_a_factor_and_what_is_wrong() -> None:
-    variables = {"NCCL_ALGO": "Ring", "HOME": "/root", "NCCL_TOKEN": "s3cret"}
-    for environment, told in (({"variables": variables}, ["NCCL_ALGO=Ring"]), (None, []), ({"variables": "none"}, [])):
-        assert json_of(ok(collective()), environment=environment)["env"] == told
-    config = json_of(ok(collective(size_bytes=1024)), ok(collective(size_bytes=4096)))["config"]
-    assert (config["step_factor"], "step_bytes" in config) == (4, False)
-    found = json_of(bad(collective(), 0, "wrong", "2 differ", check=Check(passed=False, wrong=2)))
-    assert (found["out_of_bounds"], found["results"]) == ({"count": 2, "okay": "false"}, [])
-    assert found["errors"][0].endswith(": wrong: 2 differ")
-    assert found["average_bus_bandwidth"]["bandwidth"] is None
-
-
-def test_each_series_is_a_document_on_its_line_and_a_run_without_any_is_refused() -> None:
-    programs = [json.loads(line)["args"][0] for line in render_json(sample_run()).splitlines()]
-    assert (len(programs), len(set(programs))) == (12, 6)
-    with pytest.raises(UserError, match=r"holds no collective .*: step.ddp layers=4: no nccl-tests equivalent"):
-        render_json(run_of(ok(step())))

@@ -31,7 +31,7 @@ from parbench.reports.regression.ab import (
     measure_in_turns,
     parse_side,
 )
-from parbench.reports.regression.noise_floor import Floor, fingerprints, read_floors
+from parbench.reports.regression.noise_floor import Floor, read_floors
 from parbench.reports.regression.rule import Rule
 
 CASE = collective()
@@ -111,17 +111,6 @@ def test_a_budget_too_short_to_decide_anything_is_told_after_the_first_pair_with
     assert (grown.launches, grown.short, word(grown)) == (5, False, "SAME"), "no budget was given"
 
 
-def test_launches_that_become_slower_end_a_session_that_is_too_short_for_them_likewise() -> None:
-    class Slower(Machine):
-        def launch(self, side: Side, seconds: float = 30.0) -> Run:
-            self.now += 5.0 * len(self.order)
-            return super().launch(side)
-
-    found = measured(Slower(), budget=199.0)
-    assert (found.launches, found.short) == (3, True)
-    assert found.reason == "a launch of both sides takes 1 min 5 s and 5 of them are needed: --budget 6m"
-
-
 def test_a_launch_has_its_part_of_the_session_or_as_much_as_all_cases_need() -> None:
     class Short(Machine):
         """A case takes 100 s of a launch, for the other there is no time."""
@@ -147,13 +136,6 @@ def test_a_launch_has_its_part_of_the_session_or_as_much_as_all_cases_need() -> 
         found = measured(cut, budget=budget, given=given)
         assert (found.short, found.reason) == (False, "every series is decided")
         assert cut.allowed[2:] == pytest.approx([220.0] * 10), "twice 100 s, and a tenth"
-
-
-def test_a_measured_floor_is_the_series_own() -> None:
-    name = fingerprints(Machine().launch(B))[CASE.id]
-    floor = Floor(series="", host="", measured="2026-01-02T00:00:00Z", launches=20, noise=0.1, floor=0.5)
-    assert word(measured(Machine(factor=1.2), floors={name: floor})) == "SAME"
-    assert word(measured(Machine(factor=1.2), floors={"another": floor})) == "SLOWER"
 
 
 def test_drift_falls_on_both_sides_alike() -> None:
@@ -256,13 +238,6 @@ def test_a_signal_stops_the_launch_and_begins_no_other(tmp_path: Path) -> None:
     stopped(tmp_path, "ab", signal.SIGTERM)
 
 
-@pytest.mark.full
-def test_every_signal_stops_every_session(tmp_path: Path) -> None:
-    for command, sign in (("ab", signal.SIGINT), ("aa", signal.SIGTERM), ("aa", signal.SIGINT)):
-        (folder := tmp_path / f"{command}-{sign}").mkdir()
-        stopped(folder, command, sign)
-
-
 def test_a_session_ends_with_its_comparison(tmp_path: Path) -> None:
     python = fake(tmp_path)
     words = ["--a", "X=1", "--b", "X=2", "--a-python", python, "--b-python", python, "--out", str(tmp_path / "out")]
@@ -335,22 +310,3 @@ def test_launches_are_compared_in_the_order_of_time(tmp_path: Path, monkeypatch:
     floors(tmp_path, monkeypatch, "--launches", "6")
     assert len(made) == 12
     assert [run.info.id for run in compared] == [run.info.id for run in made]
-
-
-def test_too_few_launches_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = floors(tmp_path, monkeypatch, "--budget", "1ms")
-    assert done.exit_code == 4
-    told = "Nothing can be told: a launch of both sides takes "
-    assert done.stdout.startswith(told)
-    assert f"and 5 of them are needed: --budget 10s. What was measured is in {tmp_path / 'out'}.\n" in done.stdout
-    assert len(list((tmp_path / "out").glob("*/*"))) == 2
-    assert not (tmp_path / "floor.json").exists()
-
-
-def test_a_percentage_is_no_file_to_keep_floors_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for given in (["--floor", "5%"], []):
-        refused = invoke("aa", *given, "--out", "out", PARBENCH_FLOOR="5%")
-        told = "--floor 5% is a percentage, and aa measures one: name the file for it, or unset PARBENCH_FLOOR"
-        assert (refused.exit_code, refused.stderr) == (2, f"parbench: {told}\n")
-    assert list(tmp_path.iterdir()) == [], "nothing was launched or kept"

@@ -14,7 +14,7 @@ from report_rows import cells_of
 from reports_fixtures import HOSTILE, bad, collective, step
 
 from parbench.reports.regression import compare_show as columns
-from parbench.reports.regression.compare import WORST_FIRST, Comparison, compare
+from parbench.reports.regression.compare import Comparison, compare
 from parbench.reports.regression.compare_show import MARKDOWN_BYTES, as_json, as_markdown, as_table
 from parbench.reports.regression.compare_words import effect_words, probability
 from parbench.reports.regression.junit import as_junit
@@ -61,30 +61,6 @@ def test_a_series_shows_its_verdict_with_effect_floor_and_what_could_be_seen() -
     assert {failed[title] for title in ("effect", "NEW", "floor", "detectable", "rank p")} == {"-"}
 
 
-def test_sorting_puts_the_worst_first() -> None:
-    found = curve(1.2, 1.0, 0.8)
-    by_title = {column.title: column for column in columns.series_columns(found.series)}
-    keys = [by_title["verdict"].sort(one) for one in found.series]
-    assert keys == [WORST_FIRST.index(word) for word in ("SLOWER", "SAME", "FASTER")]
-    assert [by_title["effect"].sort(one) for one in found.series] == pytest.approx([0.2, 0.0, -0.2])
-    assert [by_title["size"].sort(one) for one in found.series] == [1024, 4096, 16384]
-    series = as_markdown(curve(1.1, 1.0, 1.3)).partition("### Series")[2]
-    assert re.findall(r"\| (\d+K) \|", series) == ["16K", "1K", "4K"], "the largest change first"
-
-
-def test_steps_are_named_by_what_differs_between_them_and_worlds_where_there_are_several() -> None:
-    steps = [step("ddp"), step("pp", schedule="1f1b"), step("pp", schedule="gpipe")]
-    records = [record for case in steps for record in launches(case)]
-    found = compared(records, records)
-    names = [cells_of(columns.series_columns(found.series), one) for one in found.series]
-    assert [name["operation"] for name in names] == ["ddp", "pp schedule=1f1b", "pp schedule=gpipe"]
-    assert {(name["mode"], name["size"]) for name in names} == {("-", "-")}
-    assert not any("ranks" in name for name in names)
-    two = msgspec.structs.replace(launches()[0].world, nodes=2)
-    found = compared([*launches(), *launches(OTHER)], [*launches(), *launches(OTHER, world=two)])
-    assert cells_of(columns.series_columns(found.series), found.series[-1])["ranks"] == "4 ranks on 2 nodes, gloo, cpu"
-
-
 def test_a_family_names_the_sizes_that_moved() -> None:
     [family] = curve(1.2, 1.0, 0.8).families
     shown = cells_of(columns.family_columns([family]), family)
@@ -126,31 +102,6 @@ def test_effects_and_probabilities_in_words() -> None:
         assert probability(value) == text
 
 
-def test_only_the_verdicts_that_occur_are_explained_and_advice_fits_what_is_unknown() -> None:
-    told = columns.sentences(curve(1.0, 1.0, 1.0))
-    assert [sentence.partition(":")[0] for sentence in told if sentence.partition(":")[0] in WORST_FIRST] == ["SAME"]
-    assert all(sentence.endswith(".") for sentence in told)
-    assert any("4.00 % over 1 family" in sentence for sentence in told)
-    assert not any("--" in sentence for sentence in told)
-    for found, advice in (
-        (compared(launches(), launches(count=2)), "--launches 5"),
-        (torches(), "--across versions.torch"),
-    ):
-        assert any(advice in sentence for sentence in columns.sentences(found)), advice
-
-
-def test_the_time_between_the_runs_is_told() -> None:
-    base = run_of(launches())
-    new = msgspec.structs.replace(base, info=msgspec.structs.replace(base.info, started="2026-01-02T03:05:25.678Z"))
-    for runs, told in (
-        ((base, new), ["NEW began 1 min 20 s after BASE"]),
-        ((new, base), ["NEW began 1 min 20 s before BASE"]),
-        ((base, base), []),
-    ):
-        began = [one.partition(":")[0] for one in columns.sentences(compare(*runs, Rule())) if "began" in one]
-        assert began == told
-
-
 def test_the_table_has_families_series_and_what_differs_under_their_titles() -> None:
     text = as_table(everything())
     assert everything().counts == VERDICTS
@@ -167,13 +118,6 @@ def test_the_table_has_families_series_and_what_differs_under_their_titles() -> 
     assert {line[verdict:].split()[0] for line in rows} == set(VERDICTS)
     assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in rows)
     assert "What differs" not in as_table(compared(launches(), launches()))
-
-
-def test_a_narrow_terminal_stacks_tables_and_keeps_numbers_whole() -> None:
-    whole, narrow = (as_table(everything(), width=width) for width in (None, 80))
-    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, whole.splitlines()))
-    assert {*re.findall(r"\S+ % \[.*?\]", whole)} <= {*re.findall(r"\S+ % \[.*?\]", narrow)}
-    assert "+20.0 %" in as_table(compared(launches(), launches(factor=1.2)), width=10)
 
 
 def test_markdown_has_tables_that_github_reads_the_worst_first_and_obeys_nothing() -> None:

@@ -19,13 +19,11 @@ from parbench.reports.regression.noise_floor import (
     FALSE_ALARMS,
     Floor,
     _pairs,
-    as_text,
     fingerprints,
     floors_of,
     keep_floors,
     measure_floors,
     read_floors,
-    told,
 )
 from parbench.reports.regression.rule import Pair, Rule, effects, judge
 
@@ -119,21 +117,6 @@ def test_fewer_than_ten_launches_have_no_floor_and_what_went_wrong_is_none() -> 
     [found] = measure_floors(runs, RULE)[0].values()
     assert found.launches == 10
     assert measure_floors([*runs[:9], runs[-1]], RULE) == ({}, 0.0)
-
-
-def test_the_floor_in_words_and_in_a_table() -> None:
-    assert FLOOR.text == "floor 3.1 %, measured here on 2026-01-02 with 10 launches"
-    higher = msgspec.structs.replace(FLOOR, series="another", floor=0.08)
-    older = msgspec.structs.replace(FLOOR, measured="2025-12-01T00:00:00Z", launches=20)
-    assert told([FLOOR, older, higher]) == [
-        "Measured on node-a: floor 3.1 %, measured here on 2025-12-01 with 20 launches.",
-        "Measured on node-a for 2 series, the highest of them: "
-        "floor 8.0 %, measured here on 2026-01-02 with 10 launches.",
-    ]
-    assert told([]) == []
-    lines = as_text({"a": FLOOR, "b": higher}).splitlines()
-    assert [line.split()[-1] for line in lines] == ["series", "another", "case"], "the highest first"
-    assert lines[1].split()[:4] == ["1.00", "%", "8.0", "%"]
 
 
 def test_floors_are_read_back_and_others_are_kept(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
-import pytest
 import reports_fixtures as fixtures
 from nodes_fixtures import EMULATION
 from report_rows import run_of
@@ -105,10 +104,8 @@ def test_the_page_is_well_formed_in_one_small_file_and_its_links_lead_to_places_
     assert not [name for _, attributes in page.starts for name in attributes if name == "src" or name.startswith("on")]
     for word in ("http:", "https:", "@import"):
         assert word not in sample()
-    assert {str(button["data-download"]): "hidden" in button for button in page.all("button")} == {
-        "csv": True,
-        "json": True,  # from those without scripts
-    }
+    [button] = page.all("button")
+    assert "hidden" in button, "it does nothing without scripts"
 
 
 def test_tables_can_be_read_aloud_and_every_colour_is_defined_for_dark_and_paper_too() -> None:
@@ -150,18 +147,6 @@ def test_the_top_says_what_was_run_with_what_verdict_and_what_it_cannot_show() -
     assert "cannot show:</strong> 4 ranks on 2 cores: functional only</p>" in shared
 
 
-def test_the_first_screen_has_the_numbers_to_see_first() -> None:
-    steps = ok(step("ddp"), metrics=fixtures.training_metrics(0.1))
-    header = Page(told(ok(collective()), ok(collective("gather", 1 << 20), seconds=2e-3), steps)).visible
-    for number, what in (
-        ("100 ms", "step of ddp"),
-        ("exposed 30 %, idle 6 %, overlap 33 %", "of a step of ddp"),
-        ("0.786 GB/s", "bus bandwidth of gather"),
-        ("1.00 ms", "latency of all_reduce"),
-    ):
-        assert " ".join((number, what)) in " ".join(header.split()), what
-
-
 def test_a_run_that_the_budget_cut_does_not_say_that_every_launch_was_made() -> None:
     cut = bad(collective(), 1, "skipped", LEFT_OUT)
     for record, every in ((ok(collective(), 1), True), (cut, False)):
@@ -186,16 +171,12 @@ def test_what_to_look_at_and_what_is_wrong_come_before_any_result_and_the_enviro
     assert "Nothing: every planned case ran" in fine
 
 
-def test_cells_carry_what_to_sort_them_by_and_a_row_is_told_in_full() -> None:
+def test_cells_carry_their_sort_values() -> None:
     metrics = {"time": fixtures.collective_metrics(collective(), 0.25)["time"]}
-    details = {"send_bytes": 768, "convention": "nccl-tests"}
-    html = told(ok(collective(), metrics=metrics, details=details))
+    html = told(ok(collective(), metrics=metrics))
     assert 'data-sort="0.25" class="number">250 ms [225, 275]</td>' in html
     assert 'data-sort="1024" class="number">1K</td>' in html
     assert html.count('data-sort="" class="number">-</td>') == 3
-    part = part_of(html, f"facts-{collective().id}", "</details>")
-    for expected in ("<dt>send_bytes</dt><dd>768</dd>", "<dd>nccl-tests</dd>", "order-statistics interval"):
-        assert expected in part
     assert 'id="fits"' not in html
 
 
@@ -250,26 +231,5 @@ def test_pipelines_have_a_chart_each_and_their_timelines_are_neither_embedded_no
     assert 'data-sort="0.263" class="number">26.3 %</td>' in part
     assert "it needs &lt;4&gt; microbatches" in part
     assert "0F0" not in html
-    facts = part_of(html, f"facts-{first.case.id}", "</details>")
-    assert "<dt>pipeline.schedule</dt><dd>1f1b</dd>" in facts
-    assert "<dt>pipeline.measured</dt>" not in facts
     (row,) = [one for one in embedded(html)["rows"] if one["case"]["id"] == first.case.id]
     assert (row["details"]["pipeline"]["microbatches"], "measured" in row["details"]["pipeline"]) == (4, False)
-
-
-def test_a_pipeline_without_a_timeline_has_no_chart_and_unreadable_facts_are_said_so() -> None:
-    html = told(pipeline_record(measured=None))
-    assert 'id="pipelines"' in html
-    assert "Pipeline: " not in html
-    html = told(pipeline_record(measured=[[["<nonsense>", 0, 1]], []]))
-    assert 'id="pipelines"' not in html
-    assert "its details of pipeline cannot be read: " in html
-    assert "&lt;nonsense&gt;" in html
-
-
-@pytest.mark.full
-def test_many_pipelines_share_the_pages_room() -> None:
-    html = told(*(pipeline_record(f"zb_{i}", ranks=8, microbatches=32) for i in range(12)))
-    assert len(re.findall("<strong>Pipeline: ", html)) == 1 + 12  # and on the first screen
-    assert "are drawn as one" in html
-    assert len(html.encode()) < 1_000_000

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 import pytest
 import reports_fixtures as fixtures
@@ -257,27 +256,6 @@ def test_files_are_written_under_a_folder_that_is_made(tmp_path: Path) -> None:
         write_files(tmp_path / "new/y.json", {"z/x.json": b""})
 
 
-def test_one_run_is_built_in_every_format(tmp_path: Path) -> None:
-    path = write_run(tmp_path, run_of(ok(collective()), ok(step())))
-    run = load_run(path)
-    report = report_of(run)
-    renderers = {"html": render_page, "markdown": render_markdown, "csv": render_csv, "json": render_json}
-    assert {form: build([path], form) for form in renderers} == {
-        form: (render(report).encode(), 0) for form, render in renderers.items()
-    }
-
-
-def test_several_runs_are_held_against_each_other(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path, run_of(ok(step(), seconds=seconds))) for seconds in (1e-3, 2e-3)]
-    page = build(paths, "html")[0].decode()
-    assert 'id="beside-table"' in page
-    assert "<strong>FINE</strong> all 2 runs" in page
-    assert build(paths, "html")[0].decode() == page
-    assert build(paths, "markdown")[0].startswith(b"# parbench: 2 runs")
-    assert build(paths, "csv")[0].startswith(b"run,case,")
-    assert len(json.loads(build(paths, "json")[0])["runs"]) == 2
-
-
 def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for file in ("run.json", "records.jsonl"):
         path = folder(tmp_path, ok(collective()))
@@ -293,14 +271,6 @@ def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tm
         build([fine, fine / "traces"], "html")
 
 
-def test_runs_without_results_have_reports(tmp_path: Path) -> None:
-    for records in ((), (bad(collective()),)):
-        for form in ("html", "markdown", "csv", "json"):
-            told, code = build([folder(tmp_path, *records)], form)
-            assert code == 0
-            assert form not in ("html", "markdown") or (b"UNFINISHED", b"BROKEN")[len(records)] in told
-
-
 def test_a_sweeps_folder_is_told_as_its_runs(tmp_path: Path) -> None:
     sweep = sample_sweep(tmp_path / "links")
     told = build([sweep], "markdown")[0].decode()
@@ -309,18 +279,6 @@ def test_a_sweeps_folder_is_told_as_its_runs(tmp_path: Path) -> None:
     assert "Not run: 8 nodes x 1, block." in told
     assert told.index(EMULATION) < told.index("## Runs")
     assert len(json.loads(build([sweep], "json")[0])["runs"]) == 11
-
-
-@pytest.mark.full
-def test_a_sweeps_page_is_that_of_its_runs(tmp_path: Path) -> None:
-    sweep = sample_sweep(tmp_path / "links")
-    page = build([sweep], "html")[0].decode()
-    assert page.index("What runs 1-10 cannot show: " + EMULATION) < page.index("<nav")
-    for anchor in ("runs", "problems", "over-nodes", "environments-table"):
-        assert f'id="{anchor}"' in page
-    assert 'id="scaling"' not in page  # by ranks, placements would be mixed
-    assert page.count('role="img"') == 3
-    assert "rank 2 (n3) did not arrive" in page
 
 
 @pytest.mark.full
@@ -367,16 +325,6 @@ def test_each_run_is_analysed_once_whatever_shows_it(tmp_path: Path, monkeypatch
         counts.clear()
         done = CliRunner().invoke(cli.main, words)
         assert counts == {"summarize": 2}, (words, done.output)
-
-
-def test_the_page_of_a_collected_sweep_is_written_by_the_programs_own_hook(tmp_path: Path) -> None:
-    context = click.Context(cli.main)
-    with context:
-        assert cli.main.callback
-        cli.main.callback()
-    runs = [folder(tmp_path, ok(step(), seconds=seconds)) for seconds in (1e-3, 2e-3)]
-    context.obj.report(runs, tmp_path / "report.html")
-    assert 'id="beside-table"' in (tmp_path / "report.html").read_text()
 
 
 def test_a_report_is_written_whole_and_one_of_many_runs_needs_all_of_them(tmp_path: Path) -> None:

@@ -8,19 +8,17 @@ from functools import partial
 import pytest
 import reports_fixtures as fixtures
 from golden import GOLDEN
-from nodes_fixtures import EMULATION, node_run, scaling_run
-from report_rows import matrix_case, run_of
+from nodes_fixtures import EMULATION, node_run
+from report_rows import run_of
 from reports_fixtures import HOSTILE, bad, collective, curve_records, ok, pipeline_record, sample_run, simulated, step
 
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
 from parbench.reports.analysis.analysis import analyse
-from parbench.reports.analysis.several import several
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.cells import measured
 from parbench.reports.render.terminal import print_report, render_text
 from parbench.reports.sections.one_run import report_of
-from parbench.reports.sections.several import report_of_several
 
 ESCAPE = "\x1b"
 
@@ -47,11 +45,6 @@ def lines_after(text: str, title: str) -> list[list[str]]:
 def table(text: str, title: str) -> list[dict[str, str]]:
     head, *rows = lines_after(text, title)
     return [dict(zip(head, row, strict=False)) for row in rows]
-
-
-def assert_in_order(text: str, *parts: str) -> None:
-    places = [text.index(part) for part in parts]
-    assert places == sorted(places)
 
 
 def test_a_pipe_cuts_and_wraps_nothing() -> None:
@@ -158,23 +151,6 @@ def test_standard_output_is_the_default_and_ascii_is_served(capsys: pytest.Captu
     assert b"gr\\xf6\\xdfer" in raw.getvalue()
 
 
-def test_problems_come_after_the_results_and_the_verdict_after_them() -> None:
-    text = text_of(sample_run())
-    assert_in_order(*(text, "\nCollectives", "\nSteps", "\nWrong, hung or failed", "\nNot measured", "\nWRONG"))
-    assert lines_after(text, "Wrong, hung or failed")[1][1:] == ["hang", "1/3", "rank 1 did not arrive within 60 s"]
-    assert lines_after(text, "Not measured")[2][1:] == ["not measured", "2/3", "no record: the run ended before"]
-    for expected in (
-        "nccl-tests",
-        "geometric mean of 3 launch medians, Student's t interval",
-        "functional only",
-        "3 launches",
-    ):
-        assert expected in text
-    exposed = told(ok(step(), metrics=fixtures.training_metrics()))
-    assert exposed.index("Look at first\nddp: 30.0 % of the step") < exposed.index("\nCORRECT")
-    assert "Look at first" not in told(ok(collective()))
-
-
 def test_hostile_text_is_shown_and_obeyed_by_nothing() -> None:
     text = text_of(run_of(bad(collective(), reason=HOSTILE)), color=True, width=200)
     assert "<script>alert('x')</script> [bold]$x$ & \\x1b[31mred" in text
@@ -188,28 +164,6 @@ def test_a_wrong_row_has_no_numbers_and_a_run_without_records_says_so() -> None:
     text = text_of(fixtures.make_run(fixtures.make_plan([collective(), step()]), []))
     assert "UNFINISHED  2 of 2 measurements have no record -> parbench run --resume" in text
     assert "collective.all_reduce size_bytes=1024" in text
-
-
-def test_loads_groups_and_pairs_have_tables() -> None:
-    text = told(
-        ok(collective(), seconds=1e-3),
-        ok(collective(background="gemm"), seconds=2e-3),
-        ok(collective(group="pairs"), seconds=1e-3, details={"group_ranks": [0, 4]}),
-        ok(collective(group="pairs", group_index=1), seconds=1e-3, details={"group_ranks": [1, 5]}),
-        ok(collective(group="pairs", concurrent=True), seconds=3e-3),
-    )
-    (together,) = table(text, "Group contention: all groups at once against one alone")
-    assert together["factor together, within this launch"].startswith("3.00 [")
-    (beside,) = table(text, "Interference: slow-down beside a load")
-    assert beside["beside gemm, within this launch"].startswith("2.00 [")
-    (groups,) = table(text, "Operation x group: bus bandwidth in GB/s")
-    assert {"pairs 0,4", "pairs 1,5", "slowest alone"} <= groups.keys()
-    text = told(*(ok(matrix_case(a, b)) for a in range(3) for b in range(3) if a != b))
-    head, *rows = lines_after(text, "Rank to rank: bus bandwidth in GB/s, 1M float32, blocking")
-    assert head == ["from \\ to", "0", "1", "2"]
-    assert [row[0] for row in rows] == ["0", "1", "2"]
-    assert rows[1][2] == "-"
-    assert "Collectives" not in text
 
 
 def training_run() -> Run:
@@ -238,15 +192,3 @@ def test_nodes_groups_and_pairs_are_told_node_by_node() -> None:
     alone = text_of(sample_run())
     assert "Nodes" not in alone.splitlines()
     assert "Within and across nodes" not in alone
-
-
-def test_several_runs_tables_fit_a_terminal_and_end_with_the_verdict() -> None:
-    runs = [scaling_run(nodes, 2) for nodes in (1, 2, 4)]
-    report = report_of_several(several([(run, summarize(run)) for run in runs]))
-    text = render_text(report, width=100)
-    assert max(map(len, text.splitlines())) <= 100
-    assert "Over nodes" in text.splitlines()
-    assert text.splitlines()[-1] == "FINE  all 3 runs"
-    out = Terminal()
-    print_report(report, out)
-    assert "Over nodes" in out.getvalue()

@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-import pytest
 from report_rows import cells_of, found_in, matrix_case, row_of, rows_of, table_cells, table_of, told
-from reports_fixtures import bad, collective, link, ok, rate_metric, seconds_metric
+from reports_fixtures import bad, collective, ok, rate_metric, seconds_metric
 
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.fit import Fit, Segment
 from parbench.bench.results.records import Check, Record
 from parbench.reports.analysis.contrasts import group_name, grouped
 from parbench.reports.analysis.fits import Ceiling, Curve
-from parbench.reports.report import Column, known, number
+from parbench.reports.report import Column
 from parbench.reports.sections.row_columns import communication_columns
 
 WITHIN, LATENCY = "time, within this launch", "latency, within this launch"
@@ -31,18 +29,6 @@ def test_what_a_communication_row_does_not_know_is_a_dash() -> None:
     cells = cells_of(communication_columns([other]), other)
     assert [cells[title] for title in ("mode", "dtype", "size", "time", "busbw GB/s", "p99")] == ["-"] * 6
     assert cells["launches"] == "1/5"
-
-
-def test_numbers_are_sorted_as_numbers_and_unknown_is_none() -> None:
-    small, large = rows_of(
-        ok(collective(size_bytes=2048), seconds=900e-6), ok(collective(size_bytes=1 << 20), seconds=1.1e-3)
-    )
-    columns = {column.title: column for column in communication_columns([small, large])}
-    for title, expected in {"size": (2048, 1 << 20), WITHIN: (900e-6, 1.1e-3), "n": (120, 120)}.items():
-        assert (columns[title].sort(small), columns[title].sort(large)) == pytest.approx(expected)
-    unknown = row_of(ok(collective(), metrics={"time": seconds_metric(None)}))
-    assert columns[WITHIN].sort(unknown) is None
-    assert columns["busbw GB/s"].sort(unknown) is None
 
 
 def test_an_interval_of_one_launch_says_so_in_the_title_and_beside_those_of_several_is_left_out() -> None:
@@ -100,36 +86,12 @@ def test_a_fit_with_a_knee() -> None:
     )
 
 
-def test_what_a_fit_does_not_know_is_a_dash_and_what_it_knows_sorts_as_a_number() -> None:
-    flat = curve_of(NO_SLOPE)
-    cells = cells_of(fit_columns([flat]), flat)
-    assert cells.pop(LATENCY) == "12.0 us [11.0, 13.0]"
-    assert cells.pop("residual") == "0.100 %"
-    assert set(list(cells.values())[3:]) == {"-"}
-    unknown, known = curve_of(TWO_LINES, factor=None), curve_of(TWO_LINES, ceiling=link(150e9))
-    sorts = [{column.title: column.sort(one) for column in fit_columns([one])} for one in (unknown, known)]
-    assert (cells_of(fit_columns([unknown]), unknown)["busbw GB/s"], sorts[0]["busbw GB/s"]) == ("-", None)
-    told = {LATENCY: 12e-6, "algbw GB/s": 40e9, "busbw GB/s": 60e9, "n_1/2": 1e6, "residual": 0.0213, "of link": 0.4}
-    told["knee"] = 13e-6 / (1 / 8e9 - 1 / 40e9)
-    assert {title: sorts[1][title] for title in told} == pytest.approx(told)
-
-
 def test_a_fit_of_one_launch_beside_those_of_several_shows_no_interval() -> None:
     alone, several = curve_of(NO_SLOPE), curve_of(replace(TWO_LINES, launches=5))
     one, other = (cells_of(fit_columns([alone, several]), curve) for curve in (alone, several))
     assert (one["latency"], other["latency"]) == ("12.0 us (one launch)", "12.0 us [11.5, 12.5]")
     two = curve_of(TWO_LINES)
     assert cells_of(fit_columns([two, several]), two)["busbw GB/s"] == "60.0 (one launch)"
-
-
-def test_efficiency_has_a_column_where_a_link_is_declared_and_ranks_where_curves_differ_in_them() -> None:
-    for rate, text in ((150e9, "40.0 %"), (60e9, "100 %"), (50e9, "120 % (above: see note)"), (None, "-")):
-        curve, other = (curve_of(TWO_LINES, ceiling=link(of) if of else None) for of in (rate, 1e9))
-        assert cells_of(fit_columns([curve, other]), curve)["of link"] == text
-    record = ok(collective())
-    larger = msgspec.structs.replace(record, world=msgspec.structs.replace(record.world, size=16, nodes=2))
-    curves = [curve_of(NO_SLOPE), curve_of(NO_SLOPE, record=larger)]
-    assert [cells_of(fit_columns(curves), one)["ranks"] for one in curves] == ["4 on 1 node", "16 on 2 nodes"]
 
 
 def test_what_slows_a_row_has_a_column_for_each_load_and_a_load_not_met_is_a_dash() -> None:
@@ -159,17 +121,6 @@ def test_a_matrix_has_a_column_for_each_receiver() -> None:
     table = table_of(found, "pairs-1-matrix")
     assert table_cells(table) == [["0", "-", "1.00"], ["1", "2.00", "-"]]
     assert [column.sort(1) for column in table.columns] == [1, 2e9, None]
-
-
-def test_a_column_of_numbers_sorts_by_them_and_unknown_ones_have_no_column() -> None:
-    columns: tuple[Column[str], ...] = (
-        number("length", len, lambda value: f"{value} letters", "how long it is"),
-        number("nothing", lambda text: None, str, "unknown"),
-    )
-    kept = known(columns, ["ab", "c"])
-    assert [column.title for column in kept] == ["length"]
-    assert (kept[0].text("ab"), kept[0].sort("ab"), kept[0].number) == ("2 letters", 2, True)
-    assert known(columns, []) == ()
 
 
 def member(number: int, seconds: float = 1e-3, size: int = 1024, **more: Any) -> Record:

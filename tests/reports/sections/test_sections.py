@@ -13,7 +13,6 @@ from reports_fixtures import bad, collective, collective_metrics, ok, pipeline_r
 from traced import run_with, timeline, traced_record
 
 from parbench.bench.files import encode_json
-from parbench.bench.plan.cases import make_case
 from parbench.bench.results.details import PLAN_FILE, Component, StepCheck, Validation
 from parbench.bench.results.records import Arrival
 from parbench.bench.results.runs import Run
@@ -25,7 +24,6 @@ from parbench.reports.render.page import render_page
 from parbench.reports.render.terminal import render_text
 from parbench.reports.report import Column, Section, Table, words
 from parbench.reports.sections import one_run
-from parbench.reports.sections.communication import communication_section
 from parbench.reports.sections.nodes import arrival_section
 from parbench.reports.sections.one_run import report_of
 from parbench.reports.sections.predictions import predicted_section
@@ -47,19 +45,6 @@ def test_sections_come_in_the_order_in_which_they_are_read_with_anchors_that_dif
     ids = [*(section.id for section in sample), *(table.id for table in tables)]
     assert len(ids) == len(set(ids))
     assert all(column.help for table in tables for column in table.columns)
-
-
-def test_each_series_is_a_panel_whose_title_says_mode_and_type() -> None:
-    found = found_in(ok(collective()), ok(collective(mode="pipelined")), ok(collective(a=1)))
-    section = there(communication_section(found))
-    told = [(table.id, table.title, len(table.rows)) for table in section.on_page]
-    assert told == [("communication-1", "blocking, float32", 2), ("communication-2", "pipelined, float32", 1)]
-    assert "fit" not in section.terms
-    cases = (make_case("p2p.mine", "m:f", {"mode": "blocking"}), make_case("p2p.mine", "m:f", {}))
-    bare = there(
-        communication_section(found_in(*(ok(case, metrics={"time": fixtures.seconds_metric(1e-3)}) for case in cases)))
-    )
-    assert [table.title for table in bare.on_page] == ["blocking", "without mode or type"]
 
 
 def test_a_last_rank_that_is_not_known_is_a_dash_and_a_row_without_arrivals_none() -> None:
@@ -153,14 +138,6 @@ def test_what_the_planner_wrote_is_shown_as_it_wrote_it(run: Run) -> None:
     )
     assert "+20.0%" in render_markdown(report_of(run)).split("Predicted and measured")[1]
     assert Component(name="b", predicted=1.0, measured=0.0, unit="B").error is None
-
-
-def test_whose_collectives_and_which_compute_are_told_and_reasons_may_stand_alone(run: Run) -> None:
-    rows = [row(TIME), row(TIME, compute="declared")]
-    section = predictions(run, Validation(run="run-1", fits="run-0", rows=rows, left_out={}))
-    assert "from the collectives of run-0 and each step's measured or declared compute" in section.tables[0].caption
-    alone = Validation(run="run-1", fits="run-1", rows=[], left_out={"cp": "not priced"})
-    assert (predictions(run, alone).tables, predictions(run, alone).notes) == ((), ("Not predicted: cp: not priced",))
 
 
 def test_a_file_that_cannot_be_read_is_told_and_stops_nothing(run: Run) -> None:

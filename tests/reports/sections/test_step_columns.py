@@ -34,10 +34,6 @@ def time_columns(rows: Sequence[Row]) -> tuple[Column[Any], ...]:
     return step_table(rows, table="step-time").columns
 
 
-def memory_columns(rows: Sequence[Row]) -> tuple[Column[Any], ...]:
-    return step_table(rows, table="step-memory").columns
-
-
 def step_row(metrics: dict[str, MetricValue], name: str = "ddp") -> Row:
     return row_of(ok(step(name), metrics=metrics))
 
@@ -57,14 +53,6 @@ def cells(record: Record, curves: tuple[Curve, ...] = ()) -> dict[str, str]:
 
 def step_cells(metrics: dict[str, MetricValue]) -> dict[str, str]:
     return cells(ok(step(), metrics=metrics))
-
-
-def test_a_metric_of_several_axes_is_told_by_axis_in_the_order_of_the_rows() -> None:
-    row = step_row(training_metrics(1.0, ("tp", "dp")))
-    assert steps.by_axis(row, "exposed_comm") == {"tp": 0.15, "dp": 0.15}
-    assert steps.by_axis(row, "comm") == {}
-    assert steps.exposed_seconds(row) == pytest.approx(0.3)
-    assert steps.exposed_seconds(step_row(step_metrics(1.0))) is None
 
 
 def residual_share(row: Row) -> float | None:
@@ -90,6 +78,8 @@ def test_parts_and_residual_are_the_identity_and_what_is_unknown_is_no_part() ->
 def test_the_worst_ratio_is_furthest_from_one_and_what_is_held_is_all_of_it() -> None:
     ratios = {"bytes_ratio.dp": plain(1.2, ""), "bytes_ratio.tp": plain(0.7, ""), "bytes_ratio.pp": plain(None, "")}
     assert steps.worst_ratio(step_row(step_metrics(1.0) | ratios)) == ("tp", 0.7)
+    direction = {"bytes_ratio.cp": plain(1.0, ""), "bytes_ratio.cp.forward": plain(3.0, "")}
+    assert steps.worst_ratio(step_row(step_metrics(1.0) | direction)) == ("cp", 1.0), "a direction is not an axis"
     assert steps.worst_ratio(step_row(step_metrics(1.0))) is None
     assert steps.held_bytes(without()) == 7 << 20
     assert steps.held_bytes(step_row(step_metrics(1.0))) is None
@@ -105,13 +95,6 @@ def test_memory_has_a_line_for_each_component_that_any_source_knows() -> None:
         "buffers": [None, 8, None],
         "cache": [None, None, 32],
     }
-
-
-def test_a_step_without_rates_has_dashes() -> None:
-    told = cells(ok(step("mine"), metrics={"time": seconds_metric(2.0)}, noise=None, samples={"values": []}))
-    assert told["step time, within this launch"] == "2.00 s [1.80, 2.20]"
-    assert [told[name] for name in ("tokens/s", "noise", "n")] == ["-"] * 3
-    assert step_cells({"step_time": seconds_metric(1.0), "step_time_p99": seconds_metric(3.0)})["p99"] == "3.00 s"
 
 
 def test_a_step_is_linked_to_collectives_by_its_exposed_and_predicted_communication() -> None:
@@ -162,14 +145,6 @@ def test_an_extrapolated_prediction_says_so_beside_the_number_and_a_missing_one_
     assert step_notes(rows_of(lacking)) == ()  # a run without any curves is not told so
 
 
-def test_notes_are_told_once_with_the_steps_that_say_so() -> None:
-    records = [ok(step(name), notes=["few cores", *more]) for name, more in (("ddp", ["ddp: own"]), ("tp", ["odd"]))]
-    rows = rows_of(*records, ok(step("fsdp"), notes=["odd"]))
-    assert step_notes(rows) == ("ddp, tp: few cores", "ddp: own", "tp, fsdp: odd")
-    assert step_notes(rows[:1]) == ("ddp: few cores", "ddp: own")
-    assert step_notes(rows[1:]) == ("tp: few cores", "all steps: odd")
-
-
 def test_what_a_step_lacks_is_a_dash_and_mere_rounding_reads_as_zero() -> None:
     row = step_row(training_metrics() | {"residual": plain(-1e-18, "s"), "compute_slowdown": plain(None, "s")})
     told = cells_of(time_columns([row]), row)
@@ -187,13 +162,6 @@ def test_what_a_step_lacks_is_a_dash_and_mere_rounding_reads_as_zero() -> None:
     told = cells_of(time_columns([row]), row)
     told = {title.removesuffix(", within this launch"): text for title, text in told.items()}
     assert (told["ect"], told["tracing"]) == ("0.500 ms [-30.0, 31.0]", "3.00 % [-1.00 %, 7.00 %]")
-
-
-def test_steps_bear_the_same_names_in_all_tables() -> None:
-    rows = rows_of(ok(step("ddp", bucket_mb=1.0), metrics=training_metrics()), ok(step("ddp", bucket_mb=2.0)))
-    (only,) = steps.broken_down(rows)
-    names = [columns[0].text(only) for columns in (step_columns(rows), time_columns(rows))]
-    assert [*names, memory_columns(rows)[0].text(steps.memory_lines(rows)[0])] == ["ddp bucket_mb=1.0"] * 3
 
 
 HELD = {
