@@ -31,6 +31,7 @@ from parbench.workloads.step.training_step import TrainingStep
 NUM_SMALL = 27_936  # 2 (2 h^2 + h^2 + 8 h^2 + 4 h + 3 h + h / 2 + 4 h) + (2 * 64 + 16) h + 2 h with h = 32
 ACTIVATION = 2 * 16 * 32 * 4
 FSDP = ("zero2", "zero3", "hsdp")
+COMPRESSED = {"grad_compression": "bf16"}
 DISTRIBUTED = {"optimizer": "distributed"}
 Variants = list[tuple[str, Params]]
 MAKE_GROUPS = ["hsdp", "tp_fsdp", "ep_step", "pp", "cp", "hybrid"]
@@ -85,7 +86,7 @@ def wrong_of_hooks(world: World) -> dict[str, int]:
 
 def wrong_of_narrower_gradients(world: World) -> dict[str, int]:
     """Return how much is wrong where gradients are summed in float8, of two microbatches, and of one of them."""
-    step = stepped(small(world, "ddp_bf16", {"accumulation": 2}))
+    step = stepped(small(world, "ddp", {**COMPRESSED, "accumulation": 2}))
     found, mine = {"bfloat16": step.check()}, step._mine
     step._mine = (mine[0], mine[0])
     found["one twice"] = step.check()
@@ -243,9 +244,9 @@ def test_every_option_computes_what_one_process_would_and_sends_what_the_closed_
         ("zero2", {"prefetch": "explicit", "vocabulary": 61}),
         ("zero3", {"prefetch": "explicit", "accumulation": 2, "no_sync": True, "precision": "bfloat16"}),
         ("hsdp", {"prefetch": "explicit", "accumulation": 2, "checkpointing": "full"}),
-        ("ddp_bf16", {"accumulation": 3, "vocabulary": 61}),
-        ("ddp_bf16", {"bucket_mb": 0.001, "precision": "bfloat16"}),
-        ("ddp_bf16", {"compute": "timed:1ms"}),
+        ("ddp", {**COMPRESSED, "accumulation": 3, "vocabulary": 61}),
+        ("ddp", {**COMPRESSED, "bucket_mb": 0.001, "precision": "bfloat16"}),
+        ("ddp", {**COMPRESSED, "compute": "timed:1ms"}),
         ("zero1", {**DISTRIBUTED, "accumulation": 2, "vocabulary": 61, "kv_heads": 4}),
         ("zero1", {**DISTRIBUTED, "bucket_mb": 0.001, "precision": "bfloat16", "checkpointing": "full"}),
         ("zero1", {**DISTRIBUTED, "compute": "timed:1ms"}),

@@ -24,7 +24,7 @@ OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabu
 EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]
 """No whole steps: they share fewer parameters."""
 AXES = {
-    **{key: ["dp"] for key in ["ddp", "ddp_bf16", "zero1", "fsdp"]},
+    **{key: ["dp"] for key in ["ddp", "zero1", "fsdp"]},
     "hsdp": ["replicate", "shard"],
     **{key: ["tp"] for key in ["tp", "tp_sp"]},
     "tp_fsdp": ["dp", "tp"],
@@ -65,7 +65,7 @@ def errors_of(world: World, asked: list[tuple[str, dict[str, Value]]]) -> list[s
 
 
 def test_every_parallelism_is_declared_once_and_takes_a_world_and_its_parameters() -> None:
-    of_layers = ["ddp", "ddp_bf16", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp"]
+    of_layers = ["ddp", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp"]
     assert list(OF_NAME) == [*of_layers, *EXPERTS_ALONE, "ep_step", "pp", "cp", "hybrid"]
     assert len({definition.target for definition in DEFINITIONS}) == len(DEFINITIONS)
     names = [definition.name.partition(".")[2] for definition in (*OPERATIONS, *DEFINITIONS)]
@@ -169,7 +169,7 @@ def test_what_does_not_divide_among_the_ranks_is_refused_with_its_numbers_and_no
 def test_steps_that_gloo_does_not_carry_on_gpus_are_refused() -> None:
     spec = WorldSpec(nproc=2, backend="gloo", device="cuda")
     refused = {name: one.refuse(one.whole({"shape": "tiny"}), spec) for name, one in OF_NAME.items()}
-    assert {name for name, told in refused.items() if told is None} == {"ddp", "ddp_bf16", "zero1", "ep_dispatch"}
+    assert {name for name, told in refused.items() if told is None} == {"ddp", "zero1", "ep_dispatch"}
     for name, told in refused.items():
         assert told is None or told.startswith("gloo carries no CUDA tensors in what " + name), told
     cp = OF_NAME["cp"]

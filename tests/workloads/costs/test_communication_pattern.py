@@ -104,7 +104,7 @@ def test_data_parallel_sends_2_psi_zero1_as_much_or_3_and_fsdp_3_or_2_where_para
         ("ddp", {"accumulation": 3}, 3 * 2 * unit),
         ("ddp", {"accumulation": 3, "no_sync": True}, 2 * unit),
         ("ddp", {"precision": "bfloat16"}, unit),
-        ("ddp_bf16", {}, unit),
+        ("ddp", {"grad_compression": "bf16"}, unit),
         ("zero1", {}, 2 * unit + PSI * 4),
         ("zero1", {"accumulation": 3}, 3 * 2 * unit + PSI * 4),
         ("zero1", {"optimizer": "distributed"}, 2 * unit),
