@@ -34,8 +34,8 @@ from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.sent_bytes import SentBytes
 
 SMALL_MODEL = (
-    "verified on a small model of the same recipe, because a single process of this size does not fit in memory; at "
-    "this size only replicas are compared, and the loss and gradients are finite"
+    "verified on a small model of the same recipe: at this size only replicas are compared, and the loss and gradients "
+    "are finite"
 )
 TIMED = "timed compute: ranks wait instead of computing, and weights do not change: overlap is real, results are not"
 KEPT_SHARDS = "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
