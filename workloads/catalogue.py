@@ -21,6 +21,9 @@ STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=T
 NO_SYNC = Param(
     name="no_sync", kind="bool", default=False, optional=True, help="sum gradients after the last microbatch only"
 )
+GRAD_COMPRESSION = choice(
+    "grad_compression", "bf16: sum gradients in bfloat16, once per step, by torch's communication hook", "none", "bf16"
+)
 OPTIMIZER = choice(
     "optimizer",
     "zero_redundancy: torch's, all_reduce then broadcasts; distributed: reduce_scatter then all_gather",
@@ -35,7 +38,7 @@ TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a
 
 OF_LAYERS = (*MODEL, BATCH[0], PRECISION)
 OF_MICROBATCHES = tuple(param for param in COMMON if param.name != "accumulation")
-GLOO_ON_GPUS = ("ddp", "ddp_bf16", "zero1", "ep_dispatch", "allgather_kv", "ulysses")
+GLOO_ON_GPUS = ("ddp", "zero1", "ep_dispatch", "allgather_kv", "ulysses")
 """The steps, and methods of context parallelism, that gloo carries on GPUs: others send from rank to rank, or gather by
 DTensor, whose coalesced all_gather takes CPU tensors for granted."""
 STRATEGIES: dict[str, Strategy] = {}
@@ -81,11 +84,7 @@ def _step(
 DEFINITIONS = (
     _step(
         "ddp", "data_parallel.ddp:prepare", "DDP: gradients summed in buckets",
-        BUCKET, STATIC_GRAPH, NO_SYNC, tags=("smoke", "node"), strategy=strategies.ddp,
-    ),
-    _step(
-        "ddp_bf16", "data_parallel.ddp:bf16", "DDP, gradients summed in bfloat16; by torch's compression hook",
-        BUCKET, STATIC_GRAPH, strategy=strategies.ddp_bf16,
+        BUCKET, STATIC_GRAPH, NO_SYNC, GRAD_COMPRESSION, tags=("smoke", "node"), strategy=strategies.ddp,
     ),
     _step(
         "zero1", "data_parallel.zero1:prepare",

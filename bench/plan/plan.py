@@ -176,6 +176,7 @@ PRESETS = {
             *_tagged("grouped", size_bytes="1M", group="node,across,pairs"),
             Entry(name="all_reduce", set={"size_bytes": "1M", "background": "gemm,all_reduce,all_to_all"}),
             Entry(name="gemm", set={"background": "nothing,all_reduce,all_to_all"}),
+            Entry(name="ddp", set={"grad_compression": "none,bf16"}),
             Entry(name="fsdp", set={"reshard": "true,false"}),
         ),
         launches=10,

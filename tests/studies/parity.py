@@ -1,17 +1,18 @@
-"""Which wrong gradients of single tensors the parity gate sees in real steps, and how near right ones come to it.
+"""Which wrong gradients of single tensors the numerical check sees in real steps.
 
     python tests/studies/parity.py [--trials 200] [WORD ...]
 
 Words choose the layouts that have one of them. A gradient of one tensor is missing, halved, doubled or negated, on all
 ranks or on one, before ranks sum it (after that where FSDP2 does): in DDP for 11 groups of tensors of three shapes, in
-other layouts for some. It counts as caught where a rank names that tensor and no other. Right steps, of one seed each,
-go through all layouts; none may be called wrong, and the largest distance over its limit, of a tensor and of all
-together, says what the margins leave. Exit code 1: something was missed or miscalled.
+other layouts for some. It counts as caught where a rank names that tensor and no other. Right steps of several seeds go
+through all layouts, and none may be called wrong. Exit code 1: something was missed or miscalled.
 """
 
 import argparse
+import math
 import sys
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import support_path  # noqa: F401 - the next imports are of the tests' helpers
 from ranks import Ranks
@@ -19,8 +20,6 @@ from spoilings import FACTORS, tensors_of
 from training_steps import SMALL, Params
 
 SHAPES = ("tiny", "tiny-llama", "small")
-PRECISIONS = ("float32", "bfloat16")
-REDUCED = "float32, reduced in bfloat16"
 SOME = ("tokens.weight", "layers.1.attention_norm.weight", "layers.1.attention.q.weight", "layers.1.attention.k.weight")
 EXPERTS = ("layers.1.ffn.experts.up", "layers.1.ffn.experts.down", "layers.1.ffn.router.weight")
 
@@ -36,17 +35,12 @@ class Layout:
     tensors: tuple[str, ...] = ()
     after: bool = False
     model: Params = field(default_factory=lambda: SMALL)
-
-    @property
-    def precisions(self) -> dict[str, Params]:
-        """What a precision's words ask of a case."""
-        if self.case == "ddp_bf16":
-            return {REDUCED: {}}
-        return {precision: {"precision": precision} for precision in PRECISIONS}
+    precisions: tuple[str, ...] = ("float32", "bfloat16")
 
 
 PIPELINE = {"layers": 4, "microbatch": 1, "microbatches": 4}
 MESH = {"kv_heads": 4, "microbatch": 1, "microbatches": 2}
+COMPRESSED = {"grad_compression": "bf16"}
 MOE = {"experts": 4, "ffn": 64}
 LAYOUTS = (
     *(
@@ -54,7 +48,7 @@ LAYOUTS = (
         for shape in SHAPES
     ),
     Layout("ddp, 4 microbatches", "ddp", {"accumulation": 4}),
-    Layout("ddp_bf16", "ddp_bf16", {"accumulation": 2}, tensors=SOME),
+    Layout("ddp, compressed", "ddp", {**COMPRESSED, "accumulation": 2}, tensors=SOME, precisions=("float32",)),
     Layout("zero1", "zero1", {"optimizer": "distributed"}, tensors=SOME),
     Layout("fsdp", "fsdp", tensors=SOME, after=True),
     Layout("hsdp", "hsdp", {}, 4),
@@ -80,35 +74,32 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="of the layouts' names")
     parser.add_argument("--trials", type=int, default=200, help="right steps in all")
     options = parser.parse_args()
-    chosen = [one for one in LAYOUTS if not options.words or set(options.words) & set(one.words.split())]
-    rows = [(one, precision, more) for one in chosen for precision, more in one.precisions.items()]
-    share, rest = divmod(options.trials, len(rows))
-    print(f"{'caught':40}{''.join(f'{each:10}' for each in FACTORS)}right  tensor  all   nearest")
-    missed, called_wrong, number = list[str](), list[str](), 0
-    for size in sorted({one.ranks for one in chosen}):
+    layouts = [layout for layout in LAYOUTS if not options.words or set(options.words) & set(layout.words.split())]
+    layouts.sort(key=lambda layout: layout.ranks)
+    rows = [(layout, precision) for layout in layouts for precision in layout.precisions]
+    seeds = range(1, 1 + math.ceil(options.trials / len(rows)))
+    print(f"{'caught':40}{''.join(f'{spoiling:10}' for spoiling in FACTORS)}right")
+    missed, called_wrong = list[str](), list[str]()
+    for size, of_size in groupby(rows, key=lambda row: row[0].ranks):
         with Ranks(size) as ranks:
-            for one, precision, more in (row for row in rows if row[0].ranks == size):
-                params, label = {**one.model, **one.params, **more}, f"{one.words}, {precision}"
-                spoilt = {"name": one.case, "params": params, "tensors": one.tensors, "after": one.after}
+            for layout, precision in of_size:
+                params = {**layout.model, **layout.params, "precision": precision}
+                label = f"{layout.words}, {precision}"
+                spoilt = {"name": layout.case, "params": params, "tensors": layout.tensors, "after": layout.after}
                 unseen = []
-                for only in (None, 0):
-                    found = ranks.call("spoilings:unseen", only=only, **spoilt) if one.tensors else [[]]
+                for only in (None, 0) if layout.tensors else ():
+                    found = ranks.call("spoilings:unseen", only=only, **spoilt)
                     where = "all ranks" if only is None else "one rank"
                     unseen += [f"{label}, {where}: {what}" for what in set.intersection(*map(set, found))]
-                total = 2 * len(one.tensors)
-                caught = [total - sum(what.endswith(each) for what in unseen) for each in FACTORS]
-                seeds = [1 + seed for seed in range(share + (number < rest))]
-                of_ranks = ranks.call("spoilings:times_limit", name=one.case, params=params, seeds=seeds)
-                steps = [step for of_rank in of_ranks for step in of_rank]
-                for seed, *of_seed in zip(seeds, *of_ranks, strict=True):
-                    called_wrong += [f"{label}, seed {seed}"] if any(wrong for wrong, *_ in of_seed) else []
-                _, nearest, name, _ = max(steps, key=lambda step: step[1], default=(0, 0.0, "", 0.0))
-                together = max((step[3] for step in steps), default=0.0)
-                told = "".join(f"{f'{each}/{total}' if total else '-':10}" for each in caught)
-                print(f"{label:40}{told}{len(seeds):5}{nearest:8.2g}{together:6.2f}  {name}", flush=True)
-                missed, number = missed + unseen, number + 1
-    print(f"\nright steps called wrong: {len(called_wrong)}/{options.trials}", *called_wrong, sep="\n  ")
-    total = sum(2 * len(FACTORS) * len(one.tensors) for one, *_ in rows)
+                total = 2 * len(layout.tensors)
+                caught = [f"{total - sum(what.endswith(each) for what in unseen)}/{total}" for each in FACTORS]
+                of_ranks = ranks.call("spoilings:wrong_of_right_steps", name=layout.case, params=params, seeds=seeds)
+                right = [not any(wrong) for wrong in zip(*of_ranks, strict=True)]
+                called_wrong += [f"{label}, seed {seed}" for seed in seeds if not right[seed - 1]]
+                print(f"{label:40}{''.join(f'{text:10}' for text in caught)}{sum(right)}/{len(right)}", flush=True)
+                missed += unseen
+    print(f"\nright steps called wrong: {len(called_wrong)}/{len(seeds) * len(rows)}", *called_wrong, sep="\n  ")
+    total = sum(2 * len(FACTORS) * len(layout.tensors) for layout, _ in rows)
     print(f"wrong gradients not named: {len(missed)}/{total}", *missed, sep="\n  ")
     sys.exit(1 if missed or called_wrong else 0)
 

@@ -62,7 +62,7 @@ def point(ranks: int, name: str, shape: str, checkpointing: str = "none", **para
 EVEN: dict[str, Any] = {"routing": "balanced", "experts": 8}
 POINTS = (
     point(2, "ddp", "tiny", accumulation=2),
-    point(2, "ddp_bf16", "tiny"),
+    point(2, "ddp", "tiny", grad_compression="bf16"),
     *(point(2, "zero1", "tiny", optimizer=how) for how in ("zero_redundancy", "distributed")),
     point(2, "fsdp", "tiny-llama", reshard=False),
     point(2, "fsdp", "tiny", "full"),

@@ -65,10 +65,15 @@ def ddp(world: World) -> TrainingStep:
 
 def halved(world: World) -> TrainingStep:
     """DDP whose gradients are summed in bfloat16."""
-    prepare: Callable[..., TrainingStep] = of_ddp.bf16
+    params = _params("ddp", grad_compression="bf16", no_sync=True)
+    prepare: Callable[..., TrainingStep] = of_ddp.prepare
     if _planted("float32 on the wire"):
-        prepare = prepared(of_ddp.lay_out, strategies.ddp_bf16)
-    return prepare(world, **{"no_sync": True, **_params("ddp_bf16")})
+        prepare = prepared(_lay_out_uncompressed, strategies.ddp)
+    return prepare(world, **params)
+
+
+def _lay_out_uncompressed(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+    return of_ddp.lay_out(model, world, spec, {**params, "grad_compression": "none"})
 
 
 def fsdp(world: World) -> TrainingStep:

@@ -1,4 +1,4 @@
-"""Wrong gradients of single tensors in real steps, and how near right ones come to their limits."""
+"""Wrong gradients of single tensors in real steps."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -12,7 +12,6 @@ from parbench.bench.world.world import World
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import plain_name
 from parbench.workloads.step.layout import local
-from parbench.workloads.step.sampled_parity import SampledParity
 from parbench.workloads.step.training_step import TrainingStep
 
 FACTORS = {"missing": 0.0, "halved": 0.5, "doubled": 2.0, "negated": -1.0}
@@ -93,33 +92,23 @@ def unseen(
 
 def remember_references(step: TrainingStep) -> None:
     """Let a step's gate compute its references once, for weights and a batch that stay as they are."""
-    parity, kept = step._parity, dict[Any, Any]()
-    sampled = isinstance(parity, SampledParity)
-    method = "_alone_in_parts" if sampled else "_reference"
-    compute: Callable[..., Any] = getattr(parity, method)
+    compute: Callable[..., Any] = step._parity._reference
+    references = dict[Any, Any]()
 
-    def reference(*given: Any) -> Any:
-        batch, *of = given if sampled else given[1:]  # a type, and a draw
-        key = *of, batch[0].data_ptr(), len(batch)
-        if key not in kept:
-            kept[key] = compute(*given)
-        return kept[key]
+    def reference(weights: Any, batch: Any, dtype: Any) -> Any:
+        key = dtype, batch[0].data_ptr(), len(batch)
+        if key not in references:
+            references[key] = compute(weights, batch, dtype)
+        return references[key]
 
-    setattr(parity, method, reference)
+    step._parity._reference = reference  # type: ignore[method-assign]
 
 
-def times_limit(world: World, name: str, params: Params, seeds: Iterable[int]) -> list[tuple[int, float, str, float]]:
-    """Return of a right step of each seed how much is called wrong, and distances over their limits.
-
-    They are that of the tensor that comes nearest to its own, whose name is told, and that of all together.
-    """
+def wrong_of_right_steps(world: World, name: str, params: Params, seeds: Iterable[int]) -> list[int]:
+    """Return how much is called wrong of the first step of each seed, which is right."""
     found = []
     for seed in seeds:
         step = prepared(world, name, params, seed)
-        wrong = step.check()
-        every = {one.name: one.times_limit for one in step._parity.compared}
-        together = every.pop("all parameters", 0.0)
-        nearest = max(every, key=lambda name: every[name])
-        found.append((wrong, every[nearest], nearest, together))
+        found.append(step.check())
         step.close()
     return found

@@ -2,35 +2,26 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from ranks import Ranks
-from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed import distributed_c10d
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from training_steps import OF_NAME, Params, sent_and_expected, small
 
 from parbench.bench.rank.runner import load_target
-from parbench.bench.world.torch_compat import group_named
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
-from parbench.workloads.data_parallel.fsdp import shard, what_stays_exposed
-from parbench.workloads.step.layout import Layout, local, make_mesh, whole
-from parbench.workloads.step.sent_bytes import Counted, SentCall, counted
+from parbench.workloads.step.layout import local
+from parbench.workloads.step.sent_bytes import SentCall, counted
 from parbench.workloads.step.training_step import TrainingStep
 
 NUM_SMALL = 27_936  # 2 (2 h^2 + h^2 + 8 h^2 + 4 h + 3 h + h / 2 + 4 h) + (2 * 64 + 16) h + 2 h with h = 32
 ACTIVATION = 2 * 16 * 32 * 4
 FSDP = ("zero2", "zero3", "hsdp")
+COMPRESSED = {"grad_compression": "bf16"}
 DISTRIBUTED = {"optimizer": "distributed"}
 Variants = list[tuple[str, Params]]
 MAKE_GROUPS = ["hsdp", "tp_fsdp", "ep_step", "pp", "cp", "hybrid"]
@@ -57,35 +48,9 @@ def calls_of(world: World, variants: Variants) -> list[list[SentCall]]:
     return found
 
 
-HOOKS: dict[str, Callable[[Tensor, World], Tensor]] = {
-    "averaged": lambda buffer, world: buffer / world.size,
-    "summed": lambda buffer, world: buffer,
-    "travels in bfloat16": lambda buffer, world: (buffer / world.size).bfloat16().float(),
-    "of rank 0 twice": lambda buffer, world: buffer * (1 - world.rank),
-}
-
-
-def wrong_of_hooks(world: World) -> dict[str, int]:
-    """Return how much is wrong in a check alone where DDP sums what each hook makes of each bucket."""
-    found = {}
-    for name, change in HOOKS.items():
-        step = stepped(small(world, "ddp", {}))
-
-        def summed(_: object, bucket: GradBucket, change: Any = change) -> torch.futures.Future[Tensor]:
-            changed = change(bucket.buffer(), world)
-            dist.all_reduce(changed, group=world.group)
-            done: torch.futures.Future[Tensor] = torch.futures.Future()
-            done.set_result(changed)
-            return done
-
-        cast(DistributedDataParallel, step.layout.module).register_comm_hook(None, summed)
-        found[name] = step.check()
-    return found
-
-
 def wrong_of_narrower_gradients(world: World) -> dict[str, int]:
     """Return how much is wrong where gradients are summed in float8, of two microbatches, and of one of them."""
-    step = stepped(small(world, "ddp_bf16", {"accumulation": 2}))
+    step = stepped(small(world, "ddp", {**COMPRESSED, "accumulation": 2}))
     found, mine = {"bfloat16": step.check()}, step._mine
     step._mine = (mine[0], mine[0])
     found["one twice"] = step.check()
@@ -94,48 +59,6 @@ def wrong_of_narrower_gradients(world: World) -> dict[str, int]:
     weight.register_hook(lambda gradient: gradient.to(torch.float8_e4m3fn).to(gradient.dtype))  # type: ignore[no-untyped-call]
     found["float8 of one"] = step.check()
     return found
-
-
-def wrong_without_sync(world: World) -> dict[str, int]:
-    """Return how much is wrong in a check alone whose gradients, or one parameter's, stay on their ranks."""
-    found = {}
-    for precision in ("float32", "bfloat16"):
-        step = stepped(small(world, "ddp", {"precision": precision, "accumulation": 2}))
-        with cast(DistributedDataParallel, step.layout.module).no_sync():
-            found[f"ddp {precision}"] = step.check()
-    step = stepped(small(world, "zero1", DISTRIBUTED))
-    object.__setattr__(step.layout, "gather_gradients", lambda: None)
-    found["gradients that were not scattered"] = step.check()
-    for name in FSDP:
-        step = stepped(small(world, name, {}))
-        cast(FSDPModule, step.layout.model).set_requires_gradient_sync(False)
-        found[name] = step.check()
-        step.close()
-    step = small(world, "ddp", {})
-    module = cast(DistributedDataParallel, step.layout.module)
-    module._set_params_and_buffers_to_ignore_for_model(step.layout.model, ["head.weight"])  # type: ignore[no-untyped-call]
-    alone = DistributedDataParallel(step.layout.model, process_group=world.group)
-    object.__setattr__(step.layout, "module", alone)
-    step.reset()
-    found["a parameter left out"] = step.check()
-    return found
-
-
-def gathers_before_each_layer(world: World, case: str, prefetch: str) -> list[int]:
-    """Return how many gathers have been issued when the embedding and each layer of a forward pass begin to compute."""
-    step = small(world, case, {"prefetch": prefetch, "layers": 3})
-    step.step()
-    issued: list[int] = []
-    with Counted(step.layout.axes) as mode:
-
-        def note(module: nn.Module, args: object) -> None:
-            issued.append(len([call for call in mode.calls if call.op == "all_gather"]))
-
-        for name in ("tokens", *(f"layers.{number}.attention_norm" for number in range(3))):
-            step.layout.model.get_submodule(name).register_forward_pre_hook(note)
-        step._forward()
-    step.close()
-    return issued
 
 
 def zero1_bytes(world: World, variants: list[Params]) -> list[tuple[float, float, float]]:
@@ -168,40 +91,6 @@ def parts_held(world: World, name: str) -> dict[str, tuple[int, int]]:
     found = {key: (p.numel(), local(p).numel()) for key, p in parameters.items() if isinstance(p, DTensor)}
     step.close()
     return found
-
-
-def meshes(world: World) -> tuple[list[float], list[float], list[int], bool]:
-    """Return a distributed tensor whole and in part, the sizes of a mesh's axes, and whether the world was made."""
-    mesh, _ = make_mesh(world, dp=world.size)
-    tensor = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
-    mesh, made = make_mesh(world, outer=1, inner=world.size)
-    sizes = [mesh.get_group(name).size() for name in ("outer", "inner")]
-    return whole(tensor).tolist(), local(tensor).tolist(), sizes, distributed_c10d._get_default_group() in made
-
-
-def groups_around_close(world: World, has_axes: bool) -> tuple[int, int, float]:
-    """Return how many groups more there are during and after a layout, one of whose two axes is the world; a sum."""
-    before = len(distributed_c10d._world.pg_map)
-    mesh, made = make_mesh(world, outer=1, inner=world.size) if has_axes else (None, ())
-    model = nn.Linear(2, 2)
-    layout = Layout(
-        module=model,
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters()),
-        axes={"inner": world.group if mesh is None else mesh.get_group("inner")},
-        data_rank=0,
-        data_size=1,
-        made_groups=made,
-    )
-    while_open = len(distributed_c10d._world.pg_map)
-    names = [group.group_name for group in made]
-    layout.close()
-    for name in names:
-        with pytest.raises(RuntimeError):
-            group_named(name)
-    total = torch.ones(1)
-    torch.distributed.all_reduce(total, group=world.group)
-    return while_open - before, len(distributed_c10d._world.pg_map) - before, float(total)
 
 
 def left_behind(world: World, names: list[str]) -> dict[str, list[tuple[int, int]]]:
@@ -243,28 +132,12 @@ def test_every_option_computes_what_one_process_would_and_sends_what_the_closed_
         ("zero2", {"prefetch": "explicit", "vocabulary": 61}),
         ("zero3", {"prefetch": "explicit", "accumulation": 2, "no_sync": True, "precision": "bfloat16"}),
         ("hsdp", {"prefetch": "explicit", "accumulation": 2, "checkpointing": "full"}),
-        ("ddp_bf16", {"accumulation": 3, "vocabulary": 61}),
-        ("ddp_bf16", {"bucket_mb": 0.001, "precision": "bfloat16"}),
-        ("ddp_bf16", {"compute": "timed:1ms"}),
+        ("ddp", {**COMPRESSED, "accumulation": 3, "vocabulary": 61}),
+        ("ddp", {**COMPRESSED, "bucket_mb": 0.001, "precision": "bfloat16"}),
+        ("ddp", {**COMPRESSED, "compute": "timed:1ms"}),
         ("zero1", {**DISTRIBUTED, "accumulation": 2, "vocabulary": 61, "kv_heads": 4}),
         ("zero1", {**DISTRIBUTED, "bucket_mb": 0.001, "precision": "bfloat16", "checkpointing": "full"}),
         ("zero1", {**DISTRIBUTED, "compute": "timed:1ms"}),
-    ]
-    assert_right_and_as_told(two_ranks, variants)
-
-
-@pytest.mark.full
-def test_so_does_every_pair_of_options(two_ranks: Ranks) -> None:
-    accumulating = [{"precision": precision, "accumulation": 2} for precision in ("float32", "bfloat16")]
-    variants: Variants = [
-        *(("ddp", {**given, "no_sync": no_sync}) for given in accumulating for no_sync in (True, False)),
-        *(("ddp", {"static_graph": True, **given}) for given in ({}, {"precision": "bfloat16"})),
-        *(
-            (name, {**given, "prefetch": prefetch, **({} if name == "hsdp" else {"no_sync": True})})
-            for name in FSDP
-            for given in accumulating
-            for prefetch in ("default", "explicit")
-        ),
     ]
     assert_right_and_as_told(two_ranks, variants)
 
@@ -290,15 +163,6 @@ def test_gradients_that_lose_more_than_bfloat16_does_are_wrong(two_ranks: Ranks)
         assert all(found.values()), found
 
 
-@pytest.mark.full
-def test_wrong_sums_are_caught_and_only_they(two_ranks: Ranks) -> None:
-    one, other = two_ranks.call("test_parallelisms:wrong_of_hooks")
-    assert (one.pop("averaged"), other.pop("averaged")) == (0, 0)
-    assert all(one[hook] or other[hook] for hook in one), (one, other)
-    one, other = two_ranks.call("test_parallelisms:wrong_without_sync")
-    assert all(one[case] or other[case] for case in one), (one, other)
-
-
 def test_torchs_zero1_sends_the_parameters_once_more_than_ddp_and_says_so(two_ranks: Ranks) -> None:
     """Psi e more than 2 Psi e (n-1)/n a synchronisation, which is Psi e on two ranks."""
     variants = [{"accumulation": 1, "vocabulary": 61}, {"accumulation": 2, "precision": "bfloat16"}]
@@ -309,12 +173,6 @@ def test_torchs_zero1_sends_the_parameters_once_more_than_ddp_and_says_so(two_ra
     assert first + second == psi, "each moment is held by one rank"
     assert abs(first - second) < 0.2 * psi
     assert [note for note in notes if "broadcasts every parameter" in note]
-
-
-@pytest.mark.full
-def test_torchs_zero1_sends_a_broadcast_more_on_four_ranks_too(four_ranks: Ranks) -> None:
-    for [(sent, expected, torchs)] in four_ranks.call("test_parallelisms:zero1_bytes", variants=[{"accumulation": 1}]):
-        assert sent == torchs == expected
 
 
 def test_a_distributed_optimizer_sends_each_padded_bucket_twice_and_holds_a_share_of_each_moment(
@@ -343,41 +201,6 @@ def test_fsdp_gathers_as_often_as_each_name_says(two_ranks: Ranks) -> None:
             assert (counts[axis, "all_gather"], counts[axis, "reduce_scatter"]) == (gathers, 3), name
 
 
-@pytest.mark.full
-def test_explicit_prefetch_gathers_one_layer_ahead_of_the_roots_and_a_layers_own(two_ranks: Ranks) -> None:
-    for name in FSDP:
-        for prefetch, gathers in (("default", [1, 2, 3, 4]), ("explicit", [2, 3, 4, 4])):
-            found = two_ranks.call("test_parallelisms:gathers_before_each_layer", case=name, prefetch=prefetch)
-            assert found == [gathers] * 2, (name, prefetch)
-
-
-@pytest.mark.parametrize(("device", "asynchronous"), [("cpu", [True]), ("cuda", [])])
-def test_explicit_prefetch_leaves_a_gpu_fsdps_own_streams(
-    monkeypatch: pytest.MonkeyPatch, device: str, asynchronous: list[bool]
-) -> None:
-    found: list[bool] = []
-    prefetched: list[object] = []
-    wrapped: Any = SimpleNamespace(
-        _set_unshard_async_op=lambda async_op: found.append(async_op),
-        set_modules_to_forward_prefetch=prefetched.append,
-        set_modules_to_backward_prefetch=prefetched.append,
-    )
-    monkeypatch.setattr("parbench.workloads.data_parallel.fsdp.fully_shard", lambda *_, **__: wrapped)
-    model: Any = SimpleNamespace(layers=[nn.Linear(1, 1) for _ in range(3)])
-    mesh: Any = SimpleNamespace(device_type=device)
-    shard(model, mesh, lambda part, name: None, reshard=True, prefetch="explicit")
-    assert (found, len(prefetched)) == (asynchronous, 6)
-
-
-def test_a_row_names_what_stays_exposed_on_gloo_and_says_nothing_elsewhere() -> None:
-    gloo, nccl = (cast(World, SimpleNamespace(backend=backend)) for backend in ("gloo", "nccl"))
-    (default,), (explicit,) = (what_stays_exposed(gloo, prefetch) for prefetch in ("default", "explicit"))
-    assert "reduce_scatter blocks" in default
-    assert "prefetches no all_gather" in default
-    assert "the first all_gather" in explicit
-    assert what_stays_exposed(nccl, "default") == ()
-
-
 def test_a_tensor_parallel_layer_holds_half_of_every_matrix_and_sends_four_activations(two_ranks: Ranks) -> None:
     """With the sequence sharded they are gathered and scattered, and gathered once at each end."""
     for whole_ones, sharded in two_ranks.call("test_parallelisms:calls_of", variants=[("tp", {}), ("tp_sp", {})]):
@@ -393,18 +216,6 @@ def test_a_tensor_parallel_layer_holds_half_of_every_matrix_and_sends_four_activ
             assert all(mine * 2 == all_of_it for all_of_it, mine in (held[key] for key in matrices))
 
 
-def test_a_mesh_has_tensors_whole_and_in_part_and_does_not_make_the_world(two_ranks: Ranks) -> None:
-    expected = [([0, 1, 2, 3], part, [1, 2], False) for part in ([0, 1], [2, 3])]
-    assert two_ranks.call("test_parallelisms:meshes") == expected
-    tensor = torch.ones(2)
-    assert whole(tensor) is local(tensor) is tensor
-
-
-def test_a_closed_layout_gives_back_the_groups_that_were_made_for_it_alone(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_parallelisms:groups_around_close", has_axes=True) == [(1, 0, 2)] * 2
-    assert two_ranks.call("test_parallelisms:groups_around_close", has_axes=False) == [(0, 0, 2)] * 2
-
-
 def assert_nothing_left(ranks: Ranks, names: list[str]) -> None:
     for found in ranks.call("test_parallelisms:left_behind", names=names):
         for name, (_, (threads, tensors), (last_threads, last_tensors)) in found.items():
@@ -415,8 +226,3 @@ def assert_nothing_left(ranks: Ranks, names: list[str]) -> None:
 @pytest.mark.full
 def test_a_step_that_is_closed_leaves_nothing_behind(two_ranks: Ranks) -> None:
     assert_nothing_left(two_ranks, MAKE_GROUPS)
-
-
-@pytest.mark.full
-def test_nor_does_one_that_makes_no_groups(two_ranks: Ranks) -> None:
-    assert_nothing_left(two_ranks, [name for name in OF_NAME if name not in MAKE_GROUPS])

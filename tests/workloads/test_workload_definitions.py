@@ -5,26 +5,25 @@ from dataclasses import replace
 
 import pytest
 from ranks import Ranks
-from refusals import refusal as refused
 from training_steps import OF_NAME, wrong_after_a_step
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Definition
 from parbench.bench.plan.catalogue import DEFINITIONS as OPERATIONS
-from parbench.bench.plan.params import Param, Value
+from parbench.bench.plan.params import Value
 from parbench.bench.rank.runner import load_target
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.costs.parameter_table import layer_weights, num_parameters
-from parbench.workloads.model.shapes import COMMON, COMPUTE, MODEL, SHAPES, Shape, parse_compute, shape_of
+from parbench.workloads.model.shapes import COMPUTE, MODEL, SHAPES, Shape, parse_compute, shape_of
 
 OVERRIDES = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary"]
 EXPERTS_ALONE = ["ep_dispatch", "ep_layer"]
 """No whole steps: they share fewer parameters."""
 AXES = {
-    **{key: ["dp"] for key in ["ddp", "ddp_bf16", "zero1", "fsdp"]},
+    **{key: ["dp"] for key in ["ddp", "zero1", "fsdp"]},
     "hsdp": ["replicate", "shard"],
     **{key: ["tp"] for key in ["tp", "tp_sp"]},
     "tp_fsdp": ["dp", "tp"],
@@ -57,15 +56,8 @@ def prepared_by_defaults(world: World) -> dict[str, tuple[list[int], list[str], 
     return found
 
 
-def errors_of(world: World, asked: list[tuple[str, dict[str, Value]]]) -> list[str]:
-    return [
-        refused(load_target(OF_NAME[name].target), world, **{**OF_NAME[name].whole({}), **params})
-        for name, params in asked
-    ]
-
-
 def test_every_parallelism_is_declared_once_and_takes_a_world_and_its_parameters() -> None:
-    of_layers = ["ddp", "ddp_bf16", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp"]
+    of_layers = ["ddp", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp"]
     assert list(OF_NAME) == [*of_layers, *EXPERTS_ALONE, "ep_step", "pp", "cp", "hybrid"]
     assert len({definition.target for definition in DEFINITIONS}) == len(DEFINITIONS)
     names = [definition.name.partition(".")[2] for definition in (*OPERATIONS, *DEFINITIONS)]
@@ -76,39 +68,6 @@ def test_every_parallelism_is_declared_once_and_takes_a_world_and_its_parameters
         assert definition.help, name
         assert all(param.help for param in definition.params), name
         assert len({param.name for param in definition.params}) == len(definition.params), name
-
-
-def test_what_all_steps_share_is_declared_of_each_and_experts_alone_take_nothing_that_would_mean_nothing() -> None:
-    """A pipeline has microbatches anyway, and so have meshes: they accumulate no others."""
-    for name, definition in OF_NAME.items():
-        declared = {param.name for param in definition.params}
-        if name in EXPERTS_ALONE:
-            assert not declared & {"accumulation", "checkpointing", "aux", "fsdp"}, name
-            assert ("compute" in declared) == (name == "ep_layer")
-        else:
-            common = [param for param in COMMON if name not in ("pp", "hybrid") or param.name != "accumulation"]
-            assert list(definition.params[: len(common)]) == common, name
-
-
-def test_a_case_of_defaults_is_the_same_with_every_default_written_out_and_other_values_have_another_id() -> None:
-    """What was measured before a parameter was added keeps its id."""
-    for name, definition in OF_NAME.items():
-        plain, written_out = definition.case({}), {param.name: param.default for param in definition.params}
-        assert plain.whole == written_out == definition.whole(plain.params), name
-        for param in (param for param in definition.params if param.optional):
-            assert param.name not in plain.params, (name, param.name)
-            assert definition.case({param.name: param.default}).id == plain.id, (name, param.name)
-            assert definition.case({param.name: another(param)}).id != plain.id, (name, param.name)
-
-
-def another(param: Param) -> Value:
-    if param.kind == "bool":
-        return not param.default
-    if param.choices:
-        return next(choice for choice in param.choices if choice != param.default)
-    if param.name == "order":
-        return "0F0,0B0;1F0,1B0"
-    return "timed:5ms" if isinstance(param.default, str) else int(param.default) + 1
 
 
 @pytest.mark.full
@@ -132,15 +91,6 @@ def test_a_model_that_cannot_be_built_is_refused_by_every_step() -> None:
             assert refusal(name, 2, compute="fast") == fast, name
             assert refusal(name, 2, compute="timed:20 apples") is not None, name
             assert refusal(name, 2, compute="timed:20ms") is None, name
-
-
-def test_a_value_that_is_none_of_a_parameters_is_refused_by_name() -> None:
-    wrong: dict[str, Value] = {"shape": "huge", "precision": "float8", "checkpointing": "some", "recipe": "bert"}
-    wrong |= {**dict.fromkeys(OVERRIDES, -1), "microbatch": 0, "accumulation": 0}
-    own: list[tuple[str, str, Value]] = [("ddp", "bucket_mb", 0), ("tp_fsdp", "tp", 0), ("fsdp", "prefetch", "some")]
-    for step, param, value in [*((step, param, value) for step in OF_NAME for param, value in wrong.items()), *own]:
-        with pytest.raises(UserError, match=param):
-            OF_NAME[step].case({param: value})
 
 
 def test_what_does_not_divide_among_the_ranks_is_refused_with_its_numbers_and_nothing_else_is() -> None:
@@ -169,7 +119,7 @@ def test_what_does_not_divide_among_the_ranks_is_refused_with_its_numbers_and_no
 def test_steps_that_gloo_does_not_carry_on_gpus_are_refused() -> None:
     spec = WorldSpec(nproc=2, backend="gloo", device="cuda")
     refused = {name: one.refuse(one.whole({"shape": "tiny"}), spec) for name, one in OF_NAME.items()}
-    assert {name for name, told in refused.items() if told is None} == {"ddp", "ddp_bf16", "zero1", "ep_dispatch"}
+    assert {name for name, told in refused.items() if told is None} == {"ddp", "zero1", "ep_dispatch"}
     for name, told in refused.items():
         assert told is None or told.startswith("gloo carries no CUDA tensors in what " + name), told
     cp = OF_NAME["cp"]
@@ -198,19 +148,6 @@ def test_a_mesh_of_two_axes_is_the_world() -> None:
         (4, 4, None),
     ]:
         assert refusal("hsdp", nproc, shard=shard) == told, (nproc, shard)
-
-
-def test_what_is_not_refused_before_is_refused_by_the_target_in_the_same_words(two_ranks: Ranks) -> None:
-    told = {
-        "hidden(130) % heads(4) != 0": ("ddp", {"hidden": 130}),
-        "compute = 'fast' is not allowed": ("fsdp", {"compute": "fast"}),
-        "checkpointing = 'some' is not allowed: checkpointing is none, selective, full": (
-            "ddp",
-            {"checkpointing": "some"},
-        ),
-    }
-    for errors in two_ranks.call("test_workload_definitions:errors_of", asked=list(told.values())):
-        assert [error.startswith(words) for error, words in zip(errors, told, strict=True)] == [True] * 3, errors
 
 
 def test_a_step_computes_or_waits_for_a_duration() -> None:

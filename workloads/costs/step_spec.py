@@ -35,8 +35,8 @@ class StepSpec:
     ``sequence_parallel`` shards over ``tp`` what lies between the blocks; of embedding and head ``tp`` splits, as
     ``ends`` says, the vocabulary, the tokens, or nothing. ``own_tokens``: ranks of ``tp`` take other tokens but in
     attention. ``drawn`` are the sequences of which a microbatch is a view. ``overlaps``: gradients or parameters
-    travel beside compute, ``prefetches`` parameters on gloo as well. ``axis_names`` are shown for axes. ``sampled``
-    steps are too large for one process's beside them: the gate looks at some of their layers.
+    travel beside compute, ``prefetches`` parameters on gloo as well. ``axis_names`` are shown for axes. Where not
+    ``reference_fits``, a single process of this size does not fit in memory next to the step.
     """
 
     shape: Shape
@@ -70,7 +70,7 @@ class StepSpec:
     overlaps: bool = False
     prefetches: bool = False
     axis_names: Mapping[str, str] = field(default_factory=dict)
-    sampled: bool = False
+    reference_fits: bool = True
 
     @staticmethod
     def of(params: Mapping[str, Value], device: str = "cpu") -> "StepSpec":
@@ -87,7 +87,7 @@ class StepSpec:
             timed_seconds=shapes.parse_compute(str(given["compute"])),
             ends="whole",
             sequence_parallel=False,
-            sampled=given.get("check") == shapes.SAMPLED,
+            reference_fits=given.get("check") != shapes.SMALL,
         )
 
     def size(self, *axes: str) -> int:

@@ -23,19 +23,22 @@ Strategy = Callable[[Params, int, str], StepSpec]
 
 def ddp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
+    compresses = compresses_gradients(params)
     return replace(
         spec,
         mesh={"dp": ranks},
+        reduced_bytes=2 if compresses else 0,
         bucket_bytes=int(float(params.get("bucket_mb", BUCKET.default)) * 2**20),
-        each_microbatch=not params.get("no_sync"),
+        each_microbatch=not params.get("no_sync") and not compresses,
         drawn=ranks * spec.num_sequences,
         overlaps=True,
         prefetches=params.get("prefetch") == "explicit",
     )
 
 
-def ddp_bf16(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
-    return replace(ddp(params, ranks, device), reduced_bytes=2, each_microbatch=False)
+def compresses_gradients(params: Params) -> bool:
+    """Return True where DDP sums gradients in bfloat16."""
+    return params.get("grad_compression") == "bf16"
 
 
 def zero1(params: Params, ranks: int, device: str = "cpu") -> StepSpec:

@@ -1,13 +1,12 @@
-"""DistributedDataParallel: every rank holds the whole model; gradients are summed in buckets under backward.
+"""DistributedDataParallel: every rank holds the whole model; gradients are summed in buckets during backward.
 
-In bfloat16 they travel by torch's compressing communication hook, half the bytes of float32, and are summed once a
-step, after the last microbatch: summed after each, what is there already would be rounded anew.
+With ``grad_compression=bf16`` torch's communication hook halves their bytes. They are then summed once per step, after
+the last microbatch: a sum after each microbatch would round the accumulated gradients each time.
 """
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -27,24 +26,25 @@ from parbench.workloads.step.layout import Layout
 
 def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
     """Wrap the model; with ``no_sync`` only the last microbatch's backward pass sums gradients."""
-    no_sync = bool(params["no_sync"])
+    compresses = strategies.compresses_gradients(params)
+    no_sync = bool(params["no_sync"]) or compresses
     ddp = wrap(model, world, float(params["bucket_mb"]), static_graph=bool(params["static_graph"]))
 
     def gradient_sync(last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or not no_sync else ddp.no_sync()
 
-    layout = Layout.of(spec, world, model, {"dp": world.group}, module=ddp)
-    return replace(layout, gradient_sync=gradient_sync, details={"bucket_mb": params["bucket_mb"]})
-
-
-def lay_out_bf16(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
-    layout = lay_out(model, world, spec, {**params, "no_sync": True})
-
     def compress(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        return bf16_compress_hook(group, bucket)  # which DDP takes by its own name on CUDA alone
+        return bf16_compress_hook(group, bucket)  # DDP accepts torch's own function on CUDA only
 
-    cast(DistributedDataParallel, layout.module).register_comm_hook(world.group, compress)
-    return replace(layout, reduced_dtype=torch.bfloat16)
+    if compresses:
+        ddp.register_comm_hook(world.group, compress)
+    layout = Layout.of(spec, world, model, {"dp": world.group}, module=ddp)
+    return replace(
+        layout,
+        gradient_sync=gradient_sync,
+        reduced_dtype=torch.bfloat16 if compresses else None,
+        details={"bucket_mb": params["bucket_mb"]},
+    )
 
 
 def wrap(model: nn.Module, world: World, bucket_mb: float, *, static_graph: bool = False) -> DistributedDataParallel:
@@ -60,4 +60,3 @@ def wrap(model: nn.Module, world: World, bucket_mb: float, *, static_graph: bool
 
 
 prepare = prepared(lay_out, strategies.ddp)
-bf16 = prepared(lay_out_bf16, strategies.ddp_bf16)

@@ -163,7 +163,6 @@ class EpStep(MixtureStep):
             reference_model=self._routes.reference_model,
             reference_loss=self._routes.reference_loss,
             reference_begin=self._routes.reference_begin,
-            reference_aux=moe_layer.aux_loss,
             made_groups=(*around.made_groups, *groups.values()),
             details={},
             notes=tuple(notes),

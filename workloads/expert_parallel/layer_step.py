@@ -22,7 +22,7 @@ from parbench.workloads.expert_parallel.routes import Routes
 from parbench.workloads.model.timed_compute import TimedCompute
 from parbench.workloads.model.transformer import fill, generator
 from parbench.workloads.step.layout import dtype_of, end_groups, whole
-from parbench.workloads.step.parity import compare, moved
+from parbench.workloads.step.parity import compare, norm_of_all
 from parbench.workloads.step.probe import run_probes
 
 Layer = TypeVar("Layer", bound=MoeLayer)
@@ -157,8 +157,9 @@ class LayerStep(Scope):
         found = {"out": self._out.detach(), "input": self.x.grad, **_gradients_of(self.layer)}
         right = {name: tensor for name, tensor in found.items() if tensor is not None}
         dtype = dtype_of(self.spec)
-        narrow = None if dtype == torch.float32 else dtype
-        compared = compare(right, self._reference(torch.float32, 0), self._reference, narrow)
+        reference = self._reference(torch.float32)
+        low_precision = None if dtype == torch.float32 else self._reference(dtype)
+        compared = list(compare(right, reference, low_precision, norm_of_all(reference.values())))
         self._differences = [str(one) if one.name == "out" else f"gradient of {one}" for one in compared if one.wrong]
         return sum(one.wrong for one in compared)
 
@@ -182,17 +183,14 @@ class LayerStep(Scope):
         super()._draw()
         self.x.requires_grad_()
 
-    def _reference(self, dtype: torch.dtype, draw: int) -> dict[str, Tensor]:
-        """Return one process's output and gradients: experts' of all sources of this copy, the rest of this rank.
-
-        ``draw`` is of their rounding.
-        """
+    def _reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return one process's output and gradients: experts' of all sources of this copy, the rest of this rank."""
         alone = self._made(DenseMoe, replace(self.moe, ep=1, etp=1), dtype)
         expected: dict[str, Tensor] = {}
         for source in self._axes.sources:
             alone.zero_grad()
             self._routes.give({0: alone}, source, whole=True)
-            x = moved(self.drawn_of("tokens", source).to(dtype), "tokens", draw).requires_grad_()
+            x = self.drawn_of("tokens", source).to(dtype).requires_grad_()
             out = alone(x)
             out.backward(self.drawn_of("gradients", source).to(dtype))
             mine = source == self._world.rank

@@ -117,7 +117,7 @@ class Routes:
 
     def count_misrouted(self, batch: Tensor) -> int:
         """Return how many tokens, in all layers together, took what one process's router would not; once."""
-        if self._misrouted_counted or self.spec.sampled:
+        if self._misrouted_counted or not self.spec.reference_fits:
             return 0
         self._misrouted_counted = True
         dtype, wrong = dtype_of(self.spec), 0

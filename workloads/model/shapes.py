@@ -123,9 +123,9 @@ CHECKPOINTING = choice("checkpointing", "what forward drops and backward compute
 REAL, TIMED = "real", "timed:"
 _WAITED = "real, or timed:DURATION: ranks wait instead of computing, so long for the forward of a microbatch"
 COMPUTE = Param(name="compute", kind="str", default=REAL, optional=True, help=_WAITED)
-WHOLE, SAMPLED = "whole", "sampled"
-_CHECKED = "verify against one process: the whole model, or a small one and some layers; auto: whole if it fits"
-CHECK = choice("check", _CHECKED, "auto", WHOLE, SAMPLED)
+WHOLE, SMALL = "whole", "small"
+_CHECKED = "verify against one process: the whole model, or a small model of the same recipe; auto: whole if it fits"
+CHECK = choice("check", _CHECKED, "auto", WHOLE, SMALL)
 COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE, CHECK)
 """What all training steps have."""
 BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="size of a gradient bucket in MiB")

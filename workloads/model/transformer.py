@@ -6,7 +6,7 @@ functions of a seed and a name or a step alone, so that every layout of ranks st
 """
 
 import zlib
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -150,24 +150,22 @@ def outline(shape: Shape, dtype: torch.dtype) -> Transformer:
         return Transformer(shape).to(dtype)
 
 
-def materialise(module: nn.Module, seed: int, device: torch.device, name: str = "", given: Container[str] = ()) -> None:
-    """Put what is still on the meta device on this one, with its weights, but for those that will be ``given``.
+def materialise(module: nn.Module, seed: int, device: torch.device, name: str = "") -> None:
+    """Move the parts that are on the meta device to this one, and initialize their weights.
 
-    ``name`` is the module's in the whole model. A layer that is materialised right before it is sharded is the only
+    ``name`` is the module's name in the model. A layer that is materialised right before it is sharded is the only
     one that is whole.
     """
     for place, part in module.named_modules(prefix=name):
         if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
             part.to_empty(device=device, recurse=False)
-            fill(part, seed, place, given)
+            fill(part, seed, place)
 
 
-def fill(module: nn.Module, seed: int, name: str = "", given: Container[str] = ()) -> None:
+def fill(module: nn.Module, seed: int, name: str = "") -> None:
     """Give every parameter its weights, a function of (seed, name) alone; a DTensor takes its own part of them."""
     with torch.no_grad():
         for place, parameter in module.named_parameters(prefix=name):
-            if place in given:
-                continue
             weights = draw_weights(place, parameter.shape, seed, parameter.device)
             if isinstance(parameter, DTensor):
                 mine = distribute_tensor(weights, parameter.device_mesh, parameter.placements, src_data_rank=None)

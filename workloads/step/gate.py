@@ -1,6 +1,6 @@
-"""Which gate a step passes: one process's whole model beside it, or a small shape of the recipe and samples at size.
+"""How a step is verified: against a single process of its size, or by a small model where that does not fit in memory.
 
-What decides is arithmetic: what ``check_memory`` says of a rank, and the memory that is free before the step is made.
+The choice compares ``check_memory`` of each rank with the memory that is free before the step is built.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from parbench.bench.machine.machine import available_memory_bytes
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Value
 from parbench.bench.world.world import World
-from parbench.workloads.costs.check_memory import ROOM, check_memory
+from parbench.workloads.costs.check_memory import FRAGMENTATION_MARGIN, check_memory
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.costs.strategies import Strategy
-from parbench.workloads.model.shapes import SAMPLED, WHOLE
+from parbench.workloads.model.shapes import SMALL, WHOLE
 from parbench.workloads.step.training_step import LayOut, TrainingStep
 
 Step = TypeVar("Step", bound=TrainingStep)
@@ -23,7 +23,7 @@ _HEAD_SIZE, _TOKENS, _VOCABULARY = 16, 64, 512
 
 
 def prepared(lay_out: LayOut, strategy: Strategy, *, outlined: bool = False) -> Callable[..., TrainingStep]:
-    """Return what prepares the step of a layout, behind its gate."""
+    """Return a function that builds the verified step of a layout; see ``behind_gate``."""
 
     def make(world: World, params: Params) -> TrainingStep:
         return TrainingStep(world, params, lay_out, strategy, outlined=outlined)
@@ -32,27 +32,26 @@ def prepared(lay_out: LayOut, strategy: Strategy, *, outlined: bool = False) -> 
 
 
 def behind_gate(make: Callable[[World, Params], Step], strategy: Strategy) -> Callable[..., Step]:
-    return lambda world, **params: gated(make, world, params, strategy)
+    """Return a function that builds a step, after a small model was verified where the reference does not fit."""
 
+    def build(world: World, **params: Value) -> Step:
+        spec = strategy(params, world.size, world.device.type)
+        check = str(params.get("check", "auto"))
+        if check == "auto":
+            fits = check_memory(spec.at(world.rank)) <= FRAGMENTATION_MARGIN * free_bytes(world)
+            check = WHOLE if all(world.gather(fits)) else SMALL
+        if check == WHOLE or spec.timed:
+            return make(world, {**params, "check": WHOLE})
+        small = make(world, {**params, **small_shape(spec, params, world.size), "check": WHOLE})
+        small.reset()
+        small.step()
+        wrong, differences = small.check(), [f"on a small model: {text}" for text in small.differences()]
+        small.close()
+        step = make(world, {**params, "check": SMALL})
+        step.small_model_wrong, step.small_model_differences = wrong, tuple(differences)
+        return step
 
-def gated(make: Callable[[World, Params], Step], world: World, params: Params, strategy: Strategy) -> Step:
-    """Return the step; of one that is sampled, after a small shape of its recipe was checked whole."""
-    spec = strategy(params, world.size, world.device.type)
-    check = str(params.get("check", "auto"))
-    if check == "auto":
-        fits = spec.timed or check_memory(spec.at(world.rank)).whole <= ROOM * free_bytes(world)
-        check = WHOLE if all(world.gather(fits)) else SAMPLED
-    given = {**params, "check": check}
-    if check == WHOLE or spec.timed:
-        return make(world, {**given, "check": WHOLE})
-    small = make(world, {**given, **small_shape(spec, params, world.size), "check": WHOLE})
-    small.reset()
-    small.step()
-    wrong, differences = small.check(), tuple(f"on a small shape: {one}" for one in small.differences())
-    small.close()
-    step = make(world, given)
-    step.found_small = wrong, differences
-    return step
+    return build
 
 
 def free_bytes(world: World) -> float:

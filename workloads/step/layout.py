@@ -53,7 +53,7 @@ class Layout:
     ``replica_group`` holds the same parameters as this rank: all ranks where nothing else is said, nobody where stages
     are. ``reference_model`` outlines the model of a single process and ``reference_loss`` is its mean loss over a
     global batch, where they are not the Transformer's; ``reference_begin`` tells it the number of the microbatch that
-    comes, ``reference_aux`` is what a layer adds, by the mean over layers, to the loss.
+    comes.
     """
 
     module: nn.Module
@@ -74,7 +74,6 @@ class Layout:
     reference_model: Callable[[torch.dtype], nn.Module] | None = None
     reference_loss: Callable[[nn.Module, Tensor], Tensor] = loss_of
     reference_begin: Callable[[nn.Module, int], None] | None = None
-    reference_aux: Callable[[nn.Module], Tensor | float] | None = None
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

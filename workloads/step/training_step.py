@@ -31,9 +31,12 @@ from parbench.workloads.step.overlap import Overlap
 from parbench.workloads.step.parity import Parity
 from parbench.workloads.step.peaks import Peak, peak_of
 from parbench.workloads.step.probe import Probe, run_probes
-from parbench.workloads.step.sampled_parity import SampledParity
 from parbench.workloads.step.sent_bytes import SentBytes
 
+SMALL_MODEL = (
+    "verified on a small model of the same recipe: at this size only replicas are compared, and the loss and gradients "
+    "are finite"
+)
 TIMED = "timed compute: ranks wait instead of computing, and weights do not change: overlap is real, results are not"
 KEPT_SHARDS = "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
 
@@ -66,10 +69,11 @@ class TrainingStep:
         if self.layout.made_groups:
             world.barrier()  # a group that one rank gives back while another still connects breaks that one
         self._fill_distinct_gradients()
-        gate = SampledParity if self.spec.sampled else Parity
-        self._parity = gate(world, self.layout, self.spec.shape, dtype_of(self.spec))
+        self._parity = Parity(world, self.layout, self.spec.shape, dtype_of(self.spec))
         self._peak = self._agreed_peak()
-        self.found_small: tuple[int, tuple[str, ...]] = (0, ())  # what was wrong of a small shape, and the words
+        self.small_model_wrong = 0
+        """Number of wrong elements of a small model of the same recipe, where the reference does not fit."""
+        self.small_model_differences: tuple[str, ...] = ()
         self._step_number = 0
         self._draw()
 
@@ -89,12 +93,13 @@ class TrainingStep:
         """Return how many elements fail the parity gate; see ``Parity``."""
         if self.spec.timed:
             return self._parity.count_wrong_fills(self.spec.microbatches)
+        if not self.spec.reference_fits:
+            return self.small_model_wrong + self._parity.check_without_reference(self._losses_and_gradients)
         microbatches = self._batch.chunk(self.layout.data_size * self.spec.microbatches)
-        wrong, _ = self.found_small
-        return wrong + self._parity.count_wrong(microbatches, self._losses_and_gradients, self.step)
+        return self._parity.count_wrong(microbatches, self._losses_and_gradients, self.step)
 
     def differences(self) -> Sequence[str]:
-        return (*self.found_small[1], *self._parity.differences)
+        return (*self.small_model_differences, *self._parity.differences)
 
     def describe(self) -> Description:
         """Return tokens, parameters and FLOPs, and what the row cannot claim."""
@@ -116,8 +121,13 @@ class TrainingStep:
                 **self._bytes_formula(),
                 **self.layout.details,
             },
-            notes=(*self.layout.notes, *([TIMED] if self.spec.timed else []), *self._doubts, *self._parity.notes),
+            notes=(*self.layout.notes, *self._notes_of_claims(), *self._doubts),
         )
+
+    def _notes_of_claims(self) -> Sequence[str]:
+        if self.spec.timed:
+            return [TIMED]
+        return [] if self.spec.reference_fits else [SMALL_MODEL]
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         """Say what the probes find; the model is worth nothing afterwards."""

@@ -218,7 +218,7 @@ def test_a_size_that_does_not_fit_in_memory_is_refused_with_both_amounts() -> No
 
 
 EVERYTHING = load_catalogue(MODULES)
-ALIKE = {"ddp_bf16", "zero1", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"}  # of whose kind there is another
+ALIKE = {"zero1", "hsdp", "tp", "ep_dispatch", "ep_layer", "hybrid"}  # of whose kind there is another
 STEPS = {*ALIKE, "ddp", "fsdp", "tp_sp", "tp_fsdp", "pp", "cp", "ep_step"}
 SELDOM = {"all_gather_v", "matrix", "pairwise", "gemm", "to_device", "from_device"}
 OMITTED = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planner_asks import H100, ask
+from planner_asks import ask
 from training_steps import OF_NAME
 
 from parbench.bench.text import UserError
@@ -25,7 +25,6 @@ from parbench.workloads.costs.parameter_table import Kind, elements_of, layer_el
 from parbench.workloads.costs.step_spec import Position
 from parbench.workloads.model.shapes import MIXED, SHAPES, Widths
 from parbench.workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
-from parbench.workloads.planner.dry_run import dry_run
 
 PSI = num_parameters(SHAPES["llama3-8b"])
 TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 128256  # of llama3-8b
@@ -147,50 +146,4 @@ def test_a_pipelines_first_rank_holds_most_and_only_the_last_logits() -> None:
         assert activations_of(at) == peak_held(schedule_of(at.spec), 0, each_stage.__getitem__), schedule
 
 
-def test_selective_keeps_whole_what_products_split_by_rows_give() -> None:
-    """In units of s b h bytes; Korthikanti (arXiv 2205.05198) divides both results of such products by t, and
-    llama3-70b at fsdp=8, tp=8 seemed to fit.
-    """
-    for tp, kept in ((1, 22.03), (2, 13.0), (8, 6.25)):
-        at = ask(f"tp={tp}", "gpt-175b").at(0)
-        assert layer_equation(at, "selective").value / (2048 * 12288) == pytest.approx(kept, abs=0.02), tp
-    run = dry_run(ask("fsdp=8,tp=8", "llama3-70b", microbatch=2, checkpointing="selective"), H100)
-    assert run.fullest.memory.total == pytest.approx(91.8e9, rel=2e-3)
-    assert not run.fits
-
-
-def test_selective_keeps_what_attention_gives_for_each_block_of_keys() -> None:
-    for method, blocks in (("ring", 4), ("striped", 4), ("zigzag", 4), ("allgather_kv", 2), ("ulysses", 1), ("usp", 2)):
-        at = measured("cp", 4, method=method, ulysses=2 if method == "usp" else 0, checkpointing="selective")
-        one = replace(at, spec=replace(at.spec, cp_method="ulysses"))
-        block = 4 * 64 / 4 * (128 * 4 + 4 * 4)  # and its log-sum-exps
-        found = (layer_equation(each, "selective").value for each in (at, one))
-        assert next(found) - next(found) == (blocks - 1) * block, method
-
-
-def test_activations_grow_with_the_microbatch_and_shrink_with_the_ranks_of_a_sequence() -> None:
-    for how in ("none", "selective", "full"):
-        spec = ask("cp=2,tp=2", "llama3-8b", checkpointing=how)
-        held = activations_of(spec.at(0))
-        assert activations_of(replace(spec, microbatch=2).at(0)) == pytest.approx(2 * held, rel=1e-6), how
-        assert activations_of(replace(spec, mesh={"cp": 4, "tp": 2}).at(0)) == pytest.approx(held / 2, rel=1e-6), how
-
-
 # memory_counted.activations of runs on two ranks: microbatches of four sequences, eight microbatches through pipelines
-EIGHT: dict[str, Any] = {"microbatches": 8}
-COUNTED: list[tuple[str, str, dict[str, Any], int]] = [
-    *((name, "tiny", {}, 9216580) for name in ("ddp", "zero1", "fsdp")),
-    *((name, "tiny", {}, counted) for name, counted in (("tp", 6060580), ("tp_sp", 5461540))),
-    *((name, "tiny-llama", {}, counted) for name, counted in (("fsdp", 12024900), ("tp", 8082468), ("tp_sp", 6898212))),
-    ("pp", "tiny-llama", {"schedule": "1f1b", **EIGHT}, 11104256),
-    ("pp", "tiny-llama", {"schedule": "gpipe", **EIGHT}, 51765280),
-    ("pp", "tiny-llama", {"schedule": "zb_v", **EIGHT}, 12026884),
-]
-
-
-def test_a_step_keeps_what_a_run_counted() -> None:
-    for name, shape, params, counted in COUNTED:
-        held = max(activations_of(measured(name, 2, rank, shape=shape, **params)) for rank in range(2))
-        assert held == counted, (name, shape, params)
-    drawn = [activations_of(measured("ddp", ranks)) for ranks in (8, 2)]  # a microbatch is a view of all that is drawn
-    assert drawn[0] - drawn[1] == 6 * 4 * 65 * 8

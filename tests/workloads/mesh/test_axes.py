@@ -1,13 +1,11 @@
 """A rank stands where the mesh says, groups are what coordinates say, what a mesh cannot carry breaks an equation."""
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
 from parbench.bench.plan.groups import groups_of
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.mesh.axes import (
-    CP_METHODS,
     DATA,
     along,
     coordinate_of,
@@ -83,27 +81,6 @@ def reason(mesh: dict[str, int], *, shape: Shape = TINY, **more: Any) -> str | N
     asked = {name: more.pop(name) for name in ("world", "experts") if name in more}
     given = {"microbatches": 4, "cp_method": "ring", **more}
     return StepSpec(shape=shape, mesh=mesh, **given).refusal(**asked)
-
-
-def test_what_fits_is_let_through() -> None:
-    fitting: tuple[tuple[dict[str, int], Given], ...] = (
-        ({"dp": 2}, {}),
-        ({"fsdp": 4, "tp": 2}, {}),
-        ({"dp": 2, "fsdp": 2, "pp": 4, "cp": 2, "tp": 4}, {}),
-        ({"pp": 2, "dp": 2, "etp": 1}, {}),
-        ({"pp": 3}, {"split": "2+1+1"}),
-        ({"dp": 2, "tp": 2}, {"shape": FFN_511, "experts": 8}),  # a mixture's FFNs are not split
-        ({"dp": 2, "fsdp": 2, "cp": 2, "ep": 8}, {"experts": 8}),
-        ({"dp": 2, "pp": 2, "ep": 2}, {"experts": 8}),
-    )
-    for mesh, more in fitting:
-        assert reason(mesh, **more) is None, (mesh, more)
-    for method in CP_METHODS:  # and nothing that leaves ranks unlike heads, layers or tokens
-        for dp, pp, cp, tp in itertools.product((1, 2, 3, 4), repeat=4):
-            fits = reason({"dp": dp, "pp": pp, "cp": cp, "tp": tp}, cp_method=method) is None
-            turns = 2 if CP_METHODS[method] == "zigzag" and cp > 1 else 1
-            even = not (4 % tp or 4 % pp or 64 % (turns * cp) or 64 % (cp * tp))
-            assert fits == (even and (method != "ulysses" or 4 // tp % cp == 0)), (method, dp, pp, cp, tp)
 
 
 def test_what_does_not_fit_is_refused_by_equation() -> None:

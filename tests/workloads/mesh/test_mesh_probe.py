@@ -13,14 +13,12 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import Clock, World
 from parbench.workloads.costs.memory import activations_of
 from parbench.workloads.mesh.mesh_step import MeshBubble, MeshMemory, as_routed
-from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.pipeline_parallel import pipeline_probe
 from parbench.workloads.pipeline_parallel.pipeline_probe import Look, Taken, counted_memory
 from parbench.workloads.pipeline_parallel.schedules import make_schedule
 from parbench.workloads.pipeline_parallel.simulation import simulate
 from parbench.workloads.step.sent_bytes import SentBytes, Tally
 
-TINY = SHAPES["tiny"]
 BOTH = [{"recipe": "gpt"}, {"recipe": "llama"}]
 MIXTURE = {**EXPERTS, "routing": "balanced"}
 

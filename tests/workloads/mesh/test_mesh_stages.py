@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from mesh_steps import EXPERTS, Params, assert_calibrated, small_hybrid, tell_waits
+from mesh_steps import Params
 from ranks import Ranks
 
 from parbench.bench.world.world import World
@@ -19,14 +19,11 @@ from parbench.workloads.mesh.mesh_stages import (
     make_groups,
     plan_of,
     shares_of,
-    sum_together,
     tokens_of,
 )
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
+from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear
 from parbench.workloads.model.transformer import build
-from parbench.workloads.pipeline_parallel import stages
-from parbench.workloads.step.sent_bytes import counted
 
 TINY = SHAPES["tiny"]
 CPU = torch.device("cpu")
@@ -61,23 +58,6 @@ def test_groups_are_made_as_the_mesh_says(two_ranks: Ranks) -> None:
         assert found == [({axis: [0, 1] for axis in axes.split()}, [0, 1]) for axes, _ in expected.values()]
 
 
-@pytest.mark.full
-def test_four_ranks_stand_where_the_mesh_says(four_ranks: Ranks) -> None:
-    whole = [0, 1, 2, 3]
-    expected: dict[str, Made] = {
-        "dp=2,pp=2": ({"dp": [0, 2], "pp": [0, 1]}, [0, 2]),
-        "pp=2,dp=2": ({"pp": [0, 2], "dp": [0, 1]}, [0, 1]),
-        "pp=2,tp=2": ({"pp": [0, 2], "tp": [0, 1]}, [0, 1]),
-        "fsdp=2,tp=2": ({"fsdp": [0, 2], "tp": [0, 1]}, whole),
-        "dp=2,cp=2": ({"dp": whole, "cp": [0, 1]}, whole),
-        # experts lie inside the data ranks of one place in tp, and are split inside tp
-        "dp=2,tp=2,ep=2": ({"dp": [0, 2], "tp": [0, 1], "ep": [0, 2], "edp": [0, 1]}, whole),
-        "dp=2,tp=2,ep=2,etp=2": ({"dp": [0, 2], "tp": [0, 1], "ep": [0, 2], "etp": [0, 1]}, whole),
-    }
-    meshes = [{"mesh": mesh, "experts": 4 if "ep" in mesh else 0} for mesh in expected]
-    assert four_ranks.call("test_mesh_stages:made", meshes=meshes)[0] == list(expected.values())
-
-
 def hybrid(mesh: str, world: int, **more: Any) -> StepSpec:
     return strategies.mesh({"mesh": mesh, **more}, world)
 
@@ -98,17 +78,6 @@ def test_the_ranks_of_cp_and_tp_have_every_token_once() -> None:
     assert found == [(0, 1), (6, 7)]
     assert plan_of(hybrid("tp=2", 2)).ranks == 1
     assert tokens_of(hybrid("tp=2", 2), {"cp": 0, "tp": 1}) == tuple(range(32, 64))
-
-
-def summed(world: World) -> tuple[list[list[float]], int]:
-    """Return tensors of several sizes, one of none, after they were summed as one, and how many calls that took."""
-    tensors = [torch.full((2, 3), world.rank + 1.0), torch.empty(0), torch.arange(4.0).view(2, 2).t()]
-    num_calls = len(counted(lambda: sum_together(tensors, world.group), {"dp": world.group}))
-    return [tensor.flatten().tolist() for tensor in tensors], num_calls
-
-
-def test_tensors_of_any_shape_are_summed_in_one_call(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_mesh_stages:summed") == [([[3.0] * 6, [], [0.0, 4.0, 2.0, 6.0]], 1)] * 2
 
 
 def test_linear_layers_attention_under_cp_and_experts_share_by_multiply_adds() -> None:
@@ -139,55 +108,3 @@ def test_a_gradient_that_is_not_what_was_filled_in_is_counted() -> None:
     assert count_wrong_fills(model, 3.0, tp=2, num_ranks=2) == 0
     linears["layers.1.attention.q"].weight.grad = torch.full((128, 128), 6.0)
     assert count_wrong_fills(model, 3.0, tp=2, num_ranks=2) == 128 * 128
-
-
-@pytest.mark.parametrize(("dtype", "left"), [(torch.float32, 0.999), (torch.bfloat16, 0.75)])
-def test_a_gradient_may_be_rounded_but_no_rank_may_be_missing(dtype: torch.dtype, left: float) -> None:
-    """Of three ranks each adds a quarter at least."""
-    model = build(TINY, 0, CPU, dtype)
-    make_timed(model, 1.0, TimedCompute(CPU))
-    fill_distinct_gradients(model, 0, 3, 3)
-    for linear in (module for module in model.modules() if isinstance(module, TimedLinear)):
-        linear.weight.grad = torch.full_like(linear.weight, 2 * linear.mean_fill * (1 + torch.finfo(dtype).eps))
-    assert count_wrong_fills(model, 2, tp=1, num_ranks=3) == 0
-    head = model.get_submodule("head")
-    assert isinstance(head, TimedLinear)
-    head.weight.grad = torch.full_like(head.weight, 2 * head.mean_fill * left)
-    assert count_wrong_fills(model, 2, tp=1, num_ranks=3) == head.weight.numel()
-
-
-def asked_for(world: World, params: Params) -> float:
-    """Return how long this rank waits in a step, in microbatches' forward passes of T."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "calibrate", assert_calibrated)
-        step = small_hybrid(world, {"compute": "timed:2ms", **params})
-    waits = [tell_waits(waiter) for waiter in (step._waiter, step._block_waiter)]
-    step.reset()
-    step.step()
-    step.close()
-    return sum(map(sum, waits)) / 2e-3 / step.spec.microbatches
-
-
-@pytest.mark.full
-def test_the_mean_rank_waits_for_forward_and_twice_for_backward(two_ranks: Ranks) -> None:
-    cases: list[Params] = [{"mesh": mesh} for mesh in ("dp=2", "pp=2", "tp=2")]
-    cases += [{"mesh": mesh, **EXPERTS} for mesh in ("dp=2,ep=2", "tp=2,etp=2")]
-    cases += [{"mesh": "cp=2", "cp_method": "ulysses"}, {"mesh": "cp=2,ep=2", **EXPERTS, "routing": "zipf"}]
-    for params in cases:
-        assert sum(two_ranks.call("test_mesh_stages:asked_for", params=params)) == pytest.approx(6), params
-    # contiguous parts leave the first rank less to attend to, zigzag as much
-    first, last = two_ranks.call("test_mesh_stages:asked_for", params={"mesh": "cp=2", "sequence": 64})
-    assert first < 2.9 < 3.1 < last
-    assert first + last == pytest.approx(6)
-    even = two_ranks.call("test_mesh_stages:asked_for", params={"mesh": "cp=2", "sequence": 64, "cp_method": "zigzag"})
-    assert even == pytest.approx([3, 3], rel=1e-9)
-    # an uneven router's rank waits longer
-    hot = two_ranks.call("test_mesh_stages:asked_for", params={"mesh": "dp=2,ep=2", **EXPERTS, "routing": "hot_rank"})
-    assert max(hot) > 1.2 * min(hot)
-
-
-@pytest.mark.full
-def test_the_mean_rank_waits_so_where_axes_meet(four_ranks: Ranks) -> None:
-    for params in ({"mesh": "pp=2,cp=2"}, {"mesh": "cp=2,tp=2"}, {"mesh": "pp=2,dp=2,ep=2", **EXPERTS}):
-        found = four_ranks.call("test_mesh_stages:asked_for", params=params)
-        assert sum(found) / 4 == pytest.approx(3), params

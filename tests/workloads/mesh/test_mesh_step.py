@@ -1,6 +1,5 @@
 """One step on a mesh of any axes computes what one process does, and sends over each axis what the closed form says."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,14 +8,12 @@ import pytest
 import torch
 from mesh_steps import EXPERTS, Params, small_hybrid
 from ranks import Ranks
-from test_mesh_probe import assert_activations_agree
 from training_steps import wrong_after_a_step
 
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
 from parbench.workloads.expert_parallel.moe_layer import mixtures
 from parbench.workloads.mesh.mesh_step import HybridStep, MeshBytes
-from parbench.workloads.model.transformer import build, loss_of
 from parbench.workloads.step.layout import local
 from parbench.workloads.step.sent_bytes import counted
 
@@ -109,67 +106,6 @@ def test_all_pairs_of_axes_with_options_where_they_meet(four_ranks: Ranks) -> No
         ("tp=2,fsdp=2,etp=2,ep=2", "fsdp tp ep etp", {**EXPERTS, **LLAMA, "routing": "zipf"}),
         ("dp=2,tp=2,etp=2", "dp tp etp edp", {**EXPERTS, **NARROW}),
         ("pp=2,tp=2,etp=2", "pp tp etp", EXPERTS),
-    )
-
-
-@pytest.mark.full
-def test_many_axes_at_once(eight_ranks: Ranks) -> None:
-    assert_right(
-        eight_ranks,
-        ("dp=2,pp=2,tp=2", "dp pp tp", {}),
-        ("fsdp=2,pp=2,tp=2", "fsdp pp tp", {}),
-        ("fsdp=2,cp=2,tp=2", "fsdp cp dp tp", {}),
-        ("dp=2,fsdp=2,tp=2", "dp fsdp tp", ODD),
-        # the ranks of cp are a fourth axis: gradients are summed over them
-        ("pp=2,cp=2,tp=2", "dp pp cp tp", {}),
-        ("dp=2,pp=2,tp=2,ep=2", "dp pp tp ep edp", EXPERTS),
-        ("pp=2,cp=2,tp=2,ep=2", "dp pp cp tp ep edp", EXPERTS),
-        ("fsdp=2,pp=2,cp=2,ep=4", "fsdp dp pp cp ep", EXPERTS),
-        ("dp=2,fsdp=2,pp=2,ep=2", "fsdp dp pp ep edp", EXPERTS),
-    )
-    assert_activations_agree(eight_ranks, [{"mesh": mesh} for mesh in ("dp=2,pp=2,tp=2", "pp=2,cp=2,tp=2")])
-
-
-def unlike_unforgotten(world: World, params: Params, how: str) -> tuple[int, int]:
-    """Return how many elements of gradients are not those of layers that forget nothing, of how many, in two steps."""
-    taken: list[list[torch.Tensor]] = []
-    for checkpointing in ("none", how):
-        step = small_hybrid(world, {**params, "checkpointing": checkpointing})
-        taken.append([])
-        for _ in range(2):
-            step.reset()
-            step.step()
-            gradients = [parameter.grad for parameter in step.layout.model.parameters()]
-            taken[-1] += [local(gradient).clone() for gradient in gradients if gradient is not None]
-        step.close()
-    unlike = sum(int((one != other).sum()) for one, other in zip(*taken, strict=True))
-    return unlike, sum(one.numel() for one in taken[0])
-
-
-def assert_again(ranks: Ranks, how: str, *cases: Case) -> None:
-    for mesh, axes, more in cases:
-        assert_right(ranks, (mesh, axes, {"checkpointing": how, **more}))
-        for unlike, count in ranks.call("test_mesh_step:unlike_unforgotten", params={"mesh": mesh, **more}, how=how):
-            assert unlike == 0 < count, (mesh, more)
-
-
-@pytest.mark.full
-def test_layers_computed_again_give_the_same_bits(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    """Also where a stage's mixtures have the routes of another microbatch by the time of a backward pass."""
-    mixed, interleaved = {**EXPERTS, "microbatches": 4, "routing": "zipf"}, {"schedule": "interleaved", "layers": 4}
-    zigzag, gpipe = ("cp=2", "cp dp", {"cp_method": "zigzag"}), {**LLAMA, "schedule": "gpipe"}
-    assert_again(two_ranks, "full", ("tp=2", "tp", {}), ("dp=2,ep=2", "dp ep", EXPERTS), ("pp=2", "pp", mixed), zigzag)
-    assert_again(two_ranks, "full", ("fsdp=2", "fsdp", ODD), ("pp=2", "pp", {}))
-    assert_again(two_ranks, "selective", ("cp=2", "cp dp", {}), ("pp=2", "pp", gpipe), ("tp=2", "tp", LLAMA))
-    assert_again(four_ranks, "selective", ("dp=2,fsdp=2", "dp fsdp", ODD), ("pp=2,tp=2", "pp tp", {}))
-    assert_again(
-        four_ranks,
-        "full",
-        ("fsdp=2,pp=2", "fsdp pp", interleaved),
-        ("fsdp=2,tp=2", "fsdp tp", NARROW),
-        ("cp=2,tp=2", "cp tp dp", {"cp_method": "ulysses", **LLAMA}),
-        ("dp=2,pp=2,ep=2", "dp pp ep", mixed),
-        ("dp=2,tp=2,ep=2,etp=2", "dp tp ep etp", EXPERTS),
     )
 
 
@@ -281,31 +217,6 @@ def test_a_step_tells_its_mesh_and_the_parameters_that_it_has(two_ranks: Ranks) 
     assert details["routed_parameters"] == 2 * 4 * 2 * 32 * 32  # layers, experts, matrices of hidden by expert_ffn
     assert details["parameters"] > dense["parameters"]
     assert details["flops_per_rank"] > 0
-
-
-def trained_on(world: World, params: Params) -> tuple[int, list[list[int]], float, float]:
-    """Return this rank's number among the data ranks, its tokens, its mean loss, and the whole mean."""
-    step = small_hybrid(world, params)
-    loss = step._forward_backward()
-    mine = torch.cat(step._mine).tolist()
-    whole = float(loss_of(build(step.spec.shape, world.seed, world.device), step._batch).detach())
-    rank = step.layout.data_rank
-    step.close()
-    return rank, mine, float("nan") if loss is None else float(loss), whole
-
-
-def test_data_ranks_take_their_own_sequences_and_the_others_share_them(two_ranks: Ranks) -> None:
-    """The loss is of a rank's own positions; of a pipeline the last stage alone knows it."""
-    for mesh in ("dp=2", "cp=2", "tp=2", "pp=2"):
-        first, second = two_ranks.call("test_mesh_step:trained_on", params={"mesh": mesh})
-        assert (first[0], second[0]) == ((0, 1) if mesh == "dp=2" else (0, 0)), mesh
-        assert (first[1] != second[1]) == (mesh == "dp=2"), mesh
-        if mesh == "pp=2":
-            assert math.isnan(first[2])
-            assert second[2] == pytest.approx(second[3], rel=1e-5)
-        else:
-            assert first[2] != second[2], mesh
-            assert (first[2] + second[2]) / 2 == pytest.approx(first[3], rel=1e-5), mesh
 
 
 def drawn(world: World, params: Params) -> list[list[list[int]]]:

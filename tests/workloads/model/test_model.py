@@ -15,12 +15,9 @@ from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import (
     Attention,
     Ffn,
-    Layer,
     Transformer,
-    attend,
     build,
     draw_tokens,
-    fill,
     loss_of,
     rotate,
 )
@@ -63,14 +60,6 @@ def test_weights_and_tokens_depend_on_the_seed_alone_and_leave_torchs_own_random
     assert len(drawn) == 16
 
 
-def test_tokens_are_words_of_the_vocabulary_and_a_larger_batch_begins_with_the_smaller_ones() -> None:
-    """So any layout shares it."""
-    tokens = draw_tokens(SHAPE, 200, seed=1, step=2)
-    assert tokens.shape == (200, SHAPE.sequence + 1)
-    assert {*tokens.flatten().tolist()} == {*range(SHAPE.vocabulary)}
-    assert all(torch.equal(tokens[:few], draw_tokens(SHAPE, few, 1, 2)) for few in (1, 3, 8))
-
-
 def test_matrices_are_normal_and_none_like_another_norms_one_and_biases_zero() -> None:
     starts = []
     for name, weight in weights(replace(SHAPE, hidden=128), seed=7).items():
@@ -81,27 +70,6 @@ def test_matrices_are_normal_and_none_like_another_norms_one_and_biases_zero() -
         else:
             assert weight.unique().tolist() == [1.0 if "norm.weight" in name else 0.0], name  # type: ignore[no-untyped-call]
     assert len({*starts}) == len(starts)
-
-
-def test_a_parameters_weights_depend_on_its_name_and_no_other_parameter() -> None:
-    """So a rank that holds one layer draws that layer, and a deeper model begins like a shallower one."""
-    deep, shallow = weights(replace(SHAPE, layers=3), seed=7), weights(replace(SHAPE, layers=1), seed=7)
-    assert all(torch.equal(weight, deep[name]) for name, weight in shallow.items())
-    assert not torch.equal(deep["layers.0.attention.q.weight"], deep["layers.1.attention.q.weight"])
-    model = build(replace(SHAPE, layers=3), 8, CPU)
-    part = nn.ModuleDict({"layers": nn.ModuleDict({"1": model.layers[1]})})
-    fill(part, 7)
-    assert all(torch.equal(weight, deep[name]) for name, weight in part.named_parameters())
-
-
-def test_another_dtype_holds_the_same_weights_rounded_and_there_are_no_buffers_to_forget() -> None:
-    exact = weights(LLAMA, seed=7)
-    for dtype in (torch.bfloat16, torch.float64):
-        for name, weight in build(LLAMA, 7, CPU, dtype).named_parameters():
-            assert torch.equal(weight, exact[name].to(dtype)), (name, dtype)
-    assert not list(build(LLAMA, 7, CPU).buffers())
-    assert not [name for name in exact if "bias" in name or "positions" in name], "llama has neither"
-    assert "layers.0.ffn.gate.weight" in exact
 
 
 def test_parameters_are_as_many_as_the_closed_form_says_and_logits_one_per_token_and_word() -> None:
@@ -127,12 +95,6 @@ def test_a_token_changes_its_own_and_all_later_logits_and_no_earlier_ones(shape:
         changed = (model(tokens) != model(other)).any(dim=2)
         assert changed.tolist() == [[at >= position for at in range(SHAPE.sequence)]] * 2, position
     torch.testing.assert_close(model(tokens[:, :5]), model(tokens)[:, :5])
-
-
-def test_positions_count() -> None:
-    """Among equal tokens attention cannot tell positions apart: only their embedding can."""
-    logits = build(SHAPE, 7, CPU)(torch.full((1, SHAPE.sequence), 5))[0]
-    assert not torch.allclose(logits[1:], logits[:-1])
 
 
 def test_attention_is_the_papers() -> None:
@@ -165,18 +127,6 @@ def test_rotation_multiplies_complex_numbers_of_length_one_by_their_places() -> 
     assert torch.equal(rotate(narrow), rotate(narrow.float()).bfloat16()), "it computes in float32"
 
 
-def test_only_llama_rotates_queries_and_keys_before_they_meet_and_the_core_may_be_exchanged() -> None:
-    for recipe in ("gpt", "llama"):
-        attention, x = Attention(of_16(recipe, 4, 2)), torch.randn(2, 6, 16)
-        q, k, v = (part(x).view(2, 6, -1, 4).transpose(1, 2) for part in (attention.q, attention.k, attention.v))
-        if recipe == "llama":
-            q, k = rotate(q), rotate(k)
-        torch.testing.assert_close(attention(x), attention.out(attend(q, k, v).transpose(1, 2).reshape(2, 6, 16)))
-    attention = Attention(of_16("gpt", 4, 4))
-    attention.core = lambda q, k, v: v
-    torch.testing.assert_close(attention(x), attention.out(attention.v(x)))
-
-
 def test_ffns_are_gelu_between_two_matrices_and_gated_silu() -> None:
     """W2 (silu(W1 x) * W3 x) is llama's (arXiv 2002.05202)."""
     x = torch.randn(2, 6, 16, dtype=torch.float64)
@@ -187,29 +137,6 @@ def test_ffns_are_gelu_between_two_matrices_and_gated_silu() -> None:
     assert llama.gate is not None
     gate = x @ llama.gate.weight.T
     torch.testing.assert_close(llama(x), (gate * gate.sigmoid() * (x @ llama.up.weight.T)) @ llama.down.weight.T)
-
-
-@pytest.mark.parametrize("recipe", ["gpt", "llama"])
-def test_a_layer_is_two_blocks_each_beside_a_way_past_it(recipe: str) -> None:
-    """x + attention(norm(x)), then x + ffn(norm(x)), with the norms written out."""
-    layer, x = Layer(of_16(recipe, 2, 2)).double(), torch.randn(2, 6, 16, dtype=torch.float64)
-
-    def norm(x: Tensor) -> Tensor:
-        centred = x - x.mean(dim=-1, keepdim=True) if recipe == "gpt" else x
-        return centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
-
-    past = x + layer.attention(norm(x))
-    torch.testing.assert_close(layer(x), past + layer.ffn(norm(past)))
-
-
-def test_layers_are_apart_from_one_another() -> None:
-    """Each of them counts: leaving any one out changes the result."""
-    model = build(replace(SHAPE, layers=3), 7, CPU)
-    tokens = draw_tokens(SHAPE, 1, seed=7, step=0)[:, :-1]
-    result, layers = model(tokens), list(model.layers)
-    for left_out in range(3):
-        model.layers = nn.ModuleList(layer for number, layer in enumerate(layers) if number != left_out)
-        assert not torch.equal(model(tokens), result), left_out
 
 
 def test_the_loss_is_the_mean_over_tokens_of_what_comes_next_and_at_first_that_of_guessing() -> None:

@@ -115,25 +115,6 @@ def test_only_what_stays_gathered_is_held_beside_its_shard_and_a_note_says_so(se
     assert {label: seen.of[label].notes for label in buffers} == {**dict.fromkeys(buffers, ()), "zero2": (note,)}
 
 
-def test_every_look_begins_at_the_line_and_says_how_it_was_found_and_of_which_rank(seen: Seen) -> None:
-    assert seen.begun == {2}
-    told = {"memory": "measured on storages", "memory_counted": "counted from", "memory_formula": "closed form"}
-    for label in ("ddp", "zero3", "tp"):
-        found = seen.of[label]
-        assert set(found.metrics) == {
-            *(f"{kind}.{name}" for kind in ("memory", "memory_counted") for name in COMPONENTS),
-            *(f"memory_formula.{name}" for name in (*STATE, "activations")),
-        }
-        for name, metric in found.metrics.items():
-            assert metric.method.startswith(told[name.partition(".")[0]]), name
-            assert (metric.unit, metric.better) == ("B", "lower" if name.startswith("memory.") else None)
-        by_rank = found.details["memory_by_rank"]
-        assert [len(by_rank[component]) for component in by_rank] == [2] * len(COMPONENTS)
-        assert {component: max(by_rank[component]) for component in by_rank} == seen.held(label), label
-    uneven = seen.of["zero1"].details["memory_by_rank"]["optimizer"]
-    assert min(uneven) < max(uneven) == seen.held("zero1")["optimizer"]
-
-
 def test_full_checkpointing_holds_fewer_activations_than_none_and_the_same_state(seen: Seen) -> None:
     for label in ("ddp", "zero3", "tp"):
         for kind in ("memory", "memory_counted", "memory_formula"):

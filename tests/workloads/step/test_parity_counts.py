@@ -1,8 +1,8 @@
-"""Elements, distances and fills are counted as wrong where rounding does not explain them."""
+"""Tensors and fills are counted as wrong where rounding errors do not explain them."""
 
 import math
-from collections.abc import Callable, Iterator
-from functools import cache, reduce
+from collections.abc import Callable
+from functools import reduce
 
 import pytest
 import torch
@@ -14,227 +14,132 @@ from parbench.workloads.context_parallel.context_case import Tile
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear, fill_distinct_gradients, make_timed
-from parbench.workloads.model.transformer import Core, build, draw_tokens, loss_of
-from parbench.workloads.step import parity
+from parbench.workloads.model.transformer import build, draw_tokens, loss_of
 from parbench.workloads.step.parity import (
-    DISTANCE_MARGIN,
-    DRAWS,
-    FLOOR,
+    LOW_PRECISION_EPSILONS,
+    LOW_PRECISION_FACTOR,
+    LOW_PRECISION_NOISE_FLOOR,
+    NOISE_FLOOR,
     RELATIVE_TOLERANCE,
-    ROUNDING_MARGIN,
-    Alone,
     Tensors,
     compare,
-    compare_distances,
-    compare_elements,
+    compare_bits,
     count_unfilled,
+    norm_of_all,
 )
-from parbench.workloads.step.parity import moved as draw_moved
 
-REFERENCE = torch.tensor([4.0, -8.0, 0.0, 1e-6])
-LIMIT = RELATIVE_TOLERANCE * 8
 DTYPES = [torch.float32, torch.bfloat16]
+FACTORS = (0.0, 0.5, 2.0, -1.0)
 
 
-def with_element(index: int, value: float, tensor: Tensor = REFERENCE) -> Tensor:
+def wrong(found: Tensors, expected: Tensors, low_precision: Tensors | None = None) -> dict[str, str]:
+    """Return what is wrong of each wrong tensor."""
+    compared = list(compare(found, expected, low_precision, norm_of_all(expected.values())))
+    assert all(one.wrong in (0, expected[one.name].numel()) for one in compared)
+    return {one.name: one.how for one in compared if one.wrong}
+
+
+def with_element(index: int, value: float, tensor: Tensor) -> Tensor:
     changed = tensor.clone()
     changed[index] = value
     return changed
 
 
-def wrong_elements(found: Tensors, expected: Tensors, exact: Tensors | None = None, *more: Tensors) -> dict[str, int]:
-    """Return how many elements of each wrong tensor are; float64 says what float32 does if nothing else is given.
-
-    ``more`` are further roundings of one process's in float32; the last one comes again and again.
-    """
-
-    def alone(dtype: torch.dtype, draw: int) -> Tensors:
-        if dtype == torch.float64:
-            return exact or expected
-        return (expected, *more)[min(draw, len(more))]
-
-    return {one.name: one.wrong for one in compare(found, expected, alone, None) if one.wrong}
+def away(distance: float, index: int = 2) -> Tensor:
+    """Return a tensor at a distance from (3, 4, 0), in units of its norm, which is 5."""
+    moved = torch.tensor([3.0, 4.0, 0.0])
+    moved[index] += 5 * distance
+    return moved
 
 
-def apart(found: Tensor, reference: Tensor = REFERENCE) -> int:
-    return wrong_elements({"w": found}, {"w": reference}).get("w", 0)
+def test_compare_limits_float32_relative_to_its_norm() -> None:
+    limit = RELATIVE_TOLERANCE + NOISE_FLOOR
+    for index in (0, 2):
+        assert wrong({"w": away(0.99 * limit, index)}, {"w": away(0)}) == {}
+        assert wrong({"w": away(1.01 * limit, index)}, {"w": away(0)}).keys() == {"w"}
 
 
-def test_the_tolerance_is_of_the_largest_reference_value_whichever_element_it_is() -> None:
-    for index in range(4):
-        for by, wrong in ((0.9, 0), (-0.9, 0), (1.1, 1), (-1.1, 1), (1e9, 1)):
-            assert apart(with_element(index, float(REFERENCE[index]) + by * LIMIT)) == wrong, (index, by)
-    assert apart(with_element(0, 1e9)) == 1, "the largest value is not ours"
-    assert apart(torch.full((3,), 1e9), zeros := torch.zeros(3)) == 3
-    assert (apart(zeros, zeros), apart(with_element(1, 1e-30, zeros), zeros)) == (0, 1)
+def test_compare_limits_low_precision_by_the_references_error() -> None:
+    for error in (0.0, 0.01, 0.1):
+        limit = LOW_PRECISION_FACTOR * error + LOW_PRECISION_EPSILONS * torch.finfo(torch.bfloat16).eps
+        reference = {"w": away(0)}
+        low_precision = {"w": away(error).bfloat16()}
+        assert wrong({"w": away(0.97 * limit)}, reference, low_precision) == {}
+        assert wrong({"w": away(1.03 * limit)}, reference, low_precision).keys() == {"w"}
 
 
-def test_a_small_tensor_is_wrong_by_its_own_size_beside_a_large_one_unless_it_is_rounding() -> None:
-    """Beside gradients of 8, those of a millionth may be a sum that cancels: float64 has another."""
-    tiny = torch.tensor([1e-6, -1e-6])
-    expected = {"large": REFERENCE, "tiny": tiny}
-    for factor in (0.0, 0.5, 2.0, -1.0, 1 + 1.1 * RELATIVE_TOLERANCE):
-        found = {"large": REFERENCE, "tiny": factor * tiny}
-        assert wrong_elements(found, expected) == {"tiny": 2}, factor
-        for rounding in (0.1 / ROUNDING_MARGIN, 2.1 / ROUNDING_MARGIN):
-            exact = {"large": REFERENCE.double(), "tiny": (1 - rounding) * tiny.double()}
-            hidden = abs(factor - (1 - rounding)) <= ROUNDING_MARGIN * rounding
-            assert wrong_elements(found, expected, exact) == ({} if hidden else {"tiny": 2}), (factor, rounding)
-    assert wrong_elements({"large": REFERENCE}, expected) == {"tiny": 2}
-
-
-def test_what_is_no_number_is_wrong_and_passes_nothing_off_as_right() -> None:
-    """A limit that is infinite would let everything through."""
-    for bad in (math.nan, math.inf, -math.inf):
-        assert apart(with_element(2, bad)) == 1, bad
-        reference = with_element(2, bad)
-        assert min(apart(found, reference) for found in (REFERENCE, REFERENCE * 7, reference)) > 0, bad
-
-
-def test_tensors_are_compared_by_name_and_a_missing_one_is_zero() -> None:
-    assert wrong_elements({}, {}) == {}
-    expected = dict.fromkeys("abc", REFERENCE)
-    assert wrong_elements({"b": REFERENCE, "c": REFERENCE}, expected) == {"a": 2}
-    assert wrong_elements({"a": -REFERENCE, "c": with_element(0, 5.0)}, expected) == {"a": 2, "b": 2, "c": 1}
-    assert wrong_elements({"b": REFERENCE, "a": -REFERENCE}, {"a": -REFERENCE, "b": REFERENCE}) == {}
-    assert wrong_elements({"a": REFERENCE, "b": -REFERENCE}, {"a": -REFERENCE, "b": REFERENCE}) == {"a": 2, "b": 2}
-
-
-def far(found: Tensors, expected: Tensors, *alone: Tensors) -> dict[str, str]:
-    """Return what is wrong of a tensor beside one process's roundings in bfloat16, of which there are so many."""
-    roundings = {name: [(of[name].float() - reference).norm() for of in alone] for name, reference in expected.items()}
-    return {one.name: one.how for one in compare_distances(found, expected, roundings, torch.bfloat16) if one.wrong}
-
-
-def moved(by: float, index: int = 0) -> Tensor:
-    """Return a tensor of length 5 that is so many lengths from (3, 4, 0)."""
-    return with_element(index, 3 * (index == 0) + 4 * (index == 1) + 5 * by, torch.tensor([3.0, 4.0, 0.0]))
-
-
-def test_a_tensors_limit_is_a_margin_over_its_own_rounding_and_a_floor_of_its_own_size() -> None:
-    floor = FLOOR * torch.finfo(torch.bfloat16).eps
-    large = torch.full((100,), 1e3)
-    expected = {"large": large, "small": moved(0)}
-    for rounding in (0.0, 0.1, 0.3):
-        limit, alone = DISTANCE_MARGIN * rounding + floor, {"large": 0.9 * large, "small": moved(rounding)}
-        for index in (0, 2):
-            assert far({"large": large, "small": moved(0.99 * limit, index)}, expected, alone) == {}
-            assert far({"large": large, "small": moved(1.01 * limit, index)}, expected, alone).keys() == {"small"}
-        for factor in (0.0, 0.5, 2.0, -1.0):
-            found = far({"large": large, "small": factor * moved(0)}, expected, alone)
+def test_compare_names_a_wrong_gradient_of_a_small_tensor() -> None:
+    """A gradient of a millionth of all is wrong if it is missing, halved, doubled or negated."""
+    expected = {"large": torch.full((100,), 1e3), "small": 1e-3 * away(0)}
+    floor = norm_of_all(expected.values())
+    for low_precision, size in ((None, 3 * NOISE_FLOOR), (expected, 3 * LOW_PRECISION_NOISE_FLOOR)):
+        low = low_precision and {name: tensor.bfloat16() for name, tensor in expected.items()}
+        expected["small"] = size * floor / 5 * away(0)
+        if low is not None:
+            low["small"] = expected["small"].bfloat16()
+        for factor in FACTORS:
+            found = wrong({**expected, "small": factor * expected["small"]}, expected, low)
             assert found == {"small": f"is {factor:.3g} of the reference" if factor else "is zero"}
-        assert far({"large": large}, expected, alone) == {"small": "is missing"}
-        assert far({"large": large, "small": moved(math.nan)}, expected, alone).keys() == {"small"}
-    assert far({"w": moved(0)}, {"w": moved(0)}, {"w": moved(math.inf)}).keys() == {"w"}
+        assert wrong({"large": expected["large"]}, expected, low) == {"small": "is missing"}
 
 
-def test_what_is_rounding_or_nothing_at_all_is_not_called_wrong() -> None:
-    """One process's narrow gradient of a key's bias, say, tells nothing of it but how large its noise is."""
-    sizes = {"w": torch.full((100,), 1e3), "bias": torch.tensor([1e-9, 0.0]), "unused": torch.zeros(2)}
-    alone = {**sizes, "w": 0.99 * sizes["w"], "bias": torch.tensor([1e-3, 0.0])}
-    for noise in (0.0, -1e-3, 0.9e-3 * ROUNDING_MARGIN):
-        assert far({**sizes, "bias": torch.tensor([0.0, noise])}, sizes, alone) == {}, noise
-    assert far({"w": sizes["w"], "bias": sizes["bias"]}, sizes, alone) == {}
-    assert far({**sizes, "bias": torch.tensor([0.0, 1.1e-3 * ROUNDING_MARGIN])}, sizes, alone).keys() == {"bias"}
-    assert far({**sizes, "unused": torch.tensor([0.0, 1e-9])}, sizes, alone) == {
-        "unused": "is not zero, as the reference is"
-    }
+def test_compare_accepts_noise_and_unused_parameters() -> None:
+    expected = {"large": torch.full((100,), 1e3), "noise": torch.tensor([1e-9, 0.0]), "unused": torch.zeros(2)}
+    noise = torch.tensor([0.0, 0.9 * NOISE_FLOOR * 1e4])
+    assert wrong({"large": expected["large"], "noise": noise}, expected) == {}
+    assert wrong({"large": expected["large"], "noise": 2 * noise}, expected).keys() == {"noise"}
+    assert wrong({"large": expected["large"]}, expected) == {"noise": "is missing"}
+    assert wrong({**expected, "unused": noise * 2}, expected) == {"unused": "is not zero, as the reference is"}
 
 
-def test_all_tensors_together_have_a_margin_without_a_floor() -> None:
-    expected = dict.fromkeys("abc", moved(0))
-    alone = dict.fromkeys("abc", moved(0.01))
-    assert far(dict.fromkeys("abc", moved(0.0149, 2)), expected, alone) == {}
-    assert far(dict.fromkeys("abc", moved(0.0151, 2)), expected, alone).keys() == {"all parameters"}
-    assert far({**expected, "a": moved(0.0149 * 3**0.5)}, expected, alone) == {}
+def test_compare_rejects_values_that_are_not_finite() -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        assert wrong({"w": away(value)}, {"w": away(0)}).keys() == {"w"}
+        for found in (away(0), away(value)):
+            assert wrong({"w": found}, {"w": away(value)}).keys() == {"w"}
+        assert wrong({"w": away(0)}, {"w": away(0)}, {"w": away(value).bfloat16()}).keys() == {"w"}
 
 
-def test_what_one_rounding_calls_wrong_is_judged_by_the_farthest_of_several() -> None:
-    """Long sums that cancel are rounded by chance: one process's may be a tenth of what another's is."""
-    truth = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
-    lucky, usual = ({"w": (truth["w"] * (1 + by)).float()} for by in (1e-4, 1e-3))
-    for apart, draws, wrong in ((1.5e-3, (), 2), (1.5e-3, (usual,), 0), (1.5e-3, (lucky,) * 6 + (usual,), 0)):
-        assert sum(wrong_elements({"w": (truth["w"] * (1 - apart)).float()}, lucky, truth, *draws).values()) == wrong
-    late = (lucky,) * (DRAWS - 1) + (usual,)
-    assert wrong_elements({"w": (truth["w"] * 0.9985).float()}, lucky, truth, *late), "drawn more often than it says"
-    assert wrong_elements({"w": (truth["w"] * 0.995).float()}, lucky, truth, usual), "beyond its margin of all"
-    floor = FLOOR * torch.finfo(torch.bfloat16).eps
-    expected, one, other = ({"w": moved(by), "large": torch.full((100,), 1e3)} for by in (0.0, 0.01, 0.1))
-    other["large"] = one["large"] = 0.9 * one["large"]
-    for by, alone, names in (
-        (0.1, [one], {"w"}),
-        (0.1, [one, other], set()),
-        (0.99 * (0.2 + floor), [one, other], set()),
-    ):
-        assert far({**expected, "w": moved(by, 2)}, expected, *alone).keys() == names, (by, len(alone))
-    assert far({**expected, "w": moved(1.01 * (0.2 + floor), 2)}, expected, one, other).keys() == {"w"}
+def test_compare_bits_counts_elements() -> None:
+    expected = {"a": away(0), "b": away(0), "c": away(0)}
+    found = {"a": with_element(0, 3.0 + 2**-21, away(0)), "b": with_element(0, math.nan, away(0))}
+    assert [one.wrong for one in compare_bits(found, expected)] == [1, 1, 2]
+    [one] = compare_bits({"a": 2 * away(0)}, {"a": away(0)})
+    assert str(one) == "a is 2 of the reference"
 
 
-def test_right_gradients_are_right_however_long_a_model_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be learnt of random tokens: queries and keys mean ever less, and what is left of them is rounding."""
-    wrong = {1: 0, DRAWS: 0}
-    for dtype, narrow in ((torch.float32, None), (torch.bfloat16, torch.bfloat16)):
-        for found, expected, alone in while_training(dtype, steps=120, every=6):
-            for draws in wrong:
-                monkeypatch.setattr(parity, "DRAWS", draws)
-                wrong[draws] += any(one.wrong for one in compare(found, expected, alone, narrow))
-    assert wrong[1] > 0, "this training shows nothing"
-    assert wrong[DRAWS] == 0
-
-
-def while_training(dtype: torch.dtype, steps: int, every: int) -> Iterator[tuple[Tensors, Tensors, Alone]]:
-    """Yield gradients of attention block by block, those of torch's in float32, and roundings of these."""
-    cuts = [slice(start, start + 16) for start in range(0, SHAPES["tiny"].sequence, 16)]
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compare_accepts_right_gradients_of_a_trained_model(dtype: torch.dtype) -> None:
+    """Random tokens teach nothing: gradients of queries and keys become rounding errors."""
+    shape = SHAPES["tiny"]
+    cuts = [slice(start, start + 16) for start in range(0, shape.sequence, 16)]
     tiles = [Tile(rows, keys, causal=keys == rows) for rows in cuts for keys in cuts if keys.start <= rows.start]
     in_blocks = RingAttention(None, CpuFlash(), [tiles])
 
-    def gradients(dtype: torch.dtype, draw: int, core: Core | None = None) -> Tensors:
-        alone = build(SHAPES["tiny"], 0, torch.device("cpu"), dtype)
+    def gradients(dtype: torch.dtype, core: object = None) -> Tensors:
+        alone = build(shape, 0, torch.device("cpu"), dtype)
         with torch.no_grad():
             for name, parameter in alone.named_parameters():
                 parameter.copy_(model.get_parameter(name))
-                parameter.copy_(draw_moved(parameter, name, draw))
         for layer in alone.layers if core else ():
             layer.get_submodule("attention").core = core  # type: ignore[assignment]
         loss_of(alone, tokens).backward()  # type: ignore[no-untyped-call]
         return {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}
 
-    model = build(SHAPES["tiny"], 0, torch.device("cpu"), dtype)
+    model = build(shape, 0, torch.device("cpu"), dtype)
     optimizer = make_optimizer(model.parameters(), dtype)
-    for number in range(steps):
-        tokens = draw_tokens(SHAPES["tiny"], 4, 0, number)
+    needs_noise_floor = False
+    for number in range(72):
+        tokens = draw_tokens(shape, 4, 0, number)
         optimizer.zero_grad()
         loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if number % every == every - 1:
-            yield gradients(dtype, 0, in_blocks), gradients(torch.float32, 0), cache(gradients)
-
-
-def test_weights_are_moved_by_a_last_bit_either_way_and_another_way_in_each_draw() -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        weight = torch.linspace(-2, 2, 1001).to(dtype)
-        assert draw_moved(weight, "w", 0) is weight
-        first, again, second, other = (draw_moved(weight, *of) for of in (("w", 1), ("w", 1), ("w", 2), ("v", 1)))
-        assert torch.equal(first, again)
-        assert not torch.equal(first, second)
-        assert not torch.equal(first, other)
-        apart = (first.double() - weight.double()).abs() / weight.double().abs().clamp(min=1e-9)
-        assert 0 < float(apart.amax()) <= torch.finfo(dtype).eps
-        up = (first > weight).sum() / (first != weight).sum()
-        assert first.dtype == dtype
-        assert 0.4 < float(up) < 0.6
-
-
-def test_bits_that_differ_are_counted_and_a_multiple_is_named() -> None:
-    expected = {"a": REFERENCE, "b": REFERENCE}
-    for value, wrong in ((4.0, {}), (4.0 + 2**-21, {"a": 1}), (math.nan, {"a": 1})):
-        found = {"a": with_element(0, value), "b": REFERENCE}
-        compared = compare_elements(found, expected, tolerance=0.0)
-        assert {one.name: one.wrong for one in compared if one.wrong} == wrong, value
-    [one] = [
-        one for one in compare_elements({"a": REFERENCE, "b": 2 * REFERENCE}, expected, tolerance=0.0) if one.wrong
-    ]
-    assert str(one) == "b is 2 of the reference"
+        if number >= 40 and number % 8 == 7:
+            expected, found = gradients(torch.float32), gradients(dtype, in_blocks)
+            low_precision = None if dtype == torch.float32 else gradients(dtype)
+            assert wrong(found, expected, low_precision) == {}
+            needs_noise_floor |= any(one.wrong for one in compare(found, expected, low_precision, norm=0.0))
+    assert needs_noise_floor, "this training does not reach rounding errors"
 
 
 Mean = Callable[[Tensor], Tensor]

@@ -16,7 +16,7 @@ def test_a_wrong_gradient_is_named_in_every_precision_whether_one_rank_spoils_it
     assert_named(two_ranks, "ddp", {}, spoilings=["halved"])
     assert_named(two_ranks, "ddp", NARROW)
     assert_named(two_ranks, "ddp", {**NARROW, "recipe": "llama"}, spoilings=["halved"], only=1)
-    assert_named(two_ranks, "ddp_bf16", {}, spoilings=["halved"])
+    assert_named(two_ranks, "ddp", {"grad_compression": "bf16"}, spoilings=["halved"])
 
 
 def test_so_it_is_where_parameters_or_the_sequence_are_split(two_ranks: Ranks) -> None:

@@ -2,18 +2,14 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from parbench.workloads.step.peaks import PEAKS, Peak, datasheet_peak, measured_peak
+from parbench.workloads.step.peaks import PEAKS, Peak, datasheet_peak
 from parbench.workloads.step.training_step import TrainingStep
 
-CPU = torch.device("cpu")
 BFLOAT16 = {
     "NVIDIA A100-SXM4-80GB": 312,
     "NVIDIA A100 80GB PCIe": 312,
@@ -74,35 +70,3 @@ def test_closed_forms_need_no_torch() -> None:
     modules = "parbench.workloads.costs.communication_pattern, parbench.workloads.step.peaks"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def products_take(monkeypatch: pytest.MonkeyPatch, duration: Callable[[int], float]) -> None:
-    """Make every product of size m take as long as a function says, on a clock that only products move."""
-    clock = SimpleNamespace(now=0.0)
-
-    def product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        clock.now += duration(a.shape[0])
-        return out
-
-    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(torch, "mm", product)
-
-
-def test_the_measured_peak_is_that_of_the_best_size_without_its_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def duration(m: int) -> float:
-        calls.append(m)
-        return 100.0 if calls.count(m) == 1 else 2 * m**3 / (3e9 if m == 32 else 1e9)
-
-    products_take(monkeypatch, duration)
-    assert measured_peak(CPU, torch.float32, sizes=(64,)) == pytest.approx(1e9)
-    calls.clear()
-    assert measured_peak(CPU, torch.float32, sizes=(16, 32, 64)) == pytest.approx(3e9)
-    with pytest.raises(ValueError, match=r"seconds\(0\) <= 0"):
-        measured_peak(CPU, torch.float32, seconds=0)
-
-
-def test_a_real_peak_is_a_rate_that_this_machine_can_have() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        assert 1e6 < measured_peak(CPU, dtype, seconds=0.02, sizes=(64, 128)) < 1e15, dtype

@@ -8,17 +8,12 @@ import pytest
 import torch
 from ranks import Ranks
 from torch import Tensor
-from training_steps import MUTANTS, OF_NAME, SMALL, Params, small
+from training_steps import MUTANTS, Params, small
 
-from parbench.bench.launch.control_channel import Outcome
-from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.runner import CaseRun
-from parbench.bench.rank.timing import Progress
 from parbench.bench.world.benchmark import Description
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.transformer import draw_tokens
 from parbench.workloads.step.layout import local
 from parbench.workloads.step.training_step import TrainingStep
 
@@ -55,22 +50,6 @@ def described(world: World, name: str, params: Params) -> Description:
     step = small(world, name, params)
     step.close()
     return step.describe()
-
-
-def measured(world: World, name: str, params: Params) -> Outcome:
-    case = OF_NAME[name].case({**SMALL, **params})
-    return CaseRun(case, Subgroups(world), Measure(warmup=1, max_iterations=6), Progress(), None).visit(0.5)
-
-
-def drawn(world: World, name: str, params: Params) -> tuple[list[Any], list[Any]]:
-    step = small(world, name, params)
-    mine, batches = [], []
-    for _ in range(2):
-        step.reset()
-        mine.append([tokens.tolist() for tokens in step._mine])
-        batches.append(step._batch.tolist())
-    step.close()
-    return mine, batches
 
 
 def changed_by_check(world: World, name: str, params: Params) -> tuple[bool, bool, list[int]]:
@@ -196,22 +175,6 @@ def test_so_does_each_in_either_type_of_any_recipe(two_ranks: Ranks, recipe: str
         assert set(chain.from_iterable(found.values())) == {0}, found
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"layers": 1, "microbatch": 1, "vocabulary": 17},
-        {"sequence": 1, "microbatch": 1},
-        {"accumulation": 3, "microbatch": 1},
-        {"hidden": 30, "heads": 3, "kv_heads": 3, "ffn": 41, "vocabulary": 61, "sequence": 5},
-    ],
-    ids=str,
-)
-def test_odd_sizes_are_trained_right(two_ranks: Ranks, params: Params) -> None:
-    for found in each(two_ranks, "training_steps:wrong_after", some("ddp", "zero1", "zero3", **params), steps=2):
-        assert set(chain.from_iterable(found.values())) == {0}, found
-
-
 def assert_mutants_are_caught(ranks: Ranks, label: str, mutants: list[str]) -> None:
     name, params = ON_TWO[label]
     arguments = {"name": name, "params": params, "mutants": mutants}
@@ -248,13 +211,6 @@ def test_gradients_that_stay_local_are_caught(two_ranks: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_gradients_that_stay_local_are_caught_in_every_layout(two_ranks: Ranks) -> None:
-    rest = ("zero1", "zero2", "hsdp that shards", "tp", "tp_fsdp that shards")
-    timed = {f"{label}, timed": case for label, case in some("ddp", "zero3", compute="timed:1ms").items()}
-    assert_local_gradients_are_caught(two_ranks, {**some(*rest), **timed})
-
-
-@pytest.mark.full
 def test_one_bit_is_one_wrong_element_on_the_rank_that_is_off(two_ranks: Ranks) -> None:
     held_by_both = [label for label in ON_TWO if label not in HELD_IN_PARTS]
     one, other = each(two_ranks, "test_training:wrong_where_one_bit_is_changed", some(*held_by_both))
@@ -275,33 +231,10 @@ def test_updates_are_compared_too(two_ranks: Ranks) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("spoil", UPDATES)
-def test_updates_are_compared_in_every_layout(two_ranks: Ranks, spoil: str) -> None:
-    assert_updates_are_compared(two_ranks, spoil, ON_TWO)
-
-
-@pytest.mark.full
 def test_a_later_check_disturbs_nothing(two_ranks: Ranks) -> None:
     labels = ("ddp", "zero1", "zero3", "hsdp that shards", "tp_sp")
     expected = dict.fromkeys(labels, (False, False, [0, 0, 0]))
     assert each(two_ranks, "test_training:changed_by_check", some(*labels)) == [expected] * 2
-
-
-def test_ranks_share_the_batch_that_one_process_would_draw(two_ranks: Ranks) -> None:
-    one, other = each(two_ranks, "test_training:drawn", some(microbatch=2, accumulation=3))
-    shape = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=128, sequence=16, vocabulary=64)
-    for label in ON_TWO:
-        (first, batches), (second, same) = one[label], other[label]
-        sequences = 6 if label in SPLIT else 12
-        expected = [draw_tokens(shape, sequences, seed=0, step=number).tolist() for number in (1, 2)]
-        assert batches == same == expected, label
-        for number in range(2):
-            assert [len(microbatch) for microbatch in first[number]] == [2, 2, 2], label
-            flat = [list(chain.from_iterable(microbatches[number])) for microbatches in (first, second)]
-            if label in SPLIT:
-                assert flat[0] == flat[1] == batches[number], label
-            else:
-                assert flat[0] + flat[1] == batches[number], label
 
 
 def test_ranks_describe_a_step_alike_and_timed_compute_says_so(two_ranks: Ranks) -> None:
@@ -337,15 +270,6 @@ def test_timed_compute_averages_its_fills(two_ranks: Ranks) -> None:
         assert found == {key: [0, 0] for key in cases}
 
 
-@pytest.mark.full
-def test_the_runner_measures_a_step_like_any_other_benchmark(two_ranks: Ranks) -> None:
-    found, _ = each(two_ranks, "test_training:measured", some("ddp", "tp"))
-    for axis, outcome in (("dp", found["ddp"]), ("tp", found["tp"])):
-        assert (outcome.status, outcome.check.wrong, outcome.headline) == ("ok", 0, "step_time")
-        assert len(outcome.seconds) == 6
-        assert outcome.explained[f"bytes_ratio.{axis}"].value == 1
-
-
 def test_four_ranks_train_as_one_process_would_on_two_axes(four_ranks: Ranks) -> None:
     assert_right_and_as_told(four_ranks, some("hsdp", "tp_fsdp", cases=ON_FOUR, hidden=40, ffn=44, vocabulary=61))
 
@@ -356,10 +280,3 @@ def test_four_ranks_train_as_one_process_would_in_every_layout(four_ranks: Ranks
     assert_right_and_as_told(four_ranks, some(cases=ON_FOUR, **odd))
     more = {"recipe": "llama", "precision": "bfloat16", "accumulation": 2}
     assert_right_and_as_told(four_ranks, some(cases=ON_FOUR, **odd, **more))
-
-
-@pytest.mark.full
-def test_four_ranks_see_gradients_that_stay_local_and_ranks_that_stay_behind(four_ranks: Ranks) -> None:
-    cases = some("zero1", "hsdp", "tp_fsdp", cases=ON_FOUR)
-    assert_local_gradients_are_caught(four_ranks, cases)
-    assert_updates_are_compared(four_ranks, "one rank does not update", cases)

@@ -1,7 +1,6 @@
 """Counted memory: each storage once, parameters apart, freed buffers not at all, and the peak of a step."""
 
 import time
-import warnings
 from collections.abc import Iterator
 
 import msgspec
@@ -11,19 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.profiler import record_function
 
-from parbench.workloads.model.optimizer import LEARNING_RATE, MasterAdamW, make_optimizer, optimizer_class
+from parbench.workloads.model.optimizer import LEARNING_RATE, MasterAdamW, make_optimizer
 from parbench.workloads.step.memory import (
     OverTime,
     SavedTensors,
     curve,
-    gradients,
     peak_during,
-    state_tensors,
-    storage_bytes,
 )
 
 CPU = torch.device("cpu")
@@ -35,38 +29,6 @@ def alone() -> Iterator[DeviceMesh]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
-
-
-def test_every_storage_counts_once_and_whole() -> None:
-    base = torch.zeros(100)
-    assert storage_bytes([base, base.view(10, 10).t(), base[:3]]) == storage_bytes([base[:3]]) == 400
-    assert storage_bytes(torch.zeros(10) for _ in range(5)) == 5 * 40
-    assert storage_bytes([torch.empty(7, device="meta"), torch.empty(0)]) == storage_bytes([]) == 0
-
-
-def test_a_dtensor_counts_by_its_local_part(alone: DeviceMesh) -> None:
-    sharded = distribute_tensor(torch.zeros(8, 4), alone, [Shard(0)])
-    assert storage_bytes([sharded, sharded.to_local()]) == 8 * 4 * 4
-
-
-def test_gradients_are_those_that_there_are() -> None:
-    used, unused = nn.Linear(3, 2), nn.Linear(5, 5)
-    used(torch.ones(1, 3)).sum().backward()
-    assert storage_bytes(gradients([*used.parameters(), *unused.parameters()])) == (3 * 2 + 2) * 4
-
-
-def test_adam_holds_two_moments_of_every_parameter_and_a_step_each_whoever_wraps_it(alone: DeviceMesh) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.13 scripts as it is imported
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-    plain, wrapped = nn.Linear(64, 32), nn.Linear(64, 32)
-    adam = torch.optim.AdamW(plain.parameters())
-    assert state_tensors(adam) == []
-    zero = ZeroRedundancyOptimizer(wrapped.parameters(), optimizer_class=torch.optim.AdamW)
-    for model, optimizer in ((plain, adam), (wrapped, zero)):
-        model(torch.ones(1, 64)).sum().backward()
-        optimizer.step()
-        assert storage_bytes(state_tensors(optimizer)) == 2 * 4 * (64 * 32 + 32) + 2 * 4
 
 
 def test_a_layer_saves_its_input_and_only_what_is_not_excluded_and_each_once() -> None:
@@ -89,19 +51,6 @@ def test_a_layer_saves_its_input_and_only_what_is_not_excluded_and_each_once() -
     torch.testing.assert_close(x.grad, 2 * x + x.exp())
 
 
-def test_bytes_are_not_known_before_the_end_and_after_an_error_tensors_are_saved_as_ever() -> None:
-    x, saved = torch.randn(10, requires_grad=True), SavedTensors(nn.Module())
-    with pytest.raises(RuntimeError, match="when their context ends"):
-        _ = saved.num_bytes
-    with pytest.raises(RuntimeError, match="inconsistent tensor size"), saved:
-        x.exp() @ torch.ones(3)
-    before = saved.num_bytes
-    assert before > 0
-    x.exp()
-    assert saved.num_bytes == before
-    assert saved._kept == [], "the hook is gone"
-
-
 def test_what_is_freed_counts_nothing_and_what_takes_its_place_counts() -> None:
     """As FSDP frees what it gathered; an allocator likes to give the same address again."""
     buffers: list[Tensor] = []
@@ -120,17 +69,6 @@ def test_what_is_freed_counts_nothing_and_what_takes_its_place_counts() -> None:
         results = [y.exp() for _ in range(4)]  # each saves its result
     assert len(results) == 4
     assert saved.num_bytes == 4 * 4 * MIB
-
-
-@pytest.mark.parametrize("reshard", [True, False])
-def test_gathered_parameters_of_fsdp_are_parameters_and_not_activations(alone: DeviceMesh, reshard: bool) -> None:
-    plain = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8))
-    with SavedTensors(plain) as expected:
-        plain(torch.ones(4, 16))
-    fully_shard(plain, mesh=alone, reshard_after_forward=reshard)
-    with SavedTensors(plain) as saved:
-        plain(torch.ones(4, 16))
-    assert saved.num_bytes == expected.num_bytes == (4 * 16 + 4 * 32) * 4
 
 
 def test_the_peak_of_a_step_is_what_it_held_at_once() -> None:
@@ -186,16 +124,6 @@ def test_a_step_is_seen_from_its_start_with_its_phases_and_the_fullest_rank_tell
     assert probe.summarise([seen, more, None]).details["memory_over_time"]["rank"] == 1
     assert probe.observe(lambda: None, lambda: None, 0.0) is None
     assert probe.summarise([None]).details == {}
-
-
-def test_a_narrow_type_has_masters_of_twelve_bytes_a_parameter() -> None:
-    assert optimizer_class(torch.float32) is torch.optim.AdamW
-    assert optimizer_class(torch.bfloat16) is MasterAdamW
-    weight = torch.ones(1000, dtype=torch.bfloat16, requires_grad=True)
-    optimizer = MasterAdamW([weight], lr=LEARNING_RATE)
-    weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    assert sum(held.numel() * held.element_size() for held in optimizer.held() if held.numel() > 1) == 12 * 1000
 
 
 def test_weights_with_masters_are_torchs_rounded_and_updates_smaller_than_a_step_of_bfloat16_add_up() -> None:

@@ -150,7 +150,7 @@ def test_what_is_not_predicted_says_why_and_a_message_that_was_not_measured_stop
 
 
 def test_a_run_without_steps_or_without_collectives_is_refused() -> None:
-    with pytest.raises(UserError, match="holds no training step: a validation needs some of ddp, ddp_bf16, zero1"):
+    with pytest.raises(UserError, match="holds no training step: a validation needs some of ddp, zero1"):
         validate(run_of(*curve_records()))
     for run, fits in ((run_of(row()), None), (run_of(*curve_records(), row()), run_of(row()))):
         with pytest.raises(UserError, match="holds no collective with three sizes, mode=blocking, dtype=float32"):
