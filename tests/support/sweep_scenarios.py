@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 from fakes import wait_until
+from local_slurm.local import inject_fault
 from standin import HERE, counted
 from sweeps import make_sweep, point
 
 from parbench.bench.text import UserError
 from parbench.slurm.job.ledger import read_ledger
-from parbench.slurm.local.local import break_or_mend
 from parbench.slurm.sweep.folder import Point, append_job, create_folder, load_jobs, write_sweep
 from parbench.slurm.sweep.status import Picture, follow, look
 from parbench.slurm.sweep.submit import batches, resume, send
@@ -195,7 +195,7 @@ def node_cut(out: Path) -> None:
     points = [point(0, nodes=4), point(1, nodes=2)]
     folder = submitted(out, points, cases=900, each=0.1, requeue=False)
     begun(folder, 2)
-    break_or_mend("cut", "n3", None)
+    inject_fault("cut", "n3")
     picture = ended(folder)
     assert states(picture) == ["lost-node", "lost-node"], picture.points
     assert picture.points[0].reason.startswith("n3 is down: "), picture.points[0]
