@@ -18,7 +18,6 @@ from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import Entry, Plan
 from parbench.bench.text import UserError, counted, did_you_mean, listed, one_of
-from parbench.slurm.sweep.condition import parse_condition
 from parbench.slurm.sweep.folder import Placement, Point
 from parbench.slurm.sweep.sweepfile import SweepFile, at
 
@@ -33,7 +32,7 @@ SHAPE = ("nodes", "ntasks_per_node", "placement", "environment")
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One value of what varies: as it was written, and as conditions compare it."""
+    """A value of an axis, as written and as parsed."""
 
     text: str
     value: Value
@@ -134,7 +133,7 @@ def _parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[Defini
 
 
 def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Point, ...], list[str]]:
-    """Return the points in the order of execution, and in words what is skipped or of no effect.
+    """Return the points in the order of execution, and notes on cases that are skipped.
 
     Larger points come first: a dead node is found early, and what no longer fits into a job's time is small. Repeats
     are taken in rounds, for the same reason as environments are taken in turns. ``UserError`` names what is wrong.
@@ -146,7 +145,7 @@ def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Poin
         raise UserError(f"{product} = {number} points are more than {_MAX_POINTS}: make several sweeps of them")
     combinations = [functools.reduce(operator.or_, parts) for parts in itertools.product(*rows)]
     rounds = [(combination, repeat) for repeat in range(1, file.repeat + 1) for combination in combinations]
-    kept, notes = _excluded(file, rounds)
+    kept = _exclude(file, rounds)
     varied = {name for row in rows if len(row) > 1 for name in row[0]}
     bases = []
     for case in file.case:
@@ -167,28 +166,36 @@ def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Poin
         for (nodes, tasks, _), plan in plans.items()
         if plan.skipped
     ]
-    return tuple(points), [*notes, *dict.fromkeys(skips)]
+    return tuple(points), list(dict.fromkeys(skips))
 
 
 Round = tuple[Combination, int]
 
 
-def _excluded(file: SweepFile, rounds: Sequence[Round]) -> tuple[list[Round], list[str]]:
-    """Return what no condition takes out, with a note for each condition that takes out nothing."""
-    values = []  # what a condition can speak of
+def _exclude(file: SweepFile, rounds: Sequence[Round]) -> list[Round]:
+    """Remove the points that match every key of an entry of ``exclude``; a list matches any of its values."""
+    points = []
     for combination, repeat in rounds:
-        ranks = int(combination["nodes"].text) * int(combination["ntasks_per_node"].text)
-        values.append({name: choice.value for name, choice in combination.items()} | {"ranks": ranks, "repeat": repeat})
-    out, notes = [False] * len(rounds), []
-    for index, text in enumerate(file.exclude):
+        points.append({name: choice.text for name, choice in combination.items()} | {"repeat": str(repeat)})
+    kept = list(range(len(rounds)))
+    for index, entry in enumerate(file.exclude):
+        excluded = {name: set(map(str, value if isinstance(value, list) else [value])) for name, value in entry.items()}
         with at(f"$.exclude[{index}]"):
-            condition = parse_condition(text, values[0])
-            holds = [condition(one) for one in values]
-        out = [*map(operator.or_, out, holds)]
-        notes += [] if any(holds) else [f"exclude {text!r} takes out no point"]
-    if all(out):
-        raise UserError(f"$.exclude takes out all of the {len(rounds)} points")
-    return [one for one, is_out in zip(rounds, out, strict=True) if not is_out], notes
+            _check_exclusion(excluded, points)
+        kept = [number for number in kept if not all(points[number][name] in excluded[name] for name in excluded)]
+    if not kept:
+        raise UserError(f"$.exclude removes all {len(rounds)} points")
+    return [rounds[number] for number in kept]
+
+
+def _check_exclusion(excluded: Mapping[str, set[str]], points: Sequence[Mapping[str, str]]) -> None:
+    """Raise UserError for a key or a value that no point has."""
+    for name, values in excluded.items():
+        if name not in points[0]:
+            raise UserError(f"{name!r} is not a key of the points; allowed are {one_of(points[0], name)}")
+        known = dict.fromkeys(point[name] for point in points)
+        for value in sorted(values - known.keys()):
+            raise UserError(f"no point has {name} = {value}; allowed are {one_of(known, value)}")
 
 
 Bases = list[tuple[Entry, set[str]]]
@@ -232,8 +239,8 @@ def plan_point(file: SweepFile, catalogue: Sequence[Definition], point: Point) -
         raise UserError(f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node}) > {MOST_RANKS}")
     if ranks == 1:
         raise UserError(
-            "nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give ntasks_per_node, or leave it out with "
-            'exclude = ["ranks == 1"]'
+            "nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give ntasks_per_node, or "
+            "exclude = [{ nodes = 1, ntasks_per_node = 1 }]"
         )
     options = Options(
         preset=file.preset,

@@ -84,7 +84,7 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     case: tuple[FileCase, ...] = ()
     matrix: dict[str, list[Value]] = {}
     zip: tuple[dict[str, list[Value]], ...] = ()
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[dict[str, Value | list[Value]], ...] = ()
     environment: dict[str, Environment] = {}
     slurm: SlurmTable = SlurmTable()
     prologue: tuple[str, ...] = ()

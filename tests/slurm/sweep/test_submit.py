@@ -152,7 +152,7 @@ def test_bad_input_is_one_sentence_that_names_the_file_and_nothing_is_submitted(
     for text, words in (
         ("nods = 2", "unknown field `nods`"),
         ("nodes = 8", "nodes(8) > 4, the nodes of partition lab"),
-        ("nodes = 2\nexclude = ['nodes == 2']", "$.exclude takes out all of the 1 points"),
+        ("nodes = 2\nexclude = [{ nodes = 2 }]", "$.exclude removes all 1 points"),
         (
             "nodes = 2\nslurm.partition = 'bog'",
             "no partition is named 'bog': there are lab or big; did you mean 'big'?",

@@ -1,6 +1,5 @@
 """Sweep files: what they may say, vary and leave out, and for everything else the place and what is allowed."""
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ from paths import ROOT
 from refusals import refusal as told
 
 from parbench.bench.plan.catalogue import DEFINITIONS
-from parbench.bench.plan.params import Value
 from parbench.bench.text import UserError
-from parbench.slurm.sweep.condition import parse_condition
 from parbench.slurm.sweep.expand import read_axes
 from parbench.slurm.sweep.sweepfile import SweepFile, read_sweep_file
 
@@ -188,79 +185,3 @@ def test_what_cannot_vary_so_is_refused_with_the_place_and_what_is_allowed(file:
     unknown = sweep(nodes=2, case=[{"name": "allreduce"}], matrix=matrix)
     assert told(read_axes, unknown, DEFINITIONS).startswith("$.matrix.dtype: no case is")
     assert told(read_axes, sweep(nodes=2, matrix={"dtpye": ["int8"]}), DEFINITIONS).endswith("did you mean 'dtype'?")
-
-
-POINT: dict[str, Value] = {"nodes": 8, "dtype": "float16", "size_bytes": 64 << 20, "skew": 0.5, "together": True}
-POINT["placement"] = "block"
-
-
-def holds(text: str) -> bool:
-    return parse_condition(text, POINT)(POINT)
-
-
-def not_understood(text: str) -> str:
-    words = told(holds, text)
-    assert words.startswith(repr(text)), "every sentence begins with the condition"
-    return words.removeprefix(f"{text!r} ")
-
-
-def test_a_condition_that_holds() -> None:
-    for text in (
-        *("nodes == 8", "8 == nodes", "nodes != 4", "nodes < 9", "nodes <= 8", "nodes > 7.5", "nodes >= 8"),
-        *("not nodes < 8", "not nodes > 8", "not nodes <= 7", "not nodes >= 9"),
-        *("nodes > -1", "size_bytes == 64M", "size_bytes < 1G", "size_bytes >= 64MiB", "skew == 5e-1"),
-        *("dtype == 'float16'", 'dtype == "float16"', "dtype in ['bfloat16', 'float16']", "nodes in [1, 8]"),
-        *("nodes not in [1, 2]", "together == true", "together != false", "not nodes == 4", "not not nodes == 8"),
-        *("nodes == 8 and dtype == 'float16'", "nodes == 1 or dtype == 'float16'", "dtype<'g'", "dtype != 'and'"),
-        *("(nodes == 1 or nodes == 8) and placement == 'block'", "nodes == 8 or nodes == 8 and nodes == 1"),
-        *("not nodes == 1 and nodes == 8", "not ((nodes == 8 or nodes == 8) and nodes == 1)"),
-    ):
-        assert holds(text), text
-        assert not holds(f"not ({text})"), text
-
-
-def test_what_cannot_be_understood_or_compared_is_refused_even_where_the_rest_decides() -> None:
-    for text, words in (
-        ("nodes == 'eight'", "compares 8, a number, with 'eight', a word"),
-        ("together == 1", "compares True, true or false, with 1, a number"),
-        ("together < false", "compares True with False by <: use == or !="),
-        ("nodes in [8, 'x']", "compares 8, a number, with 'x', a word"),
-        ("nodes == 8 or dtype == 16", "compares 'float16', a word, with 16, a number"),
-        ("nodes == 1 and dtype == 16", "compares 'float16', a word, with 16, a number"),
-    ):
-        assert not_understood(text) == words, text
-    for text, rest in (
-        *(("nodes = 8", "= 8"), ("nodes == 8x", "8x"), ("dtype == 'float16", "'float16"), ("nodes == 8 # 9", "# 9")),
-        *(("nodes.real == 8", ".real == 8"), ("(lambda: 8)() == 8", ": 8)() == 8"), ("nodes == 8.x", "8.x")),
-    ):
-        hint = "; did you mean '=='?" if text == "nodes = 8" else ""
-        place = text.index(rest) + 1
-        assert not_understood(text) == f"is not understood from character {place} on: {rest!r}{hint}"
-    for text in ("", "nodes not 8", "nodes == and", "nodes == ", "nodes in [1 2]", "(nodes == 8", "nodes == 8)"):
-        words = not_understood(text)
-        assert words.startswith("is not understood: "), "the rest is Python's"
-        assert words.endswith("; write it as in nodes == 8 and dtype in ['int8', 'int32']")
-    comparison, brackets = "one comparison by ==, !=, <, <=, >, >=, in or not in", "a list in brackets, such as [1, 2]"
-    operand = "a name, a number, a size such as 64K, a word in quotes, true or false"
-    for expected, known in (
-        (comparison, {text: text for text in ("nodes", "1 < nodes < 9", "nodes is 8", "print(1)")}),
-        (brackets, {"nodes in 8": "8", "nodes in (8, 9)": "(8, 9)", "nodes in []": "[]"}),
-        (operand, {"nodes == True": "True", "nodes == int(8)": "int(8)", "nodes == [8][0]": "[8][0]"}),
-        (operand, {"dtype in ['a' 'b']": "'a'('b')", "dtype == f'a'": "f('a')", "-nodes == 8": "-nodes"}),
-    ):
-        for text, found in known.items():
-            assert not_understood(text) == f"has {found!r} where {expected} is expected"
-    assert not_understood("(" * 400 + "nodes == 8" + ")" * 400).startswith("is not understood: too many nested")
-    for hostile in ("not " * 200 + "nodes == 8", f"nodes == {'-' * 900}8", f"nodes == {'[' * 400}", "\0", "9" * 900):
-        with contextlib.suppress(UserError):
-            holds(hostile)
-    long = told(holds, "not " * 1000 + "nodes == 8")
-    assert long.endswith("... has 4010 characters: a condition has at most 1000")
-
-
-def test_unknown_names_in_a_condition_are_refused_with_the_nearest() -> None:
-    assert not_understood("nodes == 8 or dtpye == 'x'") == (
-        "speaks of 'dtpye', and a point has nodes, dtype, size_bytes, skew, together or placement; "
-        "did you mean 'dtype'?"
-    )
-    assert not_understood("dtype in [bfloat16]").endswith("; write a word as 'bfloat16', in quotes")
