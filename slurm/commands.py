@@ -39,13 +39,12 @@ _FOLDER = click.argument("folder", type=_PATH)
 
 @slurm.command(hidden=True, epilog="Example: parbench slurm work sweeps/20260102T030405Z-nodes-1a2b3c")
 @_FOLDER
-@click.option("--point", metavar="ID", help="This point alone.")
-@click.option("--array", is_flag=True, help="The point of this task of an array.")
-def work(folder: Path, point: str | None, array: bool) -> None:
-    """Measure what a sweep lacks, in this allocation: what batch scripts run."""
+@click.option("--array", is_flag=True, help="Measure only the point of this task of an array.")
+def work(folder: Path, array: bool) -> None:
+    """Measure the missing points of a sweep in this allocation. Batch scripts run this."""
     from parbench.slurm.job.work import work as measure
 
-    click.get_current_context().exit(measure(folder, point_id=point, array=array))
+    click.get_current_context().exit(measure(folder, array=array))
 
 
 @slurm.command(epilog="Example: parbench slurm status sweeps/20260102T030405Z-nodes-1a2b3c")

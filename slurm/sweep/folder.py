@@ -1,7 +1,7 @@
 """A submitted sweep and its folder on the file system that all nodes share: the same values for every process.
 
 ``sweep.json`` (what was submitted), ``points/<id>.toml`` (a plan file for each point), ``scripts/*.sh``, ``jobs.jsonl``
-(one line for each sbatch), ``ledger/`` and ``claims/`` (what the jobs did and do), ``runs/<id>/<run>``, ``logs/``.
+(one line for each sbatch), ``states/<id>.json`` (what became of a point), ``runs/<id>/<run>``, ``logs/``.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from parbench.bench.results.records import refuse_newer
 from parbench.bench.text import UserError, reading, replace_file, storing
 
 SCHEMA = 1
-Mode = Literal["one", "array", "each"]
+Mode = Literal["one", "array"]
 Placement = Literal["block", "cyclic"]
 OnDeadNode = Literal["fail", "go-on"]
 
-FOLDERS = ("points", "scripts", "ledger", "claims", "runs", "logs")
+FOLDERS = ("points", "scripts", "states", "runs", "logs")
 _SWEEP, _JOBS = "sweep.json", "jobs.jsonl"
 
 

@@ -189,8 +189,7 @@ def test_one_allocation_holds_its_largest_number_of_nodes_and_guesses_are_told_a
     points = (point(nodes=4, seconds=900), point(nodes=2, seconds=900), point(nodes=2, seconds=900, repeat=2))
     assert estimate(points, "one") == "3 points in 1 job, about 45 min, 3 node-hours"
     assert estimate(points, "array") == "3 points in 2 jobs, about 45 min, 2 node-hours"
-    assert estimate(points, "each") == "3 points in 3 jobs, about 45 min, 2 node-hours"
-    assert estimate((point(nodes=1, seconds=36),), "each") == "1 point in 1 job, about 36 s, 0.01 node-hours"
+    assert estimate((point(nodes=1, seconds=36),), "array") == "1 point in 1 job, about 36 s, 0.01 node-hours"
     modes = [batches(make_sweep(points, mode=mode, time_seconds=None))[0].time_seconds for mode in ("one", "array")]
     assert modes == [3480, 1200], "whole minutes, and more than the work"
     known = {16: "16 s", 119: "1 min 59 s", 120: "2 min", 3600: "60 min", 3 * 3600: "3.0 h"}

@@ -17,8 +17,6 @@ from sweeps import job, make_sweep, point
 from parbench.bench.files import read_toml
 from parbench.bench.plan.plan import Entry, PlanFile
 from parbench.bench.text import UserError
-from parbench.slurm.job.ledger import FOLDER as LEDGERS
-from parbench.slurm.job.ledger import read_ledger
 from parbench.slurm.sweep.folder import (
     FOLDERS,
     Mode,
@@ -98,8 +96,7 @@ def test_jobs_are_read_in_their_order_and_a_line_cut_short_is_passed_over(tmp_pa
 
 
 def test_deep_and_undecodable_files_of_a_sweep_are_one_sentence_with_their_name(tmp_path: Path) -> None:
-    (tmp_path / LEDGERS).mkdir()
-    for name, read in (("sweep.json", load_sweep), ("jobs.jsonl", load_jobs), (f"{LEDGERS}/w.jsonl", read_ledger)):
+    for name, read in (("sweep.json", load_sweep), ("jobs.jsonl", load_jobs)):
         for content in (nested(100_000, "dict").encode(), b'{"id": "\xff"}'):
             (tmp_path / name).write_bytes(content + b"\n")
             with pytest.raises(UserError, match=rf"{name} is not what parbench wrote: ") as caught:
@@ -201,10 +198,7 @@ def test_how_many_jobs_there_are_in_each_mode() -> None:
     told = directives(script("array"))
     assert (told["array"], told["output"]) == ("0-1", "/shared/s/logs/%A_%a.out")
     assert script("array").endswith("slurm work /shared/s --array\n")
-    each = batches(sweep("each", time_seconds=7200))
-    assert [(batch.stem, batch.nodes, batch.tasks) for batch in each] == [(one.id, one.nodes, ()) for one in POINTS]
-    assert {batch.time_seconds for batch in each} == {7200}, "what is asked for goes before the estimate"
-    assert script("each").endswith(f"slurm work /shared/s --point {POINTS[0].id}\n")
+    assert batches(sweep(time_seconds=7200))[0].time_seconds == 7200, "the limit of the user takes precedence"
     [some] = batches(sweep("array"), [POINTS[1]])
     assert (some.tasks, some.points) == ((1,), (POINTS[1],)), "a point keeps its place"
     assert [batch.nodes for batch in batches(sweep(), POINTS[2:])] == [2]

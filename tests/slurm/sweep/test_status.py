@@ -11,7 +11,7 @@ from sweeps import FakeSlurm, job, make_folder, make_sweep, point, queued
 
 from parbench.bench.text import UserError
 from parbench.cli import main
-from parbench.slurm.job.ledger import FOLDER, Line
+from parbench.slurm.job.state import SavedState, write_state
 from parbench.slurm.sweep.folder import Point, load_jobs, load_sweep
 from parbench.slurm.sweep.status import Picture, collect, follow, look, render, show
 from parbench.slurm.sweep.submit import cancel, resume
@@ -21,19 +21,17 @@ NOW = 1767225660.0  # 2026-01-01T00:01:00Z
 Told = tuple[int, str, dict[str, Any]]
 
 
-def write(folder: Path, *lines: Told) -> None:
+def write(folder: Path, *states: Told) -> None:
     points = load_sweep(folder).points
-    with (folder / FOLDER / "7.jsonl").open("ab") as file:
-        for second, (number, state, more) in enumerate(lines):
-            usual = {"time": f"2026-01-01T00:00:{second:02}.000Z", "job": "7"}
-            made = msgspec.convert({**usual, "point": points[number].id, "state": state, **more}, Line)
-            file.write(msgspec.json.encode(made) + b"\n")
+    for number, state, more in states:
+        given = {"time": "2026-01-01T00:00:01.000Z", "job": "7", "state": state, **more}
+        write_state(folder, points[number].id, msgspec.convert(given, SavedState))
 
 
-def submitted(out: Path, points: Sequence[Point] = P, *lines: Told, **more: Any) -> Path:
-    """Return the folder of a sweep whose job is 7, and of whose points the ledger tells so much."""
+def submitted(out: Path, points: Sequence[Point] = P, *saved: Told, **more: Any) -> Path:
+    """Return the folder of a sweep whose job is 7, with the saved states of its points."""
     folder = make_folder(out, make_sweep(points, **more), job("7", points))
-    write(folder, *lines)
+    write(folder, *saved)
     return folder
 
 
@@ -45,7 +43,6 @@ def test_a_running_sweep_and_one_that_waits(tmp_path: Path) -> None:
     folder = submitted(
         tmp_path,
         P,
-        (0, "started", {}),
         (0, "done", {"seconds": 40.0, "nodes": ["n1", "n2"], "run": "runs/a"}),
         (1, "failed", {"reason": "hang: x", "seconds": 3.0}),
         (2, "started", {"time": "2026-01-01T00:00:50.000Z", "nodes": ["n1"]}),
@@ -101,7 +98,7 @@ def test_what_an_ended_job_left_is_named_with_its_end_and_waits_for_a_requeued_o
     assert states(picture) == [("waiting", "needs about 95 s, 60 s are left")]
 
 
-def test_without_an_answer_of_slurm_the_ledger_tells_what_it_knows(tmp_path: Path) -> None:
+def test_without_an_answer_of_slurm_the_saved_states_tell(tmp_path: Path) -> None:
     folder = submitted(tmp_path, P[:3], (0, "done", {}), (1, "started", {}))
     picture = look(folder, FakeSlurm().set(down=True), NOW)
     assert [one.state for one in picture.points] == ["done", "started", "waiting"]
@@ -161,7 +158,7 @@ def test_following_prints_each_change_and_ends_with_the_jobs(
     assert told[1].startswith("0 of 2 done, 2 to do; job 7 running")
     assert told[2].startswith("2 of 2 done; job 7 running")
     assert (told[3], told[-1]) == (f"test: {folder}", "2 of 2 done; no job is left")
-    assert sum(words[0] == "squeue" for words in slurm.told) < len(pauses), "the ledger is read more often than Slurm"
+    assert sum(words[0] == "squeue" for words in slurm.told) < len(pauses), "Slurm is asked less often"
     folder, silent, count = submitted(tmp_path / "silent", P[:1]), FakeSlurm().set(down=True), iter(range(20))
     assert follow(folder, silent, lambda _: silent.__dict__.update(down=next(count) < 5)) == 4
     assert next(count) > 5, "it outlasts a Slurm that does not answer"
@@ -174,7 +171,8 @@ def measured(out: Path, *ends: tuple[str, str]) -> Path:
         run = folder / "runs" / P[number].id / "r"
         run.mkdir(parents=True)
         (run / "run.json").touch()
-        write(folder, (number, state, {"run": str(run.relative_to(folder)), "reason": reason}))
+        more = {"run": str(run.relative_to(folder)), "reason": reason, "has_wrong_results": "wrong" in reason}
+        write(folder, (number, state, more))
     return folder
 
 
@@ -271,7 +269,7 @@ def test_what_cannot_be_resumed_is_refused_and_leaves_the_sweep_as_it_was(tmp_pa
         with pytest.raises(UserError, match=words):
             resume(folder, slurm)
         assert ((folder / "sweep.json").read_bytes(), len(load_jobs(folder))) == (before, 1)
-    folder, twice = unfinished(tmp_path / "each", mode="each"), FakeSlurm()
+    folder, twice = unfinished(tmp_path / "array", mode="array"), FakeSlurm()
     twice.set(on_call=lambda words: twice.set(down=[one[0] for one in twice.told].count(words[0]) == 2))
     with pytest.raises(
         UserError, match=r"^nothing is left submitted, for jobs 101 were cancelled: sbatch did not answer"

@@ -102,7 +102,7 @@ def test_a_sweep_is_written_submitted_noted_and_told(file: Path, capsys: pytest.
 def test_a_dry_run_shows_all_and_leaves_nothing_and_needs_no_slurm(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file.write_text(f'mode = "each"\n{SMALL}')
+    file.write_text(f'mode = "array"\n{SMALL}')
     slurm = cluster()
     assert run(file, slurm, dry_run=True) == 0
     assert told(slurm, "sbatch") == []
@@ -121,7 +121,7 @@ def test_a_dry_run_shows_all_and_leaves_nothing_and_needs_no_slurm(
 
 
 def test_all_jobs_are_submitted_or_none(file: Path) -> None:
-    file.write_text(f'mode = "each"\nrepeat = 2\n{SMALL}')
+    file.write_text(f'mode = "array"\n{SMALL}'.replace("[2, 4]", "[2, 3, 4]"))
     why = "sbatch refused: too many jobs"
     kept = "jobs 101 are submitted and could not be cancelled (scancel did not answer within 30 s)"
     for slurm, cancelled, words in (
@@ -135,7 +135,7 @@ def test_all_jobs_are_submitted_or_none(file: Path) -> None:
 
 
 def test_a_job_that_cannot_be_noted_and_an_interrupt_take_back_what_was_submitted(file: Path, tmp_path: Path) -> None:
-    sweep, slurm = frozen(file, mode="each"), cluster(2, KeyboardInterrupt())
+    sweep, slurm = frozen(file, mode="array"), cluster(2, KeyboardInterrupt())
     (tmp_path / "scripts").mkdir()
     with pytest.raises(KeyboardInterrupt):
         send(sweep, tmp_path, batches(sweep), slurm)
@@ -194,7 +194,7 @@ def test_a_sweep_longer_than_allowed_is_cut_where_it_can_queue_itself_again(file
     cut, notes = fit_partition(frozen(file), (short,))
     assert cut.time_seconds == 180
     assert notes == ["the job takes about 8 min, in parts of 3 min, all that partition lab allows"]
-    with pytest.raises(UserError, match=r"a job needs 8 min, and partition lab allows 3 min: set mode to array or"):
+    with pytest.raises(UserError, match="a job needs 8 min, and partition lab allows 3 min: try mode = 'array'"):
         fit_partition(frozen(file, requeue=False), (short,))
     with pytest.raises(UserError, match="a job needs 8 min, and partition lab allows 15 s"):
         fit_partition(frozen(file), (tiny,))

@@ -68,7 +68,7 @@ def test_a_wrong_type_count_key_or_choice_is_refused_with_what_is_allowed_what_w
         ),
         ("[environment.a]\nvars = {}", "`vars` - at `$.environment[...]`; allowed are variables"),
         ("[[case]]\nname = 'a'\nsets = {}", "`sets` - at `$.case[0]`; allowed are name or set; did you mean 'set'?"),
-        ("mode = 'arrays'", "'arrays' - at `$.mode`; allowed are one, array or each; did you mean 'array'?"),
+        ("mode = 'arrays'", "'arrays' - at `$.mode`; allowed are one or array; did you mean 'array'?"),
         ("placement = ['block', 'x']", "'x' - at `$.placement[1]`; allowed are block or cyclic"),
         ("slurm.on_dead_node = 'go on'", "allowed are fail or go-on; did you mean 'go-on'?"),
     ):
