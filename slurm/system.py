@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -187,16 +187,6 @@ def end_time(job: Mapping[str, str], environ: Mapping[str, str]) -> float:
         return datetime.fromisoformat(end).timestamp()  # scontrol prints the local time of where it runs
     told = environ.get("SLURM_JOB_END_TIME", "")
     return float(told) if told.isdecimal() and int(told) > 0 else math.inf
-
-
-def scale(measured: Iterable[tuple[float, float]]) -> float:
-    """Return how much longer points take than was expected, from pairs of seconds (taken, expected); 1 from none.
-
-    It stays between 1/5 and 5, so that one strange point does not put off all others.
-    """
-    pairs = list(measured)
-    expected = sum(pair[1] for pair in pairs)
-    return min(max(sum(pair[0] for pair in pairs) / expected, 1 / 5), 5.0) if expected else 1.0
 
 
 def too_long(needed_seconds: float, left_seconds: float) -> str:

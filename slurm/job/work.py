@@ -17,36 +17,30 @@ from parbench.slurm.job import point_run
 from parbench.slurm.job.point_run import Outcome
 from parbench.slurm.job.state import SavedState, exit_code, read_states, write_state
 from parbench.slurm.sweep.folder import Point, Sweep, load_sweep
-from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_time, scale, too_long
+from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_time, too_long
 
 _RECORDS_INTERVAL_SECONDS = 1.0
-_NODES_INTERVAL_SECONDS = 10.0
+_SLURM_INTERVAL_SECONDS = 10.0
 _STOPPED, _TIME_ENDED = "the job was told to stop", "the job's time ended"
 
 
 @dataclass(kw_only=True)
-class Signals:
-    """The signals of Slurm to this process: its time ends soon (USR1), or it must stop now (SIGTERM)."""
+class StopSignal:
+    """SIGTERM, which Slurm sends to end a job; it is forwarded to the child that measures."""
 
-    warned: bool = False
-    stopped_at: str = ""
+    received_at: str = ""
     child: point_run.Child | None = None
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle both signals within the block."""
-        handlers = {number: signal.signal(number, self._handle) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    def handled(self) -> Iterator[None]:
+        previous = signal.signal(signal.SIGTERM, self._handle)
         try:
             yield
         finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            signal.signal(signal.SIGTERM, previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGUSR1:
-            self.warned = True
-            return
-        self.stopped_at = self.stopped_at or utc_now()
+        self.received_at = self.received_at or utc_now()
         if self.child is not None:  # at once, because its ranks get the same signal and must not be blamed
             self.child.send_signal(signal.SIGTERM)
 
@@ -66,9 +60,9 @@ def work(
     folder = folder.absolute()
     sweep = load_sweep(folder)
     points = (task_point(sweep, environ.get("SLURM_ARRAY_TASK_ID", "")),) if array else sweep.points
-    signals = Signals()
-    with signals.installed():
-        return _Worker(folder, sweep, slurm, signals, command, environ).work(points)
+    stop = StopSignal()
+    with stop.handled():
+        return _Worker(folder, sweep, slurm, stop, command, environ).work(points)
 
 
 def task_point(sweep: Sweep, task: str) -> Point:
@@ -83,7 +77,7 @@ class _Worker:
     folder: Path
     sweep: Sweep
     slurm: Slurm
-    signals: Signals
+    stop: StopSignal
     command: point_run.Command
     environ: Mapping[str, str]
     out_of_time: bool = False
@@ -99,9 +93,9 @@ class _Worker:
         """Measure the points that are not final; requeue the job if its time was too short."""
         for point in points:
             state = self.states.get(point.id)
-            if not self.signals.stopped_at and (state is None or not state.is_final):
+            if not self.stop.received_at and (state is None or not state.is_final):
                 self._work_on(point)
-        is_requeued = self.out_of_time and not self.signals.stopped_at and self.sweep.requeue and self.num_measured
+        is_requeued = self.out_of_time and not self.stop.received_at and self.sweep.requeue and self.num_measured
         if is_requeued and self.job:
             try:
                 self.slurm.requeue(self.job)
@@ -114,7 +108,7 @@ class _Worker:
             obstacle = self._find_obstacle(point)
             if obstacle is not None:
                 self._save(point, obstacle)
-            elif not self.signals.stopped_at:
+            elif not self.stop.received_at:
                 self._measure(point)
         except UserError as error:
             self._save(point, Outcome(state="failed", reason=str(error)))
@@ -134,20 +128,11 @@ class _Worker:
         return None
 
     def _needed_seconds(self, point: Point) -> float:
-        """Estimate the rest of a point, scaled by how well the estimates of the done points held.
-
-        A job that has measured nothing yet never scales an estimate up, so that no point is postponed for ever.
-        """
-        done = []
-        for other in self.sweep.points:
-            state = self.states.get(other.id)
-            if state is not None and state.state == "done":
-                done.append((state.seconds, other.seconds))
-        factor = scale(done)
+        """Return the estimate for the rest of a point, with a margin to stop it."""
         run = self._begun_run(point)
         measured, planned = point_run.progress(load_run(run)) if run else (0, 0)
         missing = 1 - measured / planned if planned else 1.0
-        return point.seconds * missing * (factor if self.num_measured else min(factor, 1.0)) + MARGIN_SECONDS
+        return point.seconds * missing + MARGIN_SECONDS
 
     def _begun_run(self, point: Point) -> Path | None:
         state = self.states.get(point.id)
@@ -177,12 +162,12 @@ class _Worker:
             raise
         finally:
             # a cluster's KillWait may be as short as two seconds
-            child.end(1.5 if self.signals.stopped_at else 6.0)
-            self.signals.child = None
+            child.end(1.5 if self.stop.received_at else 6.0)
+            self.stop.child = None
         outcome = self._judge(point, child, stop_reason, nodes, num_broken)
         self.num_measured += outcome.measured - num_measured
         self._save(point, outcome, nodes=outcome.hosts or nodes, seconds=time.monotonic() - start)
-        if self.signals.stopped_at and outcome.state == "interrupted" and self.nodes.look() & set(nodes):
+        if self.stop.received_at and outcome.state == "interrupted" and self.nodes.look() & set(nodes):
             outcome = replace(outcome, reason=f"{self.nodes.words()}: {outcome.reason}")  # if there is time for it
             self._save(point, outcome, nodes=outcome.hosts or nodes)
 
@@ -191,25 +176,23 @@ class _Worker:
 
         ``num_broken`` counts the run's records of hangs and failures from earlier attempts.
         """
-        self.signals.child = child
-        if self.signals.stopped_at:  # the signal came before the child did
+        self.stop.child = child
+        if self.stop.received_at:  # the signal came before the child did
             child.send_signal(signal.SIGTERM)
         end = self._end()
-        records_read = nodes_checked = time.monotonic()
+        records_read = slurm_asked = time.monotonic()
         while child.code is None:
             now = time.monotonic()
-            if self.signals.stopped_at:
+            if self.stop.received_at:
                 return _STOPPED
-            if self.signals.warned:
-                self.signals.warned, end = False, self._end()
             if time.time() > end - MARGIN_SECONDS:
                 self.out_of_time = True
                 child.send_signal(signal.SIGTERM)
                 return _TIME_ENDED
             if now > records_read + _RECORDS_INTERVAL_SECONDS:
                 records_read, broken = now, point_run.broken_records(self._begun_run(point))
-                if len(broken) > num_broken or now > nodes_checked + _NODES_INTERVAL_SECONDS:
-                    nodes_checked = now
+                if len(broken) > num_broken or now > slurm_asked + _SLURM_INTERVAL_SECONDS:
+                    slurm_asked, end = now, self._end()
                     if self.nodes.look(broken[num_broken:]) & set(nodes):
                         child.send_signal(signal.SIGTERM)
                         return "a node is dead"
@@ -221,12 +204,12 @@ class _Worker:
     ) -> Outcome:
         """Return the outcome of the attempt; a dead node or the job's end excuses what is not done."""
         run = self._begun_run(point)
-        if self.signals.stopped_at and run is not None:
-            point_run.forget_broken(run, self.signals.stopped_at)
+        if self.stop.received_at and run is not None:
+            point_run.forget_broken(run, self.stop.received_at)
         outcome = point_run.outcome_of(run, child.code, child.last_line())
         if outcome.state == "done":
             return outcome
-        if stop_reason in (_STOPPED, _TIME_ENDED) or self.signals.stopped_at:
+        if stop_reason in (_STOPPED, _TIME_ENDED) or self.stop.received_at:
             return replace(outcome, reason=stop_reason or _STOPPED) if outcome.state == "interrupted" else outcome
         if self.nodes.look(point_run.broken_records(run)[num_broken:]) & set(nodes):
             return replace(outcome, state="lost-node", reason=f"{self.nodes.words()}: {outcome.reason}")

@@ -6,7 +6,6 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import msgspec
@@ -30,31 +29,27 @@ SHAPE = ("nodes", "ntasks_per_node", "placement", "environment")
 """What a matrix may vary beside the parameters of the cases."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A value of an axis, as written and as parsed."""
-
-    text: str
-    value: Value
-
-
-Combination = dict[str, Choice]
+Combination = dict[str, str]
+"""A value of each axis, by its name, as it was written."""
 
 
 def read_axes(file: SweepFile, catalogue: Sequence[Definition]) -> list[list[Combination]]:
-    """Return the rows of every axis, whose product is the sweep; ``UserError`` names the place and what is allowed.
+    """Return the rows of every axis, whose product is the sweep; UserError names the place and what is allowed.
 
-    The last axis varies fastest: environments follow one another, so that what drifts slowly meets all of them alike.
+    The last axis varies fastest: environments follow one another, so that slow drift affects all of them alike.
     """
     axes = []
     for place, axis in _axes(file):
+        rows = [{name: str(value) for name, value in row.items()} for row in axis]
         with at(place):
-            rows = [{name: _choice(name, value, file, catalogue) for name, value in row.items()} for row in axis]
-        counts = Counter(tuple((name, choice.value) for name, choice in row.items()) for row in rows)
-        for given, count in counts.items():
-            if count > 1:
-                words = ", ".join(f"{name} = {value!r}" for name, value in given)
-                raise UserError(f"{words} is given {count} times; give it once, and repeat = {count} if that is meant")
+            for values in axis:
+                for name, value in values.items():
+                    _check_value(name, value, file, catalogue)
+            for row in rows:
+                if (count := rows.count(row)) > 1:
+                    row_text = ", ".join(f"{name} = {text}" for name, text in row.items())
+                    hint = f"give it once, and repeat = {count} if that is meant"
+                    raise UserError(f"{row_text} is given {count} times; {hint}")
         axes.append(rows)
     return axes
 
@@ -99,7 +94,7 @@ def _zipped(table: Mapping[str, list[Value]]) -> list[dict[str, Value]]:
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
-def _choice(name: str, value: Value, file: SweepFile, catalogue: Sequence[Definition]) -> Choice:
+def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[Definition]) -> None:
     if name in ("nodes", "ntasks_per_node"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} = {value!r} is not allowed: it is a whole number of at least 1")
@@ -109,27 +104,24 @@ def _choice(name: str, value: Value, file: SweepFile, catalogue: Sequence[Defini
             choices = listed(allowed) if any(allowed) else "one of the tables [environment.NAME], and there is none"
             raise UserError(f"{name} = {value!r} is not allowed: it is {choices}{did_you_mean(str(value), allowed)}")
     else:
-        return _parameter(name, str(value), file, catalogue)
-    return Choice(text=str(value), value=value)
+        _check_parameter(name, str(value), file, catalogue)
 
 
-def _parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[Definition]) -> Choice:
-    """Return a value of a parameter, read as the plan file of a point will be."""
+def _check_parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[Definition]) -> None:
+    """Refuse what is not one value of a parameter of the cases."""
     if not file.case:
         raise UserError(f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {listed(SHAPE)}")
     definitions = select(catalogue, [case.name for case in file.case])
-    params = [param for definition in definitions for param in definition.params]
-    found = next((param for param in params if param.name == name), None)
-    if found is None:
-        known = (*SHAPE, *sorted({param.name for param in params}))
-        raise UserError(f"{name!r} is no parameter of the cases; there are {one_of(known, name)}")
+    params = {param.name: param for definition in definitions for param in definition.params}
+    if name not in params:
+        known = (*SHAPE, *sorted(params))
+        raise UserError(f"{name!r} is not a parameter of the cases; there are {one_of(known, name)}")
     for index, case in enumerate(file.case):
         if name in case.set:
             raise UserError(f"{name!r} is set in $.case[{index}] too; leave out one of them")
-    values = found.parse_many(text)
+    values = params[name].parse_many(text)
     if len(values) != 1:
         raise UserError(f"{name} = {text!r} is {len(values)} values: a point has one; write each as its own")
-    return Choice(text=text, value=text if found.kind in ("matrix", "rows") else values[0])
 
 
 def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Point, ...], list[str]]:
@@ -176,7 +168,7 @@ def _exclude(file: SweepFile, rounds: Sequence[Round]) -> list[Round]:
     """Remove the points that match every key of an entry of ``exclude``; a list matches any of its values."""
     points = []
     for combination, repeat in rounds:
-        points.append({name: choice.text for name, choice in combination.items()} | {"repeat": str(repeat)})
+        points.append({**combination, "repeat": str(repeat)})
     kept = list(range(len(rounds)))
     for index, entry in enumerate(file.exclude):
         excluded = {name: set(map(str, value if isinstance(value, list) else [value])) for name, value in entry.items()}
@@ -204,8 +196,8 @@ Bases = list[tuple[Entry, set[str]]]
 
 def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combination, repeat: int) -> Point:
     """Return a point, but for its id and the seconds that its plan tells; labels tell the names of ``varied``."""
-    nodes, tasks, placement, environment = (combination[name].text for name in SHAPE)
-    varying = {name: choice.text for name, choice in combination.items() if name not in SHAPE}
+    nodes, tasks, placement, environment = (combination[name] for name in SHAPE)
+    varying = {name: text for name, text in combination.items() if name not in SHAPE}
     words = [placement] if "placement" in varied or placement != "block" else []
     words += [f"{name}={text}" for name, text in varying.items()]
     words += [f"environment {environment}"] if environment else []
@@ -242,12 +234,13 @@ def plan_point(file: SweepFile, catalogue: Sequence[Definition], point: Point) -
             "nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give ntasks_per_node, or "
             "exclude = [{ nodes = 1, ntasks_per_node = 1 }]"
         )
+    plan = file.plan()
     options = Options(
-        preset=file.preset,
+        preset=plan.preset,
         entries=point.cases,
-        launches=file.launches,
-        budget=None if file.budget is None else str(file.budget),
-        timeout=None if file.timeout is None else str(file.timeout),
+        launches=plan.launches,
+        budget=None if plan.budget is None else str(plan.budget),
+        timeout=None if plan.timeout is None else str(plan.timeout),
     )
     worlds = [("gloo", "cpu"), ("nccl", "cuda"), *([("gloo", "cuda")] if file.backend else [])]
     refusals = []

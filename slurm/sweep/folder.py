@@ -59,11 +59,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """``sweep.json``: what was submitted; ``points`` stand in the order of execution, large to small.
 
-    The index of a point in ``points`` is its task in an array job. ``budget``, ``timeout`` and ``link`` are texts as
-    ``parbench run`` takes them, None where the preset decides. ``time_seconds`` is what each job may take, None
-    where the expectation decides. ``options`` are sbatch's long options without dashes, ``srun_options`` words that
-    every srun gets. ``python`` starts parbench in the job, from the folder ``working_directory``, after the lines of
-    ``prologue``.
+    The index of a point in ``points`` is its task in an array job. ``plan`` is what the plan files of all points
+    contain, without cases. ``time_seconds`` is the limit of each job, None where the estimate decides. ``options``
+    are sbatch's long options without dashes, ``srun_options`` words for every srun. ``python`` starts parbench in the
+    job, from the folder ``working_directory``, after the lines of ``prologue``.
     """
 
     schema: int = SCHEMA
@@ -72,12 +71,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     mode: Mode
     points: tuple[Point, ...]
-    preset: str | None = None
-    launches: int | None = None
-    budget: str | None = None
-    timeout: str | None = None
-    backend: str | None = None
-    device: str | None = None
+    plan: PlanFile = PlanFile()
     link: str | None = None
     partition: str | None = None
     time_seconds: int | None = None
@@ -88,7 +82,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     working_directory: str
     requeue: bool = True
     on_dead_node: OnDeadNode = "fail"
-    warning_seconds: int = 120
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +168,6 @@ def runs_path(folder: Path, point_id: str) -> Path:
 
 
 def plan_text(sweep: Sweep, point: Point) -> str:
-    given = {name: getattr(sweep, name) for name in ("preset", "backend", "device", "launches", "budget", "timeout")}
     cases = tuple(FileCase(name=case.name, set=dict(case.set)) for case in point.cases)
     label = msgspec.json.encode(point.label).decode().replace("\x7f", "\\u007f")
-    return f"# {label}\n{PlanFile(**given, case=cases).text}"
+    return f"# {label}\n{msgspec.structs.replace(sweep.plan, case=cases).text}"

@@ -4,16 +4,15 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 import click
 import msgspec
 
-from parbench.bench.text import format_duration, format_table
+from parbench.bench.text import format_table
 from parbench.slurm.job.state import FINAL, SavedState, exit_code, read_states
-from parbench.slurm.sweep.folder import Job, Point, Sweep, load_jobs, load_sweep
-from parbench.slurm.system import SLURM, QueuedJob, Slurm, SlurmError, scale
+from parbench.slurm.sweep.folder import Job, Point, load_jobs, load_sweep
+from parbench.slurm.system import SLURM, QueuedJob, Slurm, SlurmError
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +53,12 @@ class PointState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole sweep; ``left_seconds`` is expected, None where nothing is in work or Slurm does not answer."""
+    """The whole sweep; ``trouble`` says why Slurm did not answer."""
 
     name: str
     folder: str
     jobs: tuple[JobState, ...]
     points: tuple[PointState, ...]
-    left_seconds: float | None
     code: int  # 0 if every point is done, 1 if a result is wrong, otherwise 4
     trouble: str = ""
 
@@ -70,18 +68,19 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
         return any(job.lives is not False for job in self.jobs)
 
     def words(self) -> str:
-        """Return it in one line: ``8 of 12 done, 1 failed, 3 to do; job 17 running, about 3 min left``."""
+        """Summarize the sweep in one line: ``8 of 12 done, 1 failed, 3 to do; job 17 running``."""
         counts = Counter(point.state for point in self.points)
         to_do = len(self.points) - counts["done"] - counts["failed"]
-        told = [f"{counts['done']} of {len(self.points)} done"]
-        told += [f"{counts['failed']} failed"] if counts["failed"] else []
-        told += [f"{to_do} to do"] if to_do else []
+        parts = [f"{counts['done']} of {len(self.points)} done"]
+        if counts["failed"]:
+            parts.append(f"{counts['failed']} failed")
+        if to_do:
+            parts.append(f"{to_do} to do")
         jobs = [job.words() for job in self.jobs if job.lives is not False] or ["no job is left"]
-        left = "" if self.left_seconds is None else f", about {format_duration(self.left_seconds)} left"
-        return f"{', '.join(told)}; {', '.join(jobs)}{left}"
+        return f"{', '.join(parts)}; {', '.join(jobs)}"
 
 
-def look(folder: Path, slurm: Slurm = SLURM, now: float | None = None) -> Picture:
+def look(folder: Path, slurm: Slurm = SLURM) -> Picture:
     """Return the status of the sweep in a folder; what Slurm does not answer is unknown."""
     sweep, jobs = load_sweep(folder), load_jobs(folder)
     trouble, queue = "", None
@@ -97,7 +96,6 @@ def look(folder: Path, slurm: Slurm = SLURM, now: float | None = None) -> Pictur
         folder=str(folder),
         jobs=states,
         points=points,
-        left_seconds=_left_seconds(sweep, points, states, saved, time.time() if now is None else now),
         code=exit_code(saved, sweep.points),
         trouble=trouble,
     )
@@ -149,23 +147,6 @@ def _started(number: str, jobs: Sequence[JobState], queue: Sequence[QueuedJob]) 
     if own.state in ("RUNNING", "COMPLETING", "SUSPENDED"):
         return "running", ""
     return "waiting", f"job {number} was requeued while it was measured"
-
-
-def _left_seconds(
-    sweep: Sweep, points: Sequence[PointState], jobs: Sequence[JobState], saved: Mapping[str, SavedState], now: float
-) -> float | None:
-    """Return what the points in work are expected to take yet, shared among the running jobs; None if none runs."""
-    running = sum(state == "RUNNING" for job in jobs for state in job.states)
-    if not running:
-        return None
-    expected = {point.id: point.seconds for point in sweep.points}
-    factor = scale((one.seconds, expected[one.id]) for one in points if one.state == "done")
-    left = sum(expected[one.id] * factor for one in points if one.state == "waiting")
-    for one in points:
-        if one.state == "running":
-            spent = now - datetime.fromisoformat(saved[one.id].time).timestamp()
-            left += max(expected[one.id] * factor - spent, 0.0)
-    return left / running
 
 
 def render(picture: Picture) -> str:

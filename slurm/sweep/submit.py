@@ -34,7 +34,6 @@ from parbench.slurm.sweep.sweepfile import SweepFile, at, read_sweep_file
 from parbench.slurm.system import SLURM, Partition, Slurm, SlurmError, format_limit
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=@%+[]*|&")
-_AS_GIVEN = ("mode", "preset", "launches", "backend", "device", "link", "prologue")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +84,16 @@ def script_text(sweep: Sweep, folder: Path, batch: Batch) -> str:
     command = [sweep.python, "-m", "parbench", "slurm", "work", str(folder)]
     if batch.tasks:
         command.append("--array")
-    # a warning before the process handles it would end the job; the process checks the time left anyway
-    shell = ["ulimit -c 0", "trap '' USR1"]
-    lines = ["#!/bin/bash", *directives, *shell, *sweep.prologue, f"exec {shlex.join(command)}"]
+    lines = ["#!/bin/bash", *directives, "ulimit -c 0", *sweep.prologue, f"exec {shlex.join(command)}"]
     return "\n".join(lines) + "\n"
 
 
 def _options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
-    """Return sbatch's long options; the signal never comes in the first two thirds of a short job."""
     options: dict[str, str | bool] = {
         "job-name": folders.slug(sweep.name),
         "nodes": str(batch.nodes),
         "ntasks-per-node": str(batch.ntasks_per_node),
         "time": format_limit(batch.time_seconds),
-        "signal": f"B:USR1@{min(sweep.warning_seconds, batch.time_seconds // 3)}",
         "requeue" if sweep.requeue else "no-requeue": True,
         "open-mode": "append",
         "output": str(folder / "logs").replace("%", "%%") + ("/%A_%a.out" if batch.tasks else "/%j.out"),
@@ -204,8 +199,10 @@ def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
         file=str(path.absolute()),
         created=utc_now(),
         points=points,
-        budget=None if file.budget is None else str(file.budget),
-        timeout=None if file.timeout is None else str(file.timeout),
+        mode=file.mode,
+        plan=file.plan(),
+        link=file.link,
+        prologue=file.prologue,
         partition=file.slurm.partition,
         time_seconds=None if file.slurm.time is None else round(parse_duration(file.slurm.time)),
         options=file.slurm.all_options(),
@@ -214,8 +211,6 @@ def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
         working_directory=str(Path.cwd()),
         requeue=file.slurm.requeue,
         on_dead_node=file.slurm.on_dead_node,
-        warning_seconds=file.slurm.signal_seconds,
-        **{name: getattr(file, name) for name in _AS_GIVEN},
     )
 
 

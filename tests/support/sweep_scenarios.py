@@ -38,7 +38,7 @@ def submitted(out: Path, points: Sequence[Point], *, cases: int = 3, each: float
     python.chmod(0o755)
     pace(out, each)
     where = {"python": str(python), "working_directory": str(out), "partition": "lab"}
-    sweep = make_sweep(points, **{**where, "time_seconds": 120, "warning_seconds": 10, **more})
+    sweep = make_sweep(points, **{**where, "time_seconds": 120, **more})
     folder = create_folder(out, sweep.name)
     write_sweep(folder, sweep)
     send(sweep, folder, batches(sweep), S)
@@ -197,7 +197,7 @@ def ranks(out: Path) -> None:
         'name = "real"\nnodes = [2, 4]\nbackend = "gloo"\ndevice = "cpu"\n'
         'budget = "2s"\nlaunches = 1\ntimeout = "60s"\n'
         '[[case]]\nname = "collective.all_reduce"\nset = { size_bytes = ["1K", "2K", "4K"] }\n'
-        '[slurm]\npartition = "lab"\ntime = "4m"\nsignal_seconds = 10\n'
+        '[slurm]\npartition = "lab"\ntime = "4m"\n'
     )
 
     def parbench(*words: str) -> int:

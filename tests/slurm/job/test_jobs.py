@@ -12,7 +12,7 @@ from parbench.bench.results.records import RankState, Record
 from parbench.bench.text import UserError
 from parbench.slurm.job.point_run import DeadNodes, is_down
 from parbench.slurm.job.state import FOLDER, SavedState, exit_code, read_states, write_state
-from parbench.slurm.system import end_time, scale, too_long
+from parbench.slurm.system import end_time, too_long
 
 
 def test_states_are_replaced_whole_and_read_by_point(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_where_slurm_does_not_answer_only_silence_tells_and_outside_of_a_job_not
     assert all(words[0] == "hostnames" for words in slurm.told), "Slurm is asked of no job"
 
 
-def test_when_a_job_ends_what_does_not_fit_and_how_estimates_are_scaled() -> None:
+def test_end_time_of_a_job_and_what_does_not_fit() -> None:
     told = {"TimeLimit": "01:00:00", "EndTime": "2026-11-21T21:38:33"}
     local = datetime(2026, 11, 21, 21, 38, 33).timestamp()
     for job, variable, end in (
@@ -118,6 +118,3 @@ def test_when_a_job_ends_what_does_not_fit_and_how_estimates_are_scaled() -> Non
     assert too_long(94.2, 60.9) == "needs about 95 s, 60 s are left"
     assert too_long(5.0, -3.0) == "needs about 5 s, 0 s are left"
     assert too_long(60.0, 60.0) == too_long(1e9, math.inf) == ""
-    known: list[tuple[list[tuple[float, float]], float]] = [([], 1.0), ([(20, 10)], 2.0), ([(1, 100)], 0.2)]
-    for pairs, factor in [*known, ([(20.0, 10.0), (10.0, 20.0)], 1.0), ([(900.0, 1.0)], 5.0)]:
-        assert scale(pairs) == pytest.approx(factor)

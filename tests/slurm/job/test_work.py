@@ -63,10 +63,10 @@ def assert_measured_once(folder: Path, measurements: int) -> None:
 
 def test_every_point_is_measured_once_in_the_sweeps_order_and_by_no_second_job(tmp_path: Path) -> None:
     folder, told, again = folder_of(tmp_path), list[Attempt](), list[Attempt]()
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    before = signal.getsignal(signal.SIGTERM)
     assert run(folder, command=standin(cases=2, told=told)) == 0
     assert run(folder, command=standin(told=again)) == 0
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
+    assert signal.getsignal(signal.SIGTERM) == before
     assert [attempt.point.id for attempt in told] == [one.id for one in P]
     assert all(attempt.nodes == ("n1", "n2") for attempt in told)
     assert again == []
@@ -132,41 +132,34 @@ def test_a_bad_end_is_named_the_rest_goes_on_and_a_fault_of_its_own_is_not_tried
     assert words(folder)[P[1].id][0] == "done"
 
 
-def test_what_does_not_fit_is_put_off_and_the_job_requeued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = (point(0, nodes=4, seconds=100), point(1, seconds=15), point(2, seconds=40))
+def test_work_postpones_a_point_and_requeues_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = (point(0, nodes=4, seconds=100), point(1, seconds=15))
     folder, slurm = folder_of(tmp_path / "one", points), cluster(30)
     assert run(folder, slurm) == 4
-    found = words(folder)
-    assert found[points[0].id][0] == "postponed"
-    assert found[points[0].id][1].startswith("needs about 108 s, 2")
-    assert found[points[1].id] == ("done", "")
-    assert found[points[2].id] == ("done", ""), "the estimate is scaled by what the first one took"
+    state, reason = words(folder)[points[0].id]
+    assert state == "postponed"
+    assert reason.startswith("needs about 108 s, 2")
+    assert words(folder)[points[1].id] == ("done", "")
     assert ("requeue", "7") in slurm.told
-    for name, some, more in (("none measured", points[:1], {}), ("not wanted", points[:2], {"requeue": False})):
+    for name, some, more in (("none measured", points[:1], {}), ("not wanted", points, {"requeue": False})):
         folder, slurm = folder_of(tmp_path / name, some, **more), cluster(30)
         assert run(folder, slurm) == 4
         assert words(folder)[points[0].id][0] == "postponed"
         assert ("requeue", "7") not in slurm.told, name
-    folder, slurm = folder_of(tmp_path / "refused", points[:2]), cluster(30)
+    folder, slurm = folder_of(tmp_path / "refused", points), cluster(30)
     assert run(folder, slurm.set(on_call=lambda asked: slurm.set(down=asked[0] == "requeue"))) == 4
     assert "job 7 is not requeued: requeue did not answer" in capsys.readouterr().out
 
 
-def test_no_point_is_put_off_for_ever_and_only_the_rest_of_a_begun_one_must_fit(tmp_path: Path) -> None:
-    """With the others' factor of five the last would need 108 s of a job's 60, in every job anew."""
-    points = (point(0, seconds=0.02), point(1, seconds=20))
-    folder = folder_of(tmp_path, points, requeue=False)
-    assert run(folder, cluster(60), standin(cases=1, each=0.1)) == 4
-    assert words(folder)[points[1].id][1].startswith("needs about 108 s, ")
-    assert run(folder, cluster(60)) == 0
-    folder = folder_of(tmp_path / "begun", (point(0, seconds=40),))
+def test_work_needs_time_only_for_the_rest_of_a_begun_point(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, (point(0, seconds=40),))
     assert run(folder, command=standin(cases=4, each=0, end="die")) == 4
     assert len(counted(folder)) == 3
     assert run(folder, cluster(25)) == 0, "a quarter of 40 s and the margin fit into 25 s"
 
 
 def test_the_job_s_end_stops_a_point_that_takes_longer_than_expected(tmp_path: Path) -> None:
-    points = (point(0), point(1, seconds=0.1), point(2, seconds=30))
+    points = (point(0), point(1, seconds=0.1), point(2))
     folder, slurm = folder_of(tmp_path, points), cluster()
 
     def command(attempt: Attempt) -> list[str]:
@@ -182,21 +175,21 @@ def test_the_job_s_end_stops_a_point_that_takes_longer_than_expected(tmp_path: P
     assert ("requeue", "7") in slurm.told
 
 
-def signalled(folder: Path, number: signal.Signals, then: Callable[[], object] = lambda: None) -> None:
-    def send() -> None:
+def when_measuring(folder: Path, change: Callable[[], object]) -> None:
+    """Call something as soon as a record is written."""
+
+    def wait() -> None:
         wait_until(lambda: len(counted(folder)) >= 1)
-        then()
-        os.kill(os.getpid(), number)
+        change()
 
-    threading.Thread(target=send, daemon=True).start()
+    threading.Thread(target=wait, daemon=True).start()
 
 
-def test_the_warning_makes_it_ask_anew_when_the_job_ends_and_lets_a_point_end_that_still_fits(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "fits", P[:2])
-    signalled(folder, signal.SIGUSR1)
-    assert run(folder, command=standin(cases=4, each=0.1)) == 0
-    folder, slurm = folder_of(tmp_path / "cut", P[:1]), cluster()
-    signalled(folder, signal.SIGUSR1, lambda: slurm.set(jobs={"7": job(5)}))
+def test_work_notices_a_time_limit_that_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parbench.slurm.job.work._SLURM_INTERVAL_SECONDS", 0.3)
+    monkeypatch.setattr("parbench.slurm.job.work._RECORDS_INTERVAL_SECONDS", 0.3)
+    folder, slurm = folder_of(tmp_path, P[:1]), cluster()
+    when_measuring(folder, lambda: slurm.set(jobs={"7": job(5)}))
     assert run(folder, slurm, standin(cases=400, each=0.05)) == 4
     assert words(folder)[P[0].id] == ("interrupted", "the job's time ended")
 
@@ -204,7 +197,12 @@ def test_the_warning_makes_it_ask_anew_when_the_job_ends_and_lets_a_point_end_th
 @pytest.mark.parametrize("end", ["ok", "stubborn"])
 def test_sigterm_stops_at_once_keeps_what_is_done_and_begins_nothing_else(tmp_path: Path, end: str) -> None:
     folder, slurm, ended = folder_of(tmp_path), cluster(), list[float]()
-    signalled(folder, signal.SIGTERM, lambda: ended.append(time.monotonic()))
+
+    def stop() -> None:
+        ended.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    when_measuring(folder, stop)
     assert run(folder, slurm, standin(cases=400, each=0.05, end=end)) == 4
     assert time.monotonic() - ended[0] < 5, "KillWait may be two seconds; a child has six where only its time ends"
     assert words(folder) == {P[0].id: ("interrupted", "the job was told to stop")}
@@ -214,7 +212,7 @@ def test_sigterm_stops_at_once_keeps_what_is_done_and_begins_nothing_else(tmp_pa
 def test_ranks_that_the_jobs_end_killed_are_not_blamed(tmp_path: Path) -> None:
     """The driver may see its ranks die of the signal that ends the job, before it hears of it itself."""
     folder, told = folder_of(tmp_path, P[:1]), list[Attempt]()
-    signalled(folder, signal.SIGTERM)
+    when_measuring(folder, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run(folder, command=standin(cases=3, each=0.5, end="blames")) == 4
     assert words(folder)[P[0].id][0] == "interrupted"
     assert run(folder, command=standin(told=told)) == 0
@@ -267,10 +265,10 @@ def test_with_fail_a_dead_node_ends_the_job_and_the_next_measures_its_point_afre
 
 
 def test_a_child_is_not_left_to_wait_for_a_node_that_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parbench.slurm.job.work._NODES_INTERVAL_SECONDS", 0.3)
+    monkeypatch.setattr("parbench.slurm.job.work._SLURM_INTERVAL_SECONDS", 0.3)
     monkeypatch.setattr("parbench.slurm.job.work._RECORDS_INTERVAL_SECONDS", 0.3)
     folder, slurm = folder_of(tmp_path, P[:1], on_dead_node="go-on"), cluster()
-    signalled(folder, signal.SIGUSR1, lambda: slurm.set(nodes={"n1": "down*"}))
+    when_measuring(folder, lambda: slurm.set(nodes={"n1": "down*"}))
     assert run(folder, slurm, standin(cases=400, each=0.05)) == 4
     assert len(counted(folder)) < 400
     assert words(folder)[P[0].id][1].startswith("n1 is down: ")

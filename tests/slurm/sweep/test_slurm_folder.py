@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -118,8 +117,16 @@ def planned(file: Path, sweep: Sweep, one: Point) -> PlanFile:
 
 def test_a_plan_file_says_whatever_the_point_measures_and_no_more(tmp_path: Path) -> None:
     cases = (Entry(name="all_reduce", set={"dtype": "float32,int8"}), Entry(name="collective.*"))
-    given = {"preset": "smoke", "budget": "6s", "timeout": "10", "launches": 2, "backend": "gloo", "device": "cpu"}
-    found = planned(tmp_path / "plan.toml", make_sweep([], **given, link="1gbit"), point(cases=cases))
+    given: dict[str, Any] = {
+        "preset": "smoke",
+        "budget": "6s",
+        "timeout": "10",
+        "launches": 2,
+        "backend": "gloo",
+        "device": "cpu",
+    }
+    sweep = make_sweep([], plan=PlanFile(**given), link="1gbit")
+    found = planned(tmp_path / "plan.toml", sweep, point(cases=cases))
     assert {name: getattr(found, name) for name in given} == given
     assert found.nproc is None
     assert [(case.name, case.set) for case in found.case] == [(case.name, case.set) for case in cases]
@@ -153,7 +160,6 @@ WHOLE = """#!/bin/bash
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=2
 #SBATCH --time=0:30:00
-#SBATCH --signal=B:USR1@60
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/s/logs/%j.out
@@ -163,7 +169,6 @@ WHOLE = """#!/bin/bash
 #SBATCH --account=me
 #SBATCH --exclusive
 ulimit -c 0
-trap '' USR1
 module load cuda
 source venv/bin/activate
 exec /v/bin/python -m parbench slurm work /shared/s
@@ -171,14 +176,12 @@ exec /v/bin/python -m parbench slurm work /shared/s
 
 
 def test_the_whole_script_of_one_allocation_and_what_was_not_asked_for_is_not_told() -> None:
-    slurm: dict[str, Any] = {"partition": "gpu", "options": {"account": "me", "exclusive": True}, "warning_seconds": 60}
+    slurm: dict[str, Any] = {"partition": "gpu", "options": {"account": "me", "exclusive": True}}
     prologue = ("module load cuda", "source venv/bin/activate")
     assert script(time_seconds=1800, prologue=prologue, on_dead_node="go-on", **slurm) == WHOLE
     found = directives(script(requeue=False))
     assert "no-requeue" in found
     assert not {"requeue", "no-kill", "partition", "array"} & found.keys()
-    for seconds, warning in ((3600, 120), (360, 120), (120, 40), (60, 20)):
-        assert directives(script(time_seconds=seconds))["signal"] == f"B:USR1@{warning}"
     found = directives(script(folder=Path("/a%jb"), options={"comment": 'a "b" # \\c'}, working_directory="/my data"))
     assert found["comment"] == '"a \\"b\\" # \\\\c"'
     assert found["chdir"] == '"/my data"'
@@ -204,13 +207,11 @@ def test_how_many_jobs_there_are_in_each_mode() -> None:
     assert [batch.nodes for batch in batches(sweep(), POINTS[2:])] == [2]
 
 
-def test_a_shell_reads_the_command_as_it_was_meant_and_an_early_warning_does_not_end_it(tmp_path: Path) -> None:
+def test_script_quotes_the_command_for_the_shell(tmp_path: Path) -> None:
     program, folder = tmp_path / "my python", tmp_path / "it's a $HOME; folder"
-    hear = "import os, signal; signal.signal(10, lambda *_: print('heard')); os.kill(os.getpid(), 10)"
-    told = 'printf "%s\\n" "$@" "$(ulimit -c)"'
-    program.write_text(f'#!/bin/sh\n{told}\nkill -USR1 $$\nexec {sys.executable} -c "{hear}"\n')
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$(ulimit -c)"\n')
     program.chmod(0o755)
-    text = script(folder=folder, python=str(program), prologue=("kill -USR1 $$",))
+    text = script(folder=folder, python=str(program))
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["-m", "parbench", "slurm", "work", str(folder), "0", "heard"]
+    assert done.stdout.splitlines() == ["-m", "parbench", "slurm", "work", str(folder), "0"]
     assert text.splitlines()[-1].startswith("exec ")
