@@ -25,7 +25,7 @@ _START_SECONDS = 10.0
 
 _MAX_POINTS = 10_000
 
-SHAPE = ("nodes", "ntasks_per_node", "placement", "environment")
+SHAPE = ("nodes", "ntasks_per_node", "placement", "environment", "repeat")
 """What a matrix may vary beside the parameters of the cases."""
 
 
@@ -36,7 +36,7 @@ Combination = dict[str, str]
 def read_axes(file: SweepFile, catalogue: Sequence[Definition]) -> list[list[Combination]]:
     """Return the rows of every axis, whose product is the sweep; UserError names the place and what is allowed.
 
-    The last axis varies fastest: environments follow one another, so that slow drift affects all of them alike.
+    The first axis, repeat, varies slowest and the last, environment, fastest, so that slow drift affects all alike.
     """
     axes = []
     for place, axis in _axes(file):
@@ -45,9 +45,9 @@ def read_axes(file: SweepFile, catalogue: Sequence[Definition]) -> list[list[Com
             for values in axis:
                 for name, value in values.items():
                     _check_value(name, value, file, catalogue)
-            for row in rows:
-                if (count := rows.count(row)) > 1:
-                    row_text = ", ".join(f"{name} = {text}" for name, text in row.items())
+            for row, count in Counter(tuple(row.items()) for row in rows).items():
+                if count > 1:
+                    row_text = ", ".join(f"{name} = {text}" for name, text in row)
                     hint = f"give it once, and repeat = {count} if that is meant"
                     raise UserError(f"{row_text} is given {count} times; {hint}")
         axes.append(rows)
@@ -69,6 +69,7 @@ def _axes(file: SweepFile) -> Iterator[tuple[str, list[dict[str, Value]]]]:
         if name not in given:
             yield f"$.{name}", [{name: value} for value in (values if isinstance(values, list) else [values])]
 
+    yield from own("repeat", list(range(1, file.repeat + 1)))
     yield from own("nodes", file.nodes)
     yield from own("ntasks_per_node", file.ntasks_per_node or 1)
     for name, values in file.matrix.items():
@@ -95,7 +96,7 @@ def _zipped(table: Mapping[str, list[Value]]) -> list[dict[str, Value]]:
 
 
 def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[Definition]) -> None:
-    if name in ("nodes", "ntasks_per_node"):
+    if name in ("nodes", "ntasks_per_node", "repeat"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} = {value!r} is not allowed: it is a whole number of at least 1")
     elif name in SHAPE:
@@ -127,23 +128,20 @@ def _check_parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[
 def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Point, ...], list[str]]:
     """Return the points in the order of execution, and notes on cases that are skipped.
 
-    Larger points come first: a dead node is found early, and what no longer fits into a job's time is small. Repeats
-    are taken in rounds, for the same reason as environments are taken in turns. ``UserError`` names what is wrong.
+    Larger points come first: a dead node is found early, and what no longer fits into a job's time is small.
+    UserError names what is wrong.
     """
-    rows = read_axes(file, catalogue)
-    lengths = [*map(len, rows), file.repeat]
-    if (number := math.prod(lengths)) > _MAX_POINTS:
-        product = " * ".join(str(length) for length in lengths if length > 1)
+    axes = read_axes(file, catalogue)
+    if (number := math.prod(map(len, axes))) > _MAX_POINTS:
+        product = " * ".join(str(len(axis)) for axis in axes if len(axis) > 1)
         raise UserError(f"{product} = {number} points are more than {_MAX_POINTS}: make several sweeps of them")
-    combinations = [functools.reduce(operator.or_, parts) for parts in itertools.product(*rows)]
-    rounds = [(combination, repeat) for repeat in range(1, file.repeat + 1) for combination in combinations]
-    kept = _exclude(file, rounds)
-    varied = {name for row in rows if len(row) > 1 for name in row[0]}
+    combinations = [functools.reduce(operator.or_, rows) for rows in itertools.product(*axes)]
+    varied = {name for axis in axes if len(axis) > 1 for name in axis[0]}
     bases = []
     for case in file.case:
         params = {param.name for definition in select(catalogue, [case.name]) for param in definition.params}
         bases.append((case.entry(catalogue), params))
-    drafts = [_draft(file, bases, varied, combination, repeat) for combination, repeat in kept]
+    drafts = [_draft(file, bases, varied, combination) for combination in _exclude(file, combinations)]
     points, plans = [], dict[tuple[int, int, bytes], Plan]()
     for point in sorted(drafts, key=lambda point: -point.nodes):
         key = point.nodes, point.ntasks_per_node, msgspec.json.encode(point.cases)
@@ -161,26 +159,20 @@ def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Poin
     return tuple(points), list(dict.fromkeys(skips))
 
 
-Round = tuple[Combination, int]
-
-
-def _exclude(file: SweepFile, rounds: Sequence[Round]) -> list[Round]:
+def _exclude(file: SweepFile, points: Sequence[Combination]) -> list[Combination]:
     """Remove the points that match every key of an entry of ``exclude``; a list matches any of its values."""
-    points = []
-    for combination, repeat in rounds:
-        points.append({**combination, "repeat": str(repeat)})
-    kept = list(range(len(rounds)))
+    kept = list(points)
     for index, entry in enumerate(file.exclude):
         excluded = {name: set(map(str, value if isinstance(value, list) else [value])) for name, value in entry.items()}
         with at(f"$.exclude[{index}]"):
             _check_exclusion(excluded, points)
-        kept = [number for number in kept if not all(points[number][name] in excluded[name] for name in excluded)]
+        kept = [point for point in kept if not all(point[name] in excluded[name] for name in excluded)]
     if not kept:
-        raise UserError(f"$.exclude removes all {len(rounds)} points")
-    return [rounds[number] for number in kept]
+        raise UserError(f"$.exclude removes all {len(points)} points")
+    return kept
 
 
-def _check_exclusion(excluded: Mapping[str, set[str]], points: Sequence[Mapping[str, str]]) -> None:
+def _check_exclusion(excluded: Mapping[str, set[str]], points: Sequence[Combination]) -> None:
     """Raise UserError for a key or a value that no point has."""
     for name, values in excluded.items():
         if name not in points[0]:
@@ -194,14 +186,14 @@ Bases = list[tuple[Entry, set[str]]]
 """The file's cases, each with the names of its parameters, of which it gets those that vary."""
 
 
-def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combination, repeat: int) -> Point:
-    """Return a point, but for its id and the seconds that its plan tells; labels tell the names of ``varied``."""
-    nodes, tasks, placement, environment = (combination[name] for name in SHAPE)
+def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combination) -> Point:
+    """Build a point without its id and the seconds of its plan; its label shows what is ``varied``."""
+    nodes, tasks, placement, environment, repeat = (combination[name] for name in SHAPE)
     varying = {name: text for name, text in combination.items() if name not in SHAPE}
     words = [placement] if "placement" in varied or placement != "block" else []
     words += [f"{name}={text}" for name, text in varying.items()]
     words += [f"environment {environment}"] if environment else []
-    words += [f"repeat {repeat}"] if file.repeat > 1 else []
+    words += [f"repeat {repeat}"] if "repeat" in varied else []
     cases = []
     for entry, params in bases:
         own = {name: text for name, text in varying.items() if name in params}
@@ -212,7 +204,7 @@ def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combina
         nodes=int(nodes),
         ntasks_per_node=int(tasks),
         placement=cast(Placement, placement),
-        repeat=repeat,
+        repeat=int(repeat),
         environment=environment,
         variables=file.environment[environment].texts() if environment else {},
         cases=tuple(cases),

@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -97,22 +96,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create_folder(out: Path, name: str) -> Path:
-    """Make a sweep's folder ``out/<utc>-<name>-<hex>``, proven to be writable; ``UserError`` if it is not.
-
-    Two sweeps begun at the same moment get two folders.
-    """
+    """Make the folder of a sweep, ``out/<utc>-<name>-<hex>``."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = out.absolute() / f"{stamp}-{slug(name)}-{secrets.token_hex(3)}"
-    try:
-        with storing(f"out = {str(out)!r} cannot hold a sweep"):
-            path.mkdir(parents=True)
-            for folder in FOLDERS:
-                (path / folder).mkdir()
-            replace_file(path / ".probe", b"parbench\n")
-            (path / ".probe").unlink()
-    except UserError:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
+    with storing(f"out = {str(out)!r} cannot hold a sweep"):
+        path.mkdir(parents=True)
+        for folder in FOLDERS:
+            (path / folder).mkdir()
     return path
 
 

@@ -103,8 +103,8 @@ def test_what_makes_no_sweep_or_cannot_run_on_so_many_ranks_is_refused_with_the_
         ),
         (
             {"nodes": [2, 4], "exclude": [{"nodes": 4}, {"nods": 2}]},
-            "$.exclude[1]: 'nods' is not a key of the points; allowed are nodes, ntasks_per_node, placement, "
-            "environment or repeat; did you mean 'nodes'?",
+            "$.exclude[1]: 'nods' is not a key of the points; allowed are repeat, nodes, ntasks_per_node, "
+            "placement or environment; did you mean 'nodes'?",
         ),
         (
             {"nodes": [1, 2]},
@@ -117,7 +117,7 @@ def test_what_makes_no_sweep_or_cannot_run_on_so_many_ranks_is_refused_with_the_
         ),
         (
             {"nodes": list(range(2, 102)), "repeat": 101},
-            "100 * 101 = 10100 points are more than 10000: make several sweeps of them",
+            "101 * 100 = 10100 points are more than 10000: make several sweeps of them",
         ),
         (
             {"nodes": 1 << 16, "ntasks_per_node": 4},

@@ -124,8 +124,8 @@ def texts(**given: Any) -> list[list[dict[str, str]]]:
 def test_what_varies_comes_in_its_order_and_environments_vary_fastest_unless_a_zip_chooses_them() -> None:
     axes = read_axes(sweep(nodes=2), DEFINITIONS)
     merged = {name: text for axis in axes for row in axis for name, text in row.items()}
-    assert merged == {"nodes": "2", "ntasks_per_node": "1", "placement": "block", "environment": ""}
-    assert [len(axis) for axis in axes] == [1, 1, 1, 1]
+    shape = {"nodes": "2", "ntasks_per_node": "1", "placement": "block", "environment": "", "repeat": "1"}
+    assert merged == shape
     environments: dict[str, object] = {"a": {}, "b": {}}
     both = {"placement": ["block", "cyclic"], "matrix": {"dtype": ["float32", "float16"]}}
     assert texts(nodes=[1, 2], **both, environment=environments) == [
