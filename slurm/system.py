@@ -15,11 +15,6 @@ from pathlib import Path
 
 from parbench.bench.text import UserError
 
-ENDED = frozenset(
-    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
-)
-"""States from which a job does not come back, unless it is requeued."""
-
 _PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
 

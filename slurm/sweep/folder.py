@@ -89,10 +89,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     nodes: int
-    time_seconds: int
     submitted: str
     points: tuple[str, ...]
-    array: bool = False
 
 
 def create_folder(out: Path, name: str) -> Path:

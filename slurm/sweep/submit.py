@@ -277,23 +277,21 @@ def send(sweep: Sweep, folder: Path, wanted: Sequence[Batch], slurm: Slurm) -> t
                 id=slurm.sbatch(script),
                 name=batch.stem,
                 nodes=batch.nodes,
-                time_seconds=batch.time_seconds,
                 submitted=utc_now(),
                 points=tuple(point.id for point in batch.points),
-                array=bool(batch.tasks),
             )
             jobs.append(job)
             folders.append_job(folder, job)
     except UserError as error:
-        raise UserError(f"{_take_back(jobs, slurm)}: {error}") from error
+        raise UserError(f"{_cancel_submitted(jobs, slurm)}: {error}") from error
     except KeyboardInterrupt:
-        click.echo(f"parbench: interrupted: {_take_back(jobs, slurm)}", err=True)
+        click.echo(f"parbench: interrupted: {_cancel_submitted(jobs, slurm)}", err=True)
         raise
     return tuple(jobs)
 
 
-def _take_back(jobs: Sequence[Job], slurm: Slurm) -> str:
-    """Cancel what was submitted, and return in words what is left of it; what cannot be cancelled is named."""
+def _cancel_submitted(jobs: Sequence[Job], slurm: Slurm) -> str:
+    """Cancel submitted jobs and return a message about what is left of them."""
     if not jobs:
         return "nothing was submitted"
     ids = [job.id for job in jobs]
@@ -301,7 +299,7 @@ def _take_back(jobs: Sequence[Job], slurm: Slurm) -> str:
         slurm.scancel(ids)
     except SlurmError as refusal:
         return f"jobs {' '.join(ids)} are submitted and could not be cancelled ({refusal})"
-    return f"nothing is left submitted, for jobs {' '.join(ids)} were cancelled"
+    return f"nothing is left submitted: jobs {' '.join(ids)} were cancelled"
 
 
 def resume(folder: Path, slurm: Slurm = SLURM) -> int:

@@ -121,15 +121,6 @@ def test_a_bad_end_is_named_the_rest_goes_on_and_a_fault_of_its_own_is_not_tried
         if end == "hang":
             assert run(folder, command=standin(told=told)) == 4
             assert told == []
-    folder = folder_of(tmp_path / "damaged", P[:2])
-    broken = folder / "runs" / P[0].id / "20260101T000000Z-n1-abcdef"
-    broken.mkdir(parents=True)
-    (broken / "run.json").write_text("{}")
-    (broken / "records.jsonl").touch()
-    assert run(folder) == 4
-    assert words(folder)[P[0].id][0] == "failed"
-    assert "run.json is not what parbench wrote" in words(folder)[P[0].id][1]
-    assert words(folder)[P[1].id][0] == "done"
 
 
 def test_work_postpones_a_point_and_requeues_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,16 +230,6 @@ def test_a_dead_node_ends_its_point_and_the_rest_goes_on_without_it(tmp_path: Pa
     assert found[points[1].id] == ("lost-node", "needs 4 nodes; n2 is down, 3 are left")
     assert [found[one.id] for one in points[2:]] == [("done", ""), ("done", "")]
     assert [attempt.nodes for attempt in told[1:]] == [("n1", "n3", "n4"), ("n1", "n3")]
-    folder = folder_of(tmp_path / "silent", points[2:], on_dead_node="go-on")
-    told.clear()
-
-    def command(attempt: Attempt) -> list[str]:
-        return standin(end="hang" if attempt.point == points[2] else "ok", silent="n2.cluster", told=told)(attempt)
-
-    assert run(folder, command=command) == 4
-    assert words(folder)[points[2].id][1].startswith("n2 gives no answer: hang: ")
-    assert words(folder)[points[3].id] == ("done", "")
-    assert told[1].nodes == ("n1", "n3")
 
 
 def test_with_fail_a_dead_node_ends_the_job_and_the_next_measures_its_point_afresh(tmp_path: Path) -> None:

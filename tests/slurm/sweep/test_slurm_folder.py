@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hostile import nested
 from refusals import refusal
 from sweeps import job, make_sweep, point
 
@@ -85,13 +84,7 @@ def test_jobs_are_read_in_their_order_and_a_line_cut_short_is_passed_over(tmp_pa
         load_jobs(tmp_path)
 
 
-def test_deep_and_undecodable_files_of_a_sweep_are_one_sentence_with_their_name(tmp_path: Path) -> None:
-    for name, read in (("sweep.json", load_sweep), ("jobs.jsonl", load_jobs)):
-        for content in (nested(100_000, "dict").encode(), b'{"id": "\xff"}'):
-            (tmp_path / name).write_bytes(content + b"\n")
-            with pytest.raises(UserError, match=rf"{name} is not what parbench wrote: ") as caught:
-                read(tmp_path)
-            assert len(str(caught.value)) < 1000
+def test_load_sweep_refuses_ids_that_are_paths(tmp_path: Path) -> None:
     outside = make_sweep([point()])
     raw = json.loads(msgspec.json.encode(outside))
     for place in ("../../evil", "/evil", "\x00", "a\nb"):

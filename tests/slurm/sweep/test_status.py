@@ -59,11 +59,11 @@ def test_a_running_sweep_and_one_that_waits(tmp_path: Path) -> None:
 
 
 def test_status_of_an_array_counts_its_tasks(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "four", make_sweep(P), job("7", P, array=True))
+    folder = make_folder(tmp_path / "four", make_sweep(P), job("7", P))
     tasks = [queued("7", own=str(7 + number)) for number in range(4)]
     picture = look(folder, FakeSlurm().set(waiting=tasks))
     assert picture.words() == "0 of 4 done, 4 to do; array 7: 4 running"
-    folder = make_folder(tmp_path / "two", make_sweep(P[:2]), job("7", P[:2], array=True))
+    folder = make_folder(tmp_path / "two", make_sweep(P[:2]), job("7", P[:2]))
     write(folder, (0, "started", {"job": "7"}), (1, "started", {"job": "8"}))
     picture = look(folder, FakeSlurm().set(waiting=tasks[:1]))
     assert [one.state for one in picture.points] == ["running", "lost"], "task 1 has ended, though the array lives"
@@ -242,7 +242,7 @@ def test_one_job_more_is_as_large_as_what_is_missing(tmp_path: Path, capsys: pyt
     folder = unfinished(tmp_path / "array", "done", "done", mode="array")
     resume(folder, FakeSlurm())
     jobs = load_jobs(folder)[1:]
-    assert [(one.array, one.points) for one in jobs] == [(True, ids(folder, 2)), (True, ids(folder, 3))]
+    assert [one.points for one in jobs] == [ids(folder, 2), ids(folder, 3)]
     for one, task in zip(jobs, (2, 3), strict=True):
         assert f"#SBATCH --array={task}\n" in (folder / "scripts" / f"{one.name}.sh").read_text(), "its old number"
 
@@ -264,7 +264,5 @@ def test_what_cannot_be_resumed_is_refused_and_leaves_the_sweep_as_it_was(tmp_pa
         assert ((folder / "sweep.json").read_bytes(), len(load_jobs(folder))) == (before, 1)
     folder, twice = unfinished(tmp_path / "array", mode="array"), FakeSlurm()
     twice.set(on_call=lambda words: twice.set(down=[one[0] for one in twice.told].count(words[0]) == 2))
-    with pytest.raises(
-        UserError, match=r"^nothing is left submitted, for jobs 101 were cancelled: sbatch did not answer"
-    ):
+    with pytest.raises(UserError, match=r"^nothing is left submitted: jobs 101 were cancelled: sbatch did not answer"):
         resume(folder, twice)

@@ -75,7 +75,7 @@ def test_a_sweep_is_written_submitted_noted_and_told(file: Path, capsys: pytest.
     sweep, [job] = load_sweep(folder), load_jobs(folder)
     assert (sweep.name, sweep.file) == ("small", str(file))
     assert (sweep.python, sweep.working_directory) == (sys.executable, str(Path.cwd()))
-    assert (job.id, job.nodes, job.points, job.array) == ("101", 4, tuple(point.id for point in sweep.points), False)
+    assert (job.id, job.nodes, job.points) == ("101", 4, tuple(point.id for point in sweep.points))
     assert told(slurm, "sbatch") == [[str(folder / "scripts" / "sweep.sh")]]
     assert (folder / "scripts" / "sweep.sh").read_text().endswith(f"slurm work {folder}\n")
     lines = capsys.readouterr().out.splitlines()
@@ -93,9 +93,9 @@ def test_a_sweep_is_written_submitted_noted_and_told(file: Path, capsys: pytest.
     assert run(file, cluster()) == 0
     [folder] = [one for one in folder.parent.iterdir() if load_sweep(one).mode == "array"]
     sweep, jobs = load_sweep(folder), load_jobs(folder)
-    assert [(job.id, job.name, job.nodes, job.points, job.array) for job in jobs] == [
-        ("101", "4-nodes", 4, (sweep.points[0].id,), True),
-        ("102", "2-nodes", 2, (sweep.points[1].id,), True),
+    assert [(job.id, job.name, job.nodes, job.points) for job in jobs] == [
+        ("101", "4-nodes", 4, (sweep.points[0].id,)),
+        ("102", "2-nodes", 2, (sweep.points[1].id,)),
     ]
 
 
@@ -126,7 +126,7 @@ def test_all_jobs_are_submitted_or_none(file: Path) -> None:
     kept = "jobs 101 are submitted and could not be cancelled (scancel did not answer within 30 s)"
     for slurm, cancelled, words in (
         (cluster(1), [], "nothing was submitted"),
-        (cluster(3), [["101", "102"]], "nothing is left submitted, for jobs 101 102 were cancelled"),
+        (cluster(3), [["101", "102"]], "nothing is left submitted: jobs 101 102 were cancelled"),
         (cluster(2, cancels=False), [["101"]], kept),
     ):
         assert refusal(run, file, slurm) == f"{words}: {why}"
@@ -143,7 +143,7 @@ def test_a_job_that_cannot_be_noted_and_an_interrupt_take_back_what_was_submitte
     slurm = cluster()
     (tmp_path / "jobs.jsonl").unlink()
     (tmp_path / "jobs.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"nothing is left submitted, for jobs 101 were cancelled: .*cannot be written"):
+    with pytest.raises(UserError, match=r"nothing is left submitted: jobs 101 were cancelled: .*cannot be written"):
         send(sweep, tmp_path, batches(sweep), slurm)
     assert told(slurm, "scancel") == [["101"]]
 

@@ -9,7 +9,6 @@ from paths import ROOT
 from refusals import refusal as told
 
 from parbench.bench.plan.catalogue import DEFINITIONS
-from parbench.bench.text import UserError
 from parbench.slurm.sweep.expand import read_axes
 from parbench.slurm.sweep.sweepfile import SweepFile, read_sweep_file
 
@@ -48,13 +47,9 @@ def test_a_wrong_type_count_key_or_choice_is_refused_with_what_is_allowed_what_w
         assert f"Expected `int` >= 1 - at `$.{name}`" in refusal(file, f"{name} = 0"), name
     for text, words in (
         ("name = 3", "Expected `str | null`, got `int` - at `$.name`"),
-        ("nodes = true", "got `bool` - at `$.nodes`"),
         ("nodes = [1, 'x']", "Expected `int`, got `str` - at `$.nodes[1]`"),
         ("[environment.a]\nvariables = { X = [1] }", "got `array` - at `$.environment[...].variables[...]`"),
-        ("[[case]]\nname = 3", "Expected `str`, got `int` - at `$.case[0].name`"),
-        ("nodes = [1, 0]", "Expected `int` >= 1 - at `$.nodes[1]`"),
         ("nodes = []", "Expected `array` of length >= 1 - at `$.nodes`"),
-        ("placement = []", "Expected `array` of length >= 1 - at `$.placement`"),
         (
             "node = 3",
             "unknown field `node`; allowed are name, out, mode, nodes, ntasks_per_node, placement, repeat, preset, "
@@ -66,10 +61,8 @@ def test_a_wrong_type_count_key_or_choice_is_refused_with_what_is_allowed_what_w
             "`partitions` - at `$.slurm`; allowed are partition, time, options, requeue or on_dead_node; "
             "did you mean 'partition'?",
         ),
-        ("[environment.a]\nvars = {}", "`vars` - at `$.environment[...]`; allowed are variables"),
         ("[[case]]\nname = 'a'\nsets = {}", "`sets` - at `$.case[0]`; allowed are name or set; did you mean 'set'?"),
         ("mode = 'arrays'", "'arrays' - at `$.mode`; allowed are one or array; did you mean 'array'?"),
-        ("placement = ['block', 'x']", "'x' - at `$.placement[1]`; allowed are block or cyclic"),
         ("slurm.on_dead_node = 'go on'", "allowed are fail or go-on; did you mean 'go-on'?"),
     ):
         assert words in refusal(file, text), text
@@ -78,12 +71,10 @@ def test_a_wrong_type_count_key_or_choice_is_refused_with_what_is_allowed_what_w
 def test_what_has_the_right_type_and_no_meaning_is_refused_with_the_place(file: Path) -> None:
     for text, words in (
         ("budget = '30 years'", "$.budget: duration '30 years' is not understood"),
-        ("budget = 0", "$.budget: duration '0.0' is not understood"),
         ("timeout = -1", "$.timeout: duration '-1.0' is not understood"),
         ("slurm.time = '1:00:00'", "$.slurm.time: duration '1:00:00' is not understood"),
         ("link = '200'", "$.link: link speed '200' is not understood"),
         ("backend = 'gloop'", "$.backend: 'gloop' is not known; did you mean 'gloo'?; allowed: gloo or nccl"),
-        ("device = 'tpu'", "$.device: 'tpu' is not known"),
         ("backend = 'nccl'\ndevice = 'cpu'", "$.backend: 'nccl' moves data between GPUs, and $.device is 'cpu'"),
         ("[environment.a]\nvariables = { 'A-B' = 1 }", "$.environment.a.variables: 'A-B' is no name"),
         ("slurm.options.nodes = 4", "$.slurm.options: parbench sets 'nodes' itself; leave it out"),
@@ -94,15 +85,6 @@ def test_what_has_the_right_type_and_no_meaning_is_refused_with_the_place(file: 
         ('prologue = ["a", "b\\nc"]', "$.prologue[1]: 'b\\nc' is more than one line"),
     ):
         assert refusal(file, text).startswith(words), text
-
-
-def test_what_is_no_toml_or_cannot_be_read_is_refused(tmp_path: Path, file: Path) -> None:
-    assert refusal(file, "nodes = 1\nnodes = 2").startswith(" is no TOML: ")
-    with pytest.raises(UserError, match=r"absent\.toml cannot be read: No such file or directory"):
-        read_sweep_file(tmp_path / "absent.toml")
-    file.write_bytes(b'name = "\xff"\n')
-    with pytest.raises(UserError, match=r"is no TOML: 'utf-8' codec"):
-        read_sweep_file(file)
 
 
 def test_the_readmes_sweep_is_the_example_and_is_one() -> None:
