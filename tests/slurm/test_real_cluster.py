@@ -157,8 +157,8 @@ def test_ring_sends_its_bytes_over_the_interfaces(measured: Path) -> None:
 
 
 def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
-    """Node n3's link swallows all from step 8 of the first case on; it is mended once that is on record."""
-    run = f"{RUN} --target wire:awaited --set at=8,-1 --budget 30s --timeout 5s --out run"
+    """Node n3's link swallows all from step 3 of the first case on; it is mended once that is on record."""
+    run = f"{RUN} --target wire:awaited --set at=3,-1 --budget 30s --timeout 5s --out run"
     script = f"""
         salloc -Q -N4 --ntasks-per-node=1 {run} & run=$!
         until test -e begun; do sleep 0.05; done
