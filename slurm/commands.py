@@ -10,51 +10,12 @@ _EXAMPLES = """\b
 Examples:
   parbench slurm submit sweep.toml --dry-run
   parbench slurm screen --nodes 16
-  parbench slurm local -- srun --nodes 4 hostname
 """
 
 
 @click.group(epilog=_EXAMPLES)
 def slurm() -> None:
     """Sweep over the nodes of a Slurm cluster; find slow nodes."""
-
-
-@slurm.command(
-    epilog="Example: parbench slurm local --nodes 4 --link 200mbit -- srun --nodes 4 hostname",
-    context_settings={"allow_interspersed_args": False},
-)
-@click.option("--nodes", type=click.IntRange(1, 200), default=4, show_default=True, help="Number of nodes: n1, n2, ...")
-@click.option("--cpus", type=click.IntRange(1, 1024), default=2, show_default=True, help="CPUs that each node reports.")
-@click.option("--link", metavar="RATE", help="Rate of every node's link, each way, such as 200mbit.")
-@click.option("--delay", metavar="TIME", help="One-way latency between two nodes, such as 500us.")
-@click.option("--slow", multiple=True, metavar="NODE:RATE", help="A node with a slower link, such as n3:50mbit.")
-@click.option("--keep", is_flag=True, help="Keep the cluster's folder with its logs, and print its path.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def local(keep: bool, command: tuple[str, ...], **given: Any) -> None:
-    """Run COMMAND in a temporary Slurm cluster on this machine.
-
-    To rehearse a sweep: each node has its own address, host name and /dev/shm. Times there show how this machine was
-    shared, not how a cluster performs. Nothing is left when COMMAND ends; its exit code is returned.
-    """
-    from parbench.slurm.local.cluster_conf import cluster_spec
-    from parbench.slurm.local.local import run_local
-
-    click.get_current_context().exit(run_local(cluster_spec(**given), command, keep=keep))
-
-
-@slurm.command("local-fault", epilog="Example: parbench slurm local-fault cut n3")
-@click.argument("action", metavar="ACTION", type=click.Choice(("cut", "heal", "rate", "down", "up")))
-@click.argument("node")
-@click.argument("rate", required=False)
-def local_fault(action: str, node: str, rate: str | None) -> None:
-    """Break or mend a node of such a local cluster, from inside.
-
-    cut: NODE's link silently passes nothing; heal undoes it. rate: its link has RATE, such as 50mbit. down: Slurm is
-    told that NODE is down, and ends its jobs; up undoes it.
-    """
-    from parbench.slurm.local.local import break_or_mend
-
-    break_or_mend(action, node, rate)
 
 
 @slurm.command(epilog="Example: parbench slurm submit sweep.toml --wait")
@@ -78,13 +39,12 @@ _FOLDER = click.argument("folder", type=_PATH)
 
 @slurm.command(hidden=True, epilog="Example: parbench slurm work sweeps/20260102T030405Z-nodes-1a2b3c")
 @_FOLDER
-@click.option("--point", metavar="ID", help="This point alone.")
-@click.option("--array", is_flag=True, help="The point of this task of an array.")
-def work(folder: Path, point: str | None, array: bool) -> None:
-    """Measure what a sweep lacks, in this allocation: what batch scripts run."""
+@click.option("--array", is_flag=True, help="Measure only the point of this task of an array.")
+def work(folder: Path, array: bool) -> None:
+    """Measure the missing points of a sweep in this allocation. Batch scripts run this."""
     from parbench.slurm.job.work import work as measure
 
-    click.get_current_context().exit(measure(folder, point_id=point, array=array))
+    click.get_current_context().exit(measure(folder, array=array))
 
 
 @slurm.command(epilog="Example: parbench slurm status sweeps/20260102T030405Z-nodes-1a2b3c")

@@ -8,17 +8,12 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from parbench.bench.text import UserError
-
-ENDED = frozenset(
-    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
-)
-"""States from which a job does not come back, unless it is requeued."""
 
 _PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
@@ -187,16 +182,6 @@ def end_time(job: Mapping[str, str], environ: Mapping[str, str]) -> float:
         return datetime.fromisoformat(end).timestamp()  # scontrol prints the local time of where it runs
     told = environ.get("SLURM_JOB_END_TIME", "")
     return float(told) if told.isdecimal() and int(told) > 0 else math.inf
-
-
-def scale(measured: Iterable[tuple[float, float]]) -> float:
-    """Return how much longer points take than was expected, from pairs of seconds (taken, expected); 1 from none.
-
-    It stays between 1/5 and 5, so that one strange point does not put off all others.
-    """
-    pairs = list(measured)
-    expected = sum(pair[1] for pair in pairs)
-    return min(max(sum(pair[0] for pair in pairs) / expected, 1 / 5), 5.0) if expected else 1.0
 
 
 def too_long(needed_seconds: float, left_seconds: float) -> str:

@@ -14,7 +14,7 @@ from parbench.bench.launch.processes import PARBENCH, die_with_parent, exit_word
 from parbench.bench.results.records import Record, encode, read_records
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, last_line, listed, replace_file, short_host
-from parbench.slurm.job.ledger import State
+from parbench.slurm.job.state import State
 from parbench.slurm.sweep.folder import Point, Sweep, plan_path, runs_path
 from parbench.slurm.system import Slurm, SlurmError
 
@@ -36,13 +36,14 @@ Command = Callable[[Attempt], list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of an attempt, on which hosts; ``measured`` counts cases times launches that have a record."""
+    """The result of an attempt and its hosts; ``measured`` counts cases times launches that have a record."""
 
     state: State
     reason: str = ""
     run: Path | None = None
     hosts: tuple[str, ...] = ()
     measured: int = 0
+    has_wrong_results: bool = False
 
 
 def parbench_run(attempt: Attempt) -> list[str]:
@@ -62,7 +63,7 @@ def parbench_run(attempt: Attempt) -> list[str]:
 
 
 class Child:
-    """A child that measures a point, in a process group of its own; its words go to ``logs/<point>.log``."""
+    """A child that measures a point, in a process group of its own; its messages go to ``logs/<point>.log``."""
 
     def __init__(self, attempt: Attempt, command: Command) -> None:
         self._log = attempt.folder / "logs" / f"{attempt.point.id}.log"
@@ -83,20 +84,21 @@ class Child:
     def code(self) -> int | None:
         return self._process.poll()
 
-    def tell(self, number: signal.Signals) -> None:
-        """Send it and all its own a signal; SIGTERM asks it to stop and keep what is done."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process group; SIGTERM makes it stop and keep what is done."""
         if self.code is None:
             with suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self._process.pid, number)
 
     def end(self, patience_seconds: float) -> None:
+        """Wait for the end, and kill the process group after some time."""
         try:
             self._process.wait(patience_seconds)
         except subprocess.TimeoutExpired:
-            self.tell(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             self._process.wait()
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         with self._log.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - 4096, self._first))
             return last_line(log.read().decode(errors="replace"))
@@ -110,7 +112,7 @@ def begun_run(folder: Path, point: Point, spoilt: Collection[str]) -> Path | Non
 
 
 def relative(folder: Path, run: Path | None) -> str:
-    """Return a run's folder as the ledger names it, empty for None."""
+    """Return a run's folder relative to the sweep's, empty for None."""
     return "" if run is None else str(run.relative_to(folder))
 
 
@@ -120,8 +122,8 @@ def progress(run: Run) -> tuple[int, int]:
     return planned - len(remaining(run)), planned
 
 
-def outcome_of(run: Path | None, code: int | None, words: str) -> Outcome:
-    """Return what came of an attempt from its run's folder, its exit code and its last words.
+def outcome_of(run: Path | None, code: int | None, message: str) -> Outcome:
+    """Return the outcome of an attempt from its run folder, its exit code and its last message.
 
     As in ``parbench run``, what the plan or the budget left out is not bad; bad input is not tried again.
     """
@@ -129,30 +131,35 @@ def outcome_of(run: Path | None, code: int | None, words: str) -> Outcome:
     how = "no exit code" if code is None else exit_words(code).removeprefix("ended by ")
     ended = f"the run ended with {how}"
     if run is None:
-        return Outcome(state=not_done, reason=words or f"{ended} before it began")
+        return Outcome(state=not_done, reason=message or f"{ended} before it began")
     try:
         loaded = load_run(run)
     except UserError as error:
         return Outcome(state="failed", reason=str(error), run=run)
     measured, planned = progress(loaded)
     state: State = "done"
-    told: list[str] = []
-    for status in ("wrong", "hang", "failed"):
-        bad = [record for record in loaded.records if record.status == status]
-        if bad and not told:
+    reasons: list[str] = []
+    by_status = {
+        status: [record for record in loaded.records if record.status == status]
+        for status in ("wrong", "hang", "failed")
+    }
+    for status, bad in by_status.items():
+        if bad and not reasons:
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-            state, told = "failed", [f"{status}: {bad[0].case.label}: {bad[0].reason}{more}"]
+            state = "failed"
+            reasons.append(f"{status}: {bad[0].case.label}: {bad[0].reason}{more}")
     if measured < planned:
         state = not_done
-        left = f"{planned - measured} of {planned} measurements are missing, {ended}"
-        told.append(f"{left}: {words}" if words and words != str(run) else left)
+        missing = f"{planned - measured} of {planned} measurements are missing, {ended}"
+        reasons.append(f"{missing}: {message}" if message and message != str(run) else missing)
     hosts = (loaded.info.environment or {}).get("hosts")
     return Outcome(
         state=state,
-        reason="; ".join(told),
+        reason="; ".join(reasons),
         run=run,
         hosts=tuple(dict.fromkeys(map(str, hosts))) if isinstance(hosts, list) else (),
         measured=measured,
+        has_wrong_results=bool(by_status["wrong"]),
     )
 
 

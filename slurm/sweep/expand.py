@@ -6,7 +6,6 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import msgspec
@@ -18,7 +17,6 @@ from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import Entry, Plan
 from parbench.bench.text import UserError, counted, did_you_mean, listed, one_of
-from parbench.slurm.sweep.condition import parse_condition
 from parbench.slurm.sweep.folder import Placement, Point
 from parbench.slurm.sweep.sweepfile import SweepFile, at
 
@@ -27,35 +25,31 @@ _START_SECONDS = 10.0
 
 _MAX_POINTS = 10_000
 
-SHAPE = ("nodes", "ntasks_per_node", "placement", "environment")
+SHAPE = ("nodes", "ntasks_per_node", "placement", "environment", "repeat")
 """What a matrix may vary beside the parameters of the cases."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One value of what varies: as it was written, and as conditions compare it."""
-
-    text: str
-    value: Value
-
-
-Combination = dict[str, Choice]
+Combination = dict[str, str]
+"""A value of each axis, by its name, as it was written."""
 
 
 def read_axes(file: SweepFile, catalogue: Sequence[Definition]) -> list[list[Combination]]:
-    """Return the rows of every axis, whose product is the sweep; ``UserError`` names the place and what is allowed.
+    """Return the rows of every axis, whose product is the sweep; UserError names the place and what is allowed.
 
-    The last axis varies fastest: environments follow one another, so that what drifts slowly meets all of them alike.
+    The first axis, repeat, varies slowest and the last, environment, fastest, so that slow drift affects all alike.
     """
     axes = []
     for place, axis in _axes(file):
+        rows = [{name: str(value) for name, value in row.items()} for row in axis]
         with at(place):
-            rows = [{name: _choice(name, value, file, catalogue) for name, value in row.items()} for row in axis]
-        counts = Counter(tuple((name, choice.value) for name, choice in row.items()) for row in rows)
-        for given, count in counts.items():
-            if count > 1:
-                words = ", ".join(f"{name} = {value!r}" for name, value in given)
-                raise UserError(f"{words} is given {count} times; give it once, and repeat = {count} if that is meant")
+            for values in axis:
+                for name, value in values.items():
+                    _check_value(name, value, file, catalogue)
+            for row, count in Counter(tuple(row.items()) for row in rows).items():
+                if count > 1:
+                    row_text = ", ".join(f"{name} = {text}" for name, text in row)
+                    hint = f"give it once, and repeat = {count} if that is meant"
+                    raise UserError(f"{row_text} is given {count} times; {hint}")
         axes.append(rows)
     return axes
 
@@ -75,6 +69,7 @@ def _axes(file: SweepFile) -> Iterator[tuple[str, list[dict[str, Value]]]]:
         if name not in given:
             yield f"$.{name}", [{name: value} for value in (values if isinstance(values, list) else [values])]
 
+    yield from own("repeat", list(range(1, file.repeat + 1)))
     yield from own("nodes", file.nodes)
     yield from own("ntasks_per_node", file.ntasks_per_node or 1)
     for name, values in file.matrix.items():
@@ -100,8 +95,8 @@ def _zipped(table: Mapping[str, list[Value]]) -> list[dict[str, Value]]:
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
-def _choice(name: str, value: Value, file: SweepFile, catalogue: Sequence[Definition]) -> Choice:
-    if name in ("nodes", "ntasks_per_node"):
+def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[Definition]) -> None:
+    if name in ("nodes", "ntasks_per_node", "repeat"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} = {value!r} is not allowed: it is a whole number of at least 1")
     elif name in SHAPE:
@@ -110,49 +105,43 @@ def _choice(name: str, value: Value, file: SweepFile, catalogue: Sequence[Defini
             choices = listed(allowed) if any(allowed) else "one of the tables [environment.NAME], and there is none"
             raise UserError(f"{name} = {value!r} is not allowed: it is {choices}{did_you_mean(str(value), allowed)}")
     else:
-        return _parameter(name, str(value), file, catalogue)
-    return Choice(text=str(value), value=value)
+        _check_parameter(name, str(value), file, catalogue)
 
 
-def _parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[Definition]) -> Choice:
-    """Return a value of a parameter, read as the plan file of a point will be."""
+def _check_parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[Definition]) -> None:
+    """Refuse what is not one value of a parameter of the cases."""
     if not file.case:
         raise UserError(f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {listed(SHAPE)}")
     definitions = select(catalogue, [case.name for case in file.case])
-    params = [param for definition in definitions for param in definition.params]
-    found = next((param for param in params if param.name == name), None)
-    if found is None:
-        known = (*SHAPE, *sorted({param.name for param in params}))
-        raise UserError(f"{name!r} is no parameter of the cases; there are {one_of(known, name)}")
+    params = {param.name: param for definition in definitions for param in definition.params}
+    if name not in params:
+        known = (*SHAPE, *sorted(params))
+        raise UserError(f"{name!r} is not a parameter of the cases; there are {one_of(known, name)}")
     for index, case in enumerate(file.case):
         if name in case.set:
             raise UserError(f"{name!r} is set in $.case[{index}] too; leave out one of them")
-    values = found.parse_many(text)
+    values = params[name].parse_many(text)
     if len(values) != 1:
         raise UserError(f"{name} = {text!r} is {len(values)} values: a point has one; write each as its own")
-    return Choice(text=text, value=text if found.kind in ("matrix", "rows") else values[0])
 
 
 def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Point, ...], list[str]]:
-    """Return the points in the order of execution, and in words what is skipped or of no effect.
+    """Return the points in the order of execution, and notes on cases that are skipped.
 
-    Larger points come first: a dead node is found early, and what no longer fits into a job's time is small. Repeats
-    are taken in rounds, for the same reason as environments are taken in turns. ``UserError`` names what is wrong.
+    Larger points come first: a dead node is found early, and what no longer fits into a job's time is small.
+    UserError names what is wrong.
     """
-    rows = read_axes(file, catalogue)
-    lengths = [*map(len, rows), file.repeat]
-    if (number := math.prod(lengths)) > _MAX_POINTS:
-        product = " * ".join(str(length) for length in lengths if length > 1)
+    axes = read_axes(file, catalogue)
+    if (number := math.prod(map(len, axes))) > _MAX_POINTS:
+        product = " * ".join(str(len(axis)) for axis in axes if len(axis) > 1)
         raise UserError(f"{product} = {number} points are more than {_MAX_POINTS}: make several sweeps of them")
-    combinations = [functools.reduce(operator.or_, parts) for parts in itertools.product(*rows)]
-    rounds = [(combination, repeat) for repeat in range(1, file.repeat + 1) for combination in combinations]
-    kept, notes = _excluded(file, rounds)
-    varied = {name for row in rows if len(row) > 1 for name in row[0]}
+    combinations = [functools.reduce(operator.or_, rows) for rows in itertools.product(*axes)]
+    varied = {name for axis in axes if len(axis) > 1 for name in axis[0]}
     bases = []
     for case in file.case:
         params = {param.name for definition in select(catalogue, [case.name]) for param in definition.params}
         bases.append((case.entry(catalogue), params))
-    drafts = [_draft(file, bases, varied, combination, repeat) for combination, repeat in kept]
+    drafts = [_draft(file, bases, varied, combination) for combination in _exclude(file, combinations)]
     points, plans = [], dict[tuple[int, int, bytes], Plan]()
     for point in sorted(drafts, key=lambda point: -point.nodes):
         key = point.nodes, point.ntasks_per_node, msgspec.json.encode(point.cases)
@@ -167,42 +156,44 @@ def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Poin
         for (nodes, tasks, _), plan in plans.items()
         if plan.skipped
     ]
-    return tuple(points), [*notes, *dict.fromkeys(skips)]
+    return tuple(points), list(dict.fromkeys(skips))
 
 
-Round = tuple[Combination, int]
-
-
-def _excluded(file: SweepFile, rounds: Sequence[Round]) -> tuple[list[Round], list[str]]:
-    """Return what no condition takes out, with a note for each condition that takes out nothing."""
-    values = []  # what a condition can speak of
-    for combination, repeat in rounds:
-        ranks = int(combination["nodes"].text) * int(combination["ntasks_per_node"].text)
-        values.append({name: choice.value for name, choice in combination.items()} | {"ranks": ranks, "repeat": repeat})
-    out, notes = [False] * len(rounds), []
-    for index, text in enumerate(file.exclude):
+def _exclude(file: SweepFile, points: Sequence[Combination]) -> list[Combination]:
+    """Remove the points that match every key of an entry of ``exclude``; a list matches any of its values."""
+    kept = list(points)
+    for index, entry in enumerate(file.exclude):
+        excluded = {name: set(map(str, value if isinstance(value, list) else [value])) for name, value in entry.items()}
         with at(f"$.exclude[{index}]"):
-            condition = parse_condition(text, values[0])
-            holds = [condition(one) for one in values]
-        out = [*map(operator.or_, out, holds)]
-        notes += [] if any(holds) else [f"exclude {text!r} takes out no point"]
-    if all(out):
-        raise UserError(f"$.exclude takes out all of the {len(rounds)} points")
-    return [one for one, is_out in zip(rounds, out, strict=True) if not is_out], notes
+            _check_exclusion(excluded, points)
+        kept = [point for point in kept if not all(point[name] in excluded[name] for name in excluded)]
+    if not kept:
+        raise UserError(f"$.exclude removes all {len(points)} points")
+    return kept
+
+
+def _check_exclusion(excluded: Mapping[str, set[str]], points: Sequence[Combination]) -> None:
+    """Raise UserError for a key or a value that no point has."""
+    for name, values in excluded.items():
+        if name not in points[0]:
+            raise UserError(f"{name!r} is not a key of the points; allowed are {one_of(points[0], name)}")
+        known = dict.fromkeys(point[name] for point in points)
+        for value in sorted(values - known.keys()):
+            raise UserError(f"no point has {name} = {value}; allowed are {one_of(known, value)}")
 
 
 Bases = list[tuple[Entry, set[str]]]
 """The file's cases, each with the names of its parameters, of which it gets those that vary."""
 
 
-def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combination, repeat: int) -> Point:
-    """Return a point, but for its id and the seconds that its plan tells; labels tell the names of ``varied``."""
-    nodes, tasks, placement, environment = (combination[name].text for name in SHAPE)
-    varying = {name: choice.text for name, choice in combination.items() if name not in SHAPE}
+def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combination) -> Point:
+    """Build a point without its id and the seconds of its plan; its label shows what is ``varied``."""
+    nodes, tasks, placement, environment, repeat = (combination[name] for name in SHAPE)
+    varying = {name: text for name, text in combination.items() if name not in SHAPE}
     words = [placement] if "placement" in varied or placement != "block" else []
     words += [f"{name}={text}" for name, text in varying.items()]
     words += [f"environment {environment}"] if environment else []
-    words += [f"repeat {repeat}"] if file.repeat > 1 else []
+    words += [f"repeat {repeat}"] if "repeat" in varied else []
     cases = []
     for entry, params in bases:
         own = {name: text for name, text in varying.items() if name in params}
@@ -213,7 +204,7 @@ def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combina
         nodes=int(nodes),
         ntasks_per_node=int(tasks),
         placement=cast(Placement, placement),
-        repeat=repeat,
+        repeat=int(repeat),
         environment=environment,
         variables=file.environment[environment].texts() if environment else {},
         cases=tuple(cases),
@@ -232,15 +223,16 @@ def plan_point(file: SweepFile, catalogue: Sequence[Definition], point: Point) -
         raise UserError(f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node}) > {MOST_RANKS}")
     if ranks == 1:
         raise UserError(
-            "nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give ntasks_per_node, or leave it out with "
-            'exclude = ["ranks == 1"]'
+            "nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give ntasks_per_node, or "
+            "exclude = [{ nodes = 1, ntasks_per_node = 1 }]"
         )
+    plan = file.plan()
     options = Options(
-        preset=file.preset,
+        preset=plan.preset,
         entries=point.cases,
-        launches=file.launches,
-        budget=None if file.budget is None else str(file.budget),
-        timeout=None if file.timeout is None else str(file.timeout),
+        launches=plan.launches,
+        budget=None if plan.budget is None else str(plan.budget),
+        timeout=None if plan.timeout is None else str(plan.timeout),
     )
     worlds = [("gloo", "cpu"), ("nccl", "cuda"), *([("gloo", "cuda")] if file.backend else [])]
     refusals = []

@@ -1,14 +1,13 @@
 """A submitted sweep and its folder on the file system that all nodes share: the same values for every process.
 
 ``sweep.json`` (what was submitted), ``points/<id>.json`` (a plan file for each point), ``scripts/*.sh``, ``jobs.jsonl``
-(one line for each sbatch), ``ledger/`` and ``claims/`` (what the jobs did and do), ``runs/<id>/<run>``, ``logs/``.
+(one line for each sbatch), ``states/<id>.json`` (what became of a point), ``runs/<id>/<run>``, ``logs/``.
 """
 
 import hashlib
 import os
 import re
 import secrets
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -22,11 +21,11 @@ from parbench.bench.results.records import check_schema
 from parbench.bench.text import UserError, reading, replace_file, storing
 
 SCHEMA = 1
-Mode = Literal["one", "array", "each"]
+Mode = Literal["one", "array"]
 Placement = Literal["block", "cyclic"]
 OnDeadNode = Literal["fail", "go-on"]
 
-FOLDERS = ("points", "scripts", "ledger", "claims", "runs", "logs")
+FOLDERS = ("points", "scripts", "states", "runs", "logs")
 _SWEEP, _JOBS = "sweep.json", "jobs.jsonl"
 
 
@@ -59,11 +58,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """``sweep.json``: what was submitted; ``points`` stand in the order of execution, large to small.
 
-    The index of a point in ``points`` is its task in an array job. ``budget``, ``timeout`` and ``link`` are texts as
-    ``parbench run`` takes them, None where the preset decides. ``time_seconds`` is what each job may take, None
-    where the expectation decides. ``options`` are sbatch's long options without dashes, ``srun_options`` words that
-    every srun gets. ``python`` starts parbench in the job, from the folder ``working_directory``, after the lines of
-    ``prologue``.
+    The index of a point in ``points`` is its task in an array job. ``plan`` is what the plan files of all points
+    contain, without cases. ``time_seconds`` is the limit of each job, None where the estimate decides. ``options``
+    are sbatch's long options without dashes, ``srun_options`` words for every srun. ``python`` starts parbench in the
+    job, from the folder ``working_directory``, after the lines of ``prologue``.
     """
 
     schema: int = SCHEMA
@@ -72,12 +70,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     mode: Mode
     points: tuple[Point, ...]
-    preset: str | None = None
-    launches: int | None = None
-    budget: str | None = None
-    timeout: str | None = None
-    backend: str | None = None
-    device: str | None = None
+    plan: PlanFile = PlanFile()
     link: str | None = None
     partition: str | None = None
     time_seconds: int | None = None
@@ -88,7 +81,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     working_directory: str
     requeue: bool = True
     on_dead_node: OnDeadNode = "fail"
-    warning_seconds: int = 120
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,29 +89,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     nodes: int
-    time_seconds: int
     submitted: str
     points: tuple[str, ...]
-    array: bool = False
 
 
 def create_folder(out: Path, name: str) -> Path:
-    """Make a sweep's folder ``out/<utc>-<name>-<hex>``, proven to be writable; ``UserError`` if it is not.
-
-    Two sweeps begun at the same moment get two folders.
-    """
+    """Make the folder of a sweep, ``out/<utc>-<name>-<hex>``."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = out.absolute() / f"{stamp}-{slug(name)}-{secrets.token_hex(3)}"
-    try:
-        with storing(f"out = {str(out)!r} cannot hold a sweep"):
-            path.mkdir(parents=True)
-            for folder in FOLDERS:
-                (path / folder).mkdir()
-            replace_file(path / ".probe", b"parbench\n")
-            (path / ".probe").unlink()
-    except UserError:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
+    with storing(f"out = {str(out)!r} cannot hold a sweep"):
+        path.mkdir(parents=True)
+        for folder in FOLDERS:
+            (path / folder).mkdir()
     return path
 
 
@@ -176,6 +157,5 @@ def runs_path(folder: Path, point_id: str) -> Path:
 
 def plan_of(sweep: Sweep, point: Point) -> PlanFile:
     """Return the plan file with which ``parbench run`` measures the point."""
-    given = {name: getattr(sweep, name) for name in ("preset", "backend", "device", "launches", "budget", "timeout")}
     cases = tuple(FileCase(name=case.name, set=dict(case.set)) for case in point.cases)
-    return PlanFile(**given, case=cases)
+    return msgspec.structs.replace(sweep.plan, case=cases)

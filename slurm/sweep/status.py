@@ -1,19 +1,18 @@
-"""Where a sweep stands: the ledger's word for each point, and Slurm's for the jobs that are to measure the rest."""
+"""The status of a sweep: the saved state of each point, and Slurm's state of the jobs that measure the rest."""
 
 import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 import click
 import msgspec
 
-from parbench.bench.text import format_duration, format_table
-from parbench.slurm.job.ledger import FINAL, Standing, read_ledger, standings
-from parbench.slurm.sweep.folder import Job, Point, Sweep, load_jobs, load_sweep
-from parbench.slurm.system import SLURM, QueuedJob, Slurm, SlurmError, scale
+from parbench.bench.text import format_table
+from parbench.slurm.job.state import FINAL, SavedState, exit_code, read_states
+from parbench.slurm.sweep.folder import Job, Point, load_jobs, load_sweep
+from parbench.slurm.system import SLURM, QueuedJob, Slurm, SlurmError
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +53,13 @@ class PointState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole sweep; ``left_seconds`` is expected, None where nothing is in work or Slurm does not answer."""
+    """The whole sweep; ``trouble`` says why Slurm did not answer."""
 
     name: str
     folder: str
     jobs: tuple[JobState, ...]
     points: tuple[PointState, ...]
-    left_seconds: float | None
+    code: int  # 0 if every point is done, 1 if a result is wrong, otherwise 4
     trouble: str = ""
 
     @property
@@ -68,75 +67,74 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any job may still measure something."""
         return any(job.lives is not False for job in self.jobs)
 
-    @property
-    def code(self) -> int:
-        """0 if every point is done, 1 if a result is wrong, else 4."""
-        if any(point.state == "failed" and point.reason.startswith("wrong: ") for point in self.points):
-            return 1
-        return 0 if all(point.state == "done" for point in self.points) else 4
-
     def words(self) -> str:
-        """Return it in one line: ``8 of 12 done, 1 failed, 3 to do; job 17 running, about 3 min left``."""
+        """Summarize the sweep in one line: ``8 of 12 done, 1 failed, 3 to do; job 17 running``."""
         counts = Counter(point.state for point in self.points)
         to_do = len(self.points) - counts["done"] - counts["failed"]
-        told = [f"{counts['done']} of {len(self.points)} done"]
-        told += [f"{counts['failed']} failed"] if counts["failed"] else []
-        told += [f"{to_do} to do"] if to_do else []
+        parts = [f"{counts['done']} of {len(self.points)} done"]
+        if counts["failed"]:
+            parts.append(f"{counts['failed']} failed")
+        if to_do:
+            parts.append(f"{to_do} to do")
         jobs = [job.words() for job in self.jobs if job.lives is not False] or ["no job is left"]
-        left = "" if self.left_seconds is None else f", about {format_duration(self.left_seconds)} left"
-        return f"{', '.join(told)}; {', '.join(jobs)}{left}"
+        return f"{', '.join(parts)}; {', '.join(jobs)}"
 
 
-def look(folder: Path, slurm: Slurm = SLURM, now: float | None = None) -> Picture:
-    """Return where the sweep of a folder stands; what Slurm does not tell is unknown."""
+def look(folder: Path, slurm: Slurm = SLURM) -> Picture:
+    """Return the status of the sweep in a folder; what Slurm does not answer is unknown."""
     sweep, jobs = load_sweep(folder), load_jobs(folder)
     trouble, queue = "", None
     try:
         queue = slurm.queue()
     except SlurmError as error:
         trouble = str(error)
-    found = standings(read_ledger(folder))  # after the queue: what ended between is told by the ledger
-    states = tuple(_job_state(job, queue, slurm, found) for job in jobs)
-    points = tuple(_point_state(point, found.get(point.id), states, queue) for point in sweep.points)
-    left = _left_seconds(sweep, points, states, found, time.time() if now is None else now)
-    return Picture(name=sweep.name, folder=str(folder), jobs=states, points=points, left_seconds=left, trouble=trouble)
+    saved = read_states(folder, sweep.points)  # after the queue, so that it has the end of a job that is not queued
+    states = tuple(_job_state(job, queue, slurm, saved) for job in jobs)
+    points = tuple(_point_state(point, saved.get(point.id), states, queue) for point in sweep.points)
+    return Picture(
+        name=sweep.name,
+        folder=str(folder),
+        jobs=states,
+        points=points,
+        code=exit_code(saved, sweep.points),
+        trouble=trouble,
+    )
 
 
-def _job_state(job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm, found: Mapping[str, Standing]) -> JobState:
+def _job_state(job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm, saved: Mapping[str, SavedState]) -> JobState:
     if queue is None:
         return JobState(id=job.id, states=(), lives=None, points=job.points)
-    alive = [one for one in queue if one.id == job.id]
-    why = next((one.reason for one in alive if one.state == "PENDING" and one.reason != "None"), "")
-    states = [one.state for one in alive]
-    if not alive and not all(point in found and found[point].is_final for point in job.points):
+    alive = [queued for queued in queue if queued.id == job.id]
+    why = next((queued.reason for queued in alive if queued.state == "PENDING" and queued.reason != "None"), "")
+    states = [queued.state for queued in alive]
+    if not alive and not all(point in saved and saved[point].is_final for point in job.points):
         with contextlib.suppress(SlurmError):
             states = [*{facts.get("JobState", "unknown"): None for facts in slurm.show_job(job.id)}]
     return JobState(id=job.id, states=tuple(states or ["ended"]), lives=bool(alive), points=job.points, reason=why)
 
 
 def _point_state(
-    point: Point, standing: Standing | None, jobs: Sequence[JobState], queue: Sequence[QueuedJob] | None
+    point: Point, saved: SavedState | None, jobs: Sequence[JobState], queue: Sequence[QueuedJob] | None
 ) -> PointState:
-    mine = [job for job in jobs if point.id in job.points]
-    if standing is None:
-        if any(job.lives is not False for job in mine):
+    own_jobs = [job for job in jobs if point.id in job.points]
+    if saved is None:
+        if any(job.lives is not False for job in own_jobs):
             return PointState(id=point.id, label=point.label, state="waiting")
-        told = ", ".join(job.words() for job in mine) or "no job was submitted for it"
-        return PointState(id=point.id, label=point.label, state="missing", reason=f"not begun: {told}")
-    last = standing.last
-    state, reason = str(last.state), last.reason
+        ends = ", ".join(job.words() for job in own_jobs) or "no job was submitted for it"
+        return PointState(id=point.id, label=point.label, state="missing", reason=f"not begun: {ends}")
+    state, reason = str(saved.state), saved.reason
     if queue is not None and state == "started":
-        state, reason = _started(last.job, mine, queue)
-    elif queue is not None and not standing.is_final and any(job.lives for job in mine):
+        state, reason = _started(saved.job, own_jobs, queue)
+    elif queue is not None and not saved.is_final and any(job.lives for job in own_jobs):
         state = "waiting"
     return PointState(
         id=point.id,
         label=point.label,
         state=state,
-        nodes=last.nodes,
-        seconds=standing.seconds,
+        nodes=saved.nodes,
+        seconds=saved.seconds,
         reason=reason,
-        run=last.run,
+        run=saved.run,
     )
 
 
@@ -149,23 +147,6 @@ def _started(number: str, jobs: Sequence[JobState], queue: Sequence[QueuedJob]) 
     if own.state in ("RUNNING", "COMPLETING", "SUSPENDED"):
         return "running", ""
     return "waiting", f"job {number} was requeued while it was measured"
-
-
-def _left_seconds(
-    sweep: Sweep, points: Sequence[PointState], jobs: Sequence[JobState], found: Mapping[str, Standing], now: float
-) -> float | None:
-    """Return what the points in work are expected to take yet, shared among the running jobs; None if none runs."""
-    running = sum(state == "RUNNING" for job in jobs for state in job.states)
-    if not running:
-        return None
-    expected = {point.id: point.seconds for point in sweep.points}
-    factor = scale((one.seconds, expected[one.id]) for one in points if one.state == "done")
-    left = sum(expected[one.id] * factor for one in points if one.state == "waiting")
-    for one in points:
-        if one.state == "running":
-            spent = now - datetime.fromisoformat(found[one.id].last.time).timestamp()
-            left += max(expected[one.id] * factor - spent, 0.0)
-    return left / running
 
 
 def render(picture: Picture) -> str:
@@ -192,9 +173,10 @@ def follow(folder: Path, slurm: Slurm = SLURM, pause: Callable[[float], None] = 
 
     Returns 0 if every point is done, 1 if a result is wrong, 4 if anything is not measured.
     """
+    points = load_sweep(folder).points
     shown: tuple[str, ...] = ()
     while True:
-        known, picture = len(read_ledger(folder)), look(folder, slurm)
+        saved, picture = read_states(folder, points), look(folder, slurm)
         states = tuple(point.state for point in picture.points)
         if states != shown:
             shown = states
@@ -202,9 +184,9 @@ def follow(folder: Path, slurm: Slurm = SLURM, pause: Callable[[float], None] = 
         if not picture.lives:
             click.echo(render(picture))
             return picture.code
-        for _ in range(4):  # Slurm is asked less often than the ledger is read
+        for _ in range(4):  # Slurm is asked less often than the states are read
             pause(1.0)
-            if len(read_ledger(folder)) != known:
+            if read_states(folder, points) != saved:
                 break
 
 

@@ -25,7 +25,7 @@ from parbench.bench.text import (
     parse_duration,
     writing,
 )
-from parbench.slurm.job.ledger import FINAL
+from parbench.slurm.job.state import FINAL
 from parbench.slurm.sweep import folder as folders
 from parbench.slurm.sweep.expand import expand
 from parbench.slurm.sweep.folder import Job, Point, Sweep
@@ -34,14 +34,13 @@ from parbench.slurm.sweep.sweepfile import SweepFile, at, read_sweep_file
 from parbench.slurm.system import SLURM, Partition, Slurm, SlurmError, format_limit
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=@%+[]*|&")
-_AS_GIVEN = ("mode", "preset", "launches", "backend", "device", "link", "prologue")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """One sbatch: an allocation, or an array of them, and the points measured in it; ``stem`` names its script.
 
-    ``tasks`` are the array's indices, those of the points in the sweep; empty where the job is no array.
+    ``tasks`` are the indices of an array, which are those of the points in the sweep.
     """
 
     stem: str
@@ -50,54 +49,51 @@ class Batch:
     ntasks_per_node: int
     time_seconds: int
     tasks: tuple[int, ...] = ()
-    words: tuple[str, ...] = ()
 
 
 def batches(sweep: Sweep, points: Sequence[Point] | None = None) -> tuple[Batch, ...]:
-    """Return the jobs for some points of a sweep, all without ``points``, in the form of its mode."""
-    wanted = sweep.points if points is None else tuple(points)
+    """Return the jobs for some points of a sweep, by default all, in the form of its mode."""
+    points = sweep.points if points is None else tuple(points)
     if sweep.mode == "one":
-        return (_batch(sweep, "sweep", wanted),)
-    if sweep.mode == "each":
-        return tuple(_batch(sweep, one.id, (one,), "--point", one.id) for one in wanted)
-    groups = itertools.groupby(wanted, key=lambda point: point.nodes)
-    return tuple(_batch(sweep, f"{nodes}-nodes", tuple(group), "--array") for nodes, group in groups)
+        return (_batch(sweep, "sweep", points),)
+    groups = itertools.groupby(points, key=lambda point: point.nodes)
+    return tuple(_batch(sweep, f"{nodes}-nodes", tuple(group)) for nodes, group in groups)
 
 
-def _batch(sweep: Sweep, stem: str, points: tuple[Point, ...], *words: str) -> Batch:
-    """Return a job; its time, if not given, is in whole minutes for its points one after the other, or at once."""
-    ids = {point.id for point in points} if sweep.mode == "array" else set()
+def _batch(sweep: Sweep, stem: str, points: tuple[Point, ...]) -> Batch:
+    """Build a job. Without a time limit of the user it gets whole minutes for its points in sequence, or at once."""
     seconds = [point.seconds for point in points]
-    work = max(seconds) if sweep.mode == "array" else sum(seconds)
+    if sweep.mode == "array":
+        work_seconds = max(seconds)
+        tasks = tuple(sweep.points.index(point) for point in points)
+    else:
+        work_seconds, tasks = sum(seconds), ()
     return Batch(
         stem=stem,
         points=points,
         nodes=max(point.nodes for point in points),
         ntasks_per_node=max(point.ntasks_per_node for point in points),
-        time_seconds=sweep.time_seconds or math.ceil((60 + 1.25 * work) / 60) * 60,
-        tasks=tuple(index for index, point in enumerate(sweep.points) if point.id in ids),
-        words=words,
+        time_seconds=sweep.time_seconds or math.ceil((60 + 1.25 * work_seconds) / 60) * 60,
+        tasks=tasks,
     )
 
 
 def script_text(sweep: Sweep, folder: Path, batch: Batch) -> str:
-    """Return a batch script; the measuring process takes the shell's place, so that Slurm's signals reach it."""
+    """Return a batch script; ``exec`` replaces the shell, so that Slurm's signals reach the measuring process."""
     directives = [_directive(name, value) for name, value in _options(sweep, folder, batch).items()]
-    command = [sweep.python, "-m", "parbench", "slurm", "work", str(folder), *batch.words]
-    # a warning that comes before there is anyone to hear it would end the job; the time left is looked at anyway
-    shell = ["ulimit -c 0", "trap '' USR1"]
-    lines = ["#!/bin/bash", *directives, *shell, *sweep.prologue, f"exec {shlex.join(command)}"]
+    command = [sweep.python, "-m", "parbench", "slurm", "work", str(folder)]
+    if batch.tasks:
+        command.append("--array")
+    lines = ["#!/bin/bash", *directives, "ulimit -c 0", *sweep.prologue, f"exec {shlex.join(command)}"]
     return "\n".join(lines) + "\n"
 
 
 def _options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
-    """Return sbatch's long options; the signal never comes in the first two thirds of a short job."""
     options: dict[str, str | bool] = {
         "job-name": folders.slug(sweep.name),
         "nodes": str(batch.nodes),
         "ntasks-per-node": str(batch.ntasks_per_node),
         "time": format_limit(batch.time_seconds),
-        "signal": f"B:USR1@{min(sweep.warning_seconds, batch.time_seconds // 3)}",
         "requeue" if sweep.requeue else "no-requeue": True,
         "open-mode": "append",
         "output": str(folder / "logs").replace("%", "%%") + ("/%A_%a.out" if batch.tasks else "/%j.out"),
@@ -119,18 +115,19 @@ def _directive(name: str, value: str | bool) -> str:
 
 
 def estimate(points: Sequence[Point], mode: folders.Mode) -> str:
-    """Return what points take that use up their budgets: ``12 points in 1 job, about 14 min, 0.6 node-hours``.
+    """Describe the cost of points that use up their budgets: ``12 points in 1 job, about 14 min, 0.6 node-hours``.
 
-    Jobs of their own count as if one ran after the other. Slurm charges nodes held times seconds, and one allocation
-    holds the largest number of nodes for all its time.
+    The jobs of an array count as if they ran one after the other. Slurm charges nodes times seconds, and one
+    allocation holds the largest number of nodes all the time.
     """
     seconds = sum(point.seconds for point in points)
-    held = sum(point.nodes * point.seconds for point in points)
+    sizes = {point.nodes for point in points}
     if mode == "one":
-        held = max(point.nodes for point in points) * seconds
-    jobs = {"one": 1, "array": len({point.nodes for point in points}), "each": len(points)}[mode]
-    what = f"{counted(len(points), 'point')} in {counted(jobs, 'job')}"
-    return f"{what}, about {about(seconds)}, {held / 3600:.2g} node-hours"
+        num_jobs, node_seconds = 1, max(sizes) * seconds
+    else:
+        num_jobs, node_seconds = len(sizes), sum(point.nodes * point.seconds for point in points)
+    jobs = f"{counted(len(points), 'point')} in {counted(num_jobs, 'job')}"
+    return f"{jobs}, about {about(seconds)}, {node_seconds / 3600:.2g} node-hours"
 
 
 def about(seconds: float) -> str:
@@ -202,8 +199,10 @@ def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
         file=str(path.absolute()),
         created=utc_now(),
         points=points,
-        budget=None if file.budget is None else str(file.budget),
-        timeout=None if file.timeout is None else str(file.timeout),
+        mode=file.mode,
+        plan=file.plan(),
+        link=file.link,
+        prologue=file.prologue,
         partition=file.slurm.partition,
         time_seconds=None if file.slurm.time is None else round(parse_duration(file.slurm.time)),
         options=file.slurm.all_options(),
@@ -212,8 +211,6 @@ def freeze(file: SweepFile, path: Path, points: tuple[Point, ...]) -> Sweep:
         working_directory=str(Path.cwd()),
         requeue=file.slurm.requeue,
         on_dead_node=file.slurm.on_dead_node,
-        warning_seconds=file.slurm.signal_seconds,
-        **{name: getattr(file, name) for name in _AS_GIVEN},
     )
 
 
@@ -237,8 +234,8 @@ def fit_partition(sweep: Sweep, partitions: Sequence[Partition]) -> tuple[Sweep,
         raise UserError(f"$.slurm.time({about(longest)}) > {about(limit)}, the limit of partition {names}")
     if max(point.seconds for point in sweep.points) > limit or not sweep.requeue:
         raise UserError(
-            f"a job needs {about(longest)}, and partition {names} allows {about(limit)}: set mode to array or each, a "
-            "smaller budget, or slurm.requeue = true"
+            f"a job needs {about(longest)}, and partition {names} allows {about(limit)}: try "
+            "mode = 'array', a smaller budget, or slurm.requeue = true"
         )
     notes.append(f"the job takes about {about(longest)}, in parts of {about(limit)}, all that partition {names} allows")
     return msgspec.structs.replace(sweep, time_seconds=int(limit)), notes
@@ -280,23 +277,21 @@ def send(sweep: Sweep, folder: Path, wanted: Sequence[Batch], slurm: Slurm) -> t
                 id=slurm.sbatch(script),
                 name=batch.stem,
                 nodes=batch.nodes,
-                time_seconds=batch.time_seconds,
                 submitted=utc_now(),
                 points=tuple(point.id for point in batch.points),
-                array=bool(batch.tasks),
             )
             jobs.append(job)
             folders.append_job(folder, job)
     except UserError as error:
-        raise UserError(f"{_take_back(jobs, slurm)}: {error}") from error
+        raise UserError(f"{_cancel_submitted(jobs, slurm)}: {error}") from error
     except KeyboardInterrupt:
-        click.echo(f"parbench: interrupted: {_take_back(jobs, slurm)}", err=True)
+        click.echo(f"parbench: interrupted: {_cancel_submitted(jobs, slurm)}", err=True)
         raise
     return tuple(jobs)
 
 
-def _take_back(jobs: Sequence[Job], slurm: Slurm) -> str:
-    """Cancel what was submitted, and return in words what is left of it; what cannot be cancelled is named."""
+def _cancel_submitted(jobs: Sequence[Job], slurm: Slurm) -> str:
+    """Cancel submitted jobs and return a message about what is left of them."""
     if not jobs:
         return "nothing was submitted"
     ids = [job.id for job in jobs]
@@ -304,7 +299,7 @@ def _take_back(jobs: Sequence[Job], slurm: Slurm) -> str:
         slurm.scancel(ids)
     except SlurmError as refusal:
         return f"jobs {' '.join(ids)} are submitted and could not be cancelled ({refusal})"
-    return f"nothing is left submitted, for jobs {' '.join(ids)} were cancelled"
+    return f"nothing is left submitted: jobs {' '.join(ids)} were cancelled"
 
 
 def resume(folder: Path, slurm: Slurm = SLURM) -> int:

@@ -12,7 +12,7 @@ from parbench.bench.files import read_toml
 from parbench.bench.machine.world_spec import BACKENDS, DEVICES, check_known
 from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.params import Value
-from parbench.bench.plan.plan import FileCase
+from parbench.bench.plan.plan import FileCase, PlanFile
 from parbench.bench.text import UserError, parse_duration, parse_link
 from parbench.slurm.sweep.folder import Mode, OnDeadNode, Placement
 
@@ -21,12 +21,9 @@ Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]
 
 _OURS = (
     *("array", "chdir", "error", "job-name", "nodes", "no-kill", "no-requeue", "ntasks", "ntasks-per-node", "output"),
-    *("open-mode", "parsable", "requeue", "signal", "test-only", "time", "wait", "wrap"),
+    *("open-mode", "parsable", "partition", "requeue", "signal", "test-only", "time", "wait", "wrap"),
 )
 """Options of sbatch that parbench sets itself."""
-
-_NAMED = ("account", "qos", "constraint", "exclude", "nodelist", "reservation", "gres")
-"""Options of sbatch that have a key of their own, beside the partition."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,27 +37,18 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[slurm]``: what sbatch is told; ``time`` is for each job, ``options`` are passed through as they are."""
+    """``[slurm]``: ``time`` is the limit of each job, ``options`` are further long options of sbatch."""
 
     partition: str | None = None
     time: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    nodelist: str | None = None
-    reservation: str | None = None
-    gres: str | None = None
     options: dict[str, bool | int | str] = {}
     requeue: bool = True
-    signal_seconds: Count = 120
     on_dead_node: OnDeadNode = "fail"
 
     def all_options(self) -> dict[str, str | bool]:
-        """Return sbatch's long options, without those that parbench sets itself."""
-        given = {name: getattr(self, name) for name in _NAMED if getattr(self, name) is not None}
-        passed = {name: value if isinstance(value, bool) else str(value) for name, value in self.options.items()}
-        return {**given, **{name: value for name, value in passed.items() if value is not False}}
+        """Return ``options`` as text; an option without a value is True, and one that is false is left out."""
+        texts = {name: value if isinstance(value, bool) else str(value) for name, value in self.options.items()}
+        return {name: value for name, value in texts.items() if value is not False}
 
 
 class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,12 +71,17 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     case: tuple[FileCase, ...] = ()
     matrix: dict[str, list[Value]] = {}
     zip: tuple[dict[str, list[Value]], ...] = ()
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[dict[str, Value | list[Value]], ...] = ()
     environment: dict[str, Environment] = {}
     slurm: SlurmTable = SlurmTable()
     prologue: tuple[str, ...] = ()
     container: str | None = None
     python: str | None = None
+
+    def plan(self) -> PlanFile:
+        """Return what every point's plan file contains, without its cases."""
+        names = (name for name in PlanFile.__struct_fields__ if name not in ("nproc", "case"))
+        return PlanFile(**{name: getattr(self, name) for name in names})
 
 
 @contextmanager
@@ -129,17 +122,14 @@ def _check(file: SweepFile) -> None:
 def _check_job(file: SweepFile) -> None:
     for name, value in file.slurm.options.items():
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            raise UserError(f"$.slurm.options: {name!r} is no long option of sbatch; write it without dashes")
+            raise UserError(f"$.slurm.options: {name!r} is not a long option of sbatch; write it without dashes")
         if name in _OURS:
-            raise UserError(f"$.slurm.options: {name!r} is for parbench to set; leave it out")
-        if name in SlurmTable.__struct_fields__:
-            raise UserError(f"$.slurm.options: {name!r} has a key of its own: write $.slurm.{name}")
+            raise UserError(f"$.slurm.options: parbench sets {name!r} itself; leave it out")
         if not str(value).isprintable():
             raise UserError(f"$.slurm.options: {name} = {value!r} is not one printable line")
-    for name in ("partition", *_NAMED):
-        value = getattr(file.slurm, name)
-        if value is not None and (not value.isprintable() or not value.strip()):
-            raise UserError(f"$.slurm.{name}: {value!r} is not one printable line")
+    partition = file.slurm.partition
+    if partition is not None and (not partition.isprintable() or not partition.strip()):
+        raise UserError(f"$.slurm.partition: {partition!r} is not one printable line")
     for index, line in enumerate(file.prologue):
         if "\n" in line:
             raise UserError(f"$.prologue[{index}]: {line!r} is more than one line: write each as its own")

@@ -39,7 +39,7 @@ from sweeps import job, make_folder, make_sweep, point
 
 import parbench
 from parbench import cli
-from parbench.slurm.job.ledger import Ledger
+from parbench.slurm.job.state import SavedState, write_state
 
 # what one asks with: a checkpoint's config.json, and files of one's own
 ASKED: dict[str, dict[str, Any]] = {
@@ -139,12 +139,11 @@ def make_originals(folder: Path) -> None:
     quietly("plan", "--validate", str(folder / "run" / "steps"))
     points = [point(i, seconds=5.0) for i in range(3)]
     sweep = make_folder(folder, make_sweep(points), job("7", points))
-    with Ledger(sweep, "host-1", "7") as ledger:
-        for one, name in zip(points, ("base", "new"), strict=False):
-            run = sweep / "runs" / one.id / f"20260101T00000{len(name)}Z-{name}"
-            shutil.copytree(RUNS / name, run)
-            ledger.write(one.id, "started")
-            ledger.write(one.id, "done", run=str(run.relative_to(sweep)), seconds=3.0)
+    for one, name in zip(points, ("base", "new"), strict=False):
+        run = sweep / "runs" / one.id / f"20260101T00000{len(name)}Z-{name}"
+        shutil.copytree(RUNS / name, run)
+        where = str(run.relative_to(sweep))
+        write_state(sweep, one.id, SavedState(state="done", job="7", time="2026-01-01", run=where, seconds=3.0))
     for i in range(10):
         put(folder / "nights", i, 1.3 if i > 7 else 1.0)
     quietly(

@@ -1,7 +1,7 @@
 """What tests run inside a cluster on one machine: a TCP stream between two nodes, its rate and its latency.
 
 ``python cluster_tools.py between SENDER RECEIVER`` prints ``bits per second`` and ``round trip seconds``;
-``interrupts`` counts SIGINT; ``serve`` runs the commands of ``clusters.Cluster``.
+``serve`` runs the commands of ``clusters.Cluster``.
 """
 
 import contextlib
@@ -72,22 +72,6 @@ def connect(host: str) -> socket.socket:
         time.sleep(0.05)
 
 
-def interrupts() -> None:
-    """Say ``up``, then the number of each SIGINT as it comes; end half a second after the second one."""
-    received: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
-    print("up", os.environ["PARBENCH_CLUSTER"], flush=True)
-    told = 0
-    end = float("inf")
-    while time.monotonic() < end:
-        time.sleep(0.01)
-        if len(received) > told:
-            told = len(received)
-            print("interrupt", told, flush=True)
-            if told == 2:
-                end = time.monotonic() + 0.5
-
-
 def serve() -> None:
     """Run each order that comes as a line, and answer with its exit code and what it said."""
     for line in sys.stdin:
@@ -113,9 +97,7 @@ def serve() -> None:
         print(json.dumps([process.returncode, out, err]), flush=True)
 
 
-VERBS: dict[str, Callable[..., None]] = {
-    function.__name__: function for function in (between, receive, send, interrupts, serve)
-}
+VERBS: dict[str, Callable[..., None]] = {function.__name__: function for function in (between, receive, send, serve)}
 
 if __name__ == "__main__":
     VERBS[sys.argv[1]](*sys.argv[2:])

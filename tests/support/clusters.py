@@ -1,4 +1,4 @@
-"""A real SLURM cluster on this machine, for tests of what is run in one."""
+"""Runs commands of tests in a real Slurm cluster on this machine."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 PARBENCH = str(Path(sys.executable).with_name("parbench"))
+LOCAL_CLUSTER = [sys.executable, str(Path(__file__).with_name("local_cluster.py"))]
 
 
 def in_cluster(
@@ -35,7 +36,7 @@ def in_cluster(
 def cluster_words(
     *, nodes: int = 4, cpus: int = 2, link: str | None = None, delay: str | None = None, slow: Sequence[str] = ()
 ) -> list[str]:
-    words = [PARBENCH, "slurm", "local", "--nodes", str(nodes), "--cpus", str(cpus)]
+    words = [*LOCAL_CLUSTER, "run", "--nodes", str(nodes), "--cpus", str(cpus)]
     words += ["--link", link] if link else []
     words += ["--delay", delay] if delay else []
     return words + [word for text in slow for word in ("--slow", text)]

@@ -1,6 +1,6 @@
 """What a batch script of a test starts in the place of Python: ``slurm work`` whose children are stand-ins.
 
-Usage: standin_job.py CASES PACE -m parbench slurm work FOLDER [--point ID | --array]
+Usage: standin_job.py CASES PACE -m parbench slurm work FOLDER [--array]
 
 PACE is a file with the seconds from one record to the next; each child reads it when it starts.
 """
@@ -21,8 +21,7 @@ def main(words: list[str]) -> int:
     def command(attempt: Attempt) -> list[str]:
         return standin(cases=int(cases), each=float(Path(pace).read_text()))(attempt)
 
-    point = more[1] if more[:1] == ["--point"] else None
-    return work(Path(folder), point_id=point, array=more == ["--array"], command=command)
+    return work(Path(folder), array=more == ["--array"], command=command)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from fakes import wait_until
+from local_slurm.local import inject_fault
 from standin import HERE, counted
 from sweeps import make_sweep, point
 
 from parbench.bench.text import UserError
-from parbench.slurm.job.ledger import read_ledger
-from parbench.slurm.local.local import break_or_mend
-from parbench.slurm.sweep.folder import Point, append_job, create_folder, load_jobs, write_sweep
+from parbench.slurm.job.state import SavedState, read_states
+from parbench.slurm.sweep.folder import Point, create_folder, load_jobs, write_sweep
 from parbench.slurm.sweep.status import Picture, follow, look
 from parbench.slurm.sweep.submit import batches, resume, send
 from parbench.slurm.system import Slurm
@@ -39,7 +38,7 @@ def submitted(out: Path, points: Sequence[Point], *, cases: int = 3, each: float
     python.chmod(0o755)
     pace(out, each)
     where = {"python": str(python), "working_directory": str(out), "partition": "lab"}
-    sweep = make_sweep(points, **{**where, "time_seconds": 120, "warning_seconds": 10, **more})
+    sweep = make_sweep(points, **{**where, "time_seconds": 120, **more})
     folder = create_folder(out, sweep.name)
     write_sweep(folder, sweep)
     send(sweep, folder, batches(sweep), S)
@@ -61,6 +60,10 @@ def begun(folder: Path, records: int = 1) -> None:
 
 def states(picture: Picture) -> list[str]:
     return [one.state for one in picture.points]
+
+
+def saved(folder: Path, points: Sequence[Point]) -> list[SavedState]:
+    return [*read_states(folder, points).values()]
 
 
 def assert_done(folder: Path, points: Sequence[Point], cases: int = 3) -> None:
@@ -85,30 +88,12 @@ def array(out: Path) -> None:
     said: dict[str, Any] = {"prologue": (f"touch '{out}/it is'",), "options": {"comment": 'a "b" # c'}}
     folder = submitted(out, points, mode="array", **said)
     assert_done(folder, points)
-    assert len({line.job for line in read_ledger(folder)}) == 3, "each task is a job of its own"
+    assert len({state.job for state in saved(folder, points)}) == 3, "each task is a job of its own"
     assert [len(one.nodes) for one in look(folder).points] == [4, 2, 2]
     assert (out / "it is").exists()
     assert [task["Comment"] for one in load_jobs(folder) for task in S.show_job(one.id)] == ['a "b" # c'] * 3
     with pytest.raises(UserError, match=r"^nothing was submitted: sbatch refused: "):
         submitted(out, points, options={"licenses": "none"})
-
-
-def each(out: Path) -> None:
-    points = [point(0, nodes=4), point(1, nodes=1)]
-    folder = submitted(out, points, mode="each")
-    assert len(load_jobs(folder)) == 2
-    assert_done(folder, points)
-    assert [one.nodes for one in look(folder).points] == [("n1", "n2", "n3", "n4"), ("n1",)]
-
-
-def two_jobs(out: Path) -> None:
-    """A second job of the same sweep takes what the first has not begun."""
-    points = [point(number) for number in range(6)]
-    folder = submitted(out, points, cases=4, each=0.2)
-    (job,) = load_jobs(folder)
-    append_job(folder, msgspec.structs.replace(job, id=S.sbatch(folder / "scripts" / "sweep.sh")))
-    assert_done(folder, points, 4)
-    assert len({line.job for line in read_ledger(folder) if line.state == "done"}) == 2, "both jobs worked"
 
 
 def time_ends(out: Path) -> None:
@@ -118,8 +103,8 @@ def time_ends(out: Path) -> None:
     (job,) = load_jobs(folder)
     begun(folder)
     subprocess.run(["scontrol", "update", f"jobid={job.id}", "EndTime=now+38"], check=True)  # not a minute's wait
-    wait_until(lambda: any(line.state == "interrupted" for line in read_ledger(folder)), 75)
-    assert "the job's time ended" in {line.reason for line in read_ledger(folder)}
+    wait_until(lambda: any(state.state == "interrupted" for state in saved(folder, points)), 75)
+    assert "the job's time ended" in {state.reason for state in saved(folder, points)}
     kept = len(counted(folder))
     assert 20 < kept < 500, kept
     pace(out, 0.0)
@@ -135,8 +120,6 @@ def requeued(out: Path) -> None:
     S.requeue(job.id)
     start_now(job.id)
     assert_done(folder, points, 10)
-    attempts = [line.state for line in read_ledger(folder) if line.point == points[0].id]
-    assert attempts == ["started", "interrupted", "started", "done"], attempts
 
 
 def killed(out: Path) -> None:
@@ -161,8 +144,13 @@ def killed(out: Path) -> None:
 
 
 def worker_of(folder: Path) -> int:
-    newest = max((folder / "ledger").iterdir(), key=lambda path: path.stat().st_mtime)
-    return int(newest.stem.split("-")[-2])
+    """Return the process that a batch script of the sweep started."""
+    (pid,) = (
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"standin_job.py" in (words := path.read_bytes()) and str(folder).encode() in words
+    )
+    return pid
 
 
 def child_of(pid: int) -> int:
@@ -185,8 +173,8 @@ def node_down(out: Path) -> None:
     resume(folder)
     picture = ended(folder)
     assert states(picture) == ["done"] * 4
-    spoilt = {line.run for line in read_ledger(folder) if line.state == "lost-node"}
-    found = counted(folder, spoilt)
+    lost_runs = {run for state in saved(folder, points) for run in state.lost_runs}
+    found = counted(folder, lost_runs)
     assert (set(found.values()), len(found)) == ({1}, 4 * 150)
 
 
@@ -195,7 +183,7 @@ def node_cut(out: Path) -> None:
     points = [point(0, nodes=4), point(1, nodes=2)]
     folder = submitted(out, points, cases=900, each=0.1, requeue=False)
     begun(folder, 2)
-    break_or_mend("cut", "n3", None)
+    inject_fault("cut", "n3")
     picture = ended(folder)
     assert states(picture) == ["lost-node", "lost-node"], picture.points
     assert picture.points[0].reason.startswith("n3 is down: "), picture.points[0]
@@ -209,7 +197,7 @@ def ranks(out: Path) -> None:
         'name = "real"\nnodes = [2, 4]\nbackend = "gloo"\ndevice = "cpu"\n'
         'budget = "2s"\nlaunches = 1\ntimeout = "60s"\n'
         '[[case]]\nname = "collective.all_reduce"\nset = { size_bytes = ["1K", "2K", "4K"] }\n'
-        '[slurm]\npartition = "lab"\ntime = "4m"\nsignal_seconds = 10\n'
+        '[slurm]\npartition = "lab"\ntime = "4m"\n'
     )
 
     def parbench(*words: str) -> int:
@@ -233,8 +221,7 @@ def ranks(out: Path) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
-    scenario.__name__: scenario
-    for scenario in (array, each, two_jobs, time_ends, requeued, killed, node_down, node_cut, ranks)
+    scenario.__name__: scenario for scenario in (array, time_ends, requeued, killed, node_down, node_cut, ranks)
 }
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def make_folder(out: Path, sweep: Sweep, *jobs: Job) -> Path:
 
 
 def job(number: str, points: Sequence[Point], **more: Any) -> Job:
-    given = {"name": "sweep", "nodes": 2, "time_seconds": 600, "submitted": "2026-01-01T00:00:00.000Z"}
+    given = {"name": "sweep", "nodes": 2, "submitted": "2026-01-01T00:00:00.000Z"}
     return Job(**{**given, "id": number, "points": tuple(point.id for point in points), **more})
 
 

@@ -14,7 +14,6 @@ from sweeps import make_folder, make_sweep, point
 from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import create_run, load_run, open_writer, write_info
-from parbench.slurm.job.ledger import State
 from parbench.slurm.job.point_run import (
     Attempt,
     Child,
@@ -27,6 +26,7 @@ from parbench.slurm.job.point_run import (
     progress,
     relative,
 )
+from parbench.slurm.job.state import State
 
 CASES = tuple(case(number) for number in range(3))
 P = point()
@@ -67,7 +67,7 @@ def test_the_words_of_a_run_that_is_fresh_or_gone_on_with_are_such_as_parbench_t
     assert words[5:] == ["--nodelist", "n1,n3", "--resume", str(tmp_path / "r")]
     child = ended(asked, parbench_run)  # the real command line reads them, and refuses that there is no allocation
     assert child.code == 2
-    assert re.match("parbench: .*srun", child.last_words())
+    assert re.match("parbench: .*srun", child.last_line())
 
 
 def test_a_child_measures_with_the_points_variables_and_its_last_words_are_kept(tmp_path: Path) -> None:
@@ -75,14 +75,14 @@ def test_a_child_measures_with_the_points_variables_and_its_last_words_are_kept(
     child = ended(asked, standin(cases=3, each=0))
     run = begun_run(asked.folder, P, ())
     assert run is not None
-    found = outcome_of(run, child.code, child.last_words())
+    found = outcome_of(run, child.code, child.last_line())
     assert (found.state, found.reason, found.measured) == ("done", "", 3)
     assert relative(asked.folder, run) == f"runs/{P.id}/{run.name}"
     options = ("--container-image=a", "--mem=0")
     asked = attempt(tmp_path, point=point(variables={"A": "7"}), sweep=make_sweep([P], srun_options=options))
     script = 'echo "$A" $PARBENCH_SRUN_OPTIONS >&2'
-    assert ended(asked, lambda _: ["sh", "-c", script]).last_words() == "7 --container-image=a --mem=0"
-    assert ended(asked, lambda _: ["true"]).last_words() == "", "an earlier attempt's are not its own"
+    assert ended(asked, lambda _: ["sh", "-c", script]).last_line() == "7 --container-image=a --mem=0"
+    assert ended(asked, lambda _: ["true"]).last_line() == "", "an earlier attempt's are not its own"
 
 
 def test_the_verdict_of_records_and_where_no_run_was_begun_only_bad_input_is_final(tmp_path: Path) -> None:
@@ -100,6 +100,7 @@ def test_the_verdict_of_records_and_where_no_run_was_begun_only_bad_input_is_fin
         found = outcome_of(written(tmp_path, *records), 4, "words")
         assert (found.state, found.reason) == (state, reason.format(*(case.label for case in CASES)))
         assert found.measured == len(records)
+        assert found.has_wrong_results == any(record.status == "wrong" for record in records)
     run = written(tmp_path)
     assert outcome_of(run, 4, str(run)).reason == f"3 of 3 {missing.removesuffix(': words')}", "its name is no reason"
     assert outcome_of(run, 2, "parbench: the disk is full").state == "failed", "not tried for ever"

@@ -15,18 +15,17 @@ from reports_fixtures import bad
 from standin import counted, standin
 from sweeps import FakeSlurm, make_folder, make_sweep, point
 
-from parbench.bench.results.records import RankState
+from parbench.bench.results.records import RankState, Record
 from parbench.bench.results.runs import open_writer
 from parbench.bench.text import UserError
-from parbench.slurm.job.claims import Claims, Owner, this_owner
-from parbench.slurm.job.ledger import Ledger, Line, read_ledger, standings
+from parbench.slurm.job import point_run
 from parbench.slurm.job.point_run import Attempt, Command
-from parbench.slurm.job.work import choose_points, work
-from parbench.slurm.sweep.folder import Point
+from parbench.slurm.job.state import SavedState, read_states
+from parbench.slurm.job.work import task_point, work
+from parbench.slurm.sweep.folder import Point, load_sweep
 
 P = tuple(point(number) for number in range(3))
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3,n4"}
-OTHER = Owner(job="8", restart=0, host="n9", pid=1, token="other")
 
 
 def job(seconds: float = 3600.0, **more: str) -> dict[str, str]:
@@ -49,12 +48,12 @@ def folder_of(out: Path, points: Sequence[Point] = P, **more: Any) -> Path:
     return make_folder(out, make_sweep(points, **more))
 
 
+def states(folder: Path) -> dict[str, SavedState]:
+    return read_states(folder, load_sweep(folder).points)
+
+
 def words(folder: Path) -> dict[str, tuple[str, str]]:
-    return {name: (one.state, one.last.reason) for name, one in standings(read_ledger(folder)).items()}
-
-
-def lines(folder: Path, one: Point) -> list[Line]:
-    return [line for line in read_ledger(folder) if line.point == one.id]
+    return {name: (state.state, state.reason) for name, state in states(folder).items()}
 
 
 def assert_measured_once(folder: Path, measurements: int) -> None:
@@ -64,43 +63,18 @@ def assert_measured_once(folder: Path, measurements: int) -> None:
 
 def test_every_point_is_measured_once_in_the_sweeps_order_and_by_no_second_job(tmp_path: Path) -> None:
     folder, told, again = folder_of(tmp_path), list[Attempt](), list[Attempt]()
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    before = signal.getsignal(signal.SIGTERM)
     assert run(folder, command=standin(cases=2, told=told)) == 0
     assert run(folder, command=standin(told=again)) == 0
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
+    assert signal.getsignal(signal.SIGTERM) == before
     assert [attempt.point.id for attempt in told] == [one.id for one in P]
     assert all(attempt.nodes == ("n1", "n2") for attempt in told)
     assert again == []
     assert_measured_once(folder, 6)
-    for one in P:
-        started, done = lines(folder, one)
-        assert (started.state, started.nodes, started.job) == ("started", ("n1", "n2"), "7")
-        assert (done.state, done.reason) == ("done", "")
-        assert (folder / done.run / "records.jsonl").exists()
-        assert done.seconds > 0.1
-    claim = (folder / "claims" / f"{P[0].id}.0").read_text()
-    assert f'"job":"7","restart":0,"host":"{this_owner(JOB).host}"' in claim
-
-
-def test_a_point_of_a_living_job_is_left_to_it_and_the_ledger_is_read_again_after_the_claim(tmp_path: Path) -> None:
-    folder, told = folder_of(tmp_path / "living"), list[Attempt]()
-    Claims(folder, OTHER, lambda whose: False).take(P[1].id)
-    slurm = cluster(jobs={"7": job(), "8": job(JobId="8")})
-    assert run(folder, slurm, standin(cases=1, each=0, told=told)) == 4
-    assert [attempt.point.id for attempt in told] == [P[0].id, P[2].id]
-    assert lines(folder, P[1]) == []
-
-    def end(asked: tuple[str, ...]) -> None:
-        """The other job ends the point and gives it back between our look and our claim."""
-        if asked == ("show job", "8") and not lines(folder, P[0]):
-            with Ledger(folder, "8", "8") as ledger:
-                ledger.write(P[0].id, "done")
-
-    folder = folder_of(tmp_path / "ended", P[:1])
-    Claims(folder, OTHER, lambda whose: False).take(P[0].id)
-    told.clear()
-    assert run(folder, cluster(on_call=end), standin(told=told)) == 0
-    assert told == []
+    for state in states(folder).values():
+        assert (state.state, state.reason, state.nodes, state.job) == ("done", "", ("n1", "n2"), "7")
+        assert (folder / state.run / "records.jsonl").exists()
+        assert state.seconds > 0.1
 
 
 def test_what_a_killed_job_had_begun_is_gone_on_with(tmp_path: Path) -> None:
@@ -115,7 +89,7 @@ def test_what_a_killed_job_had_begun_is_gone_on_with(tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     kept = len(counted(folder))
-    assert [line.state for line in lines(folder, P[0])] == ["started"]
+    assert words(folder) == {P[0].id: ("started", "")}
     time.sleep(0.7)
     assert len(counted(folder)) <= kept + 1, "the child hears that its parent was killed, as its ranks will be"
     requeued = {**JOB, "SLURM_RESTART_COUNT": "1"}
@@ -123,7 +97,7 @@ def test_what_a_killed_job_had_begun_is_gone_on_with(tmp_path: Path) -> None:
     assert told[0].run is not None
     assert kept < 6
     assert_measured_once(folder, 6)
-    assert [line.state for line in lines(folder, P[0])] == ["started", "started", "done"]
+    assert words(folder) == {P[0].id: ("done", "")}
 
 
 def test_a_bad_end_is_named_the_rest_goes_on_and_a_fault_of_its_own_is_not_tried_again(tmp_path: Path) -> None:
@@ -147,52 +121,36 @@ def test_a_bad_end_is_named_the_rest_goes_on_and_a_fault_of_its_own_is_not_tried
         if end == "hang":
             assert run(folder, command=standin(told=told)) == 4
             assert told == []
-    folder = folder_of(tmp_path / "damaged", P[:2])
-    broken = folder / "runs" / P[0].id / "20260101T000000Z-n1-abcdef"
-    broken.mkdir(parents=True)
-    (broken / "run.json").write_text("{}")
-    (broken / "records.jsonl").touch()
-    assert run(folder) == 4
-    assert words(folder)[P[0].id][0] == "failed"
-    assert "run.json is not what parbench wrote" in words(folder)[P[0].id][1]
-    assert words(folder)[P[1].id][0] == "done"
 
 
-def test_what_does_not_fit_is_put_off_and_the_job_requeued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = (point(0, nodes=4, seconds=100), point(1, seconds=15), point(2, seconds=40))
+def test_work_postpones_a_point_and_requeues_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = (point(0, nodes=4, seconds=100), point(1, seconds=15))
     folder, slurm = folder_of(tmp_path / "one", points), cluster(30)
     assert run(folder, slurm) == 4
-    found = words(folder)
-    assert found[points[0].id][0] == "postponed"
-    assert found[points[0].id][1].startswith("needs about 108 s, 2")
-    assert found[points[1].id] == ("done", "")
-    assert found[points[2].id] == ("done", ""), "the estimate is scaled by what the first one took"
+    state, reason = words(folder)[points[0].id]
+    assert state == "postponed"
+    assert reason.startswith("needs about 108 s, 2")
+    assert words(folder)[points[1].id] == ("done", "")
     assert ("requeue", "7") in slurm.told
-    for name, some, more in (("none measured", points[:1], {}), ("not wanted", points[:2], {"requeue": False})):
+    for name, some, more in (("none measured", points[:1], {}), ("not wanted", points, {"requeue": False})):
         folder, slurm = folder_of(tmp_path / name, some, **more), cluster(30)
         assert run(folder, slurm) == 4
         assert words(folder)[points[0].id][0] == "postponed"
         assert ("requeue", "7") not in slurm.told, name
-    folder, slurm = folder_of(tmp_path / "refused", points[:2]), cluster(30)
+    folder, slurm = folder_of(tmp_path / "refused", points), cluster(30)
     assert run(folder, slurm.set(on_call=lambda asked: slurm.set(down=asked[0] == "requeue"))) == 4
     assert "job 7 is not requeued: requeue did not answer" in capsys.readouterr().out
 
 
-def test_no_point_is_put_off_for_ever_and_only_the_rest_of_a_begun_one_must_fit(tmp_path: Path) -> None:
-    """With the others' factor of five the last would need 108 s of a job's 60, in every job anew."""
-    points = (point(0, seconds=0.02), point(1, seconds=20))
-    folder = folder_of(tmp_path, points, requeue=False)
-    assert run(folder, cluster(60), standin(cases=1, each=0.1)) == 4
-    assert words(folder)[points[1].id][1].startswith("needs about 108 s, ")
-    assert run(folder, cluster(60)) == 0
-    folder = folder_of(tmp_path / "begun", (point(0, seconds=40),))
+def test_work_needs_time_only_for_the_rest_of_a_begun_point(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, (point(0, seconds=40),))
     assert run(folder, command=standin(cases=4, each=0, end="die")) == 4
     assert len(counted(folder)) == 3
     assert run(folder, cluster(25)) == 0, "a quarter of 40 s and the margin fit into 25 s"
 
 
 def test_the_job_s_end_stops_a_point_that_takes_longer_than_expected(tmp_path: Path) -> None:
-    points = (point(0), point(1, seconds=0.1), point(2, seconds=30))
+    points = (point(0), point(1, seconds=0.1), point(2))
     folder, slurm = folder_of(tmp_path, points), cluster()
 
     def command(attempt: Attempt) -> list[str]:
@@ -208,21 +166,21 @@ def test_the_job_s_end_stops_a_point_that_takes_longer_than_expected(tmp_path: P
     assert ("requeue", "7") in slurm.told
 
 
-def signalled(folder: Path, number: signal.Signals, then: Callable[[], object] = lambda: None) -> None:
-    def send() -> None:
+def when_measuring(folder: Path, change: Callable[[], object]) -> None:
+    """Call something as soon as a record is written."""
+
+    def wait() -> None:
         wait_until(lambda: len(counted(folder)) >= 1)
-        then()
-        os.kill(os.getpid(), number)
+        change()
 
-    threading.Thread(target=send, daemon=True).start()
+    threading.Thread(target=wait, daemon=True).start()
 
 
-def test_the_warning_makes_it_ask_anew_when_the_job_ends_and_lets_a_point_end_that_still_fits(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "fits", P[:2])
-    signalled(folder, signal.SIGUSR1)
-    assert run(folder, command=standin(cases=4, each=0.1)) == 0
-    folder, slurm = folder_of(tmp_path / "cut", P[:1]), cluster()
-    signalled(folder, signal.SIGUSR1, lambda: slurm.set(jobs={"7": job(5)}))
+def test_work_notices_a_time_limit_that_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parbench.slurm.job.work._SLURM_INTERVAL_SECONDS", 0.3)
+    monkeypatch.setattr("parbench.slurm.job.work._RECORDS_INTERVAL_SECONDS", 0.3)
+    folder, slurm = folder_of(tmp_path, P[:1]), cluster()
+    when_measuring(folder, lambda: slurm.set(jobs={"7": job(5)}))
     assert run(folder, slurm, standin(cases=400, each=0.05)) == 4
     assert words(folder)[P[0].id] == ("interrupted", "the job's time ended")
 
@@ -230,7 +188,12 @@ def test_the_warning_makes_it_ask_anew_when_the_job_ends_and_lets_a_point_end_th
 @pytest.mark.parametrize("end", ["ok", "stubborn"])
 def test_sigterm_stops_at_once_keeps_what_is_done_and_begins_nothing_else(tmp_path: Path, end: str) -> None:
     folder, slurm, ended = folder_of(tmp_path), cluster(), list[float]()
-    signalled(folder, signal.SIGTERM, lambda: ended.append(time.monotonic()))
+
+    def stop() -> None:
+        ended.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    when_measuring(folder, stop)
     assert run(folder, slurm, standin(cases=400, each=0.05, end=end)) == 4
     assert time.monotonic() - ended[0] < 5, "KillWait may be two seconds; a child has six where only its time ends"
     assert words(folder) == {P[0].id: ("interrupted", "the job was told to stop")}
@@ -240,7 +203,7 @@ def test_sigterm_stops_at_once_keeps_what_is_done_and_begins_nothing_else(tmp_pa
 def test_ranks_that_the_jobs_end_killed_are_not_blamed(tmp_path: Path) -> None:
     """The driver may see its ranks die of the signal that ends the job, before it hears of it itself."""
     folder, told = folder_of(tmp_path, P[:1]), list[Attempt]()
-    signalled(folder, signal.SIGTERM)
+    when_measuring(folder, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run(folder, command=standin(cases=3, each=0.5, end="blames")) == 4
     assert words(folder)[P[0].id][0] == "interrupted"
     assert run(folder, command=standin(told=told)) == 0
@@ -267,16 +230,6 @@ def test_a_dead_node_ends_its_point_and_the_rest_goes_on_without_it(tmp_path: Pa
     assert found[points[1].id] == ("lost-node", "needs 4 nodes; n2 is down, 3 are left")
     assert [found[one.id] for one in points[2:]] == [("done", ""), ("done", "")]
     assert [attempt.nodes for attempt in told[1:]] == [("n1", "n3", "n4"), ("n1", "n3")]
-    folder = folder_of(tmp_path / "silent", points[2:], on_dead_node="go-on")
-    told.clear()
-
-    def command(attempt: Attempt) -> list[str]:
-        return standin(end="hang" if attempt.point == points[2] else "ok", silent="n2.cluster", told=told)(attempt)
-
-    assert run(folder, command=command) == 4
-    assert words(folder)[points[2].id][1].startswith("n2 gives no answer: hang: ")
-    assert words(folder)[points[3].id] == ("done", "")
-    assert told[1].nodes == ("n1", "n3")
 
 
 def test_with_fail_a_dead_node_ends_the_job_and_the_next_measures_its_point_afresh(tmp_path: Path) -> None:
@@ -293,10 +246,10 @@ def test_with_fail_a_dead_node_ends_the_job_and_the_next_measures_its_point_afre
 
 
 def test_a_child_is_not_left_to_wait_for_a_node_that_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parbench.slurm.job.work._ASK_EVERY_SECONDS", 0.3)
-    monkeypatch.setattr("parbench.slurm.job.work._LOOK_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr("parbench.slurm.job.work._SLURM_INTERVAL_SECONDS", 0.3)
+    monkeypatch.setattr("parbench.slurm.job.work._RECORDS_INTERVAL_SECONDS", 0.3)
     folder, slurm = folder_of(tmp_path, P[:1], on_dead_node="go-on"), cluster()
-    signalled(folder, signal.SIGUSR1, lambda: slurm.set(nodes={"n1": "down*"}))
+    when_measuring(folder, lambda: slurm.set(nodes={"n1": "down*"}))
     assert run(folder, slurm, standin(cases=400, each=0.05)) == 4
     assert len(counted(folder)) < 400
     assert words(folder)[P[0].id][1].startswith("n1 is down: ")
@@ -317,15 +270,39 @@ def test_a_node_that_did_no_harm_to_a_point_is_not_its_excuse(tmp_path: Path) ->
     assert words(folder)[P[0].id][0] == "failed"
 
 
-def test_which_points_a_process_measures_in_an_array_and_without_slurm(tmp_path: Path) -> None:
-    sweep = make_sweep(P)
-    with pytest.raises(UserError, match="no point nope"):
-        choose_points(sweep, "nope", None)
-    for task in ("3", "-1"):
-        with pytest.raises(UserError, match="none of the sweep's 3 points, from 0"):
-            choose_points(sweep, None, task)
+def test_work_measures_the_point_of_an_array_task(tmp_path: Path) -> None:
+    for task in ("3", "-1", ""):
+        with pytest.raises(UserError, match="not one of the 3 points, from 0"):
+            task_point(make_sweep(P), task)
     folder = folder_of(tmp_path)
     assert run(folder, array=True, environ={**JOB, "SLURM_ARRAY_TASK_ID": "1"}) == 0
     assert words(folder) == {P[1].id: ("done", "")}
-    assert run(folder, FakeSlurm().set(down=True), environ={}, point_id=P[0].id) == 0
-    assert lines(folder, P[0])[0].job == "none"
+
+
+def test_work_runs_outside_of_slurm(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, P[:1])
+    assert run(folder, FakeSlurm().set(down=True), environ={}) == 0
+    assert states(folder)[P[0].id].job == "none"
+
+
+def test_work_ends_the_child_when_a_file_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, children = folder_of(tmp_path, P[:2]), list[int]()
+    real = point_run.Child.__init__
+
+    def start(child: point_run.Child, attempt: Attempt, command: Command) -> None:
+        real(child, attempt, command)
+        children.append(child._process.pid)
+        if attempt.point == P[1]:
+            assert not Path(f"/proc/{children[0]}").exists(), "two points at once on the same nodes"
+
+    def fail(run: Path | None) -> tuple[Record, ...]:
+        if run is None:
+            return ()
+        raise UserError("records.jsonl cannot be read: Stale file handle")
+
+    monkeypatch.setattr(point_run.Child, "__init__", start)
+    monkeypatch.setattr("parbench.slurm.job.work._RECORDS_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(point_run, "broken_records", fail)
+    assert run(folder, command=standin(cases=100, each=0.05)) == 4
+    assert len(children) == 2
+    assert words(folder)[P[0].id] == ("failed", "records.jsonl cannot be read: Stale file handle")

@@ -171,10 +171,7 @@ def test_what_cannot_be_is_refused_before_anything_starts() -> None:
         (Options(nodes=2), r"nodes\(2\) < 3: of one pair nobody can tell which of its two nodes is slow"),
         (Options(rounds=2), "--rounds 2: at least 3"),
         (Options(size="0"), "--size 0: nothing moves"),
-        (Options(size="x"), "size 'x' is not understood"),
         (Options(time="soon"), "duration 'soon' is not understood"),
-        (Options(budget="0s"), "duration '0s' is not understood"),
-        (Options(timeout="-1"), "duration '-1' is not understood"),
     ):
         with pytest.raises(UserError, match=told):
             check(options)

@@ -1,24 +1,19 @@
 """A submitted sweep's folder and its batch scripts: written whole, read back as they were, run as meant."""
 
 import json
-import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hostile import nested
 from refusals import refusal
 from sweeps import job, make_sweep, point
 
 from parbench.bench.files import encode_json
 from parbench.bench.plan.plan import Entry, PlanFile, read_plan_file
 from parbench.bench.text import UserError
-from parbench.slurm.job.ledger import FOLDER as LEDGERS
-from parbench.slurm.job.ledger import read_ledger
 from parbench.slurm.sweep.folder import (
     FOLDERS,
     Mode,
@@ -49,7 +44,7 @@ def test_sweeps_begun_at_once_get_folders_of_their_own(tmp_path: Path, monkeypat
     assert create_folder(Path("sweeps"), "s").parent == tmp_path / "sweeps"
 
 
-def test_what_takes_no_files_is_refused_and_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_no_files_is_refused_and_left_empty(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     told = refusal(create_folder, tmp_path / "file", "s")
     assert told.startswith(f"out = '{tmp_path}/file' cannot hold a sweep: Not a directory (")
@@ -58,14 +53,6 @@ def test_what_takes_no_files_is_refused_and_left_empty(tmp_path: Path, monkeypat
         write_sweep(tmp_path, make_sweep([point()]))
     with pytest.raises(UserError, match=r"jobs\.jsonl cannot be written: No such file"):
         append_job(tmp_path / "absent", job("1", []))
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match="cannot hold a sweep: the disk is full"):
-        create_folder(tmp_path / "full", "s")
-    assert list((tmp_path / "full").iterdir()) == []
 
 
 def test_a_sweep_is_read_back_as_it_was_written_and_nothing_else_is_one(tmp_path: Path) -> None:
@@ -97,14 +84,7 @@ def test_jobs_are_read_in_their_order_and_a_line_cut_short_is_passed_over(tmp_pa
         load_jobs(tmp_path)
 
 
-def test_deep_and_undecodable_files_of_a_sweep_are_one_sentence_with_their_name(tmp_path: Path) -> None:
-    (tmp_path / LEDGERS).mkdir()
-    for name, read in (("sweep.json", load_sweep), ("jobs.jsonl", load_jobs), (f"{LEDGERS}/w.jsonl", read_ledger)):
-        for content in (nested(100_000, "dict").encode(), b'{"id": "\xff"}'):
-            (tmp_path / name).write_bytes(content + b"\n")
-            with pytest.raises(UserError, match=rf"{name} is not what parbench wrote: ") as caught:
-                read(tmp_path)
-            assert len(str(caught.value)) < 1000
+def test_load_sweep_refuses_ids_that_are_paths(tmp_path: Path) -> None:
     outside = make_sweep([point()])
     raw = json.loads(msgspec.json.encode(outside))
     for place in ("../../evil", "/evil", "\x00", "a\nb"):
@@ -121,8 +101,16 @@ def planned(file: Path, sweep: Sweep, one: Point) -> PlanFile:
 
 def test_a_plan_file_says_whatever_the_point_measures_and_no_more(tmp_path: Path) -> None:
     cases = (Entry(name="all_reduce", set={"dtype": "float32,int8"}), Entry(name="collective.*"))
-    given = {"preset": "smoke", "budget": "6s", "timeout": "10", "launches": 2, "backend": "gloo", "device": "cpu"}
-    found = planned(tmp_path / "plan.json", make_sweep([], **given, link="1gbit"), point(cases=cases))
+    given: dict[str, Any] = {
+        "preset": "smoke",
+        "budget": "6s",
+        "timeout": "10",
+        "launches": 2,
+        "backend": "gloo",
+        "device": "cpu",
+    }
+    sweep = make_sweep([], plan=PlanFile(**given), link="1gbit")
+    found = planned(tmp_path / "plan.json", sweep, point(cases=cases))
     assert {name: getattr(found, name) for name in given} == given
     assert found.nproc is None
     assert [(case.name, case.set) for case in found.case] == [(case.name, case.set) for case in cases]
@@ -154,7 +142,6 @@ WHOLE = """#!/bin/bash
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=2
 #SBATCH --time=0:30:00
-#SBATCH --signal=B:USR1@60
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/s/logs/%j.out
@@ -164,7 +151,6 @@ WHOLE = """#!/bin/bash
 #SBATCH --account=me
 #SBATCH --exclusive
 ulimit -c 0
-trap '' USR1
 module load cuda
 source venv/bin/activate
 exec /v/bin/python -m parbench slurm work /shared/s
@@ -172,14 +158,12 @@ exec /v/bin/python -m parbench slurm work /shared/s
 
 
 def test_the_whole_script_of_one_allocation_and_what_was_not_asked_for_is_not_told() -> None:
-    slurm: dict[str, Any] = {"partition": "gpu", "options": {"account": "me", "exclusive": True}, "warning_seconds": 60}
+    slurm: dict[str, Any] = {"partition": "gpu", "options": {"account": "me", "exclusive": True}}
     prologue = ("module load cuda", "source venv/bin/activate")
     assert script(time_seconds=1800, prologue=prologue, on_dead_node="go-on", **slurm) == WHOLE
     found = directives(script(requeue=False))
     assert "no-requeue" in found
     assert not {"requeue", "no-kill", "partition", "array"} & found.keys()
-    for seconds, warning in ((3600, 120), (360, 120), (120, 40), (60, 20)):
-        assert directives(script(time_seconds=seconds))["signal"] == f"B:USR1@{warning}"
     found = directives(script(folder=Path("/a%jb"), options={"comment": 'a "b" # \\c'}, working_directory="/my data"))
     assert found["comment"] == '"a \\"b\\" # \\\\c"'
     assert found["chdir"] == '"/my data"'
@@ -199,22 +183,17 @@ def test_how_many_jobs_there_are_in_each_mode() -> None:
     told = directives(script("array"))
     assert (told["array"], told["output"]) == ("0-1", "/shared/s/logs/%A_%a.out")
     assert script("array").endswith("slurm work /shared/s --array\n")
-    each = batches(sweep("each", time_seconds=7200))
-    assert [(batch.stem, batch.nodes, batch.tasks) for batch in each] == [(one.id, one.nodes, ()) for one in POINTS]
-    assert {batch.time_seconds for batch in each} == {7200}, "what is asked for goes before the estimate"
-    assert script("each").endswith(f"slurm work /shared/s --point {POINTS[0].id}\n")
+    assert batches(sweep(time_seconds=7200))[0].time_seconds == 7200, "the limit of the user takes precedence"
     [some] = batches(sweep("array"), [POINTS[1]])
     assert (some.tasks, some.points) == ((1,), (POINTS[1],)), "a point keeps its place"
     assert [batch.nodes for batch in batches(sweep(), POINTS[2:])] == [2]
 
 
-def test_a_shell_reads_the_command_as_it_was_meant_and_an_early_warning_does_not_end_it(tmp_path: Path) -> None:
+def test_script_quotes_the_command_for_the_shell(tmp_path: Path) -> None:
     program, folder = tmp_path / "my python", tmp_path / "it's a $HOME; folder"
-    hear = "import os, signal; signal.signal(10, lambda *_: print('heard')); os.kill(os.getpid(), 10)"
-    told = 'printf "%s\\n" "$@" "$(ulimit -c)"'
-    program.write_text(f'#!/bin/sh\n{told}\nkill -USR1 $$\nexec {sys.executable} -c "{hear}"\n')
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$(ulimit -c)"\n')
     program.chmod(0o755)
-    text = script(folder=folder, python=str(program), prologue=("kill -USR1 $$",))
+    text = script(folder=folder, python=str(program))
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["-m", "parbench", "slurm", "work", str(folder), "0", "heard"]
+    assert done.stdout.splitlines() == ["-m", "parbench", "slurm", "work", str(folder), "0"]
     assert text.splitlines()[-1].startswith("exec ")

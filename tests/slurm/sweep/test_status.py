@@ -11,29 +11,26 @@ from sweeps import FakeSlurm, job, make_folder, make_sweep, point, queued
 
 from parbench.bench.text import UserError
 from parbench.cli import main
-from parbench.slurm.job.ledger import FOLDER, Line
+from parbench.slurm.job.state import SavedState, write_state
 from parbench.slurm.sweep.folder import Point, load_jobs, load_sweep
 from parbench.slurm.sweep.status import Picture, collect, follow, look, render, show
 from parbench.slurm.sweep.submit import cancel, resume
 
 P = tuple(point(number) for number in range(4))
-NOW = 1767225660.0  # 2026-01-01T00:01:00Z
 Told = tuple[int, str, dict[str, Any]]
 
 
-def write(folder: Path, *lines: Told) -> None:
+def write(folder: Path, *states: Told) -> None:
     points = load_sweep(folder).points
-    with (folder / FOLDER / "7.jsonl").open("ab") as file:
-        for second, (number, state, more) in enumerate(lines):
-            usual = {"time": f"2026-01-01T00:00:{second:02}.000Z", "job": "7"}
-            made = msgspec.convert({**usual, "point": points[number].id, "state": state, **more}, Line)
-            file.write(msgspec.json.encode(made) + b"\n")
+    for number, state, more in states:
+        given = {"time": "2026-01-01T00:00:01.000Z", "job": "7", "state": state, **more}
+        write_state(folder, points[number].id, msgspec.convert(given, SavedState))
 
 
-def submitted(out: Path, points: Sequence[Point] = P, *lines: Told, **more: Any) -> Path:
-    """Return the folder of a sweep whose job is 7, and of whose points the ledger tells so much."""
+def submitted(out: Path, points: Sequence[Point] = P, *saved: Told, **more: Any) -> Path:
+    """Return the folder of a sweep whose job is 7, with the saved states of its points."""
     folder = make_folder(out, make_sweep(points, **more), job("7", points))
-    write(folder, *lines)
+    write(folder, *saved)
     return folder
 
 
@@ -45,33 +42,30 @@ def test_a_running_sweep_and_one_that_waits(tmp_path: Path) -> None:
     folder = submitted(
         tmp_path,
         P,
-        (0, "started", {}),
         (0, "done", {"seconds": 40.0, "nodes": ["n1", "n2"], "run": "runs/a"}),
         (1, "failed", {"reason": "hang: x", "seconds": 3.0}),
-        (2, "started", {"time": "2026-01-01T00:00:50.000Z", "nodes": ["n1"]}),
+        (2, "started", {"nodes": ["n1"]}),
     )
-    picture = look(folder, FakeSlurm().set(waiting=[queued("7")]), NOW)
+    picture = look(folder, FakeSlurm().set(waiting=[queued("7")]))
     assert states(picture) == [("done", ""), ("failed", "hang: x"), ("running", ""), ("waiting", "")]
     assert (picture.points[0].nodes, picture.points[0].run) == (("n1", "n2"), "runs/a")
-    assert picture.left_seconds == pytest.approx(2 * 20 + 2 * 20 - 10), "points take twice their 20 s; 10 s are gone"
-    assert picture.words() == "1 of 4 done, 1 failed, 2 to do; job 7 running, about 1 min 10 s left"
+    assert picture.words() == "1 of 4 done, 1 failed, 2 to do; job 7 running"
     assert (picture.lives, picture.code) == (True, 4)
     folder = submitted(tmp_path / "pending")
     for reason, words in (("None", ""), ("Resources", " (Resources)")):
-        picture = look(folder, FakeSlurm().set(waiting=[queued("7", "PENDING", reason=reason)]), NOW)
-        assert picture.words() == f"0 of 4 done, 4 to do; job 7 pending{words}", "and no time is promised"
+        picture = look(folder, FakeSlurm().set(waiting=[queued("7", "PENDING", reason=reason)]))
+        assert picture.words() == f"0 of 4 done, 4 to do; job 7 pending{words}"
     assert {one.state for one in picture.points} == {"waiting"}
 
 
-def test_of_an_array_tasks_share_what_is_left_and_count_by_their_own_ids(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "four", make_sweep(P), job("7", P, array=True))
+def test_status_of_an_array_counts_its_tasks(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "four", make_sweep(P), job("7", P))
     tasks = [queued("7", own=str(7 + number)) for number in range(4)]
-    picture = look(folder, FakeSlurm().set(waiting=tasks), NOW)
-    assert picture.left_seconds == pytest.approx(20)
-    assert picture.words() == "0 of 4 done, 4 to do; array 7: 4 running, about 20 s left"
-    folder = make_folder(tmp_path / "two", make_sweep(P[:2]), job("7", P[:2], array=True))
+    picture = look(folder, FakeSlurm().set(waiting=tasks))
+    assert picture.words() == "0 of 4 done, 4 to do; array 7: 4 running"
+    folder = make_folder(tmp_path / "two", make_sweep(P[:2]), job("7", P[:2]))
     write(folder, (0, "started", {"job": "7"}), (1, "started", {"job": "8"}))
-    picture = look(folder, FakeSlurm().set(waiting=tasks[:1]), NOW)
+    picture = look(folder, FakeSlurm().set(waiting=tasks[:1]))
     assert [one.state for one in picture.points] == ["running", "lost"], "task 1 has ended, though the array lives"
 
 
@@ -83,7 +77,7 @@ def test_what_an_ended_job_left_is_named_with_its_end_and_waits_for_a_requeued_o
         (1, "postponed", {"reason": "needs about 95 s, 60 s are left"}),
         (2, "lost-node", {"reason": "n3 is down"}),
     )
-    picture = look(folder, FakeSlurm().set(jobs={"7": {"JobId": "7", "JobState": "TIMEOUT"}}), NOW)
+    picture = look(folder, FakeSlurm().set(jobs={"7": {"JobId": "7", "JobState": "TIMEOUT"}}))
     assert states(picture) == [
         ("lost", "job 7 ended while it was measured: job 7 timeout"),
         ("postponed", "needs about 95 s, 60 s are left"),
@@ -92,42 +86,39 @@ def test_what_an_ended_job_left_is_named_with_its_end_and_waits_for_a_requeued_o
     ]
     assert not picture.lives
     assert picture.words() == "0 of 4 done, 4 to do; no job is left"
-    assert states(look(folder, FakeSlurm(), NOW))[3] == ("missing", "not begun: job 7 ended"), "Slurm has forgotten it"
-    picture = look(folder, FakeSlurm().set(waiting=[queued("7", "PENDING")]), NOW)
+    assert states(look(folder, FakeSlurm()))[3] == ("missing", "not begun: job 7 ended"), "Slurm has forgotten it"
+    picture = look(folder, FakeSlurm().set(waiting=[queued("7", "PENDING")]))
     assert states(picture)[0] == ("waiting", "job 7 was requeued while it was measured")
     folder = make_folder(tmp_path / "two", make_sweep(P[:1]), job("7", P[:1]), job("9", P[:1]))
     write(folder, (0, "postponed", {"reason": "needs about 95 s, 60 s are left"}))
-    picture = look(folder, FakeSlurm().set(waiting=[queued("9", "PENDING")]), NOW)
+    picture = look(folder, FakeSlurm().set(waiting=[queued("9", "PENDING")]))
     assert states(picture) == [("waiting", "needs about 95 s, 60 s are left")]
 
 
-def test_without_an_answer_of_slurm_the_ledger_tells_what_it_knows(tmp_path: Path) -> None:
+def test_without_an_answer_of_slurm_the_saved_states_tell(tmp_path: Path) -> None:
     folder = submitted(tmp_path, P[:3], (0, "done", {}), (1, "started", {}))
-    picture = look(folder, FakeSlurm().set(down=True), NOW)
+    picture = look(folder, FakeSlurm().set(down=True))
     assert [one.state for one in picture.points] == ["done", "started", "waiting"]
     assert picture.trouble == "squeue did not answer within 30 s"
     assert picture.lives, "nobody says that it has ended"
     assert "job 7 unknown, for Slurm does not answer" in picture.words()
     assert "squeue did not answer within 30 s" in render(picture)
     slurm, folder = FakeSlurm(), submitted(tmp_path / "final", P[:2], (0, "done", {}), (1, "failed", {}))
-    look(folder, slurm, NOW)
+    look(folder, slurm)
     assert [words[0] for words in slurm.told] == ["squeue"], "it is asked of no job whose points are final"
 
 
-def test_a_table_has_each_point_and_ends_in_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_prints_a_row_for_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = submitted(tmp_path, P[:2], (0, "done", {"seconds": 12.4, "nodes": ["n1", "n2"]}))
-    text = render(look(folder, FakeSlurm(), NOW)).splitlines()
+    text = render(look(folder, FakeSlurm())).splitlines()
     assert text[:2] == [f"test: {folder}", "job 7 ended"]
-    assert text[3].split() == ["point", "what", "state", "nodes", "seconds", "reason"]
     assert text[4].split("  ")[0] == P[0].id
     assert text[4].split()[-3:] == ["done", "n1,n2", "12"]
     assert text[5].endswith("missing  -      -        not begun: job 7 ended")
     assert text[-1] == "1 of 2 done, 1 to do; no job is left"
-    folder = make_folder(tmp_path / "none", make_sweep(P[:2]))
-    assert (show(folder, slurm=FakeSlurm()), "no job was submitted" in capsys.readouterr().out) == (0, True)
     assert show(folder, as_json=True, slurm=FakeSlurm()) == 0
     told = msgspec.json.decode(capsys.readouterr().out, type=Picture)
-    assert [one.state for one in told.points] == ["missing", "missing"]
+    assert [one.state for one in told.points] == ["done", "missing"]
 
 
 def test_every_command_refuses_what_is_no_sweep_and_work_is_not_offered(tmp_path: Path) -> None:
@@ -161,7 +152,7 @@ def test_following_prints_each_change_and_ends_with_the_jobs(
     assert told[1].startswith("0 of 2 done, 2 to do; job 7 running")
     assert told[2].startswith("2 of 2 done; job 7 running")
     assert (told[3], told[-1]) == (f"test: {folder}", "2 of 2 done; no job is left")
-    assert sum(words[0] == "squeue" for words in slurm.told) < len(pauses), "the ledger is read more often than Slurm"
+    assert sum(words[0] == "squeue" for words in slurm.told) < len(pauses), "Slurm is asked less often"
     folder, silent, count = submitted(tmp_path / "silent", P[:1]), FakeSlurm().set(down=True), iter(range(20))
     assert follow(folder, silent, lambda _: silent.__dict__.update(down=next(count) < 5)) == 4
     assert next(count) > 5, "it outlasts a Slurm that does not answer"
@@ -174,7 +165,8 @@ def measured(out: Path, *ends: tuple[str, str]) -> Path:
         run = folder / "runs" / P[number].id / "r"
         run.mkdir(parents=True)
         (run / "run.json").touch()
-        write(folder, (number, state, {"run": str(run.relative_to(folder)), "reason": reason}))
+        more = {"run": str(run.relative_to(folder)), "reason": reason, "has_wrong_results": "wrong" in reason}
+        write(folder, (number, state, more))
     return folder
 
 
@@ -200,7 +192,6 @@ def test_runs_that_ended_are_reported_the_rest_is_named(tmp_path: Path, capsys: 
     assert len(given) == 2
     told = collected("lost", done, ("lost-node", "n3 is down"))
     assert [run.parent.name for run in given] == [P[0].id]
-    assert told[1].endswith("  (n3 is down)")
     assert told[2] == f"{P[2].id}  missing      {P[2].label}  (not begun: job 7 ended)"
     assert told[-1] == "next: parbench slurm resume SWEEP"
     assert "next" not in "".join(collected("hang", done, ("failed", "hang: x"), done)), "resume would not try it again"
@@ -251,7 +242,7 @@ def test_one_job_more_is_as_large_as_what_is_missing(tmp_path: Path, capsys: pyt
     folder = unfinished(tmp_path / "array", "done", "done", mode="array")
     resume(folder, FakeSlurm())
     jobs = load_jobs(folder)[1:]
-    assert [(one.array, one.points) for one in jobs] == [(True, ids(folder, 2)), (True, ids(folder, 3))]
+    assert [one.points for one in jobs] == [ids(folder, 2), ids(folder, 3)]
     for one, task in zip(jobs, (2, 3), strict=True):
         assert f"#SBATCH --array={task}\n" in (folder / "scripts" / f"{one.name}.sh").read_text(), "its old number"
 
@@ -271,9 +262,7 @@ def test_what_cannot_be_resumed_is_refused_and_leaves_the_sweep_as_it_was(tmp_pa
         with pytest.raises(UserError, match=words):
             resume(folder, slurm)
         assert ((folder / "sweep.json").read_bytes(), len(load_jobs(folder))) == (before, 1)
-    folder, twice = unfinished(tmp_path / "each", mode="each"), FakeSlurm()
+    folder, twice = unfinished(tmp_path / "array", mode="array"), FakeSlurm()
     twice.set(on_call=lambda words: twice.set(down=[one[0] for one in twice.told].count(words[0]) == 2))
-    with pytest.raises(
-        UserError, match=r"^nothing is left submitted, for jobs 101 were cancelled: sbatch did not answer"
-    ):
+    with pytest.raises(UserError, match=r"^nothing is left submitted: jobs 101 were cancelled: sbatch did not answer"):
         resume(folder, twice)

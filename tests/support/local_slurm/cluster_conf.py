@@ -1,23 +1,20 @@
-"""What a cluster on one machine is, in plain data, and what SLURM is told of it; pure."""
+"""The description of a cluster on one machine, and the configuration files of its Slurm."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from parbench.bench.text import UserError, counted
+from parbench.bench.text import counted
 
 CONTROLLER = "ctl"
 CONTROLLER_PORT = 6817
-_RATE_FACTORS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
     """A cluster on one machine, its nodes n1 and on.
 
-    ``link`` and ``delay`` (one-way, beyond the machine's own) are as written, "" if links are left alone; ``slow`` has
-    the nodes whose links are slower.
+    ``link`` is a rate as ``tc`` reads it and ``delay`` a one-way latency in us or ms; empty leaves links as they are.
+    ``slow`` lists the (node, rate) of slower links.
     """
 
     nodes: int
@@ -32,54 +29,13 @@ class ClusterSpec:
 
     @property
     def delay_seconds(self) -> float:
-        return parse_delay(self.delay) if self.delay else 0.0
+        if not self.delay:
+            return 0.0
+        unit = {"us": 1e-6, "ms": 1e-3}[self.delay[-2:]]
+        return float(self.delay[:-2]) * unit
 
     def rate(self, name: str) -> str:
         return dict(self.slow).get(name, self.link)
-
-
-def cluster_spec(
-    *, nodes: int, cpus: int, link: str | None = None, delay: str | None = None, slow: Sequence[str] = ()
-) -> ClusterSpec:
-    """Return the cluster that a command line asks for; ``UserError`` names what cannot be."""
-    if link is not None:
-        checked_rate(link, "--link")
-    if delay is not None:
-        parse_delay(delay)
-    spec = ClusterSpec(nodes=nodes, cpus=cpus, link=link or "", delay=delay or "")
-    rates: dict[str, str] = {}
-    for text in slow:
-        name, colon, rate = text.partition(":")
-        if not colon:
-            raise UserError(f"--slow {text!r} is not understood: write NODE:RATE, such as n3:50mbit")
-        if name not in spec.names:
-            raise UserError(f"--slow {text!r}: {name!r} is none of the nodes {spec.names[0]} to {spec.names[-1]}")
-        if name in rates:
-            raise UserError(f"--slow names {name} more than once; a node has one link")
-        rates[name] = checked_rate(rate, "--slow")
-    return replace(spec, slow=tuple(rates.items()))
-
-
-def checked_rate(text: str, option: str) -> str:
-    """Return a rate as it is written; ``UserError`` if it is none that a link can have."""
-    match = re.fullmatch(r"(\d{1,9})(kbit|mbit|gbit)", text, re.ASCII)
-    if not 10**5 <= (int(match[1]) * _RATE_FACTORS[match[2]] if match else 0) <= 10**11:
-        raise UserError(
-            f"{option} {text!r} is no rate: write a whole number with kbit, mbit or gbit, from 100kbit to 100gbit, "
-            "such as 200mbit"
-        )
-    return text
-
-
-def parse_delay(text: str) -> float:
-    """Return the seconds of a delay such as 500us; ``UserError`` if it is none."""
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(us|ms)", text, re.ASCII)
-    seconds = float(match[1]) * {"us": 1e-6, "ms": 1e-3}[match[2]] if match else 0.0
-    if not 0 < seconds <= 1:
-        raise UserError(
-            f"--delay {text!r} is no delay: write a number above 0 with us or ms, up to 1000ms, such as 500us"
-        )
-    return seconds
 
 
 def address(name: str) -> str:
@@ -87,7 +43,7 @@ def address(name: str) -> str:
 
 
 def emulated(spec: ClusterSpec, cores: int) -> str:
-    """Return, in words, what stands in for a cluster: it marks every record that is measured there."""
+    """Describe the machine that stands in for a cluster; the text marks every record that is measured there."""
     words = [f"{counted(spec.nodes, 'node')} on one machine of {counted(cores, 'core')}"]
     words += [f"links of {spec.link}"] if spec.link else []
     words += [f"{name} of {rate}" for name, rate in spec.slow]
@@ -96,7 +52,7 @@ def emulated(spec: ClusterSpec, cores: int) -> str:
 
 
 def config_files(spec: ClusterSpec, folder: Path, user: str) -> dict[str, str]:
-    """Return what SLURM's daemons of ``user``, that keep all they write in ``folder``, read there, and ``hosts``."""
+    """Return configuration files by name; the daemons run as ``user`` and write only into ``folder``."""
     half = spec.nodes // 2
     leaves = [(1, half), (half + 1, spec.nodes)] if spec.nodes >= 4 else [(1, spec.nodes)]
     names = ["n1" if last == 1 else f"n[{first}-{last}]" for first, last in leaves]

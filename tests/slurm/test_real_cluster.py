@@ -1,13 +1,16 @@
-"""Inside clusters on one machine: links as asked for, faults, ranks that see them, and sweeps that no end spoils."""
+"""What only a real Slurm cluster shows: screening, bandwidth of shaped links, a cut link, and sweeps with faults."""
 
 import json
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import PARBENCH, Cluster, in_cluster, tool
+from clusters import LOCAL_CLUSTER, PARBENCH, Cluster, cluster_words, in_cluster, tool
+from fakes import wait_until
 from paths import IMPORT_PATH, ROOT, SUPPORT, environment
 from sweep_scenarios import SCENARIOS
 
@@ -17,7 +20,7 @@ from parbench.bench.results.runs import Run, load_run
 
 pytestmark = [pytest.mark.full, pytest.mark.measures]
 
-FAULT = f"{PARBENCH} slurm local-fault"
+FAULT = f"{' '.join(LOCAL_CLUSTER)} fault"
 LINK, SLOW = 200e6, 50e6
 MIB = 1 << 20
 RUN = f"{PARBENCH} run --launcher srun --set mode=blocking --launches 1"
@@ -40,54 +43,55 @@ def assert_rate(cluster: Cluster, sender: str, receiver: str, rate: float) -> No
     assert 0.8 * rate <= found(cluster, "between", sender, receiver)["bits per second"] <= 1.05 * rate
 
 
-def test_every_node_has_its_name_its_address_its_shared_memory_and_its_place(shaped: Cluster) -> None:
-    look = "$(hostname) $(hostname -I) $(ip -o link | grep -c eth) $(ls /dev/shm | wc -l) $SLURM_TOPOLOGY_ADDR"
-    script = (
-        f"hostname; touch /dev/shm/parbench-ctl; srun --nodes 5 sh -c 'echo {look}'; rm /dev/shm/parbench-ctl;"
-        "sinfo --noheader --format='%P %D %c'; env | grep ^PARB"
-    )
-    done = shaped.run(["sh", "-c", script])
-    first, *lines = done.stdout.splitlines()
-    assert first == "ctl", done.stderr
-    assert sorted(lines[:5]) == [
+def test_local_cluster_gives_each_node_its_own_host(shaped: Cluster) -> None:
+    facts = "$(hostname) $(hostname -I) $(ip -o link | grep -c eth) $(ls /dev/shm | wc -l) $SLURM_TOPOLOGY_ADDR"
+    done = shaped.run(["sh", "-c", f"srun --nodes 5 sh -c 'echo {facts}'"])
+    assert sorted(done.stdout.splitlines()) == [
         f"n{number} 10.77.0.{number} 1 0 spine.leaf{1 if number < 3 else 2}.n{number}" for number in range(1, 6)
     ]
-    assert lines[5] == "lab* 5 3"
-    assert any(line.endswith(", links of 200mbit, n5 of 50mbit") for line in lines[6:])
 
 
-def test_a_link_has_its_rate_and_a_slow_node_is_slow_both_ways(shaped: Cluster) -> None:
+def test_local_cluster_shapes_links(shaped: Cluster) -> None:
     for sender, receiver, rate in (("n1", "n2", LINK), ("n1", "n5", SLOW), ("n5", "n1", SLOW)):
         assert_rate(shaped, sender, receiver, rate)
-
-
-def test_a_real_delay_is_in_every_round_trip_and_leaves_the_rate_alone() -> None:
     with Cluster(nodes=2, link="100mbit", delay="5ms") as delayed:
         values = found(delayed, "between", "n1", "n2")
     assert 0.010 <= values["round trip seconds"] < 0.020
     assert 0.8e8 <= values["bits per second"] <= 1.05e8
 
 
-def test_a_rate_changes_while_the_cluster_runs_and_outlives_a_cut(shaped: Cluster) -> None:
-    try:
-        shaped.run(["sh", "-ec", f"{FAULT} rate n2 50mbit; {FAULT} cut n2; {FAULT} heal n2"])
-        assert_rate(shaped, "n1", "n2", SLOW)
-    finally:
-        shaped.run([*FAULT.split(), "rate", "n2", "200mbit"])
+def test_local_cluster_leaves_nothing_when_killed() -> None:
+    script = "srun --nodes 2 sleep 1000 & setsid sleep 1000 & echo $PARBENCH_CLUSTER; sleep 1000"
+    with subprocess.Popen(
+        [*cluster_words(nodes=2), "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        folder = process.stdout.readline().strip()
+        assert processes_of(folder)
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not Path(folder).exists() and not processes_of(folder), 20)
+    assert folder not in Path("/proc/mounts").read_text()
 
 
-def test_slurm_loses_a_node_and_has_it_back_said_from_within_a_job(shaped: Cluster) -> None:
-    script = (
-        f"srun --nodes 1 --nodelist n1 {FAULT} down n2; sinfo --noheader --nodes n2 --format=%T/%E;"
-        f"{FAULT} up n2; srun --nodes 1 --nodelist n2 hostname; {FAULT} up n2"
-    )
-    done = shaped.run(["sh", "-c", script])
-    assert done.stdout.splitlines() == ["down/rehearsal", "n2"]
-    assert done.returncode == 2
-    assert "parbench: scontrol refuses n2 state=RESUME: " in done.stderr.splitlines()[-1]
+def processes_of(folder: str) -> list[int]:
+    """Return the processes that have a cluster's folder among their arguments or variables."""
+    numbers = []
+    for path in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            try:
+                if folder.encode() in (path / name).read_bytes():
+                    numbers.append(int(path.name))
+            except OSError:  # it has ended
+                continue
+    return numbers
 
 
-def test_screening_blames_the_slow_node_and_nobody_else(shaped: Cluster, tmp_path: Path) -> None:
+def test_local_cluster_returns_the_exit_code() -> None:
+    done = in_cluster(["sh", "-c", "srun hostname; exit 7"], nodes=1)
+    assert (done.returncode, done.stdout) == (7, "n1\n")
+
+
+def test_screen_names_the_slow_node(shaped: Cluster, tmp_path: Path) -> None:
     screen = [PARBENCH, "slurm", "screen", "--no-devices", "--size", "512K", "--rounds", "3", "--timeout", "10s"]
     done = shaped.run([*screen, "--nodes", "5"], cwd=tmp_path, timeout=300)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (1, ["--exclude=n5"]), done.stdout + done.stderr
@@ -122,13 +126,13 @@ def measured(shaped: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_bus_bandwidth_reads_the_links_and_cyclic_placement_halves_it(measured: Path) -> None:
+def test_busbw_is_the_link_rate_and_cyclic_halves_it(measured: Path) -> None:
     rates = {name: busbw(*only_run(measured / name).records) for name in ("four", "block", "cyclic")}
     assert 0.85 <= rates["four"] <= 1.03
     assert rates["cyclic"] / rates["block"] == pytest.approx(0.5, abs=0.06)
 
 
-def test_a_run_tells_where_its_ranks_sat_and_that_its_nodes_are_emulated(measured: Path) -> None:
+def test_run_records_placement_and_emulation(measured: Path) -> None:
     run = only_run(measured / "cyclic")
     assert run.info.environment is not None
     assert run.info.environment["hosts"] == ["n1", "n2", "n1", "n2"]
@@ -142,7 +146,7 @@ def test_a_run_tells_where_its_ranks_sat_and_that_its_nodes_are_emulated(measure
     assert any(note.startswith(FUNCTIONAL_ONLY) for note in record.notes)
 
 
-def test_bytes_on_the_interfaces_are_ours(measured: Path) -> None:
+def test_ring_sends_its_bytes_over_the_interfaces(measured: Path) -> None:
     """The ring sends 2 (n - 1) / n of the size from every rank; headers are a few bytes of each 64 KiB here."""
     logs = sorted((only_run(measured / "wire").path / "logs" / "gang-0").glob("rank-*.log"))
     assert len(logs) == 4
@@ -152,9 +156,9 @@ def test_bytes_on_the_interfaces_are_ours(measured: Path) -> None:
         assert seen["sent_bytes"] / seen["steps"] == pytest.approx(1.5 * 2 * MIB, rel=0.02)
 
 
-def test_a_node_that_vanishes_in_a_collective_is_a_hang_that_names_it_and_the_others_go_on(tmp_path: Path) -> None:
-    """Node n3's link swallows all from step 8 of the first case on; it is mended once that is on record."""
-    run = f"{RUN} --target wire:awaited --set at=8,-1 --budget 30s --timeout 5s --out run"
+def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
+    """Node n3's link swallows all from step 3 of the first case on; it is mended once that is on record."""
+    run = f"{RUN} --target wire:awaited --set at=3,-1 --budget 30s --timeout 5s --out run"
     script = f"""
         salloc -Q -N4 --ntasks-per-node=1 {run} & run=$!
         until test -e begun; do sleep 0.05; done
@@ -182,7 +186,7 @@ def plain() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_sweep_on_a_real_cluster(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_sweep_on_a_real_cluster(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     run = in_cluster if name in BREAK_NODES else request.getfixturevalue("plain").run
     words = [sys.executable, str(SUPPORT / "sweep_scenarios.py"), name, str(tmp_path)]
     done = run(words, variables={"PYTHONPATH": f"{ROOT}:{IMPORT_PATH}"}, timeout=170)

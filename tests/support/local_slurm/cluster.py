@@ -1,7 +1,6 @@
-"""A cluster on one machine, from inside: the first process of its namespaces, which starts SLURM and then a command.
+"""The inside of a cluster on one machine: the first process of its namespaces starts Slurm and then a command.
 
-Everything is started from here, each node's daemon in namespaces of its own, so the kernel ends it all with this
-process. Run by ``parbench.slurm.local.local`` as a module, with what was asked for in the folder.
+It starts everything, each node's daemon in namespaces of its own, so the kernel ends all of it with this process.
 """
 
 import os
@@ -20,18 +19,21 @@ from pathlib import Path
 
 import msgspec
 
+from local_slurm.cluster_conf import CONTROLLER, CONTROLLER_PORT, ClusterSpec, address, config_files, emulated
+from local_slurm.links import ClusterError, Node, lay_fabric, plug, port, shape
 from parbench.bench.machine.environment import EMULATED_VARIABLE
 from parbench.bench.machine.machine import available_cores
 from parbench.bench.text import last_line
-from parbench.slurm.local.cluster_conf import CONTROLLER, CONTROLLER_PORT, ClusterSpec, address, config_files, emulated
-from parbench.slurm.local.links import ClusterError, Node, lay_fabric, plug, port, shape
+
+PROGRAM = str(Path(__file__).parents[1] / "local_cluster.py")
+"""The command line of this package."""
 
 FOLDER_VARIABLE = "PARBENCH_CLUSTER"
 ORDER_FILE = "cluster.json"
 NODES_FILE = "run/nodes.json"
 _FOREIGN = (
     *("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SCANCEL_"),
-    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # interfaces of the machine around it, which nodes do not have
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # interfaces of this machine, which nodes do not have
 )
 _START_SECONDS = 30.0
 _NODE = """
@@ -46,7 +48,7 @@ exec slurmd -D -N "$1" < /dev/null >&2
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What the folder of a cluster says of it: the cluster, the command, and the pipe to the outside."""
+    """The contents of ``cluster.json``: the cluster, the command, and the descriptor of the pipe to the outside."""
 
     spec: ClusterSpec
     command: tuple[str, ...]
@@ -58,14 +60,14 @@ def main(folder: Path) -> int:
     order = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=Order)
     running: list[subprocess.Popen[bytes]] = []
     starting = threading.Lock()
-    threading.Thread(target=_obey, args=(order.lifeline, running, starting), daemon=True).start()
+    threading.Thread(target=_watch_lifeline, args=(order.lifeline, running, starting), daemon=True).start()
     inside = inner_environment(os.environ, folder, order.spec)
     os.environ.clear()  # all that this process starts is inside
     os.environ.update(inside)
     try:
         start_cluster(folder, order.spec)
     except (ClusterError, OSError, subprocess.CalledProcessError) as error:
-        sys.stderr.write(f"parbench: the cluster did not come up: {error}\n")
+        sys.stderr.write(f"local_cluster: the cluster did not come up: {error}\n")
         return 4
     signal.signal(signal.SIGINT, lambda *_: None)  # the terminal's Ctrl-C is the command's; SIG_IGN it would inherit
     try:
@@ -73,7 +75,7 @@ def main(folder: Path) -> int:
             process = subprocess.Popen(order.command)
             running.append(process)
     except OSError as error:
-        sys.stderr.write(f"parbench: {order.command[0]} cannot be started: {error.strerror}\n")
+        sys.stderr.write(f"local_cluster: {order.command[0]} cannot be started: {error.strerror}\n")
         return 126
     while True:  # what else ends meanwhile has nobody but us to be reaped by
         pid, status = os.wait()
@@ -82,8 +84,8 @@ def main(folder: Path) -> int:
             return code if code >= 0 else 128 - code
 
 
-def _obey(lifeline: int, running: Sequence["subprocess.Popen[bytes]"], starting: threading.Lock) -> None:
-    """Obey the pipe from outside: a byte is a signal for the command, and its end is the end of everything."""
+def _watch_lifeline(lifeline: int, running: Sequence["subprocess.Popen[bytes]"], starting: threading.Lock) -> None:
+    """Forward each byte of the pipe as a signal to the command; end everything when the pipe ends."""
     while received := os.read(lifeline, 1):
         with starting, suppress(ProcessLookupError):  # it has just ended
             if not running:
@@ -93,7 +95,7 @@ def _obey(lifeline: int, running: Sequence["subprocess.Popen[bytes]"], starting:
 
 
 def inner_environment(environ: Mapping[str, str], folder: Path, spec: ClusterSpec) -> dict[str, str]:
-    """Return the variables of all that runs in the cluster, without those of a SLURM or of a network around it."""
+    """Return the environment inside the cluster, without variables of an outer Slurm or network."""
     return {
         **{name: value for name, value in environ.items() if not name.startswith(_FOREIGN)},
         "SLURM_CONF": f"{folder}/slurm.conf",
@@ -127,7 +129,7 @@ def start_cluster(folder: Path, spec: ClusterSpec) -> None:
 
 
 def _start(command: Sequence[str], log: Path, *, talks: bool = True) -> subprocess.Popen[bytes]:
-    """Start what is not to hear the terminal; one that ``talks`` has pipes to read from and to say ``ready`` in."""
+    """Start a process without the terminal; one that ``talks`` gets pipes, through which it reports ``ready``."""
     with log.open("wb") as out:
         return subprocess.Popen(
             command,
@@ -148,12 +150,11 @@ def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[
     nodes = [Node(name=name, pid=holder.pid) for name, holder in holders.items()]
     plug(nodes, delayed=bool(spec.delay))
     for node in nodes:
-        rate_file(folder, node.name).write_text(spec.rate(node.name))
         if spec.rate(node.name):
             shape(node, spec.rate(node.name))
     (folder / NODES_FILE).write_bytes(msgspec.json.encode(nodes))
     if spec.delay:
-        links = [sys.executable, "-m", "parbench.slurm.local.links", str(spec.delay_seconds)]
+        links = [sys.executable, PROGRAM, "forward", str(spec.delay_seconds)]
         log = folder / "log/delayed.out"
         carrier = _start([*links, *(port(name) for name in (CONTROLLER, *spec.names))], log)
         _wait_until_ready(carrier, "the delayed fabric ended", log)
@@ -164,10 +165,6 @@ def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[
         with holder.stdin as go, holder.stdout:
             go.write(b"go\n")
     return holders
-
-
-def rate_file(folder: Path, name: str) -> Path:
-    return folder / f"run/rate.{name}"
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], complaint: str, log: Path) -> None:
@@ -183,8 +180,8 @@ def _wait_for_controller(folder: Path) -> None:
         with suppress(OSError), socket.create_connection((address(CONTROLLER), CONTROLLER_PORT), timeout=1):
             return
         time.sleep(0.003)
-    told = _last_line(folder / "log/slurmctld.log")
-    raise ClusterError(f"slurmctld is not there within {_START_SECONDS:.0f} s: {told}")
+    message = _last_line(folder / "log/slurmctld.log")
+    raise ClusterError(f"slurmctld is not there within {_START_SECONDS:.0f} s: {message}")
 
 
 def _wait_for_nodes(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
@@ -194,21 +191,17 @@ def _wait_for_nodes(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]]
     while time.monotonic() < end:
         for name, daemon in daemons.items():
             if daemon.poll() is not None:
-                told = _last_line(folder / f"log/slurmd.{name}.out")
-                raise ClusterError(f"slurmd of {name} ended with {daemon.returncode}: {told}")
+                message = _last_line(folder / f"log/slurmd.{name}.out")
+                raise ClusterError(f"slurmd of {name} ended with {daemon.returncode}: {message}")
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         late = set(daemons) - set(done.stdout.split())
         if not late:
             return
         time.sleep(0.03)
-    told = _last_line(folder / "log/slurmctld.log")
-    raise ClusterError(f"not idle within {_START_SECONDS:.0f} s: {', '.join(sorted(late))}; slurmctld: {told}")
+    message = _last_line(folder / "log/slurmctld.log")
+    raise ClusterError(f"not idle within {_START_SECONDS:.0f} s: {', '.join(sorted(late))}; slurmctld: {message}")
 
 
 def _last_line(path: Path) -> str:
-    told = last_line(path.read_text(errors="replace")) if path.exists() else ""
-    return told or f"it said nothing in {path.name}"
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    line = last_line(path.read_text(errors="replace")) if path.exists() else ""
+    return line or f"{path.name} is empty"

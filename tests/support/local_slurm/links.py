@@ -1,7 +1,8 @@
 """The network of a cluster on one machine: a link for each node, its rate, and how it is cut and healed.
 
-A node's link is a pair of interfaces, ``eth0`` in the node's network namespace and one named ``v`` and the node in the
-controller's, where a bridge joins them. A delayed fabric has no bridge: frames are carried here.
+A link is a pair of interfaces: ``eth0`` in the node's network namespace, and ``v<node>`` in the controller's, where a
+bridge joins them. A fabric with a delay has no bridge: a process forwards the frames, because kernels without netem
+cannot delay them.
 """
 
 import contextlib
@@ -15,8 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from local_slurm.cluster_conf import CONTROLLER, address
 from parbench.bench.text import UserError
-from parbench.slurm.local.cluster_conf import CONTROLLER, address
 
 _CONTROLLER_PID = 1
 _CONTROLLER_INTERFACE = "ctl0"
@@ -66,7 +67,7 @@ def plug(nodes: Sequence[Node], *, delayed: bool) -> None:
 
 
 def shape(node: Node, rate: str | None) -> None:
-    """Let a node's link pass ``rate`` each way, all it can for "", or nothing for None, without a word to who sends."""
+    """Limit a link to ``rate`` in each direction; "" removes the limit, None silently drops everything."""
     for interface, pid in ((port(node.name), _CONTROLLER_PID), ("eth0", node.pid)):
         lines = [f"qdisc replace dev {interface} root blackhole"]
         if rate is not None:  # a bucket that changes keeps the old one's tokens, and "" has no discipline of its own
@@ -85,9 +86,9 @@ def _batch(program: str, lines: Sequence[str], pid: int) -> None:
 
 
 class Switch:
-    """Frames on their way: which port each goes to, and when. Without sockets and without a clock of its own.
+    """A learning switch that delays frames. The caller owns the sockets and the clock.
 
-    ``blocked`` has the ports that can send nothing for now.
+    ``blocked`` holds the ports that cannot send for now.
     """
 
     def __init__(self, ports: int, delay_seconds: float) -> None:
@@ -97,8 +98,8 @@ class Switch:
         self._where: dict[bytes, int] = {}
 
     def receive(self, source: int, frame: bytes, now: float) -> None:
-        """Take a frame that came in at a port; it goes to its address's port, or to all others."""
-        destination, sender = frame[10:16], frame[16:22]  # behind struct virtio_net_hdr, for cards that cut or sum
+        """Queue a frame for the port of its address, or for all other ports if that is unknown."""
+        destination, sender = frame[10:16], frame[16:22]  # after struct virtio_net_hdr
         self._where[sender] = source
         known = self._where.get(destination)
         for number in range(len(self._waiting)) if known is None else (known,):
@@ -108,7 +109,7 @@ class Switch:
                 waiting.append((now + self._delay_seconds, frame))
 
     def due(self, number: int, now: float) -> bytes | None:
-        """Return the frame that a port is to send now, None if there is none; it stays until it is ``sent``."""
+        """Return the next frame of a port if its delay has passed; it stays queued until ``sent`` is called."""
         waiting = self._waiting[number]
         return waiting[0][1] if waiting and waiting[0][0] <= now else None
 
@@ -117,13 +118,13 @@ class Switch:
         self.blocked.discard(number)
 
     def seconds_to_wait(self, now: float) -> float:
-        """Return the time until the next frame is due at a port that can send; a second if there is none."""
-        dues = [one[0][0] for number, one in enumerate(self._waiting) if one and number not in self.blocked]
+        """Return the time until the next frame is due at a port that can send; 1 s without frames."""
+        dues = [queue[0][0] for number, queue in enumerate(self._waiting) if queue and number not in self.blocked]
         return max(0.0, min(dues, default=now + 1.0) - now)
 
 
 def open_port(interface: str) -> socket.socket:
-    """Return a socket that has every frame that arrives at an interface, and sends frames out of it."""
+    """Open a socket that receives every frame of an interface and sends frames through it."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # protocol 0: nothing arrives before it is bound
     port.setblocking(False)
     for option in (15, 23):  # PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING of SOL_PACKET
@@ -164,14 +165,10 @@ def _send(port: socket.socket, number: int, switch: Switch) -> None:
         switch.sent(number)
 
 
-def main(delay: str, *interfaces: str) -> None:
-    """Carry frames between interfaces, each ``delay`` seconds late; says ``ready`` once."""
+def forward(delay_seconds: float, interfaces: Sequence[str]) -> None:
+    """Forward frames between interfaces for ever, each after ``delay_seconds``; prints ``ready`` once."""
     ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: wake up when a frame is due, not 50 us later
     ports = [open_port(interface) for interface in interfaces]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    carry(ports, Switch(len(ports), float(delay)))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    carry(ports, Switch(len(ports), delay_seconds))

@@ -1,0 +1,63 @@
+"""The saved state of each point of a sweep, ``states/<point>.json``.
+
+Only the job that measures a point writes its file: an array's task has its own point, and ``resume`` submits nothing
+while a job of the sweep lives. So no lock is needed.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from parbench.bench.files import decode_json, read_file
+from parbench.bench.text import reading, write_whole
+from parbench.slurm.sweep.folder import Point
+
+State = Literal["started", "done", "failed", "interrupted", "postponed", "lost-node"]
+FINAL: tuple[State, ...] = ("done", "failed")
+"""States that are not tried again: measured, or ended badly for a reason of the point's own."""
+
+FOLDER = "states"
+
+
+class SavedState(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a point so far."""
+
+    state: State
+    job: str
+    time: str  # UTC, when the state changed
+    run: str = ""  # the run folder, relative to the folder of the sweep
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    seconds: float = 0.0  # of all attempts
+    has_wrong_results: bool = False
+    lost_runs: tuple[str, ...] = ()  # runs in which a node died; they are not resumed
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL
+
+
+def write_state(folder: Path, point_id: str, state: SavedState) -> None:
+    """Save a state; it is on disk before this returns. UserError if the disk does not take it."""
+    write_whole(folder / FOLDER / f"{point_id}.json", msgspec.json.encode(state))
+
+
+def read_states(folder: Path, points: Iterable[Point]) -> dict[str, SavedState]:
+    """Read the states by point id; a point that was never begun has none."""
+    states = {}
+    for point in points:
+        file = folder / FOLDER / f"{point.id}.json"
+        with reading(file):
+            if file.exists():
+                states[point.id] = decode_json(read_file(file), SavedState)
+    return states
+
+
+def exit_code(states: Mapping[str, SavedState], points: Iterable[Point]) -> int:
+    """Return 0 if every point is done, 1 if a result is wrong, otherwise 4."""
+    found = [states.get(point.id) for point in points]
+    if any(state is not None and state.has_wrong_results for state in found):
+        return 1
+    return 0 if all(state is not None and state.state == "done" for state in found) else 4
