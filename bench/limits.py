@@ -1,56 +1,20 @@
-"""What numbers, times and texts may be in files, beyond what any machine makes: more could cost memory or time."""
+"""Types of numbers and parameters in files, with their limits, and the check of times."""
 
-import re
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
-Amount = Annotated[float, Meta(ge=-1e30, le=1e30)]
-"""Of any unit."""
-LEAST = 1e-100
-"""But for zero."""
-Positive = Annotated[float, Meta(ge=0, le=1e30)]
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-Whole = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
-Rank = Annotated[int, Meta(ge=0, lt=1 << 20)]
+Positive = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
+Rank = Annotated[int, Meta(ge=0)]
 Ranks = Annotated[int, Meta(ge=1, le=1 << 20)]
-Launch = Annotated[int, Meta(ge=0, lt=1 << 16)]
-Launches = Annotated[int, Meta(ge=1, le=1 << 16)]
-Name = Annotated[str, Meta(max_length=2_000)]
-Id = Annotated[str, Meta(max_length=300, pattern=r"^[^/\x00-\x1f\x7f]+$")]
-"""A run's: it is shown as a path, and chosen by."""
-Words = Annotated[str, Meta(max_length=100_000)]
-Long = Annotated[str, Meta(max_length=1 << 20)]
-"""A stack of calls, or rows of a matrix."""
-ParamValue = bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | Amount | Long
-"""A parameter's value."""
-ParamValues = Annotated[dict[Name, ParamValue], Meta(max_length=200)]
-"""A case's: its rows are compared by each of them."""
-MOST_CASES, MOST_NOTES, MOST_MEASUREMENTS = 20_000, 1_000, 1 << 20
-_YEARS = re.compile("(19[7-9]|2[01])[0-9]")
+Launch = Annotated[int, Meta(ge=0)]
+Launches = Annotated[int, Meta(ge=1)]
+ParamValue = bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | float | str
 
 
 def check_time(text: str) -> None:
-    """Refuse what is no time in ISO 8601, or in no year that dates are drawn for; ``ValueError``."""
-    if _YEARS.match(text) is None:
-        raise ValueError(f"{text[:30]!r} is no time")
+    """Refuse a text that is not a time in ISO 8601 with its zone; ``ValueError``."""
     if datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError(f"{text[:30]!r} tells no zone")
-
-
-_GROUPS = ("changed", "host", "locality", "process", "slurm", "torch", "variables", "versions")
-
-
-def check_environment(environment: Mapping[str, Any]) -> None:
-    """Refuse an environment whose groups are none; of what is in them anything is shown as it is. ``ValueError``."""
-    for name, part in environment.items():
-        if (name in _GROUPS or name.startswith("rank ")) and not isinstance(part, dict | None):
-            raise ValueError(f"environment.{name[:30]} is no object")
-    pairs = (environment.get("changed") or {}).values()
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise ValueError("environment.changed is no object of pairs")
-    hosts = environment.get("hosts")
-    if hosts is not None and not (isinstance(hosts, list) and all(isinstance(host, str | None) for host in hosts)):
-        raise ValueError("environment.hosts is no list of names")
+        raise ValueError(f"{text[:30]!r} has no time zone")

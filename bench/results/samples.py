@@ -5,7 +5,7 @@ import re
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-from parbench.bench.files import file_name, open_file
+from parbench.bench.files import file_name
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_size, reading
@@ -36,7 +36,7 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
         if not file.exists():
             return {}
         try:
-            with open_file(file) as content, zipfile.ZipFile(content) as packed:
+            with zipfile.ZipFile(file) as packed:
                 found = {
                     name: one
                     for name in ("ranks", "steps_per_sample", *STAMPS)

