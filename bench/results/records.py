@@ -205,7 +205,7 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
             except NewerError:
                 raise
             except (ValueError, RecursionError) as error:
-                told = f"{where} is no record: {str(error)[:400]}"  # it may quote what it found
+                told = f"{where} is no record: {error}"
                 if damaged is None:
                     raise UserError(told) from error
                 damaged.append(told)

@@ -4,7 +4,7 @@ than it used to be; and what did not go as planned, in words: wrong, hung, faile
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -108,9 +108,8 @@ def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     middle = cells.percent(median([row.scatter or 0.0 for row in known]))
     if not noisy:
         return Verdict(word="QUIET", level="good", told=f"launches scatter by {middle} (median of cases)")
-    load = (run.info.environment or {}).get(VOLATILE)
-    causes = load.get(DISTURBANCES) if isinstance(load, Mapping) else None
-    causes = causes if isinstance(causes, Mapping) else {}
+    load = (run.info.environment or {}).get(VOLATILE) or {}
+    causes = load.get(DISTURBANCES) or {}
     why = [topic if what == "yes" else f"{topic} {what}" for topic, what in causes.items()]
     why += filter(None, [disturbed_words(run)])
     told = f"launches scatter by {middle}, by over 15 % in {len(noisy)} of {counted(len(known), 'case')}"
