@@ -1,85 +1,48 @@
-"""Files from elsewhere, read through one door: what they may cost is bounded, and what is wrong is one sentence.
-
-Nothing that is read decides where something is written: names of files are made by ``file_name``.
-"""
+"""Reading of files and their values; what is wrong with a file is one message."""
 
 import hashlib
-import os
 import re
-import stat
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from parbench.bench.text import UserError, format_size, one_of, reading
 
 _T = TypeVar("_T")
-MOST_BYTES, MOST_LINE_BYTES, MOST_DEPTH = 64 << 20, 16 << 20, 48
-"""What a file may hold that is read as a whole, a line of one that is read in lines, and brackets within brackets."""
-_ONE_KIND = bytes.maketrans(b"{}", b"[]")  # or a round would take off one in the other
-_NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"\\'))
+MAX_BYTES = 1 << 30
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 def file_name(text: str) -> str:
-    """Return ``text`` where it is plain enough for a file's name, else a hash of it: it cannot lead elsewhere."""
+    """Return ``text`` where it is plain enough for a file's name, otherwise a hash of it."""
     return text if _PLAIN.fullmatch(text) else hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
-@contextmanager
-def open_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; ``OSError`` if the system refuses it, ``UserError`` if it is none.
-
-    A pipe, a socket or a device is not waited for.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UserError(f"{path} is no regular file")
-        yield file
+def read_file(path: Path) -> bytes:
+    """Return the content of a file; ``OSError`` if the system refuses it, ``UserError`` if it is too large."""
+    _check_size(path)
+    return path.read_bytes()
 
 
-def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return what is in a file; ``OSError`` if the system refuses it, ``UserError`` if it is no file or too large."""
-    with open_file(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise UserError(f"{path} holds more than {format_size(most)} bytes")
-    return content
-
-
-def read_lines(path: Path, most: int = MOST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield number and bytes of each whole line; a last one without a newline was cut short, and is passed over."""
-    with open_file(path) as file:
-        for number in range(1, 1 << 62):
-            line = file.readline(most)
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield number and bytes of each whole line; a last one without a newline was cut short, and is left out."""
+    _check_size(path)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
                 yield number, line
-            elif len(line) == most:
-                raise UserError(f"{path}, line {number}: longer than {format_size(most)} bytes")
-            else:
-                return
 
 
-def inflate(content: bytes, where: object, *, most: int = MOST_BYTES, wbits: int = 15) -> bytes:
-    """Return what zlib compressed, or gzip with 31 ``wbits``; ``zlib.error`` if damaged, ``UserError`` if too large."""
-    unzip = zlib.decompressobj(wbits=wbits)
-    found = unzip.decompress(content, most + 1)
-    if len(found) > most:
-        raise UserError(f"{where} holds more than {format_size(most)} bytes once it is decompressed")
-    if not unzip.eof:
-        raise zlib.error("it ends early")
-    return found
+def _check_size(path: Path) -> None:
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise UserError(f"{path} has {format_size(size)} bytes, and at most {format_size(MAX_BYTES)} are read")
 
 
 def decode_json(content: bytes, kind: type[_T]) -> _T:
-    """Return JSON as a type; ``ValueError`` if it is none, nested too deeply or does not fit."""
+    """Return JSON as a type; ``ValueError`` if it does not fit, ``RecursionError`` if it is nested too deeply."""
     import msgspec  # parbench --help does without
 
-    if is_deep(content):
-        raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
     return msgspec.json.decode(content, type=kind)
 
 
@@ -88,29 +51,6 @@ def encode_json(value: object) -> bytes:
     import msgspec  # parbench --help does without
 
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
-
-
-def is_deep(content: bytes) -> bool:
-    """Say whether JSON nests too deeply: of its brackets alone, each round takes off the innermost.
-
-    A text without brackets is two quotes beside each other; what leaves a quote or has an escape is counted one by one.
-    """
-    left = content.translate(_ONE_KIND, _NOT_BRACKETS).replace(b'""', b"")
-    if b'"' not in left and b"\\" not in left:
-        for _ in range(MOST_DEPTH):
-            if not left:
-                return False
-            left = left.replace(b"[]", b"")
-        return b"[]" in left or left.count(b"[") > MOST_DEPTH
-    return _counted_depth(content) > MOST_DEPTH
-
-
-def _counted_depth(content: bytes) -> int:
-    depth = most = 0
-    for token in re.finditer(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', content, re.DOTALL):
-        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)
-        most = max(most, depth)
-    return most
 
 
 def read_text(name: str, where: str) -> str:
@@ -126,10 +66,7 @@ def read_toml(path: Path, what: str, kind: type[_T], **absent: object) -> _T:
     import msgspec
 
     with reading(f"{what} {path}", "is no TOML"):
-        content = read_file(path).decode()
-        if is_deep(content.encode()):
-            raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
-        found = tomllib.loads(content)
+        found = tomllib.loads(read_file(path).decode())
     try:
         return msgspec.convert({**absent, **found}, kind)
     except msgspec.ValidationError as error:

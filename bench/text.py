@@ -22,13 +22,6 @@ class UserError(ValueError):
     """One sentence naming what was found, where, and what is allowed; the command line exits with 2."""
 
 
-def sentence_of(error: UserError) -> str:
-    """Return what it says, its middle cut out where it quotes much of a file, and what no terminal shows escaped."""
-    told = str(error)
-    told = told if len(told) < 1500 else f"{told[:1000]} ... {told[-300:]}"
-    return printable(told, "\n")
-
-
 def printable(text: str, kept: str = "") -> str:
     """Return text with what a terminal would obey or XML refuse written out, but for what is ``kept``."""
     if text.isprintable():
@@ -77,7 +70,7 @@ def reading(where: object, otherwise: str = "is not what parbench wrote") -> Ite
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError, zlib.error) as error:  # what msgspec raises is a ValueError
-        raise UserError(f"{where} {otherwise}: {str(error)[:400]}") from error  # it may quote what it found
+        raise UserError(f"{where} {otherwise}: {error}") from error
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; what the user can mend is one sentence, and nothing but a finding exits with 1."""
         try:
-            from parbench.bench.text import UserError, sentence_of
+            from parbench.bench.text import UserError, printable
 
             return super().invoke(ctx)
         except KeyboardInterrupt:  # which may come while the line above is read
@@ -74,7 +74,8 @@ class LazyGroup(click.Group):
         except (MemoryError, ImportError) as error:  # too little memory shows in libraries that cannot be mapped
             click.echo(f"parbench: {str(error) or 'the memory is full'}", err=True)
         except UserError as error:
-            click.echo(f"parbench: {sentence_of(error)}", err=True)
+            message = printable(str(error), "\n")
+            click.echo(f"parbench: {message}", err=True)
             sys.exit(2)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from parbench.bench.limits import Name, ParamValues, Words
+from parbench.bench.limits import ParamValue
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Param, Value, refuse_unknown
 from parbench.bench.text import UserError, did_you_mean
@@ -28,11 +28,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ``id`` is the hash of name, target and ``params`` in canonical JSON.
     """
 
-    id: Name
-    name: Name
-    target: Words
-    params: ParamValues
-    defaults: ParamValues = {}
+    id: str
+    name: str
+    target: str
+    params: dict[str, ParamValue]
+    defaults: dict[str, ParamValue] = {}
 
     @property
     def whole(self) -> dict[str, Value]:

@@ -59,8 +59,9 @@ class Param:
             try:
                 msgspec.convert(value, ParamValue)
             except msgspec.ValidationError as error:
-                most = "at most 64 bits, 1e30, or 1 MiB of text"
-                raise UserError(f"{self.name} = {found!r} is not allowed: a run's files hold {most}") from error
+                raise UserError(
+                    f"{self.name} = {found!r} is not allowed: whole numbers have at most 64 bits"
+                ) from error
             low = -math.inf if self.minimum is None else self.minimum
             high = math.inf if self.maximum is None else self.maximum
             if (isinstance(value, str) or low <= value <= high) and (not self.choices or value in self.choices):

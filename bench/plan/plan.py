@@ -9,17 +9,11 @@ import msgspec
 
 from parbench.bench.files import decode_json, read_file, read_toml
 from parbench.bench.limits import (
-    MOST_CASES,
-    MOST_MEASUREMENTS,
-    MOST_NOTES,
     Count,
     Launches,
-    Name,
     Positive,
     Rank,
     Ranks,
-    Whole,
-    Words,
 )
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case, Definition, select
@@ -34,7 +28,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["late", "slow", "corrupt"]
     rank: Rank
     amount: Positive = 0.0
-    text: Words
+    text: str
 
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
@@ -57,7 +51,7 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     """A case of the plan that cannot run here, and why."""
 
     case: Case
-    reason: Words
+    reason: str
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,15 +64,12 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     min_iterations: Count = 6
     max_iterations: Count = 1000
     precision: Positive = 0.025
-    seed: Whole = 0
+    seed: int = 0
     more_visits: Count = 0
 
     def to_fill(self) -> "Measure":
         """Return it for a budget that the user gave: what is left of it is used."""
         return msgspec.structs.replace(self, max_iterations=max(self.max_iterations, 2000), more_visits=10)
-
-
-_CASES = msgspec.Meta(max_length=MOST_CASES)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,25 +79,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Without a ``spread`` all ranks are on the driver's node, or were started by another launcher.
     """
 
-    preset: Name
-    cases: Annotated[tuple[Case, ...], _CASES]
-    skipped: Annotated[tuple[Skipped, ...], _CASES]
+    preset: str
+    cases: tuple[Case, ...]
+    skipped: tuple[Skipped, ...]
     nproc: Ranks
-    backend: Name
-    device: Name
+    backend: str
+    device: str
     launches: Launches
     budget_seconds: Positive
     timeout_seconds: Positive
     measure: Measure = Measure()
-    notes: Annotated[tuple[Words, ...], msgspec.Meta(max_length=MOST_NOTES)] = ()
+    notes: tuple[str, ...] = ()
     injection: FaultSpec | None = None
     link_bytes_per_second: Positive | None = None
-    path: Words | None = None
+    path: str | None = None
     spread: NodeLayout | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.cases) * self.launches > MOST_MEASUREMENTS:
-            raise ValueError(f"{len(self.cases)} cases x {self.launches} launches are more than {MOST_MEASUREMENTS}")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

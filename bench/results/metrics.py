@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from parbench.bench.limits import Amount, Name, Words
 from parbench.bench.results.stats import LEAST, WITHIN_LAUNCH, Estimate, Kind, mean_of
 
 Better = Literal["lower", "higher"]
@@ -27,12 +26,12 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
     ``better`` is None for a fact that is neither good nor bad.
     """
 
-    value: Amount | None
-    unit: Name = ""
+    value: float | None
+    unit: str = ""
     better: Better | None = None
-    low: Amount | None = None
-    high: Amount | None = None
-    method: Words = ""
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
 
     @property
     def is_within_launch(self) -> bool:

@@ -10,16 +10,11 @@ import msgspec
 
 from parbench.bench.files import decode_json, read_lines
 from parbench.bench.limits import (
-    MOST_NOTES,
-    Amount,
     Count,
     Launch,
-    Long,
-    Name,
     Positive,
     Rank,
     Ranks,
-    Words,
     check_time,
 )
 from parbench.bench.plan.cases import Case
@@ -60,25 +55,25 @@ COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"  # communication
 class Interval(msgspec.Struct, frozen=True, array_like=True):
     """What a stream of a rank was doing, in microseconds since the first rank began."""
 
-    stream: Name
-    name: Words
-    start_us: Amount
-    stop_us: Amount
+    stream: str
+    name: str
+    start_us: float
+    stop_us: float
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's step, from ``start_us`` to ``stop_us``; of its streams only communication's may overlap themselves."""
 
     rank: Rank
-    start_us: Amount
-    stop_us: Amount
+    start_us: float
+    stop_us: float
     intervals: tuple[Interval, ...]
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """The same step of every rank; ``clock`` says how their clocks were brought together, and how well."""
 
-    clock: Words
+    clock: str
     uncertainty_seconds: Positive
     ranks: tuple[RankTimeline, ...]
 
@@ -99,8 +94,8 @@ class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     size: Ranks
     nodes: Count
-    backend: Name
-    device: Name
+    backend: str
+    device: str
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +111,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     ``visits`` are the counts that were taken in turn, other cases between them; one where they were taken in one go.
     """
 
-    unit: Name = "s"
+    unit: str = "s"
     values: list[Positive] = []
     visits: list[Count] = []
 
@@ -129,7 +124,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
 
     grade: Grade
     spread: Positive
-    steady: Name
+    steady: str
     effective: Positive | None = None
 
 
@@ -145,10 +140,10 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank was when its case ended badly."""
 
     rank: Rank
-    host: Name
+    host: str
     pid: Count
-    state: Words
-    stack: Long = ""
+    state: str
+    stack: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,19 +154,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     world: WorldInfo
     launch: Launch
     status: Status
-    reason: Long = ""
+    reason: str = ""
     stop: Stop | None = None
     check: Check = Check()
     samples: Samples = Samples()
-    metrics: Annotated[dict[Name, MetricValue], msgspec.Meta(max_length=2_000)] = {}
+    metrics: dict[str, MetricValue] = {}
     noise: Noise | None = None
     arrival: Arrival | None = None
-    injected: Words = ""
+    injected: str = ""
     details: dict[str, Any] = {}
-    notes: Annotated[list[Words], msgspec.Meta(max_length=MOST_NOTES)] = []
+    notes: list[str] = []
     environment: dict[str, Any] = {}
     ranks: list[RankState] = []
-    started: Name
+    started: str
     seconds: Positive
 
 
@@ -203,7 +198,7 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
             except SchemaError:
                 raise
             except (ValueError, RecursionError) as error:
-                told = f"{where} is no record: {str(error)[:400]}"  # it may quote what it found
+                told = f"{where} is no record: {error}"
                 if damaged is None:
                     raise UserError(told) from error
                 damaged.append(told)

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import socket
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,8 +19,8 @@ from typing import IO, Any
 import msgspec
 from msgspec.structs import replace
 
-from parbench.bench.files import decode_json, encode_json, file_name, inflate, read_file
-from parbench.bench.limits import Id, Launch, Name, Positive, Words, check_time
+from parbench.bench.files import decode_json, encode_json, file_name, read_file
+from parbench.bench.limits import Launch, Positive, check_time
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import SCHEMA, Record, Timeline, check_schema, encode, read_records
@@ -43,10 +44,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``run.json``: what was asked, and the environment that all ranks share (None until the first ranks tell)."""
 
     schema: int = SCHEMA
-    id: Id
-    started: Name
-    host: Words
-    parbench: Name
+    id: str
+    started: str
+    host: str
+    parbench: str
     plan: Plan
     environment: dict[str, Any] | None = None
     launches: tuple[LaunchInfo, ...] = ()
@@ -136,7 +137,7 @@ def load_timeline(run: Run, record: Record) -> Timeline | None:
     with reading(file):
         if not file.exists():
             return None
-        return decode_json(inflate(read_file(file), file, wbits=31), Timeline)  # 31: as gzip writes
+        return decode_json(zlib.decompress(read_file(file), wbits=31), Timeline)  # 31: as gzip writes
 
 
 class RecordWriter:

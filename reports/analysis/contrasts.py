@@ -228,8 +228,7 @@ def group_name(row: Row) -> str:
 
 
 def _group_ranks(row: Row) -> list[int]:
-    told = common_details(row).get("group_ranks")
-    return told if isinstance(told, list) and all(isinstance(rank, int) for rank in told) else []
+    return common_details(row).get("group_ranks") or []
 
 
 @dataclass(frozen=True, kw_only=True)

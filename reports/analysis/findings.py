@@ -85,7 +85,7 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
     kept = {name: value for name, value in row.case.params.items() if USUAL.get(name) != value}
     told = {name: f"{value:g}" if isinstance(value, float) else value for name, value in (kept | changed).items()}
     known, nproc = ((found.run.info.environment or {}).get("process") or {}).get("cores"), found.run.info.plan.nproc
-    cores = known if isinstance(known, int) and known > 0 else nproc
+    cores = known or nproc
     ranks = f" --nproc {nproc}" * (found.run.info.plan.device == "cpu" and nproc != max(2, min(8, cores)))
     settings = " ".join(f"--set {name}={value}" for name, value in told.items())
     what = f"--target {row.case.target}" if row.case.is_own else f"--only {row.case.short_name}"

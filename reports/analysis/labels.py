@@ -72,12 +72,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
 
 def environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
     """Return the environment's leaves; of pairs of ranks, whose number grows as their square, each kind is one."""
-    locality = environment.get("locality")
-    if not isinstance(locality, Mapping):
-        return flatten(environment)
+    locality = environment.get("locality") or {}
     facts = flatten({name: value for name, value in environment.items() if name != "locality"})
     for kind, alike in group_by(locality, lambda pair: _text(locality[pair])).items():
-        pairs = list(map(str, alike))
+        pairs = [*alike]
         more = f", ... ({len(pairs)} pairs)" if len(pairs) > MAX_NAMED_PAIRS else ""
         facts.append((f"{PAIRS}{kind}", f"{', '.join(pairs[:MAX_NAMED_PAIRS])}{more}"))
     return facts

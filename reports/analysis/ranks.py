@@ -83,8 +83,8 @@ def nodes_of(run: Run) -> Nodes | None:
     environment = run.info.environment or {}
     own = next((told for record in run.records if (told := _of_ranks(record.environment))), {})
     listed = environment.get("hosts")
-    if isinstance(listed, list | tuple):
-        hosts = tuple(host if isinstance(host, str) else "" for host in listed)
+    if listed:
+        hosts = tuple(host or "" for host in listed)
     else:
         hosts = tuple(_word(_at(own.get(rank), "host", "name")) for rank in range(run.info.plan.nproc))
     if len(set(hosts)) < 2 or "" in hosts:
@@ -94,15 +94,14 @@ def nodes_of(run: Run) -> Nodes | None:
     cores = {}
     for rank, mine in enumerate(affinities):
         told = shared if mine is None else mine
-        is_list = isinstance(told, list | tuple) and all(isinstance(core, int) for core in told)
-        cores[rank] = format_cpus(told) if is_list else _word(told)
+        cores[rank] = format_cpus(told) if isinstance(told, list) else _word(told)
     return Nodes(
         hosts=hosts,
         asked=_word(_at(environment, "slurm", "placement")),
         job=_word(_at(environment, "slurm", "job")),
         switches=_switches(environment.get("switches") or _at(environment, "slurm", "switches"), hosts, own),
         affinities={rank: text for rank, text in cores.items() if text},
-        near=_near(environment.get("locality"), len(hosts)),
+        near=_near(environment.get("locality") or {}),
     )
 
 
@@ -117,7 +116,7 @@ def _switches(told: object, hosts: Sequence[str], own: Mapping[int, Any]) -> dic
     A path such as ``spine.leaf1.n1`` ends with the node itself, which is left out; one that does not is a switch's own.
     """
     by_rank: Sequence[object]
-    if isinstance(told, list | tuple):
+    if isinstance(told, list):
         by_rank = told
     elif isinstance(told, Mapping):
         by_rank = [told.get(host) for host in hosts]
@@ -131,13 +130,10 @@ def _switches(told: object, hosts: Sequence[str], own: Mapping[int, Any]) -> dic
     return above
 
 
-def _near(locality: object, num_ranks: int) -> frozenset[tuple[int, int]]:
-    found = set()
-    for pair, kind in locality.items() if isinstance(locality, Mapping) else ():
-        ends = sorted(int(end) for end in str(pair).split("-") if end.isdecimal())
-        if kind == SAME_SWITCH and len(ends) == 2 and ends[1] < num_ranks:
-            found.add((ends[0], ends[1]))
-    return frozenset(found)
+def _near(locality: Mapping[str, str]) -> frozenset[tuple[int, int]]:
+    """Return the pairs of ranks, such as ``0-3``, whose hosts are on the same switch."""
+    pairs = [pair.split("-") for pair, kind in locality.items() if kind == SAME_SWITCH]
+    return frozenset((min(int(a), int(b)), max(int(a), int(b))) for a, b in pairs)
 
 
 def _at(value: object, *names: str) -> Any:

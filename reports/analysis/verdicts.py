@@ -4,17 +4,16 @@ than it used to be; and what did not go as planned, in words: wrong, hung, faile
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parbench.bench.files import open_file
 from parbench.bench.launch.budget import budget_of_all, prices_of
 from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.machine.environment import DISTURBANCES, EMULATED, VOLATILE, format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
-from parbench.bench.text import UserError, counted, format_duration
+from parbench.bench.text import counted, format_duration
 from parbench.reports import cells
 from parbench.reports.analysis.ranks import disturbed_words
 from parbench.reports.analysis.summary import Row, Summary
@@ -109,9 +108,8 @@ def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     middle = cells.percent(median([row.scatter or 0.0 for row in known]))
     if not noisy:
         return Verdict(word="QUIET", level="good", told=f"launches scatter by {middle} (median of cases)")
-    load = (run.info.environment or {}).get(VOLATILE)
-    causes = load.get(DISTURBANCES) if isinstance(load, Mapping) else None
-    causes = causes if isinstance(causes, Mapping) else {}
+    load = (run.info.environment or {}).get(VOLATILE) or {}
+    causes = load.get(DISTURBANCES) or {}
     why = [topic if what == "yes" else f"{topic} {what}" for topic, what in causes.items()]
     why += filter(None, [disturbed_words(run)])
     told = f"launches scatter by {middle}, by over 15 % in {len(noisy)} of {counted(len(known), 'case')}"
@@ -156,10 +154,10 @@ def _bad(row: Row) -> Problem:
 def warnings_of(run: Run) -> tuple[str, ...]:
     """Return what of a run's records does not count: lines that are none, and a last one that was cut short."""
     try:
-        with open_file(run.path / "records.jsonl") as file:
+        with (run.path / "records.jsonl").open("rb") as file:
             file.seek(-1, os.SEEK_END)
             is_whole = file.read(1) == b"\n"
-    except (OSError, UserError):  # there is none, or nothing in it
+    except OSError:  # there is none, or nothing in it
         is_whole = True
     again = f"parbench run --resume {run.path} measures"
     told = "is being written, or was cut short by a kill, and does not count"

@@ -40,15 +40,15 @@ def baseline(path: Path) -> Verdict:
         others = f", and {len(changed) - 1} more" if changed[1:] else ""
         remedy = f"parbench history check {path} --branch {branch}"
         return Verdict(word="CHANGED", level="doubtful", told=f"{changed[0]}{others}", remedy=remedy)
-    unsure = [one.reason for one in found.findings if one.word == "AMBIGUOUS"]
-    known = [one for one in found.findings if one.series and one.word in ("SLOWER", "SAME")]
+    known = [one for one in found.findings if one.word in ("SLOWER", "SAME")]
     if not known:
-        return _none(unsure[0] if unsure else f"{len(before)} of the {rule.min_values} runs that are needed", more)
+        few = [one.reason for one in found.findings if one.word == "INSUFFICIENT"]
+        return _none(few[0] if few else f"{len(before)} of the {rule.min_values} runs that are needed", more)
     runs = f"in the {counted(len(before), 'run')} before"
     if slower := [one for one in found.findings if one.word == "SLOWER"]:
-        where = "all series together" if slower[0].series is None else f"{len(slower)} of {len(known)} series"
         remedy = f"parbench history check {path} --branch {branch}"
-        return Verdict(word="SLOWER", level="doubtful", told=f"{where} are slower than {runs}", remedy=remedy)
+        text = f"{len(slower)} of {len(known)} series are slower than {runs}"
+        return Verdict(word="SLOWER", level="doubtful", told=text, remedy=remedy)
     return Verdict(word="AS BEFORE", level="good", told=f"{len(known)} series are as {runs}")
 
 

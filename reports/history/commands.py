@@ -27,8 +27,8 @@ _file_option = history_option("file", help="The history file.")
 def history() -> None:
     """Keep runs in one file and find when a series became slower.
 
-    A series is a case on a number of ranks in one environment: hosts, hardware, versions, variables. The check joins
-    series that differ in hosts alone.
+    A series is a case on a number of ranks in one environment: hosts, hardware, versions, variables. The history has
+    the runs' metrics and the paths of their folders, which parbench compare reads.
     """
 
 
@@ -46,8 +46,7 @@ def history() -> None:
 def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
     """Add runs, or all runs of a folder, to the history.
 
-    Runs already added are left as they are. A folder that parbench history export wrote keeps its runs' branch and
-    commit.
+    Runs already added are left as they are.
     """
     from parbench.reports.history.runs import add_folders
 
@@ -123,8 +122,8 @@ def check(
     What is counted (calls, bytes, memory, kernels, schedule) is held exactly from the second run on: CHANGED until it
     is annotated.
 
-    Runs on other hosts count; hosts that are slower in all series form a group with a level of its own. A rise in the
-    newest run alone is SUSPECT, a steady rise DRIFT; for --fail-on-unknown both are undecided.
+    Only runs on the same hosts count: on others a series has INSUFFICIENT runs at first. A rise in the newest run alone
+    is SUSPECT, a steady rise DRIFT; for --fail-on-unknown both are undecided.
 
     A case is MISSING if RUN did not measure it but one of the last three runs like it did: same preset, same number of
     ranks, a case in common.
@@ -174,26 +173,15 @@ def prune(keep: int, file: Path) -> None:
             click.echo(run_id)
 
 
-@history.command(epilog="Example: parbench history export kept-runs")
+@history.command(epilog="Example: parbench history export times.csv --branch main")
 @click.argument("target", type=click.Path(path_type=Path))
-@form_option(type=click.Choice(("runs", "otava")), default="runs", help="The format.")
-@click.option("--branch", help="With otava: only runs of this branch.")
+@click.option("--branch", help="Only runs of this branch.")
 @_file_option
-def export(target: Path, form: str, branch: str | None, file: Path) -> None:
-    """Write all runs to the folder TARGET, or as Otava's CSV.
-
-    parbench history add reads the folder back. With --format otava TARGET is a file, Apache Otava's CSV: a row per run,
-    a column per series.
-    """
-    from parbench.bench.text import UserError, counted, writing
+def export(target: Path, branch: str | None, file: Path) -> None:
+    """Write times in seconds as CSV: a row per run, a column per series, which pandas reads."""
+    from parbench.bench.text import writing
     from parbench.reports.history.database import open_history
-    from parbench.reports.history.show import render_otava
+    from parbench.reports.history.show import render_csv
 
-    if branch is not None and form != "otava":
-        raise UserError(f"--branch {branch} goes with --format otava alone: a folder of runs holds all branches")
-    with open_history(file) as found:
-        if form == "otava":
-            with writing(target):
-                target.write_text(render_otava(found, branch))
-        else:
-            click.echo(f"{counted(found.export(target), 'run')} in {target}")
+    with open_history(file) as found, writing(target):
+        target.write_text(render_csv(found, branch))

@@ -1,55 +1,48 @@
-"""What a history keeps of a run: its points, and the bytes of its two files."""
+"""A run as the history keeps it: its metrics, and the path of its folder."""
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from parbench.bench.files import decode_json, read_file
-from parbench.bench.limits import Name
 from parbench.bench.results.runs import RunInfo, load_run, whole
 from parbench.bench.text import reading
 from parbench.reports.regression.environment import Point, points_of
 
-MOST_RECORDS_BYTES = 256 << 20
-ABOUT = "history.json"  # in an exported run's folder: its branch and commit
 
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """The branch and the commit that a run measured; the commit is empty where unknown."""
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run does not know of itself: the branch that was measured, and the commit, empty where unknown."""
-
-    branch: Name
-    commit: Name = ""
+    branch: str
+    commit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A run with its points and the bytes of its two files; ``meant`` names what of ``about`` moves a known run."""
+    """A run with its points; ``meant`` names the fields of ``about`` that change a run already in the history.
+
+    ``digest`` is that of the run's records, by which a run that has grown is recognized.
+    """
 
     run: RunInfo
+    path: Path
+    digest: str
     about: About
     meant: frozenset[str] = frozenset()
     points: tuple[Point, ...]
-    info_json: bytes
-    records_jsonl: bytes
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.info_json + b"\0" + self.records_jsonl).hexdigest()
 
 
 def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) -> Entry:
-    """Return a run's folder as an entry; the folder's own ``history.json``, where it has one, says the branch."""
-    run, file = whole(load_run(path)), path / ABOUT
-    with reading(file):
-        own = decode_json(read_file(file), About) if file.exists() else None
-        records = read_file(path / "records.jsonl", MOST_RECORDS_BYTES)
+    """Return the entry of a run's folder; ``UserError`` if a line of it cannot be read."""
+    run = whole(load_run(path))
+    with reading(path):
+        records = (path / "records.jsonl").read_bytes()
+    complete = records[: records.rfind(b"\n") + 1]  # a last line that was cut short is no record
     return Entry(
         run=run.info,
-        about=own or about,
-        meant=frozenset() if own else meant,
+        path=path.resolve(),
+        digest=hashlib.sha256(complete).hexdigest(),
+        about=about,
+        meant=meant,
         points=points_of(run),
-        info_json=read_file(path / "run.json"),
-        records_jsonl=records[: records.rfind(b"\n") + 1],  # a line cut short is no record
     )

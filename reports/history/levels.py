@@ -1,4 +1,10 @@
-"""How a series of nights is parted into levels. Pure."""
+"""The levels of a series of times, and how its newest runs compare with the runs before them.
+
+Levels come from optimal partitioning (Jackson et al. 2005) of times that are clipped near the median of their
+neighbors, so that single outliers are no levels. Neighboring levels that do not differ significantly are joined. Of all
+series of a check, steps and rises of the newest run are selected by the false discovery rate (Benjamini & Hochberg
+1995).
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,16 +14,21 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from parbench.bench.results.stats import median
+from parbench.bench.results.stats import median, t_tail
 from parbench.reports.regression.statistics import Difference, rank_test
+
+Logs = NDArray[np.float64]
+MIN_POOLED_SERIES = 5  # Fewer series do not estimate how runs vary in general.
+FALSE_DISCOVERY_RATE = 0.01
+ROBUST_DEVIATIONS = 3 * 1.4826  # times the median absolute deviation: three standard deviations of a normal
+PENALTY = 2.0  # of one more level, in variances times the logarithm of the number of runs (Schwarz 1978)
+STRONG_EVIDENCE = 6.0  # of twice the logarithm of the Bayes factor, here for levels against a line
+MAX_EXCEEDING_SHARE = 1 / 20  # of runs in which any series was as far above its level as a rise
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
-    """What makes a step: the floor as a fraction, both tests' levels, the fewest values, the newest looked at.
-
-    A line is a drift unless Schwarz's criterion puts it ``for_line`` behind levels.
-    """
+    """What counts as a step: the threshold as a fraction, the significance levels, and the numbers of runs."""
 
     floor: float = 0.03
     level: float = 0.01
@@ -25,25 +36,27 @@ class StepRule:
     min_side: int = 3
     min_values: int = 8
     window: int = 30
-    for_line: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What all series tell of one night's scatter: its correlation with the next night's, its variance, which counts as
-    ``df`` values beside a series' own, and the share of ``wild`` nights."""
+    """Run-to-run variation pooled over series: the autocorrelation of neighboring runs, and a prior variance that
+    counts as ``df`` values next to a series' own (Smyth 2004)."""
 
     rho: float = 0.0
     df: float = 0.0
     variance: float = 0.0
-    wild: float = 0.0
 
-    def of_sum(self, n: int) -> float:
-        """Return the variance of the mean of ``n`` nights, times ``n``, in variances of one: 1 without correlation."""
+    def inflation(self, n: int) -> float:
+        """Return the variance of the mean of ``n`` runs relative to that of independent runs."""
         return 1 + 2 * math.fsum((1 - lag / n) * self.rho**lag for lag in range(1, n)) if self.rho else 1.0
 
+    def moderate(self, squares: float, df: float) -> float:
+        """Return the variance from a series' sum of squares and its degrees of freedom, moderated by the prior."""
+        return (squares + self.df * self.variance) / (df + self.df)
 
-ALONE = Noise()
+
+UNKNOWN_NOISE = Noise()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +70,9 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """The newest level against an earlier one, ``change`` as a fraction; all splits count in ``p_value``.
+    """The change from an earlier level to the newest one, as a fraction, with its 95 % interval.
 
-    ``low`` and ``high`` are its 95 % interval. A drift has a ``slope`` a night, and a ``change`` over all nights.
+    A drift has a ``slope`` per run (log), and its ``change`` is that over all runs. ``p_value`` includes all splits.
     """
 
     at: int
@@ -70,154 +83,284 @@ class Shift:
     slope: float | None = None
 
 
-def segments(values: Sequence[float], rule: StepRule, noise: Noise = ALONE) -> tuple[Segment, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The result for one series: a step or drift, whether it is significant among all series, and the fraction by
+    which the newest run alone is significantly above the last level."""
+
+    shift: Shift | None = None
+    is_significant: bool = False
+    rise: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rise:
+    """The newest run above the last level (log), and the deviations of all runs before, in standard deviations."""
+
+    above: float
+    p_value: float
+    deviations: float
+    past_deviations: Logs
+
+
+def judge_series(
+    series: Sequence[Logs], rules: Sequence[StepRule], *, newest_is_candidate: bool = False
+) -> list[Judgement]:
+    """Return a judgement for each series from the logarithms of its times, oldest first.
+
+    With ``newest_is_candidate`` the newest value is a run that is compared with the others and not one of them: only
+    its rise above the last level, and above the run before it, counts.
+    """
+    noise = estimate_noise(series)
+    pairs = list(zip(series, rules, strict=True))
+    shifts: list[Shift | None] = [None] * len(series)
+    if not newest_is_candidate:
+        shifts = [newest_shift(np.exp(logs).tolist(), rule, noise) for logs, rule in pairs]
+    is_significant = _discover([shift.p_value if shift else 1.0 for shift in shifts])
+    rises = [_find_rise(logs, rule, noise, above_last_run=newest_is_candidate) for logs, rule in pairs]
+    is_rise = _discover([rise.p_value if rise else 1.0 for rise in rises])
+    past = np.concatenate([rise.past_deviations for rise in rises if rise] or [np.zeros(0)])
+    max_exceeding = MAX_EXCEEDING_SHARE * (max(map(len, series), default=1) - 1)
+    judgements = []
+    for shift, significant, rise, rises_significantly in zip(shifts, is_significant, rises, is_rise, strict=True):
+        fraction = None
+        if rise and rises_significantly and not significant and (past >= rise.deviations).sum() <= max_exceeding:
+            fraction = math.expm1(rise.above)
+        judgements.append(Judgement(shift=shift, is_significant=significant, rise=fraction))
+    return judgements
+
+
+def _discover(p_values: Sequence[float]) -> list[bool]:
+    """Return which p-values are discoveries (Benjamini & Hochberg)."""
+    if min(p_values, default=1.0) > FALSE_DISCOVERY_RATE:
+        return [False] * len(p_values)
+    from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
+
+    return [bool(adjusted <= FALSE_DISCOVERY_RATE) for adjusted in false_discovery_control(p_values)]
+
+
+def _find_rise(logs: Logs, rule: StepRule, noise: Noise, *, above_last_run: bool) -> _Rise | None:
+    """Return how far the newest value is above the last level of those before it; None for too few values."""
+    past = logs[:-1]
+    if len(past) < rule.min_values - 1:
+        return None
+    levels = segments(np.exp(past).tolist(), rule, noise)
+    medians = np.concatenate([np.full(level.stop - level.start, math.log(level.seconds)) for level in levels])
+    residuals = past - medians
+    limit = _clip_limit(residuals)
+    count = levels[-1].stop - levels[-1].start
+    df = len(past) - len(levels)
+    variance = noise.moderate(float((residuals.clip(-limit, limit) ** 2).sum()), df)
+    base = float(medians[-1])
+    if above_last_run:
+        base = max(base, float(past[-1]))
+    above = float(logs[-1]) - base
+    p_value = 1.0
+    if variance > 0 and above > math.log1p(rule.floor):
+        # The variance of a median is pi/2 times that of a mean.
+        error = math.sqrt(variance * (1 + math.pi / 2 * noise.inflation(count) / count))
+        p_value = t_tail(above / error, df + noise.df)
+    deviation = math.sqrt(variance) or 1.0
+    return _Rise(above=above, p_value=p_value, deviations=above / deviation, past_deviations=residuals / deviation)
+
+
+def segments(values: Sequence[float], rule: StepRule, noise: Noise = UNKNOWN_NOISE) -> tuple[Segment, ...]:
     """Return the levels of values above zero, in order: one if nothing changed, none of no values."""
     if not values:
         return ()
-    places = [0, *_splits([math.log(value) for value in values], 0, len(values), rule, noise), len(values)]
-    return tuple(Segment(start=a, stop=b, seconds=median(values[a:b])) for a, b in pairwise(places))
+    logs = np.log(values)
+    bounds = _partition(logs, rule.min_side)
+    while len(bounds) > 2:
+        p_values = [
+            _p_value_of_step(logs[start:middle], logs[middle:stop], rule, noise)
+            for start, middle, stop in zip(bounds, bounds[1:], bounds[2:], strict=False)
+        ]
+        weakest = max(range(len(p_values)), key=p_values.__getitem__)
+        if p_values[weakest] <= rule.level:
+            break
+        del bounds[weakest + 1]
+    return tuple(Segment(start=a, stop=b, seconds=median(values[a:b])) for a, b in pairwise(bounds))
 
 
-def newest_shift(values: Sequence[float], rule: StepRule, noise: Noise = ALONE) -> Shift | None:
+def _partition(logs: Logs, min_side: int) -> list[int]:
+    """Return the bounds of levels that minimize the squares around their means plus a penalty per level."""
+    n = len(logs)
+    if n < 2 * min_side:
+        return [0, n]
+    deviation = 1.4826 / math.sqrt(2) * float(np.median(np.abs(np.diff(logs))))
+    neighbors = np.lib.stride_tricks.sliding_window_view(np.pad(logs, 2, mode="edge"), 5)
+    middle = np.median(neighbors, axis=1)
+    clipped = middle + (logs - middle).clip(-3 * deviation, 3 * deviation)
+    penalty = PENALTY * max(deviation, 1e-4) ** 2 * math.log(n)
+    sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (clipped, clipped**2))
+    costs = np.full(n + 1, math.inf)
+    costs[0] = 0.0
+    starts = [0] * (n + 1)
+    for stop in range(min_side, n + 1):
+        start = np.arange(stop - min_side + 1)
+        within = squares[stop] - squares[start] - (sums[stop] - sums[start]) ** 2 / (stop - start)
+        total = costs[start] + within + penalty
+        starts[stop] = int(total.argmin())
+        costs[stop] = total[starts[stop]]
+    bounds = [n]
+    while bounds[0]:
+        bounds.insert(0, starts[bounds[0]])
+    return bounds
+
+
+def _p_value_of_step(before: Logs, after: Logs, rule: StepRule, noise: Noise) -> float:
+    """Return the p-value of equal levels, over all possible splits.
+
+    It is 1 within the threshold, if the rank test disagrees, and if less than three quarters of either side are on
+    their side of the middle, because two outliers of three runs are no level.
+    """
+    medians = float(np.median(before)), float(np.median(after))
+    if abs(medians[1] - medians[0]) <= math.log1p(rule.floor):
+        return 1.0
+    is_above = [side > sum(medians) / 2 for side in (before, after)]
+    low, high = is_above if medians[0] < medians[1] else (is_above[1], is_above[0])
+    if low.mean() > 0.25 or high.mean() < 0.75:
+        return 1.0
+    if rank_test(before.tolist(), after.tolist()) > rule.rank_level:
+        return 1.0
+    splits = max(1, len(before) + len(after) - 2 * rule.min_side + 1)
+    return min(1.0, splits * difference(before, after, noise).p_beyond(0.0))
+
+
+def newest_shift(values: Sequence[float], rule: StepRule, noise: Noise = UNKNOWN_NOISE) -> Shift | None:
     """Return how the newest level differs from the fastest before it, or, where it is that, from the last one.
 
-    Where a line tells the nights better than levels do they drift, but for what steps beside that line.
+    Where a line describes the values better than levels do they drift, unless there are steps relative to that line.
     """
-    line = trend(values, rule, noise)
-    if line and line.slope:
-        level = [value / math.exp(line.slope * i) for i, value in enumerate(values)]
-        return _newest_step(level, rule, noise) or line
-    return _newest_step(values, rule, noise)
+    levels = segments(values, rule, noise)
+    line = find_trend(values, levels, rule, noise)
+    if line is None or line.slope is None:
+        return _newest_step(values, levels, rule, noise)
+    detrended = [value / math.exp(line.slope * i) for i, value in enumerate(values)]
+    return _newest_step(detrended, segments(detrended, rule, noise), rule, noise) or line
 
 
-def _newest_step(values: Sequence[float], rule: StepRule, noise: Noise) -> Shift | None:
-    found = segments(values, rule, noise)
-    if len(found) < 2 or found[-1].start < rule.min_values - rule.min_side:  # a few first nights are no level
+def _newest_step(values: Sequence[float], levels: Sequence[Segment], rule: StepRule, noise: Noise) -> Shift | None:
+    if len(levels) < 2 or levels[-1].start < rule.min_values - rule.min_side:  # a few first runs are no level
         return None
-    *earlier, newest = found
-    fastest = min(earlier, key=lambda one: one.seconds)
-    against = fastest if newest.seconds > fastest.seconds else earlier[-1]
-    sides = [[math.log(value) for value in values[one.start : one.stop]] for one in (against, newest)]
-    change = math.log(newest.seconds / against.seconds)
+    *earlier, newest = levels
+    fastest = min(earlier, key=lambda level: level.seconds)
+    base = fastest if newest.seconds > fastest.seconds else earlier[-1]
+    change = math.log(newest.seconds / base.seconds)
     if abs(change) <= math.log1p(rule.floor):
         return None
-    tried = max(1, len(values) - 2 * rule.min_side + 1)
-    p_value = tried * p_of_step(sides[0], sides[1], noise)
-    return shift_of(newest.start, change, difference(sides[0], sides[1], noise), p_value)
+    before, after = (np.log(values[level.start : level.stop]) for level in (base, newest))
+    found = difference(before, after, noise)
+    splits = max(1, len(values) - 2 * rule.min_side + 1)
+    return _make_shift(newest.start, change, found, splits * found.p_beyond(0.0))
 
 
-def shift_of(at: int, change: float, found: Difference, p_value: float, slope: float | None = None) -> Shift:
+def _make_shift(at: int, change: float, found: Difference, p_value: float, slope: float | None = None) -> Shift:
     low, high = (math.expm1(change + sign * found.reach) for sign in (-1, 1))
     return Shift(at=at, change=math.expm1(change), p_value=min(1.0, p_value), low=low, high=high, slope=slope)
 
 
-def trend(values: Sequence[float], rule: StepRule, noise: Noise = ALONE) -> Shift | None:
-    """Return by how much values grow along a line, if that is more than the floor, sure, and tells them better than
-    levels do (by Schwarz's criterion, 1978; a level costs its height and its place)."""
+def find_trend(
+    values: Sequence[float], levels: Sequence[Segment], rule: StepRule, noise: Noise = UNKNOWN_NOISE
+) -> Shift | None:
+    """Return by how much values grow along a line, if that is above the threshold, significant, and better than levels.
+
+    Levels, or one step, even an insignificant one, have to be better than the line by Schwarz's criterion (1978) and by
+    ``STRONG_EVIDENCE`` (Kass & Raftery 1995) to be preferred. A line costs two parameters, a step its height and place.
+    """
     n = len(values)
     if n < rule.min_values:
         return None
     logs, places = np.log(values), np.arange(n) - (n - 1) / 2
     weight = float(places @ places)
-    rests = logs - np.median(logs) - places * float(places @ logs) / weight
-    limit = _clip(rests.tolist())
-    logs = logs - rests + rests.clip(-limit, limit)
+    residuals = logs - np.median(logs) - places * float(places @ logs) / weight
+    limit = _clip_limit(residuals)
+    logs = logs - residuals + residuals.clip(-limit, limit)
     slope = float(places @ logs) / weight
     if abs(slope) * (n - 1) <= math.log1p(rule.floor):
         return None
-    whole, one_step = float(((logs - logs.mean()) ** 2).sum()), rest_beside_a_step(logs)
-    line = whole - slope**2 * weight
-    parts = segments(values, rule, noise)
-    levels = math.fsum(float(((logs[a.start : a.stop] - logs[a.start : a.stop].mean()) ** 2).sum()) for a in parts)
-    costs = [(one_step, 4), (levels, 2 * len(parts))]
-    least = min(n * math.log(max(rest, 1e-300)) + cost * math.log(n) for rest, cost in costs)
-    if n * math.log(max(line, 1e-300)) + 4 * math.log(n) >= least + rule.for_line:
+
+    def score(squares: float, num_parameters: int) -> float:
+        return n * math.log(max(squares, 1e-300)) + num_parameters * math.log(n)
+
+    line_squares = float(((logs - logs.mean()) ** 2).sum()) - slope**2 * weight
+    parts = [logs[level.start : level.stop] for level in levels]
+    level_squares = math.fsum(float(((part - part.mean()) ** 2).sum()) for part in parts)
+    other_scores = score(level_squares, 2 * len(levels) - 1), score(_squares_around_best_step(logs), 3)
+    if score(line_squares, 2) >= min(other_scores) + STRONG_EVIDENCE:
         return None
-    df = n - 2 - (noise.of_sum(n) - 1)
-    variance = (line + noise.df * noise.variance) / (df + noise.df) * noise.of_sum(n)
-    reach = n - 1
-    found = Difference(value=slope * reach, error=reach * math.sqrt(variance / weight), df=df + noise.df)
+    df = n - 1 - noise.inflation(n)
+    variance = noise.moderate(line_squares, df) * noise.inflation(n)
+    found = Difference(value=slope * (n - 1), error=(n - 1) * math.sqrt(variance / weight), df=df + noise.df)
     p_value = found.p_beyond(0.0)
-    return shift_of(0, slope * reach, found, p_value, slope) if p_value <= rule.level else None
+    return _make_shift(0, slope * (n - 1), found, p_value, slope) if p_value <= rule.level else None
 
 
-def p_of_step(before: Sequence[float], after: Sequence[float], noise: Noise = ALONE) -> float:
-    """Return the p-value of equal levels, where as many nights of a side as may well be wild count for nothing."""
-    p_value = difference(before, after, noise).p_beyond(0.0)
-    for other, side in ((before, after), (after, before)) if noise.wild else ():
-        n, sign = len(side), 1 if median(side) > median(other) else -1
-        ordered = sorted(side, key=lambda value: -sign * value)
-        for count in range(1, n + 1):
-            ways = [math.comb(n, k) * noise.wild**k * (1 - noise.wild) ** (n - k) for k in range(count, n + 1)]
-            if (chance := math.fsum(ways)) <= p_value:
-                break
-            rest = difference(other, ordered[count:], noise) if count < n else None
-            p_value = max(p_value, chance * (rest.p_beyond(0.0) if rest and sign * rest.value > 0 else 1.0))
-    return p_value
-
-
-def rest_beside_a_step(values: NDArray[np.float64]) -> float:
-    """Return the sum of squares that one step leaves, the best of all."""
-    n, centred = len(values), values - values.mean()
+def _squares_around_best_step(logs: Logs) -> float:
+    """Return the sum of squares around the two means of the best split."""
+    n, centered = len(logs), logs - logs.mean()
     before = np.arange(1, n)
-    told = centred.cumsum()[:-1] ** 2 * n / (before * (n - before))
-    return max(float(centred @ centred) - float(told.max(initial=0.0)), 0.0)
+    between = centered.cumsum()[:-1] ** 2 * n / (before * (n - before))
+    return max(float(centered @ centered) - float(between.max(initial=0.0)), 0.0)
 
 
-def difference(before: Sequence[float], after: Sequence[float], noise: Noise = ALONE) -> Difference:
-    """Return by how much two levels differ, after clipping at three robust deviations of both sides.
+def difference(before: Logs, after: Logs, noise: Noise = UNKNOWN_NOISE) -> Difference:
+    """Return the difference of two levels by Student's t, after clipping at three robust deviations of both sides.
 
-    The variance is moderated by that of all series (Smyth 2004); the mean of nights that resemble one another (AR(1))
-    scatters more, and they among themselves less.
+    Autocorrelation (AR(1)) increases the variance of each mean and decreases the degrees of freedom (Bartlett 1946).
     """
-    rests = [np.subtract(side, median(side)) for side in (before, after)]
-    limit = _clip(np.concatenate(rests).tolist())
-    ours, theirs = (side.clip(-limit, limit) for side in rests)
+    residuals = [side - np.median(side) for side in (before, after)]
+    limit = _clip_limit(np.concatenate(residuals))
+    ours, theirs = (side.clip(-limit, limit) for side in residuals)
     n, m = len(ours), len(theirs)
-    of_n, of_m = noise.of_sum(n), noise.of_sum(m)
-    own = n - of_n + m - of_m
-    df = own * (1 - noise.rho**2) / (1 + noise.rho**2)  # Bartlett 1946
-    variance = (n * ours.var() + m * theirs.var()) / own
-    variance = (df * variance + noise.df * noise.variance) / (df + noise.df)
-    value = median(after) - median(before) + float(theirs.mean() - ours.mean())
-    return Difference(value=value, error=math.sqrt(variance * (of_n / n + of_m / m)), df=df + noise.df)
+    inflation_n, inflation_m = noise.inflation(n), noise.inflation(m)
+    own_df = max(n - inflation_n + m - inflation_m, 1.0)
+    df = own_df * (1 - noise.rho**2) / (1 + noise.rho**2)
+    own_variance = float(n * ours.var() + m * theirs.var()) / own_df
+    variance = noise.moderate(df * own_variance, df)
+    value = float(np.median(after) - np.median(before) + theirs.mean() - ours.mean())
+    return Difference(value=value, error=math.sqrt(variance * (inflation_n / n + inflation_m / m)), df=df + noise.df)
 
 
-def best_split(values: Sequence[float], min_side: int) -> int:
-    """Return how many clipped values stand before the split, of so many a side, that tells two means apart."""
-    rests = np.subtract(values, median(values))
-    limit = _clip(rests.tolist()) or math.inf
-    clipped, n = rests.clip(-limit, limit), len(values)
-    before = np.arange(min_side, n - min_side + 1)
-    distances = np.abs(clipped.cumsum()[before - 1] - before * clipped.mean()) / np.sqrt(before * (n - before))
-    return int(before[distances.argmax()])
+def _clip_limit(residuals: Logs) -> float:
+    """Return three robust standard deviations."""
+    return ROBUST_DEVIATIONS * float(np.median(np.abs(residuals)))
 
 
-def _clip(rests: Sequence[float]) -> float:
-    """Return three robust deviations: the median of absolute rests times 1.4826 estimates one of a normal."""
-    return 3 * 1.4826 * median([abs(rest) for rest in rests])
+def estimate_noise(series: Sequence[Logs]) -> Noise:
+    """Return the variation of runs, pooled over series, from differences of runs one and two apart.
+
+    Such differences are insensitive to steps (Chakar, Lebarbier, Levy-Leduc & Robin 2017). Outliers are left out, and
+    an autocorrelation within two standard errors of zero is none.
+    """
+    squares, counts = [], []
+    for logs in series:
+        if len(logs) < 4:
+            continue
+        means = []
+        for lag in (1, 2):
+            apart = np.abs(logs[lag:] - logs[:-lag])
+            means.append(float(np.mean(apart[apart <= ROBUST_DEVIATIONS * np.median(apart)] ** 2)))
+        if means[0] > 0:
+            squares.append(means)
+            counts.append(len(logs) - 2)
+    if len(squares) < MIN_POOLED_SERIES:
+        return Noise()
+    one, two = np.array(squares).T
+    rho = float((two / (one + two)).sum() / (one / (one + two)).sum()) - 1
+    rho = min(rho, 0.95) if rho > 3 / math.sqrt(sum(counts)) else 0.0
+    variances = one / 2 / (1 - rho)
+    df, variance = _estimate_prior(variances, 2 / 3 * sum(counts) / len(counts))
+    return Noise(rho=rho, df=df, variance=variance)
 
 
-def _splits(logs: Sequence[float], start: int, stop: int, rule: StepRule, noise: Noise) -> list[int]:
-    """Return the places at which the level changes; parts are looked at too, for what came back hides there."""
-    twelfths = ((0, 12), (0, 8), (4, 12), (0, 6), (3, 9), (6, 12))
-    cuts = [(start + (stop - start) * a // 12, start + (stop - start) * b // 12) for a, b in twelfths]
-    parts = [(a, b) for a, b in cuts if b - a >= rule.min_values]
-    for i, (a, b) in enumerate(parts):
-        place = a + best_split(logs[a:b], rule.min_side)
-        if _is_step(logs[a:place], logs[place:b], rule, noise, len(parts) if i else 1):
-            return [*_splits(logs, start, place, rule, noise), place, *_splits(logs, place, stop, rule, noise)]
-    return []
+def _estimate_prior(variances: Logs, df: float) -> tuple[float, float]:
+    """Return the degrees of freedom and the variance of the prior of variances of ``df`` each (Smyth 2004)."""
 
+    def log_bias(degrees: float) -> float:  # of the logarithm of a mean square; the first terms of Stirling's series
+        return -1 / degrees - 1 / (3 * degrees * degrees)
 
-def _is_step(before: Sequence[float], after: Sequence[float], rule: StepRule, noise: Noise, parts: int) -> bool:
-    medians = median(before), median(after)
-    middle, sign = sum(medians) / 2, 1 if medians[1] > medians[0] else -1
-    ours, theirs = (sum(sign * (value - middle) > 0 for value in side) for side in (before, after))
-    # three quarters of each side lie on its own side of the middle: two wild nights of three do not
-    apart = 4 * (len(before) - ours) >= 3 * len(before) and 4 * theirs >= 3 * len(after)
-    if abs(medians[1] - medians[0]) <= math.log1p(rule.floor) or not apart:
-        return False
-    tried = parts * (len(before) + len(after) - 2 * rule.min_side + 1)
-    surely = tried * p_of_step(before, after, noise) <= rule.level
-    return surely and rank_test(before, after) <= rule.rank_level
+    logs = np.log(variances)
+    excess = float(logs.var(ddof=1)) - (2 / df + 2 / df**2)
+    prior_df = (1 + math.sqrt(1 + 2 * excess)) / excess if excess > 0.05 else 40.0
+    return prior_df, math.exp(float(logs.mean()) - log_bias(df) + log_bias(prior_df))

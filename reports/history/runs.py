@@ -30,8 +30,6 @@ def add_folders(
         for folder in folders:
             entry = read_entry(folder, About(branch=branch, commit=commit), meant)
             yield entry.run.id, history.add(entry)
-        for parent in dict.fromkeys(paths):
-            history.import_annotations(parent)
 
 
 def find_run(word: str, history: Path | None = None, *, without: str = "") -> Run:

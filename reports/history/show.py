@@ -1,4 +1,4 @@
-"""What the gate says, shown as a table, Markdown or JSON; and the courses of series, as bars or as Otava's CSV."""
+"""The check of a run as a table, Markdown or JSON, and the courses of series as bars, JSON or CSV."""
 
 import csv
 import io
@@ -12,17 +12,18 @@ from parbench.reports import cells
 from parbench.reports.analysis.labels import operation
 from parbench.reports.history.database import History
 from parbench.reports.history.gate import Check, Finding
-from parbench.reports.history.levels import StepRule, segments
+from parbench.reports.history.levels import FALSE_DISCOVERY_RATE, StepRule, segments
 from parbench.reports.regression.compare import VERDICTS, Word, counts_of, json_text, world_words
 from parbench.reports.regression.noise_floor import told
 from parbench.reports.render.markdown import escaped
 
+RATE = f"{100 * FALSE_DISCOVERY_RATE:g} %"
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def answer(found: Check) -> str:
     """Return whether the gate passes, and against what; or what fails it; or that it has too few runs to speak."""
-    series = [one for one in found.findings if one.series]
+    series = found.findings
     bad = [one for one in found.findings if VERDICTS[one.word].code in (1, 4)]
     changed = [f"{operation(one.case)} {change.told}" for one, change, _ in found.changes if change.fails]
     runs = max((len(one.times) - (not found.kept) for one in series), default=0)
@@ -34,7 +35,7 @@ def answer(found: Check) -> str:
         undecided: tuple[Word, ...] = ("SUSPECT", "DRIFT", "AMBIGUOUS", "INSUFFICIENT")
         unsure = ", ".join(f"{found.counts[word]} {word}" for word in undecided if word in found.counts)
         return f"PASS: none of {len(series)} series is slower, {against}{f' ({unsure})' if unsure else ''}"
-    failed = [*(one.word for one in bad if one.series), *(one.word for _, one, _ in found.changes if one.fails)]
+    failed = [*(one.word for one in bad), *(one.word for _, one, _ in found.changes if one.fails)]
     words = ", ".join(f"{count} {word}" for word, count in counts_of(failed).items())
     every = [*changed, *map(_short, bad)]
     others = f" and {len(every) - 3} more" if every[3:] else ""
@@ -48,8 +49,6 @@ def count_words(found: Check) -> str:
 
 def _short(one: Finding) -> str:
     change = f" {100 * one.change:+.1f} %" if one.change is not None else ""
-    if one.series is None:
-        return f"{one.label}{change}"
     size = one.series.case.params.get("size_bytes")
     return f"{operation(one.series.case)}{'' if size is None else f' {cells.size(size)}'}{change}"
 
@@ -66,9 +65,9 @@ def render(found: Check, form: str = "table") -> str:
     ]
     for one, *others in groups.values():
         change = f"{100 * one.change:+.1f} %" if one.change is not None else cells.UNKNOWN
-        time = cells.duration(one.times[-1][1] if one.times and one.series and not others else None)
+        time = cells.duration(one.times[-1][1] if one.times and not others else None)
         why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
-        label = f"{len(others) + 1} series" if others else one.label
+        label = f"{len(others) + 1} series" if others else one.series.case.label
         rows.append([*map(cells.visible, (one.word, change, time, one.since or cells.UNKNOWN, label, why))])
     told_by = ["verdict", "change", "time", "since", "series", "why"]
     columns = zip(told_by, *rows, strict=True)
@@ -77,14 +76,14 @@ def render(found: Check, form: str = "table") -> str:
     rule, branch, floor = found.rule, found.line.branch, f"{100 * found.rule.floor:g} %"
     compared = {one.word for one in found.findings} - {"INSUFFICIENT", "MISSING"}
     slower, meant = (
-        f"SLOWER: for {rule.min_side} runs or more its level has been more than {floor} above its fastest one, sure by "
-        "ranks and by Student's t among all series",
+        f"SLOWER: for {rule.min_side} runs or more its level has been more than {floor} above its fastest one, "
+        f"significant by ranks and by Student's t ({RATE} of such findings may be false)",
         "If a change was intended: parbench history annotate RUN --series GLOB --note TEXT.",
     )
     if not found.kept:
         slower = (
-            f"SLOWER: above the newest level of these runs and above the newest of them, by more than {floor} and by "
-            "more than they scatter (Student's t at 1 % among all series)"
+            f"SLOWER: above the newest level of these runs and above the newest of them, by more than {floor} and "
+            f"significant by Student's t ({RATE} of such findings may be false)"
         )
         meant = f"A change that is meant: once it is in {branch}, {meant.partition(': ')[2]}"
     sentences = [
@@ -93,10 +92,9 @@ def render(found: Check, form: str = "table") -> str:
         *([f"{slower}; how often that is right: tests/studies/history_study.py."] if compared else []),
         *(f"{word}: {VERDICTS[word].meaning}." for word in ("CHANGED", "SUSPECT", "DRIFT") if word in found.counts),
         *([f"What is counted has no floor: {count_words(found)}."] if found.counted else []),
-        *found.notes,
         *told([one.measured for one in found.findings if one.measured]),
-        f"A series needs {rule.min_values} runs of {branch} in the same surroundings since its newest annotation; the "
-        f"newest {rule.window} count.",
+        f"A series needs {rule.min_values} runs of {branch} on the same hosts in the same environment since its newest "
+        f"annotation; the newest {rule.window} count.",
         *([meant] if compared or found.changes else []),
     ]
     if form == "table":
@@ -109,14 +107,11 @@ def render(found: Check, form: str = "table") -> str:
 
 def render_json(found: Check, code: int) -> str:
     """Return all series as JSON, with the exit code; times in seconds, changes as fractions, unknown is null."""
-    series, together = list[dict[str, object]](), list[dict[str, object]]()
+    series = list[dict[str, object]]()
     for one in found.findings:
         said = {"verdict": one.word, "reason": one.reason, "since": one.since, "differs": one.differs}
         names = ("low", "high", "slope", "p_value")
         step = {"change": one.change, **{name: one.shift and getattr(one.shift, name) for name in names}}
-        if one.series is None:
-            together.append({**said, **step})
-            continue
         named = {"case": one.series.case, "world": one.series.world}
         times = {"seconds": [seconds for _, seconds in one.times], "measured_floor": one.measured}
         series.append({**named, **said, **step, **times})
@@ -125,7 +120,7 @@ def render_json(found: Check, code: int) -> str:
     ]
     held_count = {"held": sum(one.count for one in found.counted), "series": len(found.counted), "changes": changes}
     told = {"exit_code": code, "verdicts": found.counts, "counts": held_count}
-    told |= {"together": together, "notes": found.notes, "series": series}
+    told["series"] = series
     return json_text({"run": found.line, "kept": found.kept, "answer": answer(found), "rule": found.rule, **told})
 
 
@@ -136,7 +131,7 @@ def render_courses(history: History, pattern: str, branch: str | None, rule: Ste
         (one, times)
         for number, one in history.series().items()
         if fnmatchcase(one.case.label, pattern) or fnmatchcase(one.case.name, pattern)
-        if (times := history.times([number], lines))
+        if (times := history.times(number, lines))
     ]
     if not courses:
         allowed = "write a case's name or a glob, such as '*all_reduce*'"
@@ -161,12 +156,10 @@ def render_courses(history: History, pattern: str, branch: str | None, rule: Ste
     return "\n".join([*shown, ""])
 
 
-def render_otava(history: History, branch: str | None) -> str:
-    """Return Otava's CSV: ``time`` is its ``time_column``, ``commit`` and ``run`` are its ``attributes``."""
+def render_csv(history: History, branch: str | None) -> str:
+    """Return a row per run and a column per series, in seconds."""
     lines = history.runs(branch)
-    known = [
-        (one, {line.id: value for line, value in history.times([n], lines)}) for n, one in history.series().items()
-    ]
+    known = [(one, {line.id: value for line, value in history.times(n, lines)}) for n, one in history.series().items()]
     columns = [(series, times) for series, times in known if times]
     count = Counter(one.case.label for one, _ in columns)
     marks = ["" if count[one.case.label] == 1 else f" #{one.fingerprint}" for one, _ in columns]

@@ -125,17 +125,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()[:20]
 
     @property
-    def place(self) -> str:
-        """The hosts that it ran on, as text; what differs in nothing else is one series of the nightly gate."""
-        return self.around.get("host.name", cells.UNKNOWN)
-
-    @property
-    def anywhere(self) -> str:
-        """Its fingerprint without where it ran."""
-        around = {path: text for path, text in self.around.items() if path != "host.name"}
-        return msgspec.structs.replace(self, around=around).fingerprint
-
-    @property
     def family(self) -> tuple[object, ...]:
         """What it shares with the series that differ from it in size alone."""
         return (self.case.name, self.case.target, *shared_params(self.case).items(), self.world)

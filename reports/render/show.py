@@ -9,7 +9,6 @@ from typing import TextIO
 
 import click
 
-from parbench.bench.files import open_file
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_duration, write_whole, writing
 from parbench.reports.analysis.several import DID_NOT_RUN, gather, is_sweep, unfolded
@@ -153,11 +152,11 @@ def follow(
 def is_written(path: Path) -> bool:
     """Say whether another process holds the run's lock, as ``parbench run`` does until it ends."""
     try:
-        with open_file(path / "records.jsonl") as file:
+        with (path / "records.jsonl").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (OSError, UserError):  # a file system without locks: nobody can tell, so nobody is waited for
+    except OSError:  # a file system without locks: nobody can tell, so nobody is waited for
         return False
     return False
 

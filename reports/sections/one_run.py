@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from markupsafe import Markup
@@ -86,8 +86,8 @@ def heading(run: Run, summary: Summary) -> str:
     ]
     # each where it is the same for all ranks and known
     for group, name, word in (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "version", "torch ")):
-        values = (run.info.environment or {}).get(group)
-        if isinstance(values, Mapping) and values.get(name):
+        values = (run.info.environment or {}).get(group) or {}
+        if values.get(name):
             parts.append(f"{word}{values[name]}")
     return "; ".join([*parts, f"started {run.info.started}", measuring_words(run)])
 

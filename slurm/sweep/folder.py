@@ -15,7 +15,6 @@ from typing import Literal
 import msgspec
 
 from parbench.bench.files import decode_json, encode_json, read_file
-from parbench.bench.limits import Id
 from parbench.bench.plan.plan import Entry, FileCase, PlanFile
 from parbench.bench.results.records import check_schema
 from parbench.bench.text import UserError, reading, replace_file, storing
@@ -35,7 +34,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     ``environment`` is empty where the sweep compares none; ``repeat`` counts from 1.
     """
 
-    id: Id
+    id: str
     label: str
     nodes: int
     ntasks_per_node: int

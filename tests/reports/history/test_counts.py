@@ -1,9 +1,7 @@
 """Counts in the history: kept with each run, held exactly from its second run on, since when, and what was meant."""
 
 import json
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -117,28 +115,10 @@ def test_launches_that_do_not_agree_are_kept_as_they_are(tmp_path: Path) -> None
         filled(history, tmp_path, [9.0], first=1)
         assert told(tonight(history)) == []
         [number] = history.series()
-        [(_, facts), _] = history.counted([number], history.runs())
+        [(_, facts), _] = history.counted(number, history.runs())
         assert facts["calls.dp.all_reduce"] == [2, 3]
-
-
-def test_a_history_of_before_counts_is_read_and_gets_them_with_the_next_run(tmp_path: Path) -> None:
-    file = tmp_path / "h.sqlite"
-    with open_history(file, create=True) as history:
-        filled(history, tmp_path, [2.0, 2.0])
-    with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("DROP TABLE counted")
-        connection.execute("DROP TABLE facts")
-    with open_history(file) as history:
-        assert (tonight(history).counted, tonight(history).code()) == ((), 0)
         assert history.prune(1) == ("run-000",)
-    folder = put(tmp_path / "new", 2, records=night(2.0))
-    assert check_folder(file, folder, "main", RULE).counted == ()
-    with open_history(file, create=True) as history:
-        filled(history, tmp_path / "more", [2.0, 5.0], first=2)
-        assert told(tonight(history)) == [(changed(2, 5), "run-003")]
-        assert {*history.prune(1)} == {"run-001", "run-002"}
-    with closing(sqlite3.connect(file)) as connection, connection:
-        assert connection.execute("SELECT count(*) FROM facts").fetchone() == (1,), "what no run has is forgotten"
+        assert len(history.counted(number, history.runs())) == 1
 
 
 def test_the_commands_keep_and_hold_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from parbench.reports.regression.rule import Rule
 
 
 def line(i: int, branch: str = "main") -> Line:
-    about = {"host": "node-a", "parbench": "0.1.0", "preset": "node", "branch": branch, "commit": ""}
+    about = {"host": "node-a", "parbench": "0.1.0", "preset": "node", "branch": branch, "commit": "", "path": ""}
     return Line(number=i, id=f"run-{i}", started=f"2026-01-{i:02}", num_series=2, num_bad=0, **about)
 
 

@@ -150,4 +150,3 @@ def test_one_group_alone_is_no_comparison_and_one_of_unknown_ranks_is_called_by_
     (one,) = grouped(rows_of(member(0), member(0, concurrent=True)))
     assert one.slowest is None
     assert group_name(row_of(ok(collective(group="node", group_index=3)))) == "node member 3"
-    assert group_name(row_of(ok(collective(group="tp"), details={"group_ranks": "0-1"}))) == "tp member 0"
