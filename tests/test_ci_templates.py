@@ -64,32 +64,6 @@ def test_the_workflow_runs_what_is_there() -> None:
     assert re.findall(r"-c (\S+) ", text) == ["constraints.txt"]
 
 
-def test_the_workflow_compares_the_hot_paths_of_two_commits(tmp_path: Path) -> None:
-    """Take the step's own script, with a script of ours in place of the comparison."""
-    body = (
-        WORKFLOW.read_text().partition("- name: Compare with the commit before\n")[2].partition("\n  communication:")[0]
-    )
-    script = "\n".join(line.removeprefix(" " * 10) for line in body.partition("run: |\n")[2].splitlines())
-    assert "/tmp/base" in script
-    script = script.replace("/tmp/base", str(tmp_path / "base")).replace("git config --global", "git config")
-    git = "git -c user.name=a -c user.email=a@localhost"
-    (tmp_path / "tests" / "studies").mkdir(parents=True)
-    (tmp_path / "tests" / "studies" / "hot_paths.py").write_text("import sys; print(*sys.argv[1:])")
-    made = subprocess.run(
-        f"git init --quiet . && {git} commit --quiet --allow-empty -m one && git rev-parse HEAD && "
-        f"git add tests && {git} commit --quiet -m two",
-        cwd=tmp_path,
-        shell=True,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    done = shell(script, tmp_path, BASE=made.stdout.strip())
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"{tmp_path / 'base'} --launches 6"
-    assert not (tmp_path / "base" / "tests").exists(), "the commit before has none"
-
-
 STAND_IN = """
     eval "real_$(declare -f parbench)"
     parbench() {{ if [ "$1" = run ]; then mkdir -p runs; cp -r {measured}/* runs; else real_parbench "$@"; fi; }}
