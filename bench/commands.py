@@ -90,7 +90,11 @@ budgets_option = click.option(
 )
 @click.option("--backend", help="gloo or nccl; default: what fits the device.")
 @click.option("--device", help="cpu or cuda; default: cuda where there are two GPUs.")
-@click.option("--launches", type=int, help="How often all ranks are started anew: repeats for the interval.")
+@click.option(
+    "--launches",
+    type=int,
+    help="Number of times that all ranks are restarted: the repetitions behind the intervals.",
+)
 @click.option("--budget", metavar="TIME", help="Time for the whole run: 90s, 10m.")
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
 @click.option("--allow-single", is_flag=True, help="Allow --nproc 1, where nothing is communicated.")

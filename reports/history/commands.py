@@ -178,7 +178,7 @@ def prune(keep: int, file: Path) -> None:
 @click.option("--branch", help="Only runs of this branch.")
 @_file_option
 def export(target: Path, branch: str | None, file: Path) -> None:
-    """Write times in seconds as CSV: a row per run, a column per series, which pandas reads."""
+    """Write the times of all runs as CSV, a column per series."""
     from parbench.bench.text import writing
     from parbench.reports.history.database import open_history
     from parbench.reports.history.show import render_csv

@@ -139,7 +139,7 @@ def test_pairs_of_ranks_in_an_environment_are_told_by_kind_however_many() -> Non
     assert told["pairs of ranks: same node"].startswith("0-1, 0-2, ")
     assert told["pairs of ranks: same node"].endswith("... (224 pairs)")
     assert environment_facts({"locality": {"0-1": "same core"}}) == [("pairs of ranks: same core", "0-1")]
-    assert environment_facts({"a": {"b": 1}, "locality": None}) == [("a.b", "1"), ("locality", "-")]
+    assert environment_facts({"a": {"b": 1}, "locality": None}) == [("a.b", "1")]
 
 
 def test_what_may_be_nothing_is_shown_with_its_interval_in_one_unit() -> None:

@@ -128,7 +128,14 @@ _CHECKED = "verify against one process: the whole model, or a small model of the
 CHECK = choice("check", _CHECKED, "auto", WHOLE, SMALL)
 COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE, CHECK)
 """What all training steps have."""
-BUCKET = Param(name="bucket_mb", kind="float", default=25.0, minimum=0.001, help="size of a gradient bucket in MiB")
+BUCKET = Param(
+    name="bucket_mb",
+    kind="float",
+    default=25.0,
+    minimum=0.001,
+    maximum=1e6,
+    help="size of a gradient bucket in MiB",
+)
 """DDP's, whose own default it is; steps that sum gradients by DDP without the parameter have it too."""
 BUCKET_BYTES = int(float(BUCKET.default) * 2**20)
 
