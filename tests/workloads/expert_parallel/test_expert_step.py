@@ -27,6 +27,7 @@ def test_expert_step_matches_one_process(two_ranks: Ranks) -> None:
         {"tp": 2, "recipe": "llama", "routing": "zipf", "aux": 0.1, "accumulation": 2, **DROPS},
         {"tp": 2, "etp": 2, "checkpointing": "full", "aux": 0.5, **DROPS},
         {"compute": "timed:4ms", "routing": "hot_rank"},
+        {"compute": "timed:4ms", "tp": 2},
     ]
     for wrong in two_ranks.call("test_expert_step:wrong_steps", cases=cases, steps=2):
         assert wrong == [[0, 0]] * len(cases)

@@ -140,9 +140,7 @@ def test_routes_balance_temporarily(two_ranks: Ranks) -> None:
 
 
 def test_routed_by_counts_asked_and_kept_pairs() -> None:
-    shape = Shape(
-        recipe="gpt", layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=4, vocabulary=64
-    )
+    shape = Shape(recipe="gpt", layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=4, vocabulary=64)
     params = {"microbatch": 1, "ep": 2, "experts": 4, "capacity": 1.0}
     layer = MoeLayer(shape, moe_of(params, shape, 2))
     layer.chosen[5] = torch.tensor([[0, 1], [0, 2], [0, 3], [NOWHERE, NOWHERE]])

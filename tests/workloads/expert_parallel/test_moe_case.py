@@ -15,9 +15,7 @@ from parbench.workloads.expert_parallel.routing import ROUTER
 from parbench.workloads.model.shapes import SHAPES, Shape
 
 TINY = SHAPES["tiny"]
-GPT = Shape(
-    recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64
-)
+GPT = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64)
 
 
 def make_moe(nproc: int = 4, shape: Shape = TINY, **params: Any) -> Moe:
@@ -48,7 +46,7 @@ def test_moe_defaults() -> None:
         ({"expert_ffn": 40}, 40),
     ],
 )
-def test_moe_expert_ffn(params: dict[str, int], expert_ffn: int) -> None:
+def test_moe_expert_ffn(params: dict[str, Any], expert_ffn: int) -> None:
     assert make_moe(**params).expert_ffn == expert_ffn
 
 

@@ -104,14 +104,10 @@ def test_bubble_pipeline_is_chosen_by_other_steps(monkeypatch: pytest.MonkeyPatc
             ]
             walls = [timeline.makespan for timeline in timelines]
             records.append(Taken(stamps=stamps, walls=walls))
-    monkeypatch.setattr(
-        "parbench.workloads.mesh.mesh_step.groups_along", lambda *_: [[0, 1], [2, 3]]
-    )
+    monkeypatch.setattr("parbench.workloads.mesh.mesh_step.groups_along", lambda *_: [[0, 1], [2, 3]])
     none: Any = None
     pipeline = SimpleNamespace(schedule=schedule)
-    at: Any = SimpleNamespace(
-        spec=SimpleNamespace(mesh=None, timed_seconds=None, pipeline=pipeline)
-    )
+    at: Any = SimpleNamespace(spec=SimpleNamespace(mesh=None, timed_seconds=None, pipeline=pipeline))
     clock = Clock(offsets_ns=(0,) * 4, uncertainty_ns=500, method="ping-pong")
     world: Any = SimpleNamespace(clock=clock)
     look = Look(world=world, at=at, layout=none, chunks={}, tokens=0, recorder=none, train=none)
@@ -133,6 +129,7 @@ def measure_memory(world: World, params: Params) -> tuple[dict[str, Any], int]:
 
 def assert_state_agrees(ranks: Ranks, params: Params) -> dict[str, Any]:
     """Compare the formula with counted and measured bytes; AdamW counts its steps in 4 bytes."""
+    metrics: dict[str, Any]
     [(metrics, num_ranks), *_] = ranks.call("test_mesh_probe:measure_memory", params=params)
     assert num_ranks == ranks.size
     for name in STATE:

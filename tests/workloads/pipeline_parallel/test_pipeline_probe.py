@@ -42,8 +42,7 @@ def make_records(timelines: list[Timeline], outside: float) -> list[Taken]:
     records = []
     for rank in range(2):
         stamps = [
-            [(str(ran.action), ns(ran.start), ns(ran.stop)) for ran in timeline.of(rank)]
-            for timeline in timelines
+            [(str(ran.action), ns(ran.start), ns(ran.stop)) for ran in timeline.of(rank)] for timeline in timelines
         ]
         walls = [timeline.makespan + outside - rank for timeline in timelines]
         records.append(Taken(stamps=stamps, walls=walls))
@@ -152,9 +151,7 @@ def test_timeline_of_pipeline_has_no_gaps(two_ranks: Ranks) -> None:
     ("cores", "params", "claims"),
     [("own", {}, True), ("shared", {}, False), ("shared", {"compute": "timed:5ms"}, True)],
 )
-def test_bubble_needs_own_cores(
-    two_ranks: Ranks, cores: str, params: Params, claims: bool
-) -> None:
+def test_bubble_needs_own_cores(two_ranks: Ranks, cores: str, params: Params, claims: bool) -> None:
     arguments = {"params": {"checkpointing": "selective", **params}, "cores": cores}
     [explanation, _] = two_ranks.call("test_pipeline_probe:explain", **arguments)
     assert ("bubble_fraction" in explanation.metrics) == claims

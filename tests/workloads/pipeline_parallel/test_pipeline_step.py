@@ -19,10 +19,7 @@ from parbench.workloads.pipeline_parallel.schedules import (
 from parbench.workloads.step.sent_bytes import counted
 
 # Stage 2 takes its gradients from the last microbatch to the first, stage 0 in the other order.
-OPPOSITE = (
-    "0F0,0F1,0F2,2F0,2F1,2F2,2B2,2B1,2B0,0B0,0B1,0B2;"
-    "1F0,1F1,1F2,3F0,3F1,3F2,3B2,3B1,3B0,1B0,1B1,1B2"
-)
+OPPOSITE = "0F0,0F1,0F2,2F0,2F1,2F2,2B2,2B1,2B0,0B0,0B1,0B2;1F0,1F1,1F2,3F0,3F1,3F2,3B2,3B1,3B0,1B0,1B1,1B2"
 
 
 def step_results(world: World, cases: list[Params]) -> list[tuple[list[int], float, float, str]]:
@@ -69,9 +66,7 @@ def test_pipeline_step_options_match_one_process(two_ranks: Ranks) -> None:
 
 @pytest.mark.full
 def test_pipeline_step_on_four_ranks(four_ranks: Ranks) -> None:
-    cases = [
-        {"schedule": name, "microbatches": 8 if name == "dualpipe_v" else 4} for name in NAMES
-    ]
+    cases = [{"schedule": name, "microbatches": 8 if name == "dualpipe_v" else 4} for name in NAMES]
     assert_right(four_ranks, cases)
 
 

@@ -97,9 +97,7 @@ def test_v_orders_are_torchs(ranks: int) -> None:
         ("zb_h2", 1, 2, 4, "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3"),
     ],
 )
-def test_orders_of_papers(
-    name: str, rank: int, ranks: int, microbatches: int, expected: str
-) -> None:
+def test_orders_of_papers(name: str, rank: int, ranks: int, microbatches: int, expected: str) -> None:
     schedule = make_schedule(name, ranks=ranks, microbatches=microbatches)
     assert " ".join(map(str, schedule.actions_of(rank))) == expected
 
@@ -143,9 +141,7 @@ def test_schedules_can_run(name: str) -> None:
         ("interleaved", 4, 9, 2, "microbatches(9) % rounds(2) == 0"),
     ],
 )
-def test_make_schedule_refuses(
-    name: str, ranks: int, microbatches: int, chunks: int, equation: str
-) -> None:
+def test_make_schedule_refuses(name: str, ranks: int, microbatches: int, chunks: int, equation: str) -> None:
     error = refusal(make_schedule, name, ranks=ranks, microbatches=microbatches, chunks=chunks)
     assert f"{name} needs {equation}" in error
 

@@ -12,6 +12,7 @@ from refusals import refusal
 from parbench.bench.results.details import Action
 from parbench.workloads.pipeline_parallel.schedules import (
     NAMES,
+    Result,
     Schedule,
     make_schedule,
     needs,
@@ -193,7 +194,7 @@ def test_check_agrees_with_replay(name: str, seed: int) -> None:
     row[step : step + 2] = reversed(row[step : step + 2])
     changed = replace_row(schedule, 1, row)
     rows = [list(changed.actions_of(rank)) for rank in range(2)]
-    results = set()
+    results: set[Result] = set()
     for remaining in rows * sum(map(len, rows)):
         if remaining and results.issuperset(needs(remaining[0], changed.num_stages)):
             results.add(result(remaining.pop(0)))

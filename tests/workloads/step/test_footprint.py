@@ -24,7 +24,7 @@ SOURCES = ("memory", "memory_counted", "memory_formula")
 def measure(world: World, name: str, params: Params) -> tuple[Explanation, int, int, int]:
     """Return the memory of a step, and parameters: in all, split by tp, and outside of layers."""
     step = small(world, name, {"kv_heads": 4, **params})
-    named = {key: p for key, p in step.layout.model.named_parameters()}
+    named = dict(step.layout.model.named_parameters())
     psi = num_parameters(step.spec.shape)
     split = sum(whole(p).numel() for p in named.values() if local(p).numel() < whole(p).numel())
     root = sum(whole(p).numel() for key, p in named.items() if not key.startswith("layers."))

@@ -17,9 +17,7 @@ from parbench.workloads.model.transformer import build, draw_tokens, loss_of
 from parbench.workloads.step.layout import Layout
 from parbench.workloads.step.parity import Parity, count_unlike_rank_0
 
-SHAPE = Shape(
-    recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, vocabulary=64
-)
+SHAPE = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, vocabulary=64)
 
 
 class Trainer:

@@ -92,7 +92,7 @@ def test_four_ranks_match_one_process(four_ranks: Ranks) -> None:
 def test_timed_compute_averages_fills(two_ranks: Ranks) -> None:
     cases = select(compute="timed:1ms", accumulation=2)
     for by_case in call_each(two_ranks, "training_steps:wrong_after", cases, steps=2):
-        assert by_case == dict.fromkeys(cases, [0, 0])
+        assert by_case == {label: [0, 0] for label in cases}
 
 
 def wrong_of_mutant(world: World, name: str, params: Params, mutant: str) -> tuple[int, int]:
@@ -209,9 +209,7 @@ def describe(world: World, name: str, params: Params) -> Description:
 
 
 def test_description_states_work(two_ranks: Ranks) -> None:
-    shape = Shape(
-        recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=128, sequence=4, vocabulary=64
-    )
+    shape = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=128, sequence=4, vocabulary=64)
     weights = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 2 * 32 * 128) + 32 * 64
     cases = select("ddp", "zero3", "tp", "tp_fsdp, tp=1", accumulation=3, sequence=4)
     first, second = call_each(two_ranks, "test_training:describe", cases)
