@@ -23,11 +23,8 @@ from parbench.workloads.step.training_step import TrainingStep
         ("NVIDIA H200 NVL", "bfloat16", 835.5),
         ("NVIDIA GH200 480GB", "bfloat16", 989.4),
         ("NVIDIA B200", "bfloat16", 2250),
-        ("NVIDIA GB200", "bfloat16", 2500),
         ("NVIDIA L40S", "bfloat16", 362.05),
-        ("NVIDIA L4", "bfloat16", 121),
         ("AMD Instinct MI300X", "bfloat16", 1307.4),
-        ("Tesla V100-PCIE-32GB", "float16", 112),
         ("Tesla V100S-PCIE-32GB", "float16", 130),
     ],
 )
