@@ -67,20 +67,6 @@ def wrong_after(world: World, name: str, params: Params, steps: int = 3) -> list
     return wrong
 
 
-def sent_and_expected(
-    world: World, name: str, variants: list[Params]
-) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """Return for each variant the bytes by axis that a step sends, and those of the closed form."""
-    found = []
-    for params in variants:
-        step = small(world, name, params)
-        for _ in range(2):
-            step.step()  # DDP orders its buckets anew after the first step, and tells the others in the second
-        found.append((sent_by_axis(step), dict(step.expected_bytes())))
-        step.close()
-    return found
-
-
 def sent_by_axis(step: TrainingStep) -> dict[str, float]:
     sent: defaultdict[str, float] = defaultdict(float)
     for call in counted(step.step, step.layout.axes):

@@ -4,19 +4,16 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parbench.bench.text import UserError
-from parbench.workloads.costs.memory import activations_of, layer_equation, stage_equation
+from parbench.workloads.costs.memory import layer_equation, stage_equation
 from parbench.workloads.costs.step_spec import Position, StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
 from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import Transformer, build, checkpoint
-from parbench.workloads.pipeline_parallel.schedules import make_schedule, peak_held
 from parbench.workloads.pipeline_parallel.stages import Chunk
 from parbench.workloads.step.memory import SavedTensors
 
@@ -90,30 +87,3 @@ def test_cuda_keeps_a_fused_norm_s_input_alone_and_in_float32_what_attention_giv
         for how in ("cpu", "cuda")
     ]
     assert ends[0] - ends[1] == N * H * (8 - 2)
-
-
-def test_rows_of_experts_are_of_the_tokens_of_a_rank() -> None:
-    moe = mixture(TINY)
-    mixed = layers(moe=moe)
-    # indices of a row there and back; ends of experts
-    assert layers({"ep": 2}, moe=replace(moe, ep=2)) - mixed == N * 2 * 16 - 4 * 2
-    ffn, inner = N * H * 4, N * 2 * 512 * 4
-    of_mixture = mixed - (layers() - ffn - inner)
-    dense = layers({"tp": 2}) - ffn - inner / 2
-    assert layers({"tp": 2}, moe=moe) == dense + (of_mixture - 16) / 2 + 16
-
-
-def test_what_is_in_flight_is_held_at_once_by_layers_as_they_are_split() -> None:
-    two = kept(mesh={"pp": 2})
-    first, last = (stage_equation(two, stage).value for stage in (0, 1))
-    assert [activations_of(two.spec.at_stage(rank)) for rank in (0, 1)] == [2 * first, last]
-    assert activations_of(kept(mesh={"pp": 2}, schedule="gpipe")) == 4 * first
-    assert activations_of(kept(mesh={"dp": 2})) == stage_equation(kept(), 0).value
-    looped = kept(mesh={"pp": 2}, schedule="interleaved")
-    each = [stage_equation(looped, stage).value for stage in range(4)]
-    held = peak_held(make_schedule("interleaved", ranks=2, microbatches=4), 0, lambda stage: each[stage])
-    assert activations_of(looped) == held
-    uneven = kept(mesh={"pp": 2}, split="3+1")
-    assert activations_of(uneven) == 2 * stage_equation(uneven, 0).value > 2 * first
-    with pytest.raises(UserError, match="split"):
-        activations_of(kept(mesh={"pp": 2}, split="3+2"))

@@ -144,6 +144,3 @@ def test_a_pipelines_first_rank_holds_most_and_only_the_last_logits() -> None:
         at = measured("pp", 2, schedule=schedule, microbatches=8)
         each_stage = [stage_equation(at, stage).value for stage in range(len(at.layers_by_stage))]
         assert activations_of(at) == peak_held(schedule_of(at.spec), 0, each_stage.__getitem__), schedule
-
-
-# memory_counted.activations of runs on two ranks: microbatches of four sequences, eight microbatches through pipelines

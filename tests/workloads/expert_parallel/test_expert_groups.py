@@ -12,10 +12,9 @@ from torch import Tensor
 
 from parbench.bench.world.torch_compat import forget_meshes
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.groups import fill_sums, make_axes, split_attention
+from parbench.workloads.expert_parallel.groups import make_axes, split_attention
 from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear, make_timed
 from parbench.workloads.model.transformer import Attention, Transformer, build
 from parbench.workloads.step.layout import whole
 from parbench.workloads.step.sent_bytes import counted
@@ -23,18 +22,6 @@ from parbench.workloads.step.sent_bytes import counted
 CPU = torch.device("cpu")
 GPT = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=8, vocabulary=64)
 SHAPES = {"gpt": GPT, "llama": replace(GPT, recipe="llama")}
-
-
-def test_timed_attention_fills_in_a_sum_and_nothing_else_does() -> None:
-    model = build(GPT, 0, CPU)
-    make_timed(model, 0.0, TimedCompute(CPU))
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, TimedLinear)}
-    for module in linears.values():
-        module.fill = 3.0
-    fill_sums(model, 2)
-    found = {name: module.fill for name, module in linears.items()}
-    assert found == {name: 6.0 if ".attention." in name else 3.0 for name in linears}
-    assert {*found.values()} == {3.0, 6.0}
 
 
 def attended(attention: Attention, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:

@@ -22,8 +22,8 @@ from parbench.workloads.model.shapes import SHAPES, Shape
 MESH = {"dp": 2, "pp": 3, "cp": 2, "tp": 2, "ep": 2}
 TINY = SHAPES["tiny"]
 LAYERS_8, HEADS_2 = replace(TINY, layers=8), replace(TINY, heads=2, kv_heads=2)
-FFN_511, HIDDEN_130 = replace(TINY, ffn=511), replace(TINY, hidden=130)
-TOKENS_66, TOKENS_63 = replace(TINY, sequence=66), replace(TINY, sequence=63)
+FFN_511 = replace(TINY, ffn=511)
+TOKENS_66 = replace(TINY, sequence=66)
 Given = dict[str, Any]
 
 
@@ -97,12 +97,9 @@ def test_what_does_not_fit_is_refused_by_equation() -> None:
         ({"tp": 2, "etp": 2}, {}, "etp(2) > 1 without experts: a dense model has none to split"),
         ({"dp": 2, "tp": 2, "etp": 4}, experts, "tp(2) % etp(4) != 0"),
         ({"tp": 4}, {"shape": HEADS_2}, "heads(2) % tp(4) != 0"),
-        ({"tp": 4}, {"shape": SHAPES["tiny-llama"]}, "kv_heads(2) % tp(4) != 0"),
-        ({"tp": 4}, {"shape": HIDDEN_130}, "hidden(130) % tp(4) != 0"),
         ({"dp": 2, "tp": 2}, {"shape": FFN_511}, "ffn(511) % tp(2) != 0"),
         ({"cp": 3}, {}, "sequence(64) % cp(3) != 0"),
         ({"cp": 2}, zigzag, "sequence(66) % (2 * cp(2)) != 0: zigzag gives each rank two chunks"),
-        ({"tp": 2}, {"shape": TOKENS_63}, "sequence(63) % tp(2) != 0"),
         ({"cp": 2, "tp": 2}, {"shape": TOKENS_66}, "sequence(66) % (cp(2) * tp(2)) != 0"),
         ({"cp": 4, "tp": 2}, {"cp_method": "ulysses"}, "heads(4) / tp(2) % cp(4) != 0: ulysses deals out heads"),
         (
@@ -113,12 +110,8 @@ def test_what_does_not_fit_is_refused_by_equation() -> None:
         ({"pp": 2}, {"microbatches": 0}, "microbatches(0) < 1"),
         ({"pp": 8}, {}, "layers(4) < pp(8) * chunks(1)"),
         ({"pp": 4}, {"schedule": "interleaved"}, "layers(4) < pp(4) * chunks(2)"),
-        ({"pp": 3}, {}, "layers(4) % stages(3) != 0: split = 2+1+... says how many each stage takes"),
-        ({"pp": 2}, {"split": "1+2"}, "split = '1+2' holds 3 layers, and the model has layers(4)"),
-        ({"pp": 2}, {"schedule": "dualpipe_v", "microbatches": 3}, "dualpipe_v needs microbatches(3) >= stages(4)"),
         ({"pp": 2, "fsdp": 2}, interleaved, f"chunks(4) > 3 with fsdp(2): {gathered}"),
         ({"dp": 2, "ep": 2}, {}, "ep(2) > 1 without experts: a dense model has none to deal out"),
-        ({"dp": 4, "ep": 4}, {"experts": 6}, "experts(6) % ep(4) != 0"),
         ({"dp": 2, "tp": 2, "ep": 4}, experts, "(dp(2) * fsdp(1) * cp(1)) % ep(4) != 0"),
         ({"dp": 2}, {"microbatch": 0}, "microbatch(0) < 1"),
     )
