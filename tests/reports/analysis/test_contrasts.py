@@ -145,8 +145,8 @@ def launches(case: Case, seconds: Sequence[float]) -> list[Record]:
 
 
 def fsdp(**params: Any) -> Case:
-    defaults = {"prefetch": "default", "reshard": True}
-    defaults = {name: value for name, value in defaults.items() if name not in params}
+    usual: dict[str, Any] = {"prefetch": "default", "reshard": True}
+    defaults = {name: value for name, value in usual.items() if name not in params}
     target = "parbench.workloads.fsdp:prepare"
     return make_case("workload.fsdp", target, {"shape": "tiny", **params}, defaults)
 
