@@ -103,9 +103,7 @@ def test_load_has_rows_for_unmeasured_cases(tmp_path: Path) -> None:
     assert len(nothing) == 6
     assert nothing[["value", "low", "high", "unit", "better", "method", "iterations", "noise"]].isna().all(axis=None)
     assert frame[frame["status"] == "missing"][["world_size", "backend", "record_started"]].isna().all(axis=None)
-    assert list(fine["metric"]) == ["time", "algbw", "busbw", "time_p99"]
     assert set(fine["status"]) == {"ok"}
-    assert fine["reason"].isna().all()
     assert set(fine["notes"]) == {"one; two"}
 
 
