@@ -134,13 +134,11 @@ def test_detail_limits_the_number_of_boxes() -> None:
 def test_joining_keeps_wide_gaps_and_chunks_apart() -> None:
     timeline = [[["0F0", 0, 100], ["0F1", 109, 200], ["0F2", 210, 300], ["0B0", 305, 400]], []]
     one = pipeline(measured=timeline, predicted=None, idle=[[0, 0, 9, "rest"], [1, 0, 11, "p2p"]])
-    apart, mixed = (Detail(gap=10.0, mixed=mixed, numbered=False, note="") for mixed in (False, True))
-    joined = boxes_of(one, one.facts.measured or (), apart)
-    told = [(box.kind, box.start, box.stop, box.text) for box in joined]
-    assert told == [("F", 0, 200, ""), ("F", 210, 300, "F2"), ("B", 305, 400, "B0")]
-    told_mixed = [(box.kind, box.start, box.stop) for box in boxes_of(one, one.facts.measured or (), mixed)]
-    assert told_mixed == [("any", 0, 200), ("any", 210, 400)]
-    assert idle_boxes(one, mixed) == [Box(rank=1, kind="p2p", start=0, stop=11)]
+    detail = Detail(gap=10.0, mixed=False, numbered=False, note="")
+    joined = boxes_of(one, one.facts.measured or (), detail)
+    boxes = [(box.kind, box.start, box.stop, box.text) for box in joined]
+    assert boxes == [("F", 0, 200, ""), ("F", 210, 300, "F2"), ("B", 305, 400, "B0")]
+    assert idle_boxes(one, detail) == [Box(rank=1, kind="p2p", start=0, stop=11)]
     chunked = pipeline(**CHUNKS, measured=[[["0F0", 0, 100], ["2F0", 100, 200], ["2F1", 200, 300]], []], predicted=None)
-    joined = boxes_of(chunked, chunked.facts.measured or (), apart)
+    joined = boxes_of(chunked, chunked.facts.measured or (), detail)
     assert [(box.chunk, box.start, box.stop) for box in joined] == [(0, 0, 100), (1, 100, 300)]

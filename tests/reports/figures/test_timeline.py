@@ -87,10 +87,7 @@ def test_short_intervals_take_the_majority_kind() -> None:
         *(("compute", start, stop) for start, stop in computing[1:]),
     ]
     assert found(20, compute=computing, exposed=waiting) == [("compute", 0, 100)]
-    assert found(20, compute=waiting, exposed=computing) == [("exposed", 0, 100)]
     assert found(20, compute=computing[:2], exposed=[(18, 60)]) == [("compute", 0, 18), ("exposed", 18, 60)]
-    assert found(5, compute=[(0, 1), (50, 51)]) == [("compute", 0, 1), ("compute", 50, 51)]
-    assert found(5) == []
 
 
 def test_view_limits_boxes_and_ranks() -> None:
