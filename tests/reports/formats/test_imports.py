@@ -110,7 +110,7 @@ def test_import_refuses_without_making_a_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=told):
             imported(tmp_path, content, **more)
-    with pytest.raises(UserError, match="absent.txt cannot be read"):
+    with pytest.raises(UserError, match=r"absent\.txt cannot be read"):
         import_file(tmp_path / "absent.txt", tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
