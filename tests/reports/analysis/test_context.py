@@ -4,8 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from report_rows import found_in, rows_of, run_of, there, with_metrics
-from report_rows import told as line_of
+from report_rows import cells_of, found_in, rows_of, there, with_metrics
 from reports_fixtures import context_details, context_record, cp, ok, plain, step
 
 from parbench.bench.results.records import Record
@@ -18,9 +17,7 @@ from parbench.reports.analysis.attention import (
     read_context,
 )
 from parbench.reports.analysis.summary import unreadable
-from parbench.reports.render.terminal import render_text
 from parbench.reports.sections.attention import attention_section, context_columns
-from parbench.reports.sections.one_run import report_of
 
 
 def read(*records: Record, launches: int = 1) -> tuple[Context, ...]:
@@ -32,7 +29,7 @@ def one_of(*records: Record, launches: int = 1) -> Context:
     return found
 
 
-def test_a_step_says_who_attends_how_over_every_axis_but_that_of_gradients() -> None:
+def test_context_sums_over_attention_axes() -> None:
     one = one_of(context_record("zigzag", sequence=128, ranks=4))
     assert (one.method, one.ranks, one.facts.sequence, one.facts.mask) == ("zigzag", 4, 128, "causal")
     assert [one_of(context_record(name)).is_ring for name in ("ring", "striped", "ulysses")] == [True, True, False]
@@ -46,13 +43,13 @@ def test_a_step_says_who_attends_how_over_every_axis_but_that_of_gradients() -> 
     assert (one.bytes_ratio("forward"), one.bytes_ratio("backward")) == (0.5, 1.25)
 
 
-def test_a_sum_with_an_unknown_part_and_a_share_of_nothing_are_unknown() -> None:
+def test_context_sum_with_unknown_part_is_unknown() -> None:
     assert one_of(with_metrics(context_record("usp", ranks=4), bytes_sent__ring=None)).sent_bytes() is None
     bare = one_of(ok(cp(), details=context_details()))
     assert (bare.sent_bytes(), bare.bytes_ratio("forward"), bare.exposed_share) == (None,) * 3
 
 
-def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() -> None:
+def test_contradictory_attention_facts_are_notes() -> None:
     (row,) = rows_of(ok(step(), details={"method": "ring"}))
     assert (read_context(row), contexts([row]), unreadable([row], read_context)) == (None, (), ())
     assert attention_section(found_in(ok(step()))) is None
@@ -70,16 +67,12 @@ def test_other_steps_are_none_and_facts_that_contradict_themselves_are_told() ->
         assert words in told
 
 
-def test_a_step_says_all_it_knows() -> None:
+def test_context_columns_show_method_and_bytes() -> None:
     one = one_of(context_record(seconds=0.02))
     columns = context_columns([one])
-    assert line_of(columns, one) == (
-        "method: ring | mask: causal | cp: 2 | sequence: 64 | "
-        "step time, within this launch: 20.0 ms [18.0, 22.0] | tokens/s: 205000 | "
-        "bytes sent: 3.00 MiB | ratio forward: 1.000 | ratio backward: 1.250 | exposed cp: 30.0 % | "
-        "load balance: 65.0 % | activations: 5.00 MiB"
-    )
-    assert all(column.help for column in columns)
+    names = ("method", "mask", "cp", "bytes sent", "ratio backward", "exposed cp", "load balance")
+    shown = cells_of(columns, one)
+    assert [shown[name] for name in names] == ["ring", "causal", "2", "3.00 MiB", "1.250", "30.0 %", "65.0 %"]
 
 
 def timed(method: str, seconds: float, sequence: int = 64, **more: Any) -> Record:
@@ -91,7 +84,7 @@ def only(found: tuple[Comparison, ...]) -> Comparison:
     return one
 
 
-def test_the_crossover_is_told_against_these_ranks_and_beside_what_was_counted() -> None:
+def test_crossover_compares_ring_with_ulysses() -> None:
     rule = "Forward, Ulysses sends less than a ring above 1 + 1/g = 4 ranks, g = kv_heads / heads"
     for ranks, here in ((2, "more"), (4, "as much"), (8, "less")):
         found = read(timed("ring", 0.02, ranks=ranks, crossover_ranks=4.0))
@@ -103,7 +96,7 @@ def test_the_crossover_is_told_against_these_ranks_and_beside_what_was_counted()
     assert "counted" not in crossover(read(far, timed("ulysses", 0.02)))
 
 
-def test_only_the_same_model_mask_ranks_and_world_are_compared() -> None:
+def test_methods_are_compared_on_equal_setups() -> None:
     elsewhere = timed("contiguous", 0.02)
     elsewhere = msgspec.structs.replace(elsewhere, world=msgspec.structs.replace(elsewhere.world, size=8))
     apart = [timed("ulysses", 0.02, ranks=4), timed("striped", 0.02, mask="full"), elsewhere]
@@ -114,16 +107,3 @@ def test_only_the_same_model_mask_ranks_and_world_are_compared() -> None:
     found = compared(read(timed("ring", 0.02), timed("zigzag", 0.02), *deep))
     assert [one.title.partition("mask")[2] for one in found] == ["", ", layers=8"]
     assert compared(read(timed("ring", 0.02), timed("ring", 0.04, sequence=128))) == ()  # one method alone
-
-
-def test_attention_section_has_the_crossover_below_its_table() -> None:
-    records = [context_record(method, 0.02, sequence) for method in ("ring", "zigzag") for sequence in (64, 128)]
-    [table] = there(attention_section(found_in(*records))).tables
-    assert len(table.rows) == 4
-    [note] = table.notes
-    assert "1 + 1/g" in note
-    alone = there(attention_section(found_in(context_record())))
-    assert [(one.id, one.notes) for one in alone.tables] == [("context-table", ())]
-    run = run_of(*records)
-    text = render_text(report_of(run))
-    assert "Context parallelism\n" in text

@@ -1,10 +1,18 @@
-"""Kinds of groups: told by where their ranks are, medians of their groups, what is left across nodes, and figures."""
+"""Kinds of groups within and across nodes, and settings compared with their defaults."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from nodes_fixtures import group_records, hosts_of, node_run, operation, rates_of, run_of, world_of
+from nodes_fixtures import (
+    group_records,
+    hosts_of,
+    node_run,
+    operation,
+    rates_of,
+    run_of,
+    world_of,
+)
 from report_rows import cells_of, rows_of
 from reports_fixtures import collective, ok, seconds_metric
 
@@ -26,149 +34,180 @@ from parbench.reports.sections.communication import kind_columns
 
 SIZE = 1 << 22
 WITHIN, ACROSS, OVER = "within a node", "across nodes", "over nodes"
-TWO = hosts_of(2, 2)
+HOSTS = hosts_of(2, 2)
 
 
-def found(run: Run) -> tuple[Kinds, ...]:
+def kinds_in(run: Run) -> tuple[Kinds, ...]:
     return kinds(summarize(run).rows, nodes_of(run))
 
 
-def record(group: str, ranks: list[int], rate: float, member: int = 0, hosts: list[str] = TWO) -> Record:
-    case = operation(SIZE, group=group, group_index=member)
-    return ok(case, world=world_of(hosts), metrics=rates_of(SIZE, rate), details={"group_ranks": ranks})
+def group(name: str, ranks: list[int], rate: float, index: int = 0, hosts: list[str] = HOSTS) -> Record:
+    case = operation(SIZE, group=name, group_index=index)
+    metrics = rates_of(SIZE, rate)
+    return ok(case, world=world_of(hosts), metrics=metrics, details={"group_ranks": ranks})
 
 
-def world(rate: float = 2e9, hosts: list[str] = TWO) -> Record:
-    return ok(operation(SIZE), world=world_of(hosts), metrics=rates_of(SIZE, rate))
+def world(hosts: list[str] = HOSTS) -> Record:
+    return ok(operation(SIZE), world=world_of(hosts), metrics=rates_of(SIZE, 2e9))
 
 
-def only(*records: Record, hosts: list[str] = TWO) -> Kinds:
-    (one,) = found(run_of(records, hosts))
-    return one
+def only(*records: Record, hosts: list[str] = HOSTS) -> Kinds:
+    (row,) = kinds_in(run_of(records, hosts))
+    return row
 
 
-def test_groups_are_told_by_where_their_ranks_are() -> None:
-    one, *_ = found(node_run("cyclic"))
-    told = {kind.label: len(rows) for kind, rows in one.rows.items()}
-    assert told == {"world": 1, "node": 4, "node, together": 4, "across": 2, "across, together": 2}
-    # neighbours in rank are on one node in block placement, and on two in cyclic
-    for placement, reach in (("block", WITHIN), ("cyclic", ACROSS)):
-        hosts = hosts_of(2, 2, placement)
-        one = only(record("pairs", [0, 1], 1e9, hosts=hosts), world(hosts=hosts), hosts=hosts)
-        assert Kind(group="pairs", together=False, reach=reach) in one.rows
-        assert f"pairs, {reach}" in {kind.label for kind in one.rows}
-    one = only(record("dp=2 tp=2:tp", [0, 1], 4e9), record("dp=2 tp=2:dp", [0, 2], 1e9))
-    assert [kind.label for kind in one.rows] == ["tp of dp=2 tp=2, within a node", "dp of dp=2 tp=2, across nodes"]
-    assert one.ratio() == pytest.approx(0.25, rel=0.02)
+def test_kinds_group_rows_by_reach() -> None:
+    row, *_ = kinds_in(node_run("cyclic"))
+    counts = {kind.label: len(rows) for kind, rows in row.rows.items()}
+    assert counts == {
+        "world": 1, "node": 4, "node, together": 4, "across": 2, "across, together": 2
+    }  # fmt: skip
 
 
-def test_a_kinds_rate_is_the_median_of_its_groups_and_the_ratio_across_over_within() -> None:
+@pytest.mark.parametrize(("placement", "reach"), [("block", WITHIN), ("cyclic", ACROSS)])
+def test_reach_of_neighbors_follows_placement(placement: str, reach: str) -> None:
+    hosts = hosts_of(2, 2, placement)
+    row = only(group("pairs", [0, 1], 1e9, hosts=hosts), world(hosts), hosts=hosts)
+    assert Kind(group="pairs", together=False, reach=reach) in row.rows
+
+
+def test_mesh_axes_are_kinds() -> None:
+    row = only(group("dp=2 tp=2:tp", [0, 1], 4e9), group("dp=2 tp=2:dp", [0, 2], 1e9))
+    labels = [f"tp of dp=2 tp=2, {WITHIN}", f"dp of dp=2 tp=2, {ACROSS}"]
+    assert [kind.label for kind in row.rows] == labels
+    assert row.ratio() == pytest.approx(0.25, rel=0.02)
+
+
+def test_rate_of_a_kind_is_the_median_of_groups() -> None:
     hosts = hosts_of(3, 2)
-    rates = (1e9, 4e9, 2e9)
-    records = [record("node", [2 * i, 2 * i + 1], rate, i, hosts) for i, rate in enumerate(rates)]
-    one = only(*records, world(hosts=hosts), hosts=hosts)
-    kind = one.standing_for(WITHIN)
+    rates = enumerate((1e9, 4e9, 2e9))
+    groups = [group("node", [2 * i, 2 * i + 1], rate, i, hosts) for i, rate in rates]
+    row = only(*groups, world(hosts), hosts=hosts)
+    kind = row.standing_for(WITHIN)
     assert kind is not None
-    assert one.rate(kind) == pytest.approx(2e9, rel=0.02)
-    one = found(node_run())[-1]
-    assert one.ratio() == pytest.approx(1 / 8, rel=0.05)
-    assert one.ratio(together=True) == pytest.approx(1 / 16, rel=0.05)
+    assert row.rate(kind) == pytest.approx(2e9, rel=0.02)
 
 
-def test_the_world_stands_for_across_only_where_nothing_else_does_and_a_node_for_within() -> None:
-    within = record("node", [0, 1], 4e9)
-    assert only(world(), within).standing_for(ACROSS, OVER) == Kind(group="world", together=False, reach=OVER)
-    kind = only(world(), within, record("across", [0, 2], 1e9)).standing_for(ACROSS, OVER)
-    assert kind == Kind(group="across", together=False, reach=ACROSS)
-    for names in (("pairs", "node", "contiguous:2"), ("contiguous:2", "node", "pairs"), ("node", "pairs")):
-        alike = [record(name, [0, 1], 4e9) for name in names]
-        kind = only(*alike, record("across", [0, 2], 1e9)).standing_for(WITHIN)
-        assert kind is not None
-        assert kind.group == "node", names
+def test_ratio_divides_across_by_within() -> None:
+    row = kinds_in(node_run())[-1]
+    assert row.ratio() == pytest.approx(1 / 8, rel=0.05)
+    assert row.ratio(together=True) == pytest.approx(1 / 16, rel=0.05)
 
 
-def test_the_finding_is_a_sentence_on_the_largest_size() -> None:
-    (one,) = largest(found(node_run()))
-    assert one.first.size_bytes == SIZE
-    assert ratio_words(one) == (
-        "all_reduce, blocking float32: across nodes 4M runs at 0.127 of within a node "
-        "(across 0.499 GB/s, node 3.93 GB/s)."
-    )
-    series = series_of_kinds(found(run_of(group_records(TWO, (1 << 22, 1 << 10)), TWO)))
-    told = {name: [one.first.size_bytes for one in rows] for name, rows in series.items()}
-    assert told == {("all_reduce", "blocking", "float32"): [1 << 10, 1 << 22]}
+def test_standing_for_prefers_nodes_and_groups_to_the_world() -> None:
+    node = group("node", [0, 1], 4e9)
+    over = Kind(group="world", together=False, reach=OVER)
+    assert only(world(), node).standing_for(ACROSS, OVER) == over
+    across = Kind(group="across", together=False, reach=ACROSS)
+    row = only(world(), node, group("across", [0, 2], 1e9))
+    assert row.standing_for(ACROSS, OVER) == across
+    pairs = group("pairs", [0, 1], 4e9)
+    kind = only(pairs, node, group("across", [0, 2], 1e9)).standing_for(WITHIN)
+    assert kind is not None
+    assert kind.group == "node"
 
 
-def test_columns_go_from_near_to_far_and_alone_before_together() -> None:
-    rows = found(node_run())
-    line = cells_of(kind_columns(rows), rows[-1])
-    groups = ["node", "across", "world", "node, together", "across, together"]
-    assert list(line)[4:] == [*groups, "across / within", "across / within, together"]
-    assert (line["size"], line["node"], line["across"], line["across / within"]) == ("4M", "3.93", "0.499", "0.127")
-    alone = only(record("node", [0, 1], 4e9), record("across", [0, 2], 1e9))
-    assert [column.title for column in kind_columns([alone])][-1] == "across / within"
+def test_largest_size_is_described_with_both_rates() -> None:
+    (row,) = largest(kinds_in(node_run()))
+    assert row.first.size_bytes == SIZE
+    for fact in ("all_reduce", "4M", "0.127", "0.499 GB/s", "3.93 GB/s"):
+        assert fact in ratio_words(row)
 
 
-def test_one_node_one_kind_or_groups_of_unknown_ranks_are_no_comparison() -> None:
-    assert found(run_of(group_records(TWO), hosts_of(1, 4))) == ()
-    assert found(run_of([record("node", [0, 1], 4e9)], TWO)) == ()
-    unknown: tuple[dict[str, Any], ...] = ({"group_ranks": "0,1"}, {"group_ranks": [0, 99]}, {"group_size": 2}, {})
-    for details in unknown:
-        lost = ok(operation(SIZE, group="node", group_index=1), world=world_of(TWO), details=details)
-        assert found(run_of([lost, world()], TWO)) == (), details
+def test_series_of_kinds_are_ordered_by_size() -> None:
+    series = series_of_kinds(kinds_in(run_of(group_records(HOSTS, (1 << 22, 1 << 10)), HOSTS)))
+    sizes = {name: [row.first.size_bytes for row in rows] for name, rows in series.items()}
+    assert sizes == {("all_reduce", "blocking", "float32"): [1 << 10, 1 << 22]}
+
+
+def test_kind_columns_are_ordered_by_reach() -> None:
+    rows = kinds_in(node_run())
+    cells = cells_of(kind_columns(rows), rows[-1])
+    kinds_shown = ["node", "across", "world", "node, together", "across, together"]
+    assert list(cells)[4:] == [*kinds_shown, "across / within", "across / within, together"]
+    assert (cells["size"], cells["node"], cells["across / within"]) == ("4M", "3.93", "0.127")
+
+
+@pytest.mark.parametrize("details", [{"group_ranks": "0,1"}, {"group_ranks": [0, 99]}, {}])
+def test_kinds_need_known_ranks(details: dict[str, Any]) -> None:
+    case = operation(SIZE, group="node", group_index=1)
+    unknown = ok(case, world=world_of(HOSTS), details=details)
+    assert kinds_in(run_of([unknown, world()], HOSTS)) == ()
+
+
+def test_kinds_need_two_nodes_and_two_kinds() -> None:
+    assert kinds_in(run_of(group_records(HOSTS), hosts_of(1, 4))) == ()
+    assert kinds_in(run_of([group("node", [0, 1], 4e9)], HOSTS)) == ()
 
 
 def launches(case: Case, seconds: Sequence[float]) -> list[Record]:
-    return [ok(case, i, one) for i, one in enumerate(seconds)]
+    return [ok(case, i, time) for i, time in enumerate(seconds)]
 
 
-def fsdp(prefetch: str = "", **more: Any) -> Case:
-    params = {"shape": "tiny", **more, **({"prefetch": prefetch} if prefetch else {})}
+def fsdp(**params: Any) -> Case:
     usual: dict[str, Any] = {"prefetch": "default", "reshard": True}
     defaults = {name: value for name, value in usual.items() if name not in params}
-    return make_case("workload.fsdp", "parbench.workloads.fsdp:prepare", params, defaults)
+    target = "parbench.workloads.fsdp:prepare"
+    return make_case("workload.fsdp", target, {"shape": "tiny", **params}, defaults)
 
 
 def compared(*records: Record) -> list[str]:
     return list(settings_words(rows_of(*records, launches=6)))
 
 
-def test_cases_that_differ_in_one_setting_are_compared_against_the_default_launch_by_launch() -> None:
-    default = launches(fsdp(), [0.1, 0.2, 0.4, 0.1])
-    explicit = launches(fsdp("explicit"), [0.09, 0.18, 0.35, 0.091])  # of launches that scatter by a factor of four
-    assert compared(*explicit, *default) == ["fsdp: prefetch explicit against default: -10 % [-13, -8] time, faster"]
-    assert compared(*default, *launches(fsdp("explicit"), [0.107, 0.205, 0.42, 0.1])) == [
-        "fsdp: prefetch explicit against default: +4 % [-1, +9] time, cannot tell; about 4 more launches would"
-    ]
-    assert compared(*default[:2], *explicit[:2]) == [
-        "fsdp: prefetch explicit against default: -10 % time, not significant (2 launches; an interval takes 3)"
-    ]
-    (told,) = compared(*default, *launches(fsdp("explicit"), [0.1001, 0.3, 0.3, 0.1]))
-    assert told.endswith("cannot tell; 50 launches would not")
-    # what differs in two things, or in what has a table of its own, is compared by nobody
-    assert compared(*default, *launches(fsdp("explicit", hidden=64), [0.1] * 4)) == []
-    assert compared(*launches(collective(), [1e-3] * 4), *launches(collective(mode="pipelined"), [2e-3] * 4)) == []
+DEFAULT = launches(fsdp(), [0.1, 0.2, 0.4, 0.1])
 
 
-def test_comparisons_share_their_error_and_those_that_tell_most_come_first() -> None:
-    def told(reshard: Sequence[float]) -> list[str]:
-        default, explicit = launches(fsdp(), [0.1] * 4), launches(fsdp("explicit"), [0.09, 0.091, 0.092, 0.09])
-        return compared(*default, *explicit, *launches(fsdp(reshard=False), reshard))
+@pytest.mark.parametrize(
+    ("seconds", "facts"),
+    [
+        ([0.09, 0.18, 0.35, 0.091], ("-10 % [-13, -8]", "faster")),
+        ([0.107, 0.205, 0.42, 0.1], ("+4 % [-1, +9]", "cannot tell", "4 more")),
+        ([0.1001, 0.3, 0.3, 0.1], ("cannot tell", "50 ")),
+        ([0.09, 0.18], ("-10 %", "not significant", "2 launches")),
+    ],
+)
+def test_setting_is_compared_with_its_default(seconds: list[float], facts: tuple[str, ...]) -> None:
+    (text,) = compared(*launches(fsdp(prefetch="explicit"), seconds), *DEFAULT)
+    assert "prefetch explicit" in text
+    assert [fact for fact in facts if fact not in text] == []
 
-    alone = compared(*launches(fsdp(), [0.1] * 4), *launches(fsdp("explicit"), [0.09, 0.091, 0.092, 0.09]))
-    first, second, meant = told([0.13, 0.12, 0.131, 0.125])
-    assert first.startswith("fsdp: reshard False against True: +26 %")
-    assert alone == ["fsdp: prefetch explicit against default: -9 % [-11, -8] time, faster"]
-    assert second == "fsdp: prefetch explicit against default: -9 % [-11, -7] time, faster", "wider than alone"
-    assert meant == "Launches are paired; the intervals hold for all 2 comparisons at once (95 %, Bonferroni)."
-    first, second, _ = told([0.2, 0.05, 0.3, 0.1])
-    assert ("prefetch" in first, "cannot tell" in second) == (True, True)
-    many = [launches(fsdp(hidden=64 * (i + 1)), [0.1 + 0.01 * i] * 4) for i in range(8)]
-    *most, left, meant = compared(*(one for of in many for one in of))
-    assert (len(most), left) == (5, "2 more comparisons tell less.")
-    wild = [
-        ok(fsdp(hidden=64 * (i + 1)), launch, metrics={"step_time": seconds_metric(seconds if i else 0.1)})
-        for i in range(8)
-        for launch, seconds in enumerate((0.1, 1e-90, 1e29))
-    ]
-    assert len(compared(*wild)) == 7, "however far launches reach"
+
+def test_settings_differ_in_one_parameter_without_a_table() -> None:
+    assert compared(*DEFAULT, *launches(fsdp(prefetch="explicit", hidden=64), [0.1] * 4)) == []
+    pipelined = launches(collective(mode="pipelined"), [2e-3] * 4)
+    assert compared(*launches(collective(), [1e-3] * 4), *pipelined) == []
+
+
+def test_comparisons_share_their_error_rate() -> None:
+    default = launches(fsdp(), [0.1] * 4)
+    explicit = launches(fsdp(prefetch="explicit"), [0.09, 0.091, 0.092, 0.09])
+    whole = launches(fsdp(reshard=False), [0.13, 0.12, 0.131, 0.125])
+    (single,) = compared(*default, *explicit)
+    assert "[-11, -8]" in single
+    first, second, note = compared(*default, *explicit, *whole)
+    assert "reshard False" in first
+    assert "[-11, -7]" in second, "wider than one comparison"
+    assert "Bonferroni" in note
+
+
+def test_comparisons_end_with_the_unclear() -> None:
+    default = launches(fsdp(), [0.1] * 4)
+    explicit = launches(fsdp(prefetch="explicit"), [0.09, 0.091, 0.092, 0.09])
+    unclear = launches(fsdp(reshard=False), [0.2, 0.05, 0.3, 0.1])
+    first, second, _ = compared(*default, *explicit, *unclear)
+    assert "prefetch" in first
+    assert "cannot tell" in second
+
+
+def test_comparisons_are_limited() -> None:
+    sizes = [launches(fsdp(hidden=64 * (i + 1)), [0.1 + 0.01 * i] * 4) for i in range(8)]
+    *shown, rest, _ = compared(*(record for records in sizes for record in records))
+    assert (len(shown), rest[0]) == (5, "2")
+
+
+def test_comparison_of_extreme_times_is_no_error() -> None:
+    metrics = [{"step_time": seconds_metric(seconds)} for seconds in (0.1, 1e-90, 1e29)]
+    extreme = [ok(fsdp(hidden=64), i, metrics=metric) for i, metric in enumerate(metrics)]
+    usual = [ok(fsdp(hidden=128), i, metrics=metrics[0]) for i in range(3)]
+    assert len(compared(*usual, *extreme)) == 1

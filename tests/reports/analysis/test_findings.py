@@ -1,6 +1,5 @@
-"""What to look at first: each finding on runs that show it alone, nothing where nothing is, and their order."""
+"""Findings: each kind on runs that show only it, quiet runs without any, and their order."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,94 +27,132 @@ from reports_fixtures import (
 from traced import run_with, timeline, traced_record
 
 from parbench.bench.machine.host_load import HostLoad
-from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Arrival, Interval, Record
 from parbench.bench.results.runs import LaunchInfo, Run, load_run
 from parbench.bench.results.samples import samples_name
 from parbench.reports.analysis.findings import MOST, Finding, look_at_first
 
+EXPOSED = {"exposed_comm.dp": 0.3, "compute": 0.64}
+IDLE = {"idle": 0.4, "compute": 0.56}
+RANK_PAIRS = [(a, b) for a in range(4) for b in range(4) if a != b]
 
-def seen(*records: Record) -> list[Finding]:
+
+def findings(*records: Record) -> list[Finding]:
     return list(look_at_first(found_in(*records)))
 
 
 def kinds(*records: Record) -> list[str]:
-    return [one.kind for one in seen(*records)]
+    return [finding.kind for finding in findings(*records)]
 
 
 def only(*records: Record) -> Finding:
-    (found,) = seen(*records)
-    return found
+    (finding,) = findings(*records)
+    return finding
+
+
+def with_values(record: Record, metrics: Mapping[str, MetricValue]) -> Record:
+    return msgspec.structs.replace(record, metrics={**record.metrics, **metrics})
 
 
 def training(
-    parts: Mapping[str, float] | None = None, name: str = "fsdp", launches: int = 3, **more: Any
+    shares: Mapping[str, float] | None = None,
+    name: str = "fsdp",
+    params: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, MetricValue] | None = None,
+    details: Mapping[str, Any] | None = None,
 ) -> list[Record]:
-    """Return launches of a step of 100 ms whose parts are these shares of it, by default with little to say of it."""
-    shares = {"compute": 0.9, "exposed_comm.dp": 0.04, "idle": 0.06, **(parts or {})}
-    metrics = fixtures.step_metrics(0.1) | {key: plain(0.1 * share, "s") for key, share in shares.items()}
-    given, details = more.pop("params", {"shape": "tiny", "microbatch": 4}), more.pop("details", {})
-    case = make_case(f"workload.{name}", f"workloads.{name}:prepare", given, more.pop("defaults", {}))
-    metrics |= more.pop("metrics", {})
-    return [ok(case, launch, 0.1, metrics=metrics, details=details, **more) for launch in range(launches)]
+    """Return three repetitions of a step of 100 ms with these shares, quiet by default."""
+    shares = {"compute": 0.9, "exposed_comm.dp": 0.04, "idle": 0.06, **(shares or {})}
+    values = fixtures.step_metrics(0.1) | dict(metrics or {})
+    values |= {key: plain(0.1 * share, "s") for key, share in shares.items()}
+    params = params or {"shape": "tiny", "microbatch": 4}
+    case = make_case(f"workload.{name}", f"workloads.{name}:prepare", params, defaults or {})
+    return [ok(case, i, 0.1, metrics=values, details=dict(details or {})) for i in range(3)]
 
 
-def arrived(launch: int = 0, **told: Any) -> Arrival:
-    who = dict.fromkeys(("late_rank", "share", "last_out_rank", "last_out_share"))
-    return Arrival(method="c", uncertainty=0.0, **{**who, **told})
+def arrival_of(**fields: Any) -> Arrival:
+    unknown = dict.fromkeys(("late_rank", "share", "last_out_rank", "last_out_share"))
+    return Arrival(method="c", uncertainty=0.0, **{**unknown, **fields})
 
 
 def late(
-    launch: int = 0, rank: int | None = 2, share: float = 0.8, skew: float = 3e-4, transfer: float = 7e-5
+    launch: int = 0,
+    rank: int | None = 2,
+    share: float = 0.8,
+    skew: float = 3e-4,
+    transfer: float = 7e-5,
+    case: Case | None = None,
 ) -> Record:
-    arrival = arrived(late_rank=rank, share=share)
-    metrics = fixtures.collective_metrics(collective(), 1e-3)
-    metrics |= {"skew": fixtures.seconds_metric(skew), "transfer": fixtures.seconds_metric(transfer)}
-    return ok(collective(), launch, metrics=metrics, arrival=arrival)
-
-
-def test_nothing_is_claimed_of_a_quiet_run_and_scatter_alone_is_no_finding() -> None:
-    pairs = [ok(matrix_case(0, 1)), ok(matrix_case(1, 0))]
-    assert seen(ok(collective()), *training(), *pairs, *curve_records("broadcast")) == []
-    assert seen(ok(collective(), grade="very noisy"), ok(step(), grade="very noisy")) == []
-
-
-def test_one_rank_is_called_late_where_launches_agree_beyond_chance() -> None:
-    def told(*ranks: int | None, **more: float) -> list[str]:
-        return [one.sentence for one in seen(*(late(launch, rank, **more) for launch, rank in enumerate(ranks)))]
-
-    # four ranks: three launches of three are 4 / 64 by chance, two of two are 4 / 16
-    assert told(2, 2, 2) == [
-        "Rank 2 arrives last in 3 of 3 launches, by 300 us (median of cases), 30.0 % of their time"
-    ]
-    assert told(2, 2) == told(2) == told(2, 2, 1) == told(None, None, None) == []
-    assert told(2, 2, 1, 2, 2)[0].startswith("Rank 2 arrives last in 4 of 5 launches, by 300 us")
-    assert told(2, 2, 2, share=0.4) == told(2, 2, 2, skew=5e-5) == []
-    assert told(2, 2, 2, transfer=4e-4) == [], "no farther apart than a barrier leaves ranks"
-    assert told(2, 2, 2, skew=6e-4, transfer=4e-3) != [], "farther than any barrier"
-
-
-def test_a_launch_whose_cases_disagree_names_no_rank_nor_do_ranks_with_unlike_work() -> None:
-    cases = [collective(size_bytes=1024 * (i + 1)) for i in range(4)]
-    one = late()
-
-    def told(*ranks: int) -> list[str]:
-        arrivals = [arrived(late_rank=rank, share=0.8) for rank in ranks]
-        told = zip(cases, arrivals, strict=True)
-        return kinds(*(ok(case, i, metrics=one.metrics, arrival=arrival) for case, arrival in told for i in range(3)))
-
-    assert [told(2, 2, 2, 1), told(2, 2, 1, 1), told(2, 2, 3, 1)] == [["late rank"], [], []]
-    staged = [pipeline_record(launch=i) for i in range(3)]
-    skew = {"skew": plain(0.01, "s")} | {f"idle_{cause}": plain(0.0, "s") for cause in ("schedule", "imbalance", "p2p")}
-    arrival = arrived(late_rank=2, share=0.8)
-    assert kinds(*(msgspec.structs.replace(one, metrics=one.metrics | skew, arrival=arrival) for one in staged)) == []
-
-
-def run_with_exits(folder: Path, lag_ns: int, launches: int = 3, case: Any = None) -> Run:
-    """Write a run of four ranks of which rank 1 leaves last, so much after the others."""
     case = case or collective()
-    arrival = arrived(last_out_rank=1, last_out_share=0.9)
+    metrics = fixtures.collective_metrics(collective(), 1e-3)
+    metrics |= {
+        "skew": fixtures.seconds_metric(skew),
+        "transfer": fixtures.seconds_metric(transfer),
+    }
+    arrival = arrival_of(late_rank=rank, share=share)
+    return ok(case, launch, metrics=metrics, arrival=arrival)
+
+
+def late_ranks(*ranks: int | None, **fields: Any) -> list[Record]:
+    return [late(i, rank, **fields) for i, rank in enumerate(ranks)]
+
+
+def test_quiet_run_has_no_finding() -> None:
+    pairs = [ok(matrix_case(0, 1)), ok(matrix_case(1, 0))]
+    assert kinds(ok(collective()), *training(), *pairs, *curve_records("broadcast")) == []
+    assert kinds(ok(collective(), grade="very noisy"), ok(step(), grade="very noisy")) == []
+
+
+def test_late_rank_is_named_with_its_skew() -> None:
+    finding = only(*late_ranks(2, 2, 2))
+    assert finding.kind == "late rank"
+    for fact in ("Rank 2", "3 of 3", "300 us", "30.0 %"):
+        assert fact in finding.sentence
+    assert "4 of 5" in only(*late_ranks(2, 2, 1, 2, 2)).sentence
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        late_ranks(2, 2),
+        late_ranks(2, 2, 1),
+        late_ranks(None, None, None),
+        late_ranks(2, 2, 2, share=0.4),
+        late_ranks(2, 2, 2, skew=5e-5),
+        late_ranks(2, 2, 2, transfer=4e-4),
+    ],
+    ids=["two-by-chance", "disagree", "unknown", "low-share", "small-skew", "barrier-skew"],
+)
+def test_late_rank_needs_agreement_and_skew(records: list[Record]) -> None:
+    assert kinds(*records) == []
+
+
+def test_late_rank_skew_beyond_any_barrier_counts() -> None:
+    assert kinds(*late_ranks(2, 2, 2, skew=6e-4, transfer=4e-3)) == ["late rank"]
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [((2, 2, 2, 1), ["late rank"]), ((2, 2, 1, 1), []), ((2, 2, 3, 1), [])])
+def test_late_rank_needs_a_majority_of_cases(ranks: Sequence[int], expected: list[str]) -> None:
+    cases = [collective(size_bytes=1024 * (i + 1)) for i in range(4)]
+    pairs = list(zip(cases, ranks, strict=True))
+    records = [late(i, rank, case=case) for case, rank in pairs for i in range(3)]
+    assert kinds(*records) == expected
+
+
+def test_late_rank_ignores_pipeline_stages() -> None:
+    idle = {f"idle_{cause}": plain(0.0, "s") for cause in ("schedule", "imbalance", "p2p")}
+    skewed = [with_values(pipeline_record(launch=i), idle | {"skew": plain(0.01, "s")}) for i in range(3)]
+    arrival = arrival_of(late_rank=2, share=0.8)
+    assert kinds(*(msgspec.structs.replace(record, arrival=arrival) for record in skewed)) == []
+
+
+def run_with_exits(folder: Path, lag_ns: int, launches: int = 3, case: Case | None = None) -> Run:
+    """Write a run of four ranks in which rank 1 leaves `lag_ns` after the others."""
+    case = case or collective()
+    arrival = arrival_of(last_out_rank=1, last_out_share=0.9)
     records = [ok(case, launch, 1e-3, arrival=arrival) for launch in range(launches)]
     path = write_run(folder, make_run(make_plan([case], launches=launches), records))
     exits = np.full((4, 9), 1_000_000)
@@ -125,250 +162,267 @@ def run_with_exits(folder: Path, lag_ns: int, launches: int = 3, case: Any = Non
     return load_run(path)
 
 
-def test_a_rank_that_is_done_last_of_an_operation_in_which_all_do_the_same_is_slow(tmp_path: Path) -> None:
-    (one,) = look_at_first(found_of(run_with_exits(tmp_path / "slow", 400_000)))
-    assert (one.kind, one.command) == ("slow rank", "parbench doctor")
-    assert one.sentence.startswith("Rank 1 is done last in 3 of 3 launches, by 400 us")
-    assert one.cost == pytest.approx(0.4)
-    for name, lag_ns, case in (("quick", 50_000, None), ("root", 400_000, collective("broadcast"))):
-        assert look_at_first(found_of(run_with_exits(tmp_path / name, lag_ns, case=case))) == ()
-    assert look_at_first(found_of(run_with_exits(tmp_path / "two", 400_000, launches=2))) == (), "4 of 16 by chance"
+def test_slow_rank_leaves_a_symmetric_operation_last(tmp_path: Path) -> None:
+    (finding,) = look_at_first(found_of(run_with_exits(tmp_path / "slow", 400_000)))
+    assert (finding.kind, finding.command) == ("slow rank", "parbench doctor")
+    assert finding.cost == pytest.approx(0.4)
+    for fact in ("Rank 1", "3 of 3", "400 us"):
+        assert fact in finding.sentence
+    small_lag = run_with_exits(tmp_path / "quick", 50_000)
+    rooted = run_with_exits(tmp_path / "root", 400_000, case=collective("broadcast"))
+    two_by_chance = run_with_exits(tmp_path / "two", 400_000, launches=2)
+    for run in (small_lag, rooted, two_by_chance):
+        assert look_at_first(found_of(run)) == ()
 
 
-def test_a_rank_that_computes_longer_in_every_launch_is_slow_where_others_wait(tmp_path: Path) -> None:
+def run_with_compute(folder: Path, longer_us: float, wait: float = 2e-3, launches: int = 5) -> Run:
+    """Write a traced run of two ranks in which rank 1 computes longer in every repetition."""
+    first, last = timeline().ranks
+    longer = Interval("compute", "compute", 9800.0, 9800.0 + longer_us)
+    last = msgspec.structs.replace(last, intervals=(*last.intervals, longer))
+    trace = msgspec.structs.replace(timeline(), ranks=(first, last))
+    metrics = {"exposed_comm.dp": plain(1e-3, "s"), "straggler_wait": plain(wait, "s")}
     world = msgspec.structs.replace(fixtures.WORLD, size=2)
+    records = [with_values(traced_record(launch=i), metrics) for i in range(launches)]
+    traces = [(msgspec.structs.replace(record, world=world), trace) for record in records]
+    return run_with(folder, traces)
 
-    def run(name: str, longer_us: float, waits: float = 2e-3, launches: int = 5) -> Run:
-        first, last = timeline().ranks
-        longer = Interval("compute", "compute", 9800.0, 9800.0 + longer_us)
-        last = msgspec.structs.replace(last, intervals=(*last.intervals, longer))
-        told = {"exposed_comm.dp": plain(1e-3, "s"), "straggler_wait": plain(waits, "s")}
-        traces = []
-        for launch in range(launches):
-            one = traced_record(launch=launch)
-            one = msgspec.structs.replace(one, world=world, metrics=one.metrics | told)
-            traces.append((one, msgspec.structs.replace(timeline(), ranks=(first, last))))
-        return run_with(tmp_path / name, traces)
 
-    (one,) = look_at_first(found_of(run("slow", 3000.0)))
-    assert one.sentence == (
-        "Rank 1 computes 1.50 times as long as the others in 5 of 5 launches of ddp, "
-        "which wait 20.0 % of the step for it"
-    )
-    for name, found in (
-        ("alike", run("alike", 100.0)),
-        ("nobody waits", run("quick", 3000.0, waits=1e-4)),
-        ("two ranks in four launches, by chance", run("few", 3000.0, launches=4)),
-    ):
-        assert look_at_first(found_of(found)) == (), name
+def test_slow_rank_computes_longer_while_others_wait(tmp_path: Path) -> None:
+    (finding,) = look_at_first(found_of(run_with_compute(tmp_path / "slow", 3000.0)))
+    for fact in ("Rank 1", "1.50 times", "5 of 5", "ddp", "20.0 %"):
+        assert fact in finding.sentence
+    alike = run_with_compute(tmp_path / "alike", 100.0)
+    without_wait = run_with_compute(tmp_path / "quick", 3000.0, wait=1e-4)
+    by_chance = run_with_compute(tmp_path / "few", 3000.0, launches=4)
+    for run in (alike, without_wait, by_chance):
+        assert look_at_first(found_of(run)) == ()
+
+
+def bucketed(
+    count: int = 1, exposed: float = 0.3, num_bytes: int = 8 << 20, bucket_mb: float = 25.0, **params: Any
+) -> list[Record]:
+    details = {"comm_calls": [comm_call(num_bytes=num_bytes, count=count)]}
+    params = {"shape": "tiny", "microbatch": 4, "bucket_mb": bucket_mb, **params}
+    shares = {"exposed_comm.dp": exposed, "compute": 0.9 - exposed}
+    return training(shares, "ddp", params, details=details)
 
 
 def test_one_bucket_leaves_nothing_to_overlap() -> None:
-    def told(count: int = 1, exposed: float = 0.3, num_bytes: int = 8 << 20, **more: Any) -> list[Finding]:
-        details = {"comm_calls": [comm_call(num_bytes=num_bytes, count=count)]}
-        params = {"shape": "tiny", "microbatch": 4, "bucket_mb": 25.0, **more}
-        return seen(
-            *training({"exposed_comm.dp": exposed, "compute": 0.9 - exposed}, "ddp", params=params, details=details)
-        )
-
-    (one,) = told()
-    assert one.words == (
-        "ddp sends all gradients (8.00 MiB) in one bucket after backward, where nothing hides them: 31.2 % of the step "
-        "is exposed -> parbench run --only ddp --set bucket_mb=2,25"
-    )
-    assert (one.kind, one.sure) == ("one bucket", 1.0)
-    assert told(exposed=0.04) == told(count=4, exposed=0.1) == []
-    assert [one.kind for one in told(num_bytes=4)] == ["exposed communication"], "too few to divide"
-    params = {"shape": "tiny", "microbatch": 4}
-    exposed, calls = {"exposed_comm.dp": 0.3, "compute": 0.6}, {"comm_calls": [comm_call()]}
-    one = only(
-        *training(exposed, "ddp", params={**params, "bucket_mb": 25.0}, details=calls),
-        *training(None, "ddp", params={**params, "bucket_mb": 1.0}),
-    )
-    assert (one.kind, one.command) == ("one bucket", ""), "the run holds the answer"
-    assert told(hidden=64)[0].command == "parbench run --only ddp --set hidden=64 --set bucket_mb=2,25"
+    finding = only(*bucketed())
+    assert (finding.kind, finding.sure) == ("one bucket", 1.0)
+    assert finding.command == "parbench run --only ddp --set bucket_mb=2,25"
+    assert "8.00 MiB" in finding.sentence
+    assert "31.2 %" in finding.sentence
+    assert kinds(*bucketed(exposed=0.04)) == kinds(*bucketed(count=4, exposed=0.1)) == []
+    assert kinds(*bucketed(num_bytes=4)) == ["exposed communication"], "too small to divide"
+    assert "--set hidden=64 --set bucket_mb=2,25" in only(*bucketed(hidden=64)).command
 
 
-def test_what_else_a_steps_own_settings_expose() -> None:
-    exposed = {"exposed_comm.dp": 0.3, "compute": 0.64}
-    (one,) = seen(*training(exposed, defaults={"prefetch": "default"}))
-    assert (one.kind, one.command) == ("no prefetch", "parbench run --only fsdp --set prefetch=default,explicit")
-    assert kinds(*training(exposed, params={"prefetch": "explicit"})) == ["exposed communication"]
-    each: dict[str, Any] = {"params": {"accumulation": 8, "microbatch": 1}, "defaults": {"no_sync": False}}
-    (one,) = seen(*training(exposed, "ddp", **each))
-    assert one.words == (
-        "ddp sums gradients after each of its 8 microbatches: 30.0 % of the step is exposed -> "
-        "parbench run --only ddp --set accumulation=8 --set microbatch=1 --set no_sync=false,true"
-    )
-    assert one.cost == pytest.approx(0.3 * 7 / 8)
-    each["defaults"] = {"no_sync": True}
-    assert kinds(*training(exposed, "ddp", **each)) == ["exposed communication"]
+def test_one_bucket_proposes_no_command_that_was_run() -> None:
+    small = {"shape": "tiny", "microbatch": 4, "bucket_mb": 1.0}
+    finding = only(*bucketed(), *training(None, "ddp", small))
+    assert (finding.kind, finding.command) == ("one bucket", "")
+
+
+def test_no_prefetch_is_found_where_it_is_a_default() -> None:
+    finding = only(*training(EXPOSED, defaults={"prefetch": "default"}))
+    assert finding.kind == "no prefetch"
+    assert finding.command == "parbench run --only fsdp --set prefetch=default,explicit"
+    assert kinds(*training(EXPOSED, params={"prefetch": "explicit"})) == ["exposed communication"]
+
+
+def test_gradient_sum_of_each_microbatch_is_found() -> None:
+    params = {"accumulation": 8, "microbatch": 1}
+    finding = only(*training(EXPOSED, "ddp", params, {"no_sync": False}))
+    assert finding.command.endswith("--set accumulation=8 --set microbatch=1 --set no_sync=false,true")
+    assert finding.cost == pytest.approx(0.3 * 7 / 8)
+    skipped = training(EXPOSED, "ddp", params, {"no_sync": True})
+    assert kinds(*skipped) == ["exposed communication"]
+
+
+def test_exposed_communication_names_the_worst_first() -> None:
     overlap = {"overlap": plain(0.1, "")}
-    told = only(*training(exposed, "tp", metrics=overlap), *training({"exposed_comm.dp": 0.5, "compute": 0.44}, "cp"))
-    assert told.sentence == "cp: 50.0 % of the step is exposed; also tp 30.0 %"
-    assert only(*training(exposed, metrics=overlap)).sentence.endswith("10.0 % of its communication hidden")
-    idle = only(*training({"idle": 0.4, "compute": 0.56}))
-    assert (idle.kind, idle.command) == ("small microbatches", "parbench run --only fsdp --set microbatch=4,16")
-    assert seen(*training({"idle": 0.4, "compute": 0.56}, defaults={"compute": "timed:20ms"})) == []
+    worse = training({"exposed_comm.dp": 0.5, "compute": 0.44}, "cp")
+    sentence = only(*training(EXPOSED, "tp", metrics=overlap), *worse).sentence
+    assert sentence.index("cp: 50.0 %") < sentence.index("tp 30.0 %")
+    assert "10.0 % of its communication" in only(*training(EXPOSED, metrics=overlap)).sentence
 
 
-def staged(causes: Mapping[str, float], **more: Any) -> list[Record]:
-    record = pipeline_record(**more)
-    found = {f"idle_{cause}": plain(share * 0.02, "s") for cause, share in causes.items()}
-    metrics = record.metrics | {f"idle_{cause}": plain(0.0, "s") for cause in ("schedule", "imbalance", "p2p")} | found
-    return [msgspec.structs.replace(record, metrics=metrics)]
+def test_idle_step_suggests_larger_microbatches() -> None:
+    finding = only(*training(IDLE))
+    assert finding.kind == "small microbatches"
+    assert finding.command == "parbench run --only fsdp --set microbatch=4,16"
+    assert kinds(*training(IDLE, defaults={"compute": "timed:20ms"})) == []
 
 
-def test_a_pipeline_is_told_what_its_ranks_wait_for() -> None:
-    one = only(*staged({"imbalance": 0.2}, split="3+1", layers_by_stage=[3, 1]))
-    assert one.kind == "uneven stages"
-    assert one.sentence == "pp: uneven stages (3+1 layers) cost 20.0 % of the step"
-    assert "--set split=3+1,2+2" in one.command
-    assert only(*staged({"imbalance": 0.2})).command == "", "layers are even already"
-    one = only(*staged({"schedule": 0.3}, microbatches=2))
-    assert (one.kind, one.sure) == ("pipeline bubble", 0.5), "one launch"
-    assert one.sentence == "pp: ranks wait for 30.0 % of the step as it has only 2 microbatches on 2 ranks"
-    assert "--set microbatches=2,8" in one.command
-    assert kinds(*staged({"p2p": 0.2})) == ["small microbatches"]
-    assert seen(*staged({"schedule": 0.1, "imbalance": 0.04, "p2p": 0.04})) == []
-    doubtful = MetricValue(value=0.004, unit="s", low=-0.001, high=0.009)
-    (record,) = staged({})
-    unsure = msgspec.structs.replace(record, metrics=record.metrics | {"idle_imbalance": doubtful})
-    assert seen(unsure) == [], "an interval that holds zero"
+def staged(causes: Mapping[str, float], **details: Any) -> Record:
+    """Return a pipeline step of 20 ms with these shares of idle time, zero by default."""
+    shares = {"schedule": 0.0, "imbalance": 0.0, "p2p": 0.0, **causes}
+    idle = {f"idle_{cause}": plain(share * 0.02, "s") for cause, share in shares.items()}
+    return with_values(pipeline_record(**details), idle)
 
 
-def test_hot_experts_are_told_by_what_balanced_routes_would_save() -> None:
-    one = only(mixture_record(routing="zipf"))
-    assert one.sentence == "ep_layer: hot experts cost 20.0 % of the step: the fullest rank gets 1.35 times the mean"
-    assert one.command == "parbench run --only ep_layer --set experts=8 --set routing=zipf --set capacity=0,1.25"
-    assert seen(mixture_record()) == []
-    record = mixture_record(routing="zipf")
-    doubtful = MetricValue(value=1.25, low=0.9, high=1.7)
-    assert seen(msgspec.structs.replace(record, metrics=record.metrics | {"imbalance_slowdown": doubtful})) == []
-    waits = {"compute": plain(0.01, "s"), "exposed_comm.ep": plain(0.01, "s")}
+def test_pipeline_idle_time_is_named_by_its_cause() -> None:
+    uneven = only(staged({"imbalance": 0.2}, split="3+1", layers_by_stage=[3, 1]))
+    assert uneven.kind == "uneven stages"
+    assert "20.0 %" in uneven.sentence
+    assert "--set split=3+1,2+2" in uneven.command
+    assert only(staged({"imbalance": 0.2})).command == "", "layers are even already"
+    bubble = only(staged({"schedule": 0.3}, microbatches=2))
+    assert (bubble.kind, bubble.sure) == ("pipeline bubble", 0.5)
+    assert "30.0 %" in bubble.sentence
+    assert "--set microbatches=2,8" in bubble.command
+    assert kinds(staged({"p2p": 0.2})) == ["small microbatches"]
+
+
+def test_pipeline_idle_time_must_matter() -> None:
+    assert kinds(staged({"schedule": 0.1, "imbalance": 0.04, "p2p": 0.04})) == []
+    reaches_zero = MetricValue(value=0.004, unit="s", low=-0.001, high=0.009)
+    assert kinds(with_values(staged({}), {"idle_imbalance": reaches_zero})) == []
+
+
+def test_hot_experts_cost_what_balance_would_save() -> None:
     hot, even = mixture_record(routing="zipf"), mixture_record()
-    assert kinds(msgspec.structs.replace(hot, metrics=hot.metrics | waits)) == ["hot experts"], (
-        "the others' waits are of it"
-    )
-    assert kinds(msgspec.structs.replace(even, metrics=even.metrics | waits)) == ["exposed communication"]
+    finding = only(hot)
+    assert finding.kind == "hot experts"
+    assert "20.0 %" in finding.sentence
+    assert "1.35 times" in finding.sentence
+    assert finding.command.endswith("--set experts=8 --set routing=zipf --set capacity=0,1.25")
+    assert kinds(even) == []
+    uncertain = MetricValue(value=1.25, low=0.9, high=1.7)
+    assert kinds(with_values(hot, {"imbalance_slowdown": uncertain})) == []
 
 
-def test_a_slow_link_and_all_links_of_a_rank_are_named() -> None:
-    ends = [(a, b) for a in range(4) for b in range(4) if a != b]
-
-    def told(slow: Sequence[tuple[int, int]], launches: int = 1) -> Finding:
-        return only(
-            *(ok(matrix_case(*both), i, 5e-3 if both in slow else 1e-3) for both in ends for i in range(launches))
-        )
-
-    one = told([(2, 1)])
-    assert one.sentence == "The link from rank 2 to 1 reach 0.315 GB/s, others 1.57 GB/s (median)".replace(
-        "reach", "reaches"
-    )
-    assert one.cost == pytest.approx(0.8)
-    assert one.sure == 0.5
-    assert told([(2, 1)], 3).sure == 1.0
-    assert told([both for both in ends if 3 in both]).sentence.startswith("All links of rank 3 reach 0.315 GB/s")
-    scattered = [
-        ok(matrix_case(*both), i, 9e-3 if both == (2, 1) and not i else 1e-3) for both in ends for i in range(3)
-    ]
-    assert seen(*scattered) == [], "slow in one launch of three"
+def test_hot_experts_explain_exposed_communication() -> None:
+    waits = {"compute": plain(0.01, "s"), "exposed_comm.ep": plain(0.01, "s")}
+    assert kinds(with_values(mixture_record(routing="zipf"), waits)) == ["hot experts"]
+    assert kinds(with_values(mixture_record(), waits)) == ["exposed communication"]
 
 
-def test_links_and_groups_are_held_against_those_of_their_kind() -> None:
-    """Between nodes they are slower, which is no finding; one slower than its like is."""
+def links(slow: Sequence[tuple[int, int]], launches: int = 1) -> list[Record]:
+    seconds = {pair: 5e-3 if pair in slow else 1e-3 for pair in RANK_PAIRS}
+    return [ok(matrix_case(*pair), i, seconds[pair]) for pair in RANK_PAIRS for i in range(launches)]
+
+
+def test_slow_link_is_named_with_both_rates() -> None:
+    finding = only(*links([(2, 1)]))
+    for fact in ("from rank 2 to 1", "0.315 GB/s", "1.57 GB/s"):
+        assert fact in finding.sentence
+    assert finding.cost == pytest.approx(0.8)
+    assert finding.sure == 0.5
+    assert only(*links([(2, 1)], 3)).sure == 1.0
+    assert "links of rank 3" in only(*links([pair for pair in RANK_PAIRS if 3 in pair])).sentence
+    once = [*links([(2, 1)]), *(msgspec.structs.replace(r, launch=i) for r in links([]) for i in (1, 2))]
+    assert kinds(*once) == [], "slow in one repetition of three"
+
+
+def slow_sentences(records: Sequence[Record], hosts: list[str]) -> list[str]:
+    all_findings = look_at_first(found_of(run_on(records, hosts)))
+    return [finding.sentence for finding in all_findings if finding.kind.startswith("slow ")]
+
+
+def test_links_are_compared_within_their_locality() -> None:
     hosts = hosts_of(4, 2)
-
-    def told(records: Sequence[Record]) -> list[str]:
-        return [one.sentence for one in look_at_first(found_of(run_on(records, hosts))) if one.kind.startswith("slow ")]
-
-    links = pair_records(hosts)
-    alone = [one for one in group_records(hosts, [1 << 22]) if "concurrent" not in one.case.params]
-    assert told(links) == told(alone) == []
-    slow = [(one.case.params["source"], one.case.params["target"]) for one in links].index((0, 7))
-    links[slow] = msgspec.structs.replace(links[slow], metrics=rates_of(1 << 20, 0.1e9))
-    (link,) = told(links)
-    assert link.startswith("The link from rank 0 to 7 reaches 0.09")
-    assert link.endswith("others 0.510 GB/s (median, other switch)")
-    member = [one.details.get("group_ranks") == [4, 5] for one in alone].index(True)
-    alone[member] = msgspec.structs.replace(alone[member], metrics=rates_of(1 << 22, 2e9))
-    (group,) = told(alone)
-    assert group.startswith("Group node 4,5 reaches 1.98 GB/s in all_reduce 4M, the other")
-
-    def of_group(number: int, seconds: float) -> Record:
-        return ok(collective(group="pairs", group_index=number), seconds=seconds, details={"group_ranks": [number]})
-
-    assert only(of_group(0, 1e-3), of_group(1, 1e-3), of_group(2, 1.5e-3)).sentence.startswith("Group pairs 2 reaches")
-    assert seen(of_group(0, 1e-3), of_group(1, 1.05e-3)) == []
+    records = pair_records(hosts)
+    assert slow_sentences(records, hosts) == []
+    pairs = [(record.case.params["source"], record.case.params["target"]) for record in records]
+    slow = pairs.index((0, 7))
+    records[slow] = msgspec.structs.replace(records[slow], metrics=rates_of(1 << 20, 0.1e9))
+    (sentence,) = slow_sentences(records, hosts)
+    for fact in ("from rank 0 to 7", "0.510 GB/s", "other switch"):
+        assert fact in sentence
 
 
-def test_a_size_far_above_its_fit_is_told_and_one_below_it_is_not() -> None:
-    def told(seconds: float) -> list[Finding]:
-        odd = ok(collective(size_bytes=1 << 22), seconds=seconds)
-        return seen(*(odd if record.case.id == odd.case.id else record for record in curve_records()))
-
-    (one,) = told(4e-3)
-    assert one.sentence.startswith(
-        "all_reduce 4M blocking float32 takes 182 % longer than its fitted curve (4.00 ms, 1.42"
-    )
-    assert one.command == "parbench run --only all_reduce --sizes 1M:16M:x2"
-    assert told(0.5e-3) == []
-    curves = [msgspec.structs.replace(one, launch=i) for one in curve_records() for i in range(3)]
-    odd = collective(size_bytes=1 << 22)
-    once = [ok(odd, i, seconds=40e-3) if (one.case.id, one.launch) == (odd.id, i) else one
-            for one in curves for i in (1,)]  # fmt: skip
-    assert kinds(*once) == [], "one launch of three"
+def test_groups_are_compared_with_groups_of_their_kind() -> None:
+    hosts = hosts_of(4, 2)
+    every = group_records(hosts, [1 << 22])
+    records = [record for record in every if "concurrent" not in record.case.params]
+    assert slow_sentences(records, hosts) == []
+    slow = [record.details.get("group_ranks") for record in records].index([4, 5])
+    records[slow] = msgspec.structs.replace(records[slow], metrics=rates_of(1 << 22, 2e9))
+    (sentence,) = slow_sentences(records, hosts)
+    for fact in ("node 4,5", "1.98 GB/s", "all_reduce 4M"):
+        assert fact in sentence
 
 
-def test_a_part_that_takes_longer_than_the_whole_is_told_where_launches_agree() -> None:
-    def told(seconds: float, scatter: float = 0.01, launches: int = 4) -> list[Finding]:
+def test_group_without_nodes_is_compared_by_time() -> None:
+    def group(index: int, seconds: float) -> Record:
+        case = collective(group="pairs", group_index=index)
+        return ok(case, seconds=seconds, details={"group_ranks": [index]})
+
+    assert "pairs 2" in only(group(0, 1e-3), group(1, 1e-3), group(2, 1.5e-3)).sentence
+    assert kinds(group(0, 1e-3), group(1, 1.05e-3)) == []
+
+
+def test_outlier_size_is_slower_than_its_fit() -> None:
+    def outlier(seconds: float, launches: Sequence[int] = (0,)) -> list[Record]:
+        case = collective(size_bytes=1 << 22)
+        others = [record for record in curve_records() if record.case.id != case.id]
+        usual = [msgspec.structs.replace(record, launch=i) for record in others for i in launches]
+        return [*usual, *(ok(case, i, seconds if not i else 1.417e-3) for i in launches)]
+
+    finding = only(*outlier(4e-3))
+    assert "182 %" in finding.sentence
+    assert finding.command == "parbench run --only all_reduce --sizes 1M:16M:x2"
+    assert kinds(*outlier(0.5e-3)) == [], "faster than the fit"
+    assert kinds(*outlier(40e-3, range(3))) == [], "one repetition of three"
+
+
+def test_part_slower_than_the_whole_is_found() -> None:
+    def part(seconds: float, variation: float = 0.01, launches: int = 4) -> list[Record]:
         whole = [ok(collective(size_bytes=1 << 20), i, 1e-3) for i in range(launches)]
-        part = collective("reduce_scatter", 1 << 20)
-        return seen(*whole, *(ok(part, i, seconds * (1 + scatter * (i % 2))) for i in range(launches)))
+        case = collective("reduce_scatter", 1 << 20)
+        times = [seconds * (1 + variation * (i % 2)) for i in range(launches)]
+        return [*whole, *(ok(case, i, time) for i, time in enumerate(times))]
 
-    (one,) = told(2e-3)
-    assert one.sentence.startswith("reduce_scatter 1M blocking float32 takes 2.01 ms, all_reduce 1.00 ms, which")
-    assert one.command == "parbench run --only reduce_scatter --only all_reduce --sizes 1M --launches 10"
-    assert told(0.9e-3) == told(1.3e-3, scatter=1.0) == told(2e-3, launches=2) == []
-
-
-def test_loads_and_odd_bytes_are_named_where_they_matter() -> None:
-    base, beside = collective(), collective(background="gemm")
-    launches = range(3)
-    slowed = only(*(ok(base, i) for i in launches), *(ok(beside, i, seconds=3e-3) for i in launches))
-    assert slowed.sentence == "all_reduce 1K blocking float32 takes 3.00 times as long beside gemm"
-    assert seen(*(ok(base, i) for i in launches), *(ok(beside, i, seconds=(1 + i) * 1e-3) for i in launches)) == []
-    metrics = fixtures.step_metrics(1e-2) | {"bytes_ratio.dp": plain(2.0, ""), "bytes_ratio.tp": plain(1.0, "")}
-    assert only(ok(step(), metrics=metrics)).sentence == "ddp sends 2.000 times the bytes on dp that theory expects"
+    finding = only(*part(2e-3))
+    assert "2.01 ms" in finding.sentence
+    assert "--only reduce_scatter --only all_reduce --sizes 1M" in finding.command
+    for records in (part(0.9e-3), part(1.3e-3, variation=1.0), part(2e-3, launches=2)):
+        assert kinds(*records) == []
 
 
-def test_other_work_is_named_where_launches_scatter_or_half_of_them_had_it_beside_them() -> None:
-    def told(factor: float, *others: float) -> list[str]:
-        run = run_of(*(ok(collective(), i, 1e-3 * factor**i) for i in range(3)), launches=3)
-        loads = [HostLoad(cores=2, other_cores=cores) for cores in others]
-        known = tuple(LaunchInfo(launch=i, seconds=1.0, load=load) for i, load in enumerate(loads))
-        run = msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, launches=known))
-        return [one.sentence for one in look_at_first(found_of(run))]
+def test_background_slowdown_needs_agreement() -> None:
+    def loaded(*times: float) -> list[Record]:
+        case = collective(background="gemm")
+        idle = [ok(collective(), i) for i in range(len(times))]
+        return [*idle, *(ok(case, i, seconds) for i, seconds in enumerate(times))]
 
-    (sentence,) = told(1.2, 0.0, 1.5, 0.0)
-    work = "in launch 2 other processes kept 1.5 of 2 cores busy"
-    assert re.fullmatch(rf"Launches scatter by 2.* % beside other work: {work}", sentence)
-    (steady,) = told(1.001, 1.0, 1.5, 0.0)
-    assert steady.startswith(f"Launches ran beside other work: {work}"), "all may be slowed alike"
-    assert told(1.001, 0.0, 1.5, 0.0) == told(1.2, 0.1, 0.1, 0.1) == told(1.2) == []
+    assert "3.00 times" in only(*loaded(3e-3, 3e-3, 3e-3)).sentence
+    assert kinds(*loaded(1e-3, 2e-3, 3e-3)) == []
 
 
-def test_those_that_surely_cost_most_come_first_and_no_more_than_six() -> None:
-    small = training({"exposed_comm.dp": 0.1, "compute": 0.84}, "ddp", params={"bucket_mb": 25.0}, details={
-        "comm_calls": [comm_call()]
-    })  # fmt: skip
-    large = training({"exposed_comm.dp": 0.3, "compute": 0.64}, "fsdp", defaults={"prefetch": "default"})
-    unsure = staged({"imbalance": 0.4, "schedule": 0.35})
-    found = seen(*small, *large, *unsure)
-    assert [one.kind for one in found] == ["no prefetch", "uneven stages", "pipeline bubble", "one bucket"]
-    many = [late(i) for i in range(3)] + [mixture_record(routing="zipf"), *curve_records("broadcast")]
-    ends = [(a, b) for a in range(3) for b in range(3) if a != b]
-    many += [ok(matrix_case(*both), seconds=5e-3 if both == (2, 1) else 1e-3) for both in ends]
-    found = seen(*small, *large, *unsure, *many, *training({"idle": 0.4, "compute": 0.56}, "tp"))
-    assert len(found) == MOST
-    assert "one bucket" not in {one.kind for one in found}, "the cheapest of seven"
+def test_unexpected_bytes_are_named_by_axis() -> None:
+    ratios = {"bytes_ratio.dp": plain(2.0, ""), "bytes_ratio.tp": plain(1.0, "")}
+    sentence = only(ok(step(), metrics=fixtures.step_metrics(1e-2) | ratios)).sentence
+    assert "2.000 times" in sentence
+    assert "dp" in sentence
+
+
+def loaded_run(factor: float, *other_cores: float) -> Run:
+    run = run_of(*(ok(collective(), i, 1e-3 * factor**i) for i in range(3)), launches=3)
+    loads = [HostLoad(cores=2, other_cores=cores) for cores in other_cores]
+    infos = tuple(LaunchInfo(launch=i, seconds=1.0, load=load) for i, load in enumerate(loads))
+    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, launches=infos))
+
+
+def test_other_load_is_found_with_variation_or_in_half() -> None:
+    for run in (loaded_run(1.2, 0.0, 1.5, 0.0), loaded_run(1.001, 1.0, 1.5, 0.0)):
+        (finding,) = look_at_first(found_of(run))
+        assert "1.5 of 2 cores" in finding.sentence
+    for run in (loaded_run(1.001, 0.0, 1.5, 0.0), loaded_run(1.2, 0.1, 0.1, 0.1), loaded_run(1.2)):
+        assert look_at_first(found_of(run)) == ()
+
+
+def test_findings_are_ordered_by_sure_cost_and_limited() -> None:
+    shares, calls = {"exposed_comm.dp": 0.1, "compute": 0.84}, {"comm_calls": [comm_call()]}
+    small = training(shares, "ddp", {"bucket_mb": 25.0}, details=calls)
+    large = training(EXPOSED, defaults={"prefetch": "default"})
+    pipeline = staged({"imbalance": 0.4, "schedule": 0.35})
+    records = [*small, *large, pipeline]
+    assert kinds(*records) == ["no prefetch", "uneven stages", "pipeline bubble", "one bucket"]
+    records += [*late_ranks(2, 2, 2), mixture_record(routing="zipf"), *training(IDLE, "tp")]
+    records += [record for record in links([(2, 1)]) if 3 not in record.case.params.values()]
+    assert len(kinds(*records)) == MOST
+    assert "one bucket" not in kinds(*records), "the cheapest of seven"

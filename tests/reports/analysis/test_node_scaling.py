@@ -60,7 +60,7 @@ def test_runs_on_more_nodes_are_a_series() -> None:
     assert steps.efficiency(4) == pytest.approx(first / last)
 
 
-def test_placements_and_ranks_a_node_are_series_of_their_own_from_one_base() -> None:
+def test_placements_are_series_from_one_base() -> None:
     runs = [scaling_run(nodes, 2, placement) for placement in ("block", "cyclic") for nodes in (2, 4)]
     found = series(scaling_run(1, 2), *runs)
     assert list(found)[:2] == ["all_reduce 64K blocking float32, block", "all_reduce 64K blocking float32, cyclic"]
@@ -71,7 +71,7 @@ def test_placements_and_ranks_a_node_are_series_of_their_own_from_one_base() -> 
     assert labels[-2:] == ["ddp, 1 a node", "ddp, 2 a node, block"]
 
 
-def test_the_placement_found_counts_an_unknown_one_is_no_others_and_one_rank_a_node_has_none() -> None:
+def test_layout_is_the_placement_found() -> None:
     runs = scaling_run(4, 1, "cyclic"), scaling_run(4, 2, "cyclic")
     points = Point(id="a", placement="cyclic"), Point(id="b", placement="block")
     layouts = [layout_of(one, one.shown[0]) for one in of(*runs, points=points).runs]
@@ -85,7 +85,7 @@ def test_the_placement_found_counts_an_unknown_one_is_no_others_and_one_rank_a_n
     assert labels[-2:] == ["ddp, block", "ddp, placement unknown"]
 
 
-def test_of_repeats_the_median_counts_and_of_a_point_that_ran_twice_the_last_run() -> None:
+def test_repeats_use_the_median_or_the_last() -> None:
     runs = [timed(1, 4e9), *(timed(2, rate) for rate in (1e9, 3e9, 2e9))]
     of_two = "the slower of two, which is a run that there was"
     cases = [(runs, "abcd", 3, 2e9, "the median"), (runs[:3], "", 2, 1e9, of_two)]
@@ -95,7 +95,7 @@ def test_of_repeats_the_median_counts_and_of_a_point_that_ran_twice_the_last_run
         assert found.scaled.rate(2) == pytest.approx(rate, rel=0.02), what
 
 
-def test_what_has_no_nodes_no_time_or_groups_of_its_own_has_no_place() -> None:
+def test_over_nodes_needs_nodes_times_and_the_world() -> None:
     assert over_nodes(of(scaling_run(2), scaling_run(2))) == ()
     hosts = {n: hosts_of(n, 2) for n in (2, 4)}
     grouped = [run_of([ok(operation(SIZE, group="node"), world=world_of(of))], of) for of in hosts.values()]
@@ -112,7 +112,7 @@ def test_what_has_no_nodes_no_time_or_groups_of_its_own_has_no_place() -> None:
     assert environments(of(foreign)) == ()
 
 
-def test_environments_scale_apart_and_stand_beside_each_other_where_all_else_is_alike() -> None:
+def test_environments_are_compared_on_equal_nodes() -> None:
     assert [one.label for one in over_nodes(tuned())][-2:] == ["ddp, plain", "ddp, tuned"]
     found = environments(tuned())
     small = "all_reduce 64K blocking float32"
@@ -127,7 +127,7 @@ def test_environments_scale_apart_and_stand_beside_each_other_where_all_else_is_
         assert environments(of(*runs, points=points)) == (), told
 
 
-def test_what_went_wrong_is_told_with_its_point_and_its_host() -> None:
+def test_problems_name_point_and_host() -> None:
     found = of(scaling_run(2), lost_run(), points=(Point(id="a"), Point(id="b", label="4 nodes x 1")))
     (line,) = lines(found, "problems-table")
     assert (line["run"], line["status"]) == ("run 2: 4 nodes x 1", "hang")
@@ -137,7 +137,7 @@ def test_what_went_wrong_is_told_with_its_point_and_its_host() -> None:
     assert [line["run"] for line in lines(pointed, "problems-table")] == ["run 1: ab", "run 2"]
 
 
-def test_rates_and_times_stand_by_nodes_with_their_efficiency() -> None:
+def test_over_nodes_table_has_rates_and_efficiency() -> None:
     small, big, ddp = lines(of(*(scaling_run(nodes, 2) for nodes in (1, 2, 4))), "over-nodes-table")
     assert (small["case"], small["placement"]) == ("all_reduce 64K blocking float32", "block")
     assert (big["what"], big["ranks a node"]) == ("busbw", "2")
@@ -145,23 +145,6 @@ def test_rates_and_times_stand_by_nodes_with_their_efficiency() -> None:
     assert (big["efficiency 2 nodes"], big["efficiency 4 nodes"]) == ("12.7 %", "6.36 %")
     assert (ddp["what"], ddp["1 node"], ddp["4 nodes"]) == ("step time", "10.0 ms", "20.0 ms")
     assert ddp["efficiency 4 nodes"] == "50.0 %"
-    # what a series lacks is unknown
-    apart = [scaling_run(*one) for one in ((2, 1), (4, 1), (1, 2), (4, 2))]
-    first, other, *_ = lines(of(*apart), "over-nodes-table")
-    assert (
-        (first["1 node"], first["efficiency 2 nodes"]) == (other["2 nodes"], other["efficiency 2 nodes"]) == ("-", "-")
-    )
-    assert first["efficiency 4 nodes"] != "-"
     table = there(table_named(of(scaling_run(1), scaling_run(2), scaling_run(2)), "over-nodes-table"))
     assert table.notes == ("Up to 2 repeats: the one with the median time is shown.",)
     assert table_named(of(scaling_run(2)), "over-nodes-table") is None
-
-
-def test_environments_have_a_column_each_and_a_ratio_to_the_first_unknown_where_one_lacks_a_case() -> None:
-    points = tuple(Point(id=name, environment=name) for name in ("plain", "tuned", "third"))
-    found = lines(of(scaling_run(2), scaling_run(2, factor=2.0), scaling_run(4), points=points), "environments-table")
-    assert (found[-1]["case"], found[-1]["nodes"]) == ("ddp", "2")
-    assert found[-1]["plain, within this launch"].startswith("16.8 ms [")
-    assert found[-1]["tuned / first, within this launch"].startswith("0.500 [")
-    assert (found[0]["third"], found[0]["third / first"]) == ("-", "-")
-    assert table_named(of(scaling_run(2)), "environments-table") is None

@@ -1,12 +1,20 @@
-"""Pipelines: what records tell of them, refused where they contradict themselves; their tables; schedules compared."""
+"""Pipeline steps: facts read from records, refused contradictions, columns and comparisons."""
 
 from typing import Any
 
-import msgspec
 import pytest
 from report_rows import cells_of, row_of, rows_of, run_of, with_metrics
-from report_rows import told as line_of
-from reports_fixtures import bad, ok, pipeline_details, pipeline_metrics, pipeline_record, plain, pp, simulated, step
+from reports_fixtures import (
+    bad,
+    ok,
+    pipeline_details,
+    pipeline_metrics,
+    pipeline_record,
+    plain,
+    pp,
+    simulated,
+    step,
+)
 
 from parbench.bench.results.details import Action, Idle, Ran
 from parbench.bench.results.records import Record
@@ -25,178 +33,161 @@ from parbench.reports.sections.one_run import report_of
 from parbench.reports.sections.pipelines import pipeline_columns
 
 
-def found_in(*records: Record) -> tuple[Pipeline, ...]:
-    return pipelines(rows_of(*records))
-
-
 def read(*records: Record) -> Pipeline:
-    found = read_pipeline(row_of(*records, launches=1 + max(one.launch for one in records)))
-    assert isinstance(found, Pipeline)
-    return found
+    launches = 1 + max(record.launch for record in records)
+    pipeline = read_pipeline(row_of(*records, launches=launches))
+    assert isinstance(pipeline, Pipeline)
+    return pipeline
 
 
-def record_of(schedule: str = "1f1b", *, metrics: bool = True, **details: Any) -> Record:
-    """Return a step whose facts are these, the rest the usual ones; without metrics no bubble is claimed of it."""
+def record_of(schedule: str = "1f1b", **details: Any) -> Record:
     facts = {"pipeline": pipeline_details(schedule) | details}
-    return ok(pp(schedule), seconds=0.5, metrics=pipeline_metrics() if metrics else None, details=facts)
+    return ok(pp(schedule), seconds=0.5, metrics=pipeline_metrics(), details=facts)
 
 
-def test_facts_are_read_as_they_were_written_and_what_is_absent_is_unknown() -> None:
-    found = read(pipeline_record(ranks=4, microbatches=8))
-    facts = found.facts
+def test_read_pipeline_reads_facts_and_leaves_others_unknown() -> None:
+    facts = read(pipeline_record(ranks=4, microbatches=8)).facts
     assert (facts.schedule, facts.ranks, facts.microbatches, facts.chunks) == ("1f1b", 4, 8, 1)
     assert facts.stages_by_rank == ((0,), (1,), (2,), (3,))
-    assert (facts.clock, facts.clock_uncertainty_seconds) == ("one host, one monotonic clock", 0.0)
-    assert (facts.comparison, found.launch) == (None, 0)
-    few = {"schedule": "gpipe", "ranks": 2, "microbatches": 4, "chunks": 1, "stages_by_rank": [[0], [1]]}
-    bare = read(ok(pp(), metrics={}, details={"pipeline": few}))
-    told = bare.facts
-    assert (told.measured, told.predicted, told.idle, told.clock, bare.activation_bytes) == (None,) * 5
-    assert read(record_of()).activation_bytes == 5 << 20  # as measured, or else the fullest rank's
-    uncounted = with_metrics(record_of(activation_bytes_by_rank=[7, 9]), memory__activations=None)
-    assert read(uncounted).activation_bytes == 9
+    few = {"schedule": "gpipe", "ranks": 2, "microbatches": 4, "chunks": 1}
+    bare = read(ok(pp(), metrics={}, details={"pipeline": few | {"stages_by_rank": [[0], [1]]}}))
+    assert (bare.facts.measured, bare.facts.idle, bare.facts.clock) == (None,) * 3
+    assert bare.activation_bytes is None
 
 
-def test_actions_are_read_by_rank_and_idle_times_with_their_causes() -> None:
+def test_activation_bytes_are_measured_or_the_maximum_over_ranks() -> None:
+    assert read(record_of()).activation_bytes == 5 << 20
+    unmeasured = record_of(activation_bytes_by_rank=[7, 9])
+    assert read(with_metrics(unmeasured, memory__activations=None)).activation_bytes == 9
+
+
+def test_read_pipeline_reads_actions_and_idle_causes() -> None:
     timeline = [[["12F10", 0, 1], ["12I10", 1, 2], ["12W10", 2, 3], ["0B3", 3, 4]], [["1F0", 12, 22]]]
     idle = [[1, 0, 12, "p2p"]]
-    facts = read(record_of(stages_by_rank=[[0, 12], [1, 11]], chunks=2, measured=timeline, idle=idle)).facts
+    record = record_of(stages_by_rank=[[0, 12], [1, 11]], chunks=2, measured=timeline, idle=idle)
+    facts = read(record).facts
     assert facts.measured is not None
     assert [str(ran.action) for ran in facts.measured[0]] == ["12F10", "12I10", "12W10", "0B3"]
     assert (facts.measured[1], facts.idle) == ((Ran("1F0", 12, 22),), (Idle(1, 0, 12, "p2p"),))
     assert Action.parse("12I10") == Action(12, "I", 10)
 
 
-def test_other_steps_are_no_pipelines_and_the_first_launch_with_a_timeline_tells_one() -> None:
-    rows = rows_of(ok(step("ddp")), pipeline_record(), bad(pp("gpipe"), details={"pipeline": pipeline_details()}))
-    assert [one.row.case.params["schedule"] for one in pipelines(rows)] == ["1f1b"]
-    assert unreadable(rows, read_pipeline) == ()
-    assert found_in(ok(step(), details={"pipeline": "of another kind"})) == ()
-    without = pipeline_record(launch=0, measured=None, clock="first")
-    found = read(without, *(pipeline_record(launch=i, clock=f"launch {i}") for i in (1, 2)))
-    assert (found.launch, found.facts.clock) == (1, "launch 1")
+def test_pipelines_are_valid_pipeline_steps_only() -> None:
+    failed = bad(pp("gpipe"), details={"pipeline": pipeline_details()})
+    other = ok(step(), details={"pipeline": "of another kind"})
+    rows = rows_of(ok(step("ddp")), pipeline_record(), failed, other)
+    assert [pipeline.row.case.params["schedule"] for pipeline in pipelines(rows)] == ["1f1b"]
+
+
+def test_pipeline_uses_the_first_repetition_with_a_timeline() -> None:
+    without = pipeline_record(launch=0, measured=None)
+    assert read(without, *(pipeline_record(launch=i) for i in (1, 2))).launch == 1
     assert read(without).launch == 0
 
 
-def test_facts_that_contradict_themselves_are_refused() -> None:
-    overlap = [[["0F0", 0, 10], ["0F1", 9, 20]], []]
-    cases: list[tuple[dict[str, Any], str]] = [
-        *(
-            ({"measured": [[[name, 0, 1]], []]}, f"{name!r} is no action: it is a stage, F, B, I or W")
-            for name in ("F0", "0X1", "0F", "-1F0", "(0F0;1B0)OVERLAP_F_B")
-        ),
-        ({"predicted": [[["3F0", 0, 1]], []]}, "3F0 ran on rank 0, which holds stages (0,)"),
-        ({"measured": overlap}, "0F1 on rank 0 begins at 9 us, before 0F0 ends at 10 us"),
-        ({"predicted": overlap}, "0F1 on rank 0 begins at 9 us, before 0F0 ends at 10 us"),
+OVERLAP = [[["0F0", 0, 10], ["0F1", 9, 20]], []]
+
+
+@pytest.mark.parametrize(
+    ("details", "value"),
+    [
+        ({"measured": [[["0X1", 0, 1]], []]}, "'0X1'"),
+        ({"measured": [[["-1F0", 0, 1]], []]}, "'-1F0'"),
+        ({"predicted": [[["3F0", 0, 1]], []]}, "3F0"),
+        ({"measured": OVERLAP}, "0F1"),
+        ({"predicted": OVERLAP}, "0F1"),
         ({"stages_by_rank": [[0]]}, "stages_by_rank(1) != 2"),
-        ({"measured": [[]] * 3}, "a timeline has 3 of 2 ranks"),
-        ({"idle": [[2, 0, 1, "rest"]]}, "idle time of ranks {2} of 2"),
-        ({"idle": [[0, 0, 1, "lunch"]]}, "Invalid enum value 'lunch'"),
-        ({"microbatches": "four"}, "Expected `int`, got `str`"),
-        ({"measured": [[["0F0", 0]], []]}, "Expected `array` of at least length 3"),
-    ]
-    start = "workload.pp schedule=1f1b microbatches=4 layers=4: its details of pipeline cannot be read: "
-    for details, words in cases:
-        rows = rows_of(record_of(**details))
-        (told,) = unreadable(rows, read_pipeline)
-        assert told.startswith(start), words
-        assert words in told
-        assert "\n" not in told
-        assert pipelines(rows) == ()
+        ({"measured": [[]] * 3}, "3 of 2 ranks"),
+        ({"idle": [[2, 0, 1, "rest"]]}, "{2} of 2"),
+        ({"idle": [[0, 0, 1, "lunch"]]}, "'lunch'"),
+        ({"microbatches": "four"}, "`str`"),
+        ({"measured": [[["0F0", 0]], []]}, "length 3"),
+    ],
+)
+def test_contradictory_facts_are_unreadable(details: dict[str, Any], value: str) -> None:
+    rows = rows_of(record_of(**details))
+    (message,) = unreadable(rows, read_pipeline)
+    assert message.startswith("workload.pp schedule=1f1b")
+    assert value in message
+    assert "\n" not in message
+    assert pipelines(rows) == ()
 
 
 def test_embedded_data_has_no_timelines() -> None:
-    record = msgspec.structs.replace(pipeline_record(), details=pipeline_record().details | {"other": {"measured": 1}})
-    run = run_of(record, ok(step()))
+    run = run_of(pipeline_record(), ok(step()))
     summary = summarize(run)
     thin = without_timelines(summary)
-    (row, other), (whole, untouched) = thin.rows, summary.rows
-    details = common_details(row)
-    assert details["pipeline"]["schedule"] == "1f1b"
-    assert details["other"]["measured"] == 1
-    assert not details["pipeline"].keys() & {"measured", "predicted", "idle"}
+    details = common_details(thin.rows[0])["pipeline"]
+    assert details["schedule"] == "1f1b"
+    assert not details.keys() & {"measured", "predicted", "idle"}
+    assert thin.rows[1] == summary.rows[1]
     report = report_of(run)
     assert ["0F0" in render(report) for render in (render_json, embedded_json)] == [True, False]
-    assert (row.metrics, thin.tally) == (whole.metrics, summary.tally)
-    assert other == untouched
 
 
-def test_a_pipeline_says_all_it_knows_and_a_narrow_terminal_loses_detail_before_comparison() -> None:
-    (one,) = found_in(pipeline_record(ranks=4, microbatches=8))
-    columns = pipeline_columns([one])
-    assert line_of(columns, one) == (
-        "schedule: 1f1b | P: 4 | M: 8 | v: 1 | "
-        "step time, within this launch: 20.0 ms [18.0, 22.0] | bubble fraction: 26.3 % | "
-        "simulated: 23.7 % | formula: 21.0 % | bubble overhead: 35.7 % | fraction of span: 20.0 % | "
-        "idle: 5.00 ms | idle: schedule: 3.00 ms | idle: imbalance: 1.00 ms | idle: p2p: 600 us | "
-        "idle: rest: 400 us | non-pipeline: 1.00 ms | in flight: 2 | activations: 5.00 MiB"
-    )
-    assert all(column.help for column in columns)
-    sorts = {column.title: column.sort(one) for column in columns}
-    causes = [float(str(sorts[title])) for title in sorts if title.startswith("idle: ")]
+def test_pipeline_columns_show_bubble_and_idle_causes() -> None:
+    pipeline = read(pipeline_record(ranks=4, microbatches=8))
+    columns = pipeline_columns([pipeline])
+    cells = cells_of(columns, pipeline)
+    names = ("P", "M", "v", "bubble fraction", "simulated", "formula", "in flight", "activations")
+    assert [cells[name] for name in names] == [*("4", "8", "1", "26.3 %", "23.7 %", "21.0 %", "2", "5.00 MiB")]
+    sorts = {column.title: column.sort(pipeline) for column in columns}
+    causes = [float(str(value)) for title, value in sorts.items() if title.startswith("idle: ")]
     assert len(causes) == 4
     assert sum(causes) == pytest.approx(sorts["idle"])
-    # neither halves nor what is below nothing are rounded away
-    odd = read(with_metrics(pipeline_record(), in_flight=plain(5.5, "microbatches"), idle_rest=plain(-0.001, "s")))
-    cells = cells_of(pipeline_columns([odd]), odd)
+    odd = {"in_flight": plain(5.5, "microbatches"), "idle_rest": plain(-0.001, "s")}
+    pipeline = read(with_metrics(pipeline_record(), **odd))
+    cells = cells_of(pipeline_columns([pipeline]), pipeline)
     assert (cells["in flight"], cells["idle: rest"]) == ("5.5", "-1.00 ms")
 
 
 def labels_of(*records: Record) -> list[str]:
-    found = found_in(*records)
-    labels = list(schedule_labels(found).values())
-    assert [pipeline_columns(found)[0].text(one) for one in found] == labels
-    return labels
+    return list(schedule_labels(pipelines(rows_of(*records))).values())
 
 
-def test_a_pipeline_is_named_by_its_schedule_and_what_has_no_column() -> None:
-    records = [pipeline_record(hidden=64), pipeline_record(hidden=128, microbatches=8), pipeline_record("zb")]
-    assert labels_of(*records) == ["1f1b hidden=64", "1f1b hidden=128", "zb"]
+def test_schedule_labels_add_what_differs() -> None:
+    records = [pipeline_record(hidden=64), pipeline_record(hidden=128, microbatches=8)]
+    assert labels_of(*records, pipeline_record("zb")) == ["1f1b hidden=64", "1f1b hidden=128", "zb"]
     assert labels_of(pipeline_record(), pipeline_record(microbatches=8)) == ["1f1b", "1f1b"]
-    # orders of one's own are told apart by their ids, not by all their actions
+    assert labels_of(record_of(schedule="\x1b[1mbold")) == ["\\x1b[1mbold"]
+
+
+def test_schedule_labels_of_custom_orders_are_ids() -> None:
     cases = [pp("1f1b", order=order) for order in ("0F0,0B0;1F0,1B0", "0F0,,0B0;1F0,1B0")]
     facts = {"pipeline": pipeline_details() | {"schedule": "custom"}}
-    mine = [ok(case, metrics=pipeline_metrics(), details=facts) for case in cases]
-    assert labels_of(*mine) == [f"custom ({case.id})" for case in cases]
-    assert labels_of(mine[0], pipeline_record()) == ["custom", "1f1b"]
-    assert labels_of(record_of(schedule="\x1b[1mbold")) == ["\\x1b[1mbold"]  # nothing that a terminal obeys
+    records = [ok(case, metrics=pipeline_metrics(), details=facts) for case in cases]
+    assert labels_of(*records) == [f"custom ({case.id})" for case in cases]
 
 
 OTHERS = [simulated("gpipe", 0.030), simulated("1f1b", 0.011), simulated("zb_v", 0.018, 2)]
-REFUSED = simulated("dualpipe_v", chunks=2, why_not="dualpipe_v needs microbatches(4) >= stages(8)")
 
 
-def compared(*records: Record) -> tuple[Comparison, ...]:
-    return comparisons(found_in(*records))
+def compared(*records: Record) -> Comparison:
+    (comparison,) = comparisons(pipelines(rows_of(*records)))
+    return comparison
 
 
-def only(*records: Record) -> Comparison:
-    (found,) = compared(*records)
-    return found
+def test_comparison_orders_schedules_by_step_time() -> None:
+    comparison = compared(pipeline_record(seconds=0.020, comparison=OTHERS))
+    entries = [(e.label, e.simulated.measured, e.simulated.step_seconds) for e in comparison.entries]
+    assert entries == [("zb_v", False, 0.018), ("1f1b", True, 0.020), ("gpipe", False, 0.030)]
+    measured = comparison.entries[1].simulated
+    assert (measured.bubble_fraction, measured.activation_bytes) == (0.263, 5 << 20)
+    assert comparisons(pipelines(rows_of(pipeline_record()))) == ()
 
 
-def order(*records: Record) -> list[str]:
-    return [entry.label for entry in only(*records).entries]
-
-
-def test_schedules_stand_by_step_time_and_a_measured_one_replaces_its_simulation() -> None:
-    found = only(pipeline_record(seconds=0.020, comparison=OTHERS))
-    told = [(one.label, one.simulated.measured, one.simulated.step_seconds) for one in found.entries]
-    assert told == [("zb_v", False, 0.018), ("1f1b", True, 0.020), ("gpipe", False, 0.030)]
-    mine = found.entries[1].simulated
-    assert (mine.bubble_fraction, mine.in_flight, mine.activation_bytes) == (0.263, 2.0, 5 << 20)
-    assert found.title == "2 ranks, 4 microbatches"
-    # the same schedule with other chunks is another
+def test_comparison_keeps_other_virtual_stages_apart() -> None:
     others = [simulated("1f1b", 0.011, chunks=2)]
-    found = only(pipeline_record(seconds=0.020, comparison=others))
-    assert [(one.label, one.simulated.chunks) for one in found.entries] == [("1f1b", 2), ("1f1b", 1)]
-    found = only(pipeline_record(seconds=0.020, chunks=2, comparison=[*others, simulated("zb_v", 0.1, 2)]))
-    assert [one.simulated.chunks for one in found.entries if one.label == "1f1b"] == [2]
-    assert compared(pipeline_record()) == comparisons(()) == ()  # one alone
+    for chunks, expected in ((1, [2, 1]), (2, [2])):
+        rival = simulated("zb_v", 0.1, 2)
+        record = pipeline_record(seconds=0.020, chunks=chunks, comparison=[*others, rival])
+        entries = [entry for entry in compared(record).entries if entry.label == "1f1b"]
+        assert [entry.simulated.chunks for entry in entries] == expected
 
 
-def test_what_cannot_run_stands_last_and_what_has_no_time_before_it() -> None:
-    unknown = with_metrics(pipeline_record("gpipe"), step_time=plain(None, "s"))
-    records = pipeline_record(seconds=99.0, comparison=[REFUSED, simulated("naive"), *OTHERS]), unknown
-    assert order(*records) == ["zb_v", "1f1b", "gpipe", "naive", "dualpipe_v"]
-    assert only(*records).entries[2].simulated.step_seconds is None
+def test_comparison_ends_with_unknown_and_impossible_schedules() -> None:
+    refused = simulated("dualpipe_v", chunks=2, why_not="microbatches(4) < stages(8)")
+    untimed = with_metrics(pipeline_record("gpipe"), step_time=plain(None, "s"))
+    others = [refused, simulated("naive"), *OTHERS]
+    entries = compared(pipeline_record(seconds=99.0, comparison=others), untimed).entries
+    assert [entry.label for entry in entries] == ["zb_v", "1f1b", "gpipe", "naive", "dualpipe_v"]

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from nodes_fixtures import environment_of, hosts_of, node_run, own_environment, pair_records, run_of
-from report_rows import cells_of, found_of, sections
+from report_rows import cells_of, found_of
 from reports_fixtures import sample_run
 
 from parbench.bench.results.runs import Run
@@ -35,7 +35,7 @@ def told(own: dict[str, Any] | None = None, **environment: Any) -> Nodes:
     return found(telling(environment, own))
 
 
-def test_placement_is_what_is_found_and_ranks_are_written_as_ranges() -> None:
+def test_placement_is_derived_from_hosts() -> None:
     placements = {
         "aabb": "block",
         "abab": "cyclic",
@@ -48,7 +48,7 @@ def test_placement_is_what_is_found_and_ranks_are_written_as_ranges() -> None:
     assert found == placements
 
 
-def test_hosts_have_their_ranks_switches_and_cores() -> None:
+def test_nodes_have_ranks_switches_and_cores() -> None:
     nodes = found(node_run("cyclic"))
     assert nodes.names == ("n1", "n2", "n3", "n4")
     assert nodes.ranks_on("n2") == (1, 5)
@@ -63,7 +63,7 @@ def test_hosts_have_their_ranks_switches_and_cores() -> None:
     assert (bare.affinities, bare.job, bare.asked) == ({}, "1\\x1b[31m", "")
 
 
-def test_hosts_are_also_what_each_rank_calls_its_own_and_one_or_an_unknown_one_is_no_several() -> None:
+def test_hosts_may_come_from_each_rank() -> None:
     hosts = ["n1", "n1", "n2", "n2"]
     assert told(own_environment(hosts), torch={}).hosts == tuple(hosts)
     assert nodes_of(telling({"torch": {}}, own_environment(hosts[:3]))) is None  # one rank's is unknown
@@ -71,7 +71,7 @@ def test_hosts_are_also_what_each_rank_calls_its_own_and_one_or_an_unknown_one_i
         assert nodes_of(telling(environment)) is None, environment
 
 
-def test_distance_is_within_a_node_under_a_switch_or_beyond_where_switches_are_known() -> None:
+def test_distance_is_node_switch_or_beyond() -> None:
     nodes = found(node_run("block"))
     assert [nodes.distance(0, rank) for rank in (1, 2, 4)] == ["within a node", "same switch", "other switch"]
     assert nodes.distance(4, 0) == "other switch"
@@ -84,7 +84,7 @@ def test_distance_is_within_a_node_under_a_switch_or_beyond_where_switches_are_k
     assert nodes.near == {(0, 2)}
 
 
-def test_switches_come_by_host_by_rank_or_from_the_ranks_themselves() -> None:
+def test_switches_come_from_hosts_or_ranks() -> None:
     hosts = ["n1", "n1", "n2", "n2"]
     above = {"n1": "spine.leaf1", "n2": "spine.leaf2"}
     assert told(hosts=hosts, switches=PATHS).switches == above
@@ -105,7 +105,7 @@ def placed(hosts: list[str], asked: str) -> str:
     return node_table(found(run_of(pair_records(hosts), hosts, asked))).notes[0]
 
 
-def test_each_host_is_a_line_and_a_placement_that_was_not_asked_for_is_told() -> None:
+def test_node_table_notes_the_placement() -> None:
     nodes = found(node_run("cyclic"))
     line = {"host": "n2", "ranks": "1,5", "ranks a node": "2", "switches": "spine.leaf1", "cores": "1"}
     assert lines(nodes)[1] == line
@@ -113,10 +113,6 @@ def test_each_host_is_a_line_and_a_placement_that_was_not_asked_for_is_told() ->
     assert lines(found(node_run("block")))[0]["cores"] == "rank 0: 0; rank 1: 1"  # which they do not share
     cyclic = placed(hosts_of(2, 2, "cyclic"), "block")
     assert cyclic == "Placement of 4 ranks on 2 nodes: cyclic; block was asked for."
-    assert placed(hosts_of(4, 1), "cyclic") == "Placement of 4 ranks on 4 nodes: one rank a node."
-    first, *_ = sections(found_of(node_run()))
-    assert (first.id, first.tables[0].id, len(first.tables[0].rows)) == ("nodes", "nodes-table", 4)
-    assert first.tables[0].notes[0].startswith("Placement of 8 ranks on 4 nodes")
     assert node_section(found_of(sample_run())) is None
 
 
@@ -125,7 +121,7 @@ def both(run: Run) -> tuple[Pairs, Nodes]:
     return matrix, found(run)
 
 
-def test_the_matrix_goes_node_by_node_with_hosts_and_a_rank_without_one_comes_last() -> None:
+def test_pair_matrix_is_ordered_by_node() -> None:
     # a pair's rate grows by 1 % with each receiving rank
     for placement, other, near, far in (("block", "1", "3.75", "2 n2"), ("cyclic", "4", "3.85", "1 n2")):
         matrix, nodes = both(node_run(placement))
@@ -144,7 +140,7 @@ def test_the_matrix_goes_node_by_node_with_hosts_and_a_rank_without_one_comes_la
     assert table.columns[4].title == "3"
 
 
-def test_medians_are_by_distance_the_nearest_first() -> None:
+def test_distance_medians_start_with_the_nearest() -> None:
     medians, ratios = distance_words(*both(node_run("cyclic")))
     told = re.findall(r"([a-z ]+) ([\d.]+) GB/s \((\d+) pairs\)", medians)
     assert [(where.strip(), pairs) for where, _, pairs in told] == [
@@ -154,6 +150,3 @@ def test_medians_are_by_distance_the_nearest_first() -> None:
     assert near == pytest.approx(3.84, rel=0.01)
     (times,) = re.findall(r"other switch runs at ([\d.]+) of within a node\.$", ratios)
     assert float(times) == pytest.approx(far / near, rel=0.01)
-    hosts = ["n1", "n3"]
-    alone = distance_words(*both(run_of(pair_records(hosts), hosts)))
-    assert alone == ("Medians: other switch 0.498 GB/s (2 pairs).",)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from nodes_fixtures import lost_run, node_run, scaling_run
+from nodes_fixtures import node_run, scaling_run
 from report_rows import cells_of, run_of, table_in
 from reports_fixtures import WORLD, bad, collective, ok, step
 
@@ -40,7 +40,7 @@ def differences(found: RunSet) -> list[tuple[str, tuple[str, ...]]]:
     return [(one.name, one.texts) for one in found.differences]
 
 
-def test_runs_are_numbered_and_what_differs_is_told_run_by_run() -> None:
+def test_differences_are_listed_by_run() -> None:
     found = of(
         a_run(ok(step()), environment={"torch": {"version": "2.12"}, "a": 1}, nproc=2),
         a_run(ok(step()), environment={"torch": {"version": "2.13"}}, nproc=4),
@@ -55,7 +55,7 @@ def test_runs_are_numbered_and_what_differs_is_told_run_by_run() -> None:
     assert of(a_run(nproc=2), a_run(nproc=4)).words == "They differ in one thing, plan.nproc: 2, 4."
 
 
-def test_circumstances_and_what_follows_from_the_ranks_are_not_taken_for_the_one_thing() -> None:
+def test_differences_ignore_circumstances() -> None:
     boots = of(*(a_run(environment={"host": {"boot_id": boot}}) for boot in ("a", "b")))
     loads = of(*(a_run(environment={"load": {"one_minute": load}}) for load in (0.1, 3.0)))
     jobs = [{"slurm": {"job": job, "nodelist": f"n{job}"}, "variables": {"SLURM_JOB_ID": job}} for job in "12"]
@@ -73,7 +73,7 @@ def test_circumstances_and_what_follows_from_the_ranks_are_not_taken_for_the_one
         assert found.words == "They differ in one thing, plan.nproc: 2, 4."
 
 
-def test_cases_are_matched_by_what_they_are_though_one_parameter_differs() -> None:
+def test_cases_match_across_a_varied_parameter() -> None:
     (one,) = beside(of(a_run(ok(step()), ok(collective())), a_run(ok(step(), seconds=2e-3))))
     assert sorted(one.rows) == [1, 2]
     ratio = one.ratio(2)
@@ -89,7 +89,7 @@ def test_cases_are_matched_by_what_they_are_though_one_parameter_differs() -> No
     assert (one.ratio(3), one.ratio(1) is None) == (None, False)
 
 
-def test_the_verdict_names_the_runs_that_are_not_fine_and_the_worst_decides() -> None:
+def test_verdict_is_that_of_the_worst_run() -> None:
     wrong = a_run(bad(step(), status="wrong"))
     told: list[tuple[tuple[Run, ...], int, str]] = [
         ((FINE, FINE), 0, "FINE all 2 runs"),
@@ -105,7 +105,7 @@ def test_the_verdict_names_the_runs_that_are_not_fine_and_the_worst_decides() ->
     assert lacking.verdict.told == "all 2 runs are fine; 1 more that should be here is not"
 
 
-def test_of_a_point_that_ran_again_the_last_run_decides() -> None:
+def test_last_run_of_a_point_decides() -> None:
     point = Point(id="a")
     again, broken = of(FAILED, FINE, points=[point, point]), of(FINE, FAILED, points=[point, point])
     assert (again.code, broken.code) == (0, 4)
@@ -129,7 +129,7 @@ def ids(found: RunSet) -> list[str]:
     return [section.id for section in sections(found)]
 
 
-def test_runs_differences_and_times_stand_side_by_side() -> None:
+def test_report_has_runs_differences_and_ratios() -> None:
     found, alike = of(run_on(2), run_on(4)), of(run_on(2), run_on(2, 2e-3))
     first, second = cells(found, "runs-table")
     assert (first["run"], first["id"], first["verdicts"]) == ("run 1", "run-on-2", "CORRECT, COMPLETE, NOISE UNKNOWN")
@@ -139,22 +139,9 @@ def test_runs_differences_and_times_stand_side_by_side() -> None:
     assert first["run 1, within this launch"] == "1.00 ms [0.900, 1.10]"
     assert first["run 2 / first, within this launch"].startswith("2.00 [1.7")
     assert ids(alike) == ["runs", "differences", "beside"]
-    assert ids(of(run_on(2), a_run(ok(step("fsdp"))))) == ["runs", "differences"]
-    assert sections(alike)[1].tables == ()
 
 
-def test_worlds_of_other_sizes_scale() -> None:
-    found = of(run_on(2), run_on(4, 2e-3))
-    step_line, busbw = cells(found, "scaling-table")
-    assert [step_line[name] for name in ("case", "2 ranks", "4 ranks", "efficiency 4")] == [
-        *("ddp", "4100000", "2050000", "25.0 %")
-    ]
-    assert (busbw["rate"], busbw["efficiency 4"]) == ("busbw", "50.0 %")
-    (drawn,) = table_in(sections(found), "scaling-table").figures()
-    assert "<title>all_reduce 1K blocking" in drawn
-
-
-def test_runs_on_several_nodes_say_on_which_how_placed_and_what_they_cannot_show() -> None:
+def test_runs_table_shows_nodes_and_placement() -> None:
     first, second = cells(of(node_run("cyclic"), scaling_run(1, 2)), "runs-table")
     assert (first["nodes"], first["placement"], first["hosts"]) == ("4", "cyclic", "n1, n2, n3, n4")
     assert (second["nodes"], second["placement"], second["hosts"]) == ("1", "-", "n1")
@@ -163,18 +150,7 @@ def test_runs_on_several_nodes_say_on_which_how_placed_and_what_they_cannot_show
     assert section.notes == ("What run 2 cannot show: functional only: 4 ranks on 2 cores",)
 
 
-def test_a_sweeps_runs_have_their_points_and_one_line_on_what_they_are() -> None:
-    points = [Point(id="a", label="2 nodes"), Point(id="b", label="4 nodes")]
-    found = of(scaling_run(2), scaling_run(4), points=points)
-    first, _ = cells(found, "runs-table")
-    assert (first["point"], "what" in first) == ("2 nodes", False)
-    assert sections(found)[0].notes[-1].startswith("Run 1: preset node: 2 ranks on 2 nodes")
-    section, *_ = sections(of(lost_run(), scaling_run(4), points=points[1:] * 2))
-    assert section.notes[0] == "Run again later, so not counted in the verdict: run 1."
-    assert section.notes[1].startswith("Run 2: preset node: 4 ranks on 4 nodes")
-
-
-def test_over_nodes_takes_the_place_of_scaling_by_ranks() -> None:
+def test_over_nodes_replaces_scaling_by_ranks() -> None:
     """By ranks, block and cyclic runs of one size would be one series, and the first would hide the other."""
     told = ids(of(scaling_run(2, 2), scaling_run(4, 2), scaling_run(4, 2, "cyclic")))
     assert "over-nodes" in told

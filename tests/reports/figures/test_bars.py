@@ -21,7 +21,7 @@ def bars(drawing: Drawing | None) -> list[Box]:
     return [box for box in parts_of(drawing).boxes if box.told]
 
 
-def test_steps_show_each_launch_and_all_launches() -> None:
+def test_steps_show_repetitions_and_their_mean() -> None:
     records = [ok(step("ddp"), i, seconds) for i, seconds in enumerate((0.010, 0.011, 0.013))]
     parts = parts_of(draw_steps(rows_of(*records, ok(step("fsdp"), 0, 0.02), launches=3)))
     scale = LENGTH / (0.02 * 1.1 * 1.02)
@@ -34,7 +34,7 @@ def test_steps_show_each_launch_and_all_launches() -> None:
     assert len(many.boxes) == 20
 
 
-def test_the_parts_of_a_step_are_stacked_and_what_is_exposed_is_hatched_and_named_by_axis() -> None:
+def test_breakdown_stacks_parts_of_a_step() -> None:
     drawing = draw_breakdown(rows_of(ok(step(), metrics=training_metrics(1.0, ("dp", "tp")))))
     assert parts_of(drawing).words[:4] == ["compute", "exposed communication", "copy", "idle"]
     shown, scale = bars(drawing), LENGTH / 0.98
@@ -46,7 +46,7 @@ def test_the_parts_of_a_step_are_stacked_and_what_is_exposed_is_hatched_and_name
     assert shown[0].told == "compute: 600 ms, 61 %"
 
 
-def test_memory_is_a_bar_for_each_step_stacked_of_its_components() -> None:
+def test_memory_stacks_components() -> None:
     rows = rows_of(ok(step("ddp"), metrics=training_metrics()), ok(step("tp")))
     drawing = draw_memory(rows)
     assert parts_of(drawing).words[:4] == ["parameters", "gradients", "optimizer", "activations"]
@@ -57,7 +57,7 @@ def test_memory_is_a_bar_for_each_step_stacked_of_its_components() -> None:
     assert draw_memory(rows[1:]) is None
 
 
-def test_memory_rises_to_its_peak_under_the_names_of_phases() -> None:
+def test_memory_over_time_rises_to_its_peak() -> None:
     held = MemoryOverTime(
         rank=0,
         points=((0, 0), (1000, 4 << 20), (3000, 2 << 20), (4000, -(1 << 20))),
@@ -76,7 +76,7 @@ def test_memory_rises_to_its_peak_under_the_names_of_phases() -> None:
     assert draw_memory_over_time(MemoryOverTime(rank=0, points=((0, 0), (5, -3)))) is None
 
 
-def test_a_bar_that_exceeds_the_limit_crosses_its_line() -> None:
+def test_stacks_cross_the_limit_line() -> None:
     stacks = [("a", {"parameters": 30.0, "activations": 70.0}), ("b", {"parameters": 10.0})]
     parts = parts_of(
         draw_stacks(stacks, MEMORY, "memory", lambda value: cells.quantity(value, "GB"), (50.0, "50 GB usable"))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from report_rows import row_of
-from reports_fixtures import pipeline_idle, pipeline_record, pipeline_timeline
+from reports_fixtures import pipeline_record
 
 from parbench.reports.analysis.pipelines import Pipeline, read_pipeline
 from parbench.reports.figures.gantt import (
@@ -97,7 +97,7 @@ TINY: dict[str, Any] = {
 CHUNKS: dict[str, Any] = {"stages_by_rank": [[0, 2], [1, 3]], "chunks": 2, "idle": None}
 
 
-def test_each_action_is_a_box_where_it_ran_and_the_predicted_stand_above_the_measured() -> None:
+def test_actions_are_boxes_simulated_above_measured() -> None:
     _, above, below = panels(pipeline(**TINY))
     assert (above.title, below.title) == ("simulated: 6.00 ms", "measured: 8.00 ms")
     assert [above.spans(rank, 8) for rank in (0, 1)] == [[(0, 1), (4, 6)], [(1, 2), (2, 4)]]
@@ -119,7 +119,7 @@ def count(one: Pipeline, detail: Detail) -> int:
     return sum(len(boxes_of(one, timeline, detail)) for timeline in timelines) + len(idle_boxes(one, detail))
 
 
-def test_no_chart_has_more_boxes_than_it_may() -> None:
+def test_detail_limits_the_number_of_boxes() -> None:
     for schedule in ("gpipe", "1f1b", "zb"):
         one = crowd(schedule, ranks=8, microbatches=48)
         whole = 2 * sum(map(len, one.facts.measured or ())) + len(one.facts.idle or ())
@@ -131,35 +131,14 @@ def test_no_chart_has_more_boxes_than_it_may() -> None:
         assert count(one, finer) > most, schedule  # no wider gap than the last one needs
 
 
-def test_joining_hides_no_gap_that_is_wide_enough_and_mixes_no_chunks() -> None:
+def test_joining_keeps_wide_gaps_and_chunks_apart() -> None:
     timeline = [[["0F0", 0, 100], ["0F1", 109, 200], ["0F2", 210, 300], ["0B0", 305, 400]], []]
     one = pipeline(measured=timeline, predicted=None, idle=[[0, 0, 9, "rest"], [1, 0, 11, "p2p"]])
-    apart, mixed = (Detail(gap=10.0, mixed=mixed, numbered=False, note="") for mixed in (False, True))
-    joined = boxes_of(one, one.facts.measured or (), apart)
-    told = [(box.kind, box.start, box.stop, box.text) for box in joined]
-    assert told == [("F", 0, 200, ""), ("F", 210, 300, "F2"), ("B", 305, 400, "B0")]
-    told_mixed = [(box.kind, box.start, box.stop) for box in boxes_of(one, one.facts.measured or (), mixed)]
-    assert told_mixed == [("any", 0, 200), ("any", 210, 400)]
-    assert idle_boxes(one, mixed) == [Box(rank=1, kind="p2p", start=0, stop=11)]
+    detail = Detail(gap=10.0, mixed=False, numbered=False, note="")
+    joined = boxes_of(one, one.facts.measured or (), detail)
+    boxes = [(box.kind, box.start, box.stop, box.text) for box in joined]
+    assert boxes == [("F", 0, 200, ""), ("F", 210, 300, "F2"), ("B", 305, 400, "B0")]
+    assert idle_boxes(one, detail) == [Box(rank=1, kind="p2p", start=0, stop=11)]
     chunked = pipeline(**CHUNKS, measured=[[["0F0", 0, 100], ["2F0", 100, 200], ["2F1", 200, 300]], []], predicted=None)
-    joined = boxes_of(chunked, chunked.facts.measured or (), apart)
+    joined = boxes_of(chunked, chunked.facts.measured or (), detail)
     assert [(box.chunk, box.start, box.stop) for box in joined] == [(0, 0, 100), (1, 100, 300)]
-
-
-def test_a_huge_chart_stays_small_and_names_a_few_ranks() -> None:
-    ranks, microbatches = 32, 60
-    orders = [[f"{rank}{kind}{i}" for kind in "FB" for i in range(microbatches)] for rank in range(ranks)]
-    measured = pipeline_timeline(orders, delay=100)
-    one = pipeline(
-        ranks=ranks,
-        stages_by_rank=[[rank] for rank in range(ranks)],
-        measured=measured,
-        predicted=pipeline_timeline(orders),
-        idle=pipeline_idle(measured),
-    )
-    svg = svg_of(one)
-    assert len(svg) < 400_000
-    assert f"Of {4 * ranks * microbatches} actions" in svg
-    assert re.findall(r">(rank \d+)<", svg) == [f"rank {rank}" for rank in range(0, ranks, ranks // 16)] * 2
-    (width, height) = [float(number) for number in re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0]]
-    assert height < 1.2 * width

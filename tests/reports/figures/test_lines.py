@@ -18,7 +18,6 @@ from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.ranks import nodes_of
 from parbench.reports.analysis.summary import Row, summarize
 from parbench.reports.figures.lines import (
-    EFFICIENCY,
     RATE,
     TIME,
     curve_lines,
@@ -40,7 +39,7 @@ def curve(operation: str = "all_reduce", sizes: tuple[int, ...] = (1024, 4096), 
     return [ok(collective(operation, size, **params)) for size in sizes]
 
 
-def test_each_operation_is_a_line_of_its_own_colour_the_same_in_both_figures() -> None:
+def test_operations_keep_their_color() -> None:
     hues = []
     for quantity, level in (("busbw", RATE), ("time", TIME)):
         parts = parts_of(draw_sizes(curve_lines(sample_rows("pipelined"), quantity), level))  # type: ignore[arg-type]
@@ -52,7 +51,7 @@ def test_each_operation_is_a_line_of_its_own_colour_the_same_in_both_figures() -
     assert hues[0] == hues[1]
 
 
-def test_bandwidth_is_drawn_in_gigabytes_and_time_in_seconds_in_the_order_of_size() -> None:
+def test_lines_are_ordered_by_size_in_their_unit() -> None:
     rows = rows_of(*(ok(collective(size_bytes=size), seconds=s) for size, s in ((2048, 3e-3), (1024, 1e-3))))
     time = parts_of(draw_sizes(curve_lines(rows, "time"), TIME))
     assert list(time.lines) == ["all_reduce: 1K: 1.00 ms, 2K: 3.00 ms"]
@@ -62,7 +61,7 @@ def test_bandwidth_is_drawn_in_gigabytes_and_time_in_seconds_in_the_order_of_siz
     assert [point[1] for point in sorted(bandwidth.points)] == pytest.approx([1024e-6 * 1.5, 2048e-6 / 3 * 1.5])
 
 
-def test_what_has_one_size_is_no_line_and_the_interval_is_a_band_unless_it_reaches_zero() -> None:
+def test_line_has_a_band_of_its_interval() -> None:
     rows = rows_of(*curve(), *curve("gather", (1 << 20,)))
     (line,) = curve_lines(rows, "time")
     assert [point[0] for point in line.points] == [1024, 4096]
@@ -76,7 +75,7 @@ def test_what_has_one_size_is_no_line_and_the_interval_is_a_band_unless_it_reach
     assert line.points[0] == (1024, 1e-3, 1e-3, 1e-3)
 
 
-def test_a_parameter_without_an_axis_makes_its_own_line_and_what_a_log_axis_cannot_show_none() -> None:
+def test_parameters_split_lines_and_zeros_are_left_out() -> None:
     rows = rows_of(*(one for root in (0, 1) for one in curve("broadcast", root=root)))
     assert [line.label for line in curve_lines(rows, "time")] == ["broadcast root=0", "broadcast root=1"]
     for value in (None, 0.0):
@@ -85,7 +84,7 @@ def test_a_parameter_without_an_axis_makes_its_own_line_and_what_a_log_axis_cann
         assert [point[0] for point in line.points] == [4096, 8192]
 
 
-def test_a_fit_is_a_dashed_line_of_its_operations_colour_broken_at_the_knee() -> None:
+def test_fit_is_a_dashed_line_with_breakpoint() -> None:
     def switching(size: int) -> float:
         return 10e-6 + size / 1e9 if size <= 1 << 16 else 100e-6 + size / 5e9
 
@@ -105,15 +104,7 @@ def test_a_fit_is_a_dashed_line_of_its_operations_colour_broken_at_the_knee() ->
     assert all(line.fit == () for line in curve_lines(rows, "busbw", curves))
 
 
-def test_scaling_is_a_line_for_each_case_below_perfection() -> None:
-    parts = parts_of(draw_against({"ddp": {2: 1.0, 8: 0.5, 4: 0.8}}, EFFICIENCY, "ranks"))
-    assert list(parts.lines) == ["ddp: 2: 100 %, 4: 80 %, 8: 50 %"]
-    assert parts.ends == ["ddp", "perfect"]
-    assert {"0", "50 %", "2", "4", "8"} <= set(parts.words)
-    assert (parts.words[0], parts.words[-1]) == ("efficiency", "ranks")
-
-
-def test_each_kind_of_group_is_a_line_against_size() -> None:
+def test_group_kinds_are_lines_over_size() -> None:
     run = node_run()
     parts = parts_of(draw_kinds(kinds(summarize(run).rows, nodes_of(run))))
     assert sorted(parts.ends) == sorted(["world", "node", "node, together", "across", "across, together"])
@@ -125,7 +116,7 @@ def test_each_kind_of_group_is_a_line_against_size() -> None:
     assert draw_kinds(()) is None
 
 
-def test_lines_go_from_the_fewest_nodes_to_the_most() -> None:
+def test_draw_against_orders_by_nodes() -> None:
     parts = parts_of(draw_against({"a": {4: 1.0, 1: 8.0, 2: 2.0}, "b": {1: 1.0, 4: 0.5}}, RATE))
     assert list(parts.lines) == ["a: 1: 8.00, 2: 2.00, 4: 1.00", "b: 1: 1.00, 4: 0.500"]
     assert parts.ends == ["a", "b"]
@@ -147,7 +138,7 @@ def methods_of(*records: Record) -> dict[str, Parts]:
     return {title: parts_of(drawing) for title, drawing in draw_methods(comparison.lines).items()}
 
 
-def test_each_method_is_a_line_of_its_values_by_length_beside_others() -> None:
+def test_methods_are_lines_over_sequence_length() -> None:
     found = methods_of(*both())
     assert list(found) == [
         "step time",
@@ -163,7 +154,7 @@ def test_each_method_is_a_line_of_its_values_by_length_beside_others() -> None:
     assert {"0", "1 MiB", "2 MiB"} <= set(sent.words)
 
 
-def test_points_stand_where_their_logarithms_do_and_the_front_is_joined_and_named() -> None:
+def test_points_mark_and_join_the_front() -> None:
     time, size = ("step time", cells.duration), ("memory", lambda value: cells.quantity(value, "GB"))
     points = {"fast": (1.0, 80.0), "small": (4.0, 20.0), "beaten": (4.0, 80.0)}
     chart = draw_points(points, ["fast", "small"], time, size)

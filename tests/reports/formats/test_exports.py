@@ -37,7 +37,7 @@ def benchmark_compare(folder: Path, *files: Path) -> str:
     return done.stdout
 
 
-def test_every_format_is_one_of_the_commands_and_it_writes_what_its_function_returns(tmp_path: Path) -> None:
+def test_export_writes_every_format(tmp_path: Path) -> None:
     assert {*FORMATS, *FOLDERS} == {*EXPORTS}
     run, target = put(tmp_path, 0), tmp_path / "out.txt"
 
@@ -63,7 +63,7 @@ def test_every_format_is_one_of_the_commands_and_it_writes_what_its_function_ret
         assert written == render_files(load_run(run)), form
 
 
-def test_a_wrong_result_has_no_time_in_any_format() -> None:
+def test_wrong_results_are_not_exported() -> None:
     run = run_of([*launches(CASE, count=4), bad(CASE, 4, "wrong"), *launches(OTHER)])
     assert [one["group"] for one in json.loads(render_pytest(run))["benchmarks"]] == ["collective.broadcast"]
     assert samples(summarize(run).rows[0]) == ()
@@ -72,8 +72,8 @@ def test_a_wrong_result_has_no_time_in_any_format() -> None:
     assert [name.split()[0] for name in json.loads(render_bencher(run))] == ["collective.broadcast"]
 
 
-def test_the_statistics_are_pytest_benchmarks_own() -> None:
-    for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 101):
+def test_stats_equal_those_of_pytest_benchmark() -> None:
+    for count in (1, 2, 3, 4, 5, 8, 101):
         rng = random.Random(count)
         data = [rng.lognormvariate(-7, 0.5) for _ in range(count)]
         theirs = Stats()  # type: ignore[no-untyped-call]
@@ -85,7 +85,7 @@ def test_the_statistics_are_pytest_benchmarks_own() -> None:
         assert set(ours) == {*Stats.fields, "data", "iterations"}
 
 
-def test_its_command_reads_and_compares_runs(tmp_path: Path) -> None:
+def test_pytest_benchmark_compares_exports(tmp_path: Path) -> None:
     paths = [tmp_path / "base.json", tmp_path / "new.json"]
     for path, factor in zip(paths, (1.0, 1.5), strict=True):
         path.write_bytes(render_pytest(run_of([*launches(CASE, factor), *launches(OTHER, factor)])))
@@ -97,7 +97,7 @@ def test_its_command_reads_and_compares_runs(tmp_path: Path) -> None:
     assert "p2p.sendrecv" in benchmark_compare(tmp_path, paths[0])
 
 
-def test_what_a_duration_does_not_tell_stands_beside_it_and_no_machine_fact_changes_from_run_to_run() -> None:
+def test_pytest_export_has_metrics_and_stable_facts() -> None:
     [benchmark] = json.loads(render_pytest(run_of([ok(step("ddp"), notes=[HOSTILE])])))["benchmarks"]
     info = benchmark["extra_info"]
     assert info["world"]["size"] == 4
@@ -106,7 +106,7 @@ def test_what_a_duration_does_not_tell_stands_beside_it_and_no_machine_fact_chan
     assert "hz" not in json.dumps(json.loads(render_pytest(sample_run()))["machine_info"])
 
 
-def test_a_run_of_everything_is_of_both_formats_with_unique_names() -> None:
+def test_action_and_bencher_exports_are_valid() -> None:
     files = render_action(sample_run())
     assert set(files) == set(FILES.values())
     for content in files.values():
@@ -124,7 +124,7 @@ def test_a_run_of_everything_is_of_both_formats_with_unique_names() -> None:
     assert all(whole.values())
 
 
-def test_times_are_smaller_and_rates_are_bigger() -> None:
+def test_action_export_divides_times_and_rates() -> None:
     smaller, bigger = (json.loads(render_action(run_of(launches()))[name]) for name in FILES.values())
     assert [one["name"].split()[-1] for one in smaller] == ["time"]
     assert [one["name"].split()[-1] for one in bigger] == ["algbw", "busbw"]
@@ -134,7 +134,7 @@ def test_times_are_smaller_and_rates_are_bigger() -> None:
     assert smaller[0]["extra"].splitlines()[:2] == ["4 ranks, gloo, cpu", "5 launches"]
 
 
-def test_latency_is_in_nanoseconds_with_its_interval_and_a_step_has_its_step_time() -> None:
+def test_bencher_export_has_latency_in_nanoseconds() -> None:
     [measures] = json.loads(render_bencher(run_of(launches()))).values()
     assert measures["latency"]["value"] == pytest.approx(1e6, rel=1e-3)
     assert measures["latency"]["lower_value"] < measures["latency"]["value"] < measures["latency"]["upper_value"]

@@ -28,7 +28,7 @@ def report(result: Mapping[str, Any] | None = None, **more: Any) -> str:
     return json.dumps(document)
 
 
-def test_every_placement_of_every_row_is_a_result_with_the_tools_numbers_and_check() -> None:
+def test_text_rows_are_results_by_placement() -> None:
     foreign = parse_nccl(NCCL, "f", None)
     assert (foreign.tool, foreign.version, foreign.ranks, foreign.nodes) == ("nccl-tests", "2.19.6", 4, 2)
     assert (foreign.backend, foreign.device, foreign.hosts) == ("nccl", "cuda", ("hopper1", "hopper2"))
@@ -46,14 +46,11 @@ def test_every_placement_of_every_row_is_a_result_with_the_tools_numbers_and_che
     # the rates of the small size lost their digits to rounding, and are computed
     assert value(foreign.found[0], "algbw") == pytest.approx(1024 / 18.93e-6)
     assert value(foreign.found[0], "busbw") == pytest.approx(1024 / 18.93e-6 * 1.5)
-    assert foreign.found[0].printed == {"time": 18.93, "algbw": 0.05, "busbw": 0.08, "#wrong": 0}
     large = foreign.found[2]
     assert (value(large, "algbw"), value(large, "busbw")) == (pytest.approx(58.78e9), pytest.approx(88.16e9))
-    assert large.metrics["time"].method == "mean over iterations and ranks, nccl-tests 2.19.6"
-    assert (large.metrics["time"].low, large.samples) == (None, ())
 
 
-def test_what_a_row_says_beside_its_numbers_is_kept() -> None:
+def test_text_row_keeps_check_root_and_type() -> None:
     unchecked = of_row("1024 256 float sum -1 18.93 0.05 0.08 N/A 17.02 0.06 0.09 N/A")
     assert [one.check.passed for one in unchecked] == [None, None]
     (rooted, _) = of_row("1024 256 bfloat16 none 3 18.93 0.05 0.08 0 17.02 0.06 0.09 0", "broadcast")
@@ -66,7 +63,7 @@ def test_what_a_row_says_beside_its_numbers_is_kept() -> None:
     assert (undivided.printed["algbw"], undivided.printed["busbw"]) == (None, None)
 
 
-def test_columns_and_modes_of_other_options_are_read() -> None:
+def test_text_of_other_options_is_read() -> None:
     blocking = NCCL.replace("# Using", "# Blocking Enabled: wait for completion and barrier\n# Using")
     assert {found.params["mode"] for found in of(blocking)} == {"blocking"}
     assert value(of(NCCL.replace("    time", " cputime"))[0], "time") == pytest.approx(18.93e-6)
@@ -76,20 +73,20 @@ def test_columns_and_modes_of_other_options_are_read() -> None:
     assert [value(one, "time") for one in per_iteration] == pytest.approx([18.93e-6, 17.02e-6])
 
 
-def test_a_table_without_its_summary_is_told_and_ranks_that_the_file_does_not_tell_are_the_users() -> None:
+def test_text_without_summary_or_ranks_is_read() -> None:
     foreign = parse_nccl(NO_RANKS.partition("# Out of bounds")[0], "f", 4)
     assert (foreign.ranks, foreign.nodes, foreign.hosts, len(foreign.found)) == (4, None, (), 4)
     assert "may be cut short" in foreign.left_out[0]
 
 
-def test_labels_and_messages_between_rows_do_no_harm() -> None:
+def test_text_with_labels_and_messages_is_read() -> None:
     noisy = NCCL.replace("0\n     4194304", "0\nhopper1:41231:41240 [0] NCCL INFO Connected all rings\n     4194304", 1)
     assert noisy != NCCL
     for text, label in ((noisy, " 0: "), (NCCL, "[1,0]<stdout>:")):
         assert of("".join(f"{label}{line}\n" for line in text.splitlines())) == of(NCCL), label
 
 
-def test_several_tables_are_told_apart_in_new_and_old_versions() -> None:
+def test_text_of_several_tables_is_read() -> None:
     names = [found.name for found in of(NCCL + NCCL.replace("all_reduce", "reduce_scatter"))]
     assert names == ["collective.all_reduce"] * 4 + ["collective.reduce_scatter"] * 4
     # an older version names its program on the shell's command line alone
@@ -103,7 +100,7 @@ def test_several_tables_are_told_apart_in_new_and_old_versions() -> None:
     assert foreign.found[0].metrics["time"].method.endswith("nccl-tests of unknown version")
 
 
-def test_text_that_cannot_be_read_is_refused_with_its_line() -> None:
+def test_damaged_text_is_refused_with_its_line() -> None:
     unnamed = "f, line 13 does not say which operation it measured; add the line that newer nccl-tests print: "
     # a table without a program is not taken for more of the last one either
     second = NCCL.replace(NCCL_FOOT, "") + NO_PROGRAM.replace("# nccl-tests version", "# ")
@@ -117,9 +114,7 @@ def test_text_that_cannot_be_read_is_refused_with_its_line() -> None:
             "f, line 14: hypercube_perf is not known; known are all_reduce_perf,",
         ),
         (NCCL[: NCCL.index("   70.80")], "f, line 15: 9 of 13 values, so the file seems to be cut short"),
-        (NCCL.replace("88.86       2", "88.86"), "f, line 15: 12 of 13 values, so the file seems to be cut short"),
         (NCCL.replace(" root ", " rot  "), heading + "column root"),
-        (NCCL.replace("type", "kind"), heading + "column type"),
         (NCCL.replace("algbw   busbw", "busbw   algbw"), heading + "algbw with busbw beside it"),
         (NCCL.replace("18.93", "18.x3"), "f, line 14: '18.x3' is not a number"),
         (NCCL.replace("18.93", "-18.9"), "f, line 14: time -18.9 at 1024 B is negative, and nccl-tests prints numbers"),
@@ -130,24 +125,22 @@ def test_text_that_cannot_be_read_is_refused_with_its_line() -> None:
         assert told in refusal(parse_nccl, text), told
 
 
-def test_json_is_read_as_text_is() -> None:
+def test_json_results_are_read() -> None:
     foreign = parse_nccl(report(), "f", None)
     assert (foreign.ranks, foreign.nodes, foreign.hosts) == (4, 2, ("hopper0", "hopper1"))
     assert foreign.variables == {"NCCL_ALGO": "Ring"}
-    assert foreign.details == {"start_time": "2026-03-04 05:06:07", "nccl_version": 22907}
     first, second = foreign.found
     assert first.name == "collective.all_reduce"
     assert [one.params["placement"] for one in foreign.found] == ["out_of_place", "in_place"]
     assert (value(first, "busbw"), first.iterations) == (pytest.approx(88.16e9), 20)
     assert (first.check.passed, second.check.passed) == (True, None)
-    assert first.metrics["time"].method == "mean over iterations and ranks, nccl-tests JSON version 3"
     # iterations are samples, but for the tool's own warm-up
     assert first.samples == pytest.approx((70e-6, 72e-6))
     assert first.notes == ("the first 1 iterations are warm-up, by --per_iter_skip",)
     assert second.samples == ()
 
 
-def test_what_json_lacks_is_none_and_what_it_writes_otherwise_is_read() -> None:
+def test_json_variants_are_read() -> None:
     (found,) = of(report({"out_of_place": None, "in_place": {"cpu_time": 3.5, "alg_bw": "nan", "bus_bw": None}}))
     assert value(found, "time") == pytest.approx(3.5e-6)
     assert found.printed == {"time": 3.5, "algbw": None, "busbw": None, "#wrong": None}
@@ -161,7 +154,7 @@ def test_what_json_lacks_is_none_and_what_it_writes_otherwise_is_read() -> None:
     assert names == ["collective.all_reduce"] * 2 + ["collective.all_to_all"] * 2
 
 
-def test_json_that_cannot_be_read_is_refused_with_its_line() -> None:
+def test_damaged_json_is_refused_with_its_line() -> None:
     text = json.dumps(nccl_report(), indent=1)
     cut = text[: text.index('"out_of_bounds"')]
     newer = json.dumps({"version": 4, "results": "moved"})  # its fields are not looked at
@@ -175,19 +168,3 @@ def test_json_that_cannot_be_read_is_refused_with_its_line() -> None:
         (report(config={"devices": []}), "add --nproc N"),
     ):
         assert told in refusal(parse_nccl, content), told
-
-
-def test_negative_numbers_of_json_are_refused_with_their_place() -> None:
-    for name, told in (("time", "time"), ("alg_bw", "algbw"), ("bus_bw", "busbw"), ("nwrong", "#wrong")):
-        expected = f"f, line 1: {told} -3.5 at 4194304 B is negative, and nccl-tests prints numbers from 0 up"
-        assert refusal(parse_nccl, report({"in_place": {"time": 1.0, name: -3.5}})) == expected
-    skipped = {"times_us": [1.0], "skipped_iterations": -1}
-    iterations = (
-        {"actual_iterations": -1},
-        {"in_place_per_iter": skipped},
-        {"in_place_per_iter": {"times_us": [-1.0]}},
-    )
-    for change in ({"size": -1}, *iterations):
-        told = refusal(parse_nccl, report(change))
-        assert told.startswith("f, line 1 is not what nccl-tests writes: Expected "), change
-        assert " >= 0" in told, change

@@ -41,7 +41,7 @@ def ids(history: History, branch: str | None = None) -> list[str]:
     return [line.id for line in history.runs(branch)]
 
 
-def test_a_run_is_kept_once_and_given_back_as_it_was(history: History, tmp_path: Path) -> None:
+def test_add_keeps_a_run_once(history: History, tmp_path: Path) -> None:
     night = entry(tmp_path, 1, commit="abc")
     assert [history.add(night) for _ in range(3)] == ["added", "unchanged", "unchanged"]
     [line] = history.runs()
@@ -51,7 +51,7 @@ def test_a_run_is_kept_once_and_given_back_as_it_was(history: History, tmp_path:
     assert (kept.info, kept.records, kept.path) == (read.info, read.records, tmp_path / "run-001")
 
 
-def test_a_branch_or_commit_that_is_meant_moves_a_run_and_its_annotations(history: History, tmp_path: Path) -> None:
+def test_add_moves_a_run_with_its_annotations(history: History, tmp_path: Path) -> None:
     night = entry(tmp_path, 1, branch="wrong", commit="abc")
     right = replace(night, about=About(branch="main", commit="def"))
     history.add(night)
@@ -65,7 +65,7 @@ def test_a_branch_or_commit_that_is_meant_moves_a_run_and_its_annotations(histor
     assert history.add(replace(right, meant=frozenset({"branch", "commit"}))) == "unchanged"
 
 
-def test_a_run_that_has_grown_replaces_itself_and_stays_on_its_branch(history: History, tmp_path: Path) -> None:
+def test_add_updates_a_grown_run(history: History, tmp_path: Path) -> None:
     sizes = [entry(tmp_path / str(n), 1, records=launches(count=n)) for n in (2, 4, 5)]
     few, more, most = (replace(one, about=About(branch="main")) for one in sizes)
     history.add(replace(few, about=About(branch="topic", commit="abc")))
@@ -76,7 +76,7 @@ def test_a_run_that_has_grown_replaces_itself_and_stays_on_its_branch(history: H
     assert len(history.outcomes(history.line("run-001").number)) == len(history.series()) == 1
 
 
-def test_runs_come_in_the_order_of_time_and_annotations_are_kept_once(history: History, tmp_path: Path) -> None:
+def test_runs_are_ordered_by_time(history: History, tmp_path: Path) -> None:
     for i, branch in ((3, "main"), (1, "topic"), (2, "main")):
         history.add(entry(tmp_path, i, branch=branch))
     assert ids(history) == ["run-001", "run-002", "run-003"]
@@ -88,9 +88,7 @@ def test_runs_come_in_the_order_of_time_and_annotations_are_kept_once(history: H
     assert one.started == history.line("run-001").started
 
 
-def test_branches_that_could_mean_something_else_and_runs_that_are_none_are_refused(
-    history: History, tmp_path: Path
-) -> None:
+def test_ambiguous_branches_and_unknown_runs_are_refused(history: History, tmp_path: Path) -> None:
     night = entry(tmp_path, 1)
     for branch in ("last", "", "main~1", "a:b", "two words"):
         assert "cannot name runs" in refusal(history.add, replace(night, about=About(branch=branch)))
@@ -100,7 +98,7 @@ def test_branches_that_could_mean_something_else_and_runs_that_are_none_are_refu
     assert history.annotations() == ()
 
 
-def test_pruning_keeps_the_newest_of_each_branch_and_the_annotations(history: History, tmp_path: Path) -> None:
+def test_prune_keeps_newest_runs_and_annotations(history: History, tmp_path: Path) -> None:
     history.add(entry(tmp_path, 0, environment={"host": {"name": "old"}}))
     fill(history, tmp_path, [1.0] * 4, first=1)
     fill(history, tmp_path, [1.0] * 2, first=5, branch="topic")
@@ -124,7 +122,7 @@ def test_history_reads_a_run_where_its_folder_was_added_last(history: History, t
     assert history.run(history.line("run-001")).path == tmp_path / "new" / "run-001"
 
 
-def test_folders_of_runs_are_found_and_each_is_added_once(tmp_path: Path) -> None:
+def test_add_folders_adds_each_run_once(tmp_path: Path) -> None:
     runs, file = tmp_path / "runs", tmp_path / "h.sqlite"
     paths = [put(runs, i) for i in range(2)]
     (runs / "notes").mkdir()
@@ -138,7 +136,7 @@ def test_folders_of_runs_are_found_and_each_is_added_once(tmp_path: Path) -> Non
         assert places(history) == [("topic", "abc")] * 2
 
 
-def test_what_stood_before_a_damaged_run_is_kept(tmp_path: Path) -> None:
+def test_add_folders_keeps_runs_before_a_damaged_one(tmp_path: Path) -> None:
     for i in range(3):
         put(tmp_path / "runs", i)
     (tmp_path / "runs" / "run-001" / "records.jsonl").write_text("no record\n")
@@ -193,7 +191,7 @@ def told(process: "subprocess.Popen[str]") -> list[str]:
     return said.split()
 
 
-def test_two_writers_of_the_same_runs_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
+def test_two_writers_add_each_run_once(tmp_path: Path) -> None:
     for i in range(8):
         put(tmp_path / "runs", i)
     file = tmp_path / "h.sqlite"
@@ -216,14 +214,14 @@ def opened(path: Path, create: bool = False) -> Path:
     return path
 
 
-def test_a_new_file_is_made_with_its_folder_and_read_again(tmp_path: Path) -> None:
+def test_open_creates_file_and_folder(tmp_path: Path) -> None:
     path = opened(opened(tmp_path / "deep" / "history.sqlite", create=True))
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION,)
 
 
-def test_an_empty_file_is_begun_only_by_adding(tmp_path: Path) -> None:
+def test_open_refuses_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "empty.sqlite"
     path.touch()
     assert "is empty" in refusal(opened, path)
@@ -231,7 +229,7 @@ def test_an_empty_file_is_begun_only_by_adding(tmp_path: Path) -> None:
     opened(path, create=True)
 
 
-def test_a_run_that_fails_halfway_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_add_leaves_nothing(tmp_path: Path) -> None:
     night, path = entry(tmp_path, 0), opened(tmp_path / "h.sqlite", create=True)
     with pytest.raises(UserError, match="cannot be used as a history"), open_history(path) as history:
         history.add(replace(night, points=(*night.points, night.points[0])))
@@ -240,7 +238,7 @@ def test_a_run_that_fails_halfway_leaves_nothing(tmp_path: Path) -> None:
         assert history.add(night) == "added"
 
 
-def test_who_waits_too_long_for_another_writer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_gives_up_waiting_for_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_WAIT_SECONDS", 0.05)
     path = opened(tmp_path / "history.sqlite", create=True)
     put(tmp_path / "runs", 0)

@@ -39,7 +39,7 @@ def fill(count: int = 12, factor: float = 1.0, first: int = 0) -> None:
     fine("add", "runs")
 
 
-def test_a_history_grows_is_listed_and_may_stand_elsewhere() -> None:
+def test_add_and_list_use_the_named_file() -> None:
     put(Path("runs"), 0)
     first, again = (run("add", "runs", "--history", "a/b.sqlite").stderr for _ in range(2))
     assert (first, again) == (f"a new history: {Path('a/b.sqlite').absolute()}\n", "")
@@ -52,7 +52,7 @@ def test_a_history_grows_is_listed_and_may_stand_elsewhere() -> None:
     assert "0 runs" in fine("list", "--branch", "topic")
 
 
-def test_runs_are_listed_the_newest_first_with_their_notes() -> None:
+def test_list_shows_newest_runs_and_notes() -> None:
     fill(2)
     put(Path("runs"), 2)
     fine("add", "runs", "--commit", "0123456789abcdef")
@@ -65,7 +65,7 @@ def test_runs_are_listed_the_newest_first_with_their_notes() -> None:
     assert fine("list", "--branch", "topic") == "0 runs\nmeant at run-000, *: meant so\n"
 
 
-def test_ci_says_the_branch() -> None:
+def test_add_takes_branch_and_commit_from_ci() -> None:
     put(Path("runs"), 0)
     table = (
         ({"GITHUB_REF_NAME": "release", "GITHUB_SHA": "abc"}, "release"),
@@ -80,7 +80,7 @@ def test_ci_says_the_branch() -> None:
             assert [(line.branch, line.commit) for line in kept.runs()] == [(branch, "abc")], variables
 
 
-def test_a_branch_given_here_moves_a_run_and_says_so() -> None:
+def test_add_moves_a_run_to_a_given_branch() -> None:
     put(Path("runs"), 0)
     assert fine("add", "runs", "--branch", "wrong") == "added run-000\n"
     assert fine("add", "runs") == "unchanged run-000\n", "a default means nothing"
@@ -91,7 +91,7 @@ def test_a_branch_given_here_moves_a_run_and_says_so() -> None:
     assert "0 runs" in fine("list", "--branch", "wrong")
 
 
-def test_the_gate_passes_then_fails_then_passes_under_a_floor_or_when_meant() -> None:
+def test_check_exit_code_and_floors() -> None:
     fill(3)
     assert run("check").exit_code == 0
     assert run("check", "--fail-on-unknown").exit_code == 3
@@ -106,29 +106,23 @@ def test_the_gate_passes_then_fails_then_passes_under_a_floor_or_when_meant() ->
     held = [run("check", "alone/latest", "--branch", branch) for branch in ("main", "topic")]
     assert [one.exit_code for one in held] == [1, 0]
     assert held[1].stdout.startswith("Gate not armed: 0 of 8 runs of topic")
-    for form, start in (("table", "FAIL: 2 SLOWER of 2"), ("markdown", "## FAIL: 2 SLOWER of 2"), ("json", "{")):
-        assert run("check", "--format", form).stdout.startswith(start)
+    assert run("check", "--format", "markdown").stdout.startswith("## FAIL: 2 SLOWER of 2")
     assert json.loads(run("check", "--format", "json").stdout)["exit_code"] == 1
     assert run("check", "--floor", "15%").exit_code == 0
     found = Floor(series="", host="node-a", measured="2026-01-02T03:04:05Z", launches=20, noise=0.1, floor=0.3)
     with open_history(FILE) as kept:
         floors = dict.fromkeys((one.fingerprint for one in kept.series().values()), found)
     keep_floors(Path("floor.json"), floors)
-    text = fine("check", "--floor", "floor.json")
-    assert "2 SAME" in text
-    assert "Measured on node-a for 2 series, the highest of them: floor 30.0 %, measured here on 2026-01-02" in text
-    assert "measured here" not in run("check").stdout
+    assert "floor 30.0 %" in fine("check", "--floor", "floor.json")
     keep_floors(Path("runs/floor.json"), floors)
     assert run("check", "--floor", "3%").exit_code == 1, "a percentage stands alone"
-    told = json.loads(fine("check", "--format", "json"))["series"][0]["measured_floor"]
-    assert (told["floor"], told["launches"]) == (0.3, 20)
+    assert run("check").exit_code == 0, "the usual file"
     Path("runs/floor.json").unlink()
     fine("annotate", "run-012", "--note", "meant")
-    assert "meant" in fine("list")
     assert "2 SAME" in fine("check")
 
 
-def test_runs_are_shown_exported_and_forgotten() -> None:
+def test_show_prune_and_export() -> None:
     fill(9)
     assert "1.00 ms from run-000 on (9 runs)" in fine("show", "*all_reduce*")
     assert len(json.loads(fine("show", "--format", "json"))["series"]) == 2
@@ -152,7 +146,7 @@ def bad_files() -> None:
     Path("damaged.sqlite").write_bytes(damaged)
 
 
-def test_bad_input_is_one_sentence_and_files_that_are_not_ours_are_left_alone() -> None:
+def test_bad_input_is_refused_and_files_are_kept() -> None:
     bad_files()
     before = {file: file.read_bytes() for file in Path().glob("*.sqlite")}
     table = [

@@ -1,4 +1,4 @@
-"""What a comparison shows: its columns and sentences, as a table, Markdown, JSON and JUnit XML."""
+"""A comparison as columns, table, Markdown, JSON and JUnit XML."""
 
 import json
 import re
@@ -9,10 +9,11 @@ import junit_schema
 import msgspec
 import pytest
 import xmlschema
-from compare_fixtures import OTHER, compared, launches, only, run_of
+from compare_fixtures import OTHER, compared, launches, run_of
 from report_rows import cells_of
 from reports_fixtures import HOSTILE, bad, collective, step
 
+from parbench.bench.results.records import Record
 from parbench.reports.regression import compare_show as columns
 from parbench.reports.regression.compare import Comparison, compare
 from parbench.reports.regression.compare_show import MARKDOWN_BYTES, as_json, as_markdown, as_table
@@ -22,177 +23,169 @@ from parbench.reports.regression.rule import Effect, Rule
 
 CURVE = [collective(size_bytes=1024 * 4**i) for i in range(3)]
 WRONG, LOST, FEW = collective("all_gather"), collective("all_to_all"), step("ddp")
-VERDICTS = dict.fromkeys(("WRONG", "SLOWER", "MISSING", "INSUFFICIENT", "AMBIGUOUS", "NEW", "FASTER", "SAME"), 1)
+WORST_FIRST = ("WRONG", "SLOWER", "MISSING", "INSUFFICIENT", "AMBIGUOUS", "NEW", "FASTER", "SAME")
+VERDICTS = dict.fromkeys(WORST_FIRST, 1)
 
 
-def records_of(*factors: float) -> list[Any]:
-    return [record for case, factor in zip(CURVE, factors, strict=True) for record in launches(case, factor)]
+def curve(*factors: float) -> list[Record]:
+    pairs = zip(CURVE, factors, strict=True)
+    return [record for case, factor in pairs for record in launches(case, factor)]
 
 
-def curve(*factors: float) -> Comparison:
-    return compared(records_of(1, 1, 1), records_of(*factors))
-
-
-def around(older: dict[str, Any], newer: dict[str, Any], *meant: str) -> Comparison:
+def in_environments(older: dict[str, Any], newer: dict[str, Any], *meant: str) -> Comparison:
     return compare(run_of(launches(), older), run_of(launches(), newer), Rule(), meant)
 
 
-def torches(newer: str = "2.13") -> Comparison:
-    return around({"versions": {"torch": "2.12"}}, {"versions": {"torch": newer}})
+def torch_update(newer: str = "2.13") -> Comparison:
+    return in_environments({"versions": {"torch": "2.12"}}, {"versions": {"torch": newer}})
 
 
-def everything() -> Comparison:
-    base = [*records_of(1, 1, 1), *(record for case in (OTHER, WRONG, LOST, FEW) for record in launches(case))]
-    new = [*records_of(1.2, 1.0, 1.03), *launches(OTHER, 0.8), bad(WRONG, 0, "wrong", HOSTILE)]
+def every_verdict() -> Comparison:
+    complete = [record for case in (OTHER, WRONG, LOST, FEW) for record in launches(case)]
+    base = [*curve(1, 1, 1), *complete]
+    new = [*curve(1.2, 1.0, 1.03), *launches(OTHER, 0.8), bad(WRONG, 0, "wrong", HOSTILE)]
     new += [*launches(FEW, count=2), *launches(step("new"))]
-    return compare(run_of(base, {"host": {"address": "a"}}), run_of(new, {"host": {"address": "b|c"}}), Rule())
+    older, newer = {"host": {"address": "a"}}, {"host": {"address": "b|c"}}
+    return compare(run_of(base, older), run_of(new, newer), Rule())
 
 
-def test_a_series_shows_its_verdict_with_effect_floor_and_what_could_be_seen() -> None:
-    found = compared([*launches(), *launches(OTHER)], [*launches(factor=1.1), bad(OTHER, 0, "failed", "rank 1 died")])
-    shown, failed = (cells_of(columns.series_columns(found.series), one) for one in found.series)
-    assert shown.pop("effect").startswith("+10.0 % [+")
-    assert 3 < float(shown.pop("detectable").removesuffix(" %")) < 10
-    assert " | ".join(f"{title}: {text}" for title, text in shown.items()) == (
-        "operation: all_reduce | mode: blocking | dtype: float32 | size: 1K | verdict: SLOWER | floor: 3.00 % | "
-        "noise: 0.794 % | BASE: 1.00 ms | NEW: 1.10 ms | rank p: 0.0079 | launches: 5 v 5 | why: -"
-    )
-    assert (failed["verdict"], failed["launches"], failed["why"]) == ("FAILED", "0 v 0", "rank 1 died")
-    assert {failed[title] for title in ("effect", "NEW", "floor", "detectable", "rank p")} == {"-"}
+def test_series_columns_hold_verdict_and_effect() -> None:
+    failed_case = bad(OTHER, 0, "failed", "rank 1 died")
+    comparison = compared([*launches(), *launches(OTHER)], [*launches(factor=1.1), failed_case])
+    shown = columns.series_columns(comparison.series)
+    slower, failed = (cells_of(shown, series) for series in comparison.series)
+    assert slower["effect"].startswith("+10.0 % [+")
+    assert 3 < float(slower["detectable"].removesuffix(" %")) < 10
+    names = ("operation", "size", "verdict", "floor", "BASE", "NEW", "rank p", "launches", "why")
+    assert [slower[name] for name in names] == [
+        *("all_reduce", "1K", "SLOWER", "3.00 %", "1.00 ms", "1.10 ms", "0.0079", "5 v 5", "-")
+    ]
+    assert [failed[name] for name in ("verdict", "why", "effect")] == ["FAILED", "rank 1 died", "-"]
 
 
-def test_a_family_names_the_sizes_that_moved() -> None:
-    [family] = curve(1.2, 1.0, 0.8).families
-    shown = cells_of(columns.family_columns([family]), family)
-    assert (shown["operation"], shown["sizes"], shown["verdict"]) == ("all_reduce", "1K to 16K (3)", "SLOWER")
-    assert shown["slower at"].startswith("1K +20.0 % [")
-    assert shown["faster at"].startswith("16K -20.0 % [")
-    assert shown["p"] == "<0.0001"
+def test_family_columns_name_changed_sizes() -> None:
+    [family] = compared(curve(1, 1, 1), curve(1.2, 1.0, 0.8)).families
+    cells = cells_of(columns.family_columns([family]), family)
+    assert (cells["sizes"], cells["verdict"], cells["p"]) == ("1K to 16K (3)", "SLOWER", "<0.0001")
+    assert cells["slower at"].startswith("1K +20.0 % [")
+    assert cells["faster at"].startswith("16K -20.0 % [")
     [family] = compared(launches(step()), launches(step(), 1.3)).families
-    shown = cells_of(columns.family_columns([family]), family)
-    assert (shown["sizes"], shown["faster at"]) == ("-", "-"), "one step has no size"
-    assert shown["slower at"].startswith("+30.0 % [")
+    cells = cells_of(columns.family_columns([family]), family)
+    assert (cells["sizes"], cells["faster at"]) == ("-", "-")
+    assert cells["slower at"].startswith("+30.0 % [")
 
 
-def test_changes_say_whether_they_forbid_a_comparison() -> None:
-    older, newer = (
-        {"versions": {"torch": text, "numpy": text}, "host": {"address": text, "name": f"n{text}"}} for text in "12"
-    )
-    found = around(older, newer, "versions.torch")
-    shown = {one.path: cells_of(columns.change_columns(), one)["forbids a comparison"] for one in found.changes}
-    forbids = {"host.name": "yes", "versions.numpy": "yes", "host.address": "no", "versions.torch": "no: meant"}
-    assert shown == forbids
+def test_change_columns_mark_decisive_changes() -> None:
+    older, newer = ({"versions": {"torch": text, "numpy": text}, "host": {"address": text}} for text in "12")
+    comparison = in_environments(older, newer, "versions.torch")
+    shown = [cells_of(columns.change_columns(), change) for change in comparison.changes]
+    assert {cells["what"]: cells["forbids a comparison"] for cells in shown} == {
+        "versions.numpy": "yes",
+        "host.address": "no",
+        "versions.torch": "no: meant",
+    }
     moved = launches()
-    moved[3] = msgspec.structs.replace(moved[3], environment={"changed": {"host.name": ["node-a", "node-b"]}})
+    changed = {"changed": {"host.name": ["node-a", "node-b"]}}
+    moved[3] = msgspec.structs.replace(moved[3], environment=changed)
     [change] = compared(launches(), moved).changes
-    assert cells_of(columns.change_columns(), change)["forbids a comparison"] == "yes (NEW changed within itself)"
+    assert "NEW" in cells_of(columns.change_columns(), change)["forbids a comparison"]
 
 
-def test_effects_and_probabilities_in_words() -> None:
-    for found, text in (
+@pytest.mark.parametrize(
+    ("effect", "text"),
+    [
         (None, "-"),
         (Effect(change=0.05, floor=0.03), "+5.00 %"),
         (Effect(change=-0.05, floor=0.03, low=-0.06, high=0.001), "-5.00 % [-6.00, +0.100]"),
-        (Effect(change=0.0, floor=0.03, low=-0.01, high=0.01), "0 % [-1.00, +1.00]"),
         (Effect(change=17.0, floor=0.03, low=14.0, high=20.0), "+1700 % [+1400, +2000]"),
         (Effect(change=2.81, floor=0.03, low=-1.0, high=1.19e6), "cannot tell"),
-    ):
-        assert effect_words(found) == text
-    for value, text in ((None, "-"), (0.0, "<0.0001"), (0.00794, "0.0079"), (1.0, "1.0000")):
-        assert probability(value) == text
+    ],
+)
+def test_effect_words_round_to_three_digits(effect: Effect | None, text: str) -> None:
+    assert effect_words(effect) == text
 
 
-def test_the_table_has_families_series_and_what_differs_under_their_titles() -> None:
-    text = as_table(everything())
-    assert everything().counts == VERDICTS
+def test_probability_words_have_a_lower_limit() -> None:
+    assert [probability(p) for p in (None, 0.0, 0.00794)] == ["-", "<0.0001", "0.0079"]
+
+
+def test_table_has_families_series_and_changes() -> None:
+    assert every_verdict().counts == VERDICTS
+    text = as_table(every_verdict())
     titles = re.findall(r"^(\w.*)\n(?:operation|what) ", text, re.MULTILINE)
     assert titles == ["Families", "Series", "What differs around them"]
-    slower = next(line for line in text.splitlines() if "SLOWER" in line and "  5 v 5" in line)
-    assert slower.split()[:5] == ["all_reduce", "blocking", "float32", "1K", "SLOWER"]
-    assert "+20.0 % [" in slower
-    assert "\x1b" not in text
     lines = text.splitlines()
-    assert not [line for line in lines if line != line.rstrip()]
     start = lines.index("Series") + 1
-    rows, verdict, end = lines[start + 1 : start + 9], lines[start].index("verdict"), lines[start].index("launches") - 2
-    assert {line[verdict:].split()[0] for line in rows} == set(VERDICTS)
-    assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in rows)
+    verdict_column = lines[start].index("verdict")
+    rows = lines[start + 1 : start + 9]
+    assert {row[verdict_column:].split()[0] for row in rows} == set(VERDICTS)
+    assert "\x1b" not in text
     assert "What differs" not in as_table(compared(launches(), launches()))
 
 
-def test_markdown_has_tables_that_github_reads_the_worst_first_and_obeys_nothing() -> None:
-    text = as_markdown(everything())
-    assert text.startswith("## parbench compare: 1 WRONG, 1 SLOWER, 1 MISSING, ")
+def test_markdown_tables_are_intact_and_worst_first() -> None:
+    text = as_markdown(every_verdict())
+    assert "1 WRONG, 1 SLOWER, 1 MISSING" in text.splitlines()[0]
     tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     assert len(tables) == 3
     for table in tables:
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
-    assert "b\\|c" in text
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
     series = text.partition("### Series")[2].partition("| --- |")[2]
     assert re.findall(rf"\| ({'|'.join(VERDICTS)}) \|", series) == list(VERDICTS)
+    assert "b\\|c" in text
     assert "<script>" not in text
-    assert "&lt;script&gt;" in text
     assert "\x1b" not in text
 
 
-def test_markdown_fits_a_step_summary_whatever_it_compares() -> None:
-    cases = [collective(f"operation{i}" * 40) for i in range(900)]
-    base = [record for case in cases for record in launches(case, count=1)]
-    comparison = compared([*base, *launches()], [*base, *launches(factor=1.2)])
-    text = as_markdown(comparison)
-    assert len(text.encode()) < MARKDOWN_BYTES < 1 << 20
+def test_markdown_fits_a_step_summary() -> None:
+    cases = [collective(f"operation{i}" * 40) for i in range(300)]
+    few = [record for case in cases for record in launches(case, count=1)]
+    comparison = compared([*few, *launches()], [*few, *launches(factor=1.2)])
+    assert len(as_markdown(comparison).encode()) < MARKDOWN_BYTES < 1 << 20
+    text = as_markdown(comparison, limit_bytes=50_000)
+    assert len(text.encode()) < 50_000
     for section in ("Families", "Series"):
         assert "SLOWER" in text.partition(f"### {section}")[2].partition("\n### ")[0]
-    small = as_markdown(comparison, limit_bytes=50_000)
-    assert len(small.encode()) < 50_000
-    [families, series] = re.findall(r"(\d+) more rows have no room here", small)
-    shown = small.partition("### Series")[2].count("| INSUFFICIENT |") + 1
-    assert int(series) + shown == 901
-    assert int(families) > int(series)
+    [_, hidden] = re.findall(r"(\d+) more rows", text)
+    shown = text.partition("### Series")[2].count("| INSUFFICIENT |") + 1
+    assert int(hidden) + shown == 301
 
 
-def test_json_has_every_number_and_no_nan() -> None:
-    text = as_json(everything(), code=1)
-    assert "NaN" not in text
-    assert "Infinity" not in text
-    read = json.loads(text)
-    assert (read["schema_version"], read["exit_code"], read["verdicts"]) == (1, 1, VERDICTS)
-    about = {"id": "run-1", "path": "runs/run-1", "host": "node-a", "parbench": "0.1.0"}
-    assert read["base"] == {**about, "started": "2026-01-02T03:04:05.678Z"}
-    assert read["rule"] == {
-        "floor": 0.03,
-        "level": 0.05,
-        "false_discovery_rate": 0.04,
-        "rank_level": 0.05,
-        "min_launches": 5,
-    }
-    [curve] = [family for family in read["families"] if len(family["series"]) == 3]
-    assert (curve["verdict"], curve["slower_size_bytes"], curve["faster_size_bytes"]) == ("SLOWER", [1024], [])
-    first = curve["series"][0]
-    assert first["effect"]["change"] == pytest.approx(0.2)
-    known = {"change", "floor", "low", "high", "detectable", "p_value", "rank_p_value", "noise"}
-    assert set(first["effect"]) == known
-    assert (len(first["base_seconds"]), first["metric"], first["case"]["params"]["size_bytes"]) == (5, "time", 1024)
-    assert (first["environment"], first["measured_floor"], read["notes"]) == (["host.address"], None, [])
-    change = {"path": "host.address", "base": "a", "new": "b|c", "decisive": False, "meant": False, "within": ""}
-    assert read["environment"][0] == change
-    unknown = json.loads(as_json(compared(launches(), launches(count=1)), code=0))
-    effect = unknown["families"][0]["series"][0]["effect"]
+def test_json_holds_every_number() -> None:
+    data = json.loads(as_json(every_verdict(), code=1), parse_constant=pytest.fail)
+    assert (data["schema_version"], data["exit_code"], data["verdicts"]) == (1, 1, VERDICTS)
+    assert (data["base"]["id"], data["base"]["host"]) == ("run-1", "node-a")
+    assert data["rule"]["floor"] == 0.03
+    [family] = [family for family in data["families"] if len(family["series"]) == 3]
+    assert (family["verdict"], family["slower_size_bytes"]) == ("SLOWER", [1024])
+    series = family["series"][0]
+    assert series["effect"]["change"] == pytest.approx(0.2)
+    assert {"low", "high", "detectable", "p_value", "rank_p_value"} < series["effect"].keys()
+    assert (len(series["base_seconds"]), series["case"]["params"]["size_bytes"]) == (5, 1024)
+    assert series["environment"] == ["host.address"]
+    change = data["environment"][0]
+    assert (change["path"], change["base"], change["new"]) == ("host.address", "a", "b|c")
+
+
+def test_json_unknown_numbers_are_null() -> None:
+    few = json.loads(as_json(compared(launches(), launches(count=1)), code=0))
+    effect = few["families"][0]["series"][0]["effect"]
     assert (effect["low"], effect["p_value"]) == (None, None)
-    wrong = json.loads(as_json(compared(launches(), [bad(launches()[0].case, 0, "wrong")]), code=1))
-    assert wrong["families"][0]["series"][0]["effect"] is None
 
 
-# what Jenkins' junit-10.xsd allows, and all that is used of it
-USED = """
+# The part of Jenkins' junit-10.xsd that is used.
+ELEMENTS = """
 error:message,type failure:message,type properties: property:name,value skipped:message,type
 testcase:classname,name testcase:classname,name,time testsuite:errors,failures,name,skipped,tests
 testsuites:errors,failures,name,tests
 """
-INSIDE = "testcase>error testcase>failure testcase>skipped testsuite>properties testsuite>testcase testsuites>testsuite"
+NESTING = """
+testcase>error testcase>failure testcase>skipped testsuite>properties testsuite>testcase
+testsuites>testsuite properties>property
+"""
 
 
-def root_of(comparison: Comparison) -> ElementTree.Element:
+def junit(comparison: Comparison) -> ElementTree.Element:
     return ElementTree.fromstring(as_junit(comparison))
 
 
@@ -200,60 +193,58 @@ def first(root: ElementTree.Element, tag: str) -> ElementTree.Element:
     return next(root.iter(tag))
 
 
-def test_junit_is_what_jenkins_schema_allows() -> None:
-    elements = list(root_of(everything()).iter())
-    assert {f"{one.tag}:{','.join(sorted(one.attrib))}" for one in elements} == set(USED.split())
-    inside = {f"{one.tag}>{child.tag}" for one in elements for child in one}
-    assert inside == {*INSIDE.split(), "properties>property"}
+def test_junit_uses_allowed_elements() -> None:
+    elements = list(junit(every_verdict()).iter())
+    used = {f"{element.tag}:{','.join(sorted(element.attrib))}" for element in elements}
+    assert used == set(ELEMENTS.split())
+    nesting = {f"{element.tag}>{child.tag}" for element in elements for child in element}
+    assert nesting == set(NESTING.split())
 
 
 @pytest.mark.full
-def test_junit_is_what_the_schema_itself_accepts_and_that_does_refuse() -> None:
+def test_junit_schema_accepts_it_and_refuses_damage() -> None:
     schema = xmlschema.XMLSchema(junit_schema.schema_source())
     failed = compared(launches(), [bad(launches()[0].case, 0, "failed", HOSTILE)])
-    for found in (everything(), torches(HOSTILE), failed):
-        schema.validate(as_junit(found))
-    text = as_junit(everything())
-    spoiled = (("failure", "failed"), ("<testcase classname", "<testcase class"), (' errors="', ' broken="'))
-    for good, broken in (*spoiled, ("property", "prop")):
-        assert good in text
-        assert not schema.is_valid(text.replace(good, broken)), broken
+    for comparison in (every_verdict(), torch_update(HOSTILE), failed):
+        schema.validate(as_junit(comparison))
+    text = as_junit(every_verdict())
+    for good, damaged in (("failure", "failed"), (' errors="', ' broken="'), ("property", "prop")):
+        assert not schema.is_valid(text.replace(good, damaged)), damaged
 
 
-def test_junit_has_a_case_for_each_series_and_counts_that_add_up() -> None:
-    comparison = everything()
-    root = root_of(comparison)
-    cases = list(root.iter("testcase"))
-    assert [case.get("name") for case in cases] == ["the whole run", *(one.case.label for one in comparison.series)]
-    assert [child.tag for child in cases[0]] == [], "one is slower, one faster, and in the middle all is the same"
-    pairs = zip(comparison.series, cases[1:], strict=True)
-    outcome = " ".join(sorted(f"{one.word}:{','.join(child.tag for child in case)}" for one, case in pairs))
-    assert outcome == (
-        "AMBIGUOUS:skipped FASTER: INSUFFICIENT:skipped MISSING:error NEW:skipped SAME: SLOWER:failure WRONG:error"
-    )
-    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("9", "1", "2")
+def test_junit_outcomes_match_verdicts_and_counts() -> None:
+    comparison = every_verdict()
+    root = junit(comparison)
+    run, *cases = root.iter("testcase")
+    assert [child.tag for child in run] == []
+    assert [case.get("name") for case in cases] == [series.case.label for series in comparison.series]
+    pairs = zip(comparison.series, cases, strict=True)
+    outcomes = {series.word: "".join(child.tag for child in case) for series, case in pairs}
+    assert outcomes == {
+        **dict.fromkeys(("WRONG", "MISSING"), "error"),
+        **dict.fromkeys(("AMBIGUOUS", "INSUFFICIENT", "NEW"), "skipped"),
+        **dict.fromkeys(("FASTER", "SAME"), ""),
+        "SLOWER": "failure",
+    }
+    assert [root.get(name) for name in ("tests", "failures", "errors")] == ["9", "1", "2"]
     assert sum(int(suite.get("skipped", "")) for suite in root) == 3
     assert all(suite.get("tests") == str(len(suite.findall("testcase"))) for suite in root)
-    times = [case.get("time") for case in cases]
-    assert all(time is None or re.fullmatch(r"\d+\.\d{9}", time) for time in times), "decimal seconds"
-    assert sum(time is None for time in times) == 3
+    times = [time for case in cases if (time := case.get("time"))]
+    assert [bool(re.fullmatch(r"\d+\.\d{9}", time)) for time in times] == [True] * 6
 
 
-def test_a_failure_says_how_much_and_properties_hold_the_numbers() -> None:
-    root = root_of(everything())
+def test_junit_messages_and_properties_hold_numbers() -> None:
+    root = junit(every_verdict())
     failure = first(root, "failure")
     assert failure.get("type") == "SLOWER"
-    assert str(failure.get("message")).startswith("+20.0 % [+")
-    [suite] = [one for one in root if "all_reduce" in str(one.get("name"))]
-    assert suite.get("name") == "collective.all_reduce dtype=float32 mode=blocking on 4 ranks on 1 node, gloo, cpu"
-    properties = {one.get("name"): one.get("value") for one in suite.iter("property")}
+    assert "+20.0 %" in str(failure.get("message"))
+    [suite] = [suite for suite in root if "all_reduce" in str(suite.get("name"))]
+    properties = {item.get("name"): item.get("value") for item in suite.iter("property")}
     assert float(properties["1K change"] or "") == pytest.approx(0.2)
-    assert (properties["4K verdict"], properties["environment host.address"]) == ("SAME", "a -> b|c")
-    [step_suite] = [one for one in root if "ddp" in str(one.get("name"))]
-    assert "verdict" in {one.get("name") for one in step_suite.iter("property")}
-    error = first(root_of(compared(launches(), [bad(launches()[0].case, 0, "failed", "rank 1 died")])), "error")
+    assert properties["environment host.address"] == "a -> b|c"
+    failed = compared(launches(), [bad(launches()[0].case, 0, "failed", "rank 1 died")])
+    error = first(junit(failed), "error")
     assert (error.get("type"), error.get("message")) == ("FAILED", "rank 1 died")
-    assert only(torches()).word == "ENV-CHANGED"
-    skipped = first(root_of(torches()), "skipped")
+    skipped = first(junit(torch_update()), "skipped")
     assert skipped.get("type") == "ENV-CHANGED"
-    assert "versions.torch: 2.12 -> 2.13" in str(skipped.get("message"))
+    assert "2.12 -> 2.13" in str(skipped.get("message"))

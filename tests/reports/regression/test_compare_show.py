@@ -27,26 +27,22 @@ def invoke(*words: str) -> Result:
     return CliRunner().invoke(compare, list(words))
 
 
-def test_the_exit_code_tells_a_regression_above_the_floor_what_cannot_be_told_and_what_did_not_run(
+def test_compare_exit_codes(
     tmp_path: Path,
 ) -> None:
     base, slower, few = folder(tmp_path), folder(tmp_path, 1.2), folder(tmp_path, 1.2, count=4)
     other = folder(tmp_path, 1.2, numpy="2.5.0")
-    both, failed, wrong = (
-        str(write_run(tmp_path, run_of([*launches(), *more])))
-        for more in (launches(OTHER), [bad(OTHER, 0, "failed")], [bad(OTHER, 0, "wrong")])
+    both, failed = (
+        str(write_run(tmp_path, run_of([*launches(), *more]))) for more in (launches(OTHER), [bad(OTHER, 0, "failed")])
     )
     for words, code, told in (
         ((base, folder(tmp_path)), 0, "Verdict: 1 SAME"),
-        ((base, folder(tmp_path, 0.8)), 0, "Verdict: 1 FASTER"),
         ((base, slower), 1, "Verdict: 1 SLOWER"),
         ((base, slower, "--floor", "30%"), 0, "SAME"),
-        ((base, slower, "--floor", "10%"), 1, "SLOWER"),
         ((base, few), 3, "The whole run: nothing could be compared: 1 INSUFFICIENT (too few launches to compare)."),
         ((base, other), 3, "ENV-CHANGED"),
         ((base, other, "--across", "versions.numpy", "--fail-on-unknown"), 1, "SLOWER"),
         ((both, failed), 4, "FAILED"),
-        ((both, wrong), 1, "WRONG"),
     ):
         result = invoke(*words)
         assert (result.exit_code, told in result.output) == (code, True), words
@@ -65,7 +61,7 @@ def measured(file: Path, run: str, floor: float = 0.3) -> None:
     keep_floors(file, dict.fromkeys(fingerprints(find_run(run)).values(), found))
 
 
-def test_a_measured_floor_counts_where_it_is_kept_and_is_told(tmp_path: Path) -> None:
+def test_compare_uses_a_measured_floor(tmp_path: Path) -> None:
     base, new = folder(tmp_path), folder(tmp_path, 1.2)
     file = tmp_path / "floor.json"
     measured(file, base)
@@ -81,9 +77,7 @@ def test_a_measured_floor_counts_where_it_is_kept_and_is_told(tmp_path: Path) ->
     assert (told["effect"]["floor"], told["measured_floor"]["launches"]) == (pytest.approx(0.3), 20)
 
 
-def test_a_floor_of_another_machine_is_none_and_the_environment_may_name_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_ignores_a_floor_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, new = folder(tmp_path), folder(tmp_path, 1.2)
     other = write_run(tmp_path, run_of(launches(), {"versions": {"numpy": "2.4.6"}, "torch": {"version": "2.14.0"}}))
     measured(tmp_path / "floor.json", str(other))
@@ -92,7 +86,7 @@ def test_a_floor_of_another_machine_is_none_and_the_environment_may_name_one(
     assert invoke(base, new).exit_code == 0
 
 
-def test_ambiguous_series_are_followed_by_the_launches_that_decide(tmp_path: Path) -> None:
+def test_compare_advises_more_repetitions(tmp_path: Path) -> None:
     base = folder(tmp_path)
     times = [ok(CASE, i, 1e-3 * value) for i, value in enumerate((0.9, 1.1, 1.2, 0.8, 1.0))]
     noisy = str(write_run(tmp_path, run_of(times, {"versions": {"numpy": "2.4.6"}})))
@@ -103,7 +97,7 @@ def test_ambiguous_series_are_followed_by_the_launches_that_decide(tmp_path: Pat
     assert ("Verdict: 1 AMBIGUOUS" in without, "parbench ab" in without) == (True, False)
 
 
-def test_every_form_goes_to_standard_output_or_a_file_and_leaves_nothing_out(tmp_path: Path) -> None:
+def test_compare_formats_go_to_stdout_or_a_file(tmp_path: Path) -> None:
     base, new, target = folder(tmp_path), folder(tmp_path, 1.2), tmp_path / "out"
     starts = {"table": "BASE: ", "markdown": "## ", "json": "{", "junit": "<?xml"}
     assert set(starts) == set(COMPARISONS)
@@ -119,7 +113,7 @@ def test_every_form_goes_to_standard_output_or_a_file_and_leaves_nothing_out(tmp
     assert json.loads(invoke(base, few, "--format", "json").output)["exit_code"] == 3
 
 
-def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
+def test_compare_refuses_what_is_not_comparable(tmp_path: Path) -> None:
     base, other = folder(tmp_path), str(write_run(tmp_path, run_of(launches(OTHER))))
     for new, why in (
         (str(tmp_path / "here"), r"is no run: it holds no readable run\.json"),
@@ -132,7 +126,7 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
     assert [invoke(*words).exit_code for words in ((), ("a",), ("a", "b", "--format", "html"))] == [2, 2, 2]
 
 
-def test_a_folder_of_runs_is_taken_as_one_without_the_run_it_is_compared_with(tmp_path: Path) -> None:
+def test_compare_pools_a_folder_without_the_other_run(tmp_path: Path) -> None:
     for i in range(3):
         info = copytree(folder(tmp_path), tmp_path / "main" / str(i)) / "run.json"
         info.write_text(re.sub(r'"id": "[^"]*"', f'"id": "{i}"', info.read_text()))
@@ -142,14 +136,13 @@ def test_a_folder_of_runs_is_taken_as_one_without_the_run_it_is_compared_with(tm
     assert (result.exit_code, "10 launches" in result.output) == (0, True), result.output
 
 
-def test_floors_are_percentages_or_files(tmp_path: Path) -> None:
+def test_floor_is_a_percentage_or_a_file(tmp_path: Path) -> None:
     for text, floor in (("3%", 0.03), (" 0.5% ", 0.005), ("0%", 0.0), ("100%", 1.0)):
         assert parse_floor(text) == pytest.approx(floor)
     for text in ("3", "0.03", "-1%", "101%", "nan%", "few", "", "%", "3%%", "3%x"):
         with pytest.raises(UserError, match=r"--floor .* write a percentage from 0% to 100%"):
             parse_floor(text)
     assert find_floor(None) == (0.03, {})
-    assert find_floor("5%") == (0.05, {})
     with pytest.raises(UserError, match=r"--floor 'absent\.json' is not understood"):
         find_floor("absent.json")
     with pytest.raises(UserError, match="cannot be read: Is a directory"):

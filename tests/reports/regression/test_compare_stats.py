@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from parbench.reports.regression.statistics import (
     Difference,
     Differences,
-    _design,
     _moderated,
     differences,
     discoveries_in_families,
@@ -39,31 +38,13 @@ def difference(base: Sequence[float], new: Sequence[float]) -> Difference:
     return differences([launches(base)], [launches(new)]).common
 
 
-def test_a_p_value_against_a_floor_is_that_of_the_distance_beyond_it() -> None:
+def test_p_beyond_uses_the_distance_past_the_floor() -> None:
     found = difference(sample(8, 3), sample(8, 4, mean=2.0))
     beyond = (found.value - 0.5) / found.error
     mirrored = Difference(value=-found.value, error=found.error, df=found.df)
     assert found.p_beyond(0.5) == pytest.approx(2 * scipy.stats.t.sf(beyond, found.df))
     assert mirrored.p_beyond(0.5) == pytest.approx(found.p_beyond(0.5))
     assert Difference(value=0.01, error=0.02, df=8.0).p_beyond(0.03) == 1.0, "within the floor"
-
-
-def test_independent_launches_of_a_variance_are_students_and_correlated_ones_are_as_simulated() -> None:
-    assert _design(5, 7, 0.0)[:2] == pytest.approx((10, 10))
-    assert _design(5, 7, 0.0)[3] == pytest.approx(1 / 5 + 1 / 7)
-    random = np.random.default_rng(0)
-    values = random.normal(size=(40_000, 12))
-    for i in range(1, 12):
-        values[:, i] = 0.6 * values[:, i - 1] + 0.8 * values[:, i]
-    sides = np.split(values, [5], axis=1)
-    rests = np.hstack([side - side.mean(axis=1, keepdims=True) for side in sides])
-    squares, df, share, variance = _design(5, 7, 0.6)
-    sums = (rests**2).sum(axis=1)
-    assert squares == pytest.approx(sums.mean(), rel=0.02)
-    assert df == pytest.approx(2 * sums.mean() ** 2 / sums.var(), rel=0.04)
-    products = (rests[:, :4] * rests[:, 1:5]).sum(axis=1) + (rests[:, 5:-1] * rests[:, 6:]).sum(axis=1)
-    assert share == pytest.approx(products.mean() / sums.mean(), abs=0.01)
-    assert variance == pytest.approx((sides[1].mean(axis=1) - sides[0].mean(axis=1)).var(), rel=0.02)
 
 
 def crowd(rho: float, shared: float, seed: int, count: int = 60, n: int = 6) -> Differences:
@@ -76,7 +57,7 @@ def crowd(rho: float, shared: float, seed: int, count: int = 60, n: int = 6) -> 
     return differences([launches(one[:n]) for one in logs.T], [launches(one[n:]) for one in logs.T])
 
 
-def test_all_series_together_tell_how_launches_correlate_and_intervals_cover() -> None:
+def test_differences_estimate_rho_and_cover() -> None:
     for rho, shared in ((0.0, 0.0), (0.0, 0.5), (0.6, 0.0), (0.6, 0.5)):
         found = [crowd(rho, shared, seed) for seed in range(60)]
         assert sum(one.autocorrelation for one in found) / 60 == pytest.approx(rho, abs=0.12), (rho, shared)
@@ -85,7 +66,7 @@ def test_all_series_together_tell_how_launches_correlate_and_intervals_cover() -
         assert sum(abs(one.common.value) <= one.common.reach for one in found) / 60 >= 0.88, (rho, shared)
 
 
-def test_variances_are_drawn_together_where_they_are_alike_and_left_where_they_are_not() -> None:
+def test_variances_shrink_where_they_are_alike() -> None:
     dfs = np.full(50, 7.0)
     alike = np.random.default_rng(1).chisquare(7, size=50) / 7
     drawn, more = _moderated(alike, dfs)
@@ -97,7 +78,7 @@ def test_variances_are_drawn_together_where_they_are_alike_and_left_where_they_a
     assert np.abs(np.log(drawn / uneven)).max() < 1.0
 
 
-def test_the_rank_test_is_scipys() -> None:
+def test_rank_test_agrees_with_scipy() -> None:
     for n, m in SIZES:
         base, new = sample(n, 9), sample(m, 10, mean=0.5)
         method = "exact" if n + m <= 24 else "asymptotic"
@@ -110,7 +91,7 @@ def test_the_rank_test_is_scipys() -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=8), st.integers(1, 3))
 @settings(max_examples=50, deadline=None)
-def test_ties_agree_with_every_permutation(values: list[int], n: int) -> None:
+def test_rank_test_of_ties_agrees_with_permutations(values: list[int], n: int) -> None:
     numbers = [float(value) for value in values]
     assert rank_test(numbers[:n], numbers[n:]) == pytest.approx(by_permutation(numbers, n))
 
@@ -126,7 +107,7 @@ def by_permutation(values: Sequence[float], n: int) -> float:
 
 @given(P_VALUES, st.sampled_from([0.01, 0.05, 0.2]))
 @settings(max_examples=50, deadline=None)
-def test_one_family_falls_by_the_step_up_and_if_a_member_does(p_values: list[float], q: float) -> None:
+def test_one_family_is_benjamini_hochberg(p_values: list[float], q: float) -> None:
     ordered = sorted(p_values)
     limit = max((p for rank, p in enumerate(ordered, 1) if p <= q * rank / len(ordered)), default=-1.0)
     near = min(abs(p - q * rank / len(ordered)) for rank, p in enumerate(ordered, 1)) < 1e-12
@@ -135,26 +116,24 @@ def test_one_family_falls_by_the_step_up_and_if_a_member_does(p_values: list[flo
     assert near or any(fallen) == (simes(p_values) <= q)
 
 
-def test_what_falls_in_families_is_what_the_step_up_takes() -> None:
+def test_discoveries_in_families_share_the_level() -> None:
     assert [simes(found) for found in ([0.2], [0.02, 0.02, 0.02], [0.01, 0.9, 0.9, 0.9])] == pytest.approx(
         [0.2, 0.02, 0.04]
     )
-    assert discoveries_in_families([[0.04, 0.03, 0.044, 0.9]], 0.06) == ((True, True, True, False),)
-    assert discoveries_in_families([[0.04, 0.5]], 0.05) == ((False, False),)
     # one family of two falls, so its members are tested at half of q
     assert discoveries_in_families([[0.001, 0.03], [0.9, 0.9]], 0.05) == ((True, False), (False, False))
     assert discoveries_in_families([[0.001, 0.03]], 0.05) == ((True, True),)
     assert discoveries_in_families([], 0.05) == ()
 
 
-def test_false_discoveries_are_as_rare_as_asked() -> None:
+def test_false_discovery_rate_is_controlled() -> None:
     chance = random.Random(11)
     false_shares = []
-    for _ in range(400):
+    for _ in range(200):
         families = [[chance.random() for _ in range(4)] for _ in range(20)]
         families += [[chance.random() * 1e-5 for _ in range(4)] for _ in range(5)]
         fallen = discoveries_in_families(families, 0.05)
         false = sum(any(members) for members in fallen[:20])
         false_shares.append(false / max(1, sum(any(members) for members in fallen)))
-    assert sum(false_shares) / 400 < 0.05
+    assert sum(false_shares) / 200 < 0.05
     assert max(false_shares) > 0

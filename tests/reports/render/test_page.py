@@ -12,7 +12,7 @@ import msgspec
 import reports_fixtures as fixtures
 from nodes_fixtures import EMULATION
 from report_rows import run_of
-from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, pipeline_record, step
+from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, step
 
 from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.plan.cases import make_case
@@ -93,7 +93,7 @@ def embedded(html: str) -> dict[str, Any]:
     return found
 
 
-def test_the_page_is_well_formed_in_one_small_file_and_its_links_lead_to_places_in_it() -> None:
+def test_page_is_one_small_well_formed_file() -> None:
     page = Page(sample())
     assert len(sample().encode()) < 1_000_000
     assert len(page.ids) == len(set(page.ids))
@@ -108,7 +108,7 @@ def test_the_page_is_well_formed_in_one_small_file_and_its_links_lead_to_places_
     assert "hidden" in button, "it does nothing without scripts"
 
 
-def test_tables_can_be_read_aloud_and_every_colour_is_defined_for_dark_and_paper_too() -> None:
+def test_page_is_accessible_and_colors_are_defined() -> None:
     page = Page(sample())
     regions = [one for one in page.all("div") if one.get("role") == "region"]
     assert len(page.all("caption")) == len(page.all("table")) == len(regions) == 7
@@ -120,7 +120,7 @@ def test_tables_can_be_read_aloud_and_every_colour_is_defined_for_dark_and_paper
     assert set(re.findall(r"var\((--[\w-]+)\)", sample())) <= set(re.findall(r"(--[\w-]+):", style))
 
 
-def test_the_policy_allows_our_script_alone_and_no_network() -> None:
+def test_page_policy_allows_one_script() -> None:
     (policy,) = [meta["content"] for meta in Page(sample()).all("meta") if "http-equiv" in meta]
     (script,) = re.findall(r"<script>(.*?)</script>", sample(), re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -133,7 +133,7 @@ def test_the_policy_allows_our_script_alone_and_no_network() -> None:
     }
 
 
-def test_the_top_says_what_was_run_with_what_verdict_and_what_it_cannot_show() -> None:
+def test_page_header_has_setup_verdict_and_limits() -> None:
     header = sample().split("<main>")[0]
     for expected in ("run-1", "preset node", "4 ranks on 1 node", "host node-a", "2026-01-02T03:04:05", "Example CPU"):
         assert expected in header
@@ -147,14 +147,14 @@ def test_the_top_says_what_was_run_with_what_verdict_and_what_it_cannot_show() -
     assert "cannot show:</strong> 4 ranks on 2 cores: functional only</p>" in shared
 
 
-def test_a_run_that_the_budget_cut_does_not_say_that_every_launch_was_made() -> None:
+def test_page_of_a_cut_run_claims_no_completeness() -> None:
     cut = bad(collective(), 1, "skipped", LEFT_OUT)
     for record, every in ((ok(collective(), 1), True), (cut, False)):
         page = html_of(make_run(make_plan([collective()], launches=2), [ok(collective()), record]))
         assert ("every planned case ran in every launch" in part_of(page, "not-measured")) is every
 
 
-def test_what_to_look_at_and_what_is_wrong_come_before_any_result_and_the_environment_last() -> None:
+def test_page_has_problems_before_results() -> None:
     assert_in_order(sample(), "slow", "problems", "communication", "not-measured", "data", "environment")
     header = sample().split("</header>")[0]
     assert header.index('id="slow"') < header.index("<nav")
@@ -171,7 +171,7 @@ def test_what_to_look_at_and_what_is_wrong_come_before_any_result_and_the_enviro
     assert "Nothing: every planned case ran" in fine
 
 
-def test_cells_carry_their_sort_values() -> None:
+def test_page_cells_carry_sort_values() -> None:
     metrics = {"time": fixtures.collective_metrics(collective(), 0.25)["time"]}
     html = told(ok(collective(), metrics=metrics))
     assert 'data-sort="0.25" class="number">250 ms [225, 275]</td>' in html
@@ -180,7 +180,7 @@ def test_cells_carry_their_sort_values() -> None:
     assert 'id="fits"' not in html
 
 
-def test_hostile_text_is_shown_as_text_and_cannot_end_the_embedded_data() -> None:
+def test_page_escapes_hostile_text() -> None:
     case = make_case("step.<script>alert(1)</script>", "m:f", {"p": "</script><script>alert(2)</script>"})
     end = "</script><!--<script>"
     run = run_of(
@@ -198,14 +198,14 @@ def test_hostile_text_is_shown_as_text_and_cannot_end_the_embedded_data() -> Non
     assert [end] in [row["reasons"] for row in embedded(html)["rows"]]
 
 
-def test_the_data_is_embedded_whole_and_the_environment_is_flat() -> None:
+def test_page_embeds_data_and_environment() -> None:
     run = fixtures.sample_run()
     assert embedded(sample()) == json.loads(render_json(report_of(run)))
     assert '<th scope="row" class="words">host.cpu_model</th><td class="words">Example CPU</td>' in sample()
     assert '<th scope="row" class="words">host.governor</th><td class="words">-</td>' in sample()
 
 
-def test_a_run_without_results_says_so() -> None:
+def test_page_of_an_empty_run_reports_it() -> None:
     for records in ((), (bad(collective()),), (bad(collective(), 0, "skipped", "no float8"),)):
         html = html_of(make_run(make_plan([collective()]), records))
         words = Page(html).visible
@@ -217,19 +217,3 @@ def test_a_run_without_results_says_so() -> None:
     words = Page(html_of(make_run(make_plan([], skipped=[skipped]), []))).visible
     assert "gloo carries no float8" in words
     assert "NOTHING MEASURED" in words
-
-
-def test_pipelines_have_a_chart_each_and_their_timelines_are_neither_embedded_nor_told() -> None:
-    others = [fixtures.simulated("dualpipe_v", chunks=2, why_not="it needs <4> microbatches")]
-    first = pipeline_record(comparison=others)
-    html = told(ok(step("ddp")), first, pipeline_record("gpipe", seconds=0.03))
-    part = part_of(html, "pipelines", 'id="step-memory"')
-    titles = re.findall(r'<title id="pipelines-\d-title">(.*?)</title>', part)
-    assert titles == [f"Pipeline: {name}" for name in ("1f1b", "gpipe")]
-    captions = re.findall(r"<figcaption>(.*?)</figcaption>", part)
-    assert [caption.partition("</strong>")[0] for caption in captions] == [f"<strong>{name}" for name in titles]
-    assert 'data-sort="0.263" class="number">26.3 %</td>' in part
-    assert "it needs &lt;4&gt; microbatches" in part
-    assert "0F0" not in html
-    (row,) = [one for one in embedded(html)["rows"] if one["case"]["id"] == first.case.id]
-    assert (row["details"]["pipeline"]["microbatches"], "measured" in row["details"]["pipeline"]) == (4, False)

@@ -5,38 +5,30 @@ import fcntl
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import reports_fixtures as fixtures
-from click.testing import CliRunner
-from nodes_fixtures import EMULATION, node_run, sample_sweep, scaling_run
+from nodes_fixtures import EMULATION, node_run, scaling_run
 from report_rows import run_of
 from reports_fixtures import HOSTILE, bad, collective, make_plan, make_run, ok, sample_run, step, write_run
 from traced import run_with, timeline, traced_record
 
-from parbench import cli
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import RecordWriter, Run, load_run, open_writer
 from parbench.bench.text import UserError, write_whole
-from parbench.reports.analysis import several as analysis_of_several
 from parbench.reports.analysis.several import several
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.analysis.verdicts import warnings_of
-from parbench.reports.regression import compare, environment
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import embedded_json, render_csv, render_json
 from parbench.reports.render.markdown import escaped, render_markdown
 from parbench.reports.render.page import render_page
-from parbench.reports.render.show import build, build_report, follow, is_written, show_again, show_run, write_files
+from parbench.reports.render.show import build, build_report, follow, is_written, show_again, show_run
 from parbench.reports.render.terminal import render_text
 from parbench.reports.report import Report
-from parbench.reports.sections import one_run
 from parbench.reports.sections.one_run import report_of
 from parbench.reports.sections.several import report_of_several
 
@@ -55,7 +47,7 @@ def csv_lines(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_json_holds_the_run_its_rows_and_what_has_none() -> None:
+def test_json_holds_run_rows_and_gaps() -> None:
     run = sample_run()
     data = json.loads(render_json(report_of(run)))
     assert (data["run"]["id"], data["verdict"]["code"], len(data["rows"])) == ("run-1", 1, 56)
@@ -67,7 +59,7 @@ def test_json_holds_the_run_its_rows_and_what_has_none() -> None:
     assert (row["details"], row["case"]["id"], "records" in row) == ({"send_bytes": 7}, collective().id, False)
 
 
-def test_csv_has_a_line_for_each_metric_and_names_a_case_without_any() -> None:
+def test_csv_has_a_line_per_metric_or_bad_case() -> None:
     first, *more = csv_lines(render_csv(report_of(run_of(ok(collective())))))
     assert [line["metric"] for line in (first, *more)] == ["time", "algbw", "busbw", "time_p99"]
     assert [float(first[name]) for name in ("value", "low")] == pytest.approx([1e-3, 0.9e-3])
@@ -84,7 +76,7 @@ def report_on(*runs: Run) -> Report:
     return report_of_several(several([(run, summarize(run)) for run in runs]))
 
 
-def test_several_runs_keep_their_lines_apart_by_run() -> None:
+def test_data_of_several_runs_names_the_run() -> None:
     run = run_of(ok(collective()))
     other = msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, id="run-2"))
     both = report_on(run, other)
@@ -100,7 +92,7 @@ def test_several_runs_keep_their_lines_apart_by_run() -> None:
     assert told[0] == alone
 
 
-def test_data_too_long_for_a_page_keeps_every_metric_and_leaves_out_the_rest() -> None:
+def test_embedded_json_keeps_metrics_when_cut() -> None:
     runs = report_on(sample_run(), sample_run())
     assert embedded_json(runs, 10_000_000) == render_json(runs)
     brief = embedded_json(runs, 1000)
@@ -123,7 +115,7 @@ def assert_tables_are_whole(text: str, at_least: int = 1) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
 
 
-def test_markdown_says_what_the_page_says_verdicts_first() -> None:
+def test_markdown_has_verdicts_then_sections() -> None:
     text = markdown_of(sample_run())
     assert text.startswith("# parbench run-1\n\n* **WRONG** 1 of 54 results differ from the reference -&gt; do not use")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
@@ -146,7 +138,7 @@ def test_markdown_says_what_the_page_says_verdicts_first() -> None:
     assert "| ddp | 1.00 ms" in text
 
 
-def test_hostile_text_in_markdown_is_shown_as_text() -> None:
+def test_markdown_escapes_hostile_text() -> None:
     for evil in (HOSTILE, "a|b", "line\n# heading", "`code`", "[x](javascript:1)", "\u202eevil"):
         text = markdown_of(run_of(bad(collective(), reason=evil), ok(step(), notes=[evil])))
         for markup in ("<script", "\n# heading", "[x](", "\u202e"):
@@ -157,9 +149,7 @@ def test_hostile_text_in_markdown_is_shown_as_text() -> None:
     assert unescaped.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") == plain
 
 
-def test_a_line_cut_short_is_told_with_what_to_do_wherever_a_run_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_truncated_record_is_reported_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder(tmp_path, ok(collective()), ok(collective(), 1), launches=2)
     assert warnings_of(load_run(path)) == ()
     run = load_run(cut_short(path))
@@ -176,7 +166,7 @@ def test_a_line_cut_short_is_told_with_what_to_do_wherever_a_run_is_shown(
     assert warnings_of(load_run(folder(tmp_path))) == warnings_of(make_run(make_plan([]), [])) == ()
 
 
-def test_whoever_writes_is_seen_and_not_disturbed(tmp_path: Path) -> None:
+def test_is_written_leaves_the_lock_alone(tmp_path: Path) -> None:
     path = folder(tmp_path, ok(collective()))
     with open_writer(path) as writer:
         assert is_written(path)
@@ -187,7 +177,7 @@ def test_whoever_writes_is_seen_and_not_disturbed(tmp_path: Path) -> None:
     assert not is_written(tmp_path)
 
 
-def test_a_file_is_written_whole_in_the_place_of_the_old_one_or_nothing_is_left(tmp_path: Path) -> None:
+def test_write_whole_replaces_or_leaves_no_trace(tmp_path: Path) -> None:
     target, taken = tmp_path / "page.html", tmp_path / "taken"
     target.write_text("old")
     taken.mkdir()
@@ -199,9 +189,7 @@ def test_a_file_is_written_whole_in_the_place_of_the_old_one_or_nothing_is_left(
     assert sorted(tmp_path.iterdir()) == [target, taken]
 
 
-def test_tables_come_first_the_folder_last_and_the_report_lies_in_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_run_prints_summary_and_writes_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = bad(step("tp"), 0, "wrong", "3 gradients differ")
     run = run_with(tmp_path, [(traced_record(), timeline()), (wrong, None)])
     path = run.path
@@ -217,25 +205,7 @@ def test_tables_come_first_the_folder_last_and_the_report_lies_in_it(
     assert sorted(path.rglob("*")) == before
 
 
-def test_the_exit_code_is_the_verdicts(tmp_path: Path) -> None:
-    told: list[tuple[tuple[Record, ...], int]] = [
-        ((ok(collective()),), 0),
-        ((bad(collective(), 0, "skipped", "no float8"),), 4),
-        ((ok(collective()), bad(step(), 0, "skipped", "no float8")), 0),
-        ((bad(collective()),), 4),
-        ((bad(collective(), 0, "hang"),), 4),
-        ((bad(collective(), 0, "wrong"),), 1),
-        ((), 4),
-    ]
-    for records, code in told:
-        path = folder(tmp_path, *records)
-        assert show_run(path) == code, records
-        assert (path / "report.html").exists()
-
-
-def test_results_are_shown_even_if_the_report_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_run_survives_an_unwritable_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for record, code in ((ok(collective()), 4), (bad(collective(), 0, "wrong"), 1)):
         path = folder(tmp_path, record)
         (path / "report.html").mkdir()
@@ -246,17 +216,7 @@ def test_results_are_shown_even_if_the_report_cannot_be_written(
         assert captured.err.startswith(f"no report: {path / 'report.html'} cannot be written: ")
 
 
-def test_files_are_written_under_a_folder_that_is_made(tmp_path: Path) -> None:
-    written = write_files(tmp_path / "new", {"a/x.json": b"1", "y.json": b"2"})
-    assert {file: file.read_bytes() for file in written} == {
-        tmp_path / "new/a/x.json": b"1",
-        tmp_path / "new/y.json": b"2",
-    }
-    with pytest.raises(UserError, match="cannot be made: Not a directory"):
-        write_files(tmp_path / "new/y.json", {"z/x.json": b""})
-
-
-def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_newer_schema_has_a_page_only(tmp_path: Path) -> None:
     for file in ("run.json", "records.jsonl"):
         path = folder(tmp_path, ok(collective()))
         target = path / file
@@ -271,63 +231,7 @@ def test_a_newer_schema_has_a_page_that_says_so_and_what_is_no_run_is_refused(tm
         build([fine, fine / "traces"], "html")
 
 
-def test_a_sweeps_folder_is_told_as_its_runs(tmp_path: Path) -> None:
-    sweep = sample_sweep(tmp_path / "links")
-    told = build([sweep], "markdown")[0].decode()
-    assert told.startswith("# parbench: 11 runs")
-    assert "4 nodes x 2, cyclic, plain" in told
-    assert "Not run: 8 nodes x 1, block." in told
-    assert told.index(EMULATION) < told.index("## Runs")
-    assert len(json.loads(build([sweep], "json")[0])["runs"]) == 11
-
-
-@pytest.mark.full
-def test_the_page_of_many_runs_stays_under_a_megabyte(tmp_path: Path) -> None:
-    page = build([write_run(tmp_path, sample_run(launches=1)) for _ in range(12)], "html")[0]
-    assert len(page) < 1_000_000
-    assert b'id="beside-table"' not in page  # each of so many runs would have two columns
-
-
-def test_each_run_is_analysed_once_whatever_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = folder(tmp_path, ok(collective()), ok(step()))
-    other = folder(tmp_path, ok(step(), seconds=2e-3))
-    counts: Counter[str] = Counter()
-
-    def count(module: Any, name: str) -> None:
-        inner = getattr(module, name)
-
-        def counted(*given: Any, **more: Any) -> Any:
-            counts[name] += 1
-            return inner(*given, **more)
-
-        monkeypatch.setattr(module, name, counted)
-
-    count(one_run, "summarize")
-    count(one_run, "analyse")
-    count(analysis_of_several, "summarize")
-    commands: dict[str, Callable[[], object]] = {
-        "parbench run": lambda: show_run(run),
-        "parbench show": lambda: show_again(run),
-        **{
-            f"parbench report {form}": partial(build_report, [run], form)
-            for form in ("html", "markdown", "csv", "json")
-        },
-    }
-    for command, call in commands.items():
-        counts.clear()
-        call()
-        assert counts == {"summarize": 1, "analyse": 1}, command
-    for module in (compare, environment):
-        count(module, "summarize")
-    history = ["--history", str(tmp_path / "history.sqlite")]
-    of_two = [["compare", str(run), str(other), *history], ["history", "add", str(run), str(other), *history]]
-    for words in (*of_two, ["report", str(run), str(other), "-o", str(tmp_path / "both.html")]):
-        counts.clear()
-        done = CliRunner().invoke(cli.main, words)
-        assert counts == {"summarize": 2}, (words, done.output)
-
-
-def test_a_report_is_written_whole_and_one_of_many_runs_needs_all_of_them(tmp_path: Path) -> None:
+def test_build_report_needs_every_run(tmp_path: Path) -> None:
     good, broken, other = (write_run(tmp_path, scaling_run(nodes)) for nodes in (2, 4, 1))
     target = tmp_path / "page.html"
     assert build_report([good, other], out=target) == 0
@@ -361,9 +265,7 @@ def tables_of(path: Path) -> str:
     return render_text(report_of(run))
 
 
-def test_each_change_of_a_run_is_a_line_and_the_tables_come_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_follow_prints_progress_then_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = folder(tmp_path, ok(collective()), launches=3), io.StringIO()
     assert follow(path, out, pause=lambda seconds: pytest.fail("nobody writes"), whole=True) == 4
     assert out.getvalue() == tables_of(path)
@@ -385,7 +287,7 @@ def test_each_change_of_a_run_is_a_line_and_the_tables_come_last(
     assert capsys.readouterr().err == "0 of 1 measurements; cases: none yet\n"
 
 
-def test_a_terminal_is_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_redraws_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = folder(tmp_path, ok(collective()), launches=3), io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
     follow(path, out, pauses(path, lambda writer: writer.write(ok(collective(), 1))), whole=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from report_rows import cells_of, found_in, matrix_case, row_of, rows_of, table_cells, table_of, told
-from reports_fixtures import bad, collective, ok, rate_metric, seconds_metric
+from report_rows import cells_of, found_in, row_of, rows_of, table_of, told
+from reports_fixtures import bad, collective, ok, seconds_metric
 
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.fit import Fit, Segment
@@ -22,7 +22,7 @@ def fit_columns(curves: Sequence[Curve]) -> tuple[Column[Any], ...]:
     return table_of(replace(found_in(ok(collective())), curves=tuple(curves)), "fits").columns
 
 
-def test_what_a_communication_row_does_not_know_is_a_dash() -> None:
+def test_communication_columns_show_gaps_as_dashes() -> None:
     row = row_of(ok(collective("broadcast", 65536, root=1)))
     assert cells_of(communication_columns([row]), row)["operation"] == "broadcast root=1"
     other = row_of(ok(make_case("p2p.mine", "m:f", {}), metrics={"time": seconds_metric(None)}), launches=5)
@@ -31,7 +31,7 @@ def test_what_a_communication_row_does_not_know_is_a_dash() -> None:
     assert cells["launches"] == "1/5"
 
 
-def test_an_interval_of_one_launch_says_so_in_the_title_and_beside_those_of_several_is_left_out() -> None:
+def test_interval_of_one_repetition_is_marked() -> None:
     alone = [row_of(ok(collective(size_bytes=size))) for size in (1024, 2048)]
     told = cells_of(communication_columns(alone), alone[0])
     assert (told[WITHIN], told["noise (one launch)"]) == ("1.00 ms [0.900, 1.10]", "stable")
@@ -42,7 +42,7 @@ def test_an_interval_of_one_launch_says_so_in_the_title_and_beside_those_of_seve
     assert (other["time"].startswith("2.00 ms ["), other["noise"]) == (True, "very noisy")
 
 
-def test_the_check_in_a_word() -> None:
+def test_check_column_has_one_word() -> None:
     told = {"unchecked": Check(), "ok": Check(passed=True, wrong=0), "3 wrong": Check(passed=False, wrong=3)}
     for word, check in {**told, "wrong": Check(passed=False)}.items():
         row = row_of(bad(collective(), check=check))
@@ -76,7 +76,7 @@ def curve_of(
     return Curve(rows=rows, fit=found, busbw_factor=factor, ceiling=ceiling)
 
 
-def test_a_fit_with_a_knee() -> None:
+def test_fit_columns_show_a_breakpoint() -> None:
     curve = curve_of(TWO_LINES)
     assert told(fit_columns([curve]), curve) == (
         "operation: all_reduce | mode: blocking | dtype: float32 | latency, within this launch: 12.0 us [11.5, 12.5] | "
@@ -86,7 +86,7 @@ def test_a_fit_with_a_knee() -> None:
     )
 
 
-def test_a_fit_of_one_launch_beside_those_of_several_shows_no_interval() -> None:
+def test_fit_of_one_repetition_has_no_interval() -> None:
     alone, several = curve_of(NO_SLOPE), curve_of(replace(TWO_LINES, launches=5))
     one, other = (cells_of(fit_columns([alone, several]), curve) for curve in (alone, several))
     assert (one["latency"], other["latency"]) == ("12.0 us (one launch)", "12.0 us [11.5, 12.5]")
@@ -94,7 +94,7 @@ def test_a_fit_of_one_launch_beside_those_of_several_shows_no_interval() -> None
     assert cells_of(fit_columns([two, several]), two)["busbw GB/s"] == "60.0 (one launch)"
 
 
-def test_what_slows_a_row_has_a_column_for_each_load_and_a_load_not_met_is_a_dash() -> None:
+def test_contrast_has_a_column_per_load() -> None:
     records = [
         ok(collective(size_bytes=size, **more), seconds=2e-3 if more else 1e-3)
         for size in (1024, 2048)
@@ -110,19 +110,6 @@ def test_what_slows_a_row_has_a_column_for_each_load_and_a_load_not_met_is_a_das
     assert (last.text(two), last.sort(two), last.sort(one)) == ("-", None, 1.0)
 
 
-def test_a_matrix_has_a_column_for_each_receiver() -> None:
-    rates = {(0, 1): 1e9, (1, 0): 2e9}
-    found = found_in(
-        *(
-            ok(matrix_case(*ends), metrics={"time": seconds_metric(1.0), "busbw": rate_metric(rate)})
-            for ends, rate in rates.items()
-        )
-    )
-    table = table_of(found, "pairs-1-matrix")
-    assert table_cells(table) == [["0", "-", "1.00"], ["1", "2.00", "-"]]
-    assert [column.sort(1) for column in table.columns] == [1, 2e9, None]
-
-
 def member(number: int, seconds: float = 1e-3, size: int = 1024, **more: Any) -> Record:
     params = {"group": "pairs", "group_index": number, **more}
     ranks = [2 * number, 2 * number + 1]
@@ -134,7 +121,7 @@ def group_words(*records: Record) -> list[str]:
     return [told(table.columns, row) for row in table.rows]
 
 
-def test_each_group_is_a_column_of_its_ranks_and_each_size_a_line() -> None:
+def test_groups_are_columns_and_sizes_lines() -> None:
     assert group_words(member(0), member(1, 4e-3), member(1, 8e-3, concurrent=True)) == [
         "operation: all_reduce | mode: blocking | dtype: float32 | size: 1K | pairs 0,1: 0.00154 | "
         "pairs 2,3: 0.000384 | pairs 2,3 together: 0.000192 | slowest alone: pairs 2,3"
@@ -145,7 +132,7 @@ def test_each_group_is_a_column_of_its_ranks_and_each_size_a_line() -> None:
     assert "pairs 2,3: -" in large
 
 
-def test_one_group_alone_is_no_comparison_and_one_of_unknown_ranks_is_called_by_its_number() -> None:
+def test_groups_need_a_second_group() -> None:
     assert grouped(rows_of(member(0), ok(collective()))) == ()
     (one,) = grouped(rows_of(member(0), member(0, concurrent=True)))
     assert one.slowest is None
