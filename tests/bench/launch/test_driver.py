@@ -164,7 +164,7 @@ def report(*outcomes: Outcome) -> Act:
 
     def act(gang: FakeGang, rank: FakeRank) -> None:
         rank.hello()
-        rank.work(lambda index, case: outcomes[index])
+        rank.work(lambda index, _: outcomes[index])
 
     return act
 
@@ -174,9 +174,9 @@ def act_at(number: int, act_in_case: Act) -> Act:
 
     def act(gang: FakeGang, rank: FakeRank) -> None:
         rank.hello()
-        for index, case in enumerate(rank.job().plan.cases):
+        for index, planned in enumerate(rank.job().plan.cases):
             rank.start(index)
-            if case.params["number"] == number:
+            if planned.params["number"] == number:
                 act_in_case(gang, rank)
                 return
             if rank.rank == 0:
@@ -597,7 +597,7 @@ def test_resumed_run_measures_the_pending_cases(stage: BuildStage) -> None:
     (run.path / "logs" / "gang-0").mkdir()
     run.drive(2)
     assert run.drive() == [(launch, n, "ok") for launch in range(2) for n in range(3)]
-    job_cases = [[case.params["number"] for case in job.plan.cases] for job in run.jobs]
+    job_cases = [[entry.params["number"] for entry in job.plan.cases] for job in run.jobs]
     assert job_cases == [[0, 1], [2], [0, 1, 2]]
     assert run.numbers == [1, 1, 2], "the existing log folder is not reused"
     launches = [event for event in run.events if event[0] == "launch"]

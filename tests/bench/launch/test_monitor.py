@@ -170,14 +170,6 @@ def test_a_dead_rank_is_named_with_how_it_ended() -> None:
         assert [(state.host, state.pid) for state in trouble.ranks] == [(HERE, os.getpid())] * 2
 
 
-def test_what_cpp_said_of_its_end_is_told() -> None:
-    for code, told in ((-6, "rank 1 died: ended by SIGABRT; what(): std::bad_alloc"), (7, "rank 1 died: exit code 7")):
-        with assembled() as scene:
-            scene.gang.known_exits, scene.gang.said = {1: code}, "what(): std::bad_alloc"
-            scene.ranks[1].die()
-            assert scene.trouble().reason == told
-
-
 def test_the_culprit_is_named_and_not_those_who_fall_with_it() -> None:
     for dying, exits, told in (
         ([1, 0], {}, "rank 1 died: its connection closed"),  # the first

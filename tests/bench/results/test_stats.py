@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -219,28 +219,3 @@ def test_few_iterations_have_no_verdict_and_of_more_none_is_left_out() -> None:
     assert steadiness([1.0] * 20) == "flat"
     for n in (80, 81, 82, 83):
         assert steadiness([1.0] * (n - 11) + [2.0] * 11) == "drifting", n
-
-
-def ar1(source: random.Random, n: int, rho: float) -> list[float]:
-    found = [source.gauss(0, 1)]
-    while len(found) < n:
-        found.append(rho * found[-1] + math.sqrt(1 - rho * rho) * source.gauss(0, 1))
-    return found
-
-
-def test_noise_alone_is_flat_and_what_a_slow_half_or_a_late_warm_up_adds_to_it_is_not() -> None:
-    """tests/studies/fits_and_rows.py is the whole table."""
-    source = random.Random(3)
-
-    def called(n: int, rho: float, sigma: float, levels: Sequence[float]) -> float:
-        level = [levels[len(levels) * i // n] for i in range(n)]
-        noises = (ar1(source, n, rho) for _ in range(200))
-        series = ([of * math.exp(sigma * x) for of, x in zip(level, noise, strict=True)] for noise in noises)
-        return sum(steadiness(one) != "flat" for one in series) / 200
-
-    for n in (20, 100):
-        assert called(n, 0.0, 0.6, [1.0]) <= 0.05
-        assert called(n, 0.3, 0.6, [1.0]) <= 0.1
-    for levels in ([1.5, 1.0], [1.0, 1.5], [1.5, 1.0, 1.0, 1.0], [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]):
-        assert called(100, 0.0, 0.1, levels) >= 0.95, levels
-    assert called(100, 0.9, 0.0, [1.0]) == 0
