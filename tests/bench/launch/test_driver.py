@@ -116,9 +116,7 @@ class Stage:
         gang.run(ranks, self.acts[min(count, len(self.acts) - 1)])
         return gang
 
-    def drive(
-        self, max_cases: int | None = None, *, fills: bool = False
-    ) -> list[tuple[int, object, str]]:
+    def drive(self, max_cases: int | None = None, *, fills: bool = False) -> list[tuple[int, object, str]]:
         """Drive the pending cases; return launch, number and status of all records by now."""
         run = load_run(self.path)
         pending = remaining(run, fills=fills)[:max_cases]
@@ -303,9 +301,7 @@ def partial(*seconds: float, more: bool = True) -> Outcome:
     return msgspec.structs.replace(outcome(), seconds=list(seconds), visits=visits, more=more)
 
 
-def test_case_is_recorded_with_its_last_visit(
-    stage: BuildStage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_case_is_recorded_with_its_last_visit(stage: BuildStage, monkeypatch: pytest.MonkeyPatch) -> None:
     set_visits(monkeypatch, 0, 1, 1, 0)
     first, second = partial(1.0, 1.0, more=False), partial(2.0, 2.0, more=False)
     run = stage(CASES[:2], report(partial(1.0), partial(2.0), second, first))
@@ -376,9 +372,7 @@ def test_lingering_process_is_waited_for_and_noted(stage: BuildStage) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         run = stage(CASES[:2], launches=2)
         run.acts = (die_at(0), run.complete)
-        run.hello = lambda gang, rank: {
-            "pid": process.pid if (gang, rank) == (0, 1) else os.getpid()
-        }
+        run.hello = lambda gang, rank: {"pid": process.pid if (gang, rank) == (0, 1) else os.getpid()}
         began = time.monotonic()
         run.drive()
         assert time.monotonic() - began > 1.0
@@ -388,9 +382,7 @@ def test_lingering_process_is_waited_for_and_noted(stage: BuildStage) -> None:
     assert f"rank 1 (process {process.pid} is sleeping)" in note
 
 
-def test_remote_rank_lingers_while_connected(
-    stage: BuildStage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_rank_lingers_while_connected(stage: BuildStage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeRank, "die", lambda rank: None)
     run = stage(CASES[:1], launches=2)
     run.hello = lambda gang, rank: {"host": "far", "pid": 1} if rank else {}
@@ -398,9 +390,7 @@ def test_remote_rank_lingers_while_connected(
     assert "rank 1 (far) (process 1 is connected)" in run.notes()[-1][0]
 
 
-def test_gpu_memory_left_by_ranks_is_noted(
-    stage: BuildStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpu_memory_left_by_ranks_is_noted(stage: BuildStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def set_used_mib(gpu0: int, gpu1: int) -> None:
         used = {"gpu0": {"memory.used": str(gpu0)}, "gpu1": {"memory.used": str(gpu1)}}
         monkeypatch.setenv("PATH", install(tmp_path, gpus(H100, 2, **used))["PATH"])
@@ -446,9 +436,7 @@ def test_failed_start_is_retried_once(stage: BuildStage) -> None:
     assert run.numbers == [0, 1]
 
 
-def test_external_ranks_are_not_restarted_or_closed(
-    stage: BuildStage, servers: list[DriverServer]
-) -> None:
+def test_external_ranks_are_not_restarted_or_closed(stage: BuildStage, servers: list[DriverServer]) -> None:
     """Their launcher would end the driver with the first rank, before its report is written."""
 
     def raise_in_rank_1(gang: FakeGang, rank: FakeRank) -> None:
@@ -498,9 +486,7 @@ def test_gpu_links_are_recorded_on_cuda(
 ) -> None:
     monkeypatch.setattr(module, "gpu_links", lambda environ: {frozenset("ab"): "NVLink"})
     run = stage(CASES[:1], device=device)
-    run.hello = lambda gang, rank: {
-        "place": RankPlace(host="n1", cpus=(0, 1), numa_nodes=(), gpu="ab"[rank])
-    }
+    run.hello = lambda gang, rank: {"place": RankPlace(host="n1", cpus=(0, 1), numa_nodes=(), gpu="ab"[rank])}
     run.drive()
     assert run.environment()["locality"] == {"0-1": locality}
     assert run.device == device
@@ -546,16 +532,12 @@ def cases_of_20_seconds(monkeypatch: pytest.MonkeyPatch) -> Act:
         offset_seconds[0] += record.seconds
 
     monkeypatch.setattr(Stage, "record", advance)
-    clock = SimpleNamespace(
-        monotonic=lambda: time.monotonic() + offset_seconds[0], sleep=time.sleep
-    )
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + offset_seconds[0], sleep=time.sleep)
     monkeypatch.setattr(module, "time", clock)
     return report(*[outcome(wall_seconds=20.0)] * len(CASES))
 
 
-def test_launches_beyond_the_budget_are_left_out(
-    stage: BuildStage, cases_of_20_seconds: Act
-) -> None:
+def test_launches_beyond_the_budget_are_left_out(stage: BuildStage, cases_of_20_seconds: Act) -> None:
     run = stage(CASES[:2], cases_of_20_seconds, launches=5, budget_seconds=120.0)
     run.drive()
     assert [record.reason for record in run.records()] == [""] * 6 + [LEFT_OUT] * 4
@@ -566,9 +548,7 @@ def test_launches_beyond_the_budget_are_left_out(
     assert "--budget" in message
 
 
-def test_fill_measures_what_the_budget_left_out(
-    stage: BuildStage, cases_of_20_seconds: Act
-) -> None:
+def test_fill_measures_what_the_budget_left_out(stage: BuildStage, cases_of_20_seconds: Act) -> None:
     run = stage(CASES[:2], cases_of_20_seconds, launches=3, budget_seconds=80.0)
     assert [status for _, _, status in run.drive()] == ["ok"] * 4 + ["skipped"] * 2
     limited = load_run(run.path)
@@ -643,9 +623,7 @@ def test_unexpected_rank_layout_is_noted(stage: BuildStage) -> None:
 
 
 @pytest.mark.full
-def test_silent_host_is_named_and_not_retried(
-    stage: BuildStage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_host_is_named_and_not_retried(stage: BuildStage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.5)
 
     def answer_from_rank_0(gang: FakeGang, rank: FakeRank) -> None:

@@ -66,9 +66,7 @@ def fake_network(
         def __init__(self, address: str) -> None:
             self.address = address
 
-    def getaddrinfo(
-        host: str, port: None, **_: object
-    ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    def getaddrinfo(host: str, port: None, **_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
         assert (host, port) == (socket.gethostname(), None)
         if error is not None:
             raise error
@@ -155,9 +153,7 @@ def test_capture_imports_no_heavy_package() -> None:
     assert process.stdout.split("\n") == ["5 True", "[]", ""]
 
 
-@pytest.mark.parametrize(
-    ("flags", "virtualised"), [("hypervisor avx", True), ("hypervisors avx", False), ("", False)]
-)
+@pytest.mark.parametrize(("flags", "virtualised"), [("hypervisor avx", True), ("hypervisors avx", False), ("", False)])
 def test_capture_describes_the_first_core(tmp_path: Path, flags: str, virtualised: bool) -> None:
     root = write_tree(tmp_path, {"proc/cpuinfo": CPUINFO.format(flags=flags)})
     host = capture({}, root=root)["host"]
@@ -174,14 +170,11 @@ def test_capture_without_proc_is_unknown(tmp_path: Path) -> None:
     assert (host["cpu_model"], host["virtualised"]) == (None, None)
 
 
-def test_capture_reads_clock_governors_and_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_capture_reads_clock_governors_and_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "affinity", lambda: frozenset({0, 2, 5}))
     governors = {0: "powersave", 1: "ondemand", 2: "performance"}  # cpu5 has none
     files = {
-        f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor": f"{name}\n"
-        for cpu, name in governors.items()
+        f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor": f"{name}\n" for cpu, name in governors.items()
     }
     files["sys/devices/system/clocksource/clocksource0/current_clocksource"] = "hpet\n"
     files["proc/self/cgroup"] = "0::/\n"
@@ -237,9 +230,7 @@ def test_interface_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [socket.gaierror(-2, "unknown"), UnicodeError("too long")])
-def test_unresolvable_host_has_no_interface(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_unresolvable_host_has_no_interface(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     fake_network(monkeypatch, error=error, lo=["127.0.0.1"])
     assert host_address() is None
     captured = capture({})

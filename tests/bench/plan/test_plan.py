@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from refusals import refusal as error_of
@@ -50,10 +51,7 @@ def test_cases_are_the_product_in_order() -> None:
     cases = plan(only=("p2p.sendrecv", "all_reduce"), settings=settings).cases
     names = ("collective.all_reduce", "p2p.sendrecv")
     assert [(case.name, case.params["size_bytes"], case.params["mode"]) for case in cases] == [
-        (name, size, mode)
-        for name in names
-        for size in (4096, 1024)
-        for mode in ("pipelined", "blocking")
+        (name, size, mode) for name in names for size in (4096, 1024) for mode in ("pipelined", "blocking")
     ]
 
 
@@ -97,7 +95,7 @@ def test_operation_outside_the_preset_runs_with_defaults() -> None:
         ({"entries": (Entry(name="all_gather", set={"size_bytes": "4"}),)}, "the least is 8"),
     ],
 )
-def test_unknown_names_are_refused(options: dict[str, object], fact: str) -> None:
+def test_unknown_names_are_refused(options: dict[str, Any], fact: str) -> None:
     assert fact in refusal(**options)
 
 
@@ -113,9 +111,7 @@ SMALL = dataclasses.replace(GLOO, rank_bytes=1_000_000_000)
         (GLOO3, "group", "pairs", "group = pairs: "),
     ],
 )
-def test_value_that_no_case_can_use_is_refused(
-    spec: WorldSpec, name: str, text: str, start: str
-) -> None:
+def test_value_that_no_case_can_use_is_refused(spec: WorldSpec, name: str, text: str, start: str) -> None:
     assert refusal(spec, only=("all_reduce",), settings={name: text}).startswith(start)
 
 
@@ -153,7 +149,7 @@ def test_sizes_of_the_user_are_not_rounded() -> None:
 
 def test_presets_exceed_the_gpu_cache_where_memory_allows() -> None:
     cuda = dataclasses.replace(GLOO, backend="nccl", device="cuda")
-    only = {"only": ("p2p.sendrecv",)}
+    only: dict[str, Any] = {"only": ("p2p.sendrecv",)}
     for preset in ("node", "full"):
         assert max(sizes(plan(preset=preset, **only))) <= 64 << 20
         large = {size for size in sizes(plan(cuda, preset=preset, **only)) if size > 64 << 20}
@@ -202,11 +198,11 @@ def test_plan_file_may_be_json(tmp_path: Path) -> None:
 
 
 def test_file_case_becomes_an_entry() -> None:
-    values = {"a": 1, "b": 0.1, "c": True, "d": "1K:4K", "e": [1, 2.5, False, "w"]}
+    values: dict[str, Any] = {"a": 1, "b": 0.1, "c": True, "d": "1K:4K", "e": [1, 2.5, False, "w"]}
     entry = FileCase(name="n.*", set=values).entry(FILE_CATALOGUE)
     texts = {"a": "1", "b": "0.1", "c": "True", "d": "1K:4K", "e": "1,2.5,False,w"}
     assert entry == Entry(name="n.*", set=texts)
-    meshes = {"mesh": ["dp=2", "dp=1,tp=2"], "x": [1, 2]}
+    meshes: dict[str, Any] = {"mesh": ["dp=2", "dp=1,tp=2"], "x": [1, 2]}
     entry = FileCase(name="n.mesh", set=meshes).entry(FILE_CATALOGUE)
     assert entry.set == {"mesh": "dp=2;dp=1,tp=2", "x": "1,2"}
     assert "'m'" in error_of(FileCase(name="m", set={}).entry, FILE_CATALOGUE)

@@ -36,9 +36,7 @@ MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
 COMPUTE = MetricValue(value=4e-4, unit="s", better="lower", method="the slowest rank's")
 ALL_REDUCE = "parbench.bench.operations.collectives:all_reduce"
-Fault = Literal[
-    "none", "refuse", "refuse each", "before", "after", "describe", "raise", "describe raises", "explain"
-]
+Fault = Literal["none", "refuse", "refuse each", "before", "after", "describe", "raise", "describe raises", "explain"]
 calls: list[str] = []
 """The calls to this rank's last benchmark."""
 
@@ -117,9 +115,7 @@ class ExplainingBenchmark(FaultyBenchmark):
         )
 
 
-def prepare(
-    world: World, *, fault: Fault = "none", ranks: str = "0,1", explains: str = ""
-) -> FaultyBenchmark:
+def prepare(world: World, *, fault: Fault = "none", ranks: str = "0,1", explains: str = "") -> FaultyBenchmark:
     """Return a benchmark with a fault on these ranks; ``mode`` is not passed to it."""
     calls[:] = ["prepare"]
     own_fault: Fault = fault if str(world.rank) in ranks.split(",") else "none"
@@ -142,9 +138,7 @@ class RankRun:
     steps: int
 
 
-def run_on_rank(
-    world: World, params: dict[str, Value], function: str, injection: FaultSpec | None
-) -> RankRun:
+def run_on_rank(world: World, params: dict[str, Value], function: str, injection: FaultSpec | None) -> RankRun:
     progress = Progress()
     progress.steps = 1000  # of the previous case
     outcome, error = Outcome(status="failed"), ""
@@ -162,9 +156,7 @@ def run_on_rank(
     )
 
 
-def visit_on_rank(
-    world: World, params: dict[str, Value], visits: int, end: bool
-) -> list[tuple[Outcome, list[str]]]:
+def visit_on_rank(world: World, params: dict[str, Value], visits: int, end: bool) -> list[tuple[Outcome, list[str]]]:
     """Visit a case; return each outcome with all calls so far, last those of its early end."""
     case = make_case("workload.faulty", "test_runner:prepare", params)
     measure = replace(MEASURE, max_iterations=14)
@@ -183,9 +175,7 @@ def visit_on_rank(
 def run_case(
     gang: Ranks, injection: FaultSpec | None = None, function: str = "prepare", /, **params: Value
 ) -> list[RankRun]:
-    return gang.call(
-        "test_runner:run_on_rank", params=params, function=function, injection=injection
-    )
+    return gang.call("test_runner:run_on_rank", params=params, function=function, injection=injection)
 
 
 def unpack(outcome: Outcome) -> dict[str, Any]:
@@ -236,9 +226,7 @@ def test_raw_samples_agree_with_the_outcome(two_ranks: Ranks) -> None:
 
 
 def test_visits_extend_one_case(two_ranks: Ranks) -> None:
-    by_rank = two_ranks.call(
-        "test_runner:visit_on_rank", params={"explains": "0,1"}, visits=3, end=False
-    )
+    by_rank = two_ranks.call("test_runner:visit_on_rank", params={"explains": "0,1"}, visits=3, end=False)
     outcomes = [outcome for outcome, _ in by_rank[0]]
     counts = [len(outcome.seconds) for outcome in outcomes]
     last = outcomes[-1]
@@ -352,9 +340,7 @@ def test_absent_function_is_skipped(two_ranks: Ranks) -> None:
         ("explain", "no explanation", "step"),
     ],
 )
-def test_benchmark_that_raises_is_closed(
-    two_ranks: Ranks, fault: str, error: str, last_call: str
-) -> None:
+def test_benchmark_that_raises_is_closed(two_ranks: Ranks, fault: str, error: str, last_call: str) -> None:
     for rank in run_case(two_ranks, fault=fault, explains="0,1"):
         assert (rank.error, rank.calls[-2:]) == (error, [last_call, "close"])
 

@@ -44,9 +44,7 @@ SLOW_RESET_SECONDS = 0.01
 class ScriptedBenchmark(Noting):
     """A benchmark whose steps and resets call these functions."""
 
-    def __init__(
-        self, on_step: Callable[[], object], on_reset: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, on_step: Callable[[], object], on_reset: Callable[[], object] = lambda: None) -> None:
         super().__init__()
         self.on_step, self.on_reset = on_step, on_reset
 
@@ -86,18 +84,14 @@ def fake_clock() -> Iterator[HeldTime]:
         yield clock
 
 
-def make_timing(
-    benchmark: ScriptedBenchmark, world: World, measure: Measure, mode: str = "blocking"
-) -> Timing:
+def make_timing(benchmark: ScriptedBenchmark, world: World, measure: Measure, mode: str = "blocking") -> Timing:
     return Timing(benchmark, world, Progress(), measure, range(world.size), mode=mode)
 
 
 def run_timing(benchmark: ScriptedBenchmark, timer: Timing, seconds: float) -> TimingRun:
     timed = timer.run(seconds)
     progress = timer.progress
-    return TimingRun(
-        timed=timed, calls=benchmark.calls, phase=progress.phase, steps=progress.steps
-    )
+    return TimingRun(timed=timed, calls=benchmark.calls, phase=progress.phase, steps=progress.steps)
 
 
 def run_script(
@@ -111,9 +105,7 @@ def run_script(
     """Time steps that take ``steps_ns[rank]`` in turn on each rank's own fake clock."""
     durations = cycle(steps_ns[world.rank])
     with fake_clock() as clock:
-        benchmark = ScriptedBenchmark(
-            lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns)
-        )
+        benchmark = ScriptedBenchmark(lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns))
         timer = make_timing(benchmark, world, measure, mode)
         return run_timing(benchmark, timer, budget_seconds)
 
@@ -151,9 +143,7 @@ def run_with_slow_reset(world: World) -> TimingRun:
 def take_samples(world: World, steps: int, count: int) -> tuple[list[list[int]], list[str], int]:
     """Take samples of 3 ms steps after 10 ms resets; return stamps, calls and progress."""
     with fake_clock() as clock:
-        benchmark = ScriptedBenchmark(
-            lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS)
-        )
+        benchmark = ScriptedBenchmark(lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS))
         timer = make_timing(benchmark, world, WARMUP_1)
         stamps = timer.take(sampler("pipelined", benchmark, world, steps), count)
     return stamps.tolist(), benchmark.calls, timer.progress.steps
@@ -187,9 +177,7 @@ def test_slow_reset_does_not_delay_other_ranks(two_ranks: Ranks) -> None:
 
 def test_reset_precedes_each_sample_untimed(two_ranks: Ranks) -> None:
     for steps, count in ((1, 3), (4, 2), (1, 0)):
-        for stamps, calls, progress in two_ranks.call(
-            "test_timing:take_samples", steps=steps, count=count
-        ):
+        for stamps, calls, progress in two_ranks.call("test_timing:take_samples", steps=steps, count=count):
             assert calls == ["reset", *["step"] * steps] * count
             assert progress == count
             duration = steps * 3 * MS
@@ -269,9 +257,7 @@ def test_budget_includes_resets(two_ranks: Ranks) -> None:
 
 def test_visits_end_early_or_fill_the_rest(two_ranks: Ranks) -> None:
     def count(steps_ns: list[int], visits: int) -> list[int]:
-        first, second = two_ranks.call(
-            "test_timing:count_samples_of_visits", steps_ns=steps_ns, count=visits
-        )
+        first, second = two_ranks.call("test_timing:count_samples_of_visits", steps_ns=steps_ns, count=visits)
         assert first == second
         return list(first)
 
@@ -292,9 +278,7 @@ def test_rank_0_decides_for_all_ranks(two_ranks: Ranks) -> None:
         "mode": "pipelined",
     }
     noisy_rank = {"steps_ns": [[1 * MS], [2 * MS, 4 * MS]]}
-    (slow, noisy), (other, _) = two_ranks.call(
-        "test_timing:run_scripts", scripts=[slow_rank, noisy_rank]
-    )
+    (slow, noisy), (other, _) = two_ranks.call("test_timing:run_scripts", scripts=[slow_rank, noisy_rank])
     assert other.timed is None
     assert slow.calls == other.calls
     assert (slow.result.stop, slow.result.steps_per_sample) == ("max-iters", 5)
