@@ -104,21 +104,6 @@ def test_new_ranks_start_when_those_that_hung_are_gone_and_may_take_no_sigterm(
     assert (after.status, after.reason, after.notes) == ("ok", "", [])
 
 
-@pytest.mark.full
-def test_whatever_a_rank_does_its_case_has_a_reason(parbench: Command, tmp_path: Path) -> None:
-    reasons = {
-        "asleep": "no end within 3 s: rank 1 did not arrive",  # though it answers
-        "raising": "rank 1 raised RuntimeError: the roof is on fire",
-        "exiting": "rank 1 died: exit code 7",
-        "disagreeing": "ranks disagree about what a step does: 1 unlike rank 0",
-        "late_wrong": "results differ from the reference after the timed region: 1 on rank 0, 1 on rank 1",
-    }
-    found, done = several(parbench, tmp_path, *reasons)
-    assert {how: record.reason for how, record in found.items()} == reasons
-    assert done.returncode == 1
-    assert "mischief" in found["asleep"].ranks[1].stack
-
-
 def test_a_killed_driver_leaves_no_rank_and_a_run_to_resume(parbench: Command, tmp_path: Path) -> None:
     with running(tmp_path, *QUICK, *MANY) as driver:
         family = psutil.Process(driver.pid).children(recursive=True)
@@ -166,9 +151,6 @@ def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
     for output in outputs:
         [line] = output.splitlines()
         assert json.loads(line)["status"] == "ok"
-
-
-# --- disks ---
 
 
 # --- ranks that another launcher started ---
@@ -240,15 +222,3 @@ def test_every_rank_ends_well_also_one_alone_where_it_is_allowed(tmp_path: Path)
         shared = load_run(only_run(folder)).info.environment
         assert shared is not None
         assert shared["torch"]["threads"] == 1
-
-
-@pytest.mark.full
-def test_a_killed_rank_is_recorded_and_rank_0_ends(tmp_path: Path) -> None:
-    with ranks(tmp_path, "--target", "faults:killed", "--set", "at=-1,8,-2") as started:
-        out, err = started[0].communicate(timeout=90)
-        assert started[0].returncode == 4, err
-        assert started[1].wait(10) == -signal.SIGKILL
-    records = records_of(tmp_path)
-    assert [record.status for record in records] == ["ok", "failed"]  # the third has no ranks to run on
-    assert records[1].reason == "rank 1 died: its connection closed"
-    assert "rank 1 died" in " ".join(out.split())

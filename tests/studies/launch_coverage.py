@@ -6,7 +6,6 @@ samples (--gap). Noise is lognormal: independent; neighbours correlated by .3, .
 slower one half as slow again and there 15 or 40 % of the time, for 1, 20 or 100 samples on average. Beside it is what
 takes all samples in one go and as independent: doubled until their order statistics are as narrow as asked. The last
 column is how many samples parbench takes for each of that one's. A script, not a test:
-tests/bench/rank/test_launch_coverage.py holds a part.
 """
 
 import argparse

@@ -96,10 +96,6 @@ def raising(world: World, *, rank: int = 1, at: int = 10) -> Steps:
     return Steps(world, mischief, rank, at)
 
 
-def exiting(world: World, *, rank: int = 1, at: int = 10) -> Steps:
-    return Steps(world, lambda: os._exit(7), rank, at)
-
-
 class Tangled(Steps):
     """Holds itself in a cycle, as a model and its hooks do; ``last`` is the one before it."""
 
@@ -125,15 +121,6 @@ def refusing(world: World, *, rank: int = -1) -> Steps:
     return Steps(world, lambda: None, rank=0, at=0)
 
 
-class Disagreeing(Steps):
-    def describe(self) -> Description:
-        return Description(details={"rank": self.world.rank})
-
-
-def disagreeing(world: World, *, number: int = 0) -> Steps:
-    return Disagreeing(world, lambda: None, rank=0, at=0)
-
-
 def swapped(world: World, *, size_bytes: int = 4096) -> Operation:
     """An all_gather whose backend swaps two chunks: torch's own name is patched underneath the benchmark."""
     names = vars(collectives)
@@ -150,19 +137,7 @@ def swapped(world: World, *, size_bytes: int = 4096) -> Operation:
     return collectives.all_gather(world, size_bytes=size_bytes, dtype="float32")
 
 
-def late_wrong(world: World, *, after: int = 20) -> Steps:
-    """Right at first, wrong later: only a check after the timed region sees it."""
-
-    class Late(Steps):
-        def check(self) -> int:
-            return int(self.taken > after)
-
-    return Late(world, lambda: None, rank=0, at=0)
-
-
-Fault = Literal[
-    "fine", "killed", "stopped", "asleep", "spinning", "raising", "exiting", "disagreeing", "swapped", "late_wrong"
-]
+Fault = Literal["fine", "killed", "stopped", "asleep", "spinning", "raising", "swapped"]
 
 
 def several(world: World, *, how: Fault = "fine") -> Benchmark:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 
-import msgspec
 import pytest
 from fakes import FakeRank, case, connect, job, outcome, wait_until, where, within
 
@@ -22,17 +21,12 @@ from parbench.bench.launch.control_channel import (
     DriverServer,
     Event,
     Finished,
-    FromDriver,
     FromRank,
     Hello,
-    Job,
-    Outcome,
-    Raised,
     RankClient,
     Started,
     StatusRequest,
 )
-from parbench.bench.plan.plan import Measure
 
 PATIENCE = 20.0
 RANK = """
@@ -86,27 +80,6 @@ def process(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
 def address(hub: DriverServer) -> tuple[str, int]:
     host, _, port = hub.variables()[ADDRESS_VARIABLE].rpartition(":")
     return host, int(port)
-
-
-def test_every_message_arrives_as_it_was_said() -> None:
-    from_rank = [
-        Hello(rank=1, size=2, host="node-a", pid=41, environment={"process": {"cores": 2}, "gpu": None}),
-        Started(index=3),
-        Finished(index=3, outcome=outcome(notes=["odd"], details={"bytes": 4}, raw=b"\x00\xff")),
-        Finished(index=0, outcome=Outcome(status="skipped", reason="no such dtype")),
-        Raised(index=None, error="OSError: no", stack="line 1\nline 2"),
-        where(),
-        Done(),
-    ]
-    kinds = msgspec.structs.replace(case(), params={"flag": True, "count": 1, "share": 1.0, "word": "1"})
-    from_driver = [job([case(0), kinds], measure=Measure(seed=7), path="/home"), StatusRequest()]
-    for union, messages in ((FromRank, from_rank), (FromDriver, from_driver)):
-        assert {type(message) for message in messages} == set(union.__args__), "every message is tried here"
-        for message in messages:
-            received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=union)
-            assert (received, type(received)) == (message, type(message))
-    received = msgspec.msgpack.decode(msgspec.msgpack.encode(job([kinds])), type=Job).plan.cases[0]
-    assert [type(value) for value in received.params.values()] == [bool, int, float, str]
 
 
 def test_what_a_rank_says_is_heard_in_order_with_its_rank_and_last_that_it_is_gone(hub: DriverServer) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,8 +17,7 @@ from fakes import HERE, wait_until
 from paths import IMPORT_PATH
 
 from parbench.bench.launch.control_channel import DriverServer, Hello
-from parbench.bench.launch.launchers import ForkServer, Launcher, local_state, loopback_variables
-from parbench.bench.machine.environment import interface_of
+from parbench.bench.launch.launchers import ForkServer, Launcher, local_state
 from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.text import UserError
 
@@ -183,11 +181,3 @@ def test_the_state_of_a_process_is_told_where_it_can_be_seen(sleeper: "subproces
     assert local_state(hello(sleeper.pid)) == "gone", "though nobody has asked for its exit code"
     sleeper.wait()
     assert local_state(hello(sleeper.pid)) == "gone"
-
-
-def test_the_loopback_interface_bears_127_0_0_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = interface_of("127.0.0.1")
-    assert name in {interface for _, interface in socket.if_nameindex()}
-    assert loopback_variables() == {"GLOO_SOCKET_IFNAME": name}
-    monkeypatch.setattr(psutil, "net_if_addrs", dict)
-    assert (interface_of("127.0.0.1"), loopback_variables()) == (None, {})

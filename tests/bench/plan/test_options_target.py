@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 from paths import ROOT
@@ -23,8 +23,6 @@ from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import Subgroups, World
-
-README = (ROOT / "workloads" / "README.md").read_text()
 
 
 def simple(world: object, *, depth: int = 3, share: float = 0.5, fused: bool = True, size_bytes: int = 9) -> None: ...
@@ -134,36 +132,32 @@ def test_define_refuses_a_broken_target_in_one_sentence(folder: Path) -> None:
     assert error_of(define, "mine", folder).endswith("names no function: write package.module:function")
 
 
-def measured_from(world: World, folder: str, module: str = "mystep", **params: Value) -> Outcome:
-    """Measure a step of the README's, which lies in a folder."""
+def measure_target(world: World, folder: str, **params: Value) -> Outcome:
     sys.path.append(folder)
-    sys.modules.pop(module, None)
+    sys.modules.pop("mystep", None)
     try:
-        case = make_case(f"custom.{module}", f"{module}:prepare", {**params, "mode": "blocking"})
-        return CaseRun(case, Subgroups(world), Measure(max_iterations=8), Progress(), None).visit(30.0)
+        case = make_case("custom.mystep", "mystep:prepare", {**params, "mode": "blocking"})
+        run = CaseRun(case, Subgroups(world), Measure(max_iterations=8), Progress(), None)
+        return run.visit(30.0)
     finally:
         sys.path.remove(folder)
 
 
-@pytest.fixture
-def mystep(tmp_path: Path) -> Path:
-    """The README's examples as files, as a reader would copy them."""
-    for code, name in re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```", README, re.DOTALL | re.MULTILINE):
-        (tmp_path / name).write_text(code)
-    return tmp_path
+def test_readme_step_is_right_and_can_fail(two_ranks: Ranks, tmp_path: Path) -> None:
+    readme = (ROOT / "workloads" / "README.md").read_text()
+    match = re.search(r"^```python\n(# mystep\.py\n.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    assert match is not None
+    code, file = match.group(1), tmp_path / "mystep.py"
 
+    def measure() -> Outcome:
+        call = "test_options_target:measure_target"
+        outcome, _ = two_ranks.call(call, folder=str(tmp_path), num_elements=1024)
+        return cast(Outcome, outcome)
 
-def test_the_readmes_own_step_is_measured_and_right_and_its_check_can_fail(two_ranks: Ranks, mystep: Path) -> None:
-    assert "--set num_elements=1024,65536" in README
-    for num_elements in (1024, 65536):
-        outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), num_elements=num_elements)
-        assert (outcome.status, outcome.check.passed) == ("ok", True)
-        assert outcome.details["num_elements"] == num_elements
-        assert len(outcome.seconds) >= 6
-    for module, params in (("mycnn", {"channels": 8}), ("myblocks", {"layers": 1, "sequence": 16})):
-        outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), module=module, **params)
-        assert (outcome.status, outcome.check.passed) == ("ok", True)
-    file = mystep / "mystep.py"
-    file.write_text(file.read_text().replace("dist.all_reduce(self.buffer, group=self.world.group)", "pass"))
-    outcome, _ = two_ranks.call("test_options_target:measured_from", folder=str(mystep), num_elements=1024)
-    assert (outcome.status, outcome.check.wrong) == ("wrong", 2048)
+    file.write_text(code)
+    right = measure()
+    assert (right.status, right.check.passed) == ("ok", True)
+    assert right.details["num_elements"] == 1024
+    file.write_text(code.replace("dist.all_reduce(self.buffer, group=self.world.group)", "pass"))
+    wrong = measure()
+    assert (wrong.status, wrong.check.wrong) == ("wrong", 2048)

@@ -1,18 +1,16 @@
-"""From what the user asked, with options or a plan file, to a plan; what is skipped or refused, in words."""
+"""Plans: what presets, options and plan files select, skip and refuse."""
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
-from paths import ROOT
 from refusals import refusal as error_of
 
-from parbench.bench.commands import run
 from parbench.bench.files import encode_json, read_toml
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Definition
-from parbench.bench.plan.catalogue import DEFINITIONS as EVERYTHING
+from parbench.bench.plan.catalogue import DEFINITIONS as CATALOGUE
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param
 from parbench.bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, read_plan_file
@@ -20,135 +18,158 @@ from parbench.bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, r
 GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
 GLOO3 = dataclasses.replace(GLOO, nproc=3)
 GLOO4 = dataclasses.replace(GLOO, nproc=4)
-ALL_REDUCE = "collective.all_reduce"
 SHARDED = ["collective.all_gather", "collective.reduce_scatter", "collective.all_to_all"]
-# six operations that planning is shown with; more would show no more
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv")
-DEFINITIONS = tuple(definition for definition in EVERYTHING if definition.name.partition(".")[2] in NAMES)
+DEFINITIONS = tuple(entry for entry in CATALOGUE if entry.name.partition(".")[2] in NAMES)
 
 
-def plan(spec: WorldSpec = GLOO, **asked: object) -> Plan:
-    """Plan a smoke run unless told otherwise: it is the smallest."""
-    return make_plan(Options(**{"preset": "smoke", **asked}), DEFINITIONS, spec)  # type: ignore[arg-type]
+def plan(spec: WorldSpec = GLOO, **options: object) -> Plan:
+    """Plan the smoke preset unless the options name another."""
+    return make_plan(Options(**{"preset": "smoke", **options}), DEFINITIONS, spec)  # type: ignore[arg-type]
 
 
-def refusal(spec: WorldSpec = GLOO, **asked: object) -> str:
-    return error_of(plan, spec, **asked)
+def refusal(spec: WorldSpec = GLOO, **options: object) -> str:
+    return error_of(plan, spec, **options)
 
 
-def sizes(made: Plan) -> list[tuple[str, int]]:
-    return [(case.name, int(case.params["size_bytes"])) for case in made.cases]
+def sizes(entries: Plan) -> list[int]:
+    return [int(case.params["size_bytes"]) for case in entries.cases]
 
 
-def test_a_plan_carries_the_setting_and_what_the_preset_decides_unless_the_user_says_it() -> None:
-    made, preset = plan(), PRESETS["smoke"]
-    assert (made.preset, made.nproc, made.backend, made.device) == ("smoke", 2, "gloo", "cpu")
-    assert (made.launches, made.budget_seconds) == (preset.launches, preset.budget_seconds)
-    assert (made.timeout_seconds, made.measure) == (preset.timeout_seconds, preset.measure)
-    made = plan(launches=7, budget="1.5s", timeout="2.5s")
-    assert (made.launches, made.budget_seconds, made.timeout_seconds) == (7, 1.5, 2.5)
+def test_plan_takes_defaults_from_the_preset() -> None:
+    smoke, preset = plan(), PRESETS["smoke"]
+    assert (smoke.preset, smoke.nproc, smoke.backend, smoke.device) == ("smoke", 2, "gloo", "cpu")
+    assert (smoke.launches, smoke.budget_seconds) == (preset.launches, preset.budget_seconds)
+    assert (smoke.timeout_seconds, smoke.measure) == (preset.timeout_seconds, preset.measure)
+    custom = plan(launches=7, budget="1.5s", timeout="2.5s")
+    assert (custom.launches, custom.budget_seconds, custom.timeout_seconds) == (7, 1.5, 2.5)
     assert make_plan(Options(), DEFINITIONS, GLOO) == plan(preset="node")
-    assert plan(preset="full") == plan(preset="full")
 
 
-def test_cases_are_the_product_of_all_values_in_the_order_of_the_catalogue_and_of_the_values() -> None:
-    made = plan(only=("p2p.sendrecv", "all_reduce"), settings={"size_bytes": "4K,1K", "mode": "pipelined,blocking"})
-    product = [(size, mode) for size in (4096, 1024) for mode in ("pipelined", "blocking")]
-    found = [(case.name, case.params["size_bytes"], case.params["mode"]) for case in made.cases]
-    assert found == [(name, *values) for name in (ALL_REDUCE, "p2p.sendrecv") for values in product]
+def test_cases_are_the_product_in_order() -> None:
+    settings = {"size_bytes": "4K,1K", "mode": "pipelined,blocking"}
+    cases = plan(only=("p2p.sendrecv", "all_reduce"), settings=settings).cases
+    names = ("collective.all_reduce", "p2p.sendrecv")
+    assert [(case.name, case.params["size_bytes"], case.params["mode"]) for case in cases] == [
+        (name, size, mode) for name in names for size in (4096, 1024) for mode in ("pipelined", "blocking")
+    ]
 
 
-def test_a_setting_replaces_the_presets_values_where_there_is_such_a_parameter_and_equal_cases_are_one() -> None:
-    made = plan(preset="node", only=("all_reduce",), settings={"mode": "blocking", "size_bytes": "1K"})
-    assert [case.params for case in made.cases] == [{"size_bytes": 1024, "dtype": "float32", "mode": "blocking"}]
-    made = plan(settings={"root": "1"})
-    assert {case.params["root"] for case in made.cases if case.name == "collective.broadcast"} == {1}
-    assert {case.name for case in made.cases} == {definition.name for definition in DEFINITIONS}
+def test_setting_replaces_values_of_the_preset() -> None:
+    settings = {"mode": "blocking", "size_bytes": "1K"}
+    [case] = plan(preset="node", only=("all_reduce",), settings=settings).cases
+    assert case.params == {"size_bytes": 1024, "dtype": "float32", "mode": "blocking"}
+    rooted = plan(settings={"root": "1"}).cases
+    roots = {case.params["root"] for case in rooted if case.name == "collective.broadcast"}
+    assert roots == {1}
+    assert {case.name for case in rooted} == {definition.name for definition in DEFINITIONS}
 
 
-def test_given_entries_replace_the_presets_and_choose_the_cases() -> None:
-    made = plan(entries=(Entry(name="p2p.*", set={"size_bytes": "8K"}), Entry(name="all_gather")))
-    assert sizes(made) == [("collective.all_gather", 1 << 20), ("p2p.sendrecv", 8192)]
-    entries = (Entry(name="all_reduce", set={"size_bytes": "1K,2K"}), Entry(name="all_*", set={"size_bytes": "2K,4K"}))
-    made = plan(entries=entries, only=("all_reduce",))
-    assert [size for _, size in sizes(made)] == [1024, 2048, 4096], "two entries for one case both count"
-
-
-def test_an_operation_outside_the_presets_entries_runs_with_its_defaults() -> None:
-    params = (Param(name="a", kind="int", default=3, help="x"),)
-    mine = Definition(name="step.mine", target="m:f", help="x", params=params)
-    made = make_plan(Options(preset="smoke", only=("mine",)), (*DEFINITIONS, mine), GLOO)
-    assert [case.params for case in made.cases] == [{"a": 3}]
-
-
-def test_an_unknown_name_is_refused_with_what_there_is_and_the_nearest() -> None:
-    assert refusal(preset="nod") == "no preset is named 'nod': there are smoke, node or full; did you mean 'node'?"
-    for asked in ({"only": ("allreduce",)}, {"entries": (Entry(name="allreduce"),)}):
-        assert "no case is named 'allreduce'; did you mean 'all_reduce'?" in refusal(**asked)
-    words = refusal(entries=(Entry(name="p2p.*"),), only=("all_reduce",))
-    assert words == "--only all_reduce leaves nothing of the plan's cases"
-
-
-def test_an_unknown_parameter_is_refused_and_not_dropped() -> None:
-    assert refusal(settings={"dtpye": "float16"}) == (
-        "--set: what was chosen (6 cases) has no parameter 'dtpye': "
-        "it has background, concurrent, dtype, group, group_index, mode, placement, redop, root or size_bytes; "
-        "did you mean 'dtype'?"
+def test_entries_replace_those_of_the_preset() -> None:
+    entries = (Entry(name="p2p.*", set={"size_bytes": "8K"}), Entry(name="all_gather"))
+    assert sizes(plan(entries=entries)) == [1 << 20, 8192]
+    overlapping = (
+        Entry(name="all_reduce", set={"size_bytes": "1K,2K"}),
+        Entry(name="all_*", set={"size_bytes": "2K,4K"}),
     )
-    assert refusal(only=("all_reduce",), settings={"root": "0"}).startswith(f"{ALL_REDUCE} has no parameter 'root'")
-    words = refusal(entries=(Entry(name="collective.*", set={"siz": "1K"}),))
-    assert "case 'collective.*' (5 cases) has no parameter 'siz'" in words
+    assert sizes(plan(entries=overlapping, only=("all_reduce",))) == [1024, 2048, 4096]
 
 
-def test_a_value_asked_for_by_name_under_which_nothing_runs_is_refused() -> None:
-    small = dataclasses.replace(GLOO, rank_bytes=1_000_000_000)
-    large = "size 1G needs about 6.4 GB a rank; a rank can have 1.0 GB"
-    odd = "size 1001 B is not a multiple of 4 B (float32); nearest are 1000 and 1004"
-    pairs = "group 'pairs' cannot be formed: world size(3) % 2 != 0"
-    for spec, name, text, words in (
-        (GLOO, "dtype", "float32,float8_e5m2", "dtype = float8_e5m2: gloo carries no float8_e5m2"),
-        (GLOO, "size_bytes", "1001", f"size_bytes = 1001: {odd}"),
-        (small, "size_bytes", "1K,1G", f"size_bytes = 1073741824: {large}"),
-        (GLOO3, "group", "pairs", f"group = pairs: {pairs}"),
-    ):
-        assert refusal(spec, only=("all_reduce",), settings={name: text}) == words
-    words = refusal(entries=(Entry(name="all_gather", set={"size_bytes": "4"}),))
-    assert words == "size_bytes = 4: size 4 B is not a multiple of 2 ranks x 4 B (float32); the least is 8"
+def test_operation_outside_the_preset_runs_with_defaults() -> None:
+    param = Param(name="a", kind="int", default=3, help="x")
+    own = Definition(name="step.mine", target="m:f", help="x", params=(param,))
+    own_plan = make_plan(Options(preset="smoke", only=("mine",)), (*DEFINITIONS, own), GLOO)
+    assert [case.params for case in own_plan.cases] == [{"a": 3}]
 
 
-def test_what_suits_only_some_operations_runs_there_and_is_skipped_elsewhere_with_the_reason() -> None:
-    made = plan(GLOO4, settings={"size_bytes": "1002", "dtype": "float16"})
-    assert [case.name for case in made.cases] == [ALL_REDUCE, "collective.broadcast", "p2p.sendrecv"]
-    reason = "size 1002 B is not a multiple of 4 ranks x 2 B (float16); nearest are 1000 and 1008"
-    assert [(skipped.case.name, skipped.reason) for skipped in made.skipped] == [(name, reason) for name in SHARDED]
-    made = plan(GLOO4, settings={"size_bytes": "2,1002,1024", "dtype": "float16,float32"})
-    identities = [case.id for case in made.cases] + [skipped.case.id for skipped in made.skipped]
-    assert len(identities) == len(set(identities)) == 6 * 3 * 2, "every case of the product is either run or skipped"
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"preset": "nod"}, "mean 'node'?"),
+        ({"only": ("allreduce",)}, "mean 'all_reduce'?"),
+        ({"entries": (Entry(name="allreduce"),)}, "mean 'all_reduce'?"),
+        ({"entries": (Entry(name="p2p.*"),), "only": ("all_reduce",)}, "--only all_reduce"),
+        ({"settings": {"dtpye": "float16"}}, "mean 'dtype'?"),
+        ({"only": ("all_reduce",), "settings": {"root": "0"}}, "no parameter 'root'"),
+        ({"entries": (Entry(name="all_*", set={"siz": "1K"}),)}, "no parameter 'siz'"),
+        ({"entries": (Entry(name="all_gather", set={"size_bytes": "4"}),)}, "the least is 8"),
+    ],
+)
+def test_unknown_names_are_refused(options: dict[str, Any], fact: str) -> None:
+    assert fact in refusal(**options)
 
 
-def test_a_plan_of_which_nothing_can_run_is_refused_with_the_first_case_and_its_reason() -> None:
-    words = refusal(dataclasses.replace(GLOO, rank_bytes=1), only=("all_gather",))
-    assert words == (
-        "none of the 2 cases asked for can run here; "
-        "collective.all_gather size_bytes=1024 dtype=float32 mode=blocking: "
-        "size 1K needs about 0.0 GB a rank; a rank can have 0.0 GB"
-    )
+SMALL = dataclasses.replace(GLOO, rank_bytes=1_000_000_000)
 
 
-def test_a_presets_sizes_are_rounded_up_to_what_any_number_of_ranks_can_share_and_the_users_never() -> None:
-    for nproc in (3, 6, 7):
-        made = plan(dataclasses.replace(GLOO, nproc=nproc))
-        assert not made.skipped
-        step = 8 * nproc
-        assert sorted({size for _, size in sizes(made)}) == [-(-about // step) * step for about in (1024, 1 << 20)]
-    made = plan(GLOO3, settings={"size_bytes": "1K"})
-    assert {size for _, size in sizes(made)} == {1024}
-    assert [skipped.case.name for skipped in made.skipped] == SHARDED
+@pytest.mark.parametrize(
+    ("spec", "name", "text", "start"),
+    [
+        (GLOO, "dtype", "float32,float8_e5m2", "dtype = float8_e5m2: gloo"),
+        (GLOO, "size_bytes", "1001", "size_bytes = 1001: "),
+        (SMALL, "size_bytes", "1K,1G", "size_bytes = 1073741824: "),
+        (GLOO3, "group", "pairs", "group = pairs: "),
+    ],
+)
+def test_value_that_no_case_can_use_is_refused(spec: WorldSpec, name: str, text: str, start: str) -> None:
+    assert refusal(spec, only=("all_reduce",), settings={name: text}).startswith(start)
 
 
-CATALOGUE = (
+def test_value_that_some_cases_can_use_is_skipped_elsewhere() -> None:
+    partial = plan(GLOO4, settings={"size_bytes": "1002", "dtype": "float16"})
+    names = [case.name for case in partial.cases]
+    assert names == ["collective.all_reduce", "collective.broadcast", "p2p.sendrecv"]
+    assert [skipped.case.name for skipped in partial.skipped] == SHARDED
+    assert all("nearest are 1000 and 1008" in skipped.reason for skipped in partial.skipped)
+
+    product = plan(GLOO4, settings={"size_bytes": "2,1002,1024", "dtype": "float16,float32"})
+    cases = [*product.cases, *(skipped.case for skipped in product.skipped)]
+    assert len({case.id for case in cases}) == len(cases) == 6 * 3 * 2
+
+
+def test_plan_without_a_runnable_case_is_refused() -> None:
+    message = refusal(dataclasses.replace(GLOO, rank_bytes=1), only=("all_gather",))
+    assert "none of the 2 cases" in message
+    assert "collective.all_gather size_bytes=1024" in message
+
+
+@pytest.mark.parametrize("nproc", [3, 6, 7])
+def test_preset_sizes_are_rounded_up_for_any_rank_count(nproc: int) -> None:
+    rounded = plan(dataclasses.replace(GLOO, nproc=nproc))
+    unit = 8 * nproc
+    assert not rounded.skipped
+    assert {*sizes(rounded)} == {-(-size // unit) * unit for size in (1024, 1 << 20)}
+
+
+def test_sizes_of_the_user_are_not_rounded() -> None:
+    exact = plan(GLOO3, settings={"size_bytes": "1K"})
+    assert {*sizes(exact)} == {1024}
+    assert [skipped.case.name for skipped in exact.skipped] == SHARDED
+
+
+def test_presets_exceed_the_gpu_cache_where_memory_allows() -> None:
+    cuda = dataclasses.replace(GLOO, backend="nccl", device="cuda")
+    only: dict[str, Any] = {"only": ("p2p.sendrecv",)}
+    for preset in ("node", "full"):
+        assert max(sizes(plan(preset=preset, **only))) <= 64 << 20
+        large = {size for size in sizes(plan(cuda, preset=preset, **only)) if size > 64 << 20}
+        assert {round(size / 2**20) for size in large} == {256, 1024}
+    assert max(sizes(plan(cuda, **only))) < 2 << 20
+    exact = plan(cuda, preset="full", settings={"size_bytes": "64M", "mode": "pipelined"}, **only)
+    assert {*sizes(exact)} == {64 << 20}
+    short = plan(dataclasses.replace(cuda, rank_bytes=4 << 30), preset="node", **only)
+    [reason] = {skipped.reason for skipped in short.skipped}
+    assert reason.startswith("size 1G needs about")
+
+
+FILE_CATALOGUE = (
     Definition(name="n.x", target="m:f", help="", params=()),
-    Definition(name="n.mesh", target="m:f", help="", params=(Param(name="mesh", kind="mesh", default="", help=""),)),
+    Definition(
+        name="n.mesh",
+        target="m:f",
+        help="",
+        params=(Param(name="mesh", kind="mesh", default="", help=""),),
+    ),
 )
 
 
@@ -157,91 +178,53 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "plan.toml"
 
 
-def unread(file: Path, text: str) -> str:
-    file.write_bytes(text.encode("latin-1"))
-    words = error_of(read_toml, file, "plan file", PlanFile)
-    assert words.startswith(f"plan file {file}")
-    return words
-
-
-def test_a_file_is_read_as_utf8_and_an_empty_one_leaves_everything_to_the_preset(file: Path) -> None:
-    file.write_bytes('# größer\nbudget = "2m"\n[[case]]\nname = "größe"\n[case.set]\nroot = [0, 1]\n'.encode())
-    assert read_toml(file, "plan file", PlanFile) == PlanFile(
-        budget="2m", case=(FileCase(name="größe", set={"root": [0, 1]}),)
-    )
+def test_plan_file_is_utf8_toml(file: Path) -> None:
+    text = '# größer\nbudget = "2m"\n[[case]]\nname = "größe"\n[case.set]\nroot = [0, 1]\n'
+    file.write_text(text, encoding="utf-8")
+    case = FileCase(name="größe", set={"root": [0, 1]})
+    assert read_plan_file(file) == PlanFile(budget="2m", case=(case,))
     file.write_text("# nothing\n")
-    assert read_toml(file, "plan file", PlanFile) == PlanFile()
+    assert read_plan_file(file) == PlanFile()
 
 
-def test_read_plan_file_reads_json_by_its_suffix(tmp_path: Path) -> None:
+def test_plan_file_may_be_json(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    plan = PlanFile(nproc=2, timeout=12.5, case=(FileCase(name="größe", set={"root": [0, 1], "fused": True}),))
-    file.write_bytes(encode_json(plan))
-    assert read_plan_file(file) == plan
+    case = FileCase(name="größe", set={"root": [0, 1], "fused": True})
+    content = PlanFile(nproc=2, timeout=12.5, case=(case,))
+    file.write_bytes(encode_json(content))
+    assert read_plan_file(file) == content
     file.write_text('{"nproc": 2, "time": 3}')
-    assert "unknown field `time`" in error_of(read_plan_file, file)
+    assert "`time`" in error_of(read_plan_file, file)
 
 
-def test_a_case_becomes_an_entry_with_the_text_of_an_option(file: Path) -> None:
-    file.write_text('[[case]]\nname = "n.*"\nset = { a = 1, b = 0.1, c = true, d = "1K:4K", e = [1, 2.5, false, "w"] }')
-    (case,) = read_toml(file, "plan file", PlanFile).case
+def test_file_case_becomes_an_entry() -> None:
+    values: dict[str, Any] = {"a": 1, "b": 0.1, "c": True, "d": "1K:4K", "e": [1, 2.5, False, "w"]}
+    entry = FileCase(name="n.*", set=values).entry(FILE_CATALOGUE)
     texts = {"a": "1", "b": "0.1", "c": "True", "d": "1K:4K", "e": "1,2.5,False,w"}
-    assert case.entry(CATALOGUE) == Entry(name="n.*", set=texts)
-    assert "no case is named 'm'" in error_of(FileCase(name="m", set={}).entry, CATALOGUE)
+    assert entry == Entry(name="n.*", set=texts)
+    meshes: dict[str, Any] = {"mesh": ["dp=2", "dp=1,tp=2"], "x": [1, 2]}
+    entry = FileCase(name="n.mesh", set=meshes).entry(FILE_CATALOGUE)
+    assert entry.set == {"mesh": "dp=2;dp=1,tp=2", "x": "1,2"}
+    assert "'m'" in error_of(FileCase(name="m", set={}).entry, FILE_CATALOGUE)
 
 
-def test_a_list_of_meshes_is_as_many_meshes() -> None:
-    """Each has commas of its own, which must not make one other mesh of them."""
-    entry = FileCase(name="n.mesh", set={"mesh": ["dp=2", "tp=2", "dp=1,tp=2"], "x": [1, 2]}).entry(CATALOGUE)
-    assert entry.set == {"mesh": "dp=2;tp=2;dp=1,tp=2", "x": "1,2"}
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("time-out = 3", "mean 'timeout'?"),
+        ("[measure]\nwarmup = 3", "`measure`"),
+        ("[[case]]\nname = 'a'\nsets = {}", "mean 'set'?"),
+        ("preset = smoke", "line 1"),
+        ("nproc = 1\nnproc = 2", "line 2"),
+        ('preset = "\xff"\n', "0xff"),
+    ],
+)
+def test_invalid_plan_file_is_refused(file: Path, text: str, fact: str) -> None:
+    file.write_bytes(text.encode("latin-1"))
+    message = error_of(read_plan_file, file)
+    assert message.startswith(f"plan file {file}")
+    assert fact in message or "end of document" in message
 
 
-def test_the_help_and_the_readme_say_which_options_a_file_holds() -> None:
-    *options, _ = PlanFile.__struct_fields__
-    (plan,) = (param for param in run.params if isinstance(param, click.Option) and "--plan" in param.opts)
-    readme = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
-    said = readme.partition("A plan file\nholds the cases")[2].partition(":")[0]
-    for option in options:
-        assert option in str(plan.help)
-        assert f"`{option}`" in said
-
-
-def test_an_unknown_key_is_refused_with_the_known_ones_and_the_nearest(file: Path) -> None:
-    allowed = "preset, nproc, backend, device, launches, budget, timeout or case"
-    for text, words in (
-        ("time-out = 3", f"`time-out`; allowed are {allowed}; did you mean 'timeout'?"),
-        ("[measure]\nwarmup = 3", f"`measure`; allowed are {allowed}"),
-        ("[[case]]\nname = 'a'\nsets = {}", "`sets` - at `$.case[0]`; allowed are name or set; did you mean 'set'?"),
-    ):
-        assert unread(file, text).endswith(f"unknown field {words}")
-
-
-def test_what_is_no_toml_or_no_file_is_refused_with_the_place_or_the_reason(file: Path) -> None:
-    for text, place in (("preset = smoke", "(at line 1"), ("[[case]", "line 1"), ("nproc = 1\nnproc = 2", "line 2")):
-        words = unread(file, text)
-        assert "is no TOML: " in words, text
-        assert place in words or "end of document" in words, text
-    assert "is no TOML: 'utf-8' codec can't decode byte 0xff" in unread(file, 'preset = "\xff"\n')
-    file.unlink()
-    assert (
-        error_of(read_toml, file, "plan file", PlanFile)
-        == f"plan file {file} cannot be read: No such file or directory"
-    )
-
-
-def test_presets_go_beyond_a_gpus_cache_on_cuda_where_the_memory_suffices_and_leave_what_is_asked_for() -> None:
-    cuda = dataclasses.replace(GLOO, backend="nccl", device="cuda")
-    name, mode = "p2p.sendrecv", {"mode": "pipelined"}
-    for preset in ("node", "full"):
-        largest = {}
-        for spec in (GLOO, cuda):
-            made = plan(spec, preset=preset, only=(name,))
-            largest[spec.device] = [size for _, size in sizes(made) if size > 64 << 20]
-        assert not largest["cpu"]
-        assert {round(size / 2**20) for size in largest["cuda"]} == {256, 1024}
-    assert max(size for _, size in sizes(plan(cuda, only=(name,)))) < 2 << 20, "smoke is small"
-    asked = plan(cuda, preset="full", only=(name,), settings={"size_bytes": "64M", **mode})
-    assert {size for _, size in sizes(asked)} == {64 << 20}
-    short = plan(dataclasses.replace(cuda, rank_bytes=4 << 30), preset="node", only=(name,))
-    [reason] = {skipped.reason for skipped in short.skipped}
-    assert reason.startswith("size 1G needs about")
+def test_absent_plan_file_is_refused(file: Path) -> None:
+    assert "No such file" in error_of(read_toml, file, "plan file", PlanFile)

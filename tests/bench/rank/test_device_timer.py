@@ -237,3 +237,7 @@ def share_hidden(world: World) -> float | None:
         benchmark = SometimesSlow(queue, 30 * US)
         timed = Timing(benchmark, world, Progress(), measure, range(2), device=cast(Device, queue)).run(60.0)
     return None if timed is None else timed.hidden
+
+
+def test_torch_has_the_private_spin_kernel() -> None:
+    assert callable(torch.cuda._sleep), "GPU line-ups need it, and no other test without a GPU"

@@ -1,4 +1,4 @@
-"""Every case goes the same way, whatever goes wrong on it has a status and words, and a wrong result has no time."""
+"""Running one case: outcomes, visits, wrong results, refusals and explanations."""
 
 import io
 import sys
@@ -35,15 +35,14 @@ from parbench.bench.world.world import Clock, Subgroups, World
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
 COMPUTE = MetricValue(value=4e-4, unit="s", better="lower", method="the slowest rank's")
+ALL_REDUCE = "parbench.bench.operations.collectives:all_reduce"
 Fault = Literal["none", "refuse", "refuse each", "before", "after", "describe", "raise", "describe raises", "explain"]
-NAMED = "number: wrong; rank 1: fault 1; rank 1: fault 2; and 2 more"
-"""What ranks that explain themselves name as wrong, each thing once and no more than three."""
 calls: list[str] = []
-"""What this rank's last benchmark was asked, in order."""
+"""The calls to this rank's last benchmark."""
 
 
-class Faulty:
-    """All-reduces one number; has a fault on the ranks it is told, and keeps a log of what it is asked."""
+class FaultyBenchmark:
+    """All-reduces one number, with an optional fault, and logs its calls."""
 
     def __init__(self, world: World, fault: Fault) -> None:
         self.world, self.fault = world, fault
@@ -69,12 +68,13 @@ class Faulty:
 
     def describe(self) -> Description:
         if self.fault == "describe raises":
-            raise RuntimeError("no words")
+            raise RuntimeError("no description")
+        author = self.world.rank if self.fault == "describe" else "all"
         return Description(
             headline="step_time",
             hops=2,
             work=(Work(name="tokens_per_second", amount=128.0, unit="tokens/s"),),
-            details={"told by": self.world.rank if self.fault == "describe" else "all", "warmup": "theirs"},
+            details={"author": author, "warmup": "overwritten"},
             notes=("emulated",),
         )
 
@@ -82,86 +82,100 @@ class Faulty:
         calls.append("close")
 
 
-class Explaining(Faulty):
-    """Says where its time goes, and takes three steps for it; keeps how long each beginning and its steps took.
-
-    It names what is wrong, too.
-    """
+class ExplainingBenchmark(FaultyBenchmark):
+    """Also names its differences and explains its time in three steps."""
 
     def differences(self) -> list[str]:
         if self.fault == "none":
             return []
-        return ["number: wrong", *(f"rank 1: fault {n + 1}" for n in range(4 * self.world.rank))]
+        return ["number: wrong", *(f"rank 1: fault {n}" for n in range(4 * self.world.rank))]
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         calls.append("explain")
-        begins, waits = list[float](), list[float]()
+        begin_seconds, step_seconds = list[float](), list[float]()
         for _ in range(3):
-            began = time.perf_counter()
+            start = time.perf_counter()
             begin()
-            begun = time.perf_counter()
+            started = time.perf_counter()
             assert self.number.item() == 1.0
-            calls.append("begun")
             self.step()
-            begins.append(begun - began)
-            waits.append(time.perf_counter() - begun)
+            begin_seconds.append(started - start)
+            step_seconds.append(time.perf_counter() - started)
         if self.fault == "explain":
-            raise RuntimeError("lost for words")
+            raise RuntimeError("no explanation")
         return Explanation(
             metrics={"compute": COMPUTE},
-            details={"rank": self.world.rank, "budget": budget_seconds, "begins": begins, "waits": waits},
-            notes=("explained in three steps",),
+            details={
+                "rank": self.world.rank,
+                "budget": budget_seconds,
+                "begins": begin_seconds,
+                "steps": step_seconds,
+            },
+            notes=("explained",),
         )
 
 
-def prepare(world: World, *, fault: Fault = "none", ranks: str = "0,1", explains: str = "") -> Faulty:
-    """Return a benchmark with a fault on some ranks; ``mode`` is no parameter of it, so it must not be passed."""
+def prepare(world: World, *, fault: Fault = "none", ranks: str = "0,1", explains: str = "") -> FaultyBenchmark:
+    """Return a benchmark with a fault on these ranks; ``mode`` is not passed to it."""
     calls[:] = ["prepare"]
-    mine: Fault = fault if str(world.rank) in ranks.split(",") else "none"
+    own_fault: Fault = fault if str(world.rank) in ranks.split(",") else "none"
     if fault == "refuse each":
-        raise UserError(f"rank {world.rank} does not like it")
-    if mine == "refuse":
-        raise UserError("this device has no flux capacitor")
-    return (Explaining if str(world.rank) in explains.split(",") else Faulty)(world, mine)
+        raise UserError(f"rank {world.rank} refuses")
+    if own_fault == "refuse":
+        raise UserError("no flux capacitor")
+    kind = ExplainingBenchmark if str(world.rank) in explains.split(",") else FaultyBenchmark
+    return kind(world, own_fault)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
-    """How a case went on a rank: what it raised if it did, and what its benchmark was asked."""
+class RankRun:
+    """One rank's outcome or error, the calls to its benchmark and its progress."""
 
     outcome: Outcome
     error: str
-    log: list[str]
+    calls: list[str]
     phase: str
     steps: int
 
 
-def run(world: World, params: dict[str, Value], prepared_by: str, injection: FaultSpec | None) -> Ran:
-    progress, outcome, error = Progress(), Outcome(status="failed"), ""
-    progress.steps = 1000  # of the case before
-    case = make_case("workload.faulty", prepared_by, params)
+def run_on_rank(world: World, params: dict[str, Value], function: str, injection: FaultSpec | None) -> RankRun:
+    progress = Progress()
+    progress.steps = 1000  # of the previous case
+    outcome, error = Outcome(status="failed"), ""
+    case = make_case("workload.faulty", f"test_runner:{function}", params)
     try:
         outcome = CaseRun(case, Subgroups(world), MEASURE, progress, injection).visit(60.0)
     except RuntimeError as raised:
         error = str(raised)
-    return Ran(outcome=outcome, error=error, log=list(calls), phase=progress.phase, steps=progress.steps)
+    return RankRun(
+        outcome=outcome,
+        error=error,
+        calls=list(calls),
+        phase=progress.phase,
+        steps=progress.steps,
+    )
 
 
-def visit(world: World, params: dict[str, Value], budgets: list[float], end: bool) -> list[tuple[Outcome, list[str]]]:
-    """Visit a case so often; return each outcome with what the benchmark was asked until then, last of its end."""
-    case, measure = make_case("workload.faulty", "test_runner:prepare", params), replace(MEASURE, max_iterations=14)
-    made = CaseRun(case, Subgroups(world), measure, Progress(), None)
-    seen = []
-    for left, seconds in zip(reversed(range(len(budgets))), budgets, strict=True):
-        outcome = made.visit(seconds, left + end, alone=False)
-        seen.append((outcome, list(calls)))
+def visit_on_rank(world: World, params: dict[str, Value], visits: int, end: bool) -> list[tuple[Outcome, list[str]]]:
+    """Visit a case; return each outcome with all calls so far, last those of its early end."""
+    case = make_case("workload.faulty", "test_runner:prepare", params)
+    measure = replace(MEASURE, max_iterations=14)
+    run = CaseRun(case, Subgroups(world), measure, Progress(), None)
+    outcomes = []
+    for remaining in reversed(range(visits)):
+        outcome = run.visit(60.0, remaining + end, alone=False)
+        outcomes.append((outcome, list(calls)))
         if not outcome.more:
             break
-    return [*seen, (made.end(), list(calls))] if end else seen
+    if end:
+        outcomes.append((run.end(), list(calls)))
+    return outcomes
 
 
-def ran(gang: Ranks, by: str = "prepare", injection: FaultSpec | None = None, /, **params: Value) -> list[Ran]:
-    return gang.call("test_runner:run", params=params, prepared_by=f"test_runner:{by}", injection=injection)
+def run_case(
+    gang: Ranks, injection: FaultSpec | None = None, function: str = "prepare", /, **params: Value
+) -> list[RankRun]:
+    return gang.call("test_runner:run_on_rank", params=params, function=function, injection=injection)
 
 
 def unpack(outcome: Outcome) -> dict[str, Any]:
@@ -169,264 +183,287 @@ def unpack(outcome: Outcome) -> dict[str, Any]:
         return dict(file)
 
 
-def test_a_right_result_has_its_time_its_check_and_what_the_benchmark_says_of_itself(two_ranks: Ranks) -> None:
-    first, second = ran(two_ranks)
+def test_outcome_holds_check_description_and_samples(two_ranks: Ranks) -> None:
+    first, second = run_case(two_ranks)
     outcome = first.outcome
-    assert (outcome.status, outcome.reason, outcome.check) == ("ok", "", Check(passed=True, wrong=0))
+    assert (outcome.status, outcome.reason) == ("ok", "")
+    assert outcome.check == Check(passed=True, wrong=0)
     assert outcome.stop in ("precision", "max-iters")
     assert (outcome.headline, outcome.notes, outcome.explained) == ("step_time", ["emulated"], {})
     assert outcome.work == [Work(name="tokens_per_second", amount=128.0, unit="tokens/s")]
-    assert outcome.details == {"told by": "all", "warmup": 3, "steps_per_sample": 1}  # the runner's own word is last
-    assert 6 <= len(outcome.seconds) == len(outcome.skew_seconds) == len(outcome.transfer_seconds) <= 8
+    assert outcome.details == {"author": "all", "warmup": 3, "steps_per_sample": 1}
+    assert 6 <= len(outcome.seconds) <= 8
     assert sum(outcome.seconds) < outcome.wall_seconds < 60
-    assert (second.outcome.status, second.outcome.seconds, second.outcome.raw) == ("ok", [], b"")
-    for rank in (first, second):  # checked before and after, the last of the last timed step; closed once
-        taken = ["reset", "step"] * (MEASURE.warmup + len(outcome.seconds))
-        assert rank.log == ["prepare", "reset", "step", "check", *taken, "check", "close"]
-        assert (rank.phase, rank.steps) == ("check", rank.log.count("reset"))
+    assert (second.outcome.status, second.outcome.seconds) == ("ok", [])
+    assert second.outcome.raw == b""
+    for rank in (first, second):
+        timed = ["reset", "step"] * (MEASURE.warmup + len(outcome.seconds))
+        checked = ["reset", "step", "check"]
+        assert rank.calls == ["prepare", *checked, *timed, "check", "close"]
+        assert (rank.phase, rank.steps) == ("check", rank.calls.count("reset"))
+
+
+def test_raw_samples_agree_with_the_outcome(two_ranks: Ranks) -> None:
+    outcome = run_case(two_ranks)[0].outcome
     raw = unpack(outcome)
-    named = ("ranks", "arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample", "clock_offsets_ns")
-    assert set(raw) == set(named)
-    assert raw["arrival_ns"].shape == raw["exit_ns"].shape == raw["duration_ns"].shape == (2, len(outcome.seconds))
-    assert (raw["duration_ns"].max(axis=0) / 2e9).tolist() == pytest.approx(outcome.seconds, rel=1e-12), "of two hops"
-    transfers_ns = raw["exit_ns"].max(axis=0) - raw["arrival_ns"].max(axis=0)
-    assert (transfers_ns / 2e9).tolist() == pytest.approx(outcome.transfer_seconds, rel=1e-12)
-    assert (np.ptp(raw["arrival_ns"], axis=0) / 1e9).tolist() == pytest.approx(outcome.skew_seconds, rel=1e-12)
-    assert raw["arrival_ns"].min() == 0
-    last_in, last_out = (raw[name].argmax(axis=0).tolist() for name in ("arrival_ns", "exit_ns"))
-    assert outcome.arrival == blame(last_in, last_out, outcome.skew_seconds, "one host, one monotonic clock", 0.0)
-    assert (raw["exit_ns"] - raw["arrival_ns"] == raw["duration_ns"]).all()
-    assert (raw["ranks"].tolist(), raw["clock_offsets_ns"].tolist()) == ([0, 1], [0, 0])
+    arrival, exits, duration = (raw[f"{name}_ns"] for name in ("arrival", "exit", "duration"))
+    assert arrival.shape == exits.shape == duration.shape == (2, len(outcome.seconds))
+    assert (exits - arrival == duration).all()
+    assert arrival.min() == 0
+
+    def approx(seconds: list[float]) -> Any:
+        return pytest.approx(seconds, rel=1e-12)
+
+    transfer_ns = exits.max(axis=0) - arrival.max(axis=0)
+    assert (duration.max(axis=0) / 2e9).tolist() == approx(outcome.seconds), "two hops"
+    assert (transfer_ns / 2e9).tolist() == approx(outcome.transfer_seconds)
+    assert (np.ptp(arrival, axis=0) / 1e9).tolist() == approx(outcome.skew_seconds)
+    last_in, last_out = arrival.argmax(axis=0).tolist(), exits.argmax(axis=0).tolist()
+    method = "one host, one monotonic clock"
+    assert outcome.arrival == blame(last_in, last_out, outcome.skew_seconds, method, 0.0)
+    assert raw["ranks"].tolist() == [0, 1]
+    assert raw["clock_offsets_ns"].tolist() == [0, 0]
 
 
-def test_a_case_in_several_visits_is_prepared_once_checked_after_each_and_closed_after_the_last(
-    two_ranks: Ranks,
-) -> None:
-    first, second = two_ranks.call("test_runner:visit", params={"explains": "0,1"}, budgets=[60.0] * 3, end=False)
-    outcomes = [outcome for outcome, _ in first]
-    assert [outcome.more for outcome in outcomes] == [True, True, False]
+def test_visits_extend_one_case(two_ranks: Ranks) -> None:
+    by_rank = two_ranks.call("test_runner:visit_on_rank", params={"explains": "0,1"}, visits=3, end=False)
+    outcomes = [outcome for outcome, _ in by_rank[0]]
     counts = [len(outcome.seconds) for outcome in outcomes]
-    assert 3 == counts[0] < counts[1] < counts[2] <= 14
     last = outcomes[-1]
-    assert (outcomes[0].seconds, last.seconds[:3]) == (outcomes[0].seconds, outcomes[0].seconds), "of all visits"
+    assert 3 == counts[0] < counts[1] < counts[2] <= 14
+    assert last.seconds[:3] == outcomes[0].seconds
     assert last.visits == [3, counts[1] - 3, counts[2] - counts[1]]
     assert [bool(outcome.raw) for outcome in outcomes] == [False, False, True]
     assert unpack(last)["duration_ns"].shape == (2, counts[2])
-    assert last.explained == {}, "what is visited again does not explain itself"
-    one = ["reset", "step"]
-    later = [[*one * (1 + count), "check"] for count in last.visits[1:]]
-    before = ["prepare", *one, "check", *one * (MEASURE.warmup + 3), "check"]
-    for rank in (first, second):
-        assert rank[-1][1] == [*before, *later[0], *later[1], "close"]
-    assert [outcome.more for outcome, _ in second] == [True, True, False]
+    assert last.explained == {}
+    step = ["reset", "step"]
+    expected = ["prepare", *step, "check", *step * MEASURE.warmup]
+    for warmup, count in zip((0, 1, 1), last.visits, strict=True):
+        expected += [*step * (warmup + count), "check"]
+    for rank in by_rank:
+        assert [outcome.more for outcome, _ in rank] == [True, True, False]
+        assert rank[-1][1] == [*expected, "close"]
 
 
-def test_a_case_without_time_for_more_visits_ends_with_what_was_seen_and_a_wrong_one_at_once(two_ranks: Ranks) -> None:
-    first, _ = two_ranks.call("test_runner:visit", params={}, budgets=[60.0, 60.0], end=True)
-    (*_, (seen, _)), (ended, log) = first[:2], first[2]
-    assert (ended.seconds, ended.visits, ended.more, bool(ended.raw)) == (seen.seconds, seen.visits, False, True)
+def test_early_end_keeps_the_samples(two_ranks: Ranks) -> None:
+    first, _ = two_ranks.call("test_runner:visit_on_rank", params={}, visits=2, end=True)
+    (last_visit, _), (ended, log) = first[-2:]
+    assert (ended.seconds, ended.visits) == (last_visit.seconds, last_visit.visits)
+    assert (ended.more, bool(ended.raw)) == (False, True)
     assert ended.stop in ("budget", "max-iters")
     assert log[-1] == "close"
-    for rank in two_ranks.call(
-        "test_runner:visit", params={"fault": "after", "ranks": "1"}, budgets=[60.0, 60.0], end=False
-    ):
-        [(wrong, log)] = rank
-        assert (wrong.status, wrong.more, log[-1]) == ("wrong", False, "close")
 
 
-def test_a_pipelined_case_tells_the_steps_of_a_sample_and_is_checked_on_a_fresh_one(two_ranks: Ranks) -> None:
-    """Steps on top of steps have summed in place; that is no fault of the result."""
-    seen = ran(two_ranks, mode="pipelined")
-    outcome = seen[0].outcome
+def test_wrong_result_ends_the_visits(two_ranks: Ranks) -> None:
+    params = {"fault": "after", "ranks": "1"}
+    for rank in two_ranks.call("test_runner:visit_on_rank", params=params, visits=2, end=False):
+        [(outcome, log)] = rank
+        assert (outcome.status, outcome.more, log[-1]) == ("wrong", False, "close")
+
+
+def test_pipelined_case_is_checked_on_a_fresh_step(two_ranks: Ranks) -> None:
+    ranks = run_case(two_ranks, mode="pipelined")
+    outcome = ranks[0].outcome
     raw = unpack(outcome)
     steps = int(raw["steps_per_sample"])
     assert 4 <= steps == outcome.details["steps_per_sample"]
-    assert (raw["duration_ns"].max(axis=0) / steps / 2e9).tolist() == pytest.approx(outcome.seconds, abs=1e-9)
+    seconds = raw["duration_ns"].max(axis=0) / steps / 2e9
+    assert seconds.tolist() == pytest.approx(outcome.seconds, abs=1e-9)
     assert outcome.transfer_seconds == []
-    for rank in seen:
-        assert rank.log[-5:] == ["step", "reset", "step", "check", "close"]
+    for rank in ranks:
+        assert rank.calls[-5:] == ["step", "reset", "step", "check", "close"]
 
 
-def test_a_wrong_result_has_no_time_and_names_its_rank_and_is_not_explained(two_ranks: Ranks) -> None:
-    for mode, when in (("blocking", "before"), ("blocking", "after"), ("pipelined", "before"), ("pipelined", "after")):
-        for rank in ran(two_ranks, fault=when, ranks="1", mode=mode, explains="0,1"):
-            told = rank.outcome
-            assert told.status == "wrong", (mode, when)
-            assert told.reason == f"results differ from the reference {when} the timed region: 4 on rank 1; {NAMED}"
-            assert told.check == Check(passed=False, wrong=4)
-            assert (told.seconds, told.stop, told.raw, told.explained) == ([], None, b"", {})
-            assert "explain" not in rank.log
-            first = ["prepare", "reset", "step", "check"]  # nothing is timed after a wrong first check
-            assert (rank.log == [*first, "close"]) == (when == "before"), (mode, when)
-    for explains, named in (("", ""), ("0", "; number: wrong"), ("0,1", f"; {NAMED}")):
-        both = ran(two_ranks, fault="after", explains=explains)[0].outcome
-        assert both.check.wrong == 7
-        assert both.reason.endswith(f": 3 on rank 0, 4 on rank 1{named}"), explains
+@pytest.mark.parametrize("mode", ["blocking", "pipelined"])
+@pytest.mark.parametrize("fault", ["before", "after"])
+def test_wrong_result_has_no_time(two_ranks: Ranks, mode: str, fault: str) -> None:
+    for rank in run_case(two_ranks, fault=fault, ranks="1", mode=mode, explains="0,1"):
+        outcome = rank.outcome
+        assert outcome.status == "wrong"
+        assert f"{fault} the timed region: 4 on rank 1" in outcome.reason
+        assert outcome.check == Check(passed=False, wrong=4)
+        assert (outcome.seconds, outcome.stop, outcome.raw) == ([], None, b"")
+        assert "explain" not in rank.calls
+        is_untimed = rank.calls == ["prepare", "reset", "step", "check", "close"]
+        assert is_untimed == (fault == "before")
 
 
-REFUSED, DISAGREE = "this device has no flux capacitor", "ranks disagree about whether this can run"
-OTHER_STEPS: dict[str, Value] = {"fault": "describe", "ranks": "1", "explains": "0,1"}
-ABSENT = "target 'test_runner:preparr' cannot be loaded: test_runner has no function 'preparr'"
-EACH = f"{DISAGREE}: rank 0: rank 0 does not like it; rank 1: rank 1 does not like it"
-ONE = f"{DISAGREE}: rank 0: ready; rank 1: {REFUSED}"
-UNLIKE = "ranks disagree about what a step does: 1 unlike rank 0"
-NOT_RUN: list[tuple[str, dict[str, Value], str, str, list[list[str]]]] = [
-    ("prepare", {"fault": "refuse"}, "skipped", REFUSED, [["prepare"], ["prepare"]]),
-    ("prepare", {"fault": "refuse", "ranks": "1"}, "failed", ONE, [["prepare", "close"], ["prepare"]]),
-    ("prepare", {"fault": "refuse each"}, "failed", EACH, []),
-    ("prepare", OTHER_STEPS, "failed", UNLIKE, [["prepare", "close"]] * 2),
-    ("preparr", {}, "skipped", ABSENT, []),
-]
+def test_wrong_result_names_ranks_and_three_differences(two_ranks: Ranks) -> None:
+    differences = "number: wrong; rank 1: fault 0; rank 1: fault 1; and 2 more"
+    for explains, suffix in (("", ""), ("0", "; number: wrong"), ("0,1", f"; {differences}")):
+        outcome = run_case(two_ranks, fault="after", explains=explains)[0].outcome
+        assert outcome.check.wrong == 7
+        assert outcome.reason.endswith(f": 3 on rank 0, 4 on rank 1{suffix}"), explains
 
 
-def test_what_cannot_run_is_skipped_or_failed_in_words_and_closed_where_it_was_prepared(two_ranks: Ranks) -> None:
-    for prepared_by, params, status, reason, logs in NOT_RUN:
-        seen = ran(two_ranks, prepared_by, **params)
-        for rank in seen:
-            assert (rank.outcome.status, rank.outcome.reason) == (status, reason)
-            assert (rank.outcome.check, rank.outcome.seconds, rank.outcome.explained) == (Check(), [], {})
-        if logs:
-            assert [rank.log for rank in seen] == logs, reason
+@pytest.mark.parametrize(
+    ("params", "status", "fact", "log"),
+    [
+        ({"fault": "refuse"}, "skipped", "no flux capacitor", ["prepare"]),
+        ({"fault": "refuse each"}, "failed", "rank 0 refuses; rank 1: rank 1 refuses", None),
+        (
+            {"fault": "refuse", "ranks": "1"},
+            "failed",
+            "rank 0: ready; rank 1: no flux capacitor",
+            ["prepare", "close"],
+        ),
+        (
+            {"fault": "describe", "ranks": "1", "explains": "0,1"},
+            "failed",
+            "1 unlike rank 0",
+            ["prepare", "close"],
+        ),
+    ],
+)
+def test_refused_case_is_not_measured(
+    two_ranks: Ranks, params: dict[str, Any], status: str, fact: str, log: list[str] | None
+) -> None:
+    ranks = run_case(two_ranks, **params)
+    for rank in ranks:
+        assert rank.outcome.status == status
+        assert fact in rank.outcome.reason
+        assert (rank.outcome.check, rank.outcome.seconds) == (Check(), [])
+    assert log is None or ranks[0].calls == log
 
 
-def test_a_benchmark_is_closed_when_it_raises(two_ranks: Ranks) -> None:
-    for fault, error, last in (
+def test_absent_function_is_skipped(two_ranks: Ranks) -> None:
+    for rank in run_case(two_ranks, None, "absent"):
+        assert rank.outcome.status == "skipped"
+        assert "'test_runner:absent'" in rank.outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "last_call"),
+    [
         ("raise", "the roof is on fire", "check"),
-        ("describe raises", "no words", "prepare"),
-        ("explain", "lost for words", "step"),
-    ):
-        for rank in ran(two_ranks, fault=fault, explains="0,1"):
-            assert (rank.error, rank.log[-2:]) == (error, [last, "close"])
+        ("describe raises", "no description", "prepare"),
+        ("explain", "no explanation", "step"),
+    ],
+)
+def test_benchmark_that_raises_is_closed(two_ranks: Ranks, fault: str, error: str, last_call: str) -> None:
+    for rank in run_case(two_ranks, fault=fault, explains="0,1"):
+        assert (rank.error, rank.calls[-2:]) == (error, [last_call, "close"])
 
 
-def test_a_benchmark_explains_itself_last_on_every_rank_after_all_checks(two_ranks: Ranks) -> None:
-    for mode in ("blocking", "pipelined"):
-        seen = ran(two_ranks, mode=mode, explains="0,1")
-        for number, rank in enumerate(seen):
-            at = rank.log.index("explain")
-            assert rank.log[at - 1 :] == ["check", "explain", *["reset", "begun", "step"] * 3, "close"], mode
-            assert rank.log.count("check") == 2
-            assert (rank.phase, rank.steps) == ("explain", rank.log.count("reset"))
-            assert (rank.outcome.status, rank.outcome.details["rank"]) == ("ok", number)
-        outcome = seen[0].outcome  # joins what the benchmark says of itself
-        assert (outcome.explained, outcome.headline) == ({"compute": COMPUTE}, "step_time")
-        assert outcome.notes == ["emulated", "explained in three steps"]
-        assert (outcome.details["told by"], outcome.details["warmup"]) == ("all", 3)
-        assert (outcome.check, len(outcome.seconds) >= 6) == (Check(passed=True, wrong=0), True)
-        [share] = {rank.outcome.details["budget"] for rank in seen}  # rank 0's of the budget
-        assert 0 < share < 60
+@pytest.mark.parametrize("mode", ["blocking", "pipelined"])
+def test_explanation_follows_the_checks(two_ranks: Ranks, mode: str) -> None:
+    ranks = run_case(two_ranks, mode=mode, explains="0,1")
+    for number, rank in enumerate(ranks):
+        last_calls = ["check", "explain", *["reset", "step"] * 3, "close"]
+        assert rank.calls[-len(last_calls) :] == last_calls
+        assert rank.calls.count("check") == 2
+        assert (rank.phase, rank.steps) == ("explain", rank.calls.count("reset"))
+        assert rank.outcome.details["rank"] == number
+    outcome = ranks[0].outcome
+    assert (outcome.status, outcome.headline) == ("ok", "step_time")
+    assert outcome.explained == {"compute": COMPUTE}
+    assert outcome.notes == ["emulated", "explained"]
+    assert outcome.details["author"] == "all"
+    [budget] = {rank.outcome.details["budget"] for rank in ranks}
+    assert 0 < budget < 60
 
 
-def test_no_rank_explains_what_another_cannot(two_ranks: Ranks) -> None:
-    slow = FaultSpec(kind="slow", rank=1, amount=0.005, text="slow:1:0.5%")  # a disturbed rank cannot
-    for injection, explains, told in ((None, "0", ""), (slow, "0,1", slow.text)):
-        for rank in ran(two_ranks, "prepare", injection, explains=explains):
-            assert (rank.outcome.status, rank.outcome.explained, rank.outcome.injected) == ("ok", {}, told)
-            assert rank.outcome.notes in (["emulated"], [])
-            assert "explain" not in rank.log
-            assert rank.phase == "check"
+def test_explanation_needs_all_ranks_undisturbed(two_ranks: Ranks) -> None:
+    slow = FaultSpec(kind="slow", rank=1, amount=0.005, text="slow:1:0.5%")
+    for injection, explains, injected in ((None, "0", ""), (slow, "0,1", slow.text)):
+        for rank in run_case(two_ranks, injection, explains=explains):
+            assert (rank.outcome.status, rank.outcome.explained) == ("ok", {})
+            assert rank.outcome.injected == injected
+            assert "explain" not in rank.calls
 
 
-def test_a_late_rank_is_late_at_every_beginning_and_the_others_wait_for_it_in_the_step(two_ranks: Ranks) -> None:
+def test_injected_late_rank_delays_every_step(two_ranks: Ranks) -> None:
     injection = FaultSpec(kind="late", rank=1, amount=LATE_SECONDS, text="late:1:20ms")
-    waiting, late = (rank.outcome for rank in ran(two_ranks, "prepare", injection, explains="0,1"))
+    ranks = run_case(two_ranks, injection, explains="0,1")
+    waiting, late = (rank.outcome for rank in ranks)
     assert waiting.explained == {"compute": COMPUTE}
     assert min(late.details["begins"]) >= LATE_SECONDS
-    assert min(waiting.details["waits"]) >= LATE_SECONDS / 2
+    assert min(waiting.details["steps"]) >= LATE_SECONDS / 2
     assert min(waiting.skew_seconds) >= LATE_SECONDS / 2
     assert late.injected == waiting.injected == "late:1:20ms"
 
 
-def test_a_target_names_a_function_of_any_importable_module_or_is_refused_with_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_target_imports_or_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needy_step.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_target("parbench.bench.operations.collectives:all_reduce").__name__ == "all_reduce"
-    for target, told in {
-        "no_such_module:prepare": "No module named 'no_such_module'",
-        "needy_step:prepare": "No module named 'no_such_dependency'",
-        "parbench.bench.operations.collectives:CONVENTION": "parbench.bench.operations.collectives has no "
-        "function 'CONVENTION'",
-        "parbench.bench.rank.runner": "parbench.bench.rank.runner has no function ''",
-    }.items():
-        with pytest.raises(UserError) as refusal:
-            load_target(target)
-        assert str(refusal.value) == f"target '{target}' cannot be loaded: {told}"
+    assert load_target(ALL_REDUCE).__name__ == "all_reduce"
+    for target, name in (
+        ("no_such_module:prepare", "'no_such_module'"),
+        ("needy_step:prepare", "'no_such_dependency'"),
+        ("parbench.bench.operations.collectives:CONVENTION", "'CONVENTION'"),
+        ("parbench.bench.rank.runner", "''"),
+    ):
+        message = refusal(load_target, target)
+        assert message.startswith(f"target '{target}'")
+        assert message.endswith(name)
     assert "needy_step" not in sys.modules
 
 
-def test_what_a_target_returns_that_is_no_benchmark_is_told_with_what_it_lacks() -> None:
-    for target, told in {
-        "builtins:type": "returned the class SimpleNamespace: return a benchmark made of it",
-        "builtins:id": "returned int, which is no benchmark: it has no step, reset, check, describe or close",
-    }.items():
-        world = SimpleNamespace(backend="gloo")
-        with pytest.raises(TypeError) as refusal:
-            _benchmark(make_case("custom.odd", target, {}), cast(World, world), None)
-        assert str(refusal.value) == f"target {target!r} {told}"
+@pytest.mark.parametrize(
+    ("target", "fact"),
+    [
+        ("builtins:type", "the class SimpleNamespace"),
+        ("builtins:id", "int, which is no benchmark: it has no step, reset, check"),
+    ],
+)
+def test_target_must_return_a_benchmark(target: str, fact: str) -> None:
+    world = cast(World, SimpleNamespace(backend="gloo"))
+    with pytest.raises(TypeError, match=fact):
+        _benchmark(make_case("custom.odd", target, {}), world, None)
 
 
-def test_float8_is_refused_on_nccl_below_compute_capability_9_in_one_sentence() -> None:
+def test_float8_needs_compute_capability_9() -> None:
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        for capability in ((8, 0), (8, 9)):
-            said = (
-                f"nccl carries {dtype} from compute capability 9.0 on; this GPU's is {'.'.join(map(str, capability))}"
-            )
-            assert refusal(refuse_float8, dtype, capability) == said
-        for capability in ((9, 0), (10, 0), (12, 0)):
+        assert "8.9" in refusal(refuse_float8, dtype, (8, 9))
+        for capability in ((9, 0), (10, 0)):
             refuse_float8(dtype, capability)
     refuse_float8("bfloat16", (8, 0))
 
 
-def test_what_needs_more_than_is_free_on_any_device_is_refused_by_all_ranks_in_the_same_words() -> None:
-    asked: dict[str, Value] = {"size_bytes": 1 << 30, "dtype": "int8", "mode": "blocking"}
-    case = make_case("collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", asked)
-    place = SimpleNamespace(device=torch.device("cpu"))
-    runner._refuse_too_large(case, cast(World, place))  # a CPU has swap, and its plan has looked at it
-    place.device = torch.device("cuda", 0)
+GIB = 1 << 30
+
+
+def test_case_too_large_for_any_device_is_refused() -> None:
+    params: dict[str, Value] = {"size_bytes": GIB, "dtype": "int8", "mode": "blocking"}
+    case = make_case("collective.all_reduce", ALL_REDUCE, params)
+    world = SimpleNamespace(device=torch.device("cpu"))
+    runner._refuse_too_large(case, cast(World, world))  # the plan has checked the host's memory
+    world.device = torch.device("cuda", 0)
     with mock.patch.object(torch, "cuda") as cuda:
-        for here, there, cached, refused in ((8, 8, 0, False), (8, 5, 0, True), (5, 8, 0, True), (5, 8, 2, False)):
-            cuda.mem_get_info.return_value = (here << 30, 80 << 30)
-            cuda.memory_reserved.return_value, cuda.memory_allocated.return_value = (cached << 30) + 7, 7
-            place.gather = lambda mine, there=there: [mine, there << 30]
-            if refused:
-                told = refusal(runner._refuse_too_large, case, place)
-                assert told == "size 1G needs about 6.4 GB a rank; 5.4 GB of the device are free"
-            else:  # what torch keeps for itself is free to be used again
-                runner._refuse_too_large(case, cast(World, place))
+        for own_gib, other_gib, cached_gib, is_refused in (
+            (8, 8, 0, False),
+            (8, 5, 0, True),
+            (5, 8, 0, True),
+            (5, 8, 2, False),  # torch reuses its cache
+        ):
+            cuda.mem_get_info.return_value = (own_gib * GIB, 80 * GIB)
+            cuda.memory_reserved.return_value = cached_gib * GIB + 7
+            cuda.memory_allocated.return_value = 7
+            world.gather = lambda free, other=other_gib: [free, other * GIB]
+            if is_refused:
+                assert "5.4 GB" in refusal(runner._refuse_too_large, case, world)
+            else:
+                runner._refuse_too_large(case, cast(World, world))
 
 
-def test_arrivals_on_a_device_are_as_uncertain_as_its_host_sees_them_and_the_last_arrivers_time_is_kept() -> None:
+def test_device_arrivals_are_less_certain() -> None:
     arrivals = np.array([[0, 100_000, 0], [15_000, 0, 30_000]])
     durations = np.array([[9_000, 2_000, 9_000], [4_000, 8_000, 4_000]])
     stamps = np.stack([arrivals, arrivals + durations, durations, 0 * durations])
     clock = Clock(offsets_ns=(0, 0), uncertainty_ns=5_000, method="ping-pong")
     world = cast(World, SimpleNamespace(clock=clock, hosts=("a", "b")))
-    found = []
-    for hidden in (None, 0.5):
+
+    def summarize(hidden: float | None) -> Outcome:
         timed = Timed(stamps=stamps, stop="visits", steps_per_sample=1, warmup=1, hidden=hidden)
-        found.append(runner._seen(Outcome(status="ok"), timed, Description(), world, [0, 1]))
-    host, device = found
+        return runner._seen(Outcome(status="ok"), timed, Description(), world, [0, 1])
+
+    host, device = summarize(None), summarize(0.5)
     assert host.arrival is not None
     assert device.arrival is not None
-    assert (host.arrival.method, host.arrival.uncertainty, host.arrival.share) == ("ping-pong", 5e-6, 0.6667)
-    assert (device.arrival.uncertainty, device.arrival.share) == (25e-6, 0.3333), "15 us apart may be none"
-    assert device.arrival.method == "ping-pong; a device's events by its host"
+    assert (host.arrival.method, host.arrival.uncertainty) == ("ping-pong", 5e-6)
+    assert device.arrival.uncertainty == 25e-6
+    assert (host.arrival.share, device.arrival.share) == (0.6667, 0.3333)
     assert (host.last_arriver_seconds, device.last_arriver_seconds) == ([], [4e-6, 2e-6, 4e-6])
-    assert device.details.items() - host.details.items() == {("launch_hidden", 0.5)}
+    assert device.details["launch_hidden"] == 0.5
     assert metrics_of(device)["last_arriver"].value == 4e-6
     assert "last_arriver" not in metrics_of(host)
-
-
-def test_a_time_on_a_device_says_what_it_cannot_claim() -> None:
-    def notes(mode: str, num_ranks: int, hidden: float | None) -> list[str]:
-        case = make_case("collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", {"mode": mode})
-        return runner._notes(case, cast(World, SimpleNamespace(backend="nccl")), num_ranks, hidden)
-
-    assert notes("blocking", 1, None) == [], "on a CPU it is as it was"
-    assert ["compares with nccl-tests" in note for note in notes("blocking", 2, 1.0)] == [True]
-    assert notes("pipelined", 2, 1.0) == notes("async", 2, 0.0) == []
-    [launch] = notes("pipelined", 2, 0.75)
-    assert launch.startswith("25% of iterations hold time of the host's launch")
-    assert notes("graph", 1, 1.0) == ["one rank: nothing moves, and NCCL launches nothing in place"]

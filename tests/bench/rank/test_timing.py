@@ -1,6 +1,6 @@
-"""One sample is one iteration on every rank; rank 0 decides when to stop, and the reason is the true one.
+"""Timing: samples of all ranks, warm-up, and when and why rank 0 stops.
 
-Most tests run on a clock that moves only when the benchmark says so: counts, durations and reasons are then exact.
+Most tests run on a clock that only the benchmark moves, so counts and durations are exact.
 """
 
 import time
@@ -20,17 +20,29 @@ from ranks import Ranks
 
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import timing
-from parbench.bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Timed, Timing, gather_stamps, sampler
-from parbench.bench.results.records import Stop
+from parbench.bench.rank.timing import (
+    ARRIVAL,
+    DURATION,
+    EXIT,
+    ISSUE,
+    Progress,
+    Timed,
+    Timing,
+    gather_stamps,
+    sampler,
+)
 from parbench.bench.world.world import World
 
 MS = 1_000_000
-QUICK = Measure(warmup=1)
-DAWDLE_SECONDS = 0.01
+START_NS = HeldTime().now_ns
+ENDLESS = Measure(warmup=1, precision=-1.0)  # no interval is narrow enough
+FORTY = Measure(warmup=1, min_iterations=40, max_iterations=40, precision=-1.0)
+WARMUP_1 = Measure(warmup=1)
+SLOW_RESET_SECONDS = 0.01
 
 
-class Scripted(Noting):
-    """A benchmark whose steps and resets only do what is told."""
+class ScriptedBenchmark(Noting):
+    """A benchmark whose steps and resets call these functions."""
 
     def __init__(self, on_step: Callable[[], object], on_reset: Callable[[], object] = lambda: None) -> None:
         super().__init__()
@@ -45,155 +57,139 @@ class Scripted(Noting):
         self.on_reset()
 
 
-class LateWorld(World):
-    """A world whose rank 1 dawdles between barrier and step."""
-
-    def barrier(self) -> None:
-        super().barrier()
-        if self.rank == 1:
-            time.sleep(DAWDLE_SECONDS)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What a rank saw of ``Timing.run``: the result (on rank 0), its own log, and where it stood at the end."""
+class TimingRun:
+    """What one rank has after ``Timing.run``: the result (rank 0 only), its calls and progress."""
 
     timed: Timed | None
-    log: list[str]
+    calls: list[str]
     phase: str
-    samples_begun: int
+    steps: int
 
     @property
     def result(self) -> Timed:
         assert self.timed is not None
         return self.timed
 
+    @property
+    def seconds(self) -> list[float]:
+        return self.result.samples()["seconds"]
+
 
 @contextmanager
-def fake_time() -> Iterator[HeldTime]:
+def fake_clock() -> Iterator[HeldTime]:
     clock = HeldTime()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "time", clock)
         yield clock
 
 
-def timing_of(benchmark: Scripted, world: World, measure: Measure, mode: str = "blocking") -> Timing:
+def make_timing(benchmark: ScriptedBenchmark, world: World, measure: Measure, mode: str = "blocking") -> Timing:
     return Timing(benchmark, world, Progress(), measure, range(world.size), mode=mode)
 
 
-def see(benchmark: Scripted, how: Timing, seconds: float) -> Seen:
-    timed = how.run(seconds)
-    return Seen(timed=timed, log=benchmark.calls, phase=how.progress.phase, samples_begun=how.progress.steps)
+def run_timing(benchmark: ScriptedBenchmark, timer: Timing, seconds: float) -> TimingRun:
+    timed = timer.run(seconds)
+    progress = timer.progress
+    return TimingRun(timed=timed, calls=benchmark.calls, phase=progress.phase, steps=progress.steps)
 
 
-def scripted(
+def run_script(
     world: World,
     steps_ns: list[list[int]],
     reset_ns: int = 0,
-    measure: Measure = QUICK,
+    measure: Measure = WARMUP_1,
     budget_seconds: float = 1e9,
     mode: str = "blocking",
-) -> Seen:
-    """Time a benchmark whose steps last, rank by rank and in turn, as told on each rank's own fake clock."""
+) -> TimingRun:
+    """Time steps that take ``steps_ns[rank]`` in turn on each rank's own fake clock."""
     durations = cycle(steps_ns[world.rank])
-    with fake_time() as clock:
-        benchmark = Scripted(lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns))
-        return see(benchmark, timing_of(benchmark, world, measure, mode), budget_seconds)
+    with fake_clock() as clock:
+        benchmark = ScriptedBenchmark(lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns))
+        timer = make_timing(benchmark, world, measure, mode)
+        return run_timing(benchmark, timer, budget_seconds)
 
 
-def in_visits(world: World, steps_ns: list[int], seconds: float, count: int, measure: Measure) -> list[int]:
-    """Return how many samples each visit took, of at most so many visits, until the timing says it has enough."""
+def run_scripts(world: World, scripts: list[dict[str, Any]]) -> list[TimingRun]:
+    return [run_script(world, **script) for script in scripts]
+
+
+def count_samples_of_visits(world: World, steps_ns: list[int], count: int) -> list[int]:
+    """Return the samples of each visit, of at most ``count`` visits of one second."""
     durations = cycle(steps_ns)
-    with fake_time() as clock:
-        how = timing_of(Scripted(lambda: clock.sleep_ns(next(durations))), world, measure)
-        for left in reversed(range(count)):
-            how.visit(seconds, left)
-            if how.full:
+    with fake_clock() as clock:
+        benchmark = ScriptedBenchmark(lambda: clock.sleep_ns(next(durations)))
+        timer = make_timing(benchmark, world, Measure(warmup=1, max_iterations=2000))
+        for remaining in reversed(range(count)):
+            timer.visit(1.0, remaining)
+            if timer.full:
                 break
-        return how._visits
+        return timer._visits
 
 
-def scripted_all(world: World, scripts: list[dict[str, Any]]) -> list[Seen]:
-    return [scripted(world, **script) for script in scripts]
-
-
-def timed_for_real(world: World, dawdle_in: str) -> Seen:
-    """Let rank 1 dawdle in each reset or between barrier and step."""
+def run_with_slow_reset(world: World) -> TimingRun:
+    """Time a real all_reduce where the reset of rank 1 takes 10 ms."""
     number = torch.zeros(1)
 
-    def dawdle() -> None:
+    def reset() -> None:
         if world.rank == 1:
-            time.sleep(DAWDLE_SECONDS)
+            time.sleep(SLOW_RESET_SECONDS)
 
-    on_reset = dawdle if dawdle_in == "reset" else lambda: None
-    benchmark = Scripted(lambda: dist.all_reduce(number, group=world.group), on_reset)
-    place = LateWorld(**vars(world)) if dawdle_in == "arrival" else world
-    return see(benchmark, timing_of(benchmark, place, Measure(warmup=1, max_iterations=12)), 60.0)
-
-
-def sampled(world: World, steps: int, count: int) -> tuple[list[list[int]], list[str], int]:
-    """Take samples of 3 ms steps on a fake clock; return the stamps, the log and the count that a watcher would see."""
-    with fake_time() as clock:
-        benchmark = Scripted(lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS))
-        how = timing_of(benchmark, world, QUICK)
-        stamps = how.take(sampler("pipelined", benchmark, world, steps), count)
-    return stamps.tolist(), benchmark.calls, how.progress.steps
+    benchmark = ScriptedBenchmark(lambda: dist.all_reduce(number, group=world.group), reset)
+    timer = make_timing(benchmark, world, Measure(warmup=1, max_iterations=12))
+    return run_timing(benchmark, timer, 60.0)
 
 
-def stamps_together(world: World, offsets_ns: tuple[int, ...]) -> Any:
-    """Gather stamps that name rank and iteration; rank r's clock is ahead by ``offsets_ns[r]``."""
-    place = replace(world, clock=replace(world.clock, offsets_ns=offsets_ns))
-    own = torch.tensor([[base + 10 * world.rank + i for i in range(4)] for base in (1000, 2000, 3000, 0)])
-    together = gather_stamps(own.T.contiguous().T, place, range(world.size))
-    return None if together is None else together.tolist()
+def take_samples(world: World, steps: int, count: int) -> tuple[list[list[int]], list[str], int]:
+    """Take samples of 3 ms steps after 10 ms resets; return stamps, calls and progress."""
+    with fake_clock() as clock:
+        benchmark = ScriptedBenchmark(lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS))
+        timer = make_timing(benchmark, world, WARMUP_1)
+        stamps = timer.take(sampler("pipelined", benchmark, world, steps), count)
+    return stamps.tolist(), benchmark.calls, timer.progress.steps
 
 
-def test_a_sample_lasts_until_the_slowest_rank_of_that_iteration(two_ranks: Ranks) -> None:
+def gather_numbered_stamps(world: World, offsets_ns: tuple[int, ...]) -> Any:
+    """Gather stamps that name rank and iteration, with clocks ahead by ``offsets_ns``."""
+    shifted = replace(world, clock=replace(world.clock, offsets_ns=offsets_ns))
+    rows = [[base + 10 * world.rank + i for i in range(4)] for base in (1000, 2000, 3000, 0)]
+    gathered = gather_stamps(torch.tensor(rows).T.contiguous().T, shifted, range(world.size))
+    return None if gathered is None else gathered.tolist()
+
+
+def test_sample_is_the_slowest_rank(two_ranks: Ranks) -> None:
     steps_ns = [[1 * MS, 4 * MS], [3 * MS, 2 * MS]]
-    seen, other = two_ranks.call("test_timing:scripted", steps_ns=steps_ns, measure=Measure(warmup=2, max_iterations=6))
-    assert seen.result.samples()["seconds"] == [0.003, 0.004] * 3
-    assert seen.result.stamps[DURATION].tolist() == [[1 * MS, 4 * MS] * 3, [3 * MS, 2 * MS] * 3]
-    assert other.timed is None
-    for watched in (seen, other):
-        assert (watched.phase, watched.samples_begun) == ("timed", 2 + 6)
+    measure = Measure(warmup=2, max_iterations=6)
+    first, second = two_ranks.call("test_timing:run_script", steps_ns=steps_ns, measure=measure)
+    assert first.seconds == [0.003, 0.004] * 3
+    assert first.result.stamps[DURATION].tolist() == [row * 3 for row in steps_ns]
+    assert second.timed is None
+    for rank in (first, second):
+        assert (rank.phase, rank.steps) == ("timed", 2 + 6)
 
 
-def test_a_rank_that_is_slow_in_its_reset_delays_nobody(two_ranks: Ranks) -> None:
-    """Without the barrier the other rank would wait for it inside its all_reduce, in every step."""
-    seen, _ = two_ranks.call("test_timing:timed_for_real", dawdle_in="reset")
-    assert min(seen.result.samples()["seconds"]) < DAWDLE_SECONDS / 2
-    assert min(seen.result.samples()["skew_seconds"]) < DAWDLE_SECONDS / 2
+def test_slow_reset_does_not_delay_other_ranks(two_ranks: Ranks) -> None:
+    first, _ = two_ranks.call("test_timing:run_with_slow_reset")
+    samples = first.result.samples()
+    assert min(samples["seconds"]) < SLOW_RESET_SECONDS / 2
+    assert min(samples["skew_seconds"]) < SLOW_RESET_SECONDS / 2
 
 
-def test_a_rank_that_arrives_late_shows_in_the_skew(two_ranks: Ranks) -> None:
-    """It waits least itself: its own duration would blame the other."""
-    seen, _ = two_ranks.call("test_timing:timed_for_real", dawdle_in="arrival")
-    assert np.median(seen.result.samples()["skew_seconds"]) > DAWDLE_SECONDS / 2
-    waiting, late = np.median(seen.result.stamps[DURATION], axis=1)
-    assert waiting > late
-    assert np.median(seen.result.stamps[ARRIVAL, 1] - seen.result.stamps[ARRIVAL, 0]) > DAWDLE_SECONDS * 1e9 / 2
-
-
-def test_resets_come_once_before_each_sample_and_are_never_timed(two_ranks: Ranks) -> None:
+def test_reset_precedes_each_sample_untimed(two_ranks: Ranks) -> None:
     for steps, count in ((1, 3), (4, 2), (1, 0)):
-        for stamps, log, begun in two_ranks.call("test_timing:sampled", steps=steps, count=count):
-            assert (log, begun) == (["reset", *["step"] * steps] * count, count)
-            lasts = steps * 3 * MS
-            assert stamps[DURATION] == [lasts] * count
-            assert stamps[ARRIVAL] == [1_000_000_000 + 10 * MS + i * (10 * MS + lasts) for i in range(count)]
-            assert stamps[EXIT] == [arrival + lasts for arrival in stamps[ARRIVAL]]
+        for stamps, calls, progress in two_ranks.call("test_timing:take_samples", steps=steps, count=count):
+            assert calls == ["reset", *["step"] * steps] * count
+            assert progress == count
+            duration = steps * 3 * MS
+            period = 10 * MS + duration
+            arrivals = [START_NS + 10 * MS + i * period for i in range(count)]
+            assert stamps[DURATION] == [duration] * count
+            assert stamps[ARRIVAL] == arrivals
+            assert stamps[EXIT] == [arrival + duration for arrival in arrivals]
 
 
-def test_a_pipelined_sample_is_its_steps_divided_by_their_number_after_one_reset(two_ranks: Ranks) -> None:
-    how = {"mode": "pipelined", "measure": Measure(max_iterations=6)}
-    seen, _ = two_ranks.call("test_timing:scripted", steps_ns=[[1 * MS], [2 * MS]], **how)
-    assert seen.result.steps_per_sample == 5  # of 1 ms on rank 0, in 5 ms
-    assert seen.result.samples()["seconds"] == [0.002] * 6
-    assert seen.result.stamps[DURATION].tolist() == [[5 * MS] * 6, [10 * MS] * 6]
-
-
-def test_stamps_are_gathered_by_rank_with_arrivals_and_exits_on_rank_0s_clock(two_ranks: Ranks) -> None:
-    first, second = two_ranks.call("test_timing:stamps_together", offsets_ns=(0, 500))
+def test_gathered_stamps_are_on_the_clock_of_rank_0(two_ranks: Ranks) -> None:
+    first, second = two_ranks.call("test_timing:gather_numbered_stamps", offsets_ns=(0, 500))
     assert second is None
     assert first[ARRIVAL] == [[1000, 1001, 1002, 1003], [510, 511, 512, 513]]
     assert first[EXIT] == [[2000, 2001, 2002, 2003], [1510, 1511, 1512, 1513]]
@@ -201,115 +197,116 @@ def test_stamps_are_gathered_by_rank_with_arrivals_and_exits_on_rank_0s_clock(tw
     assert first[ISSUE] == [[0, 1, 2, 3], [10, 11, 12, 13]]
 
 
-def test_what_stamps_say_of_each_iteration() -> None:
+def test_samples_of_stamps() -> None:
     arrivals = np.array([[0, 5000, 9000], [1000, 2000, 9000], [500, 2500, 9900]])
     durations = np.array([[1000, 1000, 9000], [2000, 1000, 1000], [100, 100, 10]])
     issues = np.array([[0, 7, 0], [3, 0, 0], [0, 0, 0]])
     stamps = np.stack([arrivals, arrivals + durations, durations, issues])
-    seen = Timed(stamps=stamps, stop="budget", steps_per_sample=3, warmup=1).samples()
-    assert seen["seconds"] == [667e-9, 333e-9, 3e-6], "whole nanoseconds even of a part of a sample"
-    assert seen["skew_seconds"] == [1e-6, 3e-6, 0.9e-6], "from the first arrival to the last"
-    assert seen["transfer_seconds"] == [], "of many steps"
-    assert seen["issue_seconds"] == [3e-9, 7e-9, 0.0]
+    pipelined = Timed(stamps=stamps, stop="budget", steps_per_sample=3, warmup=1).samples()
+    assert pipelined["seconds"] == [667e-9, 333e-9, 3e-6]
+    assert pipelined["skew_seconds"] == [1e-6, 3e-6, 0.9e-6]
+    assert pipelined["transfer_seconds"] == []
+    assert pipelined["issue_seconds"] == [3e-9, 7e-9, 0.0]
+
     stamps[ISSUE] = 0
-    seen = Timed(stamps=stamps, stop="budget", steps_per_sample=1, warmup=1).samples(hops=2)
-    assert seen["seconds"] == [1e-6, 0.5e-6, 4.5e-6]
-    assert seen["transfer_seconds"] == [1e-6, 0.5e-6, 4.05e-6], "from the last arrival to the last exit"
-    assert seen["issue_seconds"] == [], "issue and wait were not apart"
+    blocking = Timed(stamps=stamps, stop="budget", steps_per_sample=1, warmup=1).samples(hops=2)
+    assert blocking["seconds"] == [1e-6, 0.5e-6, 4.5e-6]
+    assert blocking["transfer_seconds"] == [1e-6, 0.5e-6, 4.05e-6]
+    assert blocking["issue_seconds"] == []
 
 
-def test_each_reason_to_stop_is_reached_when_it_is_true(two_ranks: Ranks) -> None:
-    steady, two_levels = [2 * MS], [2 * MS, 4 * MS]
-    noisy_six = Measure(warmup=1, max_iterations=6, precision=-1.0)
-    table: list[tuple[list[int], Measure, float, Stop, int]] = [
-        # 6, 12, 24: twenty are the fewest that count as precise
-        (steady, Measure(warmup=1), 1e9, "precision", 24),
-        (steady, Measure(warmup=1, min_iterations=40), 1e9, "precision", 40),
-        (steady, Measure(warmup=1, max_iterations=10), 1e9, "max-iters", 10),
-        # two levels in turn: the interval never narrows; seen when 48, 96 and 192 had the same
-        (two_levels, Measure(warmup=1), 1e9, "converged", 192),
-        ([20 * MS, 22 * MS], Measure(warmup=1), 1e9, "converged", 192),  # 4.8 % is not the 2.5 % asked for
-        (two_levels, Measure(warmup=1, max_iterations=150), 1e9, "max-iters", 150),
-        # the first step and 6 + 6 more cost 26 ms; 12 fit into the rest, and 24 + 1 are the end of 50 ms
-        (steady, Measure(warmup=1, precision=-1.0), 0.050, "budget", 24),
-        (steady, Measure(warmup=1, precision=-1.0), 0.040, "budget", 19),
-        # a better reason than the budget is told
-        (steady, Measure(warmup=1, min_iterations=40), 0.050, "precision", 40),
-        (steady, Measure(warmup=1, min_iterations=40, max_iterations=40, precision=-1.0), 0.050, "max-iters", 40),
-        # however small the budget, there are enough for an interval; of steps of seconds as many as there is time for
-        ([100 * MS], QUICK, 0.001, "budget", 6),
-        ([2000 * MS], noisy_six, 6.0, "budget", 2),
-        ([2000 * MS], noisy_six, 0.001, "budget", 2),
-        ([2000 * MS], noisy_six, 9.0, "budget", 4),
-        ([2000 * MS], noisy_six, 60.0, "max-iters", 6),
-        # resets of 99 ms and warm-up count: a second is over after ten iterations, not after a thousand
-        ([1 * MS], Measure(warmup=1, precision=-1.0), 1.0, "budget", 9),
-    ]
-    scripts: list[dict[str, Any]] = [
+STEADY, TWO_LEVELS = [2 * MS], [2 * MS, 4 * MS]
+STOPS: list[tuple[list[int], Measure, float, str, int]] = [
+    # 6, 12, 24: twenty samples are the fewest that count as precise
+    (STEADY, WARMUP_1, 1e9, "precision", 24),
+    (STEADY, Measure(warmup=1, min_iterations=40), 1e9, "precision", 40),
+    (STEADY, Measure(warmup=1, max_iterations=10), 1e9, "max-iters", 10),
+    # the interval never narrows, which 48, 96 and 192 samples show
+    (TWO_LEVELS, WARMUP_1, 1e9, "converged", 192),
+    ([20 * MS, 22 * MS], WARMUP_1, 1e9, "converged", 192),  # 4.8 % instead of 2.5 %
+    # the first step and 6 + 6 samples cost 26 ms; 24 + 1 are the end of 50 ms
+    (STEADY, ENDLESS, 0.050, "budget", 24),
+    (STEADY, ENDLESS, 0.040, "budget", 19),
+    # precision and the maximum take precedence over the budget
+    (STEADY, Measure(warmup=1, min_iterations=40), 0.050, "precision", 40),
+    (STEADY, FORTY, 0.050, "max-iters", 40),
+    # a small budget allows enough samples for an interval, unless steps take seconds
+    ([100 * MS], WARMUP_1, 0.001, "budget", 6),
+    ([2000 * MS], ENDLESS, 0.001, "budget", 2),
+    ([2000 * MS], ENDLESS, 9.0, "budget", 4),
+]
+
+
+def test_timing_stops_for_the_stated_reason(two_ranks: Ranks) -> None:
+    scripts = [
         {"steps_ns": [steps_ns] * 2, "measure": measure, "budget_seconds": budget_seconds}
-        for steps_ns, measure, budget_seconds, _, _ in table
+        for steps_ns, measure, budget_seconds, _, _ in STOPS
     ]
-    scripts[-1]["reset_ns"] = 99 * MS
-    for row, seen, other in zip(table, *two_ranks.call("test_timing:scripted_all", scripts=scripts), strict=True):
-        *_, stop, iterations = row
-        assert (seen.result.stop, seen.result.stamps.shape) == (stop, (4, 2, iterations)), row
-        assert seen.log == other.log == ["reset", "step"] * (iterations + 1), row
+    by_rank = two_ranks.call("test_timing:run_scripts", scripts=scripts)
+    for script, first, second in zip(STOPS, *by_rank, strict=True):
+        *_, stop, iterations = script
+        assert (first.result.stop, first.result.stamps.shape) == (stop, (4, 2, iterations)), script
+        assert first.calls == second.calls == ["reset", "step"] * (iterations + 1), script
 
 
-def test_what_ten_visits_tell_well_enough_has_no_more_and_what_they_do_not_has_longer_ones(two_ranks: Ranks) -> None:
-    slow_mode, found = [2 * MS] * 20 + [2 * MS + MS // 5] * 20, []
-    for steps_ns, count in (([2 * MS], 20), (slow_mode, 10), (slow_mode, 20)):
-        told = {"steps_ns": steps_ns, "seconds": 1.0, "count": count, "measure": Measure(warmup=1, max_iterations=2000)}
-        ours, theirs = two_ranks.call("test_timing:in_visits", **told)
-        assert ours == theirs, "both ranks end with the same visit"
-        found.append(ours)
-    steady, usual, filled = found
-    assert steady == [3] * 10
-    assert max(usual) < 20, "as many as independent samples would need"
-    assert filled[:10] == usual
-    assert min(filled[10:]) > 150, "as many as may be, over the visits that are left"
+def test_budget_includes_resets(two_ranks: Ranks) -> None:
+    script = {"steps_ns": [[MS]] * 2, "reset_ns": 99 * MS, "measure": ENDLESS, "budget_seconds": 1}
+    first, _ = two_ranks.call("test_timing:run_script", **script)
+    assert (first.result.stop, len(first.seconds)) == ("budget", 9)
 
 
-def test_rank_0_alone_decides_by_what_all_ranks_saw(two_ranks: Ranks) -> None:
-    """Rank 1's clock is past the budget at once and its noise never ends, and both take the same number of steps."""
-    measure = Measure(max_iterations=50, precision=-1.0)
-    steps_ns = [[1 * MS], [10**10, 5, 10**12]]
-    uneven = {"steps_ns": steps_ns, "measure": measure, "budget_seconds": 5.0, "mode": "pipelined"}
-    noisy = {"steps_ns": [[1 * MS], [2 * MS, 4 * MS]]}  # precise on rank 0 alone
-    (seen, unsteady), (other, _) = two_ranks.call("test_timing:scripted_all", scripts=[uneven, noisy])
+def test_visits_end_early_or_fill_the_rest(two_ranks: Ranks) -> None:
+    def count(steps_ns: list[int], visits: int) -> list[int]:
+        first, second = two_ranks.call("test_timing:count_samples_of_visits", steps_ns=steps_ns, count=visits)
+        assert first == second
+        return list(first)
+
+    two_modes = [2 * MS] * 20 + [2 * MS + MS // 5] * 20
+    ten_visits, twenty_visits = count(two_modes, 10), count(two_modes, 20)
+    assert count([2 * MS], 20) == [3] * 10
+    assert max(ten_visits) < 20
+    assert twenty_visits[:10] == ten_visits
+    assert min(twenty_visits[10:]) > 150, "later visits take as many samples as allowed"
+
+
+def test_rank_0_decides_for_all_ranks(two_ranks: Ranks) -> None:
+    """Rank 1 exceeds the budget and is noisy; both ranks take the steps that rank 0 chooses."""
+    slow_rank = {
+        "steps_ns": [[1 * MS], [10**10, 5, 10**12]],
+        "measure": Measure(max_iterations=50, precision=-1.0),
+        "budget_seconds": 5.0,
+        "mode": "pipelined",
+    }
+    noisy_rank = {"steps_ns": [[1 * MS], [2 * MS, 4 * MS]]}
+    (slow, noisy), (other, _) = two_ranks.call("test_timing:run_scripts", scripts=[slow_rank, noisy_rank])
     assert other.timed is None
-    assert seen.log == other.log
-    assert (seen.result.stop, seen.result.steps_per_sample) == ("max-iters", 5)
-    assert unsteady.result.stop == "converged"
+    assert slow.calls == other.calls
+    assert (slow.result.stop, slow.result.steps_per_sample) == ("max-iters", 5)
+    assert noisy.result.stop == "converged"
 
 
-def test_warm_up_is_counted_not_timed_and_bounded_by_its_share_of_the_budget(two_ranks: Ranks) -> None:
-    table = ((1e9, 30), (5.2, 11), (0.0, 1))  # a fifth of 5.2 s are ten of 100 ms, after the first
-    measure = Measure(warmup=30, max_iterations=6)
-    for budget, warmup in table:
-        steps_ns = [[100 * MS] * warmup + [200 * MS] * 1000] * 2
-        how = {"steps_ns": steps_ns, "measure": measure, "budget_seconds": budget}
-        seen, _ = two_ranks.call("test_timing:scripted", **how)
-        assert seen.result.warmup == warmup, budget
-        assert seen.log.count("reset") == warmup + 6, budget
-        assert seen.result.samples()["seconds"] == [0.2] * 6, budget
+@pytest.mark.parametrize(("budget", "warmup"), [(1e9, 30), (5.2, 11), (0.0, 1)])
+def test_warmup_takes_a_fifth_of_the_budget(two_ranks: Ranks, budget: float, warmup: int) -> None:
+    steps_ns = [[100 * MS] * warmup + [200 * MS] * 1000] * 2
+    script = {"measure": Measure(warmup=30, max_iterations=6), "budget_seconds": budget}
+    first, _ = two_ranks.call("test_timing:run_script", steps_ns=steps_ns, **script)
+    assert first.result.warmup == warmup
+    assert first.calls.count("reset") == warmup + 6
+    assert first.seconds == [0.2] * 6
 
 
-def test_a_pipelined_sample_lasts_five_milliseconds_within_limits(two_ranks: Ranks) -> None:
+def test_pipelined_sample_takes_five_milliseconds(two_ranks: Ranks) -> None:
     steps_of = {0: 64, 50_000: 64, 100_000: 50, 2 * MS: 4, 10**10: 4}
-    how: dict[str, Any] = {"reset_ns": MS, "measure": Measure(warmup=5, max_iterations=6)}
-    for mode in ("pipelined", "blocking"):
-        scripts = [{"steps_ns": [[step_ns]] * 2, "mode": mode, **how} for step_ns in steps_of]
-        for seen, steps in zip(
-            two_ranks.call("test_timing:scripted_all", scripts=scripts)[0], steps_of.values(), strict=True
-        ):
-            planned = (seen.result.warmup, seen.result.steps_per_sample)
-            assert planned == (5, steps if mode == "pipelined" else 1), (mode, steps)
-
-
-def test_noise_has_converged_when_two_doublings_hardly_narrowed_the_interval() -> None:
-    settled: list[list[float | None]] = [[0.3, 0.3, 0.3], [0.3, 0.29, 0.28], [0.9, 0.3, 0.3, 0.3]]
-    moving: list[list[float | None]] = [[0.3, 0.2, 0.2], [0.2, 0.2, 0.1], [0.3, 0.3, 0.3, 0.1], [0.3, 0.3]]
-    for widths in [*settled, *moving, [None, 0.3, 0.3]]:
-        converged = timing._why_stop(100, widths, Measure(precision=0.0), 1.0) == "converged"
-        assert converged == (widths in settled), widths
+    scripts = [
+        {
+            "steps_ns": [[step_ns], [2 * step_ns]],
+            "reset_ns": MS,
+            "mode": "pipelined",
+            "measure": Measure(warmup=5, max_iterations=6),
+        }
+        for step_ns in steps_of
+    ]
+    runs, _ = two_ranks.call("test_timing:run_scripts", scripts=scripts)
+    for run, (step_ns, steps) in zip(runs, steps_of.items(), strict=True):
+        assert (run.result.warmup, run.result.steps_per_sample) == (5, steps)
+        assert run.seconds == [2 * step_ns / 1e9] * 6

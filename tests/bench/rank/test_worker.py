@@ -165,60 +165,77 @@ def test_a_driver_in_the_same_process_is_not_ended_when_it_hangs_up_before_the_j
     assert ended == []
 
 
-def test_the_budget_is_shared_by_weight_and_what_is_not_used_goes_to_those_after(
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The worker's clock, which only the test moves."""
+    fake = SimpleNamespace(now=1000.0, sleep=lambda seconds: None)
+    fake.monotonic = lambda: fake.now
+    monkeypatch.setattr(worker, "time", fake)
+    return fake
+
+
+FINE = [fault("fine", number=number) for number in range(4)]
+
+
+def test_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
+    visits = {"visits": [0, 1, 2, 0, 3], "weights": [2.0, 10.0, 1.0, 1.0]}
+    launch = worker._LaunchClock(job(FINE, **visits, budget_seconds=14.0, run_seconds=50.0))
+    assert launch.share(0) == pytest.approx(1.0), "half of its weight per visit"
+    assert launch.allows(0) == [1.0, 0.0]
+    launch.left(0)
+    clock.now += 7.0
+    assert launch.share(1) == pytest.approx(7.0 * 10 / 13)
+    assert launch.share(2) == pytest.approx(7.0 / 3), "an unused share is left to later cases"
+    clock.now += 8.0  # the budget is spent
+    assert launch.share(3) == worker._MIN_CASE_SECONDS
+    assert (launch.allows(0), launch.allows(3)) == ([1.0, 0.0], [1.0, 0.0])
+    clock.now += 60.0
+    assert launch.allows(3) == [0.0, 0.0]
+
+
+def test_known_prices_precede_the_shares(clock: SimpleNamespace) -> None:
+    visits = {"visits": [0, 1, 2, 0, 1], "more": 2, "weights": [1.0, 1.0, 2.0]}
+    request = job(FINE[:3], **visits, prices=[2.0, 3.0, 1.0], budget_seconds=10.0)
+    launch = worker._LaunchClock(request)
+    assert [launch.share(number) for number in range(3)] == [2 + 4 / 4, 3 + 6 / 3, 1 + 9]
+    clock.now += 7.0
+    assert [launch.share(number) for number in range(3)] == [1.0, 3 * 3 / 4, 1 + 2]
+    assert [launch.share(3, 1), launch.share(4)] == [1.5, 3.0]
+
+
+def test_share_is_at_most_half_of_the_timeout(clock: SimpleNamespace) -> None:
+    launch = worker._LaunchClock(job(FINE[:1], budget_seconds=100.0, timeout_seconds=30.0))
+    assert launch.share(0) == 15.0
+
+
+@pytest.mark.parametrize(("num_visible", "index", "watts"), [(1, 0, 700.0), (2, 1, 500.0)])
+def test_rank_reports_its_gpu_by_uuid(
+    alone: None,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    num_visible: int,
+    index: int,
+    watts: float,
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
-    cases = [fault("fine", number=number) for number in range(4)]
-    asked = job(cases, visits=[0, 1, 2, 0, 3], weights=[2.0, 10.0, 1.0, 1.0], budget_seconds=14.0, run_seconds=50.0)
-    clock = worker._LaunchClock(asked)
-    assert clock.share(0) == pytest.approx(1.0), "half of its weight a visit"
-    assert clock.allows(0) == [1.0, 0.0]
-    clock.left(0)
-    now[0] += 7.0  # it took longer: half is left
-    assert clock.share(1) == pytest.approx(7.0 * 10 / 13)
-    assert clock.share(2) == pytest.approx(7.0 / 3), "the one before took nothing"
-    assert clock.allows(0) == [1.0, 1.0]
-    now[0] += 8.0  # the budget is spent: what was not begun has its turn, and nothing is visited again
-    assert (clock.share(3), clock.allows(0), clock.allows(3)) == (worker._MIN_CASE_SECONDS, [1.0, 0.0], [1.0, 0.0])
-    now[0] += 60.0
-    assert clock.allows(3) == [0.0, 0.0]
-    now[0] = 1000.0
-    asked = job(cases[:3], visits=[0, 1, 2, 0, 1], more=2, weights=[1.0, 1.0, 2.0], prices=[2.0, 3.0, 1.0])
-    clock = worker._LaunchClock(msgspec.structs.replace(asked, budget_seconds=10.0))
-    assert [clock.share(number) for number in range(3)] == [2 + 4 / 4, 3 + 6 / 3, 1 + 9], "prices first"
-    now[0] += 7.0
-    assert [clock.share(number) for number in range(3)] == [1.0, 3 * 3 / 4, 1 + 2], "half of what all cost is left"
-    assert [clock.share(3, 1), clock.share(4)] == [1.5, 3.0], "what is left over is shared by visits"
-    clock = worker._LaunchClock(job(cases[:1], budget_seconds=100.0, timeout_seconds=30.0))
-    assert clock.share(0) == 15.0, "the other half of the timeout is for what cannot be cut short"
-
-
-def test_a_rank_tells_its_gpu_by_uuid_however_many_it_sees(
-    alone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Whether each rank sees only its own, or all are torch's first. No GPU is needed to see it."""
-    monkeypatch.delenv("SLURM_STEP_ID")
-    listed = gpus(H100, 2, gpu1={"temperature.gpu": "77", "enforced.power.limit": "500.00"})
+    gpu1 = {"temperature.gpu": "77", "enforced.power.limit": "500.00"}
+    listed = gpus(H100, 2, gpu1=gpu1)
     uuids = [UUID(gpu["uuid"].removeprefix("GPU-")) for gpu in listed]
-    devices = [SimpleNamespace(name=f"GPU {n}", uuid=uuid, L2_cache_size=50 << 20) for n, uuid in enumerate(uuids)]
-    monkeypatch.setenv("PATH", install(tmp_path, listed)["PATH"])
+    devices = [SimpleNamespace(name="H100", uuid=uuid, L2_cache_size=50 << 20) for uuid in uuids]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(worker, "nccl_version", lambda: "2.28.9")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_visible)
     monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
+    monkeypatch.setattr(worker, "nccl_version", lambda: "2.28.9")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    for count, last, watts in ((1, 0, 700.0), (2, 1, 500.0)):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        hello = worker._hello("", on_cuda=True)
-        assert hello.step == ""
-        assert (hello.place and hello.place.gpu) == listed[last]["uuid"]
-        told, now = (hello.environment[group] for group in ("torch", "load"))
-        assert (told["gpu"], told["nccl"]) == (f"GPU {last}", "2.28.9")
-        assert told["float32_matmul"] == "highest"
-        kept = hello.environment["gpu"]
-        assert (kept["uuid"], kept["power_limit_watts"]) == (listed[last]["uuid"], watts)
-        assert (kept["l2_cache_bytes"], now["gpu"]["temperature_celsius"]) == (50 << 20, (28, 77)[last])
+    monkeypatch.setenv("PATH", install(tmp_path, listed)["PATH"])
+    hello = worker._hello("", on_cuda=True)
+    uuid = listed[index]["uuid"]
+    assert hello.place is not None
+    assert hello.place.gpu == uuid
+    versions, gpu = hello.environment["torch"], hello.environment["gpu"]
+    assert (versions["gpu"], versions["nccl"]) == ("H100", "2.28.9")
+    assert versions["float32_matmul"] == "highest"
+    assert (gpu["uuid"], gpu["power_limit_watts"], gpu["l2_cache_bytes"]) == (uuid, watts, 50 << 20)
+    assert hello.environment["load"]["gpu"]["temperature_celsius"] == (28, 77)[index]
     monkeypatch.setenv("PATH", "")
     assert worker._hello("", on_cuda=True).environment["gpu"] == {"l2_cache_bytes": 50 << 20}
 

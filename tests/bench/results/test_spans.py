@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parbench.bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
+from parbench.bench.results.spans import Span, break_down, difference, gaps, intersection, length, union
 
 NS = 1e-9
 END = 30
@@ -87,28 +87,6 @@ def test_a_breakdown_agrees_with_deciding_every_nanosecond(
     assert found.overlap == (pytest.approx(hidden / total) if total else None)
     assert found.wall_seconds == pytest.approx((wall[1] - wall[0]) * NS)
     assert found.residual_seconds == 0
-
-
-def parts(found: Breakdown) -> tuple[float, dict[str, float], float, float]:
-    exposed = {axis: seconds / NS for axis, seconds in found.exposed_comm_seconds.items()}
-    return found.compute_seconds / NS, exposed, found.copy_seconds / NS, found.idle_seconds / NS
-
-
-def test_the_parts_of_a_step_are_as_drawn() -> None:
-    """A gather half hidden under arithmetic, its end under a copy; time that two axes share is of who started first,
-    or was named first; and what lies outside the wall does not count.
-    """
-    steps: list[tuple[Span, Spans, dict[str, Spans], Spans, tuple[int, dict[str, int], int, int]]] = [
-        ((0, 20), [(0, 10)], {"dp": [(5, 15)]}, [(14, 18)], (10, {"dp": 4}, 4, 2)),
-        ((0, 30), [], {"dp": [(5, 30)], "tp": [(0, 10), (10, 20)]}, [], (0, {"dp": 20, "tp": 10}, 0, 0)),
-        ((0, 10), [], {"tp": [(0, 10)], "dp": [(0, 10)]}, [], (0, {"tp": 10, "dp": 0}, 0, 0)),
-        ((10, 20), [(0, 12)], {"dp": [(18, 40)]}, [(0, 5)], (2, {"dp": 2}, 0, 6)),
-    ]
-    for wall, compute, comm, copies, (computed, exposed, copied, idle) in steps:
-        found = parts(break_down(wall, compute, comm, copies))
-        assert found[0::2] == pytest.approx((computed, copied)), comm
-        assert found[1] == pytest.approx(exposed), comm
-        assert found[3] == pytest.approx(idle), comm
 
 
 def test_the_residual_is_what_spans_do_not_explain_of_another_clocks_wall() -> None:

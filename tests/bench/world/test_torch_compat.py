@@ -83,21 +83,6 @@ def in_parts_and_fakes(world: World) -> dict[str, Any]:
     return found
 
 
-def sharded_moments(world: World) -> tuple[list[int], list[float]]:
-    """Return the sizes of the moments that this rank holds after a step of the sharding optimizer, and a weight."""
-    from parbench.bench.world.torch_compat import sharding_optimizer
-
-    parameters = [torch.nn.Parameter(torch.ones(size)) for size in (6, 4)]
-    optimizer: Any = sharding_optimizer()(
-        parameters, optimizer_class=torch.optim.Adam, process_group=world.group, lr=0.5
-    )
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    sizes = [state["exp_avg"].numel() for state in optimizer.optim.state.values()]
-    return sizes, [float(parameter[0].detach()) for parameter in parameters]
-
-
 def threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
@@ -156,13 +141,6 @@ def test_done_work_is_done_and_holds_its_tensors() -> None:
         assert work.wait()
         held = work.get_future().value()
         assert [id(tensor) for tensor in held] == [id(tensor) for tensor in tensors]
-
-
-def test_the_sharding_optimizer_shares_out_moments_and_tells_all_ranks_the_weights(two_ranks: Ranks) -> None:
-    (first, weights), (second, others) = two_ranks.call("test_torch_compat:sharded_moments")
-    assert sorted(first + second) == [4, 6]
-    assert len(first) == len(second) == 1
-    assert weights == others == pytest.approx([0.5, 0.5])
 
 
 def test_named_ranges_are_told_from_operations() -> None:

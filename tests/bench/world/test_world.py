@@ -119,15 +119,6 @@ def test_a_world_is_left_at_its_end_however_it_ends_and_another_can_be_joined(
     assert not dist.is_initialized()
 
 
-def test_hosts_are_the_names_that_ranks_tell(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hear(items: list[object], item: object, **_: object) -> None:
-        items[:] = ["elsewhere"]
-
-    monkeypatch.setattr(dist, "all_gather_object", hear)
-    with alone() as world:
-        assert world.hosts[0] == "elsewhere"
-
-
 def test_the_timeout_is_that_of_every_group_that_is_made_in_the_world_a_meshs_too(alone: Alone) -> None:
     def timeout_of(group: dist.ProcessGroup) -> timedelta:
         options: Any = group._get_backend(torch.device("cpu")).options
