@@ -10,7 +10,8 @@ Count = Annotated[int, Meta(ge=0)]
 Rank = Annotated[int, Meta(ge=0)]
 Ranks = Annotated[int, Meta(ge=1, le=1 << 20)]
 Launch = Annotated[int, Meta(ge=0)]
-Launches = Annotated[int, Meta(ge=1, le=65_536)]
+MAX_LAUNCHES = 65_536
+Launches = Annotated[int, Meta(ge=1, le=MAX_LAUNCHES)]
 ParamValue = bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | float | str
 
 

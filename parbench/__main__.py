@@ -1,6 +1,6 @@
 """Run the command line with ``python -m parbench``."""
 
-from parbench.cli import main
+from parbench.cli import run
 
 if __name__ == "__main__":
-    main()
+    run()

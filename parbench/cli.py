@@ -6,6 +6,7 @@
 import difflib
 import errno
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; what the user can mend is one sentence, and nothing but a finding exits with 1."""
+        """Run the command. A ``UserError`` prints one message and exits with 2, any other error exits with 4."""
         try:
             from parbench.bench.text import UserError, printable
 
@@ -85,6 +86,16 @@ class LazyGroup(click.Group):
                 raise click.exceptions.Exit(2) from error  # whichever option named it
             traceback.print_exc()
         sys.exit(4)
+
+
+def run() -> None:
+    """Run the command line as the program ``parbench``.
+
+    Processes that parbench starts with ``python -m`` do not import from the current folder, where a module may have the
+    name of one of Python's. They inherit the variable that says so.
+    """
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
+    main()
 
 
 _FIRST = """\

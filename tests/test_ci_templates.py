@@ -111,10 +111,10 @@ def test_a_pull_request_is_held_against_main_which_keeps_its_history_in_a_remote
     push = ["Fetch the history", "Measure", "Add to the history", "Check", "Keep the history"]
     ran, code, summary = job(tmp_path, tmp_path / "first", "main")
     assert (ran, code) == (push, 0)
-    assert summary.startswith("## Gate not armed: 1 of 8 runs of main\n")
+    assert summary.startswith("## Not enough history: 1 of 8 runs of main\n")
     ran, code, summary = job(tmp_path, tmp_path / "slower", "topic", "main")
     assert (ran, code) == (["Fetch the history", "Measure", "Check against the base branch"], 0)
-    assert summary.startswith("## Gate not armed: 1 of 8 runs of main\n")
+    assert summary.startswith("## Not enough history: 1 of 8 runs of main\n")
     ran, code, summary = job(tmp_path, tmp_path / "week", "main")
     assert (code, summary.splitlines()[0]) == (0, "## PASS: none of 2 series is slower, over the last 8 runs of main")
     before = kept()

@@ -167,6 +167,13 @@ def test_order_that_deadlocks_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert "1F1" in message
 
 
+def test_ranks_do_not_import_from_the_current_folder(parbench: Command, tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('shadowed')")
+    (tmp_path / "parbench").mkdir()  # the folder of a clone, seen from its parent
+    done = parbench("run", "--only", "barrier", "--nproc", "2", "--launches", "1", "--budget", "60s")
+    assert done.returncode == 0, done.stderr
+
+
 def test_resume_measures_what_the_budget_left_out(parbench: Command) -> None:
     cut = parbench("run", "--only", "barrier", "--nproc", "2", "--launches", "10", "--budget", "500ms")
     assert cut.returncode == 4

@@ -236,7 +236,7 @@ LOADS = ("nothing", "gemm", "all_reduce", "all_gather", "all_to_all")
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
 PRODUCTS = ("float32", "bfloat16", "float16", "float64")
-# how and where a benchmark is measured, which it is not told
+# Parameters that the runner handles. They are not passed to `prepare`.
 OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 
 

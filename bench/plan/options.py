@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import msgspec
 
+from parbench.bench.limits import MAX_LAUNCHES
 from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import available_cores, or_none
 from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
@@ -106,8 +107,8 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     name = options.preset or "node"
     if name not in PRESETS:
         raise UserError(f"no preset is named {name!r}: there are {one_of(PRESETS, name)}")
-    if options.launches is not None and options.launches < 1:
-        raise UserError(f"--launches {options.launches}: at least 1 is needed")
+    if options.launches is not None and not 1 <= options.launches <= MAX_LAUNCHES:
+        raise UserError(f"--launches {options.launches}: it is a number from 1 to {MAX_LAUNCHES}")
     preset = PRESETS[name]
     chosen = _named(options, catalogue)
     if not options.only and not options.entries:
@@ -118,8 +119,6 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     for entry in options.entries:
         _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
     candidates = [pair for definition in chosen for pair in _candidates(definition, options, preset, spec)]
-    if not candidates:
-        raise UserError(f"{chosen[0].name}: what is set contradicts the former name by which it is asked for")
     _check_possible(candidates, {*options.settings, *(name for entry in options.entries for name in entry.set)})
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
     with reading("what is asked for", "is more than a run's files hold"):
@@ -281,6 +280,7 @@ def define(target: str, folder: Path) -> Definition:
     if str(folder) not in sys.path:
         # At the end, so that no module of the folder shadows one of Python's.
         sys.path.append(str(folder))
+    environment = dict(os.environ)
     try:
         # The output of a module must not mix with what `--json` prints.
         with redirect_stdout(sys.stderr):
@@ -289,6 +289,10 @@ def define(target: str, folder: Path) -> Definition:
         raise UserError(f"--target {target!r} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
         raise UserError(f"--target {target!r} cannot be used: {type(error).__name__}: {error}") from error
+    finally:
+        # What the module sets at import is for the ranks, which import it themselves.
+        os.environ.clear()
+        os.environ.update(environment)
     module = target.partition(":")[0].rpartition(".")[2]
     return Definition(
         name=f"custom.{module}",

@@ -87,8 +87,6 @@ METRICS = (
            "algbw x nccl-tests' factor"),
     Metric("busbw_of_copy", "", "higher", "of copy", "bus bandwidth over that of a copy in memory on the same host",
            "busbw / memory.copy"),
-    Metric("algbw_mean", "B/s", "higher", "mean algbw GB/s",
-           "mean of iterations' algorithm bandwidth, as gloo prints it"),
     Metric("flops", "FLOP/s", "higher", "FLOP/s", "floating-point operations a second"),
     Metric("pairs_per_second", "pairs/s", "higher", "pairs/s",
            "token-expert pairs dispatched and combined per second"),

@@ -159,7 +159,8 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
     finding, own = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, "exposed": share}), row.case.is_own
     each, idle = int(_set(row, "accumulation")), (row.value("idle") or 0.0) / wall
     summed = [call for call in calls_of(row) or () if call.op in ("all_reduce", "reduce_scatter")]
-    sums = each if whole.get("no_sync") is False else 1
+    compresses = whole.get("grad_compression", "none") != "none"  # only the sum after the last microbatch is compressed
+    sums = each if whole.get("no_sync") is False and not compresses else 1
     if sums > 1 and share >= _LEAST:
         sentence = f"{name} sums gradients after each of its {each} microbatches: {told}"
         command = _run(found, row, accumulation=each, no_sync="false,true")

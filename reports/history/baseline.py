@@ -42,9 +42,11 @@ def baseline(path: Path) -> Verdict:
         return Verdict(word="CHANGED", level="doubtful", told=f"{changed[0]}{others}", remedy=remedy)
     known = [one for one in found.findings if one.word in ("SLOWER", "SAME")]
     if not known:
-        few = [one.reason for one in found.findings if one.word == "INSUFFICIENT"]
-        return _none(few[0] if few else f"{len(before)} of the {rule.min_values} runs that are needed", more)
-    runs = f"in the {counted(len(before), 'run')} before"
+        reasons = [f"{one.word}: {one.reason}" for one in found.findings if one.word != "INSUFFICIENT"]
+        insufficient = [one.reason for one in found.findings if one.word == "INSUFFICIENT"]
+        return _none((insufficient or reasons or [f"no series has {rule.min_values} earlier runs"])[0], more)
+    num_runs = max(len(one.times) for one in known) - 1
+    runs = f"in the {counted(num_runs, 'run')} before"
     if slower := [one for one in found.findings if one.word == "SLOWER"]:
         remedy = f"parbench history check {path} --branch {branch}"
         text = f"{len(slower)} of {len(known)} series are slower than {runs}"

@@ -18,7 +18,7 @@ from parbench.reports.regression.environment import Identity
 
 Added = Literal["added", "updated", "moved", "unchanged"]
 Outcome = tuple[Status, str]
-SCHEMA = 1
+SCHEMA = 2
 APPLICATION = 0x70627268  # "pbrh", by which SQLite files are distinguished
 _WAIT_SECONDS = 60.0
 _TABLES = """
@@ -259,8 +259,10 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> Non
         if (application := number("PRAGMA application_id")) != APPLICATION:
             other = f"an SQLite file of another program, not a history (application_id {application})"
             raise UserError(f"{path} is {other}")
-        if (version := number("PRAGMA user_version")) > SCHEMA:
-            raise UserError(f"{path}: schema {version} is newer than {SCHEMA}, the newest this parbench reads")
+        version = number("PRAGMA user_version")
+        if version != SCHEMA:
+            age = "newer" if version > SCHEMA else "older"
+            raise UserError(f"{path}: schema {version} is {age} than {SCHEMA}, the one that this parbench reads")
 
 
 @contextmanager

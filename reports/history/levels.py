@@ -23,7 +23,7 @@ FALSE_DISCOVERY_RATE = 0.01
 ROBUST_DEVIATIONS = 3 * 1.4826  # times the median absolute deviation: three standard deviations of a normal
 PENALTY = 2.0  # of one more level, in variances times the logarithm of the number of runs (Schwarz 1978)
 STRONG_EVIDENCE = 6.0  # of twice the logarithm of the Bayes factor, here for levels against a line
-MAX_EXCEEDING_SHARE = 1 / 20  # of runs in which any series was as far above its level as a rise
+MAX_EXCEEDING_SHARE = 1 / 20  # of the number of runs: past values, over all series, as far above their level as a rise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,14 +22,14 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def answer(found: Check) -> str:
-    """Return whether the gate passes, and against what; or what fails it; or that it has too few runs to speak."""
+    """Return the first line: whether the check passes or fails, against which runs, or that there are too few."""
     series = found.findings
     bad = [one for one in found.findings if VERDICTS[one.word].code in (1, 4)]
     changed = [f"{operation(one.case)} {change.told}" for one, change, _ in found.changes if change.fails]
     runs = max((len(one.times) - (not found.kept) for one in series), default=0)
     if not bad and not changed and {one.word for one in series} <= {"INSUFFICIENT"}:
         counts = f"; {count_words(found)}" if found.counted else ""
-        return f"Gate not armed: {runs} of {found.rule.min_values} runs of {found.line.branch}{counts}"
+        return f"Not enough history: {runs} of {found.rule.min_values} runs of {found.line.branch}{counts}"
     against = f"{'over' if found.kept else 'against'} the last {counted(runs, 'run')} of {found.line.branch}"
     if not bad and not changed:
         undecided: tuple[Word, ...] = ("SUSPECT", "DRIFT", "AMBIGUOUS", "INSUFFICIENT")
@@ -54,7 +54,7 @@ def _short(one: Finding) -> str:
 
 
 def render(found: Check, form: str = "table") -> str:
-    """Return what the gate says, as a ``table`` or GitHub's ``markdown``: the answer, then what is not the same."""
+    """Render the check as a ``table`` or GitHub's ``markdown``: the answer, then every series that is not SAME."""
     groups: dict[object, list[Finding]] = {}
     for one in found.findings:
         if one.word != "SAME":
@@ -75,27 +75,29 @@ def render(found: Check, form: str = "table") -> str:
     words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
     rule, branch, floor = found.rule, found.line.branch, f"{100 * found.rule.floor:g} %"
     compared = {one.word for one in found.findings} - {"INSUFFICIENT", "MISSING"}
-    slower, meant = (
-        f"SLOWER: for {rule.min_side} runs or more its level has been more than {floor} above its fastest one, "
-        f"significant by ranks and by Student's t ({RATE} of such findings may be false)",
-        "If a change was intended: parbench history annotate RUN --series GLOB --note TEXT.",
-    )
-    if not found.kept:
+    if found.kept:
+        slower = (
+            f"SLOWER: for {rule.min_side} runs or more its level has been more than {floor} above its fastest one, "
+            f"significant by ranks and by Student's t ({RATE} of such findings may be false)"
+        )
+        intended = "If a change is intended, annotate its run:"
+    else:
         slower = (
             f"SLOWER: above the newest level of these runs and above the newest of them, by more than {floor} and "
             f"significant by Student's t ({RATE} of such findings may be false)"
         )
-        meant = f"A change that is meant: once it is in {branch}, {meant.partition(': ')[2]}"
+        intended = f"If the change is intended, annotate its run after it is merged into {branch}:"
+    intended = f"{intended} parbench history annotate RUN --series GLOB --note TEXT"
     sentences = [
         f"{found.line.id} {'of' if found.kept else 'against'} {branch}: {words}.",
-        *([] if compared else [f"Runs of {branch} arm it: parbench history add RUN --branch {branch}."]),
-        *([f"{slower}; how often that is right: tests/studies/history_study.py."] if compared else []),
+        *([] if compared else [f"Add runs of {branch}: parbench history add RUN --branch {branch}"]),
+        *([f"{slower}."] if compared else []),
         *(f"{word}: {VERDICTS[word].meaning}." for word in ("CHANGED", "SUSPECT", "DRIFT") if word in found.counts),
         *([f"What is counted has no floor: {count_words(found)}."] if found.counted else []),
         *told([one.measured for one in found.findings if one.measured]),
         f"A series needs {rule.min_values} runs of {branch} on the same hosts in the same environment since its newest "
         f"annotation; the newest {rule.window} count.",
-        *([meant] if compared or found.changes else []),
+        *([intended] if compared or found.changes else []),
     ]
     if form == "table":
         table = [format_table([titles, *rows])] if rows else []

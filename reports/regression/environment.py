@@ -27,7 +27,7 @@ HARMLESS = (
     "host.address",
     "host.boot_id",
     "host.memory_bytes",
-    "parbench.slurm.job",
+    "slurm.job",
     "slurm.nodelist",
     "variables.SLURM_JOB_ID",
     "variables.SLURM_JOB_NODELIST",  # the ranks' own host names tell

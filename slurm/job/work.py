@@ -180,7 +180,8 @@ class _Worker:
         if self.stop.received_at:  # the signal came before the child did
             child.send_signal(signal.SIGTERM)
         end = self._end()
-        records_read = slurm_asked = time.monotonic()
+        last_records_read = last_slurm_query = time.monotonic()
+        num_handled = num_broken
         while child.code is None:
             now = time.monotonic()
             if self.stop.received_at:
@@ -189,10 +190,13 @@ class _Worker:
                 self.out_of_time = True
                 child.send_signal(signal.SIGTERM)
                 return _TIME_ENDED
-            if now > records_read + _RECORDS_INTERVAL_SECONDS:
-                records_read, broken = now, point_run.broken_records(self._begun_run(point))
-                if len(broken) > num_broken or now > slurm_asked + _SLURM_INTERVAL_SECONDS:
-                    slurm_asked, end = now, self._end()
+            if now > last_records_read + _RECORDS_INTERVAL_SECONDS:
+                last_records_read = now
+                broken = point_run.broken_records(self._begun_run(point))
+                if len(broken) > num_handled or now > last_slurm_query + _SLURM_INTERVAL_SECONDS:
+                    last_slurm_query = now
+                    num_handled = len(broken)
+                    end = self._end()
                     if self.nodes.look(broken[num_broken:]) & set(nodes):
                         child.send_signal(signal.SIGTERM)
                         return "a node is dead"

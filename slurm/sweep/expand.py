@@ -60,7 +60,7 @@ def _axes(file: SweepFile) -> Iterator[tuple[str, list[dict[str, Value]]]]:
     for name, count in given.items():
         if count > 1:
             raise UserError(f"{name!r} varies in {count} places of matrix and zip; it can vary in one")
-        if name in ("nodes", "ntasks_per_node", "placement") and getattr(file, name) is not None:
+        if name in ("nodes", "ntasks_per_node", "placement", "repeat") and getattr(file, name) is not None:
             raise UserError(f"{name!r} varies in matrix or zip, and $.{name} is given too; leave out one of them")
     if "nodes" not in given and file.nodes is None:
         raise UserError("$.nodes is missing: write nodes = 2, or nodes = [1, 2, 4]")
@@ -69,7 +69,7 @@ def _axes(file: SweepFile) -> Iterator[tuple[str, list[dict[str, Value]]]]:
         if name not in given:
             yield f"$.{name}", [{name: value} for value in (values if isinstance(values, list) else [values])]
 
-    yield from own("repeat", list(range(1, file.repeat + 1)))
+    yield from own("repeat", list(range(1, (file.repeat or 1) + 1)))
     yield from own("nodes", file.nodes)
     yield from own("ntasks_per_node", file.ntasks_per_node or 1)
     for name, values in file.matrix.items():

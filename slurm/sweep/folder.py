@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -96,10 +97,14 @@ def create_folder(out: Path, name: str) -> Path:
     """Make the folder of a sweep, ``out/<utc>-<name>-<hex>``."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = out.absolute() / f"{stamp}-{slug(name)}-{secrets.token_hex(3)}"
-    with storing(f"out = {str(out)!r} cannot hold a sweep"):
-        path.mkdir(parents=True)
-        for folder in FOLDERS:
-            (path / folder).mkdir()
+    try:
+        with storing(f"out = {str(out)!r} cannot hold a sweep"):
+            path.mkdir(parents=True)
+            for folder in FOLDERS:
+                (path / folder).mkdir()
+    except UserError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     return path
 
 

@@ -23,7 +23,7 @@ _OURS = (
     *("array", "chdir", "error", "job-name", "nodes", "no-kill", "no-requeue", "ntasks", "ntasks-per-node", "output"),
     *("open-mode", "parsable", "partition", "requeue", "signal", "test-only", "time", "wait", "wrap"),
 )
-"""Options of sbatch that parbench sets itself."""
+"""Options of sbatch that parbench sets or does not support."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     nodes: Count | Counts | None = None
     ntasks_per_node: Count | Counts | None = None
     placement: Placement | Annotated[list[Placement], msgspec.Meta(min_length=1)] | None = None
-    repeat: Count = 1
+    repeat: Count | None = None
     preset: str | None = None
     launches: Count | None = None
     budget: str | float | None = None
@@ -124,7 +124,7 @@ def _check_job(file: SweepFile) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise UserError(f"$.slurm.options: {name!r} is not a long option of sbatch; write it without dashes")
         if name in _OURS:
-            raise UserError(f"$.slurm.options: parbench sets {name!r} itself; leave it out")
+            raise UserError(f"$.slurm.options: parbench sets {name!r} itself or does not support it; leave it out")
         if not str(value).isprintable():
             raise UserError(f"$.slurm.options: {name} = {value!r} is not one printable line")
     partition = file.slurm.partition

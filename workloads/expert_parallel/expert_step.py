@@ -162,7 +162,6 @@ class EpStep(MixtureStep):
             finalize_gradients=self._average_copies,
             reference_model=self._routes.reference_model,
             reference_loss=self._routes.reference_loss,
-            reference_begin=self._routes.reference_begin,
             made_groups=(*around.made_groups, *groups.values()),
             details={},
             notes=tuple(notes),

@@ -76,15 +76,11 @@ class Routes:
         exchange_ffns(model, self.spec.shape, replace(self._moe, ep=1, etp=1), self._world.seed, dense=True)
         return model
 
-    def reference_begin(self, model: nn.Module, microbatch: int) -> None:
-        """Let one process's mixtures take all routes of the global batch's microbatch."""
-        self.give(dict(enumerate(mixtures(model))), microbatch, whole=True)
-
     def reference_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Return one process's mean loss over a global batch, each microbatch by itself and by its own routes."""
         losses = []
         for i, tokens in enumerate(torch.split(batch, self.spec.microbatch)):
-            self.reference_begin(model, i)
+            self.give(dict(enumerate(mixtures(model))), i, whole=True)
             losses.append(loss_of(model, tokens) + aux_loss(model))
         return torch.stack(losses).mean()
 

@@ -261,7 +261,6 @@ class HybridStep(MixtureStep):
             replica_group=groups.replica_group,
             reference_model=None if self._routes is None else self._routes.reference_model,
             reference_loss=loss_of if self._routes is None else self._routes.reference_loss,
-            reference_begin=None if self._routes is None else self._routes.reference_begin,
             made_groups=groups.made,
             details={"mesh": dict(spec.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
             notes=(

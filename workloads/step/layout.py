@@ -52,8 +52,7 @@ class Layout:
     the microbatches as their gradients are accumulated: a single process that does the same gets the same bits.
     ``replica_group`` holds the same parameters as this rank: all ranks where nothing else is said, nobody where stages
     are. ``reference_model`` outlines the model of a single process and ``reference_loss`` is its mean loss over a
-    global batch, where they are not the Transformer's; ``reference_begin`` tells it the number of the microbatch that
-    comes.
+    global batch, where they are not the Transformer's.
     """
 
     module: nn.Module
@@ -73,7 +72,6 @@ class Layout:
     replica_group: dist.ProcessGroup | None = None
     reference_model: Callable[[torch.dtype], nn.Module] | None = None
     reference_loss: Callable[[nn.Module, Tensor], Tensor] = loss_of
-    reference_begin: Callable[[nn.Module, int], None] | None = None
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ of the whole gradient: after many steps on random tokens the gradients of querie
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,12 @@ LOW_PRECISION_EPSILONS = 2
 """The same limit relative to the gradient's own norm, in machine epsilons: an error of few elements is chance."""
 LOW_PRECISION_NOISE_FLOOR = 5e-6
 """The same limit relative to the norm of the whole gradient. A right gradient was measured to need at most 2.2e-6."""
+ALL_GRADIENTS_FACTOR = 1.5
+"""Limit of the distance of all low-precision gradients together, relative to the distance of a single process.
+
+Errors of single tensors average out, so this limit finds a wrong common factor, such as one rank of 64 that is left out
+of the mean.
+"""
 _DECIDED = 1e-3
 _UPDATE_TOLERANCE = 0.05
 # A right run was measured at 0.01 of the movement of two steps, a run without one of the steps at 0.5.
@@ -258,13 +265,19 @@ def compare(found: Tensors, expected: Tensors, low_precision: Tensors | None, no
     """Compare each tensor with ``expected``, the float32 reference, by L2 norm.
 
     ``low_precision`` has the same tensors of a single process in the type that is checked, None for float32. ``norm``
-    is that of the whole reference. A tensor that is absent is wrong unless its reference is zero.
+    is that of the whole reference. A tensor that is absent is wrong unless its reference is zero. So is a tensor of
+    zeros, if a single process computes another value in the same precision. If every low-precision tensor is right,
+    all of them are compared together.
     """
+    distances: list[float] = []
+    errors: list[float] = []
+    all_right = True
     for name, reference in expected.items():
         size = float(reference.norm())
         limit = RELATIVE_TOLERANCE * size + NOISE_FLOOR * norm
         if low_precision is not None:
             error = float((low_precision[name].float() - reference).norm())
+            errors.append(error)
             epsilon = torch.finfo(low_precision[name].dtype).eps
             limit = LOW_PRECISION_FACTOR * error + LOW_PRECISION_EPSILONS * epsilon * size
             limit += LOW_PRECISION_NOISE_FLOOR * norm
@@ -272,8 +285,17 @@ def compare(found: Tensors, expected: Tensors, low_precision: Tensors | None, no
         is_right = size == 0
         if tensor is not None:
             distance = float((tensor.float() - reference).norm())
+            distances.append(distance)
             is_right = distance <= limit < math.inf  # false for NaN
+            if low_precision is not None and low_precision[name].any() and not tensor.any():
+                is_right = False
+        all_right = all_right and is_right
         yield Compared(name, 0 if is_right else reference.numel(), "" if is_right else _describe(tensor, reference))
+    if low_precision is not None and all_right and math.hypot(*distances) > ALL_GRADIENTS_FACTOR * math.hypot(*errors):
+        num_elements = sum(reference.numel() for reference in expected.values())
+        ratio = math.hypot(*distances) / max(math.hypot(*errors), sys.float_info.min)
+        description = f"are {ratio:.2g} times as far from the reference as those of a single process"
+        yield Compared("all parameters together", num_elements, description)
 
 
 def compare_bits(found: Tensors, expected: Tensors) -> Iterator[Compared]:

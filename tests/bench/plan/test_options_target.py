@@ -1,6 +1,7 @@
 """A step of the user's own: its parameters are those of its function, and what cannot be used is one sentence."""
 
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -99,13 +100,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_define_imports_a_target_from_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "steps").mkdir()
-    (folder / "steps/mine.py").write_text(STEP)
+    (folder / "steps/mine.py").write_text(f"import os\nos.environ['RANK'] = '7'\n{STEP}")
     (folder / "tabnanny.py").write_text("raise RuntimeError('shadowed')")
     definition = define("steps.mine:prepare", folder)
     assert (definition.name, definition.target) == ("custom.mine", "steps.mine:prepare")
     assert [param.name for param in definition.params] == ["mode", "depth", "kind"]
     assert definition.params[0] == MODE
     assert capsys.readouterr().out == "", "the standard output is for what --json prints"
+    assert "RANK" not in os.environ, "what a module sets at import is for the ranks"
     request = Options(settings={"kind": "tree", "mode": "blocking,pipelined"})
     plan = make_plan(request, (definition,), WorldSpec(nproc=2, backend="gloo", device="cpu"))
     assert [case.params for case in plan.cases] == [

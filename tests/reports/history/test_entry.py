@@ -44,7 +44,7 @@ def test_the_fingerprint_changes_with_what_makes_times_incomparable_and_with_not
     prints.append(point(case=collective(size_bytes=2048)).series.fingerprint)
     prints.append(point(injected="late:1:3ms").series.fingerprint)
     assert len({usual.series.fingerprint, *prints}) == len(prints) + 1, prints
-    for path in (*BESIDE, "gpu.uuid", "host.boot_id", "variables.SLURM_JOB_ID"):
+    for path in (*BESIDE, "gpu.uuid", "host.boot_id", "variables.SLURM_JOB_ID", "slurm.job"):
         found = point(with_value(path, "other"))
         assert found.series.fingerprint == usual.series.fingerprint, path
         assert found.beside.get(path) == ("other" if path in BESIDE else None), "what may explain a step"

@@ -105,7 +105,7 @@ def test_check_exit_code_and_floors() -> None:
     put(Path("alone"), 99, 1.3)
     held = [run("check", "alone/latest", "--branch", branch) for branch in ("main", "topic")]
     assert [one.exit_code for one in held] == [1, 0]
-    assert held[1].stdout.startswith("Gate not armed: 0 of 8 runs of topic")
+    assert held[1].stdout.startswith("Not enough history: 0 of 8 runs of topic")
     assert run("check", "--format", "markdown").stdout.startswith("## FAIL: 2 SLOWER of 2")
     assert json.loads(run("check", "--format", "json").stdout)["exit_code"] == 1
     assert run("check", "--floor", "15%").exit_code == 0

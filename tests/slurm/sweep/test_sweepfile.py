@@ -33,7 +33,7 @@ def refusal(file: Path, text: str) -> str:
 def test_a_file_has_documented_defaults_and_options_become_what_sbatch_takes(file: Path) -> None:
     found = read(file, "# nothing\n")
     assert found == SweepFile()
-    assert (found.out, found.mode, found.repeat) == ("sweeps", "one", 1)
+    assert (found.out, found.mode, found.repeat) == ("sweeps", "one", None)
     assert (found.slurm.requeue, found.slurm.on_dead_node) == (True, "fail")
     text = "environment.ring.variables = { NCCL_ALGO = 'Ring', NCCL_NTHREADS = 256, FAST = true }\n"
     text += "[slurm]\ntime = '30m'\n"
@@ -77,7 +77,7 @@ def test_what_has_the_right_type_and_no_meaning_is_refused_with_the_place(file: 
         ("backend = 'gloop'", "$.backend: 'gloop' is not known; did you mean 'gloo'?; allowed: gloo or nccl"),
         ("backend = 'nccl'\ndevice = 'cpu'", "$.backend: 'nccl' moves data between GPUs, and $.device is 'cpu'"),
         ("[environment.a]\nvariables = { 'A-B' = 1 }", "$.environment.a.variables: 'A-B' is no name"),
-        ("slurm.options.nodes = 4", "$.slurm.options: parbench sets 'nodes' itself; leave it out"),
+        ("slurm.options.nodes = 4", "$.slurm.options: parbench sets 'nodes' itself"),
         ("slurm.options.--mem = 1", "$.slurm.options: '--mem' is not a long option of sbatch; write it without dashes"),
         ('slurm.options.comment = "a\\n#SBATCH --x"', "$.slurm.options: comment = 'a\\n#SBATCH --x' is not one"),
         ('slurm.options.account = "a\\nb"', "$.slurm.options: account = 'a\\nb' is not one printable line"),
@@ -133,6 +133,7 @@ def test_what_cannot_vary_so_is_refused_with_the_place_and_what_is_allowed(file:
         ("nodes = 2\nzip = [{}]", f"$.zip[0]: {empty}"),
         ("nodes = 2\nmatrix.dtype = []", "$.matrix.dtype: an empty list leaves no point; give it a value"),
         ("nodes = 2\nmatrix.dtype = ['int8']\nzip = [{ dtype = ['int32'] }]", "'dtype' varies in 2 places of matrix"),
+        ("nodes = 2\nrepeat = 3\nmatrix.repeat = [1, 2]", f"'repeat' varies in matrix or zip, and $.repeat {both}"),
         (
             "nodes = 2\nplacement = 'block'\nmatrix.placement = ['cyclic']",
             f"'placement' varies in matrix or zip, and $.placement {both}",

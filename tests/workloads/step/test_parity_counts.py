@@ -57,10 +57,32 @@ def test_compare_limits_float32(index: int) -> None:
 def test_compare_limits_bfloat16(error: float) -> None:
     """The limit is three times the error of a single process and two epsilons."""
     limit = 3 * error + 2 * 2**-7
-    low_precision = {"w": vector(error).bfloat16()}
-    assert differences({"w": vector(0.97 * limit)}, {"w": vector()}, low_precision) == {}
-    wrong = differences({"w": vector(1.03 * limit)}, {"w": vector()}, low_precision)
+    large = 10 * vector()
+    reference = {"w": vector(), "large": large}
+    low_precision = {"w": vector(error).bfloat16(), "large": (10 * vector(0.3)).bfloat16()}
+    assert differences({"w": vector(0.97 * limit), "large": large}, reference, low_precision) == {}
+    wrong = differences({"w": vector(1.03 * limit), "large": large}, reference, low_precision)
     assert wrong.keys() == {"w"}
+
+
+def test_compare_finds_wrong_factor_of_all_low_precision_tensors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference = {str(i): torch.randn(1000, generator=generator) for i in range(20)}
+    narrow = {name: tensor.bfloat16() for name, tensor in reference.items()}
+    errors = {name: narrow[name].float() - tensor for name, tensor in reference.items()}
+    equal_errors = {name: reference[name] - error for name, error in errors.items()}
+    assert differences(equal_errors, reference, narrow) == {}
+    without_one_rank = {name: tensor * 63 / 64 for name, tensor in reference.items()}
+    assert differences(without_one_rank, reference, narrow) != {}
+
+
+def test_compare_low_precision_tensor_of_zeros_is_wrong() -> None:
+    large = torch.full((100,), 1e3)
+    tiny = 1e-9 * vector()  # below the noise floor of all gradients
+    reference = {"large": large, "tiny": tiny}
+    narrow = {name: tensor.bfloat16() for name, tensor in reference.items()}
+    assert differences({"large": large, "tiny": tiny}, reference, narrow) == {}
+    assert differences({"large": large, "tiny": 0 * tiny}, reference, narrow).keys() == {"tiny"}
 
 
 @pytest.mark.parametrize(
