@@ -53,9 +53,9 @@ def test_show_refuses_a_bad_run_json(run: Path, name: str) -> None:
 
 
 def test_show_refuses_a_file_that_is_too_large(run: Path) -> None:
-    with (run / "records.jsonl").open("r+b") as file:
+    with (run / "run.json").open("r+b") as file:
         file.truncate(MAX_BYTES + 1)
-    assert_refused("records.jsonl has ", "show", str(run))
+    assert_refused("run.json has ", "show", str(run))
 
 
 def test_show_leaves_a_bad_record_out_and_compare_refuses_it(run: Path) -> None:
