@@ -20,7 +20,7 @@ test-full:
 
 # the README's pictures, of a run: make pictures RUN=runs/latest
 pictures:
-	$(PYTHON) tests/studies/pictures.py $(RUN)
+	$(PYTHON) -m tests.studies.pictures $(RUN)
 
 golden:
-	PYTHONPATH=tests/support $(PYTHON) -m golden
+	$(PYTHON) -m tests.support.golden

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks and tests share few cores; torch reads it when it is imported
-
-from paths import Command, environment
-from ranks import Ranks
-from smoke import smoke
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # ranks and tests share few cores; torch reads it when it is imported
 
 from parbench.bench.machine.machine import inspect_machine
 from parbench.bench.results.runs import Run
+from tests.support.paths import Command, environment
+from tests.support.ranks import Ranks
+from tests.support.smoke import smoke
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +41,9 @@ def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def parbench(tmp_path: Path) -> Command:
     """Run ``parbench`` in an empty folder, as a person would; the tests' own modules are importable there."""
 
-    script = Path(sys.executable).with_name("parbench")  # which a checkout that is not installed lacks
+    script = Path(sys.executable).with_name(
+        "parbench"
+    )  # which a checkout that is not installed lacks
     start = [str(script)] if script.exists() else [sys.executable, "-m", "parbench"]
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +62,10 @@ def parbench(tmp_path: Path) -> Command:
 
 def pytest_configure() -> None:
     """Take signals as a terminal's foreground does: a shell's background ignores SIGINT, and nohup SIGHUP."""
-    for sign, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    for sign, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
         if signal.getsignal(sign) == signal.SIG_IGN:
             signal.signal(sign, usual)
 

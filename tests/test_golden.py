@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from golden import FILES, GOLDEN, page_outline
-from smoke import measure
 
 from parbench import cli
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.summary import summarize
+from tests.support.golden import FILES, GOLDEN, page_outline
+from tests.support.smoke import measure
 
 
 def assert_same(name: str, found: str) -> None:
     kept = (GOLDEN / name).read_text()
-    diff = "\n".join(difflib.unified_diff(kept.splitlines(), found.splitlines(), name, "now", lineterm="", n=1))
+    diff = "\n".join(
+        difflib.unified_diff(kept.splitlines(), found.splitlines(), name, "now", lineterm="", n=1)
+    )
     assert found == kept, f"`make golden` renews it, if this is meant:\n{diff}"
 
 
@@ -66,7 +68,11 @@ class _Page(HTMLParser):
         self.fetched: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.fetched += [str(value) for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
+        self.fetched += [
+            str(value)
+            for name, value in attrs
+            if name == "src" or (tag == "link" and name == "href")
+        ]
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
@@ -80,5 +86,9 @@ def test_page_contains_every_case_and_fetches_nothing(smoke_run: Run) -> None:
     assert not [url for url in page.fetched if not url.startswith("data:")]
     for case in smoke_run.info.plan.cases:
         assert case.name in shown, case.name
-    sections = {line.removesuffix(" #") for line in page_outline(source).splitlines() if line.startswith("h2 ")}
+    sections = {
+        line.removesuffix(" #")
+        for line in page_outline(source).splitlines()
+        if line.startswith("h2 ")
+    }
     assert {"h2 Communication", "h2 Steps", "h2 Environment", "h2 How it was measured"} <= sections

@@ -11,9 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from paths import ROOT
 
 from parbench.bench.results.runs import load_run
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.full
 NOBODY = 65534
@@ -48,10 +48,22 @@ def prepare(world, *, number: int = 1):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "parbench", source / "parbench", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "parbench", source / "parbench", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(source)]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "-w",
+        str(folder),
+        str(source),
+    ]
     subprocess.run(words, check=True)
     [made] = folder.glob("*.whl")
     return made
@@ -64,7 +76,16 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=True)
     [packages] = folder.glob("lib/python*/site-packages")
     (packages / "tests-own.pth").write_text(sysconfig.get_path("purelib"))
-    pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)]
+    pip = [
+        str(folder / "bin/python"),
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        str(wheel),
+    ]
     subprocess.run(pip, check=True)
     return folder / "bin/python"
 
@@ -83,17 +104,32 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def as_anyone(python: Path, home: Path, words: str, limits: str = "true") -> "subprocess.CompletedProcess[str]":
+def as_anyone(
+    python: Path, home: Path, words: str, limits: str = "true"
+) -> "subprocess.CompletedProcess[str]":
     """Run parbench in a shell with limits, by an ordinary user, who has no home, no TMPDIR, and a C locale."""
-    variables = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    variables = {
+        "PATH": f"{python.parent}:/usr/bin:/bin",
+        "HOME": "/nonexistent",
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+    }
     variables |= {"PYTHONCOERCECLOCALE": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     drop: list[str] = []
-    if os.getuid() == 0:  # who may have to read what root alone may, such as an interpreter in root's home
+    if (
+        os.getuid() == 0
+    ):  # who may have to read what root alone may, such as an interpreter in root's home
         drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         drop += [f"--{which}-caps=-all,+dac_read_search" for which in ("inh", "ambient")]
     shell = ["bash", "-c", f"{limits}\nexec parbench {words}"]
     return subprocess.run(
-        [*drop, *shell], cwd=home, env=variables, capture_output=True, text=True, timeout=300, check=False
+        [*drop, *shell],
+        cwd=home,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
@@ -101,7 +137,9 @@ def test_a_wheel_holds_all_that_is_not_for_readers_of_the_sources(wheel: Path) -
     with zipfile.ZipFile(wheel) as file:
         packed = {name for name in file.namelist() if ".dist-info/" not in name}
     there = {path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()}
-    there = {path for path in there if "__pycache__" not in path.parts and path.name not in FOR_READERS}
+    there = {
+        path for path in there if "__pycache__" not in path.parts and path.name not in FOR_READERS
+    }
     own = {path for path in (ROOT / "parbench").iterdir() if path.is_file()}
     assert packed == {
         *(str(path.relative_to(ROOT)) for path in own),
@@ -113,10 +151,17 @@ def test_an_ordinary_user_with_few_files_one_core_and_modules_of_our_names_measu
     python: Path, home: Path
 ) -> None:
     (home / "mystep.py").write_text(LITTERING)
-    done = as_anyone(python, home, f"run {QUICK} --target mystep:prepare", "ulimit -n 64; taskset -cp 0 $$ >/dev/null")
+    done = as_anyone(
+        python,
+        home,
+        f"run {QUICK} --target mystep:prepare",
+        "ulimit -n 64; taskset -cp 0 $$ >/dev/null",
+    )
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
-    left = subprocess.run(["pgrep", "-f", "^sleep 4321$"], capture_output=True, text=True, check=False)
+    left = subprocess.run(
+        ["pgrep", "-f", "^sleep 4321$"], capture_output=True, text=True, check=False
+    )
     assert left.stdout == "", "what a step started and left behind"
     [path] = (home / "runs").iterdir()
     assert path.stat().st_uid == (NOBODY if os.getuid() == 0 else os.getuid())
@@ -176,11 +221,18 @@ def test_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -
     (tmp_path / "tests" / "test_theirs.py").write_text(THEIR_TEST)
     (tmp_path / "conftest.py").touch()
     (tmp_path / "theirmodule.py").write_text(THEIR_STEP)
-    for command in (["-m", "pytest"], ["-P", "-m", "pytest"]):  # the second has the path of the program `pytest`
-        done = subprocess.run([python, *command, "-q"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    for command in (
+        ["-m", "pytest"],
+        ["-P", "-m", "pytest"],
+    ):  # the second has the path of the program `pytest`
+        done = subprocess.run(
+            [python, *command, "-q"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
     run = f"run --target theirmodule:prepare --nproc 2 --launches 1 --budget 60s --out {tmp_path / 'runs'}"
-    subprocess.run([python.with_name("parbench"), *run.split()], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        [python.with_name("parbench"), *run.split()], cwd=tmp_path, check=True, capture_output=True
+    )
     [record] = load_run(next((tmp_path / "runs").glob("*Z-*"))).records
     assert (record.case.name, record.status) == ("custom.theirmodule", "ok")
 
@@ -195,7 +247,11 @@ def test_too_few_files_too_little_memory_and_a_killed_command_are_told_and_leave
     assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stderr
     assert "the memory is full" in done.stderr
     (home / "slow.py").write_text("import time; time.sleep(4321)")
-    done = as_anyone(python, home, f"run {QUICK} --target slow:prepare", "( sleep 6; kill -KILL $$ ) &")
+    done = as_anyone(
+        python, home, f"run {QUICK} --target slow:prepare", "( sleep 6; kill -KILL $$ ) &"
+    )
     assert done.returncode == -9, done.stderr
-    left = subprocess.run(["pgrep", "-f", shlex.quote("slow:prepare")], capture_output=True, text=True, check=False)
+    left = subprocess.run(
+        ["pgrep", "-f", shlex.quote("slow:prepare")], capture_output=True, text=True, check=False
+    )
     assert left.stdout == "", "what imports a step to plan it"

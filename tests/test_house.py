@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-import mutation
-from paths import ROOT
 
 from parbench import cli as command_line
+from tests.studies import mutation
+from tests.support.paths import ROOT
 
 LAYERS = {"parbench": 2, "slurm": 1, "reports": 1, "workloads": 1, "bench": 0}
 INNER = {"workloads": ("pipeline_parallel", "context_parallel", "expert_parallel", "mesh")}
@@ -64,7 +64,10 @@ def test_the_direction_test_sees_a_wrong_import(tmp_path: Path) -> None:
 
 
 def test_no_module_is_in_an_import_cycle() -> None:
-    graph = {".".join(path.relative_to(ROOT).with_suffix("").parts): names for path, names in IMPORTED.items()}
+    graph = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): names
+        for path, names in IMPORTED.items()
+    }
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -81,7 +84,9 @@ def test_no_module_is_in_an_import_cycle() -> None:
 
 def heavy_imports(code: str, names: Sequence[str] = HEAVY) -> set[str]:
     script = f"import sys\n{code}\nprint(*[name for name in {names!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     return set(done.stdout.splitlines()[-1].split())
 
 
@@ -89,16 +94,25 @@ def test_nothing_heavy_is_imported_in_vain() -> None:
     for words in ([], ["--help"], ["run", "--help"]):
         code = f"from parbench import cli\ntry:\n  cli.main({words})\nexcept SystemExit: pass"
         assert heavy_imports(code, NEVER_FOR_HELP) == set()
-    driving = ["bench.launch.measure", "bench.launch.driver", "workloads.catalogue", "reports.analysis.summary"]
+    driving = [
+        "bench.launch.measure",
+        "bench.launch.driver",
+        "workloads.catalogue",
+        "reports.analysis.summary",
+    ]
     assert heavy_imports("\n".join(f"import parbench.{module}" for module in driving)) == set()
     showing = "import parbench.reports.render.show, parbench.reports.commands, parbench.reports.analysis.frame"
     assert heavy_imports(showing) == set()
-    assert heavy_imports("import parbench.bench.operations.collectives") == {"torch"}, "this test sees what is heavy"
+    assert heavy_imports("import parbench.bench.operations.collectives") == {"torch"}, (
+        "this test sees what is heavy"
+    )
 
 
 def test_pandas_is_imported_by_the_frame_alone() -> None:
     by = {str(path.relative_to(ROOT)) for path, names in IMPORTED.items() if "pandas" in names}
-    assert by == {"reports/analysis/frame.py", "parbench/__init__.py"}, "the latter for the types of what it returns"
+    assert by == {"reports/analysis/frame.py", "parbench/__init__.py"}, (
+        "the latter for the types of what it returns"
+    )
 
 
 def test_every_command_has_help_an_example_and_a_place_in_a_readme() -> None:
@@ -106,11 +120,16 @@ def test_every_command_has_help_an_example_and_a_place_in_a_readme() -> None:
     for name, command in COMMANDS.items():
         assert command is not None, name
         assert f"parbench {name}" in readmes
-        for words, one in [(name, command), *((f"{name} {sub}", one) for sub, one in subcommands(command).items())]:
+        for words, one in [
+            (name, command),
+            *((f"{name} {sub}", one) for sub, one in subcommands(command).items()),
+        ]:
             assert one.help, words
             assert f"parbench {words}" in (one.epilog or ""), f"{words} has no example"
             for param in one.params:
-                assert not isinstance(param, click.Option) or param.help, f"parbench {words} {param.opts[0]}"
+                assert not isinstance(param, click.Option) or param.help, (
+                    f"parbench {words} {param.opts[0]}"
+                )
 
 
 def subcommands(command: click.Command) -> Mapping[str, click.Command]:
@@ -132,7 +151,12 @@ def test_kinds_of_steps_do_not_import_one_another() -> None:
         [package, *inner] = path.relative_to(ROOT).parent.parts or [""]
         others = {f"{package}.{name}" for name in INNER.get(package, ()) if [name] != inner}
         if inner and inner[:1] not in COMPOSING:
-            wrong = {name for name in names for other in others if name == other or name.startswith(f"{other}.")}
+            wrong = {
+                name
+                for name in names
+                for other in others
+                if name == other or name.startswith(f"{other}.")
+            }
             assert not wrong, f"{path} imports {wrong}"
 
 
@@ -140,7 +164,10 @@ def test_constraints_pin_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
     names = {re.split(r"[><=]", requirement)[0].lower() for requirement in wanted}
-    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    pinned = {
+        line.partition("==")[0].lower()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
     assert names <= pinned
 
 

@@ -12,19 +12,22 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner
-from exchange_fixtures import OSU
-from fake_runs import FakeRanks, be_alone
-from fakes import outcome
-from golden import BASE, GOLDEN, NEW, STEPS, with_tables
-from paths import ROOT, Command
 
 from parbench import cli
 from parbench.bench.launch import measure as measuring
 from parbench.bench.results.runs import Run, load_run
 from parbench.reports.render import show
+from tests.support.exchange_fixtures import OSU
+from tests.support.fake_runs import FakeRanks, isolate_driver
+from tests.support.fakes import make_outcome
+from tests.support.golden import BASE, GOLDEN, NEW, STEPS, with_tables
+from tests.support.paths import ROOT, Command
 
 FIRST = ROOT / "README.md"
-READMES = (FIRST, *(ROOT / name / "README.md" for name in ("bench", "workloads", "reports", "slurm")))
+READMES = (
+    FIRST,
+    *(ROOT / name / "README.md" for name in ("bench", "workloads", "reports", "slurm")),
+)
 RUNS = {"RUN": STEPS, "RUN2": STEPS, "RUN4": STEPS, "RUN8": BASE, "BASE": BASE, "NEW": NEW}
 QWEN3 = {  # the sizes that the model's card gives
     "model_type": "qwen3",
@@ -67,12 +70,15 @@ COMMANDS = list(dict.fromkeys(line for _, line in lines()))
 IN_FULL = [
     line
     for line in COMMANDS
-    if line == "parbench run" or any(word in line for word in ("--only matrix", "compute=timed:50ms", "mystep:"))
+    if line == "parbench run"
+    or any(word in line for word in ("--only matrix", "compute=timed:50ms", "mystep:"))
 ]
 
 
 def here(line: str) -> bool:
-    return line.startswith("parbench ") and not any(line.startswith(("parbench " + word, word)) for word in ELSEWHERE)
+    return line.startswith("parbench ") and not any(
+        line.startswith(("parbench " + word, word)) for word in ELSEWHERE
+    )
 
 
 def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
@@ -93,13 +99,15 @@ def test_every_command_and_option_exists() -> None:
             if part.startswith("parbench "):
                 command, rest = leaf(shlex.split(part))
                 known = {opt for param in command.params for opt in param.opts}
-                assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= known, line
+                assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= known, (
+                    line
+                )
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Be in a folder with kept runs and with the files that the commands name."""
-    be_alone(monkeypatch, tmp_path)
+    isolate_driver(monkeypatch, tmp_path)
     for name, run in {**RUNS, "runs/20260101T000000Z-host-1a2b3c": STEPS}.items():
         shutil.copytree(run, tmp_path / name)
     for name in ("all_reduce.log", "osu_allreduce.txt"):
@@ -117,15 +125,21 @@ def test_a_command_does_what_can_be_done_with_ranks_that_are_threads(
     line: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = FakeRanks()
-    ranks.said = [outcome(1e-3 + 1e-5 * i) for i in range(200)]
+    ranks.said = [make_outcome(1e-3 + 1e-5 * i) for i in range(200)]
     monkeypatch.setattr(measuring, "_starter", ranks.starter)
-    monkeypatch.setattr("parbench.reports.regression.ab.launch_run", lambda *_, **__: one_launch(place))
+    monkeypatch.setattr(
+        "parbench.reports.regression.ab.launch_run", lambda *_, **__: one_launch(place)
+    )
     words = shlex.split(line)[1:]
     if words[0] == "run":
         words += [] if "--resume" in line else ["--launches", "1"]
-        monkeypatch.setattr(show, "rendered", lambda report, form: b"")  # the page takes seconds, and has its own tests
+        monkeypatch.setattr(
+            show, "rendered", lambda report, form: b""
+        )  # the page takes seconds, and has its own tests
     if words[0] == "compare" and "last:10" in words:
-        assert CliRunner().invoke(cli.main, ["history", "add", *map(str, (BASE, NEW))]).exit_code == 0
+        assert (
+            CliRunner().invoke(cli.main, ["history", "add", *map(str, (BASE, NEW))]).exit_code == 0
+        )
     done = CliRunner().invoke(cli.main, words)
     regressed = words[0] in ("compare", "history") and done.exit_code in (1, 3, 4)
     assert regressed or done.exit_code == 0, done.output
@@ -136,17 +150,23 @@ def one_launch(folder: Path) -> Run:
     run = load_run(folder / "BASE")
     plan = msgspec.structs.replace(run.info.plan, launches=1)
     first = tuple(record for record in run.records if record.launch == 0)
-    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, plan=plan), records=first)
+    return msgspec.structs.replace(
+        run, info=msgspec.structs.replace(run.info, plan=plan), records=first
+    )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("line", IN_FULL)
-def test_a_run_of_the_first_readme_or_of_ones_own_step_measures(line: str, parbench: Command, tmp_path: Path) -> None:
+def test_a_run_of_the_first_readme_or_of_ones_own_step_measures(
+    line: str, parbench: Command, tmp_path: Path
+) -> None:
     for block in blocks(ROOT / "workloads" / "README.md", "python"):
         name, text = block.split("\n", 1)
         (tmp_path / name.removeprefix("# ")).write_text(text)
     (tmp_path / "budgets.toml").write_text('"workload.ddp" = { step_time = "<60s" }')
-    done = parbench(*shlex.split(line)[1:], "--budget", "20s", "--launches", "1")  # the last --budget counts
+    done = parbench(
+        *shlex.split(line)[1:], "--budget", "20s", "--launches", "1"
+    )  # the last --budget counts
     assert done.returncode in (0, 4), done.stdout + done.stderr
     assert " results equal the reference" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("runs/")
@@ -166,7 +186,8 @@ def test_the_first_readmes_page_has_the_shape_of_one_that_is_printed() -> None:
     assert re.fullmatch(r"runs/\d{8}T\d{6}Z-\w+-[0-9a-f]{6}", folder)
     kept = (GOLDEN / "steps.first.txt").read_text()
     heads = [
-        re.findall(r"^(Operations|Training steps|Look at first|All rows)\b", one, re.MULTILINE) for one in (page, kept)
+        re.findall(r"^(Operations|Training steps|Look at first|All rows)\b", one, re.MULTILINE)
+        for one in (page, kept)
     ]
     assert heads[0] == heads[1] == ["Operations", "Training steps", "Look at first", "All rows"]
     assert [line.split()[0] for line in shown[1:4]] == ["CORRECT", "COMPLETE", "NOISY"]
@@ -175,7 +196,9 @@ def test_the_first_readmes_page_has_the_shape_of_one_that_is_printed() -> None:
 def test_the_pictures_and_pages_that_the_first_readme_names_are_there() -> None:
     text = FIRST.read_text()
     names = re.findall(r"(?:\]\(|srcset=\"|src=\"|uses: OWNER/parbench/)([^)#\"@]+)", text)
-    assert {"docs/report-dark.webp", "docs/report-light.webp", ".github/actions/parbench"} < set(names)
+    assert {"docs/report-dark.webp", "docs/report-light.webp", ".github/actions/parbench"} < set(
+        names
+    )
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 

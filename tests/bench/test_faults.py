@@ -14,18 +14,18 @@ from typing import Any
 
 import psutil
 import pytest
-from fakes import wait_until
-from paths import Command, environment
 
 from parbench.bench.machine.environment import interface_of
 from parbench.bench.results.records import Record, read_records
 from parbench.bench.results.runs import load_run
+from tests.support.fakes import wait_until
+from tests.support.paths import Command, environment
 
 BIN = Path(sys.executable).parent
 PARBENCH = str(BIN / "parbench")
 QUICK = ("--preset", "smoke", "--budget", "60s")  # new ranks on cores that others may use take long
 ONE = ("--only", "all_reduce", "--sizes", "1K")
-MANY = ("--target", "faults:fine", "--set", "number=0,1,2,3,4,5,6,7")
+MANY = ("--target", "tests.support.faults:fine", "--set", "number=0,1,2,3,4,5,6,7")
 
 
 def only_run(folder: Path) -> Path:
@@ -43,7 +43,9 @@ def has_begun(folder: Path) -> bool:
 
 def start(folder: Path, *words: str, **variables: str) -> "subprocess.Popen[str]":
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([PARBENCH, "run", *words], cwd=folder, env={**environment(), **variables}, **pipes)
+    return subprocess.Popen(
+        [PARBENCH, "run", *words], cwd=folder, env={**environment(), **variables}, **pipes
+    )
 
 
 @contextmanager
@@ -61,9 +63,20 @@ def running(folder: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
 # --- ranks of our own ---
 
 
-def several(parbench: Command, folder: Path, *faults: str) -> tuple[dict[str, Record], "CompletedProcess[str]"]:
+def several(
+    parbench: Command, folder: Path, *faults: str
+) -> tuple[dict[str, Record], "CompletedProcess[str]"]:
     """Return the records of a run of these faults, by their names, and what it printed."""
-    done = parbench("run", *QUICK, "--timeout", "3s", "--target", "faults:several", "--set", f"how={','.join(faults)}")
+    done = parbench(
+        "run",
+        *QUICK,
+        "--timeout",
+        "3s",
+        "--target",
+        "tests.support.faults:several",
+        "--set",
+        f"how={','.join(faults)}",
+    )
     found = {str(record.case.params["how"]): record for record in records_of(folder)}
     assert [*found] == [*faults]
     return found, done
@@ -97,14 +110,25 @@ def test_a_killed_a_stopped_and_a_wrong_rank_end_their_case_and_the_rest_goes_on
 def test_new_ranks_start_when_those_that_hung_are_gone_and_may_take_no_sigterm(
     parbench: Command, tmp_path: Path
 ) -> None:
-    parbench("run", *QUICK, "--timeout", "3s", "--target", "faults:stubborn", "--set", "number=0,1")
+    parbench(
+        "run",
+        *QUICK,
+        "--timeout",
+        "3s",
+        "--target",
+        "tests.support.faults:stubborn",
+        "--set",
+        "number=0,1",
+    )
     hang, after = records_of(tmp_path)
     assert (hang.status, hang.reason) == ("hang", "no end within 3 s: rank 1 did not arrive")
     assert hang.ranks[0].state.endswith("waits for rank 1")
     assert (after.status, after.reason, after.notes) == ("ok", "", [])
 
 
-def test_a_killed_driver_leaves_no_rank_and_a_run_to_resume(parbench: Command, tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_no_rank_and_a_run_to_resume(
+    parbench: Command, tmp_path: Path
+) -> None:
     with running(tmp_path, *QUICK, *MANY) as driver:
         family = psutil.Process(driver.pid).children(recursive=True)
         assert len(family) >= 3
@@ -126,8 +150,12 @@ def test_a_killed_driver_leaves_no_rank_and_a_run_to_resume(parbench: Command, t
     assert resumed.stdout.splitlines()[-1] == str(path)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
-def test_an_interrupted_run_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path, sign: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
+def test_an_interrupted_run_keeps_what_is_done_and_says_how_to_go_on(
+    tmp_path: Path, sign: signal.Signals
+) -> None:
     with running(tmp_path, *QUICK, *MANY) as driver:
         family = psutil.Process(driver.pid).children(recursive=True)
         driver.send_signal(sign)
@@ -161,10 +189,16 @@ def ranks(folder: Path, *words: str, size: int = 2) -> Iterator[list["subprocess
     """Start ``parbench run`` as every rank of a world, by no launcher that would end the others with one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
     sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     started = [
-        start(folder, *QUICK, *words, RANK=str(rank), LOCAL_RANK=str(rank), **sizes, **shared) for rank in range(size)
+        start(folder, *QUICK, *words, RANK=str(rank), LOCAL_RANK=str(rank), **sizes, **shared)
+        for rank in range(size)
     ]
     try:
         yield started
@@ -176,18 +210,35 @@ def ranks(folder: Path, *words: str, size: int = 2) -> Iterator[list["subprocess
 
 def torchrun(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Start ``parbench run`` as two ranks by the real launcher, which ends all ranks with the first that ends badly."""
-    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python", PARBENCH, "run", *QUICK]
-    variables = {name: value for name, value in environment().items() if name != "GLOO_SOCKET_IFNAME"}
+    command = [
+        str(BIN / "torchrun"),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+        PARBENCH,
+        "run",
+        *QUICK,
+    ]
+    variables = {
+        name: value for name, value in environment().items() if name != "GLOO_SOCKET_IFNAME"
+    }
     environ = {**variables, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*command, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
 
 
-def test_ranks_of_torchrun_make_one_run_of_one_launch_and_only_rank_0_prints(tmp_path: Path) -> None:
+def test_ranks_of_torchrun_make_one_run_of_one_launch_and_only_rank_0_prints(
+    tmp_path: Path,
+) -> None:
     done = torchrun(tmp_path, *ONE)
     assert done.returncode == 0, done.stderr
     run = load_run(only_run(tmp_path))
     assert run.info.environment is not None
-    assert run.info.environment["variables"]["GLOO_SOCKET_IFNAME"] == interface_of("127.0.0.1")  # nobody has set it
+    assert run.info.environment["variables"]["GLOO_SOCKET_IFNAME"] == interface_of(
+        "127.0.0.1"
+    )  # nobody has set it
     assert (run.info.plan.launches, run.info.plan.nproc) == (1, 2)
     assert [(record.status, record.world.size) for record in run.records] == [("ok", 2)]
     lines = done.stdout.splitlines()
@@ -196,9 +247,11 @@ def test_ranks_of_torchrun_make_one_run_of_one_launch_and_only_rank_0_prints(tmp
 
 
 @pytest.mark.full
-def test_under_torchrun_a_step_that_raises_still_has_its_tables_its_page_and_rank_0s_exit_code(tmp_path: Path) -> None:
+def test_under_torchrun_a_step_that_raises_still_has_its_tables_its_page_and_rank_0s_exit_code(
+    tmp_path: Path,
+) -> None:
     """torchrun itself always exits with 1, and tells what each rank exited with."""
-    done = torchrun(tmp_path, "--target", "faults:raising")
+    done = torchrun(tmp_path, "--target", "tests.support.faults:raising")
     [record] = records_of(tmp_path)
     assert record.reason == "rank 1 raised RuntimeError: the roof is on fire"
     assert (only_run(tmp_path) / "report.html").exists(), done.stderr

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from refusals import refusal
 
 from parbench.bench.files import MAX_BYTES, file_name, read_file, read_lines, read_rows, read_text
 from parbench.bench.limits import check_time
+from tests.support.refusals import usage_error
 
 
 def test_read_file_refuses_more_than_the_maximum_size(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_read_file_refuses_more_than_the_maximum_size(tmp_path: Path) -> None:
     assert list(read_lines(file)) == [(1, b"one\n")], "a line cut short is left out"
     with file.open("wb") as sparse:
         sparse.truncate(MAX_BYTES + 1024)
-    assert refusal(read_file, file) == f"{file} has 1048577K bytes, and at most 1G are read"
+    assert usage_error(read_file, file) == f"{file} has 1048577K bytes, and at most 1G are read"
 
 
 def test_file_name_leads_to_no_other_folder() -> None:
@@ -42,6 +42,11 @@ def test_rows_are_given_between_semicolons_or_in_a_file(tmp_path: Path) -> None:
     file.write_text("0F0,,0B0\n\n1F0,1B0,\n")
     assert read_rows(str(file)) == "0F0,,0B0;1F0,1B0,"
     absent = tmp_path / "none.csv"
-    assert refusal(read_rows, str(absent)) == f"file {absent} cannot be read: No such file or directory"
+    assert (
+        usage_error(read_rows, str(absent))
+        == f"file {absent} cannot be read: No such file or directory"
+    )
     file.write_bytes(b"\xff\xfe\xff")
-    assert refusal(read_text, str(file), "traffic file x").startswith("traffic file x is no text: ")
+    assert usage_error(read_text, str(file), "traffic file x").startswith(
+        "traffic file x is no text: "
+    )

@@ -9,9 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from paths import ROOT
 from pytest_benchmark.utils import NameWrapper
-from reports_fixtures import bad, collective, ok
 
 from parbench.bench import pytest_plugin
 from parbench.bench.commands import run
@@ -21,6 +19,8 @@ from parbench.bench.pytest_plugin import (
     one_case,
     words_of,
 )
+from tests.support.paths import ROOT
+from tests.support.reports_fixtures import collective_case, failed_record, ok_record
 
 MEASURES = """
 import pytest
@@ -40,11 +40,26 @@ def test_misspelt(parbench):
 def user_pytest(folder: Path, text: str, *words: str) -> "subprocess.CompletedProcess[str]":
     (folder / "test_mine.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    installed = any(found.value == "parbench.bench.pytest_plugin" for found in entry_points(group="pytest11"))
+    installed = any(
+        found.value == "parbench.bench.pytest_plugin" for found in entry_points(group="pytest11")
+    )
     loaded = [] if installed else ["-p", "parbench.bench.pytest_plugin"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *loaded, *words]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "error",
+        *loaded,
+        *words,
+    ]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=180)
+    return subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=180
+    )
 
 
 @pytest.mark.full
@@ -60,11 +75,15 @@ def test_a_users_test_measures_and_bad_input_fails_with_its_sentence(tmp_path: P
     assert found["extra_info"]["world"]["backend"] == "gloo"
     assert found["stats"]["rounds"] == len(found["stats"]["data"]) >= 6
     assert 0 < found["stats"]["median"] < 1
-    assert found["stats"]["median"] == pytest.approx(found["extra_info"]["metrics"][0]["time"], rel=1e-6)
+    assert found["stats"]["median"] == pytest.approx(
+        found["extra_info"]["metrics"][0]["time"], rel=1e-6
+    )
 
 
 def test_without_pytest_benchmark_its_need_is_told(tmp_path: Path) -> None:
-    done = user_pytest(tmp_path, MEASURES.replace("@pytest.mark.benchmark", "# "), "-p", "no:benchmark")
+    done = user_pytest(
+        tmp_path, MEASURES.replace("@pytest.mark.benchmark", "# "), "-p", "no:benchmark"
+    )
     assert done.returncode == 1
     assert "needs pytest-benchmark: pip install pytest-benchmark" in done.stdout
 
@@ -90,11 +109,20 @@ def test_options_of_the_command_and_parameters_become_words() -> None:
 
 
 def test_what_is_not_one_fine_case_fails() -> None:
-    fine = [ok(collective(), launch) for launch in range(2)]
+    fine = [ok_record(collective_case(), launch) for launch in range(2)]
     assert one_case(fine) == tuple(fine)
     for records, told in (
-        ([ok(collective()), ok(collective("broadcast"))], "this names 2: collective.all_reduce"),
-        ([ok(collective()), bad(collective(), 1, "wrong", "3 values differ")], "wrong: 3 values differ"),
+        (
+            [ok_record(collective_case()), ok_record(collective_case("broadcast"))],
+            "this names 2: collective.all_reduce",
+        ),
+        (
+            [
+                ok_record(collective_case()),
+                failed_record(collective_case(), 1, "wrong", "3 values differ"),
+            ],
+            "wrong: 3 values differ",
+        ),
         ([], "this names 0"),
     ):
         with pytest.raises(pytest.fail.Exception, match=told):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal
 
 from parbench.bench.plan.cases import Definition
 from parbench.bench.plan.params import Kind, Param, Value
@@ -25,6 +24,7 @@ from parbench.bench.text import (
     parse_sizes,
     replace_file,
 )
+from tests.support.refusals import usage_error
 
 HUGE = "9" * 5000
 
@@ -39,7 +39,7 @@ def test_parse_size_units(text: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "K", "1Z", "-4M", "1.5M", "1_000", "4 M", "³", "٣K", HUGE])
 def test_parse_size_refuses(text: str) -> None:
-    assert repr(text) in refusal(parse_size, text)
+    assert repr(text) in usage_error(parse_size, text)
 
 
 @settings(deadline=None, max_examples=50)
@@ -77,14 +77,14 @@ def test_parse_sizes_lists_and_ranges(text: str, sizes: tuple[int, ...]) -> None
     ],
 )
 def test_parse_sizes_refuses(text: str, fact: str) -> None:
-    assert fact in refusal(parse_sizes, text)
+    assert fact in usage_error(parse_sizes, text)
 
 
 def test_parse_duration_units() -> None:
     seconds = {"90": 90.0, "1.5s": 1.5, "2m": 120.0, "1h": 3600.0, "500ms": 0.5, " 3 ": 3.0}
     assert {text: parse_duration(text) for text in seconds} == pytest.approx(seconds)
     for text in ("", "0.0ms", "-1", "1e3", "inf", "nan", "2M", "3 s", "1d", "9" * 400):
-        assert repr(text) in refusal(parse_duration, text)
+        assert repr(text) in usage_error(parse_duration, text)
 
 
 def test_format_duration() -> None:
@@ -98,13 +98,17 @@ def test_parse_link_units() -> None:
     speeds = {**bits, **num_bytes}
     assert {text: parse_link(text) for text in speeds} == pytest.approx(speeds)
     for text in ("", "400G", "0Gbit", "-1Gbit", "50GB", "4e2Gbit", "٣Gbit", "9" * 400 + "Gbit"):
-        assert repr(text) in refusal(parse_link, text)
-    assert "bits or bytes" in refusal(parse_link, "50gb/s")
+        assert repr(text) in usage_error(parse_link, text)
+    assert "bits or bytes" in usage_error(parse_link, "50gb/s")
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "rank", "amount"),
-    [("late:1:3ms", "late", 1, 3e-3), ("slow:0:10%", "slow", 0, 0.1), ("corrupt:3", "corrupt", 3, 0)],
+    [
+        ("late:1:3ms", "late", 1, 3e-3),
+        ("slow:0:10%", "slow", 0, 0.1),
+        ("corrupt:3", "corrupt", 3, 0),
+    ],
 )
 def test_parse_fault(text: str, kind: str, rank: int, amount: float) -> None:
     fault = parse_fault(text, nproc=4)
@@ -115,7 +119,7 @@ def test_parse_fault(text: str, kind: str, rank: int, amount: float) -> None:
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("later:1:3ms", "late:RANK:3ms"),
+        ("later:1:3ms", "tests.support.late:RANK:3ms"),
         ("corrupt:1:3ms", "corrupt:RANK"),
         ("late:1:soon", "soon"),
         ("slow:1:0%", "10%"),
@@ -125,7 +129,7 @@ def test_parse_fault(text: str, kind: str, rank: int, amount: float) -> None:
     ],
 )
 def test_parse_fault_refuses(text: str, fact: str) -> None:
-    assert fact in refusal(parse_fault, text, nproc=4)
+    assert fact in usage_error(parse_fault, text, nproc=4)
 
 
 def test_did_you_mean_suggests_close_words() -> None:
@@ -172,13 +176,13 @@ def test_param_parses_to_its_own_type() -> None:
 @pytest.mark.parametrize("kind", REFUSED)
 def test_param_refuses_other_kinds(kind: Kind) -> None:
     for value in REFUSED[kind]:
-        assert f"x = {value!r} is not allowed" in refusal(param(kind).parse, value)
+        assert f"x = {value!r} is not allowed" in usage_error(param(kind).parse, value)
 
 
 def test_param_accepts_its_choices_only() -> None:
     mode = param("str", "blocking", "pipelined", name="mode")
     assert mode.parse("pipelined") == "pipelined"
-    message = refusal(mode.parse, "pipeline")
+    message = usage_error(mode.parse, "pipeline")
     assert "blocking or pipelined" in message
     assert "mean 'pipelined'" in message
     assert param("int", 1, 2, 4).parse("4") == 4
@@ -193,24 +197,24 @@ def test_param_limits_are_inclusive() -> None:
     for kind, limit, below in limits:
         assert param(kind, minimum=2).parse(limit) == 2
         assert param(kind, maximum=2).parse(limit) == 2
-        assert "at least 2" in refusal(param(kind, minimum=2).parse, below)
-    assert "at most 1" in refusal(param("float", minimum=0, maximum=1).parse, "1.01")
+        assert "at least 2" in usage_error(param(kind, minimum=2).parse, below)
+    assert "at most 1" in usage_error(param("float", minimum=0, maximum=1).parse, "1.01")
 
 
 def test_param_parses_many_values() -> None:
     assert param("int").parse_many("3, 1,3,2") == (3, 1, 2)
     assert param("bool").parse_many("true,off,yes") == (True, False)
     assert param("size").parse_many("1K:4K:x2,3M") == (1024, 2048, 4096, 3 << 20)
-    assert "x = 0" in refusal(param("size", minimum=1).parse_many, "0:8:+4")
+    assert "x = 0" in usage_error(param("size", minimum=1).parse_many, "0:8:+4")
     for text in ("", "1,,2", "1,two"):
-        assert "x = '" in refusal(param("int").parse_many, text)
+        assert "x = '" in usage_error(param("int").parse_many, text)
 
 
 def test_mesh_param_keeps_commas() -> None:
     assert param("mesh").parse_many("dp=2,pp=2 tp=2") == ("dp=2,pp=2,tp=2",)
     assert param("mesh").parse_many("tp=2,dp=2; dp=4") == ("tp=2,dp=2", "dp=4")
     assert param("mesh").parse("") == ""
-    assert "mesh 'dp,tp=2'" in refusal(param("mesh").parse, "dp,tp=2")
+    assert "mesh 'dp,tp=2'" in usage_error(param("mesh").parse, "dp,tp=2")
 
 
 def test_definition_fills_in_defaults() -> None:
@@ -218,7 +222,7 @@ def test_definition_fills_in_defaults() -> None:
     whole = Definition(name="a.case", target="t:f", help="", params=params).whole
     assert list(whole({"second": "c"}).items()) == [("first", 7), ("second", "c")]
     assert whole({"first": "8"}) == {"first": 8, "second": "b"}
-    message = refusal(whole, {"secnd": "c"})
+    message = usage_error(whole, {"secnd": "c"})
     assert "a.case has no parameter 'secnd'" in message
     assert "mean 'second'" in message
 

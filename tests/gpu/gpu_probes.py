@@ -34,7 +34,14 @@ REHEARSE = "--rehearse" in sys.argv
 DEVICE = torch.device("cpu") if REHEARSE else torch.device("cuda", 0)
 LLAMA: dict[str, Any] = {"shape": "tiny-llama"}
 if not REHEARSE:
-    LLAMA = {"shape": "small-llama", "layers": 8, "hidden": 2048, "heads": 16, "kv_heads": 8, "ffn": 5632}
+    LLAMA = {
+        "shape": "small-llama",
+        "layers": 8,
+        "hidden": 2048,
+        "heads": 16,
+        "kv_heads": 8,
+        "ffn": 5632,
+    }
     LLAMA |= {"sequence": 2048, "vocabulary": 32000}
 MICROBATCH = 4
 
@@ -42,7 +49,9 @@ MICROBATCH = 4
 def tell(name: str, passed: bool | None, figure: str, value: float | None = None) -> None:
     """Print a finding: passed, failed or, with None, skipped; ``value`` is what parbench's own figure is held to."""
     verdict = {True: "pass", False: "fail", None: "skip"}[passed]
-    print(json.dumps({"name": name, "verdict": verdict, "figure": figure, "value": value}), flush=True)
+    print(
+        json.dumps({"name": name, "verdict": verdict, "figure": figure, "value": value}), flush=True
+    )
 
 
 def device_seconds(work: Callable[[], object], *, spin: bool = True) -> float:
@@ -77,10 +86,23 @@ def reference() -> None:
     tell("events with and without a spin", with_spin <= without or REHEARSE, figure, with_spin)
     source = torch.zeros(1 << (20 if REHEARSE else 30), dtype=torch.uint8, device=DEVICE)
     rate = 2 * source.numel() / typical(partial(torch.empty_like(source).copy_, source), 10)
-    tell("bare copy", near(rate, 4.3e12), f"{rate / 1e12:.3f} TB/s read + written (H200: 4.3)", rate)
+    tell(
+        "bare copy", near(rate, 4.3e12), f"{rate / 1e12:.3f} TB/s read + written (H200: 4.3)", rate
+    )
     m = 256 if REHEARSE else 8192
-    bare = 2 * m**3 / typical(partial(torch.mm, *(torch.randn(m, m, device=DEVICE).bfloat16() for _ in "ab")), 10)
-    tell("bare matrix product", near(bare, 780e12), f"{bare / 1e12:.1f} TFLOP/s bf16, random data (H200: 780)", bare)
+    bare = (
+        2
+        * m**3
+        / typical(
+            partial(torch.mm, *(torch.randn(m, m, device=DEVICE).bfloat16() for _ in "ab")), 10
+        )
+    )
+    tell(
+        "bare matrix product",
+        near(bare, 780e12),
+        f"{bare / 1e12:.1f} TFLOP/s bf16, random data (H200: 780)",
+        bare,
+    )
     ours = measured_peak(DEVICE, torch.bfloat16, sizes=(256,) if REHEARSE else ())
     told = f"{ours / 1e12:.1f} TFLOP/s bf16 at best, of equal numbers; {ours / bare:.3f} of the bare product's"
     tell("parbench's matrix products", near(ours, 780e12), told, ours)
@@ -93,7 +115,12 @@ def reference() -> None:
             seconds = typical(call, 100)
             tell(f"bare blocking {name} of 1K, one rank", True, f"{seconds * 1e6:.2f} us", seconds)
             seconds = typical(captured(call, 64).replay, 30) / 64
-            tell(f"bare graph {name} of 1K, one rank", True, f"{seconds * 1e6:.3f} us a step", seconds)
+            tell(
+                f"bare graph {name} of 1K, one rank",
+                True,
+                f"{seconds * 1e6:.3f} us a step",
+                seconds,
+            )
     step()
 
 
@@ -110,7 +137,12 @@ def step() -> None:
         optimizer.step()
 
     seconds = typical(train, 3 if REHEARSE else 20, spin=False)
-    tell("bare llama-shaped step", True, f"{seconds * 1e3:.2f} ms, bfloat16, {MICROBATCH} x {shape.sequence}", seconds)
+    tell(
+        "bare llama-shaped step",
+        True,
+        f"{seconds * 1e3:.2f} ms, bfloat16, {MICROBATCH} x {shape.sequence}",
+        seconds,
+    )
 
 
 NUMBERS = ("layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary")
@@ -134,7 +166,10 @@ def sleeping() -> None:
     tell("sleep calibration, bare", True, told, max(rates) / min(rates))
     worst = max(errors, key=abs)
     tell(
-        "sleep calibration of parbench", abs(worst) < 0.05 or REHEARSE, f"a wait of 5 ms is off by {worst:+.1%}", worst
+        "sleep calibration of parbench",
+        abs(worst) < 0.05 or REHEARSE,
+        f"a wait of 5 ms is off by {worst:+.1%}",
+        worst,
     )
 
 
@@ -153,16 +188,30 @@ def grouped() -> None:
             begins = [sum(counts[:i]) for i in range(len(counts))]
             parts = [slice(begin, begin + n) for begin, n in zip(begins, counts, strict=True)]
             right = [
-                (y[p], x[p] @ w[i], x.grad[p], gradient[p] @ w[i].T, w.grad[i], x[p].T @ gradient[p])
+                (
+                    y[p],
+                    x[p] @ w[i],
+                    x.grad[p],
+                    gradient[p] @ w[i].T,
+                    w.grad[i],
+                    x[p].T @ gradient[p],
+                )
                 for i, p in enumerate(parts)
                 if x.grad is not None and w.grad is not None
             ]
             pairs = [pair for six in right for pair in (six[:2], six[2:4], six[4:])]
             wrong = [
-                float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)) if ours.numel() else 0.0
+                float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1))
+                if ours.numel()
+                else 0.0
                 for ours, theirs in pairs
             ]
-            tell(f"grouped_mm of {told} rows", max(wrong) < 0.02, f"largest error {max(wrong):.2g}", max(wrong))
+            tell(
+                f"grouped_mm of {told} rows",
+                max(wrong) < 0.02,
+                f"largest error {max(wrong):.2g}",
+                max(wrong),
+            )
         except RuntimeError as error:
             tell(f"grouped_mm of {told} rows", False, first_line(error))
 
@@ -175,10 +224,16 @@ def capture() -> None:
         x.fill_(1)
         graph.replay()
         cuda.synchronize()
-        tell("a captured all_reduce replays", bool((x == 1).all()), "one rank: the sum is the input")
+        tell(
+            "a captured all_reduce replays", bool((x == 1).all()), "one rank: the sum is the input"
+        )
         records()
         for mode in ("thread_local", "relaxed", "global"):
-            tell(f"capture beside a busy thread, {mode}", True, attempt(partial(beside_thread, x, mode)))
+            tell(
+                f"capture beside a busy thread, {mode}",
+                True,
+                attempt(partial(beside_thread, x, mode)),
+            )
         tell("capture of a barrier", True, attempt(lambda: captured(lambda: dist.barrier(), 1)))
         os._exit(0)  # where that was forbidden, the group cannot be left in peace
 
@@ -229,9 +284,16 @@ def pair() -> None:
         told = f"NCCL {'.'.join(map(str, version))}: sharing a GPU needs 2.30"
         tell("two NCCL ranks on one GPU", None, told)
         return
-    variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "MASTER_ADDR": "127.0.0.1"}
+    variables = {
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "MASTER_ADDR": "127.0.0.1",
+    }
     shared = {**os.environ, **variables, "MASTER_PORT": "29555", "WORLD_SIZE": "2"}
-    ranks = [subprocess.Popen([sys.executable, __file__, "one_of_pair"], env={**shared, "RANK": rank}) for rank in "01"]
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, "one_of_pair"], env={**shared, "RANK": rank})
+        for rank in "01"
+    ]
     codes = [rank.wait() for rank in ranks]
     tell("two NCCL ranks on one GPU", codes == [0, 0], f"NCCL {version}: exit codes {codes}")
 
@@ -251,7 +313,9 @@ def one_rank() -> Iterator[dist.ProcessGroup]:
     from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported at run time only
 
     bound = None if REHEARSE else DEVICE
-    dist.init_process_group("gloo" if REHEARSE else "nccl", store=HashStore(), rank=0, world_size=1, device_id=bound)
+    dist.init_process_group(
+        "gloo" if REHEARSE else "nccl", store=HashStore(), rank=0, world_size=1, device_id=bound
+    )
     group = dist.group.WORLD
     assert group is not None
     try:

@@ -100,7 +100,9 @@ class Session:
                         process.wait(seconds)
         return code, log.read_text(errors="replace")
 
-    def parbench(self, name: str, *words: str, cwd: Path = ROOT, budget: float = 60) -> tuple[list[Record], list[Line]]:
+    def parbench(
+        self, name: str, *words: str, cwd: Path = ROOT, budget: float = 60
+    ) -> tuple[list[Record], list[Line]]:
         """Run ``parbench run``; return its records, and a line that says whether all is well."""
         if self.rehearse:
             budget = 15 if budget < 60 else budget
@@ -115,7 +117,9 @@ class Session:
             records += [json.loads(line) for line in path.read_text().splitlines()]
         records = list({(one["case"]["id"], one["launch"]): one for one in records}.values())
         counts = Counter(one["status"] for one in records)
-        figure = ", ".join(f"{count} {status}" for status, count in counts.items()) or last_words(told)
+        figure = ", ".join(f"{count} {status}" for status, count in counts.items()) or last_words(
+            told
+        )
         if late := sum("out of time" in (one["reason"] or "") for one in records):
             figure += f" ({late} of them for want of time)"
         bad = [one for one in records if one["status"] not in ("ok", "skipped")]
@@ -127,12 +131,16 @@ class Session:
 
     def probe(self, part: str, variables: Mapping[str, str]) -> Iterator[Line]:
         """Return what a part of ``gpu_probes`` found, as far as it came."""
-        code, told = self.command(part, str(HERE / "gpu_probes.py"), *self.rehearsing, part, variables=variables)
+        code, told = self.command(
+            part, str(HERE / "gpu_probes.py"), *self.rehearsing, part, variables=variables
+        )
         for line in told.splitlines():
             if line.startswith('{"name"'):
                 yield Line(**json.loads(line))
         if code != 0:
-            yield Line(f"probe {part}", "fail", "took too long" if code is None else last_words(told))
+            yield Line(
+                f"probe {part}", "fail", "took too long" if code is None else last_words(told)
+            )
 
     @property
     def rehearsing(self) -> list[str]:
@@ -158,7 +166,9 @@ def last_words(told: str) -> str:
 
 def label(record: Record) -> str:
     params = record["case"]["params"]
-    return " ".join([record["case"]["name"], *(f"{name}={value}" for name, value in params.items())])
+    return " ".join(
+        [record["case"]["name"], *(f"{name}={value}" for name, value in params.items())]
+    )
 
 
 def metric(records: Iterable[Record], case: str, name: str, **params: object) -> float | None:
@@ -171,7 +181,9 @@ def metric(records: Iterable[Record], case: str, name: str, **params: object) ->
     return None
 
 
-def beside(session: Session, name: str, found: float | None, bare: str, low: float, high: float) -> Line:
+def beside(
+    session: Session, name: str, found: float | None, bare: str, low: float, high: float
+) -> Line:
     """Hold a time of parbench's against that of a bare loop."""
     known = session.value(bare)
     if found is None or known is None:
@@ -212,10 +224,16 @@ def hangs_at_length(session: Session) -> Iterator[Line]:
 
 def tested(session: Session, *paths: str) -> Iterator[Line]:
     quiet = ("-p", "no:cacheprovider", "-W", "default", "--tb=short", "-v")
-    code, told = session.command(f"pytest {Path(paths[0]).name}", "-m", "pytest", *quiet, "-m", "gpu", *paths)
-    found = dict(re.findall(r"^(tests/gpu/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|RERUN)", told, re.MULTILINE))
+    code, told = session.command(
+        f"pytest {Path(paths[0]).name}", "-m", "pytest", *quiet, "-m", "gpu", *paths
+    )
+    found = dict(
+        re.findall(r"^(tests/gpu/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|RERUN)", told, re.MULTILINE)
+    )
     counts = Counter(found.values())
-    figure = ", ".join(f"{count} {verdict.lower()}" for verdict, count in counts.items()) or last_words(told)
+    figure = ", ".join(
+        f"{count} {verdict.lower()}" for verdict, count in counts.items()
+    ) or last_words(told)
     well = code == (5 if session.rehearse else 0)
     name = f"tests marked gpu: {' '.join(paths)}"
     yield held(name, well, figure + ("" if code is not None else "; cut off by the clock"))
@@ -234,19 +252,37 @@ def one_rank(session: Session) -> Iterator[Line]:
     for name in ("all_reduce", "all_gather"):
         for mode, low, high in (("blocking", 0.8, 1.25), ("graph", 0.8, 1.25)):
             found = metric(records, f"collective.{name}", "time", size_bytes=1024, mode=mode)
-            yield beside(session, f"{mode} {name} of 1K", found, f"bare {mode} {name} of 1K, one rank", low, high)
+            yield beside(
+                session,
+                f"{mode} {name} of 1K",
+                found,
+                f"bare {mode} {name} of 1K, one rank",
+                low,
+                high,
+            )
 
 
 def every_type(session: Session) -> Iterator[Line]:
     """Take every collective in every type at 1K and 256M, and every reduction at 1K."""
     types = ["float32", "bfloat16", "int8"]
     if not session.rehearse:
-        types += ["float64", "float16", "int64", "int32", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"]
+        types += [
+            "float64",
+            "float16",
+            "int64",
+            "int32",
+            "uint8",
+            "bool",
+            "float8_e4m3fn",
+            "float8_e5m2",
+        ]
     sizes = ["1K"] if session.rehearse else ["1K", "256M"]
     cases = [f'[[case]]\nname = "collective.*"\nset = {{ size_bytes = {sizes}, dtype = {types} }}']
     for name in ("all_reduce", "reduce_scatter"):
         redops = ["min", "max", "product"]
-        cases.append(f'[[case]]\nname = "{name}"\nset = {{ size_bytes = "1K", dtype = {types}, redop = {redops} }}')
+        cases.append(
+            f'[[case]]\nname = "{name}"\nset = {{ size_bytes = "1K", dtype = {types}, redop = {redops} }}'
+        )
     plan = session.work / "types.toml"
     plan.write_text("\n".join(cases))
     yield from session.parbench("types", *session.place, "--plan", str(plan), budget=25)[1]
@@ -254,7 +290,16 @@ def every_type(session: Session) -> Iterator[Line]:
 
 def memory(session: Session) -> Iterator[Line]:
     size = "1M" if session.rehearse else "1G"
-    asked = ("--only", "memory.copy", "--only", "compute.gemm", "--sizes", size, "--set", "m=512,4096")
+    asked = (
+        "--only",
+        "memory.copy",
+        "--only",
+        "compute.gemm",
+        "--sizes",
+        size,
+        "--set",
+        "m=512,4096",
+    )
     if session.rehearse:
         asked = (*asked[:-1], "m=128")
     records, lines = session.parbench("memory and products", *session.place, *asked, budget=8)
@@ -279,23 +324,44 @@ def health(session: Session) -> Iterator[Line]:
         "--json",
     )
     code, told = session.command("check", "-m", "parbench", *words)
-    found: Record = next((json.loads(line) for line in told.splitlines() if line.startswith('{"verdict"')), {})
+    found: Record = next(
+        (json.loads(line) for line in told.splitlines() if line.startswith('{"verdict"')), {}
+    )
     figures = [f"{name} {rate['value']:.3g} {rate['unit']}" for one in found.get("devices", ())[:1]
                for name, rate in one["rates"].items()]  # fmt: skip
     rates = ", ".join(figures) or last_words(told)
-    well = code == 0 or (session.rehearse and bool(figures))  # on cores that others use, whatever the verdict
+    well = code == 0 or (
+        session.rehearse and bool(figures)
+    )  # on cores that others use, whatever the verdict
     yield held("check", well, f"{found.get('verdict')}: {rates}")
 
 
 def llama(session: Session) -> Iterator[Line]:
     """Train one llama-shaped step, as large as the bare one."""
-    sizes = ["shape=small-llama", "layers=8", "hidden=2048", "heads=16", "kv_heads=8", "ffn=5632", "sequence=2048"]
+    sizes = [
+        "shape=small-llama",
+        "layers=8",
+        "hidden=2048",
+        "heads=16",
+        "kv_heads=8",
+        "ffn=5632",
+        "sequence=2048",
+    ]
     sizes = ["shape=tiny-llama"] if session.rehearse else [*sizes, "vocabulary=32000"]
-    settings = [word for size in (*sizes, "precision=bfloat16", "microbatch=4") for word in ("--set", size)]
-    records, lines = session.parbench("llama-shaped step", *session.place, "--only", "ddp", *settings, budget=20)
+    settings = [
+        word for size in (*sizes, "precision=bfloat16", "microbatch=4") for word in ("--set", size)
+    ]
+    records, lines = session.parbench(
+        "llama-shaped step", *session.place, "--only", "ddp", *settings, budget=20
+    )
     yield from lines
     yield beside(
-        session, "llama-shaped step", metric(records, "workload.ddp", "step_time"), "bare llama-shaped step", 0.9, 1.02
+        session,
+        "llama-shaped step",
+        metric(records, "workload.ddp", "step_time"),
+        "bare llama-shaped step",
+        0.9,
+        1.02,
     )
     mfu = metric(records, "workload.ddp", "mfu")
     yield Line("mfu of it", "skip" if mfu is None else "pass", "-" if mfu is None else f"{mfu:.1%}")
@@ -312,9 +378,9 @@ def steps(session: Session) -> Iterator[Line]:
 def timed(session: Session) -> Iterator[Line]:
     shape, wait = ("tiny", "2ms") if session.rehearse else ("small-llama", "20ms")
     asked = ("--only", "workload.*", "--set", f"shape={shape}", "--set", "tp=1", "--set", "shard=1")
-    yield from session.parbench("steps that wait", *session.place, *asked, "--set", f"compute=timed:{wait}", budget=25)[
-        1
-    ]
+    yield from session.parbench(
+        "steps that wait", *session.place, *asked, "--set", f"compute=timed:{wait}", budget=25
+    )[1]
 
 
 def on_gloo(session: Session) -> Iterator[Line]:
@@ -324,21 +390,32 @@ def on_gloo(session: Session) -> Iterator[Line]:
     yield from session.parbench("gloo: collectives, 2 ranks", *session.two, *asked, budget=15)[1]
     named = [word for name in ("ddp*", "zero1", "ep_dispatch", "cp") for word in ("--only", name)]
     settings = ("--set", "shape=tiny", "--set", "method=ulysses,allgather_kv")
-    yield from session.parbench("gloo: steps, 2 ranks", *session.two, *named, *settings, budget=20)[1]
+    yield from session.parbench("gloo: steps, 2 ranks", *session.two, *named, *settings, budget=20)[
+        1
+    ]
     for name, words in (
         ("p2p", ("--only", "sendrecv", "--sizes", "1K")),
         ("coalesced", ("--only", "all_gather", "--sizes", "1K", "--set", "mode=coalesced")),
         ("fsdp", ("--only", "fsdp")),
     ):
         if not session.rehearse:
-            code, told = session.command(f"refusal of {name}", "-m", "parbench", "run", *session.two, *words)
+            code, told = session.command(
+                f"refusal of {name}", "-m", "parbench", "run", *session.two, *words
+            )
             yield held(f"gloo: {name} is refused", code == 2 and "gloo" in told, last_words(told))
 
 
 def hangs(session: Session) -> Iterator[Line]:
     """Let rank 1 sleep or keep the device busy: each is told of, and the case after them is measured."""
     before, ways = used_mib(), ["asleep"] if session.rehearse else ["asleep", "spinning"]
-    asked = ("--target", "faults:several", "--set", f"how={','.join(ways)},fine", "--timeout", "10s")
+    asked = (
+        "--target",
+        "tests.support.faults:several",
+        "--set",
+        f"how={','.join(ways)},fine",
+        "--timeout",
+        "10s",
+    )
     records, _ = session.parbench("hangs", *session.two, *asked)
     by_how = {one["case"]["params"]["how"]: one for one in records}
     nothing = {"status": "no record", "reason": ""}
@@ -347,17 +424,27 @@ def hangs(session: Session) -> Iterator[Line]:
         well = one["status"] == "hang" and "rank 1" in one["reason"]
         yield held(f"rank 1 is {how}", well, f"{one['status']}: {one['reason']}")
     last = by_how.get("fine", nothing)
-    yield held("the case after a hang", last["status"] == "ok", f"{last['status']} {last['reason'] or ''}")
+    yield held(
+        "the case after a hang", last["status"] == "ok", f"{last['status']} {last['reason'] or ''}"
+    )
     after = used_mib()
     if before is not None and after is not None:
-        yield held("memory freed after hangs", after - before < 64, f"{before} MiB used before, {after} MiB after")
+        yield held(
+            "memory freed after hangs",
+            after - before < 64,
+            f"{before} MiB used before, {after} MiB after",
+        )
 
 
 def used_mib() -> int | None:
     """Return the MiB that are used on the GPU; None where nvidia-smi does not tell."""
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        return int(subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0])
+        return int(
+            subprocess.run(
+                query, capture_output=True, text=True, timeout=20, check=True
+            ).stdout.split()[0]
+        )
     return None
 
 
@@ -423,9 +510,13 @@ def unpack(site: Path) -> list[str]:
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     words.add_argument("--rehearse", action="store_true", help="on a CPU with gloo, small")
-    words.add_argument("--only", metavar="PART,...", help=f"some of {', '.join(part.name for part in PARTS)}")
+    words.add_argument(
+        "--only", metavar="PART,...", help=f"some of {', '.join(part.name for part in PARTS)}"
+    )
     words.add_argument("folder", nargs="?", default=f"one_gpu-{time.strftime('%Y%m%dT%H%M%S')}")
     asked = words.parse_args()
     chosen = asked.only.split(",") if asked.only else [part.name for part in PARTS]
@@ -436,21 +527,24 @@ def main() -> int:
         work, site = Path(scratch) / "work", Path(scratch) / "site"
         (work / "logs").mkdir(parents=True)
         session, unpacked = Session(folder, work, asked.rehearse), unpack(site)
-        folders = sorted({str(path.parent) for path in (ROOT / "tests").rglob("*.py")})
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *folders, str(site)])
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(site)])
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         if asked.rehearse:  # cores that others use too make threads wait for one another
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         print(f"{folder}: unpacked {', '.join(unpacked) or 'nothing'}", flush=True)
         for part in PARTS:
             if part.name in chosen:
-                session.until = min(time.monotonic() + slower * part.seconds, began + slower * WHOLE_SECONDS)
+                session.until = min(
+                    time.monotonic() + slower * part.seconds, began + slower * WHOLE_SECONDS
+                )
                 for line in take(part, session):
                     session.lines.append(line)
                     print(f"{time.monotonic() - began:5.0f} s  {line.text}", flush=True)
                 session.write()
         counts = Counter(line.verdict for line in session.lines)
-        ended = f"{'rehearsed' if asked.rehearse else 'ended'} after {time.monotonic() - began:.0f} s"
+        ended = (
+            f"{'rehearsed' if asked.rehearse else 'ended'} after {time.monotonic() - began:.0f} s"
+        )
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         session.lines.append(held("all", not counts["fail"], f"{ended}: {told}"))
         session.write()

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cp_ranks import formula
-from test_attention_kernel import SIZES, drawn
 
 from parbench.workloads.context_parallel.attention_kernel import CudaEfficient, CudaFlash
+from tests.support.cp_ranks import formula
+from tests.workloads.context_parallel.test_attention_kernel import SIZES, drawn
 
 pytestmark = pytest.mark.gpu
 
@@ -18,8 +18,14 @@ pytestmark = pytest.mark.gpu
         (CudaEfficient(), torch.float32, 1e-2),
     ],
 )
-def test_kernel_agrees_with_the_formula(kernel: CudaFlash | CudaEfficient, dtype: torch.dtype, limit: float) -> None:
-    for rows, keys, causal, heads, kv_heads, _ in [*SIZES, (40, 40, True, 4, 2, 64), (33, 70, False, 4, 2, 64)]:
+def test_kernel_agrees_with_the_formula(
+    kernel: CudaFlash | CudaEfficient, dtype: torch.dtype, limit: float
+) -> None:
+    for rows, keys, causal, heads, kv_heads, _ in [
+        *SIZES,
+        (40, 40, True, 4, 2, 64),
+        (33, 70, False, 4, 2, 64),
+    ]:
         q, k, v = (x.cuda() for x in drawn(rows, keys, heads, kv_heads, 64, dtype))
         leaves = [x.double().requires_grad_() for x in (q, k, v)]
         seen = torch.ones(rows, keys, dtype=torch.bool, device="cuda").tril(0 if causal else keys)

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from paths import Command, environment
 
 from parbench.bench.machine.doctor import UNKNOWN, examine_here, render
 from parbench.bench.machine.gpu import Gpu, gpu_links, gpus_of, in_detail, visible_gpus
+from tests.support.paths import Command, environment
 
 pytestmark = pytest.mark.gpu
 
@@ -30,11 +30,18 @@ def test_the_tool_and_cuda_agree() -> None:
     assert gpu.name == cuda.name
     assert gpu.compute_capability == f"{cuda.major}.{cuda.minor}"
     assert gpu.memory_bytes is not None
-    assert 0 <= gpu.memory_bytes - cuda.total_memory < 0.05 * gpu.memory_bytes, "the driver keeps some"
+    assert 0 <= gpu.memory_bytes - cuda.total_memory < 0.05 * gpu.memory_bytes, (
+        "the driver keeps some"
+    )
     visible = [one.uuid for one in visible_gpus(os.environ)]
     assert len(visible) == torch.cuda.device_count()
     assert gpu.uuid == visible[0]
-    pairs = {frozenset((one, other)) for one in visible for other in visible if one and other and one < other}
+    pairs = {
+        frozenset((one, other))
+        for one in visible
+        for other in visible
+        if one and other and one < other
+    }
     assert pairs <= gpu_links(os.environ).keys()
 
 
@@ -52,7 +59,13 @@ def test_a_data_centres_gpu_tells_what_doctor_judges() -> None:
     ):
         assert findings[topic].found != UNKNOWN, topic
     gpu = first()
-    assert None not in (gpu.slowed_by, gpu.temperature_celsius, gpu.errors_uncorrected, gpu.remap_failed, gpu.mig)
+    assert None not in (
+        gpu.slowed_by,
+        gpu.temperature_celsius,
+        gpu.errors_uncorrected,
+        gpu.remap_failed,
+        gpu.mig,
+    )
 
 
 def test_a_busy_gpu_has_its_clocks_up_and_its_memory_in_use() -> None:
@@ -91,7 +104,9 @@ print(msgspec.json.encode([[one.place.gpu, one.environment] for one in told]).de
 
 def test_a_rank_tells_its_gpu_and_on_the_cpu_leaves_it_alone() -> None:
     variables = {**environment(), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    told = subprocess.run([sys.executable, "-c", RANK], env=variables, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", RANK], env=variables, capture_output=True, text=True, check=True
+    )
     (no_gpu, on_cpu), (uuid, on_cuda) = msgspec.json.decode(told.stdout)
     assert (no_gpu, on_cpu.get("gpu"), on_cpu["torch"].get("gpu")) == (None, None, None)
     assert uuid == on_cuda["gpu"]["uuid"] == first().uuid

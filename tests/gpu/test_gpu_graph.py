@@ -4,16 +4,16 @@ from typing import cast
 
 import pytest
 import torch
-from fakes import Noting
 
 from parbench.bench.rank.timing import sampler
 from parbench.bench.world.world import World
+from tests.support.fakes import NotingBenchmark
 
 pytestmark = pytest.mark.gpu
 
 
 def test_a_graph_replays_as_many_steps_as_were_captured() -> None:
-    class Adds(Noting):
+    class Adds(NotingBenchmark):
         def __init__(self) -> None:
             super().__init__()
             self.total = torch.zeros(1, device="cuda")

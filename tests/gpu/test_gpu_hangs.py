@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from paths import Command, environment
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -21,6 +20,7 @@ from parbench.bench.machine.gpu import gpus_of
 from parbench.bench.results.records import Record, read_records
 from parbench.bench.world.torch_compat import coalescing, nccl_version, recorded_work
 from parbench.bench.world.world import World, open_world
+from tests.support.paths import Command, environment
 
 pytestmark = pytest.mark.gpu
 
@@ -53,14 +53,20 @@ def in_use() -> int:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((*ONE, "--target", "faults:asleep"), "every rank is in code of its own; see their stacks"),
-        ((*ONE, "--target", "faults:spinning"), "every rank arrived and waits; see their stacks"),
         (
-            (*ONE, "--target", "faults:spinning", "--set", "synchronizes=false"),
+            (*ONE, "--target", "tests.support.faults:asleep"),
+            "every rank is in code of its own; see their stacks",
+        ),
+        (
+            (*ONE, "--target", "tests.support.faults:spinning"),
+            "every rank arrived and waits; see their stacks",
+        ),
+        (
+            (*ONE, "--target", "tests.support.faults:spinning", "--set", "synchronizes=false"),
             "every rank has enqueued nccl:all_reduce, which is not done; see their stacks",
         ),
-        ((*TWO, "--target", "faults:asleep"), "rank 1 did not arrive"),
-        ((*TWO, "--target", "faults:spinning"), "rank 1 did not arrive"),
+        ((*TWO, "--target", "tests.support.faults:asleep"), "rank 1 did not arrive"),
+        ((*TWO, "--target", "tests.support.faults:spinning"), "rank 1 did not arrive"),
     ],
 )
 def test_a_hang_has_its_reason_its_gpu_is_free_again_and_the_next_case_runs(
@@ -70,8 +76,13 @@ def test_a_hang_has_its_reason_its_gpu_is_free_again_and_the_next_case_runs(
     hang, after = run(parbench, tmp_path, *words)
     assert (hang.status, hang.reason) == ("hang", f"no end within 10 s: {told}")
     late = hang.ranks[-1]
-    assert "mischief" in late.stack or "faults.py" in late.stack or "synchronize" in late.stack, late.stack
-    assert (after.status, after.notes) == ("ok", [note for note in after.notes if "were ended" not in note])
+    assert "mischief" in late.stack or "faults.py" in late.stack or "synchronize" in late.stack, (
+        late.stack
+    )
+    assert (after.status, after.notes) == (
+        "ok",
+        [note for note in after.notes if "were ended" not in note],
+    )
     assert in_use() < before + (256 << 20)
 
 
@@ -96,7 +107,11 @@ def test_torchs_record_of_nccl_tells_what_is_enqueued_and_done(alone: World) -> 
     began = time.perf_counter()
     busy = now(alone, since)
     assert time.perf_counter() - began < 1.0, "reading it waits for no GPU"
-    assert (busy.enqueued, busy.pending, busy.name) == (done.enqueued + 1, done.enqueued + 1, "nccl:all_reduce")
+    assert (busy.enqueued, busy.pending, busy.name) == (
+        done.enqueued + 1,
+        done.enqueued + 1,
+        "nccl:all_reduce",
+    )
     torch.cuda.synchronize()
     assert now(alone, since).pending == 0
     with coalescing(alone.group, alone.device):
@@ -104,7 +119,9 @@ def test_torchs_record_of_nccl_tells_what_is_enqueued_and_done(alone: World) -> 
         dist.all_reduce(data, group=alone.group)
     torch.cuda.synchronize()
     time.sleep(1.0)
-    assert now(alone, since).pending == 0, "calls that are launched as one are done with their launch"
+    assert now(alone, since).pending == 0, (
+        "calls that are launched as one are done with their launch"
+    )
 
 
 def test_every_group_of_nccl_has_the_worlds_timeout(alone: World) -> None:
@@ -128,7 +145,9 @@ error = lambda: float(((a.float() @ a.float()).double() - a @ a).abs().max() / (
 print(error(), full_float32(), error())
 """
     variables = {**environment(), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True
+    )
     rough, told, fine = done.stdout.split()
     assert told == "highest"
     assert float(fine) < 1e-5 < float(rough)

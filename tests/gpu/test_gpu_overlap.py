@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ranks import Ranks
-from training_steps import small
 
 from parbench.bench.results.spans import intersection, length
 from parbench.bench.results.traced import spans_of_calls
@@ -16,6 +14,8 @@ from parbench.bench.world.world import World, open_world
 from parbench.workloads.model.timed_compute import TimedCompute
 from parbench.workloads.pipeline_parallel.pipeline_probe import claims_bubble
 from parbench.workloads.step.probe import moment, seconds_of, trace_step
+from tests.support.ranks import Ranks
+from tests.support.training_steps import build_small_step
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -34,7 +34,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def explained(world: World) -> tuple[Explanation, bool]:
     """Return what a DDP step tells, and whether a bubble would be claimed."""
-    step = small(world, "ddp", {})
+    step = build_small_step(world, "ddp", {})
     step.reset()
     step.step()
     told = step.explain(step.reset, 2.0), claims_bubble(world, 0.01)
@@ -55,7 +55,9 @@ def test_each_kernel_has_the_number_of_its_launch_and_is_linked_to_its_operator(
             torch.cuda.synchronize()
     events = trace_events(profiler)
     host = [event for event in events if not event.device]
-    launches = {event.correlation for event in host if event.name.startswith(("cudaLaunch", "cuLaunch"))}
+    launches = {
+        event.correlation for event in host if event.name.startswith(("cudaLaunch", "cuLaunch"))
+    }
     operators = {event.correlation for event in host if event.name.startswith("aten::")}
     kernels = [event for event in events if event.device and not event.annotation]
     kernels = [event for event in kernels if not event.name.startswith(("Memset", "Memcpy"))]
@@ -97,7 +99,7 @@ def test_a_rank_alone_waits_for_nothing_and_knows_it(alone: World) -> None:
 
 @pytest.mark.parametrize("prefetch", ["default", "explicit"])
 def test_fsdp_is_right_however_it_gathers_ahead(alone: World, prefetch: str) -> None:
-    step = small(alone, "fsdp", {"prefetch": prefetch})
+    step = build_small_step(alone, "fsdp", {"prefetch": prefetch})
     step.reset()
     step.step()
     assert step.check() == 0, step.differences()
@@ -106,7 +108,7 @@ def test_fsdp_is_right_however_it_gathers_ahead(alone: World, prefetch: str) -> 
 
 def test_two_ranks_on_one_gpu_do_not_know_what_gloo_exposes_and_claim_no_bubble() -> None:
     with Ranks(2, "cuda") as ranks:
-        for explanation, claims in ranks.call("test_gpu_overlap:explained"):
+        for explanation, claims in ranks.call("tests.gpu.test_gpu_overlap:explained"):
             found = {name: metric.value for name, metric in explanation.metrics.items()}
             assert [found[name] for name in ("exposed_comm.dp", "idle", "comm_wait")] == [None] * 3
             assert (found["compute"] or 0) > 0
@@ -126,7 +128,9 @@ def test_moments_of_a_stream_lie_on_the_hosts_clock() -> None:
     ended = time.perf_counter()
     told, uncertainty = seconds_of(GPU)
     assert 0 < uncertainty < 100e-6
-    assert before - uncertainty <= told(first) <= after + uncertainty + 100e-6  # the device comes to it a little later
+    assert (
+        before - uncertainty <= told(first) <= after + uncertainty + 100e-6
+    )  # the device comes to it a little later
     assert told(last) <= ended + uncertainty
     assert told(last) - told(first) == pytest.approx(0.02, rel=0.03)
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from training_steps import OF_NAME
 
 from parbench.bench.operations.collectives import all_gather
 from parbench.bench.plan.plan import BEYOND_CACHE
@@ -20,10 +19,17 @@ from parbench.workloads.model.transformer import build
 from parbench.workloads.step.gate import free_bytes
 from parbench.workloads.step.layout import whole
 from parbench.workloads.step.training_step import SMALL_MODEL
+from tests.support.training_steps import DEFINITION_BY_NAME
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
-SIZE = {"shape": "llama3-8b", "layers": 3, "sequence": 4096, "microbatch": 1, "precision": "bfloat16"}
+SIZE = {
+    "shape": "llama3-8b",
+    "layers": 3,
+    "sequence": 4096,
+    "microbatch": 1,
+    "precision": "bfloat16",
+}
 
 
 @pytest.fixture
@@ -40,7 +46,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def test_weights_are_drawn_on_the_device_the_same_each_time_and_sharded(alone: World) -> None:
     shape = SHAPES["small-llama"]
     one, other = (dict(build(shape, 0, GPU).named_parameters()) for _ in range(2))
-    step = fsdp.fsdp(alone, **OF_NAME["fsdp"].whole({"shape": "small-llama"}))
+    step = fsdp.fsdp(alone, **DEFINITION_BY_NAME["fsdp"].whole({"shape": "small-llama"}))
     held = {name: whole(parameter) for name, parameter in step.layout.model.named_parameters()}
     step.close()
     for name, weights in one.items():
@@ -53,7 +59,7 @@ def test_weights_are_drawn_on_the_device_the_same_each_time_and_sharded(alone: W
 
 
 def test_gate_verifies_a_large_step_by_a_small_model(alone: World) -> None:
-    params = OF_NAME["fsdp"].whole(SIZE)
+    params = DEFINITION_BY_NAME["fsdp"].whole(SIZE)
     assert 0 < free_bytes(alone) <= torch.cuda.get_device_properties(GPU).total_memory
     step = fsdp.fsdp(alone, **{**params, "check": "small"})
     step.reset()
@@ -71,7 +77,10 @@ def test_grouped_products_are_right_with_uneven_and_empty_groups_and_by_the_kern
     counts = torch.tensor([0, 200, 1, 0, 55, 0], device=GPU)
     rows = torch.randn(256, 64, device=GPU, dtype=dtype, generator=chance).requires_grad_()
     weights = torch.randn(6, 64, 128, device=GPU, dtype=dtype, generator=chance).requires_grad_()
-    ends, upstream = counts.cumsum(0).int(), torch.randn(256, 128, device=GPU, dtype=dtype, generator=chance)
+    ends, upstream = (
+        counts.cumsum(0).int(),
+        torch.randn(256, 128, device=GPU, dtype=dtype, generator=chance),
+    )
 
     def both(products: torch.Tensor) -> list[torch.Tensor]:
         return [products, *torch.autograd.grad(products, (rows, weights), upstream)]
@@ -80,13 +89,17 @@ def test_grouped_products_are_right_with_uneven_and_empty_groups_and_by_the_kern
     parts = zip(torch.split(rows, counts.tolist()), weights, strict=True)
     right = both(torch.cat([part @ weight for part, weight in parts]))
     for one, other in zip(found, right, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-1 if dtype == torch.bfloat16 else 1e-3)
+        torch.testing.assert_close(
+            one, other, rtol=2e-2, atol=2e-1 if dtype == torch.bfloat16 else 1e-3
+        )
     torch.cuda.synchronize()
     with profiling(GPU) as seen:
         F.grouped_mm(rows, weights, offs=ends)
         torch.cuda.synchronize()
     names = [event.name for event in trace_events(seen) if event.device]
-    grouped = kernel_note(dtype, torch.cuda.get_device_capability(GPU)).startswith("experts: grouped")
+    grouped = kernel_note(dtype, torch.cuda.get_device_capability(GPU)).startswith(
+        "experts: grouped"
+    )
     assert any("DtoH" in name for name in names) is not grouped, names
 
 

@@ -3,15 +3,19 @@
 from collections.abc import Iterator
 
 import pytest
-from ranks import Ranks
-from staged_steps import NCCL_ALONE, Asked
+
+from tests.support.ranks import Ranks
+from tests.support.staged_steps import NCCL_ALONE, Asked
 
 pytestmark = pytest.mark.gpu
 
 TINY = {"shape": "tiny"}
 STEPS: list[Asked] = [
     *(("workload.fsdp", {**TINY, "reshard": reshard}) for reshard in (True, False)),
-    *((f"workload.{name}", dict(TINY)) for name in ("hsdp", "tp", "tp_sp", "tp_fsdp", "ep_layer", "ep_step", "pp")),
+    *(
+        (f"workload.{name}", dict(TINY))
+        for name in ("hsdp", "tp", "tp_sp", "tp_fsdp", "ep_layer", "ep_step", "pp")
+    ),
     *(("workload.cp", {**TINY, "method": method}) for method in ("ring", "striped", "zigzag")),
     ("workload.hybrid", {**TINY, "mesh": "dp=2"}),
 ]
@@ -23,6 +27,8 @@ def on_one_gpu() -> Iterator[Ranks]:
         yield ranks
 
 
-@pytest.mark.parametrize("asked", [*NCCL_ALONE, *STEPS], ids=lambda asked: f"{asked[0]}-{list(asked[1].values())[-1]}")
+@pytest.mark.parametrize(
+    "asked", [*NCCL_ALONE, *STEPS], ids=lambda asked: f"{asked[0]}-{list(asked[1].values())[-1]}"
+)
 def test_two_ranks_on_one_gpu_are_right(on_one_gpu: Ranks, asked: Asked) -> None:
-    assert on_one_gpu.call("staged_steps:not_well", asked=[asked]) == [[], []]
+    assert on_one_gpu.call("tests.support.staged_steps:not_well", asked=[asked]) == [[], []]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from paths import TESTS
 
 from parbench import cli
 from parbench.bench.files import MAX_BYTES
+from tests.support.paths import TESTS
 
 STEPS = TESTS / "golden" / "runs" / "steps"
 

@@ -5,8 +5,6 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_rows import rows_of
-from reports_fixtures import collective, ok, rate_metric, seconds_metric, step
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
@@ -18,12 +16,33 @@ from parbench.reports.analysis.labels import (
     operation,
     short_labels,
 )
+from tests.support.report_rows import summarize_rows
+from tests.support.reports_fixtures import (
+    collective_case,
+    ok_record,
+    rate_metric,
+    seconds_metric,
+    step_case,
+)
 
 SIGNIFICANT: dict[float | None, str] = {}
-SIGNIFICANT |= {12.345: "12.3", 1.2: "1.20", 999.6: "1000", 9.996: "10.0", 123456.0: "123000", 0.00012345: "0.000123"}
+SIGNIFICANT |= {
+    12.345: "12.3",
+    1.2: "1.20",
+    999.6: "1000",
+    9.996: "10.0",
+    123456.0: "123000",
+    0.00012345: "0.000123",
+}
 SIGNIFICANT |= {-12.345: "-12.3", 0.0: "0", None: "-", math.nan: "-", math.inf: "-"}
 DURATIONS: dict[float | None, str] = {}
-DURATIONS |= {12.345e-6: "12.3 us", 0.5e-6: "0.500 us", 999.96e-6: "1.00 ms", 0.0456: "45.6 ms", 1.0: "1.00 s"}
+DURATIONS |= {
+    12.345e-6: "12.3 us",
+    0.5e-6: "0.500 us",
+    999.96e-6: "1.00 ms",
+    0.0456: "45.6 ms",
+    1.0: "1.00 s",
+}
 DURATIONS |= {75.0: "75.0 s", 0.0: "0 us", None: "-"}
 SIZES: dict[Any, str] = {65536: "64K", 1001: "1001", None: "-", "x": "-", True: "-"}
 QUANTITIES: dict[tuple[float | None, str], str] = {
@@ -49,7 +68,12 @@ def test_values_have_three_significant_digits_and_choose_their_unit() -> None:
     for size, text in SIZES.items():
         assert cells.size(size) == text, size
     assert [cells.gigabytes(rate) for rate in (1e9, 0.0, None)] == ["1.00", "0", "-"]
-    assert [cells.percent(share) for share in (0.345, -0.02, None, math.nan)] == ["34.5 %", "-2.00 %", "-", "-"]
+    assert [cells.percent(share) for share in (0.345, -0.02, None, math.nan)] == [
+        "34.5 %",
+        "-2.00 %",
+        "-",
+        "-",
+    ]
 
 
 @settings(max_examples=50, deadline=None)
@@ -68,7 +92,12 @@ def test_an_interval_is_in_the_unit_of_its_value_and_without_one_there_are_no_br
         == "2.00 GB/s [1.00, 3.00]"
     )
     assert cells.measured(rate_metric(2e9)) == "2.00 GB/s"
-    assert cells.measured(seconds_metric(None)) == cells.measured(None) == cells.interval(rate_metric(2e9)) == "-"
+    assert (
+        cells.measured(seconds_metric(None))
+        == cells.measured(None)
+        == cells.interval(rate_metric(2e9))
+        == "-"
+    )
 
 
 def test_words_are_counted_and_what_cannot_be_seen_is_written_out() -> None:
@@ -79,37 +108,50 @@ def test_words_are_counted_and_what_cannot_be_seen_is_written_out() -> None:
 
 
 def labels_of(*cases: Case) -> list[str]:
-    return list(short_labels(rows_of(*map(ok, cases))).values())
+    return list(short_labels(summarize_rows(*map(ok_record, cases))).values())
 
 
 def differences_of(*cases: Case, without: tuple[str, ...] = ()) -> list[str]:
-    return list(differences(rows_of(*map(ok, cases)), without).values())
+    return list(differences(summarize_rows(*map(ok_record, cases)), without).values())
 
 
 def test_an_operation_leaves_out_its_kind_what_has_an_axis_and_what_stands_elsewhere() -> None:
-    assert operation(collective("all_reduce")) == "all_reduce"
-    assert operation(collective("broadcast", root=1)) == "broadcast root=1"
+    assert operation(collective_case("all_reduce")) == "all_reduce"
+    assert operation(collective_case("broadcast", root=1)) == "broadcast root=1"
     assert operation(make_case("lonely", "m:f", {})) == "lonely"
-    case = collective("all_reduce", group="pairs", group_index=1, op="sum")
+    case = collective_case("all_reduce", group="pairs", group_index=1, op="sum")
     assert operation(case, ("group", "group_index")) == "all_reduce op=sum"
     assert operation(case) == "all_reduce group=pairs group_index=1 op=sum"
 
 
 def test_a_step_says_only_what_tells_it_apart() -> None:
-    cases = [step("ddp"), step("pipeline", schedule="1f1b"), step("pipeline", schedule="gpipe")]
+    cases = [
+        step_case("ddp"),
+        step_case("pipeline", schedule="1f1b"),
+        step_case("pipeline", schedule="gpipe"),
+    ]
     assert labels_of(*cases) == ["ddp", "pipeline schedule=1f1b", "pipeline schedule=gpipe"]
-    assert labels_of(step("ddp"), step("ddp", bucket_mb=1.0)) == ["ddp", "ddp bucket_mb=1.0"]
-    assert labels_of(step("ddp"), make_case("mine.ddp", "m:f", {})) == ["step.ddp", "mine.ddp"]
-    assert labels_of(step("a", word="\x1b[1m"), step("a", word="b")) == ["a word=\\x1b[1m", "a word=b"]
+    assert labels_of(step_case("ddp"), step_case("ddp", bucket_mb=1.0)) == [
+        "ddp",
+        "ddp bucket_mb=1.0",
+    ]
+    assert labels_of(step_case("ddp"), make_case("mine.ddp", "m:f", {})) == ["step.ddp", "mine.ddp"]
+    assert labels_of(step_case("a", word="\x1b[1m"), step_case("a", word="b")) == [
+        "a word=\\x1b[1m",
+        "a word=b",
+    ]
 
 
 def test_differences_are_the_parameters_alone_save_those_named_and_those_without_a_value() -> None:
-    cases = [step("a", split="even", chunks=1), step("a", split="3,1", chunks=2)]
+    cases = [step_case("a", split="even", chunks=1), step_case("a", split="3,1", chunks=2)]
     assert differences_of(*cases) == ["split=even chunks=1", "split=3,1 chunks=2"]
     assert differences_of(*cases, without=("chunks",)) == ["split=even", "split=3,1"]
     assert differences_of(*cases, without=("chunks", "split")) == ["", ""]
-    assert differences_of(step("a")) == [""]
-    assert differences_of(step("a", split=""), step("a", split="3+1")) == ["", "split=3+1"]
+    assert differences_of(step_case("a")) == [""]
+    assert differences_of(step_case("a", split=""), step_case("a", split="3+1")) == [
+        "",
+        "split=3+1",
+    ]
 
 
 FLAT: list[tuple[Any, str]] = [
@@ -133,12 +175,18 @@ def test_every_value_is_text_under_its_dotted_name() -> None:
 
 
 def test_pairs_of_ranks_in_an_environment_are_told_by_kind_however_many() -> None:
-    pairs = {f"{i}-{j}": "same node" if i // 8 == j // 8 else "other node" for i in range(64) for j in range(i + 1, 64)}
+    pairs = {
+        f"{i}-{j}": "same node" if i // 8 == j // 8 else "other node"
+        for i in range(64)
+        for j in range(i + 1, 64)
+    }
     told = dict(environment_facts({"host": {"name": "a"}, "locality": pairs}))
     assert list(told) == ["host.name", "pairs of ranks: same node", "pairs of ranks: other node"]
     assert told["pairs of ranks: same node"].startswith("0-1, 0-2, ")
     assert told["pairs of ranks: same node"].endswith("... (224 pairs)")
-    assert environment_facts({"locality": {"0-1": "same core"}}) == [("pairs of ranks: same core", "0-1")]
+    assert environment_facts({"locality": {"0-1": "same core"}}) == [
+        ("pairs of ranks: same core", "0-1")
+    ]
     assert environment_facts({"a": {"b": 1}, "locality": None}) == [("a.b", "1")]
 
 
@@ -148,4 +196,7 @@ def test_what_may_be_nothing_is_shown_with_its_interval_in_one_unit() -> None:
     share = MetricValue(value=0.0576, low=-0.03, high=0.14)
     assert cells.compared(share, cells.percent) == "5.76 % [-3.00 %, 14.0 %]"
     assert cells.compared(MetricValue(value=1e-18, unit="s"), cells.duration) == "0 us"
-    assert [cells.compared(one, cells.percent) for one in (None, MetricValue(value=None))] == ["-", "-"]
+    assert [cells.compared(one, cells.percent) for one in (None, MetricValue(value=None))] == [
+        "-",
+        "-",
+    ]

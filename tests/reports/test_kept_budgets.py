@@ -5,17 +5,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from reports_fixtures import (
-    bad,
-    collective,
-    make_plan,
-    make_run,
-    ok,
-    plain,
-    step,
-    training_metrics,
-    write_run,
-)
 
 from parbench import cli
 from parbench.bench.plan.cases import Case
@@ -23,12 +12,29 @@ from parbench.bench.results.budgets import Budget
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.budgets import exit_code, judge, sentences
+from tests.support.reports_fixtures import (
+    collective_case,
+    counted_metric,
+    failed_record,
+    make_plan,
+    make_run,
+    ok_record,
+    step_case,
+    training_metrics,
+    write_run,
+)
 
-DDP, REDUCE, SMALL = step("ddp"), collective("all_reduce", 1 << 24), collective("all_reduce", 1024)
+DDP, REDUCE, SMALL = (
+    step_case("ddp"),
+    collective_case("all_reduce", 1 << 24),
+    collective_case("all_reduce", 1024),
+)
 
 
 def run_of(*records: Record) -> Run:
-    return make_run(make_plan({record.case.id: record.case for record in records}.values()), records)
+    return make_run(
+        make_plan({record.case.id: record.case for record in records}.values()), records
+    )
 
 
 def budget(metric: str, comparison: str, number: float, cases: str = "*") -> Budget:
@@ -43,8 +49,8 @@ def judged(run: Run, asked: Budget) -> tuple[str, int]:
 
 
 def trained(**metrics: float) -> Record:
-    changed = {name: plain(number, "") for name, number in metrics.items()}
-    return ok(DDP, metrics={**training_metrics(axes=("dp", "tp")), **changed})
+    changed = {name: counted_metric(number, "") for name, number in metrics.items()}
+    return ok_record(DDP, metrics={**training_metrics(axes=("dp", "tp")), **changed})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,7 @@ def test_kept_budget_passes() -> None:
 
 
 def test_budget_of_several_cases_names_the_farthest() -> None:
-    run = run_of(ok(REDUCE, seconds=1e-3), ok(SMALL, seconds=1e-3), trained())
+    run = run_of(ok_record(REDUCE, seconds=1e-3), ok_record(SMALL, seconds=1e-3), trained())
     sentence, code = judged(run, budget("time", "<", 1e-6, "collective.*"))
     assert ("2 cases of 2" in sentence, code) == (True, 1)
     sentence, _ = judged(run, budget("busbw", ">", 1e9, "collective.*"))
@@ -80,17 +86,17 @@ def test_budget_of_several_cases_names_the_farthest() -> None:
 
 
 def test_share_of_copy_uses_the_copy_of_the_run() -> None:
-    params = collective("copy", 1 << 24).params
-    copy = ok(Case(id="c", name="memory.copy", target="t", params=params), seconds=1e-3)
+    params = collective_case("copy", 1 << 24).params
+    copy = ok_record(Case(id="c", name="memory.copy", target="t", params=params), seconds=1e-3)
     asked = budget("busbw_of_copy", ">", 1.6, "collective.*")
-    sentence, code = judged(run_of(ok(REDUCE, seconds=1e-3), copy), asked)
+    sentence, code = judged(run_of(ok_record(REDUCE, seconds=1e-3), copy), asked)
     assert ("150 %" in sentence, code) == (True, 1)
-    assert judged(run_of(ok(REDUCE, seconds=0.9e-3), copy), asked) == ("", 0)
-    assert judged(run_of(ok(REDUCE, seconds=1e-3)), asked)[1] == 3, "without a copy"
+    assert judged(run_of(ok_record(REDUCE, seconds=0.9e-3), copy), asked) == ("", 0)
+    assert judged(run_of(ok_record(REDUCE, seconds=1e-3)), asked)[1] == 3, "without a copy"
 
 
 def test_unknown_metric_is_never_kept() -> None:
-    unknown = ok(DDP, metrics={**training_metrics(), "overlap": plain(None, "")})
+    unknown = ok_record(DDP, metrics={**training_metrics(), "overlap": counted_metric(None, "")})
     for asked in (budget("overlap", ">", -1), budget("bubble_fraction", "<", 1)):
         assert judged(run_of(unknown), asked)[1] == 3
 
@@ -98,13 +104,13 @@ def test_unknown_metric_is_never_kept() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        bad(DDP, 0, "failed", "rank 1 died"),
-        bad(DDP, 0, "skipped", "no time"),
-        bad(DDP, 0, "wrong", "3 differ"),
+        failed_record(DDP, 0, "failed", "rank 1 died"),
+        failed_record(DDP, 0, "skipped", "no time"),
+        failed_record(DDP, 0, "wrong", "3 differ"),
     ],
 )
 def test_budget_of_a_bad_case_gives_its_reason(record: Record) -> None:
-    sentence, code = judged(run_of(record, ok(REDUCE)), budget("mfu", ">", 0, "ddp"))
+    sentence, code = judged(run_of(record, ok_record(REDUCE)), budget("mfu", ">", 0, "ddp"))
     assert (record.reason in sentence, code) == (True, 4)
 
 
@@ -128,8 +134,10 @@ LOST, KEPT = budget("time", "<", 1, "all_reduce"), budget("mfu", ">", 0, "ddp")
         ([OVER], 4, 1),
     ],
 )
-def test_exit_code_is_the_worst_of_budgets_and_run(asked: list[Budget], run_code: int, code: int) -> None:
-    run = run_of(trained(), bad(REDUCE, 0, "failed", "x"))
+def test_exit_code_is_the_worst_of_budgets_and_run(
+    asked: list[Budget], run_code: int, code: int
+) -> None:
+    run = run_of(trained(), failed_record(REDUCE, 0, "failed", "x"))
     assert exit_code(judge(run, asked), run_code) == code
 
 

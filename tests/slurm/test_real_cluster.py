@@ -9,14 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import LOCAL_CLUSTER, PARBENCH, Cluster, cluster_words, in_cluster, tool
-from fakes import wait_until
-from paths import IMPORT_PATH, ROOT, SUPPORT, environment
-from sweep_scenarios import SCENARIOS
 
 from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
+from tests.support.clusters import (
+    LOCAL_CLUSTER,
+    PARBENCH,
+    Cluster,
+    cluster_command,
+    run_in_cluster,
+    tool_command,
+)
+from tests.support.fakes import wait_until
+from tests.support.paths import IMPORT_PATH, ROOT, SUPPORT, environment
+from tests.support.sweep_scenarios import SCENARIOS
 
 pytestmark = [pytest.mark.full, pytest.mark.measures]
 
@@ -24,7 +31,7 @@ FAULT = f"{' '.join(LOCAL_CLUSTER)} fault"
 LINK, SLOW = 200e6, 50e6
 MIB = 1 << 20
 RUN = f"{PARBENCH} run --launcher srun --set mode=blocking --launches 1"
-WIRE = f"{RUN} --target wire:counted --set size_bytes=2M --budget 10s"
+WIRE = f"{RUN} --target tests.support.wire:counted --set size_bytes=2M --budget 10s"
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +41,25 @@ def shaped() -> Iterator[Cluster]:
 
 
 def found(cluster: Cluster, *words: str) -> dict[str, float]:
-    done = cluster.run(tool(*words))
+    done = cluster.run(tool_command(*words))
     assert done.returncode == 0, done.stderr
-    return {name: float(value) for name, value in re.findall(r"^(.+) (\S+)$", done.stdout, re.MULTILINE)}
+    return {
+        name: float(value) for name, value in re.findall(r"^(.+) (\S+)$", done.stdout, re.MULTILINE)
+    }
 
 
 def assert_rate(cluster: Cluster, sender: str, receiver: str, rate: float) -> None:
-    assert 0.8 * rate <= found(cluster, "between", sender, receiver)["bits per second"] <= 1.05 * rate
+    assert (
+        0.8 * rate <= found(cluster, "between", sender, receiver)["bits per second"] <= 1.05 * rate
+    )
 
 
 def test_local_cluster_gives_each_node_its_own_host(shaped: Cluster) -> None:
     facts = "$(hostname) $(hostname -I) $(ip -o link | grep -c eth) $(ls /dev/shm | wc -l) $SLURM_TOPOLOGY_ADDR"
     done = shaped.run(["sh", "-c", f"srun --nodes 5 sh -c 'echo {facts}'"])
     assert sorted(done.stdout.splitlines()) == [
-        f"n{number} 10.77.0.{number} 1 0 spine.leaf{1 if number < 3 else 2}.n{number}" for number in range(1, 6)
+        f"n{number} 10.77.0.{number} 1 0 spine.leaf{1 if number < 3 else 2}.n{number}"
+        for number in range(1, 6)
     ]
 
 
@@ -63,7 +75,10 @@ def test_local_cluster_shapes_links(shaped: Cluster) -> None:
 def test_local_cluster_leaves_nothing_when_killed() -> None:
     script = "srun --nodes 2 sleep 1000 & setsid sleep 1000 & echo $PARBENCH_CLUSTER; sleep 1000"
     with subprocess.Popen(
-        [*cluster_words(nodes=2), "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*cluster_command(nodes=2), "--", "sh", "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         folder = process.stdout.readline().strip()
@@ -87,14 +102,27 @@ def processes_of(folder: str) -> list[int]:
 
 
 def test_local_cluster_returns_the_exit_code() -> None:
-    done = in_cluster(["sh", "-c", "srun hostname; exit 7"], nodes=1)
+    done = run_in_cluster(["sh", "-c", "srun hostname; exit 7"], nodes=1)
     assert (done.returncode, done.stdout) == (7, "n1\n")
 
 
 def test_screen_names_the_slow_node(shaped: Cluster, tmp_path: Path) -> None:
-    screen = [PARBENCH, "slurm", "screen", "--no-devices", "--size", "512K", "--rounds", "3", "--timeout", "10s"]
+    screen = [
+        PARBENCH,
+        "slurm",
+        "screen",
+        "--no-devices",
+        "--size",
+        "512K",
+        "--rounds",
+        "3",
+        "--timeout",
+        "10s",
+    ]
     done = shaped.run([*screen, "--nodes", "5"], cwd=tmp_path, timeout=300)
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (1, ["--exclude=n5"]), done.stdout + done.stderr
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (1, ["--exclude=n5"]), (
+        done.stdout + done.stderr
+    )
 
 
 def only_run(folder: Path) -> Run:
@@ -127,7 +155,9 @@ def measured(shaped: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_busbw_is_the_link_rate_and_cyclic_halves_it(measured: Path) -> None:
-    rates = {name: busbw(*only_run(measured / name).records) for name in ("four", "block", "cyclic")}
+    rates = {
+        name: busbw(*only_run(measured / name).records) for name in ("four", "block", "cyclic")
+    }
     assert 0.85 <= rates["four"] <= 1.03
     assert rates["cyclic"] / rates["block"] == pytest.approx(0.5, abs=0.06)
 
@@ -151,14 +181,16 @@ def test_ring_sends_its_bytes_over_the_interfaces(measured: Path) -> None:
     logs = sorted((only_run(measured / "wire").path / "logs" / "gang-0").glob("rank-*.log"))
     assert len(logs) == 4
     for log in logs:
-        seen = json.loads(next(line for line in log.read_text().splitlines() if line.startswith("{")))
+        seen = json.loads(
+            next(line for line in log.read_text().splitlines() if line.startswith("{"))
+        )
         assert seen["steps"] > 5
         assert seen["sent_bytes"] / seen["steps"] == pytest.approx(1.5 * 2 * MIB, rel=0.02)
 
 
 def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
     """Node n3's link swallows all from step 3 of the first case on; it is mended once that is on record."""
-    run = f"{RUN} --target wire:awaited --set at=3,-1 --budget 30s --timeout 5s --out run"
+    run = f"{RUN} --target tests.support.wire:awaited --set at=3,-1 --budget 30s --timeout 5s --out run"
     script = f"""
         salloc -Q -N4 --ntasks-per-node=1 {run} & run=$!
         until test -e begun; do sleep 0.05; done
@@ -167,7 +199,9 @@ def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
         {FAULT} heal n3
         wait $run
     """
-    done = in_cluster(["sh", "-c", script], cwd=tmp_path, timeout=170, delay="1ms", variables=environment())
+    done = run_in_cluster(
+        ["sh", "-c", script], cwd=tmp_path, timeout=170, delay="1ms", variables=environment()
+    )
     assert done.returncode == 4, done.stdout + done.stderr
     hung, after = only_run(tmp_path / "run").records
     assert (hung.status, hung.reason) == ("hang", "no end within 5 s: rank 2 (n3) did not arrive")
@@ -187,8 +221,10 @@ def plain() -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_sweep_on_a_real_cluster(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    run = in_cluster if name in BREAK_NODES else request.getfixturevalue("plain").run
+    run = run_in_cluster if name in BREAK_NODES else request.getfixturevalue("plain").run
     words = [sys.executable, str(SUPPORT / "sweep_scenarios.py"), name, str(tmp_path)]
     done = run(words, variables={"PYTHONPATH": f"{ROOT}:{IMPORT_PATH}"}, timeout=170)
-    logs = "\n".join(path.read_text(errors="replace") for path in sorted(tmp_path.glob("**/logs/*.*")))
+    logs = "\n".join(
+        path.read_text(errors="replace") for path in sorted(tmp_path.glob("**/logs/*.*"))
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs[-6000:]}"

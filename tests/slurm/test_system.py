@@ -20,7 +20,9 @@ class Programs:
 
     def write(self, name: str, text: str) -> None:
         program = self._folder / name
-        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {self._folder}/{name}.words\n{text}\n')
+        program.write_text(
+            f'#!/bin/sh\nprintf "%s\\n" "$@" > {self._folder}/{name}.words\n{text}\n'
+        )
         program.chmod(0o755)
 
     def words(self, name: str) -> list[str]:
@@ -38,7 +40,9 @@ def refusal(call: Callable[..., object], *words: Any) -> str:
     return str(caught.value)
 
 
-def test_sbatch_is_asked_for_the_bare_id_and_what_is_none_is_refused_as_told(programs: Programs) -> None:
+def test_sbatch_is_asked_for_the_bare_id_and_what_is_none_is_refused_as_told(
+    programs: Programs,
+) -> None:
     programs.write("sbatch", "echo '17;cluster'")
     assert Slurm().sbatch(Path("a b.sh")) == "17"
     assert programs.words("sbatch") == ["--parsable", "a b.sh"]
@@ -52,7 +56,10 @@ def test_sbatch_is_asked_for_the_bare_id_and_what_is_none_is_refused_as_told(pro
 def test_a_program_that_fails_is_one_sentence_without_its_own_prefix(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs.write("sbatch", "echo 'sbatch: error: too big' >&2; echo 'sbatch: fatal: no' >&2; echo >&2; exit 1")
+    programs.write(
+        "sbatch",
+        "echo 'sbatch: error: too big' >&2; echo 'sbatch: fatal: no' >&2; echo >&2; exit 1",
+    )
     Slurm().check_program("sbatch")
     assert refusal(Slurm().sbatch, Path("x.sh")) == "sbatch refused: too big; no"
     programs.write("sinfo", "exit 3")
@@ -67,14 +74,19 @@ def test_a_program_that_fails_is_one_sentence_without_its_own_prefix(
     assert refusal(Slurm().scancel, ["1"]).startswith("scancel is not in the PATH: ")
 
 
-def test_the_queue_has_a_line_for_each_task_and_partitions_are_summed_over_lines(programs: Programs) -> None:
+def test_the_queue_has_a_line_for_each_task_and_partitions_are_summed_over_lines(
+    programs: Programs,
+) -> None:
     programs.write("squeue", "echo '12|15|RUNNING|None'; echo '7|7|PENDING|Resources'")
     found = [(one.id, one.own_id, one.state, one.reason) for one in Slurm().queue()]
     assert found == [("12", "15", "RUNNING", "None"), ("7", "7", "PENDING", "Resources")]
     assert {"-h", "-r", "--me"} <= set(programs.words("squeue"))
     programs.write("squeue", "")
     assert Slurm().queue() == ()
-    programs.write("sinfo", "echo 'lab*|4|1:00:00|up'; echo 'big|100|infinite|down'; echo 'big|28|infinite|down'")
+    programs.write(
+        "sinfo",
+        "echo 'lab*|4|1:00:00|up'; echo 'big|100|infinite|down'; echo 'big|28|infinite|down'",
+    )
     assert Slurm().partitions() == (
         Partition(name="lab", nodes=4, limit_seconds=3600, is_default=True),
         Partition(name="big", nodes=128, limit_seconds=math.inf, is_up=False),
@@ -83,14 +95,31 @@ def test_the_queue_has_a_line_for_each_task_and_partitions_are_summed_over_lines
     assert refusal(Slurm().queue).startswith("squeue told '7 PENDING', which is not of the form %F")
     for line in ("lab 4", "lab|many|infinite|up"):
         programs.write("sinfo", f"echo '{line}'")
-        assert refusal(Slurm().partitions).startswith(f"sinfo told '{line}', which is not of the form %P")
+        assert refusal(Slurm().partitions).startswith(
+            f"sinfo told '{line}', which is not of the form %P"
+        )
 
 
 def test_times_are_read_in_every_form_of_slurm_s_and_written_in_whole_minutes() -> None:
-    known = {"30": 1800, "5:30": 330, "1:00:00": 3600, "2-00:00:00": 172800, "1-12": 129600, "1-12:30": 131400}
-    for text, seconds in {**known, **dict.fromkeys(("infinite", "UNLIMITED", "n/a"), math.inf)}.items():
+    known = {
+        "30": 1800,
+        "5:30": 330,
+        "1:00:00": 3600,
+        "2-00:00:00": 172800,
+        "1-12": 129600,
+        "1-12:30": 131400,
+    }
+    for text, seconds in {
+        **known,
+        **dict.fromkeys(("infinite", "UNLIMITED", "n/a"), math.inf),
+    }.items():
         assert parse_limit(text) == seconds, text
-    for number, text in {60: "0:01:00", 61: "0:02:00", 3600: "1:00:00", 90 * 3600: "90:00:00"}.items():
+    for number, text in {
+        60: "0:01:00",
+        61: "0:02:00",
+        3600: "1:00:00",
+        90 * 3600: "90:00:00",
+    }.items():
         assert format_limit(number) == text
         assert parse_limit(text) >= number, "never less"
 
@@ -100,14 +129,22 @@ def test_a_job_is_shown_for_each_task_and_an_unknown_one_is_nothing_but_silence_
 ) -> None:
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     line = "JobId=7 JobName=a b Comment=x=1 y NodeList=n[1-4] Socks/Node=* NtasksPerN:B:S:C=2:0:*:* Power="
-    first = {"JobId": "7", "JobName": "a b", "Comment": "x=1 y", "NodeList": "n[1-4]", "Socks/Node": "*"}
+    first = {
+        "JobId": "7",
+        "JobName": "a b",
+        "Comment": "x=1 y",
+        "NodeList": "n[1-4]",
+        "Socks/Node": "*",
+    }
     programs.write("scontrol", f"echo '{line}'; echo; echo \"JobId=3 End=$SLURM_TIME_FORMAT\"")
     values = {**first, "NtasksPerN:B:S:C": "2:0:*:*", "Power": ""}
     assert Slurm().show_job("2") == (values, {"JobId": "3", "End": "standard"})
     assert programs.words("scontrol") == ["show", "job", "-o", "2"]
     programs.write("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert Slurm().show_job("2") == ()
-    programs.write("scontrol", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    programs.write(
+        "scontrol", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    )
     assert "Unable to contact" in refusal(Slurm().show_job, "2")
 
 

@@ -1,7 +1,7 @@
 """What HolisticTraceAnalysis and parbench explain say of the same traces, side by side: overlap, computing and idle.
 
 python -m venv hta && hta/bin/pip install HolisticTraceAnalysis
-python tests/studies/against_hta.py --hta hta/bin/python FOLDER...   # of traces of jobs, one file a rank
+python -m tests.studies.against_hta --hta hta/bin/python FOLDER...   # of traces of jobs, one file a rank
 
 HolisticTraceAnalysis cuts every start and duration to whole microseconds before it adds them up. So each folder is read
 twice: as it is, and with all times in whole microseconds, where both count the same.
@@ -15,8 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from parbench.bench.results.spans import Span, intersection, length
 from parbench.reports.traces.kineto import RankTrace, files_of, read_rank
@@ -72,14 +70,21 @@ def rows_of(python: str, files: list[Path]) -> tuple[list[str], float]:
     for rank, one in sorted(found.items()):
         ours = by_parbench(one)
         largest = max([largest, *(abs(a - b) for a, b in zip(ours, theirs[rank], strict=True))])
-        told = (f"{name} {b:6.2f} {a:6.2f}" for name, a, b in zip(FIELDS, ours, theirs[rank], strict=True))
+        told = (
+            f"{name} {b:6.2f} {a:6.2f}"
+            for name, a, b in zip(FIELDS, ours, theirs[rank], strict=True)
+        )
         lines.append(f"  rank {rank}: " + "   ".join(told))
     return lines, largest
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hta", default=sys.executable, metavar="PYTHON", help="one that has HolisticTraceAnalysis")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--hta", default=sys.executable, metavar="PYTHON", help="one that has HolisticTraceAnalysis"
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     asked = parser.parse_args(arguments)
     worst = 0.0
@@ -92,7 +97,9 @@ def main(arguments: list[str]) -> int:
                 ("whole microseconds", [whole_microseconds(one, Path(cut)) for one in files]),
             ):
                 lines, largest = rows_of(asked.hta, read)
-                print(f"{folder.name}, {words}: at most {largest:.2f} points apart", *lines, sep="\n")
+                print(
+                    f"{folder.name}, {words}: at most {largest:.2f} points apart", *lines, sep="\n"
+                )
         worst = max(worst, largest)
     print(f"in whole microseconds at most {worst:.2f} points apart")
     return int(worst > 2.0)

@@ -1,6 +1,6 @@
 """How many wrong communications the coded data show, and how fast it is written.
 
-python tests/studies/data_coding.py [--ranks 2 3 8 ...] computes what ranks would hold if an implementation went
+python -m tests.studies.data_coding [--ranks 2 3 8 ...] computes what ranks would hold if an implementation went
 wrong in a known way: for each way and number of ranks it prints how many were caught of those tried, in each type and
 over all reductions that are not refused. Then it prints how fast a filler restores buffers. Nothing communicates. A
 script, not a test: tests/bench/operations/test_operation.py holds that all are caught.
@@ -23,7 +23,9 @@ Array = npt.NDArray[np.float64]
 RANKS = (2, 3, 8, 64, 96, 128, 1024)
 CPU = torch.device("cpu")
 JOIN = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
-ALL_REDUCE = next(definition for definition in DEFINITIONS if definition.name == "collective.all_reduce")
+ALL_REDUCE = next(
+    definition for definition in DEFINITIONS if definition.name == "collective.all_reduce"
+)
 
 
 def refused(dtype: str, n: int, redop: str) -> str | None:
@@ -34,7 +36,10 @@ def refused(dtype: str, n: int, redop: str) -> str | None:
 def averages(sums: Array, divisor: int, dtype: torch.dtype) -> Iterator[Array]:
     """Yield what backends make of sums of one term each: they divide last, or multiply by 1/n, rounded or not."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    total, share = torch.from_numpy(sums).to(dtype).to(wide), torch.tensor(1.0, dtype=wide) / divisor
+    total, share = (
+        torch.from_numpy(sums).to(dtype).to(wide),
+        torch.tensor(1.0, dtype=wide) / divisor,
+    )
     for found in (total / divisor, total * share, total * share.to(dtype).to(wide)):
         yield found.to(dtype).double().numpy()
 
@@ -61,7 +66,9 @@ def reductions(dtype: str, n: int, redop: str, count: int) -> Iterator[tuple[str
         yield "dropped rank", bool((ends(join.reduce(np.stack(parts))) != right).any())
         if redop not in ("min", "max") and dtype != "bool":
             yield "counted twice", bool((ends(join(before[-1], held[rank])) != right).any())
-        other = np.concatenate([held[:rank], held[rank + 1 :], held[(rank + 1) % n : (rank + 1) % n + 1]])
+        other = np.concatenate(
+            [held[:rank], held[rank + 1 :], held[(rank + 1) % n : (rank + 1) % n + 1]]
+        )
         if n <= 128 and redop not in ("min", "max"):
             yield "one for another", bool((ends(join.reduce(other)) != right).any())
     draw = np.random.default_rng(7)
@@ -120,7 +127,9 @@ def speed(dtype: str, size_bytes: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -128,11 +137,17 @@ def main() -> None:
     for n in given.ranks:
         by_type = {dtype: caught(dtype, n) for dtype in DTYPES}
         for name in dict.fromkeys(name for found in by_type.values() for name in found):
-            cells = ["/".join(map(str, found[name])) if name in found else "-" for found in by_type.values()]
+            cells = [
+                "/".join(map(str, found[name])) if name in found else "-"
+                for found in by_type.values()
+            ]
             print(f"{name:<16} {n:>5}  " + "  ".join(f"{cell:>15}" for cell in cells), flush=True)
     print("\nfiller, GB/s on one core")
     for size in (1 << 20, 1 << 24, 1 << 28):
-        print(f"{size >> 20:>5} MiB  " + "  ".join(f"{dtype} {speed(dtype, size):.1f}" for dtype in DTYPES))
+        print(
+            f"{size >> 20:>5} MiB  "
+            + "  ".join(f"{dtype} {speed(dtype, size):.1f}" for dtype in DTYPES)
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What each fault does at each moment of a run, by real processes: prints the table of ``tests/README.md``.
 
-python tests/studies/fault_matrix.py                                  # all cells, about 20 minutes on two cores
-python tests/studies/fault_matrix.py --faults disk-full rank-stop --moments timed --verbose
+python -m tests.studies.fault_matrix                                  # all cells, about 20 minutes on two cores
+python -m tests.studies.fault_matrix --faults disk-full rank-stop --moments timed --verbose
 
 A run of two cases on two ranks meets one fault at one moment. A cell says the exit code and the statuses that the run
 holds then. It is bold, and the exit code 1, where these, the sentence that is printed, processes or shared memory that
@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-import support_path  # noqa: F401 - finds the next
-from paths import environment
 
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError
+from tests.support.paths import environment
 
 if TYPE_CHECKING:
     from parbench.bench.world.benchmark import Benchmark
@@ -45,7 +44,11 @@ MOMENTS = {
 IN_A_CASE = ("preparing", "warm-up", "timed", "between")
 FAULT, MOMENT, FOLDER, MARK = "CELL_FAULT", "CELL_MOMENT", "CELL_FOLDER", "CELL_ID"
 FAREWELL_SECONDS = 20.0
-NONE_YET, NO_MORE, NOTHING_TO_BE_WRONG = "no rank is there", "no rank is there any more", "nothing is computed"
+NONE_YET, NO_MORE, NOTHING_TO_BE_WRONG = (
+    "no rank is there",
+    "no rank is there any more",
+    "nothing is computed",
+)
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,14 @@ def _kept(moment: str) -> str:
 
 def stopped(code: int, reporting: int, told: str = "") -> Callable[[str], Expected]:
     """A driver that a signal ends: what was measured stays."""
-    return lambda moment: Expected(reporting if moment == "reporting" else code, _kept(moment), told)
+    return lambda moment: Expected(
+        reporting if moment == "reporting" else code, _kept(moment), told
+    )
 
 
-def in_a_case(told: str, status: str = "failed", code: int = 4, never: str = "") -> Callable[[str], Expected | str]:
+def in_a_case(
+    told: str, status: str = "failed", code: int = 4, never: str = ""
+) -> Callable[[str], Expected | str]:
     """A case that a rank ends: it has its record, and new ranks measure the other."""
 
     def expected(moment: str) -> Expected | str:
@@ -119,21 +126,37 @@ def network_lost(moment: str) -> Expected:
 
 
 FAULTS = {
-    "driver-int": Fault("SIGINT (Ctrl-C) to the driver", stopped(4, 4, "interrupted"), signal.SIGINT, "driver"),
-    "driver-term": Fault("SIGTERM to the driver", stopped(4, 4, "interrupted"), signal.SIGTERM, "driver"),
+    "driver-int": Fault(
+        "SIGINT (Ctrl-C) to the driver", stopped(4, 4, "interrupted"), signal.SIGINT, "driver"
+    ),
+    "driver-term": Fault(
+        "SIGTERM to the driver", stopped(4, 4, "interrupted"), signal.SIGTERM, "driver"
+    ),
     "driver-hup": Fault("SIGHUP to the driver", stopped(-1, -1), signal.SIGHUP, "driver"),
     "driver-kill": Fault("SIGKILL to the driver", stopped(-9, -9), signal.SIGKILL, "driver"),
     "driver-stop": Fault("the driver is stopped for 2 s", went_on, signal.SIGSTOP, "driver"),
-    "launcher-kill": Fault("SIGKILL to what forks ranks", launcher_killed, signal.SIGKILL, "launcher"),
-    "rank-kill": Fault("SIGKILL to a rank", in_a_case("rank 1 died: ended by SIGKILL"), signal.SIGKILL, "rank"),
-    "rank-stop": Fault("SIGSTOP to a rank", in_a_case("rank 1 did not arrive", "hang"), signal.SIGSTOP, "rank"),
-    "rank-raises": Fault("a rank raises", in_a_case("rank 1 raised RuntimeError: the roof is on fire")),
+    "launcher-kill": Fault(
+        "SIGKILL to what forks ranks", launcher_killed, signal.SIGKILL, "launcher"
+    ),
+    "rank-kill": Fault(
+        "SIGKILL to a rank", in_a_case("rank 1 died: ended by SIGKILL"), signal.SIGKILL, "rank"
+    ),
+    "rank-stop": Fault(
+        "SIGSTOP to a rank", in_a_case("rank 1 did not arrive", "hang"), signal.SIGSTOP, "rank"
+    ),
+    "rank-raises": Fault(
+        "a rank raises", in_a_case("rank 1 raised RuntimeError: the roof is on fire")
+    ),
     "rank-hangs": Fault("a rank sleeps for ever", in_a_case("rank 1 did not arrive", "hang")),
     "rank-exits": Fault("a rank exits with 0", in_a_case("rank 1 died: exit code 0")),
     "rank-memory": Fault("a rank's memory is full", in_a_case("rank 1 raised RuntimeError")),
     "rank-wrong": Fault("a wrong result", in_a_case("differ", "wrong", 1, NOTHING_TO_BE_WRONG)),
-    "disk-full": Fault("the disk is full", disk_full, beside="dd if=/dev/zero of=$OUT/ballast bs=4k"),
-    "read-only": Fault("the run's folder is read-only", read_only, beside="chmod -R a-w $OUT/runs/2*"),
+    "disk-full": Fault(
+        "the disk is full", disk_full, beside="dd if=/dev/zero of=$OUT/ballast bs=4k"
+    ),
+    "read-only": Fault(
+        "the run's folder is read-only", read_only, beside="chmod -R a-w $OUT/runs/2*"
+    ),
     "network": Fault("the loopback interface is down", network_lost, beside="ip link set lo down"),
 }
 
@@ -192,7 +215,9 @@ def meet(fault: str, folder: Path) -> bool:
     if fault == "rank-exits":
         os._exit(0)
     if fault == "rank-memory":
-        resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (64 << 20),) * 2)
+        resource.setrlimit(
+            resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (64 << 20),) * 2
+        )
         torch.ones(1 << 30)
     while fault != "rank-wrong" and not (folder / "go").exists():
         time.sleep(0.01)
@@ -207,11 +232,35 @@ class Cell:
         self.id = uuid.uuid4().hex
         self.out = folder / "out"
         self.out.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(self.out)], check=True)
-        own = {FAULT: name, MOMENT: moment, FOLDER: str(folder), MARK: self.id, "OUT": str(self.out)}
-        words = [str(Path(sys.executable).with_name("parbench")), "run", "--preset", "smoke", "--nproc", "2"]
-        words += ["--launches", "1", "--budget", "5m", "--timeout", "6s", "--out", str(self.out / "runs")]
-        words += ["--target", "fault_matrix:prepare", "--set", "number=0,1"]
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(self.out)], check=True
+        )
+        own = {
+            FAULT: name,
+            MOMENT: moment,
+            FOLDER: str(folder),
+            MARK: self.id,
+            "OUT": str(self.out),
+        }
+        words = [
+            str(Path(sys.executable).with_name("parbench")),
+            "run",
+            "--preset",
+            "smoke",
+            "--nproc",
+            "2",
+        ]
+        words += [
+            "--launches",
+            "1",
+            "--budget",
+            "5m",
+            "--timeout",
+            "6s",
+            "--out",
+            str(self.out / "runs"),
+        ]
+        words += ["--target", "tests.studies.fault_matrix:prepare", "--set", "number=0,1"]
         # without the right to write what is read-only, as anyone; the loopback interface is this run's own
         drop = "setpriv --inh-caps=-dac_override --bounding-set=-dac_override"
         wait = f"until [ -e {folder}/trigger ]; do sleep 0.02; done; {self.fault.beside or 'true'}; touch {folder}/done"
@@ -239,7 +288,9 @@ class Cell:
         if self.fault.signal == signal.SIGSTOP and self.fault.victim == "driver":
             time.sleep(2)
             os.kill(pid, signal.SIGCONT)
-        if (self.fault.victim == "driver" and self.fault.signal == signal.SIGSTOP) or self.fault.beside:
+        if (
+            self.fault.victim == "driver" and self.fault.signal == signal.SIGSTOP
+        ) or self.fault.beside:
             (self.folder / "go").touch()
         self._wait(lambda: self.driver.poll() is not None)
         self._wait(lambda: not self._processes(), FAREWELL_SECONDS)
@@ -251,7 +302,9 @@ class Cell:
             return bool(runs and self._launcher() and not [*self.out.glob("runs/*/logs/gang-0")])
         if self.moment == "reporting":
             records = [*self.out.glob("runs/*/records.jsonl")]
-            return bool(records) and records[0].read_bytes().count(b"\n") >= 2 and not self._launcher()
+            return (
+                bool(records) and records[0].read_bytes().count(b"\n") >= 2 and not self._launcher()
+            )
         return (self.folder / "rank").exists()
 
     def _victim(self) -> int:
@@ -267,7 +320,10 @@ class Cell:
     def _launcher(self) -> int:
         try:
             children = psutil.Process(self.driver.pid).children()
-            return next((one.pid for one in children if "parbench.bench.rank.fork_server" in one.cmdline()), 0)
+            return next(
+                (one.pid for one in children if "parbench.bench.rank.fork_server" in one.cmdline()),
+                0,
+            )
         except psutil.Error:
             return 0
 
@@ -294,7 +350,9 @@ class Cell:
         runs = [*self.out.glob("runs/*/run.json")]
         kept = "-"
         if runs:
-            records = sorted(load_run(runs[0].parent).records, key=lambda record: str(record.case.params))
+            records = sorted(
+                load_run(runs[0].parent).records, key=lambda record: str(record.case.params)
+            )
             kept = " ".join(record.status for record in records) or "-"
         return int(self.driver.poll() or 0), kept, self.read("stderr") + self.read("stdout")
 
@@ -302,7 +360,11 @@ class Cell:
         return (self.folder / name).read_text(errors="replace")
 
     def close(self) -> None:
-        for one in psutil.Process(self.driver.pid).children(recursive=True) if self.driver.poll() is None else ():
+        for one in (
+            psutil.Process(self.driver.pid).children(recursive=True)
+            if self.driver.poll() is None
+            else ()
+        ):
             one.kill()
         self.driver.kill()
         self.driver.wait()
@@ -321,13 +383,19 @@ def play(name: str, moment: str, verbose: bool) -> tuple[str, bool]:
     try:
         left = cell.play()
         code, kept, text = cell.seen()
-        wrong = ["its moment never came"] if left is None else [f"left behind: {left}"] if left else []
+        wrong = (
+            ["its moment never came"] if left is None else [f"left behind: {left}"] if left else []
+        )
         wrong += [f"expected {expected.code}"] if code != expected.code else []
         wrong += [f"expected kept {expected.kept}"] if kept != expected.kept else []
-        wrong += [f"not told: {expected.told}"] if expected.told not in " ".join(text.split()) else []
+        wrong += (
+            [f"not told: {expected.told}"] if expected.told not in " ".join(text.split()) else []
+        )
         wrong += ["Traceback"] if "Traceback" in text else []
         if more := {
-            one for one in set(Path("/dev/shm").iterdir()) - shared if not one.name.startswith("parbench-tool")
+            one
+            for one in set(Path("/dev/shm").iterdir()) - shared
+            if not one.name.startswith("parbench-tool")
         }:
             wrong.append(f"shared memory: {more}")
     except UserError as error:
@@ -335,7 +403,11 @@ def play(name: str, moment: str, verbose: bool) -> tuple[str, bool]:
     finally:
         cell.close()
     if wrong or verbose:
-        print(f"--- {name} {moment}: {code} {kept}: {'; '.join(wrong)}\n{text}", file=sys.stderr, flush=True)
+        print(
+            f"--- {name} {moment}: {code} {kept}: {'; '.join(wrong)}\n{text}",
+            file=sys.stderr,
+            flush=True,
+        )
     shutil.rmtree(folder, ignore_errors=True)
     shown = re.sub(r"^-(\d+)", lambda found: signal.Signals(int(found[1])).name, f"{code}")
     told = f"{shown}: {kept}"
@@ -343,16 +415,23 @@ def play(name: str, moment: str, verbose: bool) -> tuple[str, bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--faults", nargs="*", default=[*FAULTS], choices=[*FAULTS])
     parser.add_argument("--moments", nargs="*", default=[*MOMENTS], choices=[*MOMENTS])
     parser.add_argument("--verbose", action="store_true")
     asked = parser.parse_args()
-    for sign, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    for sign, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
         signal.signal(sign, usual)  # a shell's background ignores the first, nohup the second
     if os.environ.get("CELL_NAMESPACE") is None:
         command = ["unshare", "-rm", sys.executable, *sys.argv]
-        return subprocess.run(command, env={**os.environ, "CELL_NAMESPACE": "1"}, check=False).returncode
+        return subprocess.run(
+            command, env={**os.environ, "CELL_NAMESPACE": "1"}, check=False
+        ).returncode
     print("| fault | " + " | ".join(MOMENTS[moment] for moment in asked.moments) + " |")
     print("|" + "---|" * (1 + len(asked.moments)))
     as_expected = True

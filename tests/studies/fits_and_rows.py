@@ -1,6 +1,6 @@
 """What rows and fits say under noise that is known: grades, whether a launch was steady, and intervals of fits.
 
-python tests/studies/fits_and_rows.py [--trials 300] prints three tables. Grades: how a row is graded at 2, 3 and 5
+python -m tests.studies.fits_and_rows [--trials 300] prints three tables. Grades: how a row is graded at 2, 3 and 5
 launches of 200 iterations each, under noise within launches, between them, and modes that a launch keeps. Steadiness:
 how often noise alone is called anything but flat, and how often a late warm-up, a drift and a slow half are found.
 Fits: how often the printed intervals of latency and bandwidth hold the truth at 2 to 10 launches, and how wide they
@@ -32,7 +32,9 @@ def autocorrelated(random: np.random.Generator, n: int, rho: float) -> Series:
     return values
 
 
-def modes(random: np.random.Generator, n: int, dwell: int, share: float = 0.4, factor: float = 1.5) -> Series:
+def modes(
+    random: np.random.Generator, n: int, dwell: int, share: float = 0.4, factor: float = 1.5
+) -> Series:
     """Return factors of a slow mode that is left and entered every ``dwell`` iterations or so."""
     levels: list[float] = []
     while len(levels) < n:
@@ -40,7 +42,9 @@ def modes(random: np.random.Generator, n: int, dwell: int, share: float = 0.4, f
     return np.array(levels[:n])
 
 
-def launches(random: np.random.Generator, n: int, within: float, between: float, mode: float, share: float) -> Series:
+def launches(
+    random: np.random.Generator, n: int, within: float, between: float, mode: float, share: float
+) -> Series:
     """Return times of launches, a row each; a launch is slower by the factor ``mode`` in that ``share`` of them."""
     level = between * random.normal(size=(n, 1)) + math.log(mode) * (random.random((n, 1)) < share)
     return np.exp(level + within * random.normal(size=(n, 200)))
@@ -72,7 +76,9 @@ def print_grades(trials: int) -> None:
         print(f"{name:26} {'   '.join(told)}", flush=True)
 
 
-def made(n: int, shape: str, sigma: float, rho: float = 0.0) -> Callable[[np.random.Generator], Series]:
+def made(
+    n: int, shape: str, sigma: float, rho: float = 0.0
+) -> Callable[[np.random.Generator], Series]:
     place = np.arange(n) / n
     shapes = {
         "noise": np.ones(n),
@@ -90,7 +96,9 @@ def made(n: int, shape: str, sigma: float, rho: float = 0.0) -> Callable[[np.ran
 
 STEADY: Mapping[str, tuple[str, float, float]] = {
     **{f"noise {sigma}": ("noise", sigma, 0.0) for sigma in (0.02, 0.1, 0.3, 0.6)},
-    **{f"AR(1) {rho}, {sigma}": ("noise", sigma, rho) for rho in (0.3, 0.6) for sigma in (0.1, 0.6)},
+    **{
+        f"AR(1) {rho}, {sigma}": ("noise", sigma, rho) for rho in (0.3, 0.6) for sigma in (0.1, 0.6)
+    },
     **{
         f"{shape}, {sigma}": (shape, sigma, 0.0)
         for shape in ("warm-up, a quarter", "drift to x1.5", "slow half")
@@ -117,13 +125,19 @@ def curve(random: np.random.Generator, seconds: Series, launches: int, noise: fl
     times = seconds * np.exp(noise * math.sqrt(0.5) * logs)
     merged = np.exp(np.log(times).mean(axis=0))
     return [
-        Point(size_bytes=size, seconds=float(merged[i]), launches=dict(enumerate(times[:, i].tolist())))
+        Point(
+            size_bytes=size,
+            seconds=float(merged[i]),
+            launches=dict(enumerate(times[:, i].tolist())),
+        )
         for i, size in enumerate(SIZES)
     ]
 
 
 def print_fits(trials: int) -> None:
-    print(f"\nfits, {trials} each: coverage of latency, of bandwidth (their median half-widths), and false knees")
+    print(
+        f"\nfits, {trials} each: coverage of latency, of bandwidth (their median half-widths), and false knees"
+    )
     seconds = LATENCY + np.array(SIZES) / BANDWIDTH
     for noise in (0.03, 0.1, 0.2):
         told = []
@@ -134,13 +148,18 @@ def print_fits(trials: int) -> None:
                 assert found is not None
                 first, last = found.segments[0], found.segments[-1]
                 low, high = last.bytes_per_second_low or 0.0, last.bytes_per_second_high or math.inf
-                held += (first.latency_low <= LATENCY <= first.latency_high, low <= BANDWIDTH <= high)
+                held += (
+                    first.latency_low <= LATENCY <= first.latency_high,
+                    low <= BANDWIDTH <= high,
+                )
                 ends = (first.latency_high - first.latency_low, high - low)
                 widths.append((ends[0] / 2 / LATENCY, ends[1] / 2 / BANDWIDTH))
                 knees += len(found.segments) > 1
             latency, bandwidth = np.median(widths, axis=0)
             shares = held / trials
-            told.append(f"{n}: {shares[0]:.3f} {shares[1]:.3f} ({latency:.2f} {bandwidth:.2f}) {knees / trials:.3f}")
+            told.append(
+                f"{n}: {shares[0]:.3f} {shares[1]:.3f} ({latency:.2f} {bandwidth:.2f}) {knees / trials:.3f}"
+            )
         print(f"noise {noise:<5} launches {'   '.join(told)}", flush=True)
 
 

@@ -1,6 +1,6 @@
 """What the regression gate finds and what it imagines, on simulated launches of a run like the node preset's.
 
-python tests/studies/gate_study.py [--trials 200] prints a row for each kind of noise: how often parbench compare ends
+python -m tests.studies.gate_study [--trials 200] prints a row for each kind of noise: how often parbench compare ends
 with 1 where nothing changed, where nothing did and launches correlate with the next by 0.6 (with the upper ends of
 these rates' 95 % intervals), how often it calls the one series that doubled, and a run of which every series takes
 30 % longer; then what it prints as detectable for a single series, and how often that is called. Base is before new in
@@ -19,7 +19,11 @@ from scipy.stats import binomtest  # type: ignore[import-untyped]
 from parbench.reports.regression.rule import Effect, Pair, Rule, effects, judge
 
 Logs = NDArray[np.float64]
-NODE = (*(8, 2) * 6, 8, *(1,) * 7)  # 75 series by families: curves blocking and pipelined, and single cases
+NODE = (
+    *(8, 2) * 6,
+    8,
+    *(1,) * 7,
+)  # 75 series by families: curves blocking and pipelined, and single cases
 RULE = Rule()
 
 
@@ -69,7 +73,9 @@ def simulate(noise: Noise, random: np.random.Generator) -> Logs:
     sizes = noise.launch * np.exp(noise.uneven * random.normal(size=series))
     logs = sizes * (math.sqrt(noise.shared) * common + math.sqrt(1 - noise.shared) * own)
     logs += noise.drift * np.linspace(0, 1, total)[:, None]
-    return logs + (random.random((total, series)) < noise.spikes) * random.exponential(0.5, (total, series))
+    return logs + (random.random((total, series)) < noise.spikes) * random.exponential(
+        0.5, (total, series)
+    )
 
 
 def _autocorrelated(rho: float, shape: tuple[int, ...], random: np.random.Generator) -> Logs:
@@ -82,10 +88,16 @@ def _autocorrelated(rho: float, shape: tuple[int, ...], random: np.random.Genera
 
 def called(logs: Logs, families: Sequence[int]) -> tuple[str, Sequence[str], Sequence[Effect]]:
     """Return the words for the whole run and for each series, and the effects, of equally many launches a side."""
-    sides = [dict(enumerate(values)) for side in np.split(np.exp(logs), 2) for values in side.T.tolist()]
-    pairs = [Pair(base=base, new=new) for base, new in zip(sides, sides[len(sides) // 2 :], strict=False)]
+    sides = [
+        dict(enumerate(values)) for side in np.split(np.exp(logs), 2) for values in side.T.tolist()
+    ]
+    pairs = [
+        Pair(base=base, new=new) for base, new in zip(sides, sides[len(sides) // 2 :], strict=False)
+    ]
     ends = np.cumsum(families)
-    whole, found = effects([pairs[end - count : end] for end, count in zip(ends, families, strict=True)], RULE)
+    whole, found = effects(
+        [pairs[end - count : end] for end, count in zip(ends, families, strict=True)], RULE
+    )
     words = [one.word for family in judge(found, RULE) for one in family]
     return whole.word if whole else words[0], words, [one for family in found for one in family]
 
@@ -110,7 +122,9 @@ def rates(noise: Noise, trials: int, seed: int) -> dict[str, float]:
         logs, one = simulate(noise, random), int(random.integers(sum(noise.families)))
         _, words, each = called(slower(logs, 1.0, one), noise.families)
         found["alarms"] += alarm(logs, noise.families) / trials
-        found["correlated"] += alarm(simulate(replace(noise, autocorrelation=0.6), random), noise.families) / trials
+        found["correlated"] += (
+            alarm(simulate(replace(noise, autocorrelation=0.6), random), noise.families) / trials
+        )
         found["doubled"] += (words[one] == "SLOWER") / trials
         found["all"] += alarm(slower(logs, 0.3), noise.families) / trials
         seen.append(each[one].detectable or 0.0)
@@ -123,7 +137,9 @@ def power(noise: Noise, change: float, trials: int, seed: int) -> float:
     count = 0
     for _ in range(trials):
         one = int(random.integers(sum(noise.families)))
-        count += called(slower(simulate(noise, random), change, one), noise.families)[1][one] == "SLOWER"
+        count += (
+            called(slower(simulate(noise, random), change, one), noise.families)[1][one] == "SLOWER"
+        )
     return count / trials
 
 
@@ -138,15 +154,33 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     trials = asked.trials
-    print(f"75 series in {len(NODE)} families, 5 launches a side where nothing else is said; {trials} runs each")
-    titles = ("nothing changed", "autocorrelation .6", "one doubled", "all +30 %", "detectable", "called at that")
+    print(
+        f"75 series in {len(NODE)} families, 5 launches a side where nothing else is said; {trials} runs each"
+    )
+    titles = (
+        "nothing changed",
+        "autocorrelation .6",
+        "one doubled",
+        "all +30 %",
+        "detectable",
+        "called at that",
+    )
     print(f"{'noise of a launch':30}" + "".join(f"{title:>20}" for title in titles))
     for name, noise in NOISES.items():
         found = rates(noise, trials, asked.seed)
         at_that = power(noise, found["detectable"], trials, asked.seed + 1)
-        cells = [f"{rate:.3f} (<{upper(rate, trials):.3f})" for rate in (found["alarms"], found["correlated"])]
-        cells += [f"{found['doubled']:.2f}", f"{found['all']:.2f}", f"+{100 * found['detectable']:.0f} %"]
-        print(f"{name:30}" + "".join(f"{cell:>20}" for cell in [*cells, f"{at_that:.2f}"]), flush=True)
+        cells = [
+            f"{rate:.3f} (<{upper(rate, trials):.3f})"
+            for rate in (found["alarms"], found["correlated"])
+        ]
+        cells += [
+            f"{found['doubled']:.2f}",
+            f"{found['all']:.2f}",
+            f"+{100 * found['detectable']:.0f} %",
+        ]
+        print(
+            f"{name:30}" + "".join(f"{cell:>20}" for cell in [*cells, f"{at_that:.2f}"]), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """False alarms and detection of ``parbench history check``, on simulated histories.
 
-python tests/studies/history_study.py [--trials 20] [--seed 1] [--every 1] simulates 40 series over 31 runs on one
+python -m tests.studies.history_study [--trials 20] [--seed 1] [--every 1] simulates 40 series over 31 runs on one
 machine. It prints the share of runs, from the ninth on, in which any series has a verdict. PR is SLOWER for a run that
 is compared with the history and not part of it. Then it prints how soon steps are found: from the first run since the
 step on, and for a step in one series, among 40 or as the only one, after five runs. Verdicts on runs where nothing
@@ -91,24 +91,32 @@ def main() -> None:
 
         def rates(model: Model, runs: Iterable[int], trials: int) -> NDArray[np.float64]:
             arguments = [(model, (options.seed, i), [*runs]) for i in range(trials)]
-            verdicts: NDArray[np.float64] = np.array(pool.starmap(find_verdicts, arguments), dtype=float)
+            verdicts: NDArray[np.float64] = np.array(
+                pool.starmap(find_verdicts, arguments), dtype=float
+            )
             return np.asarray(verdicts.mean(axis=0))
 
         print(f"share of runs in which any series has the verdict, {options.trials} histories each")
         print(f"{'nothing steps':30}" + "".join(f"{word:>9}" for word in WORDS))
         for name, model in QUIET.items():
             if options.only in name:
-                shares = rates(model, range(FIRST, NUM_RUNS + 1, options.every), options.trials).mean(axis=0)
+                shares = rates(
+                    model, range(FIRST, NUM_RUNS + 1, options.every), options.trials
+                ).mean(axis=0)
                 print(f"{name:30}" + "".join(f"{share:9.3f}" for share in shares), flush=True)
         if options.only:
             return
-        print(f"{'a step':30}  SLOWER (SUSPECT, PR) in runs 1 to 5 since; of one series after 5, among 40; alone")
+        print(
+            f"{'a step':30}  SLOWER (SUSPECT, PR) in runs 1 to 5 since; of one series after 5, among 40; alone"
+        )
         for cv in (0.02, 0.05):
             for step, changed in ((0.05, 40), (0.1, 40), (1.0, 1)):
                 model = Model(cv=cv, step=step, changed=changed)
                 soon = rates(model, range(SINCE + 1, SINCE + 6), options.trials)
                 among = rates(replace(model, changed=1), [SINCE + 5], 4 * options.trials)[0, 0]
-                alone = rates(replace(model, changed=1, series=1), [SINCE + 5], 10 * options.trials)[0, 0]
+                alone = rates(
+                    replace(model, changed=1, series=1), [SINCE + 5], 10 * options.trials
+                )[0, 0]
                 runs = " ".join(f"{rate[0]:.2f} ({rate[3]:.2f}, {rate[4]:.2f})" for rate in soon)
                 name = f"{step:+.0%} in {changed} at {cv:.0%}"
                 print(f"{name:30}  {runs}; {among:.2f}; {alone:.2f}", flush=True)

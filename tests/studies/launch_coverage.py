@@ -1,6 +1,6 @@
 """How often a launch's 95 % interval holds the true median, under noise whose neighbours resemble each other.
 
-python tests/studies/launch_coverage.py [--trials 400] simulates one case among others in a launch, by parbench's own
+python -m tests.studies.launch_coverage [--trials 400] simulates one case among others in a launch, by parbench's own
 rule for how many samples a visit takes and its own interval. Between two visits the other cases take as long as 300
 samples (--gap). Noise is lognormal: independent; neighbours correlated by .3, .6, .9 (AR(1)); or one of two modes, the
 slower one half as slow again and there 15 or 40 % of the time, for 1, 20 or 100 samples on average. Beside it is what
@@ -49,7 +49,9 @@ class Noise:
         elif self.share:
             place, is_slow = 0, random.random() < self.share
             while place < count:
-                stay = random.geometric(1 / self.dwell if is_slow else self.share / (1 - self.share) / self.dwell)
+                stay = random.geometric(
+                    1 / self.dwell if is_slow else self.share / (1 - self.share) / self.dwell
+                )
                 slow[place : place + stay] = is_slow
                 place, is_slow = place + stay, not is_slow
         found: Series = np.exp(logs) * np.where(slow, SLOWER, 1.0)
@@ -116,7 +118,9 @@ def in_one_go(series: Series, measure: Measure) -> Estimate:
     count = measure.min_iterations
     while True:
         found = within_launch(series[:count].tolist(), [1] * count)
-        if count >= measure.max_iterations or (count >= 20 and (found.half_width or 1) <= measure.precision):
+        if count >= measure.max_iterations or (
+            count >= 20 and (found.half_width or 1) <= measure.precision
+        ):
             return found
         count = min(2 * count, measure.max_iterations)
 
@@ -132,13 +136,17 @@ class Tried:
 
 
 def tried(found: list[tuple[Estimate, int]], truth: float) -> Tried:
-    known = [(one.low, one.high) for one, _ in found if one.low is not None and one.high is not None]
+    known = [
+        (one.low, one.high) for one, _ in found if one.low is not None and one.high is not None
+    ]
     held = [low <= truth <= high for low, high in known]
     return Tried(
         covered=float(np.mean(held)) if held else math.nan,
         printed=len(known) / len(found),
         samples=float(np.mean([count for _, count in found])),
-        half_width=float(np.median([(high - low) / 2 for low, high in known])) if known else math.nan,
+        half_width=float(np.median([(high - low) / 2 for low, high in known]))
+        if known
+        else math.nan,
     )
 
 
@@ -161,8 +169,12 @@ def main() -> None:
     parser.add_argument("--gap", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    print(f"coverage of the 95 % interval of one launch, {asked.trials} trials, {VISITS} visits, gaps of {asked.gap}")
-    print(f"{'':24}{'in visits':>11}{'printed':>9}{'+-':>7}{'samples':>9}{'in one go':>11}{'samples':>9}{'ratio':>7}")
+    print(
+        f"coverage of the 95 % interval of one launch, {asked.trials} trials, {VISITS} visits, gaps of {asked.gap}"
+    )
+    print(
+        f"{'':24}{'in visits':>11}{'printed':>9}{'+-':>7}{'samples':>9}{'in one go':>11}{'samples':>9}{'ratio':>7}"
+    )
     for noise in noises():
         ours, theirs = both(noise, asked.trials, asked.gap, asked.seed)
         cells = f"{ours.covered:11.3f}{ours.printed:9.2f}{ours.half_width / 1e9:7.3f}{ours.samples:9.0f}"

@@ -10,7 +10,15 @@ from types import MappingProxyType
 from parbench.bench.machine.environment import interface_of
 from parbench.bench.world.world import World, open_world
 
-_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
+_TORCHRUN = (
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--local-addr",
+    "127.0.0.1",
+    "--nproc-per-node",
+    "2",
+)
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -26,6 +34,11 @@ def on_two_ranks(
         with open_world("gloo", "cpu", seed=0, timeout_seconds=600) as world:
             measure(world, options)
         return
-    given = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface_of("127.0.0.1") or "", **variables, **os.environ}
+    given = {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": interface_of("127.0.0.1") or "",
+        **variables,
+        **os.environ,
+    }
     command = [sys.executable, *_TORCHRUN, sys.argv[0], "--rank", *sys.argv[1:]]
     sys.exit(subprocess.run(command, env=given, check=False).returncode)

@@ -1,6 +1,6 @@
 """What the measured loop costs: ours and a bare ``torch.distributed`` loop, alternated in the same processes.
 
-python tests/studies/overhead.py [--rounds 60] prints, for each size, the median time of both and their ratio; the
+python -m tests.studies.overhead [--rounds 60] prints, for each size, the median time of both and their ratio; the
 bare loop writes its data anew before each barrier as ours does, or never (a large buffer is then still where the last
 operation left it in the caches). A script, not a test: ratios on a busy machine scatter.
 """
@@ -10,7 +10,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from on_two_ranks import on_two_ranks
 
 from parbench.bench.operations.collectives import all_reduce
 from parbench.bench.operations.operation import Operation
@@ -19,6 +18,7 @@ from parbench.bench.rank.timing import DURATION, Progress, Timing, gather_stamps
 from parbench.bench.results.stats import median
 from parbench.bench.text import format_size
 from parbench.bench.world.world import World
+from tests.studies.on_two_ranks import on_two_ranks
 
 SIZES = {1 << 10: 40, 64 << 10: 40, 1 << 20: 15, 16 << 20: 3, 64 << 20: 1}
 LOOPS = ("ours", "fresh", "stale")
@@ -41,7 +41,9 @@ def measured(benchmark: Operation, count: int, world: World) -> list[float]:
     """Return the ns of each of ``count`` steps by parbench's loop, on rank 0."""
     ranks = range(world.size)
     timing = Timing(benchmark, world, Progress(), Measure(), ranks)
-    stamps = gather_stamps(timing.take(sampler("blocking", benchmark, world, 1), count), world, ranks)
+    stamps = gather_stamps(
+        timing.take(sampler("blocking", benchmark, world, 1), count), world, ranks
+    )
     return [] if stamps is None else stamps[DURATION].max(axis=0).tolist()
 
 
@@ -62,13 +64,18 @@ def compare(world: World, size_bytes: int, count: int, rounds: int) -> None:
             if which == "ours":
                 seen[which] += measured(benchmark, count, world)
             else:
-                seen[which] += slowest(bare(buffer.fill_(1), count, world, fresh=which == "fresh"), world)
+                seen[which] += slowest(
+                    bare(buffer.fill_(1), count, world, fresh=which == "fresh"), world
+                )
         if number and world.rank == 0:  # the first round warms up
             ours, fresh, stale = (median(times) / 1e3 for times in seen.values())
             rows.append((ours, fresh, stale))
     if world.rank == 0:
         ours, fresh, stale = (median(column) for column in zip(*rows, strict=True))
-        to_fresh, to_stale = median([a / b for a, b, _ in rows]), median([a / c for a, _, c in rows])
+        to_fresh, to_stale = (
+            median([a / b for a, b, _ in rows]),
+            median([a / c for a, _, c in rows]),
+        )
         print(
             f"{format_size(size_bytes):>6}  parbench {ours:9.1f} us   bare {fresh:9.1f} us, median ratio {to_fresh:.3f}"
             f"   bare, data never written again {stale:9.1f} us, median ratio {to_stale:.3f}",

@@ -1,6 +1,6 @@
 """How much communication a step hides: DDP and FSDP2 with timed compute, beside a loop written by hand.
 
-python tests/studies/overlap.py [--rounds 7] takes steps on two ranks whose forward and backward are waits, three
+python -m tests.studies.overlap [--rounds 7] takes steps on two ranks whose forward and backward are waits, three
 times as long as the step's communication alone (its own calls, one after another). For each it prints the step over
 the longer of compute and communication, the median of rounds in turns. A script, not a test: a busy machine scatters.
 """
@@ -9,19 +9,26 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 
-import support_path  # noqa: F401 - finds the last of the next
 import torch
 import torch.distributed as dist
-from on_two_ranks import on_two_ranks
-from training_steps import small
 
 from parbench.bench.results.stats import median
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.bench.world.world import World
 from parbench.workloads.step.sent_bytes import SentCall, counted
 from parbench.workloads.step.training_step import TrainingStep
+from tests.studies.on_two_ranks import on_two_ranks
+from tests.support.training_steps import build_small_step
 
-MODEL = {"shape": "small", "layers": 4, "hidden": 768, "heads": 8, "sequence": 16, "vocabulary": 64, "microbatch": 1}
+MODEL = {
+    "shape": "small",
+    "layers": 4,
+    "hidden": 768,
+    "heads": 8,
+    "sequence": 16,
+    "vocabulary": 64,
+    "microbatch": 1,
+}
 # freed memory is kept: else every large buffer is paged in anew, which takes as long as to send it
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 STEPS: dict[str, tuple[str, dict[str, object]]] = {
@@ -34,7 +41,9 @@ STEPS: dict[str, tuple[str, dict[str, object]]] = {
 
 def make(name: str, world: World, seconds: float) -> TrainingStep:
     workload, params = STEPS[name]
-    return small(world, workload, {**MODEL, **params, "compute": f"timed:{1e3 * seconds:.3f}ms"})
+    return build_small_step(
+        world, workload, {**MODEL, **params, "compute": f"timed:{1e3 * seconds:.3f}ms"}
+    )
 
 
 def replay(calls: Sequence[SentCall], world: World) -> None:
@@ -56,7 +65,9 @@ def ideal(calls: Sequence[SentCall], seconds: float, world: World) -> None:
     works = []
     for call in calls:
         time.sleep(2 * seconds / len(calls))
-        works.append(dist.all_reduce(torch.empty(call.num_bytes // 4), group=world.group, async_op=True))
+        works.append(
+            dist.all_reduce(torch.empty(call.num_bytes // 4), group=world.group, async_op=True)
+        )
     for work in works:
         assert work is not None
         work.wait()
@@ -86,8 +97,13 @@ def compare(world: World, rounds: int) -> None:
     waits = {name: world.decide([seconds])[0] for name, (_, seconds) in communication.items()}
     benchmarks = {name: make(name, world, seconds) for name, seconds in waits.items()}
     first = next(iter(STEPS))
-    steps: dict[str, Callable[[], object]] = {name: benchmark.step for name, benchmark in benchmarks.items()}
-    steps = {"by hand, ddp's buckets": lambda: ideal(communication[first][0], waits[first], world), **steps}
+    steps: dict[str, Callable[[], object]] = {
+        name: benchmark.step for name, benchmark in benchmarks.items()
+    }
+    steps = {
+        "by hand, ddp's buckets": lambda: ideal(communication[first][0], waits[first], world),
+        **steps,
+    }
     waits["by hand, ddp's buckets"] = waits[first]
     found: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""The README's pictures, the first screen of a run's page light and dark: ``python tests/studies/pictures.py RUN``.
+"""The README's pictures, the first screen of a run's page light and dark: ``python -m tests.studies.pictures RUN``.
 
 They go to ``docs``. With ``--all FOLDER`` the page whole, 1400 and 400 pixels wide, goes to that folder instead, to be
 looked at after a change of figures or page.
@@ -8,10 +8,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import support_path  # noqa: F401 - finds the next
-from browser import Browser
-
 from parbench.reports.render.show import build
+from tests.support.browser import Browser
 
 DOCS, SCREEN, PHONE = Path(__file__).parents[2] / "docs", (1400, 900), (400, 800)
 

@@ -1,6 +1,6 @@
 """What the planner says of a step beside what real gloo ranks count: bytes by axis, state and activations.
 
-    python tests/studies/planned_components.py [WORD ...]
+    python -m tests.studies.planned_components [WORD ...]
 
 Each row is a step on 2, 4 or 8 ranks, words choose those that have them all; of every component it shows the rank where
 both differ most. Bytes are of a third step, call by call. Parameters are counted between forward and backward,
@@ -15,10 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import support_path  # noqa: F401 - the next imports are of the tests' helpers
-from ranks import Ranks
-from training_steps import OF_NAME
-
 from parbench.bench.rank.runner import load_target
 from parbench.bench.results.details import STATE
 from parbench.bench.world.world import World
@@ -29,6 +25,8 @@ from parbench.workloads.mesh.mesh_step import HybridStep, as_routed
 from parbench.workloads.pipeline_parallel.pipeline_probe import PipelineProbe, counted_memory
 from parbench.workloads.step import memory, sent_bytes
 from parbench.workloads.step.training_step import TrainingStep
+from tests.support.ranks import Ranks
+from tests.support.training_steps import DEFINITION_BY_NAME
 
 BARS = {"bytes": 1e-9, "state": 0.01, "activations": 0.05}
 Components = dict[str, float]
@@ -51,8 +49,13 @@ class Point:
 
     @property
     def case(self) -> dict[str, Any]:
-        given = {"shape": self.shape, "microbatch": 2, "checkpointing": self.checkpointing, **dict(self.params)}
-        return OF_NAME[self.name].whole(given)
+        given = {
+            "shape": self.shape,
+            "microbatch": 2,
+            "checkpointing": self.checkpointing,
+            **dict(self.params),
+        }
+        return DEFINITION_BY_NAME[self.name].whole(given)
 
 
 def point(ranks: int, name: str, shape: str, checkpointing: str = "none", **params: Any) -> Point:
@@ -67,7 +70,11 @@ POINTS = (
     point(2, "fsdp", "tiny-llama", reshard=False),
     point(2, "fsdp", "tiny", "full"),
     point(2, "fsdp", "tiny-llama", "selective"),
-    *(point(2, name, "tiny", how) for name in ("tp", "tp_sp") for how in ("none", "selective", "full")),
+    *(
+        point(2, name, "tiny", how)
+        for name in ("tp", "tp_sp")
+        for how in ("none", "selective", "full")
+    ),
     *(point(2, name, "tiny-llama", "selective") for name in ("ddp", "tp", "tp_sp")),
     point(2, "pp", "tiny-llama", schedule="1f1b", microbatches=4),
     point(2, "pp", "tiny", "selective", schedule="gpipe", microbatches=4),
@@ -82,7 +89,10 @@ POINTS = (
     *(point(4, "cp", "tiny", how, method="usp", ulysses=2) for how in ("none", "selective")),
     point(4, "cp", "tiny", "selective", method="allgather_kv"),
     point(4, "ep_step", "tiny-llama", ep=2, **EVEN),
-    *(point(4, "hybrid", "tiny-llama", how, mesh="fsdp=2,tp=2") for how in ("none", "selective", "full")),
+    *(
+        point(4, "hybrid", "tiny-llama", how, mesh="fsdp=2,tp=2")
+        for how in ("none", "selective", "full")
+    ),
     point(4, "hybrid", "tiny", "selective", mesh="tp=4"),
     point(4, "hybrid", "tiny", "selective", mesh="dp=2,pp=2"),
     point(4, "hybrid", "tiny", mesh="pp=2,tp=2", schedule="interleaved"),
@@ -100,7 +110,7 @@ POINTS = (
 
 def counted_on(world: World, name: str, case: dict[str, Any]) -> tuple[Components, Components]:
     """Return the bytes that this rank sends in a step by axis, and those that it holds by component."""
-    step = load_target(OF_NAME[name].target)(world, **case)
+    step = load_target(DEFINITION_BY_NAME[name].target)(world, **case)
     assert isinstance(step, TrainingStep)
     for _ in range(2):  # DDP orders its buckets anew after the first
         step.reset()
@@ -139,7 +149,13 @@ class Compared:
 
     @property
     def bar(self) -> str:
-        return "bytes" if self.name.startswith("bytes") else "state" if self.name in STATE else "activations"
+        return (
+            "bytes"
+            if self.name.startswith("bytes")
+            else "state"
+            if self.name in STATE
+            else "activations"
+        )
 
     @property
     def missed(self) -> bool:
@@ -148,7 +164,7 @@ class Compared:
 
 def compare(of: Point, ranks: Ranks) -> list[Compared]:
     """Compare bytes rank by rank, and memory on the fullest of the ranks that have the same stages."""
-    told = ranks.call("planned_components:counted_on", name=of.name, case=of.case)
+    told = ranks.call("tests.studies.planned_components:counted_on", name=of.name, case=of.case)
     sent: dict[str, list[Compared]] = {}
     held: dict[tuple[str, int], Compared] = {}
     for rank, (calls_of_rank, memory_of_rank) in enumerate(told):
@@ -162,12 +178,19 @@ def compare(of: Point, ranks: Ranks) -> list[Compared]:
             most = max(before.planned, getattr(memory_of(at), name)), max(before.counted, counted)
             held[name, at.pp_rank] = Compared(name, *most)
     components = (*STATE, "activations")
-    each = (*sent.values(), *([row for row in held.values() if row.name == name] for name in components))
+    each = (
+        *sent.values(),
+        *([row for row in held.values() if row.name == name] for name in components),
+    )
     return [max(rows, key=lambda row: row.apart) for rows in each]
 
 
 def main() -> None:
-    chosen = [one for one in POINTS if all(word in f"{one.ranks} {one.words}".split() for word in sys.argv[1:])]
+    chosen = [
+        one
+        for one in POINTS
+        if all(word in f"{one.ranks} {one.words}".split() for word in sys.argv[1:])
+    ]
     worst = dict.fromkeys(BARS, (0.0, "none"))
     failed = 0
     for size in sorted({one.ranks for one in chosen}):
@@ -176,7 +199,9 @@ def main() -> None:
                 print(f"\n{one.ranks} ranks: {one.words}")
                 for row in compare(one, ranks):
                     failed += row.missed
-                    worst[row.bar] = max(worst[row.bar], (row.apart, f"{row.name} of {one.ranks} ranks: {one.words}"))
+                    worst[row.bar] = max(
+                        worst[row.bar], (row.apart, f"{row.name} of {one.ranks} ranks: {one.words}")
+                    )
                     numbers = f"{row.planned:14,.0f} {row.counted:14,.0f} {row.ratio:9.5f}"
                     print(f"  {row.name:14} {numbers}{'  MISSED' * row.missed}", flush=True)
     print(f"\n{len(chosen)} points")

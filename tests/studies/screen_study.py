@@ -1,6 +1,6 @@
 """Which nodes and links ``parbench slurm screen`` finds and which it imagines, on simulated clusters.
 
-python tests/studies/screen_study.py [--trials 200] [--noise 0.05] prints, for clusters of several sizes: how often
+python -m tests.studies.screen_study [--trials 200] [--noise 0.05] prints, for clusters of several sizes: how often
 anything innocent is blamed, with the upper end of that rate's 95 % interval, and how often exactly the one slow node
 or link is found, at first sight and after confirmation. A script, not a test:
 tests/slurm/screen/test_screen_fit.py holds a small part.
@@ -12,11 +12,10 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gate_study import upper
-
 from parbench.bench.plan.groups import Pair, parse_pairs, round_pairs
 from parbench.slurm.screen.fit import Exchange, Slow, confirm, find_slow
 from parbench.slurm.screen.run import Turns, confirmation, tournament
+from tests.studies.gate_study import upper
 
 ROUNDS = 5
 
@@ -41,10 +40,16 @@ def simulate(cluster: Cluster, turns: Turns, rng: random.Random) -> list[Exchang
     exchanges = []
     for repeat in range(turns.repeats):
         for text in turns.values:
-            pairs = round_pairs(cluster.n, int(text)) if turns.parameter == "round" else parse_pairs(text, cluster.n)
+            pairs = (
+                round_pairs(cluster.n, int(text))
+                if turns.parameter == "round"
+                else parse_pairs(text, cluster.n)
+            )
             level = rng.gauss(0, cluster.drift)
             for pair in pairs:
-                speed = min(*(cluster.nodes.get(rank, 1.0) for rank in pair), cluster.links.get(pair, 1.0))
+                speed = min(
+                    *(cluster.nodes.get(rank, 1.0) for rank in pair), cluster.links.get(pair, 1.0)
+                )
                 spike = rng.uniform(0, math.log(3)) if rng.random() < cluster.spikes else 0.0
                 seconds = 0.1 / speed * math.exp(level + rng.gauss(0, cluster.noise) + spike)
                 exchanges.append(Exchange(turn=f"{text} {repeat}", pair=pair, seconds=seconds))
@@ -101,7 +106,9 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
-    print(f"{options.trials} clusters each, {100 * options.noise:g} % noise, {options.rounds} rounds")
+    print(
+        f"{options.trials} clusters each, {100 * options.noise:g} % noise, {options.rounds} rounds"
+    )
     heads = f"{'innocent suspected':>20}{'blamed (at most)':>20}{'exactly: at first':>20}{'confirmed':>11}"
     print(f"{'nodes':>5} {'cluster':36}{heads}")
     for n in (4, 16, 64):

@@ -1,7 +1,8 @@
 """How fast parbench itself is, as a step of one's own and as benchmarks of pytest: the same tasks.
 
-parbench run --target tool_speed:prepare --set task=help,list,plan,append,load,compare,page --nproc 1 --allow-single \
-    --launches 5 --budget 20m --timeout 10m --preset smoke   # in tests/studies, before a change and after it
+parbench run --target tests.studies.tool_speed:prepare --nproc 1 --allow-single \
+    --set task=help,list,plan,append,load,compare,page \
+    --launches 5 --budget 20m --timeout 10m --preset smoke   # before a change and after it
 parbench compare BASE NEW                                    # exit code 1 where a task became slower
 python -m pytest tests/studies/tool_speed.py --benchmark-json=speed.json
 
@@ -17,45 +18,77 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 import pytest
-import support_path  # noqa: F401 - finds the next
-from reports_fixtures import collective, make_plan, make_run, ok, step, training_metrics, write_run
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.results.records import SCHEMA, Arrival, Record, WorldInfo
 from parbench.bench.results.runs import load_run, open_writer, runs_in
 from parbench.cli import DEFINITIONS
+from tests.support.reports_fixtures import (
+    collective_case,
+    make_plan,
+    make_run,
+    ok_record,
+    step_case,
+    training_metrics,
+    write_run,
+)
 
 if TYPE_CHECKING:
     from parbench.bench.world.benchmark import Benchmark
 
 Task = Literal["help", "list", "plan", "append", "load", "compare", "page"]
 MEMORY = Path("/dev/shm")
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+OPERATIONS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+)
 MODES, DTYPES = ("blocking", "pipelined"), ("float32", "bfloat16")
 STEPS = ("ddp", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp")
 
 
 def cases_of(number: int) -> list[Case]:
-    steps = [step(STEPS[i % len(STEPS)], hidden=64 * (i // len(STEPS) + 1)) for i in range(number // 10)]
+    steps = [
+        step_case(STEPS[i % len(STEPS)], hidden=64 * (i // len(STEPS) + 1))
+        for i in range(number // 10)
+    ]
     sizes = (1024 * (i + 1) for i in range(number))
     every = (
-        collective(op, size, mode=m, dtype=d) for size in sizes for op in OPERATIONS for m in MODES for d in DTYPES
+        collective_case(op, size, mode=m, dtype=d)
+        for size in sizes
+        for op in OPERATIONS
+        for m in MODES
+        for d in DTYPES
     )
     return [*(case for case, _ in zip(every, range(number - len(steps)), strict=False)), *steps]
 
 
 def records_of(cases: list[Case], ranks: int, launches: int) -> Iterator[Record]:
     world = WorldInfo(size=ranks, nodes=max(1, ranks // 8), backend="nccl", device="cuda")
-    arrival = Arrival(method="ping-pong", uncertainty=1e-6, late_rank=3, share=0.7, last_out_rank=1, last_out_share=0.6)
+    arrival = Arrival(
+        method="ping-pong",
+        uncertainty=1e-6,
+        late_rank=3,
+        share=0.7,
+        last_out_rank=1,
+        last_out_share=0.6,
+    )
     for launch in range(launches):
         for case in cases:
-            seconds = (20e-6 + float(case.params.get("size_bytes", 1e6)) / 3e9) * (1 + 0.01 * (launch % 7))
+            seconds = (20e-6 + float(case.params.get("size_bytes", 1e6)) / 3e9) * (
+                1 + 0.01 * (launch % 7)
+            )
             more: dict[str, Any] = {"world": world, "arrival": arrival, "n": 5}
             if case.name.startswith("step."):
                 more["metrics"] = training_metrics(seconds)
                 more["details"] = {"comm_calls": [], "bytes_by_rank": list(range(ranks))}
-            yield ok(case, launch, seconds, **more)
+            yield ok_record(case, launch, seconds, **more)
 
 
 def synthetic(folder: Path, number: int, ranks: int, launches: int) -> Path:
@@ -100,7 +133,11 @@ def append(run: Path, folder: Path) -> Callable[[], None]:
 
 def planned() -> None:
     plan = plan_run(
-        Options(only=("all_reduce",), settings={"size_bytes": "4K:40000K:+4K", "mode": "blocking"}, nproc=2),
+        Options(
+            only=("all_reduce",),
+            settings={"size_bytes": "4K:40000K:+4K", "mode": "blocking"},
+            nproc=2,
+        ),
         DEFINITIONS,
         None,
     )

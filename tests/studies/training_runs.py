@@ -62,7 +62,9 @@ def compute_executed_teraflops(step: DryRun) -> float:
     """Compute TFLOP/s per GPU with full recomputation, 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473)."""
     shape, spec = step.spec.shape, step.spec
     h, s, layers = shape.hidden, shape.sequence, shape.layers
-    flops = 96 * spec.tokens * layers * h**2 * (1 + s / (6 * h) + shape.vocabulary / (16 * layers * h))
+    flops = (
+        96 * spec.tokens * layers * h**2 * (1 + s / (6 * h) + shape.vocabulary / (16 * layers * h))
+    )
     return flops / step.seconds / spec.world / 1e12
 
 
@@ -79,7 +81,9 @@ MASKED_TERAFLOPS = Metric("TFLOP/s", compute_masked_teraflops)
 MODEL_TERAFLOPS = Metric("TFLOP/s", lambda step: step.model_flops_per_second / 1e12)
 TOKENS_PER_GPU = Metric("tokens/s/GPU", lambda step: step.tokens_per_second / step.spec.world)
 STEP_SECONDS = Metric("s", lambda step: step.seconds)
-GPU_HOURS = Metric("GPU h/T tokens", lambda step: 1e12 / step.tokens_per_second * step.spec.world / 3600)
+GPU_HOURS = Metric(
+    "GPU h/T tokens", lambda step: 1e12 / step.tokens_per_second * step.spec.world / 3600
+)
 
 
 def load_training_runs() -> list[TrainingRun]:
@@ -181,7 +185,9 @@ def _llama3_405b() -> Iterator[TrainingRun]:
     The source has eight stages per rank, of which the first and the last rank leave one without layers. Here 126
     layers are split over seven stages per rank.
     """
-    step = replace(model_of("llama3-405b"), schedule="interleaved", chunks=7, zero1="reduce_scatter")
+    step = replace(
+        model_of("llama3-405b"), schedule="interleaved", chunks=7, zero1="reduce_scatter"
+    )
     split = splits(step.shape, None, 16, 7, "interleaved")[-1]
     for gpus, cp, sequence, batch, quoted in (
         (8192, 1, 8192, 2048, 430),
@@ -192,7 +198,9 @@ def _llama3_405b() -> Iterator[TrainingRun]:
         mesh = {"dp": gpus // 128 // cp, "pp": 16, "cp": cp, "tp": 8}
         yield TrainingRun(
             name=f"Llama 3 405B, {sequence} tokens",
-            spec=replace(step, shape=shape, split=split, cp_method="allgather_kv").on(mesh).with_batch(batch),
+            spec=replace(step, shape=shape, split=split, cp_method="allgather_kv")
+            .on(mesh)
+            .with_batch(batch),
             hardware=H100,
             quoted=quoted,
             metric=MASKED_TERAFLOPS,

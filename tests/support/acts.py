@@ -25,7 +25,11 @@ def act() -> None:
         names = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
         threads = len(list(Path("/proc/self/task").iterdir()))
         seen = {
-            "variables": {name: os.environ[name] for name in os.environ if name in names or name.startswith("ACT_")},
+            "variables": {
+                name: os.environ[name]
+                for name in os.environ
+                if name in names or name.startswith("ACT_")
+            },
             "threads": threads,
             "parallel": torch.get_num_threads(),
             "cuda": torch.cuda._is_in_bad_fork(),
@@ -56,4 +60,6 @@ def act() -> None:
 
 
 worker.main = act
-vars(sys.modules["__main__"])["lost_cuda"] = lambda: "ACT_LOST" in os.environ  # as where CUDA was asked for at import
+vars(sys.modules["__main__"])["lost_cuda"] = lambda: (
+    "ACT_LOST" in os.environ
+)  # as where CUDA was asked for at import

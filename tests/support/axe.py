@@ -18,7 +18,14 @@ def axe_source() -> str:
         npm = shutil.which("npm")
         assert npm is not None, MISSING
         CACHE.parent.mkdir(parents=True, exist_ok=True)
-        command = [npm, "pack", f"axe-core@{VERSION}", "--silent", "--pack-destination", str(CACHE.parent)]
+        command = [
+            npm,
+            "pack",
+            f"axe-core@{VERSION}",
+            "--silent",
+            "--pack-destination",
+            str(CACHE.parent),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"npm could not fetch axe-core@{VERSION}: {done.stderr}"
     digest = base64.b64encode(hashlib.sha512(CACHE.read_bytes()).digest()).decode()

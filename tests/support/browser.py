@@ -32,7 +32,9 @@ class Browser:
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         # the protocol's pipes are file descriptors 3 and 4
-        flags = "--headless=new --no-sandbox --disable-gpu --hide-scrollbars --remote-debugging-pipe"
+        flags = (
+            "--headless=new --no-sandbox --disable-gpu --hide-scrollbars --remote-debugging-pipe"
+        )
         refused = "--proxy-server=127.0.0.1:9 --disable-background-networking --no-first-run"
         command = f'exec "$0" {flags} {refused} --user-data-dir="$1" about:blank 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
@@ -44,13 +46,18 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._process.kill()
         self._process.wait()
@@ -58,12 +65,18 @@ class Browser:
         os.close(self._out)
         self._profile.cleanup()
 
-    def open(self, file: Path, *, dark: bool = False, media: str = "screen", size: tuple[int, int] = SIZE) -> None:
+    def open(
+        self, file: Path, *, dark: bool = False, media: str = "screen", size: tuple[int, int] = SIZE
+    ) -> None:
         """Load a file and wait until it is there; what it asks for and complains of is gathered from here on."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._call("Emulation.setEmulatedMedia", media=media, features=features)
         self._call(
-            "Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=size[0],
+            height=size[1],
+            deviceScaleFactor=1,
+            mobile=False,
         )
         self.requests, self.complaints = [], []
         self._call("Page.navigate", url=file.resolve().as_uri())
@@ -71,14 +84,18 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """Return what an expression evaluates to, awaited if it is a promise; an exception fails the test."""
-        told = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        told = self._call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
     def picture(self, target: Path, *, whole: bool = False) -> None:
         """Write what the window shows, or the whole page, in the format that the file's name ends with."""
         size = self._call("Page.getLayoutMetrics")["cssContentSize"]
-        more: dict[str, Any] = {"clip": {**size, "scale": 1}, "captureBeyondViewport": True} if whole else {}
+        more: dict[str, Any] = (
+            {"clip": {**size, "scale": 1}, "captureBeyondViewport": True} if whole else {}
+        )
         told = self._call("Page.captureScreenshot", format=target.suffix[1:], **more)
         target.write_bytes(base64.b64decode(told["data"]))
 
@@ -126,5 +143,9 @@ class Browser:
             self.complaints.append(params["exceptionDetails"]["exception"]["description"])
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("warning", "error"):
             self.complaints.append(params["entry"]["text"])
-        elif method == "Runtime.consoleAPICalled" and params["type"] in ("warning", "error", "assert"):
+        elif method == "Runtime.consoleAPICalled" and params["type"] in (
+            "warning",
+            "error",
+            "assert",
+        ):
             self.complaints.append(str(params["args"]))

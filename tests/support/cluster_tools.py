@@ -22,7 +22,7 @@ TRIPS = 100
 
 def between(sender: str, receiver: str) -> None:
     """Start both ends with srun, and let the receiver print what it saw."""
-    here = [sys.executable, __file__]
+    here = [sys.executable, "-m", "tests.support.cluster_tools"]
     step = ["srun", "--nodes", "1", "--immediate=20", "--nodelist"]
     receiving = subprocess.Popen([*step, receiver, *here, "receive"])
     subprocess.run([*step, sender, *here, "send", receiver], check=True, timeout=60)
@@ -97,7 +97,9 @@ def serve() -> None:
         print(json.dumps([process.returncode, out, err]), flush=True)
 
 
-VERBS: dict[str, Callable[..., None]] = {function.__name__: function for function in (between, receive, send, serve)}
+VERBS: dict[str, Callable[..., None]] = {
+    function.__name__: function for function in (between, receive, send, serve)
+}
 
 if __name__ == "__main__":
     VERBS[sys.argv[1]](*sys.argv[2:])

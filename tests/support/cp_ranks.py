@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from training_steps import small
 
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Grads, num_pairs
@@ -17,6 +16,7 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.step.probe import run_probes
 from parbench.workloads.step.sent_bytes import counted
+from tests.support.training_steps import build_small_step
 
 BATCH = 2
 
@@ -55,18 +55,24 @@ class CountingKernel(CpuFlash):
         self.pairs["forward"] += num_pairs(q, k, causal)
         return super().forward(q, k, v, causal)
 
-    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    ) -> Grads:
         self.pairs["backward"] += num_pairs(q, k, causal)
         return super().backward(dout, q, k, v, out, lse, causal)
 
 
-def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -> dict[str, tuple[Any, Any]]:
+def attended(
+    world: World, method: str, mask: str, sizes: Sizes, ulysses: int
+) -> dict[str, tuple[Any, Any]]:
     """Attend over ranks to this rank's part of the same q, k, v, forward and backward.
 
     Return what is found and expected: bytes each way by axis, pairs by direction, and tensors.
     """
     inner = ulysses_of(method, ulysses, world.size)
-    plan = ContextPlan(method=method, mask=mask, sequence=sizes.sequence, ranks=world.size, ulysses=inner)
+    plan = ContextPlan(
+        method=method, mask=mask, sequence=sizes.sequence, ranks=world.size, ulysses=inner
+    )
     axes = make_groups(world, plan)
     kernel, mine = CountingKernel(), plan.tokens(world.rank)
     q, k, v, gradient = sizes.drawn()
@@ -78,7 +84,13 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
     for group in axes.values():
         dist.destroy_process_group(group)
     hidden = sizes.heads * sizes.head_size
-    tiny = replace(SHAPES["tiny"], hidden=hidden, heads=sizes.heads, kv_heads=sizes.kv_heads, sequence=sizes.sequence)
+    tiny = replace(
+        SHAPES["tiny"],
+        hidden=hidden,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        sequence=sizes.sequence,
+    )
     spec = StepSpec(
         shape=tiny,
         mesh={"cp": plan.ranks},
@@ -88,7 +100,12 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
         ulysses=plan.ulysses,
     )
     closed = attention_bytes(spec.at(0))
-    pairs = sum(plan.pairs(world.rank, step) for step in range(plan.num_steps)) * BATCH * sizes.heads // plan.ulysses
+    pairs = (
+        sum(plan.pairs(world.rank, step) for step in range(plan.num_steps))
+        * BATCH
+        * sizes.heads
+        // plan.ulysses
+    )
     alone = [x.double().requires_grad_() for x in (q, k, v)]
     out, _ = formula(alone[0], alone[1], alone[2], seen_by(plan))
     right = [out.detach(), *torch.autograd.grad(out, alone, gradient.double())]
@@ -97,7 +114,14 @@ def attended(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -
         "forward": (_some(bytes_by_axis(forward)), _some(closed["forward"])),
         "backward": (_some(bytes_by_axis(backward)), _some(closed["backward"])),
         "pairs": (kernel.pairs, {"forward": pairs, "backward": pairs}),
-        "apart": ([float((a - b[:, :, mine]).abs().max() / b.abs().max()) for a, b in tensors if a is not None], None),
+        "apart": (
+            [
+                float((a - b[:, :, mine]).abs().max() / b.abs().max())
+                for a, b in tensors
+                if a is not None
+            ],
+            None,
+        ),
     }
 
 
@@ -110,7 +134,9 @@ def _some(sent: dict[str, float]) -> dict[str, float]:
     return {axis: num_bytes for axis, num_bytes in sent.items() if num_bytes}
 
 
-def wrong_of(world: World, cases: list[tuple[str, str, Sizes, int]], limit: float = 1e-5) -> list[Any]:
+def wrong_of(
+    world: World, cases: list[tuple[str, str, Sizes, int]], limit: float = 1e-5
+) -> list[Any]:
     """Return what is wrong: output or gradients are not the formula's, bytes not the closed form's, or pairs."""
     wrong: list[Any] = []
     for case in cases:
@@ -118,13 +144,17 @@ def wrong_of(world: World, cases: list[tuple[str, str, Sizes, int]], limit: floa
         apart, _ = found.pop("apart")
         if len(apart) != 4 or not max(apart) <= limit:
             wrong.append((case, apart))
-        wrong += [(case, name, seen, expected) for name, (seen, expected) in found.items() if seen != expected]
+        wrong += [
+            (case, name, seen, expected)
+            for name, (seen, expected) in found.items()
+            if seen != expected
+        ]
     return wrong
 
 
 def explained(world: World, params: dict[str, Any]) -> dict[str, float | None]:
     """Return the metrics of a small step's explanation."""
-    step = small(world, "cp", params)
+    step = build_small_step(world, "cp", params)
     assert isinstance(step, ContextStep)
 
     def begin() -> None:

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from kineto_files import RankFile
-
 from parbench.reports.traces.steps import Job, job_of, read_steps
+from tests.support.kineto_files import RankFile
 
 MB = 1 << 20
 Draw = Callable[[RankFile, int, float], None]

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from reports_fixtures import collective, ok
 
 from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
 from parbench.reports.formats.foreign import ImportedResult, ImportedRun
+from tests.support.reports_fixtures import collective_case, ok_record
 
 Parser = Callable[[str, str, int | None], ImportedRun]
 
@@ -63,30 +63,50 @@ def nccl_report(**more: Any) -> dict[str, Any]:
     per_iteration = {"skipped_iterations": 1, "min_us": 70.0, "times_us": [99.0, 70.0, 72.0]}
     result = {"size": 4194304, "count": 1048576, "type": "float", "redop": "sum", "root": "    -1"}
     result |= {"out_of_place": placed, "out_of_place_per_iter": per_iteration}
-    result |= {"in_place": {**placed, "nwrong": None}, "actual_iterations": 20, "experiment_name": ""}
-    devices = [{"rank": 2 * i, "group": 0, "pid": 1, "hostname": f"hopper{i}", "device": 0} for i in (0, 1)]
-    document = {"version": 3, "start_time": "2026-03-04 05:06:07", "args": ["./build/all_reduce_perf", "-g", "2"]}
+    result |= {
+        "in_place": {**placed, "nwrong": None},
+        "actual_iterations": 20,
+        "experiment_name": "",
+    }
+    devices = [
+        {"rank": 2 * i, "group": 0, "pid": 1, "hostname": f"hopper{i}", "device": 0} for i in (0, 1)
+    ]
+    document = {
+        "version": 3,
+        "start_time": "2026-03-04 05:06:07",
+        "args": ["./build/all_reduce_perf", "-g", "2"],
+    }
     document |= {"env": ["NCCL_ALGO=Ring", "HF_TOKEN=s3cret"], "nccl_version": 22907}
-    document |= {"config": {"nthreads": 1, "ngpus": 2, "blocking_collectives": "false", "devices": devices}}
+    document |= {
+        "config": {"nthreads": 1, "ngpus": 2, "blocking_collectives": "false", "devices": devices}
+    }
     document |= {"results": [result], "out_of_bounds": {"count": 0, "okay": "true"}}
-    return document | {"average_bus_bandwidth": {"bandwidth": 88.16, "okay": "unchecked"}, "errors": []} | more
+    return (
+        document
+        | {"average_bus_bandwidth": {"bandwidth": 88.16, "okay": "unchecked"}, "errors": []}
+        | more
+    )
 
 
-def on_pairs(size_bytes: int = 4096) -> Record:
+def make_pairs_record(size_bytes: int = 4096) -> Record:
     """Return an all_gather of a pair of the four ranks; its busbw is that of two."""
-    record = ok(collective("all_gather", size_bytes, group="pairs", group_index=0))
-    busbw = msgspec.structs.replace(record.metrics["busbw"], value=(record.metrics["algbw"].value or 0) / 2)
+    record = ok_record(collective_case("all_gather", size_bytes, group="pairs", group_index=0))
+    busbw = msgspec.structs.replace(
+        record.metrics["busbw"], value=(record.metrics["algbw"].value or 0) / 2
+    )
     details = {"group_size": 2, "group_ranks": [0, 1]}
-    return msgspec.structs.replace(record, metrics={**record.metrics, "busbw": busbw}, details=details)
+    return msgspec.structs.replace(
+        record, metrics={**record.metrics, "busbw": busbw}, details=details
+    )
 
 
-def value(found: ImportedResult, name: str) -> Any:
+def metric_value(found: ImportedResult, name: str) -> Any:
     """Return a known number; to mypy it is anything, so that it may be compared with ``pytest.approx`` in a tuple."""
     assert found.metrics[name].value is not None
     return found.metrics[name].value
 
 
-def refusal(parse: Parser, text: str, nproc: int | None = None) -> str:
+def parse_error(parse: Parser, text: str, nproc: int | None = None) -> str:
     """Return the sentence with which the file ``f`` is refused, nothing if it is read."""
     try:
         parse(text, "f", nproc)

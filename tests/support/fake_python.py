@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from history_fixtures import put
+from tests.support.history_fixtures import write_history_run
 
 FAKE = """#!{python}
 import os, shutil, sys
@@ -23,5 +23,5 @@ def python_that_runs(file: Path, script: str) -> str:
 
 def fake(tmp_path: Path) -> str:
     """Return a Python that writes a run, and beside it the variable X and the words it was told."""
-    run = str(put(tmp_path / "template", 0))
+    run = str(write_history_run(tmp_path / "template", 0))
     return python_that_runs(tmp_path / "python", FAKE.format(python=sys.executable, run=run))

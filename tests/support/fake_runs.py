@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from fakes import FakeGang, FakeRank, in_turn, outcome, wait_until
 
 from parbench.bench.launch import driver
 from parbench.bench.launch import measure as measuring
@@ -19,9 +18,12 @@ from parbench.bench.machine.machine import Machine
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan import options
 from parbench.bench.results.runs import Run
+from tests.support.fakes import FakeLauncher, FakeRank, case_order, make_outcome, wait_until
 
 MODULES = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
-MACHINE = Machine(cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=False)
+MACHINE = Machine(
+    cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=False
+)
 TORCHRUN = {
     "RANK": "0",
     "WORLD_SIZE": "2",
@@ -38,12 +40,12 @@ FOUR_NODES = {
 }
 
 
-def be_alone(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def isolate_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Be a driver in an empty folder on that machine, among no ranks, of whose threads the user says nothing."""
     for name in (*TORCHRUN, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PARBENCH_EMULATED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: MACHINE)
-    monkeypatch.setattr(driver, "order_of_visits", in_turn)
+    monkeypatch.setattr(driver, "order_of_visits", case_order)
     monkeypatch.chdir(folder)
 
 
@@ -53,9 +55,9 @@ class FakeRanks:
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.shown = 0
-        self.gangs: list[FakeGang] = []
+        self.gangs: list[FakeLauncher] = []
         self.mischief: Callable[[int], None] = lambda count: None
-        self.said = [outcome()]
+        self.said = [make_outcome()]
 
     def starter(
         self, run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, *cpus: object
@@ -63,8 +65,8 @@ class FakeRanks:
         """Stand for ``measuring._starter``."""
         size = run.info.plan.nproc
 
-        def start(number: int, variables: Mapping[str, str]) -> FakeGang:
-            gang = FakeGang()
+        def start(number: int, variables: Mapping[str, str]) -> FakeLauncher:
+            gang = FakeLauncher()
             self.gangs.append(gang)
             gang.run([FakeRank(variables, rank, size) for rank in range(size)], self._act)
             return gang
@@ -82,7 +84,7 @@ class FakeRanks:
 
         self.mischief = stop
 
-    def _act(self, gang: FakeGang, rank: FakeRank) -> None:
+    def _act(self, gang: FakeLauncher, rank: FakeRank) -> None:
         rank.hello()
         for index, asked in enumerate(rank.job().plan.cases):
             rank.start(index)
@@ -93,7 +95,7 @@ class FakeRanks:
         rank.say(Done())
 
 
-def be_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_slurm_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be on the first of four nodes of an allocation in which there is srun."""
     for name, value in FOUR_NODES.items():
         monkeypatch.setenv(name, value)

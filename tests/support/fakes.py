@@ -31,7 +31,7 @@ from parbench.bench.plan.plan import Plan, Skipped
 from parbench.bench.results.records import Check
 from parbench.bench.world.benchmark import Description
 
-HERE = socket.gethostname()
+HOSTNAME = socket.gethostname()
 
 
 def wait_until(true: Callable[[], object], seconds: float = 10.0) -> None:
@@ -42,7 +42,7 @@ def wait_until(true: Callable[[], object], seconds: float = 10.0) -> None:
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Fail, in the main thread, what waits for ever: no test of a hang may hang itself."""
 
     def fail(number: int, frame: FrameType | None) -> None:
@@ -57,26 +57,34 @@ def within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def case(number: int = 0, name: str = "collective.all_reduce") -> Case:
-    return make_case(name, "parbench.bench.operations.collectives:all_reduce", {"size_bytes": 1024, "number": number})
+def make_fake_case(number: int = 0, name: str = "collective.all_reduce") -> Case:
+    return make_case(
+        name,
+        "parbench.bench.operations.collectives:all_reduce",
+        {"size_bytes": 1024, "number": number},
+    )
 
 
-def outcome(seconds: float = 1e-3, **more: Any) -> Outcome:
+def make_outcome(seconds: float = 1e-3, **more: Any) -> Outcome:
     samples = {"seconds": [seconds] * 20, "skew_seconds": [1e-6] * 20, "visits": [2] * 10}
     fields = {"stop": "precision", **samples, "wall_seconds": 0.1}
     return Outcome(**{"status": "ok", "check": Check(passed=True, wrong=0), **fields, **more})
 
 
-def in_turn(cases: Sequence[Case], seed: int, launch: int, more: int) -> tuple[list[int], list[int]]:
+def case_order(
+    cases: Sequence[Case], seed: int, launch: int, more: int
+) -> tuple[list[int], list[int]]:
     """Stand for ``order_of_visits``: every case once."""
     return [*range(len(cases))], []
 
 
-def where(**more: Any) -> StatusReply:
-    return StatusReply(**{"phase": "timed", "steps": 7, "communicates": True, "stack": "in all_reduce", **more})
+def make_status(**more: Any) -> StatusReply:
+    return StatusReply(
+        **{"phase": "timed", "steps": 7, "communicates": True, "stack": "in all_reduce", **more}
+    )
 
 
-def job(cases: Sequence[Case], **more: Any) -> Job:
+def make_job(cases: Sequence[Case], **more: Any) -> Job:
     own = {name: more.pop(name) for name in Job.__struct_fields__ if name in more}
     return Job(
         **{
@@ -86,17 +94,30 @@ def job(cases: Sequence[Case], **more: Any) -> Job:
             "run_seconds": 60.0,
             **own,
         },
-        plan=plan(cases, **more),
+        plan=make_plan(cases, **more),
     )
 
 
-def plan(cases: Iterable[Case], *, nproc: int = 2, skipped: Iterable[Skipped] = (), **more: Any) -> Plan:
-    fields = {"preset": "smoke", "backend": "gloo", "device": "cpu", "launches": 1, "budget_seconds": 60.0}
-    given = {"cases": tuple(cases), "skipped": tuple(skipped), "nproc": nproc, "timeout_seconds": 30.0}
+def make_plan(
+    cases: Iterable[Case], *, nproc: int = 2, skipped: Iterable[Skipped] = (), **more: Any
+) -> Plan:
+    fields = {
+        "preset": "smoke",
+        "backend": "gloo",
+        "device": "cpu",
+        "launches": 1,
+        "budget_seconds": 60.0,
+    }
+    given = {
+        "cases": tuple(cases),
+        "skipped": tuple(skipped),
+        "nproc": nproc,
+        "timeout_seconds": 30.0,
+    }
     return Plan(**{**fields, **given, **more})
 
 
-class Noting:
+class NotingBenchmark:
     """A benchmark that does nothing and notes what it is asked."""
 
     def __init__(self) -> None:
@@ -121,9 +142,17 @@ class Noting:
 class FakeRank:
     """One rank's end of the channel, driven by hand."""
 
-    def __init__(self, variables: Mapping[str, str], rank: int, size: int = 2, **hello: Any) -> None:
+    def __init__(
+        self, variables: Mapping[str, str], rank: int, size: int = 2, **hello: Any
+    ) -> None:
         self.rank = rank
-        usual = {"rank": rank, "size": size, "host": HERE, "pid": os.getpid(), "environment": {}}
+        usual = {
+            "rank": rank,
+            "size": size,
+            "host": HOSTNAME,
+            "pid": os.getpid(),
+            "environment": {},
+        }
         self._hello = Hello(**{**usual, **hello})
         self.line = RankClient(variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE])
 
@@ -138,7 +167,7 @@ class FakeRank:
         self.say(Started(index=index))
 
     def finish(self, index: int, what: Outcome | None = None) -> None:
-        self.say(Finished(index=index, outcome=what or outcome()))
+        self.say(Finished(index=index, outcome=what or make_outcome()))
 
     def break_(self, index: int | None, error: str = "RuntimeError: fire") -> None:
         self.say(Raised(index=index, error=error, stack=f"the stack of rank {self.rank}"))
@@ -151,11 +180,13 @@ class FakeRank:
         assert isinstance(heard, Job), heard
         return heard
 
-    def work(self, each: Callable[[int, Case], Outcome] = lambda index, case: outcome()) -> None:
-        job = self.job()
-        for number, place in enumerate(job.visits):
+    def work(
+        self, each: Callable[[int, Case], Outcome] = lambda index, make_fake_case: make_outcome()
+    ) -> None:
+        make_job = self.job()
+        for number, place in enumerate(make_job.visits):
             self.start(number)
-            told = each(number, job.plan.cases[place])
+            told = each(number, make_job.plan.cases[place])
             if self.rank == 0:
                 self.finish(number, told)
         self.say(Done())
@@ -163,11 +194,14 @@ class FakeRank:
     def die(self) -> None:
         """Close the connection in both directions, as a process that ends does."""
         connection = self.line._connection
-        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:  # the hub may be gone
+        with (
+            suppress(OSError),
+            socket.socket(fileno=os.dup(connection.fileno())) as duplicate,
+        ):  # the hub may be gone
             duplicate.shutdown(socket.SHUT_RDWR)
 
 
-class FakeGang(Launcher):
+class FakeLauncher(Launcher):
     """A gang whose end and exit codes the test decides; with ``act``, each rank is a thread that does it."""
 
     def __init__(self, *, can_restart: bool = True) -> None:
@@ -179,9 +213,13 @@ class FakeGang(Launcher):
         self._ranks: Sequence[FakeRank] = ()
         self._threads: list[threading.Thread] = []
 
-    def run(self, ranks: Sequence[FakeRank], act: Callable[["FakeGang", FakeRank], None]) -> None:
+    def run(
+        self, ranks: Sequence[FakeRank], act: Callable[["FakeLauncher", FakeRank], None]
+    ) -> None:
         self._ranks = ranks
-        self._threads = [threading.Thread(target=act, args=(self, rank), daemon=True) for rank in ranks]
+        self._threads = [
+            threading.Thread(target=act, args=(self, rank), daemon=True) for rank in ranks
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -201,7 +239,7 @@ class FakeGang(Launcher):
             rank.die()
 
 
-def connect(hub: DriverServer, size: int = 2, **hello: Any) -> list[FakeRank]:
+def connect_ranks(hub: DriverServer, size: int = 2, **hello: Any) -> list[FakeRank]:
     ranks = [FakeRank(hub.variables(), rank, size, **hello) for rank in range(size)]
     for rank in ranks:
         rank.hello()

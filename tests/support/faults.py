@@ -1,4 +1,4 @@
-"""Benchmarks that go wrong on purpose, for tests that need real processes: measured with ``--target faults:NAME``."""
+"""Benchmarks that fail on purpose, measured with ``--target tests.support.faults:NAME``."""
 
 import os
 import signal
@@ -103,7 +103,9 @@ class Tangled(Steps):
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         self.me = self
-        return Explanation(metrics={"cycle": MetricValue(value=1.0, unit="", better="lower", method="as it is")})
+        return Explanation(
+            metrics={"cycle": MetricValue(value=1.0, unit="", better="lower", method="as it is")}
+        )
 
 
 def tangled(world: World, *, number: int = 0) -> Tangled:

@@ -64,7 +64,11 @@ class Parts:
     @property
     def lines(self) -> dict[str, Path]:
         """Lines over places by what they tell of themselves: their name, and a value at each place."""
-        return {path.told: path for path in self.paths if path.style.startswith("fill:none") and path.told}
+        return {
+            path.told: path
+            for path in self.paths
+            if path.style.startswith("fill:none") and path.told
+        }
 
 
 def parts_of(drawing: Drawing | None) -> Parts:
@@ -84,5 +88,7 @@ def parts_in(svg: str) -> Parts:
             path = Path(element.attrib["d"], element.attrib["style"], told)
             found.paths.append(path)
             for x, y, width, height, _ in _BOX.findall(path.d):
-                found.boxes.append(Box(path.d, path.style, told, *map(float, (x, y, width, height))))
+                found.boxes.append(
+                    Box(path.d, path.style, told, *map(float, (x, y, width, height)))
+                )
     return found

@@ -12,7 +12,6 @@ from html.parser import HTMLParser
 from typing import Any
 
 from click.testing import CliRunner
-from paths import ROOT, TESTS
 
 from parbench import cli
 from parbench.bench.machine.world_spec import WorldSpec
@@ -20,10 +19,19 @@ from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.plan import PRESETS
 from parbench.bench.text import format_size
+from tests.support.paths import ROOT, TESTS
 
 GOLDEN = TESTS / "golden"
 STEPS, BASE, NEW = (GOLDEN / "runs" / name for name in ("steps", "base", "new"))
-EXACT = ("bytes_", "calls.", "sent.", "memory_counted.", "memory_formula.", "in_flight", "bubble_fraction_schedule")
+EXACT = (
+    "bytes_",
+    "calls.",
+    "sent.",
+    "memory_counted.",
+    "memory_formula.",
+    "in_flight",
+    "bubble_fraction_schedule",
+)
 PLANS = (
     "gpt-175b dp=8,pp=8,tp=8 --schedule interleaved --checkpointing selective",
     "llama3-8b fsdp=8",
@@ -48,7 +56,11 @@ def _plan(line: str) -> str:
     model, mesh, *more = line.split()
     plan = json.loads(said("plan", "--model", model, "--mesh", mesh, "--json", *more))
     memory = max(plan["memory_bytes"], key=lambda rank: float(rank["total"]))
-    seconds = {name.removesuffix("_seconds"): value for name, value in plan.items() if name.endswith("_seconds")}
+    seconds = {
+        name.removesuffix("_seconds"): value
+        for name, value in plan.items()
+        if name.endswith("_seconds")
+    }
     axes = {
         name: f"{axis['sent_bytes']:.6g} B, exposed {axis['exposed_seconds']:.6g} s"
         for name, axis in plan["axes"].items()
@@ -56,7 +68,8 @@ def _plan(line: str) -> str:
     lines = [
         f"# {line}",
         f"fits {plan['fits']}, mfu {plan['mfu']:.6g}",
-        "bytes " + ", ".join(f"{name} {_shown(value)}" for name, value in memory.items() if name != "rank"),
+        "bytes "
+        + ", ".join(f"{name} {_shown(value)}" for name, value in memory.items() if name != "rank"),
         "seconds " + ", ".join(f"{name} {_shown(value)}" for name, value in seconds.items()),
         *(f"{name} sends {text}" for name, text in axes.items()),
     ]
@@ -66,13 +79,29 @@ def _plan(line: str) -> str:
 def presets() -> str:
     """Return the cases of each preset on two ranks: a line for those that differ in size alone, defaults left out."""
     catalogue = load_catalogue(cli.DEFINITIONS)
-    known = {definition.name: {param.name: param.default for param in definition.params} for definition in catalogue}
+    known = {
+        definition.name: {param.name: param.default for param in definition.params}
+        for definition in catalogue
+    }
     lines: dict[str, list[str]] = {}
     for preset in PRESETS:
-        plan = make_plan(Options(preset=preset), catalogue, WorldSpec(nproc=2, backend="gloo", device="cpu"))
-        for case, skipped in [*((case, "") for case in plan.cases), *((one.case, "skipped ") for one in plan.skipped)]:
-            others = [f" {k}={v}" for k, v in case.params.items() if k != "size_bytes" and v != known[case.name][k]]
-            size = format_size(int(case.params["size_bytes"])) if "size_bytes" in case.params else "once"
+        plan = make_plan(
+            Options(preset=preset), catalogue, WorldSpec(nproc=2, backend="gloo", device="cpu")
+        )
+        for case, skipped in [
+            *((case, "") for case in plan.cases),
+            *((one.case, "skipped ") for one in plan.skipped),
+        ]:
+            others = [
+                f" {k}={v}"
+                for k, v in case.params.items()
+                if k != "size_bytes" and v != known[case.name][k]
+            ]
+            size = (
+                format_size(int(case.params["size_bytes"]))
+                if "size_bytes" in case.params
+                else "once"
+            )
             lines.setdefault(f"{preset}: {skipped}{case.name}{''.join(others)}:", []).append(size)
     return "".join(f"{line} {' '.join(sizes)}\n" for line, sizes in lines.items())
 
@@ -165,7 +194,9 @@ def with_tables(text: str) -> str:
     def table(found: re.Match[str]) -> str:
         return f"{found[1]}\n{said(*shlex.split(found[2])).rstrip()}\n\n<!-- end -->"
 
-    return re.sub(r"(<!-- parbench (list --markdown .*?) -->)\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+    return re.sub(
+        r"(<!-- parbench (list --markdown .*?) -->)\n.*?<!-- end -->", table, text, flags=re.DOTALL
+    )
 
 
 def renew() -> None:

@@ -5,23 +5,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from compare_fixtures import CASE, OTHER, launches, run_of
-from reports_fixtures import ENVIRONMENT
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, encode
 from parbench.reports.history.database import History
 from parbench.reports.history.entries import About, Entry, read_entry
+from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions, run_from_records
+from tests.support.reports_fixtures import ENVIRONMENT
 
 WOBBLE = (1.0, 1.004, 0.997, 1.002, 0.996)
 
 
-def nightly(i: int, factor: float = 1.0, cases: Sequence[Case] = (CASE, OTHER)) -> list[Record]:
+def make_daily_records(
+    i: int, factor: float = 1.0, cases: Sequence[Case] = (CASE, OTHER_CASE)
+) -> list[Record]:
     """Return the records of night ``i``, which differs a little from the others."""
-    return [record for case in cases for record in launches(case, factor * WOBBLE[i % 5])]
+    return [record for case in cases for record in make_repetitions(case, factor * WOBBLE[i % 5])]
 
 
-def put(
+def write_history_run(
     folder: Path,
     i: int,
     factor: float = 1.0,
@@ -30,8 +32,8 @@ def put(
     environment: dict[str, Any] | None = None,
     preset: str = "node",
 ) -> Path:
-    found = nightly(i, factor) if records is None else list(records)
-    info = run_of(found, environment or ENVIRONMENT).info
+    found = make_daily_records(i, factor) if records is None else list(records)
+    info = run_from_records(found, environment or ENVIRONMENT).info
     plan = msgspec.structs.replace(info.plan, preset=preset)
     started = f"2026-{1 + i // 28:02}-{1 + i % 28:02}T00:00:00.000Z"
     info = msgspec.structs.replace(info, id=f"run-{i:03}", started=started, plan=plan)
@@ -42,10 +44,16 @@ def put(
     return path
 
 
-def entry(folder: Path, i: int, factor: float = 1.0, branch: str = "main", commit: str = "", **more: Any) -> Entry:
-    return read_entry(put(folder, i, factor, **more), About(branch=branch, commit=commit))
+def make_entry(
+    folder: Path, i: int, factor: float = 1.0, branch: str = "main", commit: str = "", **more: Any
+) -> Entry:
+    return read_entry(
+        write_history_run(folder, i, factor, **more), About(branch=branch, commit=commit)
+    )
 
 
-def fill(history: History, folder: Path, factors: Iterable[float], first: int = 0, **more: Any) -> None:
+def fill_history(
+    history: History, folder: Path, factors: Iterable[float], first: int = 0, **more: Any
+) -> None:
     for i, factor in enumerate(factors, start=first):
-        history.add(entry(folder, i, factor, **more))
+        history.add(make_entry(folder, i, factor, **more))

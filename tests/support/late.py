@@ -4,19 +4,34 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
-from reports_fixtures import collective, collective_metrics, ok, seconds_metric
 
 from parbench.bench.results.records import Arrival, Record
+from tests.support.reports_fixtures import (
+    collective_case,
+    collective_metrics,
+    ok_record,
+    seconds_metric,
+)
 
 
 def arrival(rank: int | None = 1) -> Arrival:
-    return Arrival(method="one clock", uncertainty=1e-6, late_rank=rank, share=0.8, last_out_rank=0, last_out_share=0.6)
+    return Arrival(
+        method="one clock",
+        uncertainty=1e-6,
+        late_rank=rank,
+        share=0.8,
+        last_out_rank=0,
+        last_out_share=0.6,
+    )
 
 
 def late_record(size: int = 1024, launch: int = 0, skew: float | None = 50e-6) -> Record:
-    case = collective(size_bytes=size)
-    metrics = collective_metrics(case, 1e-3) | {"skew": seconds_metric(skew), "transfer": seconds_metric(9e-4)}
-    return ok(case, launch, metrics=metrics, arrival=arrival())
+    case = collective_case(size_bytes=size)
+    metrics = collective_metrics(case, 1e-3) | {
+        "skew": seconds_metric(skew),
+        "transfer": seconds_metric(9e-4),
+    }
+    return ok_record(case, launch, metrics=metrics, arrival=arrival())
 
 
 def samples(arrivals_ns: Sequence[Sequence[int]], ranks: Sequence[int] = (0, 1)) -> bytes:

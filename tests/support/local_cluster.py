@@ -1,18 +1,18 @@
 """Start a Slurm cluster on this machine, run a command in it, and inject faults from inside.
 
-``python tests/support/local_cluster.py run --nodes 4 --link 200mbit -- srun --nodes 4 hostname``
-``python tests/support/local_cluster.py fault cut n3``
+``python -m tests.support.local_cluster run --nodes 4 --link 200mbit -- srun --nodes 4 hostname``
+``python -m tests.support.local_cluster fault cut n3``
 """
 
 import sys
 from pathlib import Path
 
 import click
-from local_slurm import cluster, links
-from local_slurm.cluster_conf import ClusterSpec
-from local_slurm.local import inject_fault, run_local
 
 from parbench.bench.text import UserError
+from tests.support.local_slurm import cluster, links
+from tests.support.local_slurm.cluster_conf import ClusterSpec
+from tests.support.local_slurm.local import inject_fault, run_local
 
 
 @click.group()
@@ -21,15 +21,50 @@ def main() -> None:
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
-@click.option("--nodes", type=click.IntRange(1, 200), default=4, show_default=True, help="Number of nodes: n1, n2, ...")
-@click.option("--cpus", type=click.IntRange(1, 1024), default=2, show_default=True, help="CPUs that each node reports.")
-@click.option("--link", metavar="RATE", default="", help="Rate of every link in each direction, such as 200mbit.")
-@click.option("--delay", metavar="TIME", default="", help="One-way latency between two nodes, such as 500us or 2ms.")
-@click.option("--slow", multiple=True, metavar="NODE:RATE", help="A node with a slower link, such as n3:50mbit.")
-@click.option("--keep", is_flag=True, help="Keep the folder of the cluster with its logs, and print its path.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 200),
+    default=4,
+    show_default=True,
+    help="Number of nodes: n1, n2, ...",
+)
+@click.option(
+    "--cpus",
+    type=click.IntRange(1, 1024),
+    default=2,
+    show_default=True,
+    help="CPUs that each node reports.",
+)
+@click.option(
+    "--link",
+    metavar="RATE",
+    default="",
+    help="Rate of every link in each direction, such as 200mbit.",
+)
+@click.option(
+    "--delay",
+    metavar="TIME",
+    default="",
+    help="One-way latency between two nodes, such as 500us or 2ms.",
+)
+@click.option(
+    "--slow",
+    multiple=True,
+    metavar="NODE:RATE",
+    help="A node with a slower link, such as n3:50mbit.",
+)
+@click.option(
+    "--keep", is_flag=True, help="Keep the folder of the cluster with its logs, and print its path."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def run(
-    nodes: int, cpus: int, link: str, delay: str, slow: tuple[str, ...], keep: bool, command: tuple[str, ...]
+    nodes: int,
+    cpus: int,
+    link: str,
+    delay: str,
+    slow: tuple[str, ...],
+    keep: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Run COMMAND in a new cluster and exit with its code. Nothing is left when it ends."""
     rates = tuple((name, rate) for name, _, rate in (text.partition(":") for text in slow))

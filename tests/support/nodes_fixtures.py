@@ -5,35 +5,35 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from report_rows import matrix_case
-from reports_fixtures import (
-    ENVIRONMENT,
-    METHOD,
-    bad,
-    make_plan,
-    make_run,
-    ok,
-    rate_metric,
-    seconds_metric,
-    step,
-    write_run,
-)
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import RankState, Record, WorldInfo
 from parbench.bench.results.runs import Run
+from tests.support.report_rows import matrix_case
+from tests.support.reports_fixtures import (
+    ENVIRONMENT,
+    METHOD,
+    failed_record,
+    make_plan,
+    make_run,
+    ok_record,
+    rate_metric,
+    seconds_metric,
+    step_case,
+    write_run,
+)
 
 WITHIN_RATE, SWITCH_RATE, FAR_RATE = 4e9, 1e9, 0.5e9
 EMULATION = "emulated: 4 nodes on one machine of 2 cores, links of 200mbit"
 
 
-def hosts_of(num_nodes: int, each: int, placement: str = "block") -> list[str]:
+def make_hosts(num_nodes: int, each: int, placement: str = "block") -> list[str]:
     names = [f"n{i}" for i in range(1, num_nodes + 1)]
     return [name for name in names for _ in range(each)] if placement == "block" else names * each
 
 
-def environment_of(hosts: Sequence[str], placement: str = "block", **more: Any) -> dict[str, Any]:
+def make_environment(hosts: Sequence[str], placement: str = "block", **more: Any) -> dict[str, Any]:
     """Return what the run's environment tells of its nodes: n1 and n2 are under leaf1, n3 and n4 under leaf2."""
     if len(set(hosts)) < 2:
         return {**ENVIRONMENT, **more}
@@ -42,22 +42,30 @@ def environment_of(hosts: Sequence[str], placement: str = "block", **more: Any) 
     return {**ENVIRONMENT, "hosts": list(hosts), "switches": switches, "slurm": slurm, **more}
 
 
-def world_of(hosts: Sequence[str]) -> WorldInfo:
+def make_world(hosts: Sequence[str]) -> WorldInfo:
     return WorldInfo(size=len(hosts), nodes=len(set(hosts)), backend="gloo", device="cpu")
 
 
-def rates_of(size_bytes: int, busbw: float) -> dict[str, MetricValue]:
+def make_rates(size_bytes: int, busbw: float) -> dict[str, MetricValue]:
     return {
         "time": seconds_metric(20e-6 + size_bytes / busbw),
         "algbw": rate_metric(size_bytes / (20e-6 + size_bytes / busbw)),
         "busbw": MetricValue(
-            value=size_bytes / (20e-6 + size_bytes / busbw), unit="B/s", better="higher", method=METHOD
+            value=size_bytes / (20e-6 + size_bytes / busbw),
+            unit="B/s",
+            better="higher",
+            method=METHOD,
         ),
     }
 
 
-def operation(size_bytes: int, name: str = "all_reduce", **params: Any) -> Case:
-    given: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking", **params}
+def make_group_case(size_bytes: int, name: str = "all_reduce", **params: Any) -> Case:
+    given: dict[str, Any] = {
+        "size_bytes": size_bytes,
+        "dtype": "float32",
+        "mode": "blocking",
+        **params,
+    }
     return make_case(f"collective.{name}", f"parbench.bench.operations.collectives:{name}", given)
 
 
@@ -67,84 +75,140 @@ def pair_rate(one: str, other: str) -> float:
     return SWITCH_RATE if (int(one[1:]) + 1) // 2 == (int(other[1:]) + 1) // 2 else FAR_RATE
 
 
-def group_records(hosts: Sequence[str], sizes: Iterable[int] = (1 << 16, 1 << 20, 1 << 22)) -> list[Record]:
+def group_records(
+    hosts: Sequence[str], sizes: Iterable[int] = (1 << 16, 1 << 20, 1 << 22)
+) -> list[Record]:
     """Return an all_reduce by node, across nodes, alone and together, and over the world."""
-    world = world_of(hosts)
+    world = make_world(hosts)
     names = list(dict.fromkeys(hosts))
     nodes = [[rank for rank, host in enumerate(hosts) if host == name] for name in names]
     across = [list(ranks) for ranks in zip(*nodes, strict=True)]
     records = []
     for size in sizes:
-        records.append(ok(operation(size), world=world, metrics=rates_of(size, FAR_RATE * 1.1)))
+        records.append(
+            ok_record(make_group_case(size), world=world, metrics=make_rates(size, FAR_RATE * 1.1))
+        )
         for group, members, rate in (("node", nodes, WITHIN_RATE), ("across", across, FAR_RATE)):
             for i, ranks in enumerate(members):
                 for together in (False, True):
                     more: dict[str, Any] = {"concurrent": True} if together else {}
-                    case = operation(size, group=group, group_index=i, **more)
+                    case = make_group_case(size, group=group, group_index=i, **more)
                     share = rate / (len(members) if together and group == "across" else 1)
                     details = {"group_size": len(ranks), "group_ranks": ranks}
-                    records.append(ok(case, world=world, metrics=rates_of(size, share), details=details))
+                    records.append(
+                        ok_record(
+                            case, world=world, metrics=make_rates(size, share), details=details
+                        )
+                    )
     return records
 
 
 def pair_records(hosts: Sequence[str]) -> list[Record]:
-    world = world_of(hosts)
+    world = make_world(hosts)
     ranks = range(len(hosts))
     ends = [(a, b) for a in ranks for b in ranks if a != b]
     return [
-        ok(matrix_case(a, b), world=world, metrics=rates_of(1 << 20, pair_rate(hosts[a], hosts[b]) * (1 + 0.01 * b)))
+        ok_record(
+            matrix_case(a, b),
+            world=world,
+            metrics=make_rates(1 << 20, pair_rate(hosts[a], hosts[b]) * (1 + 0.01 * b)),
+        )
         for a, b in ends
     ]
 
 
-def own_environment(hosts: Sequence[str]) -> dict[str, Any]:
+def make_rank_environment(hosts: Sequence[str]) -> dict[str, Any]:
     return {
         f"rank {rank}": {"host": {"name": host}, "process": {"affinity": str(rank % 2)}}
         for rank, host in enumerate(hosts)
     }
 
 
-def run_of(
-    records: Iterable[Record], hosts: Sequence[str], placement: str = "block", notes: Sequence[str] = (), **more: Any
+def make_node_run(
+    records: Iterable[Record],
+    hosts: Sequence[str],
+    placement: str = "block",
+    notes: Sequence[str] = (),
+    **more: Any,
 ) -> Run:
     """Return a run of these records on these hosts, each record with what its ranks do not share."""
-    own = own_environment(hosts) if len(set(hosts)) > 1 else {}
-    told = [msgspec.structs.replace(one, environment=own, notes=[*one.notes, *notes]) for one in records]
-    run = make_run(make_plan([one.case for one in told]), told, environment_of(hosts, placement, **more))
+    own = make_rank_environment(hosts) if len(set(hosts)) > 1 else {}
+    told = [
+        msgspec.structs.replace(one, environment=own, notes=[*one.notes, *notes]) for one in records
+    ]
+    run = make_run(
+        make_plan([one.case for one in told]), told, make_environment(hosts, placement, **more)
+    )
     plan = msgspec.structs.replace(run.info.plan, nproc=len(hosts))
-    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, plan=plan, host=hosts[0]))
+    return msgspec.structs.replace(
+        run, info=msgspec.structs.replace(run.info, plan=plan, host=hosts[0])
+    )
 
 
-def node_run(placement: str = "block", notes: Sequence[str] = (EMULATION,), **more: Any) -> Run:
-    hosts = hosts_of(4, 2, placement)
-    records = [*group_records(hosts), *pair_records(hosts), ok(step(), world=world_of(hosts))]
-    return run_of(records, hosts, placement, notes, **more)
-
-
-def scaling_run(num_nodes: int, each: int = 1, placement: str = "block", factor: float = 1.0, **more: Any) -> Run:
-    """Return a run of two operations and a step, whose rates fall with the nodes; cyclic halves them."""
-    hosts = hosts_of(num_nodes, each, placement)
-    world = world_of(hosts)
-    share = (1.0 if num_nodes == 1 else 0.25 / num_nodes) / (2 if placement == "cyclic" and num_nodes > 1 else 1)
+def sample_node_run(
+    placement: str = "block", notes: Sequence[str] = (EMULATION,), **more: Any
+) -> Run:
+    hosts = make_hosts(4, 2, placement)
     records = [
-        ok(operation(size), world=world, metrics=rates_of(size, factor * 4e9 * share)) for size in (1 << 16, 1 << 22)
+        *group_records(hosts),
+        *pair_records(hosts),
+        ok_record(step_case(), world=make_world(hosts)),
+    ]
+    return make_node_run(records, hosts, placement, notes, **more)
+
+
+def scaling_run(
+    num_nodes: int, each: int = 1, placement: str = "block", factor: float = 1.0, **more: Any
+) -> Run:
+    """Return a run of two operations and a step, whose rates fall with the nodes; cyclic halves them."""
+    hosts = make_hosts(num_nodes, each, placement)
+    world = make_world(hosts)
+    share = (1.0 if num_nodes == 1 else 0.25 / num_nodes) / (
+        2 if placement == "cyclic" and num_nodes > 1 else 1
+    )
+    records = [
+        ok_record(
+            make_group_case(size), world=world, metrics=make_rates(size, factor * 4e9 * share)
+        )
+        for size in (1 << 16, 1 << 22)
     ]
     seconds = 0.01 / share**0.25 / factor
     tokens = rate_metric(1024 * len(hosts) / seconds, "tokens/s")
-    records.append(ok(step(), world=world, metrics={"step_time": seconds_metric(seconds), "tokens_per_second": tokens}))
-    return run_of(records, hosts, placement, **more)
+    records.append(
+        ok_record(
+            step_case(),
+            world=world,
+            metrics={"step_time": seconds_metric(seconds), "tokens_per_second": tokens},
+        )
+    )
+    return make_node_run(records, hosts, placement, **more)
 
 
-def lost_run() -> Run:
-    hosts = hosts_of(4, 1)
-    ranks = [RankState(rank=i, host=host, pid=40 + i, state="waiting") for i, host in enumerate(hosts)]
+def failed_node_run() -> Run:
+    hosts = make_hosts(4, 1)
+    ranks = [
+        RankState(rank=i, host=host, pid=40 + i, state="waiting") for i, host in enumerate(hosts)
+    ]
     reason = "no end within 10 s: rank 2 (n3) did not arrive"
-    return run_of([bad(operation(1 << 22), 0, "hang", reason, world=world_of(hosts), ranks=ranks)], hosts)
+    return make_node_run(
+        [
+            failed_record(
+                make_group_case(1 << 22), 0, "hang", reason, world=make_world(hosts), ranks=ranks
+            )
+        ],
+        hosts,
+    )
 
 
-def point_of_sweep(number: int, label: str, **more: Any) -> dict[str, Any]:
+def make_sweep_point(number: int, label: str, **more: Any) -> dict[str, Any]:
     """Return a point as sweep.json has it, with fields that no report reads."""
-    told = {"placement": "block", "environment": "", "repeat": 1, "variables": {"A": "1"}, "seconds": 60.0}
+    told = {
+        "placement": "block",
+        "environment": "",
+        "repeat": 1,
+        "variables": {"A": "1"},
+        "seconds": 60.0,
+    }
     return {"id": f"{number:012x}", "label": label, **told, **more}
 
 
@@ -169,7 +233,7 @@ def sample_sweep(folder: Path) -> Path:
                 label = f"{nodes} nodes x 2, {placement}, {environment}"
                 more = {"placement": placement, "environment": environment}
                 run = scaling_run(nodes, 2, placement, factor, notes=[EMULATION])
-                points.append((point_of_sweep(len(points), label, **more), [run]))
-    points.append((point_of_sweep(98, "4 nodes x 1, block"), [lost_run()]))
-    points.append((point_of_sweep(99, "8 nodes x 1, block"), []))
+                points.append((make_sweep_point(len(points), label, **more), [run]))
+    points.append((make_sweep_point(98, "4 nodes x 1, block"), [failed_node_run()]))
+    points.append((make_sweep_point(99, "8 nodes x 1, block"), []))
     return write_sweep(folder, points)

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trees import write_tool
+from tests.support.trees import write_tool
 
 
 def _properties(text: str) -> dict[str, str]:
-    pairs = (pair.partition(": ") for line in text.strip().splitlines() for pair in line.split("; "))
+    pairs = (
+        pair.partition(": ") for line in text.strip().splitlines() for pair in line.split("; ")
+    )
     return {name.strip(): value for name, _, value in pairs}
 
 
@@ -35,7 +37,11 @@ L40S = H100 | _properties("""
     pcie.link.gen.max: 4; pcie.link.gen.current: 1
 """)
 # a driver that knows no compute_cap and calls event reasons throttle reasons
-A100 = {name: value for name, value in H100.items() if name not in ("clocks_event_reasons.active", "compute_cap")}
+A100 = {
+    name: value
+    for name, value in H100.items()
+    if name not in ("clocks_event_reasons.active", "compute_cap")
+}
 A100 |= _properties("""
     name: NVIDIA A100-SXM4-40GB; driver_version: 470.256.02; memory.total: 40960; temperature.gpu: 41
     enforced.power.limit: 400.00; power.default_limit: 400.00
@@ -79,7 +85,9 @@ else:
 def gpus(kind: Mapping[str, str], count: int, **of_one: Mapping[str, str]) -> list[dict[str, str]]:
     """Return so many GPUs of a kind; ``gpu3`` and the like hold what is different of one."""
     uuids = [f"GPU-{index:08d}-0000-0000-0000-000000000000" for index in range(count)]
-    own = [{"index": str(index), "uuid": uuid, "gpu_uuid": uuid} for index, uuid in enumerate(uuids)]
+    own = [
+        {"index": str(index), "uuid": uuid, "gpu_uuid": uuid} for index, uuid in enumerate(uuids)
+    ]
     return [{**kind, **one, **of_one.get(f"gpu{index}", {})} for index, one in enumerate(own)]
 
 
@@ -96,10 +104,13 @@ def install(
     A process is the GPU's index, its number and its name; ``links`` gives what is told of each link of a GPU.
     """
     running = [
-        {"gpu_uuid": listed[index]["uuid"], "pid": str(pid), "process_name": name} for index, pid, name in processes
+        {"gpu_uuid": listed[index]["uuid"], "pid": str(pid), "process_name": name}
+        for index, pid, name in processes
     ]
     told: dict[str, Any] = {"gpus": listed, "processes": running, "topology": topology}
-    told["nvlink"] = "" if links is None else "\n".join(_status(gpu, links(i)) for i, gpu in enumerate(listed))
+    told["nvlink"] = (
+        "" if links is None else "\n".join(_status(gpu, links(i)) for i, gpu in enumerate(listed))
+    )
     path = folder / "gpus.json"
     path.write_text(json.dumps(told), encoding="utf-8")
     script = folder / "answer.py"
@@ -115,7 +126,11 @@ def _status(gpu: Mapping[str, str], links: Sequence[str]) -> str:
 
 
 def topology(
-    link: Callable[[int, int], str], cpus: Sequence[str], *, nics: Sequence[str] = (), has_numa_id: bool = True
+    link: Callable[[int, int], str],
+    cpus: Sequence[str],
+    *,
+    nics: Sequence[str] = (),
+    has_numa_id: bool = True,
 ) -> str:
     """Return the matrix of GPUs by ``nvidia-smi topo -m``: half of them near each of the sockets' CPUs."""
     count = 8
@@ -125,9 +140,22 @@ def topology(
         near = 2 * one // count
         words = [" X " if one == other else link(one, other) for other in range(count)]
         words += ["PIX" if nic == one % max(len(nics), 1) else "SYS" for nic in range(len(nics))]
-        lines.append("\t".join([f"GPU{one}", *words, cpus[near], str(near), *["", "N/A"] * has_numa_id]))
+        lines.append(
+            "\t".join([f"GPU{one}", *words, cpus[near], str(near), *["", "N/A"] * has_numa_id])
+        )
     for number, name in enumerate(nics):
         words = ["PIX" if one % len(nics) == number else "SYS" for one in range(count)]
-        lines.append("\t".join([name, *words, *(" X " if name == other else "SYS" for other in nics)]))
-    lines += ["", "Legend:", "", "  X    = Self", "  NV#  = Connection traversing a bonded set of # NVLinks", ""]
-    return "\n".join([*lines, "NIC Legend:", "", *(f"  {name}: mlx5_{n}" for n, name in enumerate(nics))])
+        lines.append(
+            "\t".join([name, *words, *(" X " if name == other else "SYS" for other in nics)])
+        )
+    lines += [
+        "",
+        "Legend:",
+        "",
+        "  X    = Self",
+        "  NV#  = Connection traversing a bonded set of # NVLinks",
+        "",
+    ]
+    return "\n".join(
+        [*lines, "NIC Legend:", "", *(f"  {name}: mlx5_{n}" for n, name in enumerate(nics))]
+    )

@@ -1,4 +1,4 @@
-"""Training loops as users write them, measured with ``--target own_steps:NAME``."""
+"""Training loops as users write them, measured with ``--target tests.support.own_steps:NAME``."""
 
 import copy
 import time
@@ -17,7 +17,9 @@ from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.world import World
 
 
-def cnn(world: World, *, channels: int = 8, wrong: bool = False, late_seconds: float = 0.0) -> Benchmark:
+def cnn(
+    world: World, *, channels: int = 8, wrong: bool = False, late_seconds: float = 0.0
+) -> Benchmark:
     """A convolutional network under DDP; of a ``wrong`` one a gradient is twice what it should be."""
     torch.manual_seed(0)
     first = nn.Conv2d(3, channels, 3, padding=1)
@@ -44,7 +46,9 @@ class Block(nn.Module):
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(hidden)
-        self.mlp = nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden))
+        self.mlp = nn.Sequential(
+            nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = x + self.mlp(self.norm(x))
@@ -86,17 +90,23 @@ def split_in_columns_and_rows(world: World, *, hidden: int = 32) -> Benchmark:
         found: Tensor = module(x).pow(2).mean()
         return found
 
-    return parbench.step_of(model, data, loss, torch.optim.SGD(model.parameters(), lr=0.01), reference)
+    return parbench.step_of(
+        model, data, loss, torch.optim.SGD(model.parameters(), lr=0.01), reference
+    )
 
 
 def stages(world: World, *, hidden: int = 32, microbatches: int = 4) -> Benchmark:
     """Two transformer-like blocks as the stages of a pipeline."""
     torch.manual_seed(world.rank)
-    stage = PipelineStage(Block(hidden).to(world.device), world.rank, world.size, world.device, group=world.group)
+    stage = PipelineStage(
+        Block(hidden).to(world.device), world.rank, world.size, world.device, group=world.group
+    )
     schedule = Schedule1F1B(stage, microbatches, loss_fn=mse_loss)
     data = torch.randn(2 * microbatches, 16, hidden, device=world.device)
     batch = (data,) if world.rank == 0 else {"target": data}
-    return parbench.step_of(schedule, batch, None, torch.optim.SGD(stage.submod.parameters(), lr=0.01))
+    return parbench.step_of(
+        schedule, batch, None, torch.optim.SGD(stage.submod.parameters(), lr=0.01)
+    )
 
 
 class Bare(Benchmark):

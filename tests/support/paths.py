@@ -9,9 +9,8 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
-_FOLDERS = [str(ROOT), *sorted({str(path.parent) for path in TESTS.rglob("*.py")})]
-IMPORT_PATH = os.pathsep.join([*_FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])])
-"""This checkout, and every folder of tests: a rank imports what it is sent by the name of its module alone."""
+IMPORT_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""A process that a test starts imports ``parbench`` and ``tests`` from this checkout."""
 
 
 def environment() -> dict[str, str]:

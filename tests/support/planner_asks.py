@@ -8,7 +8,7 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.hardware import PRESETS, Efficiency, Hardware
 from parbench.workloads.planner.models import model_of
 
-PLAIN = Hardware(
+SIMPLE_HARDWARE = Hardware(
     name="plain",
     source="a test",
     flops_per_second=100e12,
@@ -20,12 +20,14 @@ PLAIN = Hardware(
     launch_seconds=0.0,
     inside_hop_seconds=0.0,
     across_hop_seconds=0.0,
-    efficiency=Efficiency(gemm=1.0, links_inside=1.0, links_across=1.0, memory_rate=1.0, memory=1.0, overlap={}),
+    efficiency=Efficiency(
+        gemm=1.0, links_inside=1.0, links_across=1.0, memory_rate=1.0, memory=1.0, overlap={}
+    ),
 )
 H100 = PRESETS["h100"]
 
 
-def ask(mesh: str = "dp=2", model: str | StepSpec = "small-llama", **more: Any) -> StepSpec:
+def make_spec(mesh: str = "dp=2", model: str | StepSpec = "small-llama", **more: Any) -> StepSpec:
     known = model_of(model) if isinstance(model, str) else model
     return known.on(parse_mesh(mesh), **more)
 

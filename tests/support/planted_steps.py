@@ -1,4 +1,4 @@
-"""Our own steps with a fault that the environment plants, measured with ``--target planted_steps:NAME``.
+"""Our own steps with a fault that the environment plants, measured with ``--target tests.support.planted_steps:NAME``.
 
 A fault that a setting would plant is another case, which is not compared: ``PLANTED`` is no part of any.
 """
@@ -31,8 +31,14 @@ PLANTS = {
     "an extra all_gather": ("ddp", r"all_gather on dp: 0 -> 1 calls a step, \+4.00 KiB"),
     "no reshard": ("fsdp", r"all_gather on dp: \d+ -> \d+ calls a step, -\S+ [KM]iB"),
     "an unsharded parameter": ("fsdp", r"parameters in memory: \S+ \S+ -> \S+ \S+"),
-    "another schedule": ("pipeline", r"schedule: 1f1b of 4 microbatches -> gpipe of 4 microbatches"),
-    "float32 on the wire": ("halved", r"all_reduce on dp: .* a step in 1 calls, each 2.00 times as large"),
+    "another schedule": (
+        "pipeline",
+        r"schedule: 1f1b of 4 microbatches -> gpipe of 4 microbatches",
+    ),
+    "float32 on the wire": (
+        "halved",
+        r"all_reduce on dp: .* a step in 1 calls, each 2.00 times as large",
+    ),
 }
 """By name the step that a fault is planted in, and the cause that a comparison has to tell."""
 TARGETS = tuple(dict.fromkeys(target for target, _ in PLANTS.values()))
@@ -44,8 +50,12 @@ def _planted(name: str) -> bool:
 
 
 def _params(name: str, **given: Value) -> dict[str, Value]:
-    [definition] = [one for one in load_catalogue(cli.DEFINITIONS) if one.name == f"workload.{name}"]
-    return definition.whole({"shape": "tiny", "layers": 2, "microbatch": 1, "sequence": 32, **given})
+    [definition] = [
+        one for one in load_catalogue(cli.DEFINITIONS) if one.name == f"workload.{name}"
+    ]
+    return definition.whole(
+        {"shape": "tiny", "layers": 2, "microbatch": 1, "sequence": 32, **given}
+    )
 
 
 def ddp(world: World) -> TrainingStep:
@@ -57,7 +67,9 @@ def ddp(world: World) -> TrainingStep:
         def more() -> None:
             usual()
             shard = torch.ones(1024, device=world.device)
-            dist.all_gather([torch.empty_like(shard) for _ in range(world.size)], shard, group=world.group)
+            dist.all_gather(
+                [torch.empty_like(shard) for _ in range(world.size)], shard, group=world.group
+            )
 
         setattr(step, "step", more)  # noqa: B010 - a method is not assigned to
     return step
@@ -72,7 +84,9 @@ def halved(world: World) -> TrainingStep:
     return prepare(world, **params)
 
 
-def _lay_out_uncompressed(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+def _lay_out_uncompressed(
+    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+) -> Layout:
     return of_ddp.lay_out(model, world, spec, {**params, "grad_compression": "none"})
 
 
@@ -87,7 +101,9 @@ def pipeline(world: World) -> Any:
     return pipeline_step.prepare(world, **_params("pp", schedule=schedule, microbatches=4))
 
 
-def _with_one_unsharded(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+def _with_one_unsharded(
+    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+) -> Layout:
     """Leave the embedding whole on every rank, and sum its gradient as DDP would."""
     materialise(model.tokens, world.seed, world.device, "tokens")
     [whole] = model.tokens.parameters()
@@ -97,4 +113,6 @@ def _with_one_unsharded(model: Transformer, world: World, spec: StepSpec, params
         dist.all_reduce(whole.grad, group=world.group)
         whole.grad.div_(world.size)
 
-    return replace(lay_out_fsdp(model, world, spec, params, [whole]), finalize_gradients=sum_gradient)
+    return replace(
+        lay_out_fsdp(model, world, spec, params, [whole]), finalize_gradients=sum_gradient
+    )

@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from torch.profiler import record_function
-from training_steps import small
 
 from parbench.bench.results.traced import STEP, on_host
 from parbench.bench.world.torch_compat import profiling, trace_events
 from parbench.bench.world.world import World
 from parbench.workloads.step.overlap import broken_down, held_against
 from parbench.workloads.step.sent_bytes import counted
+from tests.support.training_steps import build_small_step
 
 
 def both_ways(world: World, name: str, params: dict[str, Any], folder: str) -> dict[str, Any]:
     """Trace one step as a probe does, write the same profile as a file, and return the probe's breakdown of it."""
-    step = small(world, name, params)
+    step = build_small_step(world, name, params)
     for _ in range(2):
         step.reset()
         world.barrier()

@@ -1,7 +1,7 @@
-"""Real ranks for tests: started once, sent work by name, so that a test costs no import of torch.
+"""Real ranks that are started once and then run functions by name, so no test imports torch again.
 
-``Ranks(2).call("test_collectives:wrong_after_step", name="all_reduce")`` runs that function of a module in this folder
-on every rank, as ``function(world, **arguments)``, and returns what each returned, in rank order.
+``Ranks(2).call("tests.support.faults:name", argument=1)`` runs that function on every rank as
+``function(world, argument=1)``, and returns a list of the results in rank order.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Self
 
-from paths import IMPORT_PATH
+from tests.support.paths import IMPORT_PATH
 
 _TIMEOUT_SECONDS = 180.0
 _MOST_THREADS = 20
@@ -40,7 +40,9 @@ class Ranks:
     def _open(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         with Listener(authkey=b"tests") as listener:
-            self._processes = [self._start(rank, str(listener.address)) for rank in range(self.size)]
+            self._processes = [
+                self._start(rank, str(listener.address)) for rank in range(self.size)
+            ]
             connections = [listener.accept() for _ in range(self.size)]
         by_rank = {connection.recv(): connection for connection in connections}
         self._connections = [by_rank[rank] for rank in range(self.size)]
@@ -60,11 +62,16 @@ class Ranks:
             ) from None
         errors = [value for failed, value in answers if failed]
         if errors:
-            waited = [any(words in error for words in ("Timed out", "closed by peer", "closure")) for error in errors]
+            waited = [
+                any(words in error for words in ("Timed out", "closed by peer", "closure"))
+                for error in errors
+            ]
             if any(waited):
                 self.close()  # gloo's connections stay broken, for whoever comes next
                 self._open()
-            raise RankError(errors[waited.index(False) if False in waited else 0])  # what the others waited for
+            raise RankError(
+                errors[waited.index(False) if False in waited else 0]
+            )  # what the others waited for
         return [value for _, value in answers]
 
     def close(self) -> None:
@@ -83,7 +90,16 @@ class Ranks:
 
     def _start(self, rank: int, address: str) -> subprocess.Popen[bytes]:
         strict = "error" if self._device == "cpu" else "default"  # CUDA warns of what a machine has
-        command = [sys.executable, "-W", strict, __file__, address, self._folder.name, self._device]
+        command = [
+            sys.executable,
+            "-W",
+            strict,
+            "-m",
+            "tests.support.ranks",
+            address,
+            self._folder.name,
+            self._device,
+        ]
         places = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(rank)}
         variables = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         return subprocess.Popen(command, env={**os.environ, **places, **variables})
@@ -106,7 +122,7 @@ def serve(address: str, folder: str, device: str) -> None:
     connection.send(int(os.environ["RANK"]))
     store = dist.FileStore(f"{folder}/store", int(os.environ["WORLD_SIZE"]))  # type: ignore[attr-defined]  # not in __all__
     if device == "cuda":
-        importlib.import_module("staging").stage()
+        importlib.import_module("tests.support.staging").stage()
     with open_world("gloo", device, seed=0, timeout_seconds=60, store=store) as world:
         lasting = set(distributed_c10d._world.pg_map)
         while True:
@@ -117,7 +133,9 @@ def serve(address: str, folder: str, device: str) -> None:
             _give_back_groups(lasting)
             module, _, name = target.partition(":")
             try:
-                connection.send((False, getattr(importlib.import_module(module), name)(world, **arguments)))
+                connection.send(
+                    (False, getattr(importlib.import_module(module), name)(world, **arguments))
+                )
             except Exception:  # noqa: BLE001 - told to the test, which raises it
                 connection.send((True, traceback.format_exc()))
 
@@ -137,7 +155,9 @@ def _give_back_groups(lasting: Set[object]) -> None:
     left = [group for group in distributed_c10d._world.pg_map if group not in lasting]
     for group in left:
         dist.destroy_process_group(group)
-    if left or len(list(Path("/proc/self/task").iterdir())) > _MOST_THREADS:  # those of groups that cycles still hold
+    if (
+        left or len(list(Path("/proc/self/task").iterdir())) > _MOST_THREADS
+    ):  # those of groups that cycles still hold
         forget_meshes()
         gc.collect()
 

@@ -6,7 +6,7 @@ from typing import Any
 from parbench.bench.text import UserError
 
 
-def refusal(call: Callable[..., Any], *given: Any, **more: Any) -> str:
+def usage_error(call: Callable[..., Any], *given: Any, **more: Any) -> str:
     try:
         call(*given, **more)
     except UserError as error:

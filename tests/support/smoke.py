@@ -4,9 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paths import environment
-
 from parbench.bench.results.runs import Run, load_run
+from tests.support.paths import environment
 
 PARBENCH = str(Path(sys.executable).with_name("parbench"))
 

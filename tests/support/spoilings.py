@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from training_steps import OF_NAME, Params, present
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
@@ -13,6 +12,7 @@ from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import plain_name
 from parbench.workloads.step.layout import local
 from parbench.workloads.step.training_step import TrainingStep
+from tests.support.training_steps import DEFINITION_BY_NAME, Params, resolve_preset
 
 FACTORS = {"missing": 0.0, "halved": 0.5, "doubled": 2.0, "negated": -1.0}
 """What each spoiling makes of a gradient."""
@@ -37,8 +37,8 @@ def tensors_of(shape: str) -> dict[str, str]:
 
 
 def prepared(world: World, name: str, params: Params, seed: int = 0) -> TrainingStep:
-    name, params = present(name, params)
-    definition = OF_NAME[name]
+    name, params = resolve_preset(name, params)
+    definition = DEFINITION_BY_NAME[name]
     step = load_target(definition.target)(replace(world, seed=seed), **definition.whole(params))
     assert isinstance(step, TrainingStep)
     step.reset()
@@ -62,10 +62,17 @@ def unseen(
     step = prepared(world, name, params)
     assert step.check() == 0, step.differences()
     remember_references(step)
-    held, right, found = {plain_name(n): p for n, p in step.layout.model.named_parameters()}, step._forward_backward, []
+    held, right, found = (
+        {plain_name(n): p for n, p in step.layout.model.named_parameters()},
+        step._forward_backward,
+        [],
+    )
     for tensor in tensors:
         for spoiling in spoilings:
-            factor, parameter = FACTORS[spoiling], held.get(tensor) if only in (None, world.rank) else None
+            factor, parameter = (
+                FACTORS[spoiling],
+                held.get(tensor) if only in (None, world.rank) else None,
+            )
 
             def scaled(gradient: Tensor, factor: float = factor) -> Tensor:
                 return gradient * factor
@@ -104,7 +111,9 @@ def remember_references(step: TrainingStep) -> None:
     step._parity._reference = reference  # type: ignore[method-assign]
 
 
-def wrong_of_right_steps(world: World, name: str, params: Params, seeds: Iterable[int]) -> list[int]:
+def wrong_of_right_steps(
+    world: World, name: str, params: Params, seeds: Iterable[int]
+) -> list[int]:
     """Return how much is called wrong of the first step of each seed, which is right."""
     found = []
     for seed in seeds:

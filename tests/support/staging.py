@@ -17,7 +17,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 CALLS = (
     *("_allgather_base_", "_reduce_scatter_base_", "allgather_", "allgather_coalesced_"),
-    *("allgather_into_tensor_coalesced_", "allreduce_", "allreduce_coalesced_", "alltoall_", "alltoall_base_"),
+    *(
+        "allgather_into_tensor_coalesced_",
+        "allreduce_",
+        "allreduce_coalesced_",
+        "alltoall_",
+        "alltoall_base_",
+    ),
     *("broadcast_", "gather_", "recv_", "recv_any_source_", "reduce_", "reduce_scatter_"),
     *("reduce_scatter_tensor_coalesced_", "scatter_", "send"),
 )
@@ -34,13 +40,17 @@ def stage() -> None:
     _libraries.append(library)  # which takes its kernels back when it is freed
 
 
-def staged(operator: Callable[..., Any], to_host: Callable[[Tensor], Tensor] = Tensor.cpu) -> Callable[..., Any]:
+def staged(
+    operator: Callable[..., Any], to_host: Callable[[Tensor], Tensor] = Tensor.cpu
+) -> Callable[..., Any]:
     """Return ``operator`` of c10d made with copies; its results come back before the work that it returns is done."""
     receives = "send" not in str(operator)
 
     def call(*args: Any) -> Any:
         leaves, spec = tree_flatten(args)
-        copies = [to_host(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # once the stream is there
+        copies = [
+            to_host(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+        ]  # once the stream is there
         here = tree_unflatten(copies, spec)
         result = operator(*here)
         alone = isinstance(result, torch.ScriptObject)

@@ -11,20 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-import fakes
-from reports_fixtures import bad, ok
-
 from parbench.bench.launch.driver import remaining
 from parbench.bench.results.records import RankState, Record
 from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
 from parbench.slurm.job.point_run import Attempt
+from tests.support import fakes
+from tests.support.reports_fixtures import failed_record, ok_record
 
-HERE = Path(__file__).parent
 ENDS = ("ok", "wrong", "hang", "bad-input", "die", "stubborn", "blames")
 
 
 def standin(
-    *, cases: int = 2, each: float = 0.05, end: str = "ok", silent: str = "", told: list[Attempt] | None = None
+    *,
+    cases: int = 2,
+    each: float = 0.05,
+    end: str = "ok",
+    silent: str = "",
+    told: list[Attempt] | None = None,
 ) -> Callable[[Attempt], list[str]]:
     """Return a command for ``slurm.job.work.work``; ``told`` collects its attempts, ``silent`` is a host that hangs."""
 
@@ -33,7 +36,16 @@ def standin(
             told.append(attempt)
         fresh = ["--out", f"{attempt.folder}/runs/{attempt.point.id}"]
         where = ["--resume", str(attempt.run)] if attempt.run else fresh
-        return [sys.executable, str(HERE / "standin.py"), str(cases), str(each), end, silent, *where]
+        return [
+            sys.executable,
+            "-m",
+            "tests.support.standin",
+            str(cases),
+            str(each),
+            end,
+            silent,
+            *where,
+        ]
 
     return words
 
@@ -55,8 +67,17 @@ def _record(end: str, silent: str, record: Record, *, is_last: bool) -> Record:
         RankState(rank=0, host=socket.gethostname(), pid=1, state="timed, step 3"),
         RankState(rank=1, host=silent, pid=2, state="no answer"),
     ]
-    reason = {"wrong": "3 results are wrong", "hang": "no end within 10 s: rank 1 did not arrive"}[end]
-    return bad(record.case, 0, "wrong" if end == "wrong" else "hang", reason, ranks=ranks, started=utc_now())
+    reason = {"wrong": "3 results are wrong", "hang": "no end within 10 s: rank 1 did not arrive"}[
+        end
+    ]
+    return failed_record(
+        record.case,
+        0,
+        "wrong" if end == "wrong" else "hang",
+        reason,
+        ranks=ranks,
+        started=utc_now(),
+    )
 
 
 def main() -> int:
@@ -66,14 +87,20 @@ def main() -> int:
         print("parbench: --nodes 9: job 7 has 4", file=sys.stderr)
         return 2
     is_fresh = option == "--out"
-    path = create_run(Path(where), fakes.plan(map(fakes.case, range(int(cases)))), "0")[0] if is_fresh else Path(where)
+    path = (
+        create_run(Path(where), fakes.make_plan(map(fakes.make_fake_case, range(int(cases)))), "0")[
+            0
+        ]
+        if is_fresh
+        else Path(where)
+    )
     run = load_run(path)
     todo = remaining(run)
     with open_writer(path) as writer:
 
         def stop(number: int, frame: object) -> None:
             if end == "blames":  # it sees its ranks die of the signal that ends the job
-                writer.write(bad(todo[-1][1], started=utc_now()))
+                writer.write(failed_record(todo[-1][1], started=utc_now()))
             sys.exit(4)
 
         signal.signal(signal.SIGTERM, signal.SIG_IGN if end == "stubborn" else stop)
@@ -82,7 +109,7 @@ def main() -> int:
             is_last = index == len(todo) - 1
             if end == "die" and is_last:
                 signal.raise_signal(signal.SIGKILL)
-            done = ok(case, launch, started=utc_now())
+            done = ok_record(case, launch, started=utc_now())
             writer.write(_record(end, silent, done, is_last=is_last))
     return {"ok": 0, "wrong": 1}.get(end, 4)
 

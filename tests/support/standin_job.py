@@ -8,10 +8,9 @@ PACE is a file with the seconds from one record to the next; each child reads it
 import sys
 from pathlib import Path
 
-from standin import standin
-
 from parbench.slurm.job.point_run import Attempt
 from parbench.slurm.job.work import work
+from tests.support.standin import standin
 
 
 def main(words: list[str]) -> int:

@@ -14,10 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import wait_until
-from local_slurm.local import inject_fault
-from standin import HERE, counted
-from sweeps import make_sweep, point
 
 from parbench.bench.text import UserError
 from parbench.slurm.job.state import SavedState, read_states
@@ -25,16 +21,25 @@ from parbench.slurm.sweep.folder import Point, create_folder, load_jobs, write_s
 from parbench.slurm.sweep.status import Picture, follow, look
 from parbench.slurm.sweep.submit import batches, resume, send
 from parbench.slurm.system import Slurm
+from tests.support.fakes import wait_until
+from tests.support.local_slurm.local import inject_fault
+from tests.support.paths import IMPORT_PATH
+from tests.support.standin import counted
+from tests.support.sweeps import make_point, make_sweep
 
 S = Slurm()
 
 
-def submitted(out: Path, points: Sequence[Point], *, cases: int = 3, each: float = 0.1, **more: Any) -> Path:
+def submitted(
+    out: Path, points: Sequence[Point], *, cases: int = 3, each: float = 0.1, **more: Any
+) -> Path:
     """Submit a sweep whose points write so many records, one each so many seconds."""
     out.mkdir(exist_ok=True)
     python = out / "python"
-    words = [sys.executable, str(HERE / "standin_job.py"), str(cases), str(out / "pace")]
-    python.write_text(f'#!/bin/bash\nexport PYTHONPATH={HERE.parent}:{HERE}\nexec {shlex.join(words)} "$@"\n')
+    words = [sys.executable, "-m", "tests.support.standin_job", str(cases), str(out / "pace")]
+    python.write_text(
+        f'#!/bin/bash\nexport PYTHONPATH={IMPORT_PATH}\nexec {shlex.join(words)} "$@"\n'
+    )
     python.chmod(0o755)
     pace(out, each)
     where = {"python": str(python), "working_directory": str(out), "partition": "lab"}
@@ -77,32 +82,44 @@ def assert_done(folder: Path, points: Sequence[Point], cases: int = 3) -> None:
 
 def start_now(job: str) -> None:
     """Skip the two minutes that Slurm waits before a requeued job starts again; not in its first second."""
-    wait_until(lambda: any((one["JobState"], one["Restarts"]) == ("PENDING", "1") for one in S.show_job(job)), 30)
+    wait_until(
+        lambda: any(
+            (one["JobState"], one["Restarts"]) == ("PENDING", "1") for one in S.show_job(job)
+        ),
+        30,
+    )
     time.sleep(1.2)
     subprocess.run(["scontrol", "update", f"jobid={job}", "StartTime=now"], check=True)
 
 
 def array(out: Path) -> None:
     """A real sbatch takes the options, quotes and prologues as they were meant, and refuses what it does not know."""
-    points = [point(0, nodes=4), point(1), point(2)]
-    said: dict[str, Any] = {"prologue": (f"touch '{out}/it is'",), "options": {"comment": 'a "b" # c'}}
+    points = [make_point(0, nodes=4), make_point(1), make_point(2)]
+    said: dict[str, Any] = {
+        "prologue": (f"touch '{out}/it is'",),
+        "options": {"comment": 'a "b" # c'},
+    }
     folder = submitted(out, points, mode="array", **said)
     assert_done(folder, points)
     assert len({state.job for state in saved(folder, points)}) == 3, "each task is a job of its own"
     assert [len(one.nodes) for one in look(folder).points] == [4, 2, 2]
     assert (out / "it is").exists()
-    assert [task["Comment"] for one in load_jobs(folder) for task in S.show_job(one.id)] == ['a "b" # c'] * 3
+    assert [task["Comment"] for one in load_jobs(folder) for task in S.show_job(one.id)] == [
+        'a "b" # c'
+    ] * 3
     with pytest.raises(UserError, match=r"^nothing was submitted: sbatch refused: "):
         submitted(out, points, options={"licenses": "none"})
 
 
 def time_ends(out: Path) -> None:
     """A point that takes longer than its job: stopped in time, its job requeued by itself, gone on with."""
-    points = [point(0, seconds=1.0), point(1, seconds=1.0)]
+    points = [make_point(0, seconds=1.0), make_point(1, seconds=1.0)]
     folder = submitted(out, points, cases=500, each=0.1, time_seconds=60)
     (job,) = load_jobs(folder)
     begun(folder)
-    subprocess.run(["scontrol", "update", f"jobid={job.id}", "EndTime=now+38"], check=True)  # not a minute's wait
+    subprocess.run(
+        ["scontrol", "update", f"jobid={job.id}", "EndTime=now+38"], check=True
+    )  # not a minute's wait
     wait_until(lambda: any(state.state == "interrupted" for state in saved(folder, points)), 75)
     assert "the job's time ended" in {state.reason for state in saved(folder, points)}
     kept = len(counted(folder))
@@ -113,7 +130,7 @@ def time_ends(out: Path) -> None:
 
 
 def requeued(out: Path) -> None:
-    points = [point(number) for number in range(3)]
+    points = [make_point(number) for number in range(3)]
     folder = submitted(out, points, cases=10, each=0.2)
     (job,) = load_jobs(folder)
     begun(folder, 3)
@@ -124,14 +141,16 @@ def requeued(out: Path) -> None:
 
 def killed(out: Path) -> None:
     """SIGKILL of the process in the job, and then of a point's driver: both are named, and resumed."""
-    points = [point(0), point(1)]
+    points = [make_point(0), make_point(1)]
     folder = submitted(out, points, cases=15, each=0.1, requeue=False)
     begun(folder, 2)
     os.kill(worker_of(folder), signal.SIGKILL)
     picture = ended(folder)
     (job,) = load_jobs(folder)
     assert states(picture) == ["lost", "missing"], states(picture)
-    assert picture.points[0].reason.startswith(f"job {job.id} ended while it was measured"), picture.points[0]
+    assert picture.points[0].reason.startswith(f"job {job.id} ended while it was measured"), (
+        picture.points[0]
+    )
     resume(folder)
     before = len(counted(folder))
     wait_until(lambda: len(counted(folder)) > before, 30)
@@ -148,7 +167,8 @@ def worker_of(folder: Path) -> int:
     (pid,) = (
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"standin_job.py" in (words := path.read_bytes()) and str(folder).encode() in words
+        if b"tests.support.standin_job" in (words := path.read_bytes())
+        and str(folder).encode() in words
     )
     return pid
 
@@ -159,7 +179,12 @@ def child_of(pid: int) -> int:
 
 def node_down(out: Path) -> None:
     """With go-on the rest is measured on the nodes left; what was lost is measured by the next job, afresh."""
-    points = [point(0, nodes=4), point(1, nodes=4), point(2, nodes=3), point(3, nodes=2)]
+    points = [
+        make_point(0, nodes=4),
+        make_point(1, nodes=4),
+        make_point(2, nodes=3),
+        make_point(3, nodes=2),
+    ]
     folder = submitted(out, points, cases=150, each=0.1, on_dead_node="go-on", requeue=False)
     begun(folder, 2)
     pace(out, 0.01)
@@ -180,7 +205,7 @@ def node_down(out: Path) -> None:
 
 def node_cut(out: Path) -> None:
     """A node whose link is cut is found out though its ranks say nothing; with fail it ends the job, and is named."""
-    points = [point(0, nodes=4), point(1, nodes=2)]
+    points = [make_point(0, nodes=4), make_point(1, nodes=2)]
     folder = submitted(out, points, cases=900, each=0.1, requeue=False)
     begun(folder, 2)
     inject_fault("cut", "n3")
@@ -221,7 +246,8 @@ def ranks(out: Path) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
-    scenario.__name__: scenario for scenario in (array, time_ends, requeued, killed, node_down, node_cut, ranks)
+    scenario.__name__: scenario
+    for scenario in (array, time_ends, requeued, killed, node_down, node_cut, ranks)
 }
 
 if __name__ == "__main__":

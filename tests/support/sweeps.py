@@ -9,15 +9,30 @@ from parbench.slurm.sweep.folder import FOLDERS, Job, Point, Sweep, append_job, 
 from parbench.slurm.system import Partition, QueuedJob, Slurm, SlurmError
 
 
-def point(number: int = 0, *, nodes: int = 2, seconds: float = 20.0, **more: Any) -> Point:
-    given = {"ntasks_per_node": 1, "placement": "block", "repeat": 1, "environment": "", "variables": {}}
+def make_point(number: int = 0, *, nodes: int = 2, seconds: float = 20.0, **more: Any) -> Point:
+    given = {
+        "ntasks_per_node": 1,
+        "placement": "block",
+        "repeat": 1,
+        "environment": "",
+        "variables": {},
+    }
     case = Entry(name="collective.all_reduce", set={"size_bytes": "1K"})
-    names = {"id": f"{number:04}abcdef{nodes:02}", "label": f"{nodes} nodes x 1, r{number}", "cases": (case,)}
+    names = {
+        "id": f"{number:04}abcdef{nodes:02}",
+        "label": f"{nodes} nodes x 1, r{number}",
+        "cases": (case,),
+    }
     return Point(**{**given, **names, "nodes": nodes, "seconds": seconds, **more})
 
 
 def make_sweep(points: Sequence[Point], **more: Any) -> Sweep:
-    given = {"name": "test", "file": "test.toml", "created": "2026-01-01T00:00:00.000Z", "mode": "one"}
+    given = {
+        "name": "test",
+        "file": "test.toml",
+        "created": "2026-01-01T00:00:00.000Z",
+        "mode": "one",
+    }
     where = {"time_seconds": 600, "python": "python", "working_directory": "/"}
     return Sweep(**{**given, **where, "points": tuple(points), **more})
 
@@ -32,12 +47,16 @@ def make_folder(out: Path, sweep: Sweep, *jobs: Job) -> Path:
     return folder
 
 
-def job(number: str, points: Sequence[Point], **more: Any) -> Job:
+def make_job(number: str, points: Sequence[Point], **more: Any) -> Job:
     given = {"name": "sweep", "nodes": 2, "submitted": "2026-01-01T00:00:00.000Z"}
-    return Job(**{**given, "id": number, "points": tuple(point.id for point in points), **more})
+    return Job(
+        **{**given, "id": number, "points": tuple(make_point.id for make_point in points), **more}
+    )
 
 
-def queued(number: str, state: str = "RUNNING", *, own: str | None = None, reason: str = "None") -> QueuedJob:
+def queued_job(
+    number: str, state: str = "RUNNING", *, own: str | None = None, reason: str = "None"
+) -> QueuedJob:
     return QueuedJob(id=number, own_id=own or number, state=state, reason=reason)
 
 
@@ -46,7 +65,9 @@ class FakeSlurm(Slurm):
 
     def __init__(self) -> None:
         super().__init__()
-        self.__dict__.update(waiting=[], jobs={}, nodes={}, parts=(), told=[], down=False, on_call=lambda words: None)
+        self.__dict__.update(
+            waiting=[], jobs={}, nodes={}, parts=(), told=[], down=False, on_call=lambda words: None
+        )
 
     waiting: list[QueuedJob]
     jobs: dict[str, Mapping[str, str]]

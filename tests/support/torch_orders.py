@@ -42,7 +42,12 @@ def order(name: str, ranks: int, microbatches: int, chunks: int) -> Rows:
     schedule = CLASSES[name](fake_stages(ranks, chunks), microbatches, loss_fn=no_loss)
     rows = (schedule.pipeline_order[rank] for rank in range(ranks))
     return tuple(
-        tuple(Action.parse(str(part)) for step in row if step is not None for part in step.sub_actions or (step,))
+        tuple(
+            Action.parse(str(part))
+            for step in row
+            if step is not None
+            for part in step.sub_actions or (step,)
+        )
         for row in rows
     )
 

@@ -18,69 +18,81 @@ from parbench.workloads.step.training_step import TrainingStep
 
 Params = dict[str, Any]
 
-OF_NAME = {definition.name.removeprefix("workload."): definition for definition in DEFINITIONS}
-SMALL = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "sequence": 16, "vocabulary": 64, "microbatch": 2}
+DEFINITION_BY_NAME = {
+    definition.name.removeprefix("workload."): definition for definition in DEFINITIONS
+}
+SMALL_PARAMS = {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "sequence": 16,
+    "vocabulary": 64,
+    "microbatch": 2,
+}
 
 
-def present(name: str, params: Params) -> tuple[str, Params]:
+def resolve_preset(name: str, params: Params) -> tuple[str, Params]:
     """Return the name of a step and its parameters. ZeRO-2 and ZeRO-3 are FSDP without and with resharding."""
     if name in ("zero2", "zero3"):
         return "fsdp", {"reshard": name == "zero3", **params}
     return name, params
 
 
-def small(world: World, name: str, params: Params) -> TrainingStep:
-    name, params = present(name, params)
-    definition = OF_NAME[name]
-    step = load_target(definition.target)(world, **definition.whole({**SMALL, **params}))
+def build_small_step(world: World, name: str, params: Params) -> TrainingStep:
+    name, params = resolve_preset(name, params)
+    definition = DEFINITION_BY_NAME[name]
+    step = load_target(definition.target)(world, **definition.whole({**SMALL_PARAMS, **params}))
     assert isinstance(step, TrainingStep)
     return step
 
 
-def trained(world: World, name: str, **params: Any) -> TrainingStep:
+def build_trained_step(world: World, name: str, **params: Any) -> TrainingStep:
     """Return a step that was taken twice: DDP makes its buckets anew in between."""
-    step = small(world, name, params)
+    step = build_small_step(world, name, params)
     for _ in range(2):
         step.reset()
         step.step()
     return step
 
 
-def of_each(world: World, function: str, cases: dict[str, tuple[str, Params]], **arguments: Any) -> dict[str, Any]:
+def call_for_each(
+    world: World, function: str, cases: dict[str, tuple[str, Params]], **arguments: Any
+) -> dict[str, Any]:
     """Return what ``module:function`` finds of each case: one visit to the ranks for all."""
     module, _, name = function.partition(":")
     act = getattr(importlib.import_module(module), name)
     return {label: act(world, *case, **arguments) for label, case in cases.items()}
 
 
-def wrong_after_a_step(step: Any) -> int:
+def count_wrong_after_step(step: Any) -> int:
     """Return how much is wrong after a step on another batch."""
     step.reset()
     step.step()
     return int(step.check())
 
 
-def wrong_after(world: World, name: str, params: Params, steps: int = 3) -> list[int]:
-    step = small(world, name, params)
-    wrong = [wrong_after_a_step(step) for _ in range(steps)]
+def count_wrong_after_steps(world: World, name: str, params: Params, steps: int = 3) -> list[int]:
+    step = build_small_step(world, name, params)
+    wrong = [count_wrong_after_step(step) for _ in range(steps)]
     step.close()
     return wrong
 
 
-def sent_by_axis(step: TrainingStep) -> dict[str, float]:
+def measure_sent_bytes(step: TrainingStep) -> dict[str, float]:
     sent: defaultdict[str, float] = defaultdict(float)
     for call in counted(step.step, step.layout.axes):
         sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
     return {axis: value for axis, value in sent.items() if value}
 
 
-def wrong_sent_and_expected(
+def measure_wrong_and_bytes(
     world: World, name: str, params: Params
 ) -> tuple[list[int], dict[str, float], dict[str, float]]:
     """Return how much is wrong after each of two steps, what another sends by axis, and the closed form's of it."""
-    step = small(world, name, params)
-    wrong = [wrong_after_a_step(step) for _ in range(2)]
-    sent = sent_by_axis(step)
+    step = build_small_step(world, name, params)
+    wrong = [count_wrong_after_step(step) for _ in range(2)]
+    sent = measure_sent_bytes(step)
     step.close()
     return wrong, sent, dict(step.expected_bytes())
 
@@ -89,7 +101,11 @@ class Local(Silenced):  # type: ignore[no-untyped-call]
     """While entered, a reduction gives what it would where every rank had this rank's own: nothing is exchanged."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = func.name()
         group = group_of(args) if "c10d" in name and "reduce" in name else None
@@ -150,7 +166,9 @@ def _one_rank_has_other_tokens(step: TrainingStep, world: World) -> None:
 
 
 def _targets_are_not_moved(step: TrainingStep, world: World) -> None:
-    step._mine = tuple(tokens[:, :-1].repeat_interleave(2, dim=1)[:, : tokens.shape[1]] for tokens in step._mine)
+    step._mine = tuple(
+        tokens[:, :-1].repeat_interleave(2, dim=1)[:, : tokens.shape[1]] for tokens in step._mine
+    )
 
 
 def _a_missing_gradient(step: TrainingStep, world: World) -> None:
@@ -187,11 +205,11 @@ MUTANTS: dict[str, Callable[[TrainingStep, World], None]] = {
 }
 
 
-def wrong_where_nothing_is_reduced(world: World, name: str, params: Params) -> tuple[int, int]:
+def count_wrong_without_reduction(world: World, name: str, params: Params) -> tuple[int, int]:
     """Return how much is wrong where gradients stay local in the check alone, and in steps too."""
     found = []
     for late in (True, False):
-        step = small(world, name, params)
+        step = build_small_step(world, name, params)
         step.reset()
         if late:
             step.step()

@@ -13,7 +13,9 @@ _SENT_COLUMN = 8
 
 def sent_bytes() -> int:
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
-    fields = {name.strip(): rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+    fields = {
+        name.strip(): rest.split() for name, _, rest in (line.partition(":") for line in lines)
+    }
     return sum(int(values[_SENT_COLUMN]) for name, values in fields.items() if name != "lo")
 
 
@@ -47,7 +49,10 @@ class Counted:
         return Explanation()
 
     def close(self) -> None:
-        print(json.dumps({"steps": self._steps, "sent_bytes": self._last - (self._first or 0)}), flush=True)
+        print(
+            json.dumps({"steps": self._steps, "sent_bytes": self._last - (self._first or 0)}),
+            flush=True,
+        )
 
 
 def counted(world: World, *, size_bytes: int = 4 << 20) -> Counted:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import Ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from training_steps import OF_NAME, Params, small
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.step.layout import local
 from parbench.workloads.step.sent_bytes import SentCall, counted
+from tests.support.ranks import Ranks
+from tests.support.training_steps import DEFINITION_BY_NAME, Params, build_small_step
 
 PSI = 27_936  # parameters of the small model
 ACTIVATION = 2 * 16 * 32 * 4
@@ -42,7 +42,9 @@ DISTRIBUTED = {"optimizer": "distributed"}
 )
 def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params) -> None:
     arguments = {"name": name, "params": params}
-    for result in two_ranks.call("training_steps:wrong_sent_and_expected", **arguments):
+    for result in two_ranks.call(
+        "tests.support.training_steps:measure_wrong_and_bytes", **arguments
+    ):
         wrong, sent, expected = result
         assert wrong == [0, 0]
         expected = {axis: num_bytes for axis, num_bytes in expected.items() if num_bytes}
@@ -51,7 +53,7 @@ def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params)
 
 def list_calls(world: World, name: str, params: Params) -> list[SentCall]:
     """Return the calls of a third step; DDP makes its buckets after the first."""
-    step = small(world, name, params)
+    step = build_small_step(world, name, params)
     for _ in range(2):
         step.step()
     calls = list(counted(step.step, step.layout.axes))
@@ -61,7 +63,7 @@ def list_calls(world: World, name: str, params: Params) -> list[SentCall]:
 
 def calls_of(ranks: Ranks, name: str, **params: object) -> list[SentCall]:
     calls: list[SentCall]
-    calls, _ = ranks.call("test_parallelisms:list_calls", name=name, params=params)
+    calls, _ = ranks.call("tests.workloads.test_parallelisms:list_calls", name=name, params=params)
     return calls
 
 
@@ -98,7 +100,7 @@ def test_sequence_parallel_calls(two_ranks: Ranks) -> None:
 
 def wrong_gradients(world: World) -> list[int]:
     """Return wrong elements: with bfloat16 sums, with a microbatch twice, with float8."""
-    step = small(world, "ddp", {**COMPRESSED, "accumulation": 2})
+    step = build_small_step(world, "ddp", {**COMPRESSED, "accumulation": 2})
     step.reset()
     step.step()
     assert step.check() == 0
@@ -112,14 +114,16 @@ def wrong_gradients(world: World) -> list[int]:
 
 
 def test_gradients_below_bfloat16_are_wrong(two_ranks: Ranks) -> None:
-    for bfloat16, twice, float8 in two_ranks.call("test_parallelisms:wrong_gradients"):
+    for bfloat16, twice, float8 in two_ranks.call(
+        "tests.workloads.test_parallelisms:wrong_gradients"
+    ):
         assert bfloat16 == 0
         assert min(twice, float8) > 0
 
 
 def count_moments(world: World, params: Params) -> tuple[int, int]:
     """Return the model's parameters and the first moments that this rank holds."""
-    step = small(world, "zero1", params)
+    step = build_small_step(world, "zero1", params)
     step.step()
     state = step.layout.optimizer.optim.state  # type: ignore[attr-defined]
     moments = [entry["exp_avg"] for entry in state.values()]
@@ -129,14 +133,16 @@ def count_moments(world: World, params: Params) -> tuple[int, int]:
 
 @pytest.mark.parametrize("params", [{}, DISTRIBUTED])
 def test_zero1_shards_moments(two_ranks: Ranks, params: Params) -> None:
-    (psi, first), (_, second) = two_ranks.call("test_parallelisms:count_moments", params=params)
+    (psi, first), (_, second) = two_ranks.call(
+        "tests.workloads.test_parallelisms:count_moments", params=params
+    )
     assert first + second == psi
     assert abs(first - second) <= (0 if params else 0.2 * psi)
 
 
 def matrix_sizes(world: World, name: str) -> list[tuple[int, int]]:
     """Return of each split matrix of a layer all elements and those of this rank."""
-    step = small(world, name, {})
+    step = build_small_step(world, name, {})
     named = step.layout.model.named_parameters()
     split = [p for key, p in named if isinstance(p, DTensor) and key.startswith("layers.")]
     sizes = [(p.numel(), local(p).numel()) for p in split if p.dim() == 2]
@@ -146,7 +152,7 @@ def matrix_sizes(world: World, name: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("name", ["tp", "tp_sp"])
 def test_tensor_parallel_halves_matrices(two_ranks: Ranks, name: str) -> None:
-    for sizes in two_ranks.call("test_parallelisms:matrix_sizes", name=name):
+    for sizes in two_ranks.call("tests.workloads.test_parallelisms:matrix_sizes", name=name):
         assert len(sizes) == 2 * 6
         assert all(held * 2 == elements for elements, held in sizes)
 
@@ -155,10 +161,10 @@ def count_leftovers(world: World, name: str) -> list[tuple[int, int]]:
     """Count threads and tensors after each of three benchmarks; the first may fill caches."""
     options: dict[str, Params] = {"pp": {"microbatches": 4}, "cp": {"method": "zigzag"}}
     shape = {"hidden": 32, "sequence": 16, "vocabulary": 64}
-    case = OF_NAME[name].case({**shape, **options.get(name, {})})
+    case = DEFINITION_BY_NAME[name].case({**shape, **options.get(name, {})})
     counts = []
     for _ in range(3):
-        benchmark = load_target(OF_NAME[name].target)(world, **case.whole)
+        benchmark = load_target(DEFINITION_BY_NAME[name].target)(world, **case.whole)
         benchmark.reset()
         benchmark.step()
         world.barrier()
@@ -173,6 +179,8 @@ def count_leftovers(world: World, name: str) -> list[tuple[int, int]]:
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["hsdp", "tp_fsdp", "ep_step", "pp", "cp", "hybrid"])
 def test_closed_step_leaves_nothing(two_ranks: Ranks, name: str) -> None:
-    for _, second, third in two_ranks.call("test_parallelisms:count_leftovers", name=name):
+    for _, second, third in two_ranks.call(
+        "tests.workloads.test_parallelisms:count_leftovers", name=name
+    ):
         assert third[0] <= second[0]
         assert third[1] <= second[1]

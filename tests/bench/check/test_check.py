@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import PARBENCH, in_cluster
-from paths import environment
 
 from parbench.bench.results.runs import load_run
+from tests.support.clusters import PARBENCH, run_in_cluster
+from tests.support.paths import environment
 
 pytestmark = [pytest.mark.full, pytest.mark.measures]
 
@@ -18,7 +18,13 @@ pytestmark = [pytest.mark.full, pytest.mark.measures]
 def check(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "parbench", "check", "--json", *words]
     done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=120
+        command,
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -43,7 +49,9 @@ def test_check_passes_a_good_machine_and_names_a_bad_device(tmp_path: Path) -> N
     assert [device["verdict"] == "bad" for device in found["devices"]][:2] == [False, True], found
 
 
-def test_hosts_are_checked_over_an_agent_and_by_a_screening_with_all_that_they_have(tmp_path: Path) -> None:
+def test_hosts_are_checked_over_an_agent_and_by_a_screening_with_all_that_they_have(
+    tmp_path: Path,
+) -> None:
     agent = tmp_path / "agent"
     step = "srun --overlap --mpi=none --cpu-bind=none -N1 -n1"
     agent.write_text(f'#!/bin/sh\nhost=$1; shift\n[ $host = n2 ] && more="--inject corrupt:1"\n'
@@ -52,9 +60,14 @@ def test_hosts_are_checked_over_an_agent_and_by_a_screening_with_all_that_they_h
     asked = f"{PARBENCH} check --hosts n1,n2 --ssh {agent} --budget 20s --json -o hosts.json"
     screened = f"{PARBENCH} slurm screen --size 512K --rounds 3"
     script = f"{asked}; echo; {screened} >screen.txt"
-    done = in_cluster(["salloc", "-Q", "-N3", "-n3", "sh", "-c", script], nodes=3, cwd=tmp_path, timeout=400)
+    done = run_in_cluster(
+        ["salloc", "-Q", "-N3", "-n3", "sh", "-c", script], nodes=3, cwd=tmp_path, timeout=400
+    )
     told = json.loads((tmp_path / "hosts.json").read_text())
-    bad = {one["host"]: [device["verdict"] == "bad" for device in one["devices"]] for one in told["hosts"]}
+    bad = {
+        one["host"]: [device["verdict"] == "bad" for device in one["devices"]]
+        for one in told["hosts"]
+    }
     assert bad == {"n1": [False, False], "n2": [False, True]}, done.stderr
     assert told["code"] == 1
     text = (tmp_path / "screen.txt").read_text()

@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nvidia import H100, gpus, install
 
 from parbench.bench.check.gpus import Watch, at_work, complaints, facts_of, nvlink_errors
 from parbench.bench.check.infiniband import Port, judged, ports
 from parbench.bench.machine import environment
 from parbench.bench.machine.environment import core_groups
 from parbench.bench.machine.gpu import Gpu, gpus_of
+from tests.support.nvidia import H100, gpus, install
 
 ERRORS = (
     "GPU {0}: NVIDIA H100 (UUID: {1})\n\t Link 0: Replay Errors: {2}\n\t Link 1: Replay Errors: 1\n"
@@ -21,7 +21,9 @@ ERRORS = (
 def eight(folder: Path, **of_one: dict[str, str]) -> tuple[Gpu, ...]:
     listed = gpus(H100, 8, **of_one)
     environ = install(
-        folder, listed, links=lambda index: ["26.562 GB/s", "<inactive>" if index == 6 else "26.562 GB/s"]
+        folder,
+        listed,
+        links=lambda index: ["26.562 GB/s", "<inactive>" if index == 6 else "26.562 GB/s"],
     )
     with Watch(environ, gpus_of(environ)) as watch:
         pass
@@ -49,18 +51,39 @@ def test_what_is_wrong_with_one_of_eight_gpus_is_its_own(tmp_path: Path) -> None
 
 
 def test_clocks_are_those_of_a_busy_gpu_and_a_power_cap_is_no_fault() -> None:
-    idle = Gpu(uuid="a", sm_clock=345, sm_clock_max=1980, slowed_by=("idle",), utilization_percent=0, pcie_width=4)
-    busy = replace(idle, sm_clock=1500, utilization_percent=99, slowed_by=("software power cap",), pcie_width=16)
-    hot = replace(busy, sm_clock=1200, slowed_by=("hardware thermal slowdown",), temperature_celsius=91)
+    idle = Gpu(
+        uuid="a",
+        sm_clock=345,
+        sm_clock_max=1980,
+        slowed_by=("idle",),
+        utilization_percent=0,
+        pcie_width=4,
+    )
+    busy = replace(
+        idle,
+        sm_clock=1500,
+        utilization_percent=99,
+        slowed_by=("software power cap",),
+        pcie_width=16,
+    )
+    hot = replace(
+        busy, sm_clock=1200, slowed_by=("hardware thermal slowdown",), temperature_celsius=91
+    )
     found = at_work(idle, [idle, busy, replace(hot, uuid="b")])
-    assert (found.sm_clock, found.pcie_width, found.slowed_by) == (1500, 16, ("software power cap",))
+    assert (found.sm_clock, found.pcie_width, found.slowed_by) == (
+        1500,
+        16,
+        ("software power cap",),
+    )
     assert complaints(found, [found], {}) == ()
     found = at_work(idle, [idle, busy, hot])
     assert found.slowed_by == ("software power cap", "hardware thermal slowdown")
     assert (found.sm_clock, found.temperature_celsius) == (1500, 91)
     [reason] = complaints(found, [found], {})
     assert reason.is_bad
-    assert reason.text.endswith("slowed by software power cap and hardware thermal slowdown at 91 degrees C")
+    assert reason.text.endswith(
+        "slowed by software power cap and hardware thermal slowdown at 91 degrees C"
+    )
     assert at_work(idle, [idle]) == idle
     software = replace(idle, slowed_by=("software thermal slowdown",))
     assert [one.is_bad for one in complaints(software, [software], {})] == [False]
@@ -73,7 +96,10 @@ def test_errors_of_links_are_those_that_came_meanwhile(tmp_path: Path) -> None:
     }
     assert nvlink_errors("") == {}
     watch = Watch({}, ())
-    watch._before, watch._after = ({"x": {"replay errors": 4, "crc": 1}}, {"x": {"replay errors": 9, "crc": 1}})
+    watch._before, watch._after = (
+        {"x": {"replay errors": 4, "crc": 1}},
+        {"x": {"replay errors": 9, "crc": 1}},
+    )
     grown = watch.grown(Gpu(uuid="x"))
     assert grown == {"replay errors": 5}
     assert watch.grown(Gpu(uuid="z")) == {}
@@ -82,7 +108,9 @@ def test_errors_of_links_are_those_that_came_meanwhile(tmp_path: Path) -> None:
     assert complaints(Gpu(), [Gpu()], {"recovery errors": 1})[0].is_bad
 
 
-def hca(root: Path, name: str, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)", **more: str) -> None:
+def hca(
+    root: Path, name: str, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)", **more: str
+) -> None:
     folder = root / "sys/class/infiniband" / name / "ports/1"
     (folder / "counters").mkdir(parents=True, exist_ok=True)
     (folder.parents[1] / "board_id").write_text("MT_0000000838\n")
@@ -110,12 +138,18 @@ def test_a_port_is_bad_that_is_down_or_slow_beside_others_of_its_board(tmp_path:
         "mlx5_5/1": "2 more symbol_error meanwhile",
     }
     assert [port.name for port in found.values() if port.is_bad] == ["mlx5_3/1", "mlx5_4/1"]
-    assert {port.name for port in judged(mid, ports(tmp_path)) if port.is_bad} == {"mlx5_3/1", "mlx5_4/1", "mlx5_7/1"}
+    assert {port.name for port in judged(mid, ports(tmp_path)) if port.is_bad} == {
+        "mlx5_3/1",
+        "mlx5_4/1",
+        "mlx5_7/1",
+    }
     alone: Port = before[3]
     assert judged([alone], [alone])[0].complaint == "", "no port of its board is used"
 
 
-def test_cores_are_grouped_by_numa_node_and_physical_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_grouped_by_numa_node_and_physical_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     system = tmp_path / "sys/devices/system"
     for node, cpus in ((0, "0-3,8-11"), (1, "4-7,12-15")):
         (system / f"node/node{node}").mkdir(parents=True)

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fakes import plan
 
 from parbench.bench.check.cases import ALONE, QUANTITIES, name_of, options_of
 from parbench.bench.check.health import Device, Health, compared, measured, problems_of
@@ -22,6 +21,7 @@ from parbench.bench.results.records import Record, Status, WorldInfo
 from parbench.bench.results.runs import Run, RunInfo
 from parbench.bench.results.samples import samples_name
 from parbench.cli import DEFINITIONS
+from tests.support.fakes import make_plan as make_fake_plan
 
 CATALOGUE = load_catalogue(DEFINITIONS)
 N = 4
@@ -74,7 +74,8 @@ def a_run(
                 slow = dict.fromkeys(slow, max(slow.values()))
             nanoseconds = np.array([[1e6 * slow[rank] * (1 + launch / 10)] * 9 for rank in ranks])
             arrays: dict[str, Any] = {
-                name: nanoseconds.astype(np.int64) for name in ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
+                name: nanoseconds.astype(np.int64)
+                for name in ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
             }
             content = io.BytesIO()
             arrays |= {"ranks": np.array(ranks), "steps_per_sample": np.array(1)}
@@ -83,13 +84,15 @@ def a_run(
             file.parent.mkdir(exist_ok=True, parents=True)
             file.write_bytes(content.getvalue())
             records.append(record)
-    asked = plan(cases_of(device, N), nproc=N, launches=LEAST_LAUNCHES, device=device)
+    asked = make_fake_plan(cases_of(device, N), nproc=N, launches=LEAST_LAUNCHES, device=device)
     info = RunInfo(id="1", started="", host="n1", parbench="1", plan=asked, environment={})
     return Run(path=folder, info=info, records=tuple(records))
 
 
 def devices(kind: str = "NVIDIA H100", host: str = "n1") -> tuple[Device, ...]:
-    return tuple(Device(host=host, name=f"GPU {i}", uuid=f"{host}-{i}", kind=kind, rank=i) for i in range(N))
+    return tuple(
+        Device(host=host, name=f"GPU {i}", uuid=f"{host}-{i}", kind=kind, rank=i) for i in range(N)
+    )
 
 
 def checked(run: Run) -> Health:
@@ -110,8 +113,13 @@ def verdicts(health: Health) -> list[str]:
     return [device.verdict for device in health.devices]
 
 
-def test_every_quantity_is_planned_alone_and_together_on_a_gpu_and_what_cores_have_on_them() -> None:
-    for device, nproc, names in (("cuda", 8, {one.name for one in QUANTITIES}), ("cpu", 2, {"bfloat16", "pairs"})):
+def test_every_quantity_is_planned_alone_and_together_on_a_gpu_and_what_cores_have_on_them() -> (
+    None
+):
+    for device, nproc, names in (
+        ("cuda", 8, {one.name for one in QUANTITIES}),
+        ("cpu", 2, {"bfloat16", "pairs"}),
+    ):
         cases = cases_of(device, nproc)
         record = Record(case=cases[0], world=WorldInfo(size=1, nodes=1, backend="", device=""), launch=0, status="ok",
                         started="", seconds=0.0)  # fmt: skip
@@ -122,7 +130,9 @@ def test_every_quantity_is_planned_alone_and_together_on_a_gpu_and_what_cores_ha
                 rounds = 7 if (one.name, nproc) == ("pairs", 8) else 1
                 assert found.count(one.name) == rounds, one.name
                 assert found.count(f"{one.name} alone") == (nproc if one.alone else 0), one.name
-    assert {case.whole.get("group") for case in cases_of("cuda", 1)} == {"world"}, "one alone is alone already"
+    assert {case.whole.get("group") for case in cases_of("cuda", 1)} == {"world"}, (
+        "one alone is alone already"
+    )
     assert ALONE["concurrent"] == "false"
 
 
@@ -153,14 +163,22 @@ def test_a_slow_device_is_named_with_its_share_and_what_to_do(tmp_path: Path) ->
 
 def test_a_slow_link_is_named_and_not_its_ends(tmp_path: Path) -> None:
     health = checked(a_run(tmp_path, {}, pairs={"1-3": 1.4}))
-    assert [link.text.partition(",")[0] for link in health.links] == ["GPU 1 - GPU 3: 29 % under its peers"]
+    assert [link.text.partition(",")[0] for link in health.links] == [
+        "GPU 1 - GPU 3: 29 % under its peers"
+    ]
     assert (health.code, verdicts(health)) == (1, ["ok"] * N)
 
 
 def test_wrong_results_are_the_ranks_that_alone_had_them(tmp_path: Path) -> None:
     told: dict[str, tuple[Status, str]] = {
-        "float32": ("wrong", "results differ from the reference before the timed region: 3 on rank 1"),
-        "all ranks": ("wrong", "results differ from the reference: 1 on rank 0, 1 on rank 1, 1 on rank 2, 1 on rank 3"),
+        "float32": (
+            "wrong",
+            "results differ from the reference before the timed region: 3 on rank 1",
+        ),
+        "all ranks": (
+            "wrong",
+            "results differ from the reference: 1 on rank 0, 1 on rank 1, 1 on rank 2, 1 on rank 3",
+        ),
         "copy": ("skipped", "not tried again: wrong in launch 1 (1 on rank 1)"),
     }
     health = checked(a_run(tmp_path, {}, bad=told))
@@ -168,18 +186,24 @@ def test_wrong_results_are_the_ranks_that_alone_had_them(tmp_path: Path) -> None
     assert health.devices[1].reasons[0].text == "wrong results in compute.gemm (3 times)"
     shared = {"all ranks": told["all ranks"]}
     health = checked(a_run(tmp_path, {}, bad=shared))
-    assert (health.code, verdicts(health)) == (4, ["ok"] * N), "nobody alone: what ranks do together cannot tell who"
+    assert (health.code, verdicts(health)) == (4, ["ok"] * N), (
+        "nobody alone: what ranks do together cannot tell who"
+    )
     assert health.problems[0].startswith("collective.all_reduce: results differ")
 
 
 def test_what_did_not_run_is_said(tmp_path: Path) -> None:
-    hang: dict[str, tuple[Status, str]] = {"pairs": ("hang", "no end within 20 s: rank 3 did not arrive")}
+    hang: dict[str, tuple[Status, str]] = {
+        "pairs": ("hang", "no end within 20 s: rank 3 did not arrive")
+    }
     health = checked(a_run(tmp_path, {}, bad=hang))
     assert (health.code, health.verdict) == (4, "did not run")
     assert health.problems == ("p2p.pairwise: no end within 20 s: rank 3 did not arrive",)
     late: dict[str, tuple[Status, str]] = {"copy": ("skipped", LEFT_OUT)}
     health = checked(a_run(tmp_path, {}, bad=late))
-    assert health.problems == (f"memory.copy: {LEFT_OUT} -> stop other work here, or allow more time (--budget 2m)",)
+    assert health.problems == (
+        f"memory.copy: {LEFT_OUT} -> stop other work here, or allow more time (--budget 2m)",
+    )
     health = checked(a_run(tmp_path, {2: 1.25}, only=2))
     assert health.code == 4
     assert health.problems[0].startswith("not reached: ")
@@ -187,11 +211,15 @@ def test_what_did_not_run_is_said(tmp_path: Path) -> None:
     assert Health(host="n1", started="", seconds=0.0, device="cuda").code == 4
 
 
-def test_devices_of_several_hosts_are_compared_once_and_only_with_their_kind(tmp_path: Path) -> None:
+def test_devices_of_several_hosts_are_compared_once_and_only_with_their_kind(
+    tmp_path: Path,
+) -> None:
     fast, _, _ = measured(devices(), a_run(tmp_path / "a", {}))
     slow, _, _ = measured(devices(host="n2"), a_run(tmp_path / "b", dict.fromkeys(range(N), 1.2)))
     alone = compared(slow, 0.05)
-    assert [one.verdict for one in alone] == ["ok"] * N, "a whole host that is slow has no peers in itself"
+    assert [one.verdict for one in alone] == ["ok"] * N, (
+        "a whole host that is slow has no peers in itself"
+    )
     other, _, _ = measured(devices(host="n3"), a_run(tmp_path / "c", {}))
     both = compared(compared([*fast, *alone, *other], 0.05), 0.05)
     assert [one.verdict for one in both] == ["ok"] * N + ["bad"] * N + ["ok"] * N

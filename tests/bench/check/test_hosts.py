@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
-from refusals import refusal
-from trees import write_tool
 
 from parbench.bench.check import check as checking
 from parbench.bench.check.check import check, document
@@ -18,6 +16,8 @@ from parbench.bench.check.hosts import Answer, ask, code_of, hosts_in, render, t
 from parbench.bench.machine.machine import affinity
 from parbench.bench.text import counted
 from parbench.cli import main
+from tests.support.refusals import usage_error
+from tests.support.trees import write_tool
 
 ASKED: dict[str, Any] = {
     "device": "cpu",
@@ -32,13 +32,19 @@ ASKED: dict[str, Any] = {
 def health(host: str, speed: float = 1.0, *, emulated: bool = False, **more: Any) -> Health:
     told = {
         "float32": Rate(
-            name="float32", unit="FLOP/s", value=speed * 1e12, launches=dict.fromkeys(range(3), speed * 1e12)
+            name="float32",
+            unit="FLOP/s",
+            value=speed * 1e12,
+            launches=dict.fromkeys(range(3), speed * 1e12),
         )
     }
     own = tuple(
-        Device(host=host, name=f"GPU {i}", uuid=f"{host}{i}", kind="H100", rank=i, rates=told) for i in range(2)
+        Device(host=host, name=f"GPU {i}", uuid=f"{host}{i}", kind="H100", rank=i, rates=told)
+        for i in range(2)
     )
-    whole = Health(host=host, started="2026", seconds=41.0, device="cuda", devices=own, emulated=emulated)
+    whole = Health(
+        host=host, started="2026", seconds=41.0, device="cuda", devices=own, emulated=emulated
+    )
     return msgspec.structs.replace(whole, **more)
 
 
@@ -49,7 +55,7 @@ def test_hosts_are_a_list_or_a_files_lines(tmp_path: Path) -> None:
     assert hosts_in("a,b,,a") == ("a", "b")
     assert len(hosts_in(",".join(f"rack7-node{number}" for number in range(500)))) == 500
     for text in ("", ",", "-oProxyCommand=x,b"):
-        assert "names no hosts: write a,b,c, or a file" in refusal(hosts_in, text)
+        assert "names no hosts: write a,b,c, or a file" in usage_error(hosts_in, text)
 
 
 def test_every_host_is_asked_by_the_agent_and_one_that_does_not_answer_is_said(
@@ -58,23 +64,30 @@ def test_every_host_is_asked_by_the_agent_and_one_that_does_not_answer_is_said(
     answer = json.dumps(document(health("n1")))
     (tmp_path / "answer").write_text(f"warning\n{answer}\n")
     script = (
-        f'echo "$1: $2" >>{tmp_path}/asked\n[ $1 = n2 ] && echo no route to n2 >&2 && exit 255\ncat {tmp_path}/answer'
+        f'echo "$1: $2" >>{tmp_path}/asked\n'
+        "[ $1 = n2 ] && echo no route to n2 >&2 && exit 255\n"
+        f"cat {tmp_path}/answer"
     )
     write_tool(tmp_path, "agent", script)
     found = ask(("n1", "n2"), ["--budget", "40s"], agent=str(tmp_path / "agent"), seconds=1.0)
     assert found[0].health == health("n1")
     assert found[1] == Answer(host="n2", problem="no route to n2")
     asked = sorted((tmp_path / "asked").read_text().splitlines())
-    assert asked[0] == f"n1: cd {Path.cwd()} && {sys.executable} -m parbench check --budget 40s --json"
+    assert (
+        asked[0] == f"n1: cd {Path.cwd()} && {sys.executable} -m parbench check --budget 40s --json"
+    )
     [gone] = ask(("n1",), [], agent="no-such-agent -q", seconds=1.0)
     assert gone.problem == "no-such-agent cannot be started: No such file or directory"
     for agent in ("", "ssh -o 'x"):
-        assert refusal(ask, ("n1",), [], agent=agent, seconds=1.0).startswith(f"--ssh {agent!r} is no command: ")
+        assert usage_error(ask, ("n1",), [], agent=agent, seconds=1.0).startswith(
+            f"--ssh {agent!r} is no command: "
+        )
     assert code_of(found) == 4
     assert "did not run  n2: no route to n2" in render(found)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(
-        main, ["check", "--hosts", "n1,n2", "--ssh", str(tmp_path / "agent"), "--json", "-o", "all.json"]
+        main,
+        ["check", "--hosts", "n1,n2", "--ssh", str(tmp_path / "agent"), "--json", "-o", "all.json"],
     )
     assert done.exit_code == 4
     told = json.loads(done.stdout)
@@ -84,7 +97,9 @@ def test_every_host_is_asked_by_the_agent_and_one_that_does_not_answer_is_said(
 
 
 def test_a_host_that_is_slow_as_a_whole_is_named_beside_others() -> None:
-    answers = [Answer(host=f"n{i}", health=health(f"n{i}", 0.8 if i == 3 else 1.0)) for i in range(1, 5)]
+    answers = [
+        Answer(host=f"n{i}", health=health(f"n{i}", 0.8 if i == 3 else 1.0)) for i in range(1, 5)
+    ]
     found = together(answers)
     assert code_of(answers) == 0
     assert code_of(found) == 1
@@ -92,30 +107,42 @@ def test_a_host_that_is_slow_as_a_whole_is_named_beside_others() -> None:
     assert text.startswith("4 hosts: 1 bad, 0 did not run\n")
     assert "bad  n3 GPU 0: 20 % under its peers in float32 (" in text
     assert text.endswith("leave out: n3")
-    shared = [Answer(host=f"n{i}", health=health(f"n{i}", 1 / i, emulated=True)) for i in range(1, 5)]
+    shared = [
+        Answer(host=f"n{i}", health=health(f"n{i}", 1 / i, emulated=True)) for i in range(1, 5)
+    ]
     assert together(shared) == tuple(shared), "nodes that share a machine are not alike"
 
 
 def test_a_check_is_not_started_by_every_rank_of_a_job() -> None:
     joined = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
-    told = refusal(check, (), joined, **ASKED)
+    told = usage_error(check, (), joined, **ASKED)
     assert told.startswith("parbench check starts its own ranks, and RANK is set: ")
 
 
 def test_no_more_groups_are_checked_than_there_are_cores() -> None:
-    told = refusal(check, (), {}, **ASKED)
-    assert told == f"--nproc {1 << 20}: this process may use {counted(len(affinity()), 'core')}, one for each at most"
+    told = usage_error(check, (), {}, **ASKED)
+    assert (
+        told
+        == f"--nproc {1 << 20}: this process may use {counted(len(affinity()), 'core')}, one for each at most"
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "more"),
-    [(0, {}), (1, {"links": (Reason(text="GPU 0 - GPU 1: slow", remedy="see"),)}), (4, {"problems": ("x",)})],
+    [
+        (0, {}),
+        (1, {"links": (Reason(text="GPU 0 - GPU 1: slow", remedy="see"),)}),
+        (4, {"problems": ("x",)}),
+    ],
 )
 def test_the_command_prints_a_check_and_ends_with_its_code(
     code: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checking, "check", lambda *_, **__: health("n1", **more))
     done = CliRunner().invoke(main, ["check"])
-    assert (done.exit_code, done.stdout.splitlines()[0].split()[1]) == (code, {0: "ok", 1: "bad", 4: "did"}[code])
+    assert (done.exit_code, done.stdout.splitlines()[0].split()[1]) == (
+        code,
+        {0: "ok", 1: "bad", 4: "did"}[code],
+    )
     done = CliRunner().invoke(main, ["check", "--json"])
     assert (done.exit_code, json.loads(done.stdout)["code"]) == (code, code)

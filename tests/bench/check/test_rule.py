@@ -11,7 +11,9 @@ FLOOR = 0.05
 
 
 def one(*rates: tuple[float, ...]) -> dict[int, Gap]:
-    return {device: gap for (_, device), gap in gaps({"copy": dict(enumerate(rates))}, FLOOR).items()}
+    return {
+        device: gap for (_, device), gap in gaps({"copy": dict(enumerate(rates))}, FLOOR).items()
+    }
 
 
 def under(*rates: tuple[float, ...]) -> list[int]:
@@ -44,10 +46,18 @@ def test_what_scatters_as_much_hides_it_and_says_from_when_it_would_be_named() -
     noisy = [(100.0, 140.0, 70.0), (130.0, 80.0, 100.0), (80.0, 110.0, 90.0), (95.0, 130.0, 75.0)]
     assert under(*noisy, (80.0, 85.0, 60.0)) == []
     assert one(*noisy, (80.0, 85.0, 60.0))[4].least > 0.5
-    quiet = {name: dict(enumerate([(100.0, 101.0, 100.0)] * 3 + [(85.0, 86.0, 85.0)])) for name in "abc"}
-    assert [key for key, gap in gaps(quiet, FLOOR).items() if gap.is_under] == [("a", 3), ("b", 3), ("c", 3)]
+    quiet = {
+        name: dict(enumerate([(100.0, 101.0, 100.0)] * 3 + [(85.0, 86.0, 85.0)])) for name in "abc"
+    }
+    assert [key for key, gap in gaps(quiet, FLOOR).items() if gap.is_under] == [
+        ("a", 3),
+        ("b", 3),
+        ("c", 3),
+    ]
     loud = {name: dict(enumerate(noisy)) for name in "xyz"}
-    assert not any(gap.is_under for gap in gaps({**quiet, **loud}, FLOOR).values()), "launches scatter in all alike"
+    assert not any(gap.is_under for gap in gaps({**quiet, **loud}, FLOOR).values()), (
+        "launches scatter in all alike"
+    )
 
 
 def test_without_peers_or_with_few_launches_nothing_is_said() -> None:
@@ -57,7 +67,9 @@ def test_without_peers_or_with_few_launches_nothing_is_said() -> None:
     assert gaps({}, FLOOR) == {}
 
 
-def named(n: int, noise: float, *, slow: float = 0.0, checks: int = 250, quantities: int = 9) -> tuple[float, float]:
+def named(
+    n: int, noise: float, *, slow: float = 0.0, checks: int = 250, quantities: int = 9
+) -> tuple[float, float]:
     """Return the share of checks that name a device that is fine, and that name the first.
 
     Devices differ by 1 % (a normal's sigma), launches by 10 %; of all values a tenth are disturbed, five times as far
@@ -67,10 +79,15 @@ def named(n: int, noise: float, *, slow: float = 0.0, checks: int = 250, quantit
     for _ in range(checks):
         rates = {}
         for name in map(str, range(quantities)):
-            own, launches = [rng.gauss(0, 0.01) for _ in range(n)], [rng.gauss(0, 0.1) for _ in range(3)]
+            own, launches = (
+                [rng.gauss(0, 0.01) for _ in range(n)],
+                [rng.gauss(0, 0.1) for _ in range(3)],
+            )
             rates[name] = {
                 device: [
-                    math.exp(own[device] + level + _noise(rng, noise) - (slow if device == 0 else 0.0))
+                    math.exp(
+                        own[device] + level + _noise(rng, noise) - (slow if device == 0 else 0.0)
+                    )
                     for level in launches
                 ]
                 for device in range(n)

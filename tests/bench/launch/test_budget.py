@@ -3,26 +3,33 @@
 from pathlib import Path
 
 import msgspec
-from fakes import case, plan
 
 from parbench.bench.launch.budget import Prices, Spent, budget_of_all, prices_of
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, Samples, Status, WorldInfo
 from parbench.bench.results.runs import LaunchInfo, Run, RunInfo
+from tests.support.fakes import make_fake_case, make_plan
 
-ONE, TWO, STEP = case(0), case(1), case(2, "workload.cp")
+ONE, TWO, STEP = make_fake_case(0), make_fake_case(1), make_fake_case(2, "workload.cp")
 WORLD = WorldInfo(size=2, nodes=1, backend="gloo", device="cpu")
 
 
 def record(asked: Case, launch: int, seconds: float, status: Status = "ok") -> Record:
-    return Record(case=asked, world=WORLD, launch=launch, status=status, started="", seconds=seconds)
+    return Record(
+        case=asked, world=WORLD, launch=launch, status=status, started="", seconds=seconds
+    )
 
 
 def run_of(seconds: list[float], *records: Record) -> Run:
     """Return a run whose launches took so many seconds."""
     launches = tuple(LaunchInfo(launch=launch, seconds=took) for launch, took in enumerate(seconds))
     info = RunInfo(
-        id="run", started="", host="here", parbench="0", plan=plan([ONE, TWO], launches=5), launches=launches
+        id="run",
+        started="",
+        host="here",
+        parbench="0",
+        plan=make_plan([ONE, TWO], launches=5),
+        launches=launches,
     )
     return Run(path=Path("run"), info=info, records=records)
 
@@ -32,7 +39,9 @@ def spent(*records: Record) -> list[Spent]:
 
 
 def test_a_launch_costs_its_start_and_its_cases_the_cheapest_of_each() -> None:
-    prices = Prices().after(40.0, spent(record(ONE, 0, 10.0), record(TWO, 0, 20.0), record(STEP, 0, 3.0, "failed")))
+    prices = Prices().after(
+        40.0, spent(record(ONE, 0, 10.0), record(TWO, 0, 20.0), record(STEP, 0, 3.0, "failed"))
+    )
     assert (prices.start, prices.cases) == (7.0, {ONE.id: 10.0, TWO.id: 20.0})
     assert prices.launch([ONE, TWO]) == 37.0
     again = prices.after(40.0, spent(record(ONE, 1, 30.0), record(TWO, 1, 5.0)))
@@ -72,6 +81,8 @@ def test_the_prices_of_a_run_are_those_of_its_launches() -> None:
     prices = prices_of(run_of([34.0, 0.5, 31.0], *first, cut, *later))
     assert (prices.start, prices.cases) == (2.0, {ONE.id: 8.0, TWO.id: 20.0})
     whole = run_of([34.0], *first, cut)
-    assert budget_of_all(whole.info.plan, prices_of(whole)) == "4m", "five launches of 34 s, and a tenth"
+    assert budget_of_all(whole.info.plan, prices_of(whole)) == "4m", (
+        "five launches of 34 s, and a tenth"
+    )
     assert prices_of(run_of([])) == Prices()
     assert prices_of(run_of([], *first)).start == 0.0, "an earlier version did not keep it"

@@ -12,7 +12,6 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 
 import pytest
-from fakes import FakeRank, case, connect, job, outcome, wait_until, where, within
 
 from parbench.bench.launch.control_channel import (
     ADDRESS_VARIABLE,
@@ -26,6 +25,16 @@ from parbench.bench.launch.control_channel import (
     RankClient,
     Started,
     StatusRequest,
+)
+from tests.support.fakes import (
+    FakeRank,
+    connect_ranks,
+    make_fake_case,
+    make_job,
+    make_outcome,
+    make_status,
+    time_limit,
+    wait_until,
 )
 
 PATIENCE = 20.0
@@ -50,7 +59,7 @@ threading.Event().wait()
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    with within(60):
+    with time_limit(60):
         yield
 
 
@@ -70,7 +79,9 @@ def heard(hub: DriverServer, count: int) -> list[Event]:
 @contextmanager
 def process(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Yield a Python process that imports no torch; it is gone at the end."""
-    with subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True) as started:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True
+    ) as started:
         try:
             yield started
         finally:
@@ -82,9 +93,16 @@ def address(hub: DriverServer) -> tuple[str, int]:
     return host, int(port)
 
 
-def test_what_a_rank_says_is_heard_in_order_with_its_rank_and_last_that_it_is_gone(hub: DriverServer) -> None:
+def test_what_a_rank_says_is_heard_in_order_with_its_rank_and_last_that_it_is_gone(
+    hub: DriverServer,
+) -> None:
     rank = FakeRank(hub.variables(), rank=3, size=4)
-    said: list[FromRank] = [Started(index=0), Finished(index=0, outcome=outcome()), Started(index=1), Done()]
+    said: list[FromRank] = [
+        Started(index=0),
+        Finished(index=0, outcome=make_outcome()),
+        Started(index=1),
+        Done(),
+    ]
     rank.start(0)  # nobody hears who has not said who it is
     rank.hello()
     rank.say(*said)
@@ -96,26 +114,28 @@ def test_what_a_rank_says_is_heard_in_order_with_its_rank_and_last_that_it_is_go
     assert hub.next(-1.0) is None
 
 
-def test_each_rank_hears_only_what_it_is_told_and_one_that_is_gone_or_never_came_nothing(hub: DriverServer) -> None:
-    ranks = connect(hub)
+def test_each_rank_hears_only_what_it_is_told_and_one_that_is_gone_or_never_came_nothing(
+    hub: DriverServer,
+) -> None:
+    ranks = connect_ranks(hub)
     heard(hub, 2)
-    hub.send(1, job([case(1)]))
-    hub.send(0, job([case(0)]))
-    assert [rank.job().plan.cases for rank in ranks] == [(case(0),), (case(1),)]
+    hub.send(1, make_job([make_fake_case(1)]))
+    hub.send(0, make_job([make_fake_case(0)]))
+    assert [rank.job().plan.cases for rank in ranks] == [(make_fake_case(0),), (make_fake_case(1),)]
     ranks[0].die()
     heard(hub, 1)
     for _ in range(3):
-        hub.send(0, job([case()] * 1000))
+        hub.send(0, make_job([make_fake_case()] * 1000))
     hub.send(5, StatusRequest())
 
 
 def test_a_rank_answers_from_a_thread_while_it_measures(hub: DriverServer) -> None:
-    [rank] = connect(hub, 1)
-    rank.answer(where(steps=41))
+    [rank] = connect_ranks(hub, 1)
+    rank.answer(make_status(steps=41))
     heard(hub, 1)
     hub.send(0, StatusRequest())
     hub.send(0, StatusRequest())
-    assert heard(hub, 2) == [(0, where(steps=41))] * 2
+    assert heard(hub, 2) == [(0, make_status(steps=41))] * 2
 
 
 def knock_with_wrong_key(at: tuple[str, int]) -> None:
@@ -144,7 +164,7 @@ def test_strangers_neither_stop_the_ranks_nor_are_heard(hub: DriverServer) -> No
         for _ in range(2)
     ]
     joined: list[FakeRank] = []
-    thread = threading.Thread(target=lambda: joined.extend(connect(hub)), daemon=True)
+    thread = threading.Thread(target=lambda: joined.extend(connect_ranks(hub)), daemon=True)
     thread.start()
     assert sorted(rank for rank, _ in heard(hub, 2)) == [0, 1]
     thread.join(PATIENCE)
@@ -158,10 +178,15 @@ def test_strangers_neither_stop_the_ranks_nor_are_heard(hub: DriverServer) -> No
 
 
 def test_a_hub_of_several_addresses_tells_them_all_and_a_rank_tries_one_after_the_other() -> None:
-    with DriverServer("192.0.2.1", "127.0.0.1") as hub, socket.create_server(("127.0.0.1", 0)) as closed:
+    with (
+        DriverServer("192.0.2.1", "127.0.0.1") as hub,
+        socket.create_server(("127.0.0.1", 0)) as closed,
+    ):
         refusing = f"127.0.0.1:{closed.getsockname()[1]}"
         closed.close()
-        first, second = (word.rpartition(":") for word in hub.variables()[ADDRESS_VARIABLE].split(","))
+        first, second = (
+            word.rpartition(":") for word in hub.variables()[ADDRESS_VARIABLE].split(",")
+        )
         assert (first[0], second[0], first[2]) == ("192.0.2.1", "127.0.0.1", second[2])
         good = "".join(second)
         for addresses in (f"{refusing},{good}", f"{good},{refusing}", good):
@@ -171,7 +196,7 @@ def test_a_hub_of_several_addresses_tells_them_all_and_a_rank_tries_one_after_th
 
 
 def test_both_ends_look_after_a_peer_that_says_nothing(hub: DriverServer) -> None:
-    [rank] = connect(hub, 1)
+    [rank] = connect_ranks(hub, 1)
     heard(hub, 1)
     for connection in (rank.line._connection, *hub._open):
         with socket.socket(fileno=os.dup(connection.fileno())) as end:
@@ -182,12 +207,12 @@ def test_both_ends_look_after_a_peer_that_says_nothing(hub: DriverServer) -> Non
 
 
 def test_a_rank_whose_driver_is_gone_hears_none_and_may_go_on_talking(hub: DriverServer) -> None:
-    [rank] = connect(hub, 1)
+    [rank] = connect_ranks(hub, 1)
     heard(hub, 1)
     hub.close()
     assert rank.line.hear() is None
     for index in range(3):
-        rank.finish(index, outcome(raw=b"x" * (1 << 20)))
+        rank.finish(index, make_outcome(raw=b"x" * (1 << 20)))
 
 
 def test_a_rank_ends_itself_when_the_driver_hangs_up_or_is_killed() -> None:
@@ -208,7 +233,7 @@ def test_a_closed_hub_takes_no_more_ranks_and_leaves_no_thread_whoever_was_conne
     before = set(threading.enumerate())
     with DriverServer() as hub:
         strangers = [say(words)(address(hub)) for words in (b"", b"GET / HTTP/1.1\r\n\r\n")]
-        ranks = connect(hub)
+        ranks = connect_ranks(hub)
         unnamed = FakeRank(hub.variables(), rank=9)  # has the key, and has not said who it is
         heard(hub, 2)
         assert set(threading.enumerate()) - before

@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes import FakeGang, FakeRank, case, in_turn, outcome, plan, wait_until, where, within
-from nvidia import H100, gpus, install
 
 from parbench.bench.launch import driver as module
 from parbench.bench.launch import monitor as monitor_module
@@ -33,9 +31,21 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import FaultSpec, Plan
 from parbench.bench.results.records import Record, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer
+from tests.support.fakes import (
+    FakeLauncher,
+    FakeRank,
+    case_order,
+    make_fake_case,
+    make_outcome,
+    make_plan,
+    make_status,
+    time_limit,
+    wait_until,
+)
+from tests.support.nvidia import H100, gpus, install
 
-CASES = [case(number) for number in range(4)]
-Act = Callable[[FakeGang, FakeRank], None]
+CASES = [make_fake_case(number) for number in range(4)]
+Act = Callable[[FakeLauncher, FakeRank], None]
 BuildStage = Callable[..., "Stage"]
 
 
@@ -46,8 +56,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(monitor_module, "_TICK_SECONDS", 0.02)
     monkeypatch.setattr(module, "_FAREWELL_SECONDS", 1.0)
     monkeypatch.setattr(module, "_GONE_SECONDS", 1.0)
-    monkeypatch.setattr(module, "order_of_visits", in_turn)
-    with within(60):
+    monkeypatch.setattr(module, "order_of_visits", case_order)
+    with time_limit(60):
         yield
 
 
@@ -82,7 +92,7 @@ class Stage:
     def __init__(self, out: Path, run_plan: Plan, *acts: Act) -> None:
         self.path = create_run(out, run_plan, "0.1.0")[0]
         self.acts = acts or (self.complete,)
-        self.gangs: list[FakeGang] = []
+        self.gangs: list[FakeLauncher] = []
         self.numbers: list[int] = []
         self.jobs: list[Job] = []
         self.events: list[tuple[object, ...]] = []
@@ -95,8 +105,8 @@ class Stage:
     def launch(self, number: int, of: int, cases: int) -> None:
         self.events.append(("launch", number, of, cases))
 
-    def visit(self, case: Case, done: float) -> None:
-        self.events.append(("case", case.params["number"]))
+    def visit(self, make_fake_case: Case, done: float) -> None:
+        self.events.append(("case", make_fake_case.params["number"]))
 
     def tell(self, sentence: str) -> None:
         self.messages.append(sentence)
@@ -105,8 +115,8 @@ class Stage:
         self.events.append(("record", record.case.params["number"], record.status))
         assert self.records()[-1].case == record.case, "each record is on disk at once"
 
-    def start(self, number: int, variables: Mapping[str, str]) -> FakeGang:
-        gang = FakeGang(can_restart=self.can_restart)
+    def start(self, number: int, variables: Mapping[str, str]) -> FakeLauncher:
+        gang = FakeLauncher(can_restart=self.can_restart)
         size = load_run(self.path).info.plan.nproc
         count = len(self.gangs)
         ranks = [FakeRank(variables, rank, size, **self.hello(count, rank)) for rank in range(size)]
@@ -116,7 +126,9 @@ class Stage:
         gang.run(ranks, self.acts[min(count, len(self.acts) - 1)])
         return gang
 
-    def drive(self, max_cases: int | None = None, *, fills: bool = False) -> list[tuple[int, object, str]]:
+    def drive(
+        self, max_cases: int | None = None, *, fills: bool = False
+    ) -> list[tuple[int, object, str]]:
         """Drive the pending cases; return launch, number and status of all records by now."""
         run = load_run(self.path)
         pending = remaining(run, fills=fills)[:max_cases]
@@ -144,7 +156,7 @@ class Stage:
         assert environment is not None
         return environment
 
-    def complete(self, gang: FakeGang, rank: FakeRank) -> None:
+    def complete(self, gang: FakeLauncher, rank: FakeRank) -> None:
         """Do the whole job and keep it."""
         rank.hello()
         job = rank.job()
@@ -160,7 +172,7 @@ class Stage:
 def report(*outcomes: Outcome) -> Act:
     """Return an act whose visits end with these outcomes in turn."""
 
-    def act(gang: FakeGang, rank: FakeRank) -> None:
+    def act(gang: FakeLauncher, rank: FakeRank) -> None:
         rank.hello()
         rank.work(lambda index, _: outcomes[index])
 
@@ -170,7 +182,7 @@ def report(*outcomes: Outcome) -> Act:
 def act_at(number: int, act_in_case: Act) -> Act:
     """Return an act that completes all cases until one, where it does ``act_in_case``."""
 
-    def act(gang: FakeGang, rank: FakeRank) -> None:
+    def act(gang: FakeLauncher, rank: FakeRank) -> None:
         rank.hello()
         for index, planned in enumerate(rank.job().plan.cases):
             rank.start(index)
@@ -184,11 +196,11 @@ def act_at(number: int, act_in_case: Act) -> Act:
     return act
 
 
-def stay_silent(gang: FakeGang, rank: FakeRank) -> None:
+def stay_silent(gang: FakeLauncher, rank: FakeRank) -> None:
     rank.line.hear()  # until the driver hangs up
 
 
-def kill_rank_1(gang: FakeGang, rank: FakeRank) -> None:
+def kill_rank_1(gang: FakeLauncher, rank: FakeRank) -> None:
     if rank.rank == 1:
         gang.known_exits = {1: -9}
         rank.die()
@@ -199,13 +211,13 @@ def die_at(number: int) -> Act:
     return act_at(number, kill_rank_1)
 
 
-def do_not_start(gang: FakeGang, rank: FakeRank) -> None:
+def do_not_start(gang: FakeLauncher, rank: FakeRank) -> None:
     """End without a message."""
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> BuildStage:
-    return lambda cases, *acts, **fields: Stage(tmp_path, plan(cases, **fields), *acts)
+    return lambda cases, *acts, **fields: Stage(tmp_path, make_plan(cases, **fields), *acts)
 
 
 def on_nodes(*hosts: str) -> Callable[[int, int], dict[str, Any]]:
@@ -243,7 +255,7 @@ def test_drive_records_seconds_and_load_of_launches(stage: BuildStage) -> None:
 
 
 def test_record_holds_the_outcome_of_the_ranks(stage: BuildStage) -> None:
-    full = outcome(
+    full = make_outcome(
         2e-3,
         details={"bytes": 4},
         notes=["of the case"],
@@ -251,7 +263,7 @@ def test_record_holds_the_outcome_of_the_ranks(stage: BuildStage) -> None:
         timeline=b"spans",
         wall_seconds=0.25,
     )
-    not_finite = outcome(details={"loss": float("nan"), "limit": float("inf")})
+    not_finite = make_outcome(details={"loss": float("nan"), "limit": float("inf")})
     refused = Outcome(status="skipped", reason="no such dtype")
     run = stage(CASES[:3], report(full, not_finite, refused), notes=("of the plan",))
     run.drive()
@@ -298,10 +310,12 @@ def set_visits(monkeypatch: pytest.MonkeyPatch, *visits: int) -> None:
 
 def partial(*seconds: float, more: bool = True) -> Outcome:
     visits = [1] * len(seconds)
-    return msgspec.structs.replace(outcome(), seconds=list(seconds), visits=visits, more=more)
+    return msgspec.structs.replace(make_outcome(), seconds=list(seconds), visits=visits, more=more)
 
 
-def test_case_is_recorded_with_its_last_visit(stage: BuildStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_is_recorded_with_its_last_visit(
+    stage: BuildStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_visits(monkeypatch, 0, 1, 1, 0)
     first, second = partial(1.0, 1.0, more=False), partial(2.0, 2.0, more=False)
     run = stage(CASES[:2], report(partial(1.0), partial(2.0), second, first))
@@ -327,7 +341,7 @@ def test_interrupted_case_is_measured_again_or_kept(
     seconds: list[float],
     stop: str,
 ) -> None:
-    def die_in_second_visit(gang: FakeGang, rank: FakeRank) -> None:
+    def die_in_second_visit(gang: FakeLauncher, rank: FakeRank) -> None:
         rank.hello()
         rank.job()
         rank.start(0)
@@ -357,7 +371,7 @@ def test_partial_records_are_written_during_a_launch(
     run = stage(CASES[:2], report(partial(1.0), partial(2.0), first, second))
     on_disk: list[list[list[float]]] = []
 
-    def read_samples(case: Case, done: float) -> None:
+    def read_samples(make_fake_case: Case, done: float) -> None:
         on_disk.append([record.samples.values for record in run.records()])
 
     monkeypatch.setattr(run, "visit", read_samples)
@@ -372,7 +386,9 @@ def test_lingering_process_is_waited_for_and_noted(stage: BuildStage) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         run = stage(CASES[:2], launches=2)
         run.acts = (die_at(0), run.complete)
-        run.hello = lambda gang, rank: {"pid": process.pid if (gang, rank) == (0, 1) else os.getpid()}
+        run.hello = lambda gang, rank: {
+            "pid": process.pid if (gang, rank) == (0, 1) else os.getpid()
+        }
         began = time.monotonic()
         run.drive()
         assert time.monotonic() - began > 1.0
@@ -382,7 +398,9 @@ def test_lingering_process_is_waited_for_and_noted(stage: BuildStage) -> None:
     assert f"rank 1 (process {process.pid} is sleeping)" in note
 
 
-def test_remote_rank_lingers_while_connected(stage: BuildStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_rank_lingers_while_connected(
+    stage: BuildStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FakeRank, "die", lambda rank: None)
     run = stage(CASES[:1], launches=2)
     run.hello = lambda gang, rank: {"host": "far", "pid": 1} if rank else {}
@@ -390,12 +408,14 @@ def test_remote_rank_lingers_while_connected(stage: BuildStage, monkeypatch: pyt
     assert "rank 1 (far) (process 1 is connected)" in run.notes()[-1][0]
 
 
-def test_gpu_memory_left_by_ranks_is_noted(stage: BuildStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpu_memory_left_by_ranks_is_noted(
+    stage: BuildStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def set_used_mib(gpu0: int, gpu1: int) -> None:
         used = {"gpu0": {"memory.used": str(gpu0)}, "gpu1": {"memory.used": str(gpu1)}}
         monkeypatch.setenv("PATH", install(tmp_path, gpus(H100, 2, **used))["PATH"])
 
-    def use_memory(gang: FakeGang, rank: FakeRank) -> None:
+    def use_memory(gang: FakeLauncher, rank: FakeRank) -> None:
         if rank.rank == 0:  # GPU 1 belongs to another job
             set_used_mib([1124, 3172, 3172][len(run.jobs)], 9000)
         run.complete(gang, rank)
@@ -436,10 +456,12 @@ def test_failed_start_is_retried_once(stage: BuildStage) -> None:
     assert run.numbers == [0, 1]
 
 
-def test_external_ranks_are_not_restarted_or_closed(stage: BuildStage, servers: list[DriverServer]) -> None:
+def test_external_ranks_are_not_restarted_or_closed(
+    stage: BuildStage, servers: list[DriverServer]
+) -> None:
     """Their launcher would end the driver with the first rank, before its report is written."""
 
-    def raise_in_rank_1(gang: FakeGang, rank: FakeRank) -> None:
+    def raise_in_rank_1(gang: FakeLauncher, rank: FakeRank) -> None:
         if rank.rank == 1:
             rank.break_(0)
         stay_silent(gang, rank)
@@ -486,7 +508,9 @@ def test_gpu_links_are_recorded_on_cuda(
 ) -> None:
     monkeypatch.setattr(module, "gpu_links", lambda environ: {frozenset("ab"): "NVLink"})
     run = stage(CASES[:1], device=device)
-    run.hello = lambda gang, rank: {"place": RankPlace(host="n1", cpus=(0, 1), numa_nodes=(), gpu="ab"[rank])}
+    run.hello = lambda gang, rank: {
+        "place": RankPlace(host="n1", cpus=(0, 1), numa_nodes=(), gpu="ab"[rank])
+    }
     run.drive()
     assert run.environment()["locality"] == {"0-1": locality}
     assert run.device == device
@@ -494,14 +518,17 @@ def test_gpu_links_are_recorded_on_cuda(
 
 def test_weights_follow_step_cost_then_precision(stage: BuildStage) -> None:
     names = ["collective.all_reduce", "p2p.sendrecv", "workload.ddp", "custom.mystep"]
-    cases = [case(number, name) for number, name in enumerate(names)]
+    cases = [make_fake_case(number, name) for number, name in enumerate(names)]
     run = stage(cases)
     run.drive()
     assert run.jobs[0].weights == [1.0, 1.0, 20.0, 10.0]
 
-    noisy = msgspec.structs.replace(outcome(), seconds=[1e-3, 1e-3, 9e-3, 9e-3] * 5)
+    noisy = msgspec.structs.replace(make_outcome(), seconds=[1e-3, 1e-3, 9e-3, 9e-3] * 5)
     run = stage(cases, launches=2)
-    run.acts = (report(outcome(), noisy, outcome(), Outcome(status="skipped")), run.complete)
+    run.acts = (
+        report(make_outcome(), noisy, make_outcome(), Outcome(status="skipped")),
+        run.complete,
+    )
     run.drive()
     assert run.jobs[0].weights == [0.2, 5.0, 4.0, 10.0]
 
@@ -532,12 +559,16 @@ def cases_of_20_seconds(monkeypatch: pytest.MonkeyPatch) -> Act:
         offset_seconds[0] += record.seconds
 
     monkeypatch.setattr(Stage, "record", advance)
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + offset_seconds[0], sleep=time.sleep)
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + offset_seconds[0], sleep=time.sleep
+    )
     monkeypatch.setattr(module, "time", clock)
-    return report(*[outcome(wall_seconds=20.0)] * len(CASES))
+    return report(*[make_outcome(wall_seconds=20.0)] * len(CASES))
 
 
-def test_launches_beyond_the_budget_are_left_out(stage: BuildStage, cases_of_20_seconds: Act) -> None:
+def test_launches_beyond_the_budget_are_left_out(
+    stage: BuildStage, cases_of_20_seconds: Act
+) -> None:
     run = stage(CASES[:2], cases_of_20_seconds, launches=5, budget_seconds=120.0)
     run.drive()
     assert [record.reason for record in run.records()] == [""] * 6 + [LEFT_OUT] * 4
@@ -548,7 +579,9 @@ def test_launches_beyond_the_budget_are_left_out(stage: BuildStage, cases_of_20_
     assert "--budget" in message
 
 
-def test_fill_measures_what_the_budget_left_out(stage: BuildStage, cases_of_20_seconds: Act) -> None:
+def test_fill_measures_what_the_budget_left_out(
+    stage: BuildStage, cases_of_20_seconds: Act
+) -> None:
     run = stage(CASES[:2], cases_of_20_seconds, launches=3, budget_seconds=80.0)
     assert [status for _, _, status in run.drive()] == ["ok"] * 4 + ["skipped"] * 2
     limited = load_run(run.path)
@@ -623,12 +656,14 @@ def test_unexpected_rank_layout_is_noted(stage: BuildStage) -> None:
 
 
 @pytest.mark.full
-def test_silent_host_is_named_and_not_retried(stage: BuildStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_host_is_named_and_not_retried(
+    stage: BuildStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.5)
 
-    def answer_from_rank_0(gang: FakeGang, rank: FakeRank) -> None:
+    def answer_from_rank_0(gang: FakeLauncher, rank: FakeRank) -> None:
         if rank.rank == 0:
-            rank.answer(where())
+            rank.answer(make_status())
         wait_until(lambda: gang.told_to_end is not None)
 
     run = stage(CASES[:3], act_at(1, answer_from_rank_0), stay_silent, timeout_seconds=1.0)

@@ -5,13 +5,13 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from fakes import outcome
 
 from parbench.bench.launch.control_channel import Outcome, Work
 from parbench.bench.launch.driver import metrics_of
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Samples, blame, noise_of
 from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10
+from tests.support.fakes import make_outcome
 
 BANDWIDTH = Work(name="algbw", amount=4e6, unit="B/s")
 
@@ -46,20 +46,27 @@ def test_the_time_is_the_median_and_a_rate_the_work_over_it_with_its_ends_swappe
     assert rate.method.startswith("4000000 over the median of 21 iterations")
 
 
-def test_percentiles_are_numpys_by_their_headlines_name_and_only_given_with_enough_iterations() -> None:
+def test_percentiles_are_numpys_by_their_headlines_name_and_only_given_with_enough_iterations() -> (
+    None
+):
     values = np.random.default_rng(0).exponential(1e-3, MIN_FOR_P99).tolist()
     for name, part in (("time_p99", 0.99), ("time_q10", 0.10)):
         found = measured(values)[name]
         assert found.value == pytest.approx(np.quantile(values, part))
         assert found.method == f"{100 * part:.0f}th percentile of {MIN_FOR_P99} iterations"
     assert "time_p99" not in measured(values[1:])
-    assert list(measured(values, headline="step_time")) == ["step_time", "step_time_q10", "step_time_p99", "skew"]
+    assert list(measured(values, headline="step_time")) == [
+        "step_time",
+        "step_time_q10",
+        "step_time_p99",
+        "skew",
+    ]
     assert list(measured(values[:MIN_FOR_Q10])) == ["time", "time_q10", "skew"]
     assert list(measured(values[1:MIN_FOR_Q10])) == ["time", "skew"]
 
 
 def test_issue_wait_skew_and_transfer_are_the_medians_of_what_their_methods_say() -> None:
-    told = outcome(
+    told = make_outcome(
         seconds=1e-3,
         visits=[],
         issue_seconds=[3e-4] * 20,
@@ -69,7 +76,14 @@ def test_issue_wait_skew_and_transfer_are_the_medians_of_what_their_methods_say(
     metrics = metrics_of(told)
     values = {name: metric.value for name, metric in metrics.items()}
     assert values == pytest.approx(
-        {"time": 1e-3, "time_q10": 1e-3, "issue_time": 3e-4, "wait_time": 7e-4, "skew": 2e-6, "transfer": 4e-4}
+        {
+            "time": 1e-3,
+            "time_q10": 1e-3,
+            "issue_time": 3e-4,
+            "wait_time": 7e-4,
+            "skew": 2e-6,
+            "transfer": 4e-4,
+        }
     )
     assert list(values) == ["time", "time_q10", "issue_time", "wait_time", "skew", "transfer"]
     assert {(metric.unit, metric.better) for metric in metrics.values()} == {("s", "lower")}
@@ -86,15 +100,19 @@ def test_what_explains_a_step_comes_after_its_own_numbers_as_it_is_and_is_no_noi
         "compute": MetricValue(value=4e-4, unit="s", better="lower", method="the slowest rank's"),
         "memory.parameters": MetricValue(value=None, unit="B", better="lower", method="measured"),
     }
-    plain = outcome(seconds=1e-3, work=[BANDWIDTH])
+    plain = make_outcome(seconds=1e-3, work=[BANDWIDTH])
     told = msgspec.structs.replace(plain, explained=explained)
     assert list(metrics_of(told).items()) == [*metrics_of(plain).items(), *explained.items()]
-    assert metrics_of(Outcome(status="ok", explained=explained)) == {}, "what has no time has no explanation"
+    assert metrics_of(Outcome(status="ok", explained=explained)) == {}, (
+        "what has no time has no explanation"
+    )
 
 
 def test_without_samples_there_is_no_number() -> None:
     for status in ("failed", "skipped", "wrong", "ok"):
-        told = msgspec.convert({"status": status, "work": [{"name": "a", "amount": 1.0, "unit": "B/s"}]}, Outcome)
+        told = msgspec.convert(
+            {"status": status, "work": [{"name": "a", "amount": 1.0, "unit": "B/s"}]}, Outcome
+        )
         assert (metrics_of(told), noise_of(Samples(values=told.seconds))) == ({}, None), status
 
 

@@ -8,18 +8,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import Ranks
 
 from parbench.bench.launch.flight_recorder import GroupSeen, groups_seen, waits
 from parbench.bench.world.torch_compat import recorded_work
 from parbench.bench.world.world import World
+from tests.support.ranks import Ranks
 
 NOW = 10**18
 SECOND = 10**9
 WORLD = {"0": (0, 1)}
 
 
-def entry(number: int, state: str = "completed", *, group: str = "0", age: float = 5.0, **more: Any) -> dict[str, Any]:
+def entry(
+    number: int, state: str = "completed", *, group: str = "0", age: float = 5.0, **more: Any
+) -> dict[str, Any]:
     """An entry as torch 2.11 and 2.13 write it in JSON, as far as it is read."""
     usual = {
         "pg_id": 0,
@@ -43,7 +45,9 @@ def peer(number: int, name: str, state: str = "scheduled", **more: Any) -> dict[
 
 
 def seen(
-    entries: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]] = WORLD, since: float = 60.0
+    entries: Sequence[Mapping[str, Any]],
+    groups: Mapping[str, Sequence[int]] = WORLD,
+    since: float = 60.0,
 ) -> dict[str, GroupSeen]:
     dump = {"version": "2.10", "pg_config": {}, "pg_status": {}, "comm_lib_version": ""}
     dumps = [json.dumps(dump | ({"entries": entries} if entries else {})).encode()]
@@ -52,7 +56,9 @@ def seen(
     return found
 
 
-def waiting(*ranks: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]] = WORLD) -> dict[int, set[int]]:
+def waiting(
+    *ranks: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]] = WORLD
+) -> dict[int, set[int]]:
     """Return who waits for whom of ranks with these entries, each of its own groups."""
     own = [{name: of for name, of in groups.items() if rank in of} for rank in range(len(ranks))]
     return waits({rank: seen(entries, own[rank]) for rank, entries in enumerate(ranks)})
@@ -60,7 +66,9 @@ def waiting(*ranks: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[i
 
 def test_a_rank_that_has_not_enqueued_what_others_wait_in_is_waited_for() -> None:
     assert waiting([entry(4), entry(5, "scheduled")], [entry(4)]) == {0: {1}, 1: set()}
-    assert waiting([entry(1, "scheduled")], [entry(9, age=61.0)]) == {0: {1}, 1: set()}, "not since its visit began"
+    assert waiting([entry(1, "scheduled")], [entry(9, age=61.0)]) == {0: {1}, 1: set()}, (
+        "not since its visit began"
+    )
     assert seen([entry(4), entry(5, "scheduled")])["0"].name == "nccl:all_reduce"
     assert seen([entry(4)])["0"] == GroupSeen(ranks=(0, 1), enqueued=4, started=4)
 
@@ -78,15 +86,21 @@ def test_what_all_have_enqueued_waits_for_a_gpu_whose_rank_is_known_where_starts
 def test_among_sub_groups_the_one_to_blame_is_waited_for_and_waits_for_nobody() -> None:
     groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
     stuck = {name: [entry(3, "scheduled", group=name)] for name in groups}
-    found = waiting(stuck["dp0"], stuck["dp1"], stuck["tp1"], [entry(2, group="tp1")], groups=groups)
+    found = waiting(
+        stuck["dp0"], stuck["dp1"], stuck["tp1"], [entry(2, group="tp1")], groups=groups
+    )
     assert found == {0: {2}, 1: {3}, 2: {3}, 3: set()}
-    chain = waiting(stuck["tp0"], stuck["dp1"], [entry(2, group="dp0")], stuck["tp1"], groups=groups)
+    chain = waiting(
+        stuck["tp0"], stuck["dp1"], [entry(2, group="dp0")], stuck["tp1"], groups=groups
+    )
     assert chain == {0: {1}, 1: {3}, 2: set(), 3: {2}}
 
 
 def test_ranks_that_call_in_another_order_wait_for_one_another() -> None:
     groups = {"a": (0, 1), "b": (0, 1)}
-    found = waiting([entry(1, "scheduled", group="a")], [entry(1, "scheduled", group="b")], groups=groups)
+    found = waiting(
+        [entry(1, "scheduled", group="a")], [entry(1, "scheduled", group="b")], groups=groups
+    )
     assert found == {0: {1}, 1: {0}}
 
 
@@ -100,7 +114,9 @@ def test_calls_launched_as_one_are_done_with_their_launch() -> None:
         assert seen([*pair, peer(7, "coalesced", "completed") | {"is_p2p": is_p2p}])["0"].name == ""
 
 
-def test_a_receive_waits_for_the_rank_that_does_not_send_and_a_send_for_the_one_that_does_not_receive() -> None:
+def test_a_receive_waits_for_the_rank_that_does_not_send_and_a_send_for_the_one_that_does_not_receive() -> (
+    None
+):
     groups = {"pp": (4, 2)}  # whose own numbers are not the global ones
     receives = seen([peer(1, "recv 1<-0", group="pp")], groups)
     assert (receives["pp"].receives_from, receives["pp"].name) == ((4,), "nccl:recv 1<-0")
@@ -114,7 +130,9 @@ def test_a_receive_waits_for_the_rank_that_does_not_send_and_a_send_for_the_one_
 
 def test_what_may_still_move_or_was_of_an_older_group_of_that_name_does_not_count() -> None:
     assert not seen([entry(5, "scheduled", age=0.1)])["0"].pending
-    assert seen([entry(9, "scheduled"), entry(1, pg_id=3)])["0"] == GroupSeen(ranks=(0, 1), enqueued=1, started=1)
+    assert seen([entry(9, "scheduled"), entry(1, pg_id=3)])["0"] == GroupSeen(
+        ranks=(0, 1), enqueued=1, started=1
+    )
     gone = waits({0: seen([entry(5, "scheduled")]), 1: {}})
     assert gone == {0: set(), 1: set()}, "a rank that has left the group is not waited for"
 
@@ -147,8 +165,12 @@ def recorded_while_one_is_late(world: World, late: int) -> dict[str, GroupSeen] 
 
 def test_torchs_own_record_of_real_ranks_tells_the_late_one(two_ranks: Ranks) -> None:
     for late in (0, 1):
-        told = two_ranks.call("test_flight_recorder:recorded_while_one_is_late", late=late)
+        told = two_ranks.call(
+            "tests.bench.launch.test_flight_recorder:recorded_while_one_is_late", late=late
+        )
         found = dict(enumerate(told))
         assert waits(found) == {1 - late: {late}, late: set()}
         [stuck] = [group for group in found[1 - late].values() if group.name]
-        assert stuck == GroupSeen(ranks=(0, 1), enqueued=2, started=1, pending=2, name="gloo:barrier")
+        assert stuck == GroupSeen(
+            ranks=(0, 1), enqueued=2, started=1, pending=2, name="gloo:barrier"
+        )

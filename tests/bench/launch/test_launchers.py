@@ -12,17 +12,17 @@ from typing import Any
 
 import psutil
 import pytest
-from fake_runs import MODULES
-from fakes import HERE, wait_until
-from paths import IMPORT_PATH
 
 from parbench.bench.launch.control_channel import DriverServer, Hello
 from parbench.bench.launch.launchers import ForkServer, Launcher, local_state
 from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.text import UserError
+from tests.support.fake_runs import MODULES
+from tests.support.fakes import HOSTNAME, wait_until
+from tests.support.paths import IMPORT_PATH
 
 
-def hello(pid: int, *, rank: int = 0, host: str = HERE) -> Hello:
+def hello(pid: int, *, rank: int = 0, host: str = HOSTNAME) -> Hello:
     return Hello(rank=rank, size=2, host=host, pid=pid, environment={})
 
 
@@ -39,7 +39,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     targets = {one.target.partition(":")[0] for one in load_catalogue(MODULES)}
     log = tmp_path_factory.mktemp("server") / "log"
     variables = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "2"}
-    with ForkServer(["absent", "acts", *sorted(targets)], variables, log, 60) as opened:
+    with ForkServer(
+        ["absent", "tests.support.acts", *sorted(targets)], variables, log, 60
+    ) as opened:
         yield opened
         assert log.read_text() == ""
 
@@ -70,9 +72,20 @@ def test_each_launch_has_its_own_variables_output_chance_and_place_in_memory_and
         assert gang.exits() == {0: 0, 1: 0}
     gang = launch(server, tmp_path / "gang-2", "look")
     wait_until(gang.ended)
-    ranks = [told(one, 0), told(one, 1), told(other, 0), told(other, 1), told(tmp_path / "gang-2", 0)]
+    ranks = [
+        told(one, 0),
+        told(one, 1),
+        told(other, 0),
+        told(other, 1),
+        told(tmp_path / "gang-2", 0),
+    ]
     assert [rank["variables"] for rank in ranks] == [
-        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, **{f"ACT_{n}": "look" for n in range(int(size))}}
+        {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": size,
+            **{f"ACT_{n}": "look" for n in range(int(size))},
+        }
         for rank, size in (("0", "2"), ("1", "2"), ("0", "2"), ("1", "2"), ("0", "1"))
     ]
     for name, value in {"threads": 1, "parallel": 2, "cuda": False}.items():
@@ -81,7 +94,9 @@ def test_each_launch_has_its_own_variables_output_chance_and_place_in_memory_and
         assert len({rank[name] for rank in ranks}) == 5, name
     for rank in ranks:
         assert (rank["stdin"], rank["parent"]) == ("", ranks[0]["parent"])
-        assert rank["session"] != os.getsid(0), "an interrupt on the terminal does not reach the ranks"
+        assert rank["session"] != os.getsid(0), (
+            "an interrupt on the terminal does not reach the ranks"
+        )
 
 
 def test_how_each_rank_ended_is_known_and_one_bad_end_is_the_launchs_but_the_others_stay_until_they_are_ended(
@@ -104,9 +119,13 @@ def test_how_each_rank_ended_is_known_and_one_bad_end_is_the_launchs_but_the_oth
     assert raised.last_error() == "RuntimeError: the roof is on fire (raised/rank-0.log)"
 
 
-def test_a_rank_starts_a_new_python_where_forks_cannot_use_gpus(server: ForkServer, tmp_path: Path) -> None:
+def test_a_rank_starts_a_new_python_where_forks_cannot_use_gpus(
+    server: ForkServer, tmp_path: Path
+) -> None:
     with DriverServer() as hub:
-        gang = server.launch(1, tmp_path / "gang", {**hub.variables(), "PARBENCH_DEVICE": "cpu", "ACT_LOST": "1"})
+        gang = server.launch(
+            1, tmp_path / "gang", {**hub.variables(), "PARBENCH_DEVICE": "cpu", "ACT_LOST": "1"}
+        )
         event = hub.next(60)
         assert event is not None
         assert isinstance(event[1], Hello)
@@ -136,13 +155,19 @@ def test_a_server_and_its_ranks_end_with_the_driver_and_a_launch_ends_the_one_be
     wait_until(lambda: not any(map(psutil.pid_exists, pids(tmp_path / "gang-0"))))
     assert server._process.stdin is not None
     server._process.stdin.close()  # as the system does when the driver is gone
-    wait_until(lambda: server.ended() and not any(map(psutil.pid_exists, pids(tmp_path / "gang-1"))))
+    wait_until(
+        lambda: server.ended() and not any(map(psutil.pid_exists, pids(tmp_path / "gang-1")))
+    )
 
 
 @pytest.mark.parametrize("end", ["the launch", "the driver"])
-def test_what_a_rank_started_and_left_behind_ends_with_the_launch_or_the_driver(tmp_path: Path, end: str) -> None:
+def test_what_a_rank_started_and_left_behind_ends_with_the_launch_or_the_driver(
+    tmp_path: Path, end: str
+) -> None:
     folder = tmp_path / "gang"
-    with ForkServer(["acts"], {"PYTHONPATH": IMPORT_PATH}, tmp_path / "log", 60) as own:
+    with ForkServer(
+        ["tests.support.acts"], {"PYTHONPATH": IMPORT_PATH}, tmp_path / "log", 60
+    ) as own:
         gang = launch(own, folder, "litter")
         wait_until(gang.ended)
         assert gang.exits() == {0: 0}
@@ -163,7 +188,9 @@ def test_a_folder_of_logs_that_cannot_be_made_is_a_sentence_and_starts_nothing(
         server.launch(2, tmp_path / "logs" / "gang-0", {})
 
 
-def test_ranks_that_were_there_are_left_to_their_launcher(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_ranks_that_were_there_are_left_to_their_launcher(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
     joined = Launcher()
     joined.end([hello(sleeper.pid)])
     time.sleep(0.1)
@@ -171,7 +198,9 @@ def test_ranks_that_were_there_are_left_to_their_launcher(sleeper: "subprocess.P
     assert (joined.can_restart, joined.ended(), joined.exits()) == (False, False, {})
 
 
-def test_the_state_of_a_process_is_told_where_it_can_be_seen(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_the_state_of_a_process_is_told_where_it_can_be_seen(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
     assert local_state(hello(os.getpid())) == "running"
     sleeper.send_signal(signal.SIGSTOP)
     wait_until(lambda: local_state(hello(sleeper.pid)) == "stopped")

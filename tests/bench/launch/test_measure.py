@@ -9,11 +9,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from fake_runs import MACHINE, MODULES, TORCHRUN, FakeRanks, be_allocated, be_alone
-from fakes import case, outcome
-from fakes import plan as make_plan
-from nvidia import L40S, gpus, install
-from refusals import refusal
 
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import Prices
@@ -28,6 +23,17 @@ from parbench.bench.plan.plan import Plan, Skipped
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError
+from tests.support.fake_runs import (
+    MACHINE,
+    MODULES,
+    TORCHRUN,
+    FakeRanks,
+    isolate_driver,
+    use_slurm_allocation,
+)
+from tests.support.fakes import make_fake_case, make_outcome, make_plan
+from tests.support.nvidia import L40S, gpus, install
+from tests.support.refusals import usage_error
 
 ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun")
@@ -35,7 +41,7 @@ SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    be_alone(monkeypatch, tmp_path)
+    isolate_driver(monkeypatch, tmp_path)
 
 
 @pytest.fixture
@@ -61,12 +67,19 @@ def run(options: Options = ONE, *, resume_path: Path | None = None) -> Path:
 def test_what_cannot_run_is_written_first_and_once_and_counted_in_the_progress(
     ranks: FakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = make_plan([case(0), case(1)], skipped=[Skipped(case=case(2), reason="gloo carries no float8")])
+    plan = make_plan(
+        [make_fake_case(0), make_fake_case(1)],
+        skipped=[Skipped(case=make_fake_case(2), reason="gloo carries no float8")],
+    )
     ranks.interrupt(at=2, records=2)
     path = create_run(Path("runs"), plan, "0.1.0")[0]
     resume(path, as_json=False)
     skipped, done = load_run(path).records
-    assert (skipped.status, skipped.reason, done.status) == ("skipped", "gloo carries no float8", "ok")
+    assert (skipped.status, skipped.reason, done.status) == (
+        "skipped",
+        "gloo carries no float8",
+        "ok",
+    )
     assert "interrupted: 2 of 3 cases measured" in capsys.readouterr().err
     resume(path, as_json=False)
     assert [record.status for record in load_run(path).records] == ["skipped", "ok", "ok"]
@@ -77,11 +90,13 @@ def test_what_disturbs_at_the_start_is_kept_that_of_gpus_where_they_are_measured
 ) -> None:
     monkeypatch.setenv("PATH", install(tmp_path, gpus(L40S, 2))["PATH"])
     for device in ("cpu", "cuda"):
-        path = create_run(Path("runs"), make_plan([case(0)], device=device), "0.1.0")[0]
+        path = create_run(Path("runs"), make_plan([make_fake_case(0)], device=device), "0.1.0")[0]
         resume(path, as_json=False)
         kept = (load_run(path).info.environment or {})["load"]["disturbances"]
         expected = {"gpu persistence": "off"} if device == "cuda" else {}
-        assert {topic: found for topic, found in kept.items() if topic.startswith("gpu")} == expected
+        assert {
+            topic: found for topic, found in kept.items() if topic.startswith("gpu")
+        } == expected
         assert "interface" not in kept, "all ranks are on this host"
 
 
@@ -131,7 +146,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_with_a_sentence(
         raise UserError("samples/x.npz cannot be written: No space left on device")
 
     monkeypatch.setattr("parbench.bench.results.runs.RecordWriter.write_file", full)
-    ranks.said = [outcome(raw=b"npz")]
+    ranks.said = [make_outcome(raw=b"npz")]
     path = run()
     assert "No space left on device: 1 of 2 cases measured" in capsys.readouterr().err
     assert ranks.gangs[0].told_to_end == [0, 1, 2, 3]
@@ -145,21 +160,21 @@ def test_going_on_takes_no_other_options_and_names_them_as_they_are_written() ->
         "--allow-single": {"allow_single": True},
     }
     for told, options_given in given.items():
-        words = refusal(run, Options(**options_given), resume_path=Path("runs/x"))
+        words = usage_error(run, Options(**options_given), resume_path=Path("runs/x"))
         assert words.endswith(f"leave out {told}")
 
 
 def test_what_cannot_be_gone_on_with_is_refused_before_a_rank_is_started(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = create_run(Path("runs"), make_plan([case()]), "0.1.0")[0]
+    path = create_run(Path("runs"), make_plan([make_fake_case()]), "0.1.0")[0]
     with open_writer(path):
-        assert "another process" in refusal(resume, path, as_json=False)
+        assert "another process" in usage_error(resume, path, as_json=False)
     told = f"--nodelist n1: {path} was not measured by srun, but on one node"
-    assert refusal(run, Options(nodelist="n1"), resume_path=path) == told
+    assert usage_error(run, Options(nodelist="n1"), resume_path=path) == told
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    assert "--resume starts its own ranks" in refusal(run, Options(), resume_path=path)
+    assert "--resume starts its own ranks" in usage_error(run, Options(), resume_path=path)
     assert ranks.gangs == []
 
 
@@ -187,22 +202,29 @@ def test_ranks_share_the_cores_and_gloo_takes_the_loopback_unless_the_user_says_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = make_case("custom.step", "absent.module:step", {})
-    path, (modules, given, log, _) = started(monkeypatch, "ForkServer", make_plan([case(), own]))
-    assert modules == [case().target.partition(":")[0], "parbench.workloads.step.own"]  # not the user's own module
+    path, (modules, given, log, _) = started(
+        monkeypatch, "ForkServer", make_plan([make_fake_case(), own])
+    )
+    assert modules == [
+        make_fake_case().target.partition(":")[0],
+        "parbench.workloads.step.own",
+    ]  # not the user's own module
     assert log == path / "logs" / "fork-server.log"
     assert given["OMP_NUM_THREADS"] == "2"
     assert given["GLOO_SOCKET_IFNAME"].startswith("lo")
     # the ranks of NCCL have a gloo group too
-    crowded = started(monkeypatch, "ForkServer", make_plan([case()], nproc=8, backend="nccl"))[1][1]
+    crowded = started(
+        monkeypatch, "ForkServer", make_plan([make_fake_case()], nproc=8, backend="nccl")
+    )[1][1]
     assert crowded == {**given, "OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    assert started(monkeypatch, "ForkServer", make_plan([case()]))[1][1] == {}
+    assert started(monkeypatch, "ForkServer", make_plan([make_fake_case()]))[1][1] == {}
 
 
 @pytest.fixture
 def allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_allocated(monkeypatch)
+    use_slurm_allocation(monkeypatch)
 
 
 def test_srun_is_given_the_spread_the_nodes_and_threads_that_fit_a_node(
@@ -217,7 +239,10 @@ def test_srun_is_given_the_spread_the_nodes_and_threads_that_fit_a_node(
     # on a login node threads are those that fit the job's nodes
     monkeypatch.delenv("SLURMD_NODENAME")
     monkeypatch.setattr(node_machine, "_ask", lambda number, environ: replace(MACHINE, cores=64))
-    assert started(monkeypatch, "SrunLauncher", plan_run(SRUN, MODULES, None))[1][3]["OMP_NUM_THREADS"] == "32"
+    assert (
+        started(monkeypatch, "SrunLauncher", plan_run(SRUN, MODULES, None))[1][3]["OMP_NUM_THREADS"]
+        == "32"
+    )
 
 
 def test_the_driver_of_one_node_is_on_its_loopback_and_that_of_many_where_the_ranks_meet(
@@ -225,8 +250,12 @@ def test_the_driver_of_one_node_is_on_its_loopback_and_that_of_many_where_the_ra
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "n1")
     joined = Joined(rank=0, size=2, local_size=2, one_node=True)
-    plan = make_plan([case()])
-    for among, host in ((None, "127.0.0.1"), (joined, "127.0.0.1"), (replace(joined, one_node=False), "n1")):
+    plan = make_plan([make_fake_case()])
+    for among, host in (
+        (None, "127.0.0.1"),
+        (joined, "127.0.0.1"),
+        (replace(joined, one_node=False), "n1"),
+    ):
         assert measuring._whereabouts(plan, among) == ((host,), {})
 
 
@@ -239,4 +268,4 @@ def test_a_run_over_nodes_goes_on_in_an_allocation_that_holds_it_on_nodes_that_m
     assert run(Options(nodelist="n[1-4]"), resume_path=path) == path
     assert len((path / "records.jsonl").read_bytes().splitlines()) == len(kept)
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    assert "--nodes 4: job 17 has 2" in refusal(run, Options(), resume_path=path)
+    assert "--nodes 4: job 17 has 2" in usage_error(run, Options(), resume_path=path)

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes import HERE, FakeGang, FakeRank, outcome, wait_until, where, within
 
 from parbench.bench.launch import monitor as module
 from parbench.bench.launch.control_channel import (
@@ -22,6 +21,15 @@ from parbench.bench.launch.control_channel import (
 )
 from parbench.bench.launch.flight_recorder import GroupSeen
 from parbench.bench.launch.monitor import RankMonitor
+from tests.support.fakes import (
+    HOSTNAME,
+    FakeLauncher,
+    FakeRank,
+    make_outcome,
+    make_status,
+    time_limit,
+    wait_until,
+)
 
 TIMEOUT = 10.0
 
@@ -31,7 +39,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "_GRACE_SECONDS", 0.4)
     monkeypatch.setattr(module, "_SHORT_GRACE", 0.2)
     monkeypatch.setattr(module, "_TICK_SECONDS", 0.02)
-    with within(60):
+    with time_limit(60):
         yield
 
 
@@ -40,7 +48,7 @@ class Scene:
     """Ranks that have said hello, and their monitor."""
 
     server: DriverServer
-    gang: FakeGang
+    gang: FakeLauncher
     monitor: RankMonitor
     ranks: list[FakeRank]
 
@@ -73,10 +81,12 @@ class Scene:
 def assemble(size: int = 2, *, can_restart: bool = True, hosts: str = "") -> Iterator[Scene]:
     """Yield a scene; ``hosts`` has one letter for the host of each rank."""
     with DriverServer() as server:
-        gang = FakeGang(can_restart=can_restart)
+        gang = FakeLauncher(can_restart=can_restart)
         monitor = RankMonitor(server, gang, size)
-        names = list(hosts) or [HERE] * size
-        ranks = [FakeRank(server.variables(), rank, size, host=host) for rank, host in enumerate(names)]
+        names = list(hosts) or [HOSTNAME] * size
+        ranks = [
+            FakeRank(server.variables(), rank, size, host=host) for rank, host in enumerate(names)
+        ]
         for rank in ranks:
             rank.hello()
         assert monitor.assemble(TIMEOUT) is None
@@ -100,10 +110,12 @@ def lasts(min_seconds: float, max_seconds: float = 5) -> Iterator[None]:
     assert min_seconds <= time.monotonic() - began < max_seconds
 
 
-def assembly_failure(world_sizes: list[int], size: int = 2, timeout_seconds: float = TIMEOUT, **gang_state: Any) -> str:
+def assembly_failure(
+    world_sizes: list[int], size: int = 2, timeout_seconds: float = TIMEOUT, **gang_state: Any
+) -> str:
     """Return the reason why ranks that report these world sizes do not assemble."""
     with DriverServer() as server:
-        gang = FakeGang()
+        gang = FakeLauncher()
         vars(gang).update(gang_state)
         ranks = [FakeRank(server.variables(), *sizes) for sizes in enumerate(world_sizes)]
         for rank in ranks:
@@ -131,11 +143,11 @@ def test_assemble_reports_why_ranks_are_missing() -> None:
 def test_outcomes_of_an_ended_gang_are_kept(scene: Scene) -> None:
     for index in range(3):
         scene.start(index)
-        scene.ranks[0].finish(index, outcome(wall_seconds=float(index)))
+        scene.ranks[0].finish(index, make_outcome(wall_seconds=float(index)))
     scene.gang.has_ended = True
 
     def finish_last() -> None:
-        scene.ranks[0].finish(3, outcome(wall_seconds=3.0))
+        scene.ranks[0].finish(3, make_outcome(wall_seconds=3.0))
         for rank in scene.ranks:
             scene.leave(rank)
 
@@ -148,7 +160,7 @@ def test_death_fails_the_case_that_the_rank_was_in(scene: Scene) -> None:
     scene.ranks[1].start(1)
     scene.ranks[1].die()
     later(lambda: scene.ranks[0].finish(0))
-    assert scene.monitor.outcome(0, TIMEOUT) == outcome()
+    assert scene.monitor.outcome(0, TIMEOUT) == make_outcome()
     assert scene.trouble(1).reason == "rank 1 died: its connection closed"
 
 
@@ -157,14 +169,14 @@ def test_late_outcome_counts_and_its_answers_do_not(scene: Scene) -> None:
         assert isinstance(rank.line.hear(), StatusRequest)
         if rank.rank == 0:
             rank.finish(0)
-        rank.say(where())
+        rank.say(make_status())
 
     scene.start()
     for rank in scene.ranks:
         threading.Thread(target=answer_once, args=[rank], daemon=True).start()
-    assert scene.monitor.outcome(0, 0.2) == outcome()
+    assert scene.monitor.outcome(0, 0.2) == make_outcome()
     scene.start(1)
-    scene.ranks[0].answer(where())
+    scene.ranks[0].answer(make_status())
     assert scene.trouble(1, 0.2).reason == "no end within 0.2 s: rank 1 did not arrive"
 
 
@@ -178,7 +190,9 @@ def test_late_outcome_counts_and_its_answers_do_not(scene: Scene) -> None:
         (None, "", "its connection closed"),
     ],
 )
-def test_dead_rank_is_named_with_its_exit(scene: Scene, code: int | None, output: str, text: str) -> None:
+def test_dead_rank_is_named_with_its_exit(
+    scene: Scene, code: int | None, output: str, text: str
+) -> None:
     scene.gang.known_exits = {} if code is None else {1: code}
     scene.gang.said = output
     scene.ranks[1].die()
@@ -188,7 +202,7 @@ def test_dead_rank_is_named_with_its_exit(scene: Scene, code: int | None, output
         "alive",
         f"died: {text}".partition(";")[0],
     ]
-    assert [(state.host, state.pid) for state in trouble.ranks] == [(HERE, os.getpid())] * 2
+    assert [(state.host, state.pid) for state in trouble.ranks] == [(HOSTNAME, os.getpid())] * 2
 
 
 @pytest.mark.parametrize(
@@ -200,7 +214,9 @@ def test_dead_rank_is_named_with_its_exit(scene: Scene, code: int | None, output
         ([0, 1], {0: -15, 1: 7}, "rank 1 died: exit code 7"),  # the launcher ended rank 0
     ],
 )
-def test_first_cause_of_death_is_named(dying: list[int], exits: dict[int, int], reason: str) -> None:
+def test_first_cause_of_death_is_named(
+    dying: list[int], exits: dict[int, int], reason: str
+) -> None:
     with assemble(max(dying) + 1) as scene:
         scene.gang.known_exits = exits
         for count, rank in enumerate(dying, start=1):
@@ -231,7 +247,7 @@ def test_end_of_the_gang_needs_no_grace(scene: Scene, monkeypatch: pytest.Monkey
 def test_rank_that_is_done_is_not_dead(scene: Scene) -> None:
     scene.leave(scene.ranks[1])
     later(lambda: scene.ranks[0].finish(0), 0.8)
-    assert scene.monitor.outcome(0, TIMEOUT) == outcome()
+    assert scene.monitor.outcome(0, TIMEOUT) == make_outcome()
 
 
 def test_first_rank_that_raises_is_named(scene: Scene) -> None:
@@ -251,11 +267,11 @@ def test_deadline_starts_with_the_case(scene: Scene) -> None:
     time.sleep(0.3)
     scene.start()
     for rank in scene.ranks:
-        rank.answer(where(phase="check"))
+        rank.answer(make_status(phase="check"))
     with lasts(0.5):
         assert scene.trouble(timeout_seconds=0.5).status == "hang"
     scene.ranks[0].finish(0)
-    assert scene.monitor.outcome(0, TIMEOUT) == outcome()
+    assert scene.monitor.outcome(0, TIMEOUT) == make_outcome()
     with lasts(0.3):
         assert "no rank has begun it" in scene.trouble(1, 0.3).reason
 
@@ -266,9 +282,9 @@ def test_first_case_has_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scene.trouble(timeout_seconds=0.05).status == "hang"
 
 
-WAITING = where(phase="timed", steps=7, communicates=True, stack="in all_reduce")
-ELSEWHERE = where(communicates=False, stack="in sleep")
-BEHIND = where(steps=6)
+WAITING = make_status(phase="timed", steps=7, communicates=True, stack="in all_reduce")
+ELSEWHERE = make_status(communicates=False, stack="in sleep")
+BEHIND = make_status(steps=6)
 
 
 @pytest.mark.parametrize(
@@ -306,10 +322,10 @@ def test_hang_names_the_rank_that_did_not_arrive(
 
 
 PENDING = GroupSeen(ranks=(0, 1, 2), enqueued=5, pending=5, name="nccl:all_reduce")
-STUCK = where(communicates=False, groups={"0": PENDING})
-DONE = where(groups={"0": GroupSeen(ranks=(0, 1, 2), enqueued=4)})
-AWAY = where(communicates=False, groups=DONE.groups)
-AHEAD = where(steps=8, groups=STUCK.groups)
+STUCK = make_status(communicates=False, groups={"0": PENDING})
+DONE = make_status(groups={"0": GroupSeen(ranks=(0, 1, 2), enqueued=4)})
+AWAY = make_status(communicates=False, groups=DONE.groups)
+AHEAD = make_status(steps=8, groups=STUCK.groups)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +338,9 @@ AHEAD = where(steps=8, groups=STUCK.groups)
         ((STUCK, AHEAD, STUCK), "every rank has enqueued nccl:all_reduce"),
     ],
 )
-def test_flight_record_outweighs_stacks_and_steps(answers: tuple[StatusReply | None, ...], reason: str) -> None:
+def test_flight_record_outweighs_stacks_and_steps(
+    answers: tuple[StatusReply | None, ...], reason: str
+) -> None:
     with assemble(3) as scene:
         trouble = scene.hang(*answers)
     assert trouble.reason.startswith(f"no end within 0.1 s: {reason}")
@@ -341,7 +359,10 @@ def test_flight_record_may_follow_the_first_answer() -> None:
 def test_ranks_that_wait_for_each_other_are_named(scene: Scene) -> None:
     idle = GroupSeen(ranks=(0, 1))
     busy = GroupSeen(ranks=(0, 1), enqueued=1, pending=1)
-    first, second = where(groups={"a": busy, "b": idle}), where(groups={"a": idle, "b": busy})
+    first, second = (
+        make_status(groups={"a": busy, "b": idle}),
+        make_status(groups={"a": idle, "b": busy}),
+    )
     assert "ranks 0, 1 wait for one another" in scene.hang(first, second).reason
 
 
@@ -352,7 +373,9 @@ def test_ranks_that_wait_for_each_other_are_named(scene: Scene) -> None:
         ((None, None, None), "no rank answers", set()),
     ],
 )
-def test_silent_host_is_named(answers: tuple[StatusReply | None, ...], reason: str, silent: set[str]) -> None:
+def test_silent_host_is_named(
+    answers: tuple[StatusReply | None, ...], reason: str, silent: set[str]
+) -> None:
     with assemble(3, hosts="abc") as scene:
         trouble = scene.hang(*answers)
         assert trouble.reason.endswith(reason)

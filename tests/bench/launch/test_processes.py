@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes import wait_until
-from paths import ROOT
 
 from parbench.bench.launch.processes import run_child, terminated_as_interrupted
+from tests.support.fakes import wait_until
+from tests.support.paths import ROOT
 
 CHILD = """
 import signal, sys, time
@@ -42,7 +42,9 @@ except KeyboardInterrupt:
 def parent(folder: Path) -> "subprocess.Popen[bytes]":
     """Start a process that waits for a child, in a group of its own as a shell does, and return once that runs."""
     command = [sys.executable, "-c", PARENT.format(child=CHILD), str(folder)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, process_group=0)
+    process = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, process_group=0
+    )
     wait_until((folder / "ready").exists, 20)
     return process
 
@@ -50,7 +52,8 @@ def parent(folder: Path) -> "subprocess.Popen[bytes]":
 def test_a_child_has_the_variables_that_are_given_and_ends_with_its_code_and_its_words() -> None:
     before = signal.getsignal(signal.SIGTERM)
     code = (
-        "import os, sys; print('a record'); print('no such case', file=sys.stderr); sys.exit(int(os.environ['CODE']))"
+        "import os, sys; print('a record'); print('no such case', file=sys.stderr); "
+        "sys.exit(int(os.environ['CODE']))"
     )
     words = [sys.executable, "-c", code]
     done = run_child(words, env={**os.environ, "CODE": "7"}, catch_stderr=True)
@@ -62,7 +65,11 @@ def test_a_child_has_the_variables_that_are_given_and_ends_with_its_code_and_its
 
 @pytest.mark.parametrize(
     ("tell", "sign"),
-    [(os.kill, signal.SIGTERM), (os.kill, signal.SIGINT), (os.killpg, signal.SIGINT)],  # the last is a terminal's
+    [
+        (os.kill, signal.SIGTERM),
+        (os.kill, signal.SIGINT),
+        (os.killpg, signal.SIGINT),
+    ],  # the last is a terminal's
 )
 def test_a_signal_stops_the_child_once_which_keeps_what_it_has(
     tmp_path: Path, tell: Callable[[int, int], None], sign: signal.Signals

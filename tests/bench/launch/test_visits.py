@@ -2,10 +2,9 @@
 
 from collections import Counter
 
-from fakes import case, job
-
 from parbench.bench.launch.visits import VISITS, order_of_visits, spread_over_visits
 from parbench.bench.plan.cases import Case, make_case
+from tests.support.fakes import make_fake_case, make_job
 
 
 def sized(number: int, megabytes: int) -> Case:
@@ -13,15 +12,24 @@ def sized(number: int, megabytes: int) -> Case:
 
 
 def test_operations_are_visited_in_passes_in_an_order_of_chance_and_steps_once() -> None:
-    names = ["collective.barrier", "workload.ddp", "memory.copy", "custom.mine", "compute.gemm", "p2p.sendrecv"]
-    cases = [case(number, name) for number, name in enumerate(names)]
+    names = [
+        "collective.barrier",
+        "workload.ddp",
+        "memory.copy",
+        "custom.mine",
+        "compute.gemm",
+        "p2p.sendrecv",
+    ]
+    cases = [make_fake_case(number, name) for number, name in enumerate(names)]
     orders = [order_of_visits(cases, *asked)[0] for asked in ((1, 0), (1, 0), (2, 0), (1, 1))]
     assert orders[0] == orders[1]
     assert len({tuple(order) for order in orders}) == 3, "by seed and launch"
     assert Counter(orders[0]) == {0: VISITS, 2: VISITS, 4: VISITS, 5: VISITS, 1: 1, 3: 1}
     passes = [place for place in orders[0] if place not in (1, 3)]
     each = [tuple(passes[i : i + 4]) for i in range(0, len(passes), 4)]
-    assert all(sorted(one) == [0, 2, 4, 5] for one in each), "all are visited before one is visited again"
+    assert all(sorted(one) == [0, 2, 4, 5] for one in each), (
+        "all are visited before one is visited again"
+    )
     assert len(set(each)) > 1
 
 
@@ -32,20 +40,25 @@ def test_what_is_kept_ready_between_visits_is_bounded_and_the_smallest_come_firs
     assert order_of_visits([], 0, 0, 2) == ([], [])
 
 
-def test_what_is_visited_once_comes_in_turn_in_the_first_launch_and_in_another_order_later() -> None:
-    steps = [case(number, "custom.mine") for number in range(8)]
-    cases = [*steps, case(8)]
+def test_what_is_visited_once_comes_in_turn_in_the_first_launch_and_in_another_order_later() -> (
+    None
+):
+    steps = [make_fake_case(number, "custom.mine") for number in range(8)]
+    cases = [*steps, make_fake_case(8)]
     first = [place for place in order_of_visits(cases, 0, 0)[0] if place != 8]
-    later = {tuple(place for place in order_of_visits(cases, 0, launch)[0] if place != 8) for launch in range(1, 4)}
+    later = {
+        tuple(place for place in order_of_visits(cases, 0, launch)[0] if place != 8)
+        for launch in range(1, 4)
+    }
     assert first == [*range(8)]
     assert len(later) == 3
     assert all(sorted(order) == first for order in later)
 
 
 def test_more_visits_are_passes_after_all_others_and_have_no_share_of_the_time() -> None:
-    cases = [case(0), case(1, "custom.mine"), case(2)]
+    cases = [make_fake_case(0), make_fake_case(1, "custom.mine"), make_fake_case(2)]
     usual, more = order_of_visits(cases, 0, 0, 3)
     assert usual == order_of_visits(cases, 0, 0)[0]
     assert [sorted(more[i : i + 2]) for i in (0, 2, 4)] == [[0, 2]] * 3
-    parts = spread_over_visits(job(cases, visits=[0, 2, 1, 2, 0, 2], more=2), [1.0, 4.0, 3.0])
+    parts = spread_over_visits(make_job(cases, visits=[0, 2, 1, 2, 0, 2], more=2), [1.0, 4.0, 3.0])
     assert parts == [1.0, 1.5, 4.0, 1.5, 0.0, 0.0], "over its usual visits"

@@ -15,8 +15,6 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paths import ROOT
-from trees import write_tree
 
 from parbench.bench.machine import environment
 from parbench.bench.machine.environment import (
@@ -33,6 +31,8 @@ from parbench.bench.machine.environment import (
     recorded_variables,
 )
 from parbench.bench.machine.machine import affinity, available_cores, package_version
+from tests.support.paths import ROOT
+from tests.support.trees import write_tree
 
 RECORDED = """
 CUDA_DEVICE_MAX_CONNECTIONS CUDA_VISIBLE_DEVICES FI_PROVIDER GLOO_SOCKET_IFNAME MKL_NUM_THREADS
@@ -66,7 +66,9 @@ def fake_network(
         def __init__(self, address: str) -> None:
             self.address = address
 
-    def getaddrinfo(host: str, port: None, **_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    def getaddrinfo(
+        host: str, port: None, **_: object
+    ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
         assert (host, port) == (socket.gethostname(), None)
         if error is not None:
             raise error
@@ -153,7 +155,9 @@ def test_capture_imports_no_heavy_package() -> None:
     assert process.stdout.split("\n") == ["5 True", "[]", ""]
 
 
-@pytest.mark.parametrize(("flags", "virtualised"), [("hypervisor avx", True), ("hypervisors avx", False), ("", False)])
+@pytest.mark.parametrize(
+    ("flags", "virtualised"), [("hypervisor avx", True), ("hypervisors avx", False), ("", False)]
+)
 def test_capture_describes_the_first_core(tmp_path: Path, flags: str, virtualised: bool) -> None:
     root = write_tree(tmp_path, {"proc/cpuinfo": CPUINFO.format(flags=flags)})
     host = capture({}, root=root)["host"]
@@ -170,11 +174,14 @@ def test_capture_without_proc_is_unknown(tmp_path: Path) -> None:
     assert (host["cpu_model"], host["virtualised"]) == (None, None)
 
 
-def test_capture_reads_clock_governors_and_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_reads_clock_governors_and_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(environment, "affinity", lambda: frozenset({0, 2, 5}))
     governors = {0: "powersave", 1: "ondemand", 2: "performance"}  # cpu5 has none
     files = {
-        f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor": f"{name}\n" for cpu, name in governors.items()
+        f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor": f"{name}\n"
+        for cpu, name in governors.items()
     }
     files["sys/devices/system/clocksource/clocksource0/current_clocksource"] = "hpet\n"
     files["proc/self/cgroup"] = "0::/\n"
@@ -209,7 +216,9 @@ def test_emulation_is_noted() -> None:
 
 def test_interface_is_set_or_has_the_host_address(monkeypatch: pytest.MonkeyPatch) -> None:
     eth1 = ["00:11", "10.0.0.2"]
-    fake_network(monkeypatch, "10.0.0.2", "10.0.0.1", lo=["127.0.0.1"], eth0=["10.0.0.1"], eth1=eth1)
+    fake_network(
+        monkeypatch, "10.0.0.2", "10.0.0.1", lo=["127.0.0.1"], eth0=["10.0.0.1"], eth1=eth1
+    )
     assert capture({"GLOO_SOCKET_IFNAME": "ib0"})["process"]["interface"] == "ib0"
     captured = capture({"GLOO_SOCKET_IFNAME": ""})
     assert captured["host"]["address"] == "10.0.0.2"
@@ -230,7 +239,9 @@ def test_interface_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [socket.gaierror(-2, "unknown"), UnicodeError("too long")])
-def test_unresolvable_host_has_no_interface(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_unresolvable_host_has_no_interface(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     fake_network(monkeypatch, error=error, lo=["127.0.0.1"])
     assert host_address() is None
     captured = capture({})

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from nvidia import A100, H100, L40S, UNKNOWN_WORDS, gpus, install, topology
-from trees import write_tool
 
 from parbench.bench.machine import gpu as module
 from parbench.bench.machine.gpu import Gpu, gpu_links, gpus_of, in_detail, nvidia_smi, visible_gpus
+from tests.support.nvidia import A100, H100, L40S, UNKNOWN_WORDS, gpus, install, topology
+from tests.support.trees import write_tool
 
 
 def seen(environ: dict[str, str]) -> tuple[Gpu, ...]:
@@ -23,8 +23,17 @@ def seen(environ: dict[str, str]) -> tuple[Gpu, ...]:
 
 def test_everything_that_a_driver_tells_of_a_gpu_is_kept(tmp_path: Path) -> None:
     listed = gpus({**H100, "memory.used": "4", "remapped_rows.uncorrectable": "1"}, 1)
-    running = [(0, 17, "/usr/bin/python3.12"), (0, os.getpid(), "me"), (0, 18, "[Not Found]"), (0, 19, "odd, name")]
-    [found] = seen(install(tmp_path, listed, processes=running, links=lambda index: ["26.562 GB/s", "<inactive>"]))
+    running = [
+        (0, 17, "/usr/bin/python3.12"),
+        (0, os.getpid(), "me"),
+        (0, 18, "[Not Found]"),
+        (0, 19, "odd, name"),
+    ]
+    [found] = seen(
+        install(
+            tmp_path, listed, processes=running, links=lambda index: ["26.562 GB/s", "<inactive>"]
+        )
+    )
     assert found == Gpu(
         name="NVIDIA H100 80GB HBM3",
         index=0,
@@ -59,15 +68,25 @@ def test_everything_that_a_driver_tells_of_a_gpu_is_kept(tmp_path: Path) -> None
         remap_failed=False,
         processes=("python3.12 (pid 17)", "? (pid 18)", "odd, name (pid 19)"),
     )
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Gpu) == found, "a node tells it to another"
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Gpu) == found, (
+        "a node tells it to another"
+    )
 
 
 def test_a_run_keeps_what_is_fixed_apart_from_what_varies_each_fact_once(tmp_path: Path) -> None:
     [found] = seen(install(tmp_path, gpus(H100, 1)))
     fixed, varying = found.facts(varying=False), found.facts(varying=True)
     assert {"driver", "power_limit_watts", "mig", "nvlinks", "sm_clock_max"} <= fixed.keys()
-    assert {"sm_clock", "temperature_celsius", "processes", "slowed_by", "pcie_generation"} <= varying.keys()
-    assert [*fixed, *varying] == [one.name for one in fields(Gpu) if one.name not in ("name", "index")]
+    assert {
+        "sm_clock",
+        "temperature_celsius",
+        "processes",
+        "slowed_by",
+        "pcie_generation",
+    } <= varying.keys()
+    assert [*fixed, *varying] == [
+        one.name for one in fields(Gpu) if one.name not in ("name", "index")
+    ]
 
 
 def test_what_is_not_told_is_unknown_in_whatever_words_and_never_zero(tmp_path: Path) -> None:
@@ -75,27 +94,48 @@ def test_what_is_not_told_is_unknown_in_whatever_words_and_never_zero(tmp_path: 
     for word in UNKNOWN_WORDS:
         kept = {name: value if name == "name" else word for name, value in H100.items()}
         [found] = seen(install(tmp_path, [{**gpus(H100, 1)[0], **kept, "index": word}]))
-        assert {one.name for one in fields(Gpu) if getattr(found, one.name) is not None} == known - {"nvlinks"}, word
-    [odd] = seen(install(tmp_path, gpus({**H100, "clocks.current.sm": "fast", "mig.mode.current": "Maybe"}, 1)))
+        assert {
+            one.name for one in fields(Gpu) if getattr(found, one.name) is not None
+        } == known - {"nvlinks"}, word
+    [odd] = seen(
+        install(
+            tmp_path, gpus({**H100, "clocks.current.sm": "fast", "mig.mode.current": "Maybe"}, 1)
+        )
+    )
     assert (odd.sm_clock, odd.mig) == (None, None)
 
 
-def test_an_older_driver_is_asked_by_its_own_words_and_not_for_what_it_does_not_know(tmp_path: Path) -> None:
+def test_an_older_driver_is_asked_by_its_own_words_and_not_for_what_it_does_not_know(
+    tmp_path: Path,
+) -> None:
     """Pending and failed remaps were numbers in some drivers; without links there is a sentence, or nothing."""
     of_one = {"clocks_throttle_reasons.active": "0x000000000000006A", "remapped_rows.pending": "1"}
-    one, two = seen(install(tmp_path, gpus(A100, 2, gpu1=of_one), links=lambda index: ["25 GB/s"] * 12 * index))
-    assert (one.driver, one.compute_capability, one.memory_bytes) == ("470.256.02", None, 40960 << 20)
+    one, two = seen(
+        install(tmp_path, gpus(A100, 2, gpu1=of_one), links=lambda index: ["25 GB/s"] * 12 * index)
+    )
+    assert (one.driver, one.compute_capability, one.memory_bytes) == (
+        "470.256.02",
+        None,
+        40960 << 20,
+    )
     assert (one.slowed_by, one.remap_pending, one.nvlinks) == ((), False, ())
     reasons = ("applications clocks setting", "hardware slowdown", "software thermal slowdown")
     assert two.slowed_by == (*reasons, "hardware thermal slowdown")
     assert (two.remap_pending, two.nvlinks) == (True, (25.0,) * 12)
     [pcie] = seen(install(tmp_path, gpus(L40S, 1)))
-    assert (pcie.nvlinks, pcie.mig, pcie.sm_clock_applications, pcie.pcie_generation) == (None, None, None, 1)
+    assert (pcie.nvlinks, pcie.mig, pcie.sm_clock_applications, pcie.pcie_generation) == (
+        None,
+        None,
+        None,
+        1,
+    )
 
 
 def test_one_gpu_is_asked_for_by_its_uuid(tmp_path: Path) -> None:
     environ = install(tmp_path, gpus(H100, 3))
-    assert [gpu.index for gpu in gpus_of(environ, "-i", "GPU-00000002-0000-0000-0000-000000000000")] == [2]
+    assert [
+        gpu.index for gpu in gpus_of(environ, "-i", "GPU-00000002-0000-0000-0000-000000000000")
+    ] == [2]
     assert gpus_of(environ, "-i", "GPU-of-another-host") == ()
 
 
@@ -110,7 +150,9 @@ def test_a_tool_that_is_absent_fails_or_does_not_answer_tells_nothing(
         assert visible_gpus(environ) == (), body
     tool = Path(install(tmp_path, gpus(H100, 1))["PATH"]) / "nvidia-smi"
     write_tool(
-        tmp_path, tool.name, f"{tool.read_text().removeprefix('#!/bin/sh').strip().removeprefix('exec ')}\nexit 9"
+        tmp_path,
+        tool.name,
+        f"{tool.read_text().removeprefix('#!/bin/sh').strip().removeprefix('exec ')}\nexit 9",
     )
     assert visible_gpus(environ) == (), "it failed, whatever it said before"
     [blind] = in_detail(environ, [Gpu(name="H100")])
@@ -141,7 +183,9 @@ def test_the_visible_devices_restrict_and_order_gpus(tmp_path: Path) -> None:
         found = visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": visible})
         assert [gpu.index for gpu in found] == indices, visible
     assert [gpu.index for gpu in visible_gpus(environ)] == [0, 1, 2]
-    assert visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "MIG-cc"}) == (Gpu(name="MIG-cc", mig=True),)
+    assert visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "MIG-cc"}) == (
+        Gpu(name="MIG-cc", mig=True),
+    )
     assert visible_gpus({"PATH": "", "CUDA_VISIBLE_DEVICES": "MIG-cc"}) == ()
 
 
@@ -162,7 +206,11 @@ def in_a_box(one: int, other: int) -> str:
 
 
 HOSTS: list[tuple[str, str, Callable[[int, int], str]]] = [
-    ("DGX H100", topology(lambda a, b: "NV18", ("0-55,112-167", "56-111,168-223"), nics=NICS), lambda a, b: "NVLink"),
+    (
+        "DGX H100",
+        topology(lambda a, b: "NV18", ("0-55,112-167", "56-111,168-223"), nics=NICS),
+        lambda a, b: "NVLink",
+    ),
     (
         "a box of two sockets with PCIe alone",
         topology(in_a_box, ("0-31,64-95", "32-63,96-127")),
@@ -171,7 +219,10 @@ HOSTS: list[tuple[str, str, Callable[[int, int], str]]] = [
     (
         "two boards of four A100, an older driver",
         topology(
-            lambda a, b: "NV12" if on_one_socket(a, b) else "SYS", ("0-47", "48-95"), nics=MELLANOX, has_numa_id=False
+            lambda a, b: "NV12" if on_one_socket(a, b) else "SYS",
+            ("0-47", "48-95"),
+            nics=MELLANOX,
+            has_numa_id=False,
         ),
         lambda a, b: "NVLink" if on_one_socket(a, b) else "other NUMA node",
     ),
@@ -182,6 +233,8 @@ def test_links_of_eight_gpus_are_read_from_the_matrix_of_each_kind_of_host(tmp_p
     for host, matrix, expected in HOSTS:
         links = gpu_links(install(tmp_path, gpus(H100, 8), topology=matrix))
         uuids = [gpu["uuid"] for gpu in gpus(H100, 8)]
-        pairs = {(a, b): links.get(frozenset((uuids[a], uuids[b]))) for b in range(8) for a in range(b)}
+        pairs = {
+            (a, b): links.get(frozenset((uuids[a], uuids[b]))) for b in range(8) for a in range(b)
+        }
         assert pairs == {(a, b): expected(a, b) for a, b in pairs}, host
         assert len(links) == len(pairs), host

@@ -16,7 +16,10 @@ Times = namedtuple("Times", "user nice system idle irq softirq steal")
 def test_a_host_is_busy_with_ranks_and_with_others_and_the_hypervisor_takes_its_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen = [Times(100, 0, 10, 50, 1, 1, 7), Times(106, 1, 12, 55, 1.5, 1.5, 9)]  # ten seconds busy, two stolen
+    seen = [
+        Times(100, 0, 10, 50, 1, 1, 7),
+        Times(106, 1, 12, 55, 1.5, 1.5, 9),
+    ]  # ten seconds busy, two stolen
     monkeypatch.setattr(psutil, "cpu_times", lambda: seen.pop(0))
     monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.456, 2.0, 1.0))
@@ -37,8 +40,12 @@ def test_only_what_is_much_is_told() -> None:
         HostLoad(cores=2): "",
         HostLoad(cores=4, one_minute=9.0, other_cores=1.0, steal_percent=2.0): "",
         HostLoad(cores=4, other_cores=1.1): "other processes kept 1.1 of 4 cores busy",
-        HostLoad(cores=2, other_cores=0.1, steal_percent=2.6): "the hypervisor took 3 % of the cores' time",
-        HostLoad(cores=2, other_cores=1.5, steal_percent=7.0): "other processes kept 1.5 of 2 cores busy and the "
+        HostLoad(
+            cores=2, other_cores=0.1, steal_percent=2.6
+        ): "the hypervisor took 3 % of the cores' time",
+        HostLoad(
+            cores=2, other_cores=1.5, steal_percent=7.0
+        ): "other processes kept 1.5 of 2 cores busy and the "
         "hypervisor took 7 % of the cores' time",
     }.items():
         assert load.disturbance == words

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nvidia import H100, gpus, install
-from trees import write_tree
 
 from parbench.bench.machine import machine
 from parbench.bench.machine.machine import (
@@ -19,6 +17,8 @@ from parbench.bench.machine.machine import (
     inspect_machine,
     package_version,
 )
+from tests.support.nvidia import H100, gpus, install
+from tests.support.trees import write_tree
 
 GIB = 1 << 30
 CGROUP_V2 = "0::/jobs/one\n"
@@ -37,7 +37,9 @@ def trees(root: Path, cgroup: str, *limits: Mapping[str, str]) -> list[Path]:
 # --- cores ---
 
 
-def test_the_affinity_is_what_the_scheduler_says_or_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_affinity_is_what_the_scheduler_says_or_all_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert affinity() == os.sched_getaffinity(0)
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
@@ -54,15 +56,33 @@ CORES: list[tuple[str, dict[str, str], int]] = [
     (CGROUP_V2, {"jobs/one/cpu.max": "6400000 100000"}, 8),
     (CGROUP_V2, {"jobs/one/cpu.max": "800000 200000"}, 4),
     # the tightest above the process counts, another job's does not
-    (CGROUP_V2, {"jobs/one/cpu.max": "700000 100000", "jobs/cpu.max": "500000 100000", "cpu.max": "max 100000"}, 5),
+    (
+        CGROUP_V2,
+        {
+            "jobs/one/cpu.max": "700000 100000",
+            "jobs/cpu.max": "500000 100000",
+            "cpu.max": "max 100000",
+        },
+        5,
+    ),
     (CGROUP_V2, {"jobs/two/cpu.max": "100000 100000"}, 8),
     # inside a container the limit lies at the mount
-    *((f"0::{path}\n", {"cpu.max": "200000 100000"}, 2) for path in ("/docker/0123", "/", "/../..", "/pod:0123:one")),
+    *(
+        (f"0::{path}\n", {"cpu.max": "200000 100000"}, 2)
+        for path in ("/docker/0123", "/", "/../..", "/pod:0123:one")
+    ),
     # a path may hold colons, and the mount be beside v1
     ("0::/pod:0123:one\n", {"unified/pod:0123:one/cpu.max": "300000 100000"}, 3),
     *(
-        (CGROUP_V1, {f"cpu,cpuacct/jobs/one/cpu.cfs_{name}_us": us for name, us in given.items()}, cores)
-        for given, cores in (({"quota": "250000", "period": "100000"}, 2), ({"quota": "-1", "period": "100000"}, 8))
+        (
+            CGROUP_V1,
+            {f"cpu,cpuacct/jobs/one/cpu.cfs_{name}_us": us for name, us in given.items()},
+            cores,
+        )
+        for given, cores in (
+            ({"quota": "250000", "period": "100000"}, 2),
+            ({"quota": "-1", "period": "100000"}, 8),
+        )
     ),
 ]
 
@@ -93,15 +113,26 @@ def test_memory_is_what_is_free_limited_by_cgroups_less_what_is_used_and_not_cac
     monkeypatch.setattr(psutil, "virtual_memory", Memory)
     assert available_memory_bytes(tmp_path) == 16 * GIB
     cached = {"stat": f"anon 5\ninactive_file {GIB}\nactive_file 7\n"}
-    wanted = [(files(8 * GIB, 3, **cached), 6), (files("max", 3), 16), (files(3 * GIB, 1), 2), (files(GIB, 2), 0)]
-    for root, (given, gibibytes) in zip(trees(tmp_path, CGROUP_V2, *(one for one, _ in wanted)), wanted, strict=True):
+    wanted = [
+        (files(8 * GIB, 3, **cached), 6),
+        (files("max", 3), 16),
+        (files(3 * GIB, 1), 2),
+        (files(GIB, 2), 0),
+    ]
+    for root, (given, gibibytes) in zip(
+        trees(tmp_path, CGROUP_V2, *(one for one, _ in wanted)), wanted, strict=True
+    ):
         assert available_memory_bytes(root) == gibibytes * GIB, given
     told = {
         "limit_in_bytes": str(4 * GIB),
         "usage_in_bytes": str(3 * GIB),
         "stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
     }
-    (v1,) = trees(tmp_path / "v1", CGROUP_V1, {f"memory/jobs/one/memory.{name}": text for name, text in told.items()})
+    (v1,) = trees(
+        tmp_path / "v1",
+        CGROUP_V1,
+        {f"memory/jobs/one/memory.{name}": text for name, text in told.items()},
+    )
     assert available_memory_bytes(v1) == 2 * GIB
 
 
@@ -120,7 +151,9 @@ VERSION_FILES: dict[str | None, bool | None] = {
 }
 
 
-def test_whether_torch_has_cuda_is_read_from_its_version_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_torch_has_cuda_is_read_from_its_version_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", {"torch": spec}.get)
     version = tmp_path / "version.py"

@@ -7,16 +7,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from clusters import in_cluster
-from nvidia import H100, gpus, install
-from paths import environment
-from refusals import refusal
-from trees import write_tool
 
 from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine
-from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, choose_layout, machine_of_ranks, main
+from parbench.bench.machine.slurm_allocation import (
+    Allocation,
+    NodeLayout,
+    choose_layout,
+    machine_of_ranks,
+    main,
+)
+from tests.support.clusters import run_in_cluster
+from tests.support.nvidia import H100, gpus, install
+from tests.support.paths import environment
+from tests.support.refusals import usage_error
+from tests.support.trees import write_tool
 
 FOUR = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]"}
 JOB = Allocation(job="17", nodes=4, nodelist="n[1-4]")
@@ -28,13 +34,24 @@ def spread(nodes: int | None = None, each: int = 1, placement: str | None = None
 
 def test_an_allocation_is_found_in_slurms_variables() -> None:
     assert Allocation.find(FOUR) == JOB
-    for text, tasks in {"2": 2, "2(x4)": 2, "2(x3),1": None, "2,1": None, "": None, "two": None}.items():
-        assert Allocation.find({**FOUR, "SLURM_NTASKS_PER_NODE": text}).ntasks_per_node == tasks, text
+    for text, tasks in {
+        "2": 2,
+        "2(x4)": 2,
+        "2(x3),1": None,
+        "2,1": None,
+        "": None,
+        "two": None,
+    }.items():
+        assert Allocation.find({**FOUR, "SLURM_NTASKS_PER_NODE": text}).ntasks_per_node == tasks, (
+            text
+        )
 
 
 def test_outside_an_allocation_the_sentence_says_how_to_get_one() -> None:
     for missing in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
-        told = refusal(Allocation.find, {name: value for name, value in FOUR.items() if name != missing})
+        told = usage_error(
+            Allocation.find, {name: value for name, value in FOUR.items() if name != missing}
+        )
         assert told == (
             "--launcher srun needs an allocation, and SLURM_JOB_ID is not set: start it in an sbatch script or "
             "under salloc, or let parbench slurm submit do so"
@@ -50,18 +67,24 @@ def test_all_nodes_in_blocks_unless_it_is_said_otherwise() -> None:
 
 
 def test_what_the_allocation_cannot_hold_is_refused_with_numbers() -> None:
-    assert refusal(spread, nodes=8) == "--nodes 8: job 17 has 4 (n[1-4])"
-    assert refusal(spread, nodes=0) == "--nodes 0: at least 1 is needed"
-    assert "needs at least 2 ranks, and this is one node" in refusal(spread, nodes=1)
-    told = refusal(spread, placement="cylic")
-    assert told == "--placement 'cylic' is not known; did you mean 'cyclic'?; allowed: block or cyclic"
+    assert usage_error(spread, nodes=8) == "--nodes 8: job 17 has 4 (n[1-4])"
+    assert usage_error(spread, nodes=0) == "--nodes 0: at least 1 is needed"
+    assert "needs at least 2 ranks, and this is one node" in usage_error(spread, nodes=1)
+    told = usage_error(spread, placement="cylic")
+    assert (
+        told == "--placement 'cylic' is not known; did you mean 'cyclic'?; allowed: block or cyclic"
+    )
 
 
 # --- the machine of a node ---
 
-LOGIN = Machine(cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=True)
+LOGIN = Machine(
+    cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=True
+)
 GPU = Gpu(name="H100", memory_bytes=80 << 30)
-NODE = Machine(cores=128, memory_bytes=1 << 40, gpus=(GPU,) * 8, torch_version="2.13.0", torch_has_cuda=True)
+NODE = Machine(
+    cores=128, memory_bytes=1 << 40, gpus=(GPU,) * 8, torch_version="2.13.0", torch_has_cuda=True
+)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +104,11 @@ class Srun:
 
     def does(self, script: str) -> None:
         script = script.replace("ANSWER", f"cat {self._folder}/node.json")
-        write_tool(self._folder, "srun", f'echo "$@" >> {self._folder}/words\nenv > {self._folder}/env\n{script}')
+        write_tool(
+            self._folder,
+            "srun",
+            f'echo "$@" >> {self._folder}/words\nenv > {self._folder}/env\n{script}',
+        )
         (self._folder / "words").write_text("")
 
     def asked(self) -> list[list[str]]:
@@ -115,7 +142,13 @@ def test_the_whole_node_is_asked_for_and_not_the_share_of_a_task(srun: Srun) -> 
 def test_the_words_take_the_sites_options_and_one_task_that_shares_the_node(srun: Srun) -> None:
     machine_of_ranks({**srun.environ, "PARBENCH_SRUN_OPTIONS": "--container-image=x\n--mem=0"}, JOB)
     [words] = srun.asked()
-    assert words[:5] == ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--relative=0", "--cpu-bind=none"]
+    assert words[:5] == [
+        "--nodes=1",
+        "--ntasks=1",
+        "--ntasks-per-node=1",
+        "--relative=0",
+        "--cpu-bind=none",
+    ]
     assert "--overlap" in words
     assert words[-5:] == [
         "--container-image=x",
@@ -126,11 +159,13 @@ def test_the_words_take_the_sites_options_and_one_task_that_shares_the_node(srun
     ]
 
 
-def test_where_the_first_node_does_not_answer_the_second_is_asked_if_there_is_one(srun: Srun) -> None:
+def test_where_the_first_node_does_not_answer_the_second_is_asked_if_there_is_one(
+    srun: Srun,
+) -> None:
     srun.does('case "$*" in *relative=0*) exit 1;; esac; ANSWER')
     assert machine_of_ranks(srun.environ, JOB) == NODE
     srun.does("exit 1")
-    refusal(machine_of_ranks, srun.environ, Allocation(job="17", nodes=1, nodelist="n1"))
+    usage_error(machine_of_ranks, srun.environ, Allocation(job="17", nodes=1, nodelist="n1"))
     assert len(srun.asked()) == 1
 
 
@@ -149,7 +184,7 @@ def test_a_node_that_cannot_tell_is_one_sentence_with_srun_s_own_words(
     for script, words in scripts.items():
         monkeypatch.setattr(node_machine, "_ANSWER_SECONDS", 0.2 if "sleep" in script else 30)
         srun.does(script)
-        told = refusal(machine_of_ranks, srun.environ, JOB)
+        told = usage_error(machine_of_ranks, srun.environ, JOB)
         assert told.startswith(
             f"--launcher srun: this host is no node of job 17, and srun could not tell what its nodes have: {words}"
         )
@@ -158,7 +193,9 @@ def test_a_node_that_cannot_tell_is_one_sentence_with_srun_s_own_words(
             assert len(srun.asked()) == 2, script
 
 
-def test_a_node_tells_its_machine_as_the_last_line_of_its_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_tells_its_machine_as_the_last_line_of_its_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main()
     assert msgspec.json.decode(capsys.readouterr().out.splitlines()[-1], type=Machine) == LOGIN
 
@@ -177,12 +214,14 @@ def test_a_real_slurm_answers_for_its_node_and_not_for_the_host_of_salloc(tmp_pa
     """GPUs are only where a slurmd is; the node has both of its CPUs, though the step that asks has one task."""
     install(tmp_path, gpus(H100, 2))
     write_tool(
-        tmp_path, "nvidia-smi", f'test "$SLURMD_NODENAME" && exec {sys.executable} -IS {tmp_path / "answer.py"} "$@"'
+        tmp_path,
+        "nvidia-smi",
+        f'test "$SLURMD_NODENAME" && exec {sys.executable} -IS {tmp_path / "answer.py"} "$@"',
     )
     (tmp_path / "asked.py").write_text(ASKED)
     variables = {**environment(), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["salloc", "-Q", "-N2", "--ntasks-per-node=1", sys.executable, "asked.py"]
-    done = in_cluster(command, nodes=2, cwd=tmp_path, variables=variables)
+    done = run_in_cluster(command, nodes=2, cwd=tmp_path, variables=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     found = msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=Machine)
     assert [gpu.name for gpu in found.gpus] == [H100["name"]] * 2

@@ -8,14 +8,16 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from trees import write_tree
 
 from parbench.bench.machine import slurm_allocation as addresses
 from parbench.bench.machine.environment import RankPlace, rank_place, relation, relations
 from parbench.bench.machine.slurm_allocation import reachable
+from tests.support.trees import write_tree
 
 
-def at(host: str = "a", cpus: tuple[int, ...] = (0, 1), numa: tuple[int, ...] = (0,), **more: str) -> RankPlace:
+def at(
+    host: str = "a", cpus: tuple[int, ...] = (0, 1), numa: tuple[int, ...] = (0,), **more: str
+) -> RankPlace:
     return RankPlace(host=host, cpus=cpus, numa_nodes=numa, **more)
 
 
@@ -46,7 +48,9 @@ def test_every_pair_is_named_once_and_a_large_world_is_left_out() -> None:
 
 def test_this_process_has_a_place(tmp_path: Path) -> None:
     folder = "sys/devices/system/node"
-    write_tree(tmp_path, {f"{folder}/node0/cpulist": "0-1023\n", f"{folder}/node1/cpulist": "2000-2001\n"})
+    write_tree(
+        tmp_path, {f"{folder}/node0/cpulist": "0-1023\n", f"{folder}/node1/cpulist": "2000-2001\n"}
+    )
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     here = rank_place("a", {"SLURM_TOPOLOGY_ADDR": "s.a"}, "aa", tmp_path)
     assert here == at(cpus=cpus, gpu="aa", switches="s.a")

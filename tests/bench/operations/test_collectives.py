@@ -13,8 +13,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
-from refusals import refusal
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.operations.operation import DataPattern, Operation, count_wrong
@@ -24,13 +22,19 @@ from parbench.bench.plan.groups import groups_of
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.torch_compat import allocations, profiling
 from parbench.bench.world.world import Subgroups, World
+from tests.support.ranks import Ranks
+from tests.support.refusals import usage_error
 
 OPERATIONS = {
     definition.name: definition
     for definition in DEFINITIONS
-    if definition.name.startswith(("collective", "p2p")) and definition.name != "collective.barrier"  # it has no data
+    if definition.name.startswith(("collective", "p2p"))
+    and definition.name != "collective.barrier"  # it has no data
 }
-PARAMS = {name: {param.name: param for param in definition.params} for name, definition in OPERATIONS.items()}
+PARAMS = {
+    name: {param.name: param for param in definition.params}
+    for name, definition in OPERATIONS.items()
+}
 NOTHING_OF_RANK_1 = {
     *("collective.broadcast", "collective.scatter"),
     *("p2p.unidirectional", "p2p.matrix", "p2p.pingpong"),
@@ -45,7 +49,16 @@ CONTRACT = {
     (0.75, 0.25, 1.0): ("all_gather", "all_gather_v", "gather"),
     (0.75, 1.0, 0.25): ("reduce_scatter", "scatter"),
     (1.0, 1.0, 1.0): (
-        *("broadcast", "reduce", "sendrecv", "pingpong", "unidirectional", "bidirectional", "matrix", "pairwise"),
+        *(
+            "broadcast",
+            "reduce",
+            "sendrecv",
+            "pingpong",
+            "unidirectional",
+            "bidirectional",
+            "matrix",
+            "pairwise",
+        ),
     ),
 }
 
@@ -56,10 +69,14 @@ def prepared(world: World, name: str, **params: Any) -> Operation:
     return cast(Operation, load_target(case.target)(world, **given))
 
 
-def variants(name: str, nproc: int, group: str = "world", size_bytes: int = 96 * 1001) -> list[dict[str, Any]]:
+def variants(
+    name: str, nproc: int, group: str = "world", size_bytes: int = 96 * 1001
+) -> list[dict[str, Any]]:
     """Return every type, reduction, placement and root that is not refused."""
     spec = WorldSpec(nproc=nproc, backend="gloo", device="cpu")
-    choices = {key: param.choices for key, param in PARAMS[name].items() if key in ("redop", "placement")}
+    choices = {
+        key: param.choices for key, param in PARAMS[name].items() if key in ("redop", "placement")
+    }
     found = []
     for dtype, *rest in itertools.product(GLOO_DTYPES, *choices.values()):
         given = {"size_bytes": size_bytes, "dtype": dtype, **dict(zip(choices, rest, strict=True))}
@@ -69,11 +86,15 @@ def variants(name: str, nproc: int, group: str = "world", size_bytes: int = 96 *
         found += [given] if reason is None else []
     if "root" in PARAMS[name]:
         n = len(groups_of(group, nproc)[0])
-        found += [{"size_bytes": size_bytes, "dtype": "float32", "root": root} for root in range(1, n)]
+        found += [
+            {"size_bytes": size_bytes, "dtype": "float32", "root": root} for root in range(1, n)
+        ]
     return found
 
 
-def around_steps(world: World, name: str, cases: list[dict[str, Any]], group: str) -> list[tuple[int, int]]:
+def around_steps(
+    world: World, name: str, cases: list[dict[str, Any]], group: str
+) -> list[tuple[int, int]]:
     """Return how much is wrong before a step and after it, for each case, in all groups at once."""
     part = Subgroups(world).of({"group": group, "concurrent": True})
     assert part.world is not None
@@ -102,7 +123,9 @@ def mutants(world: World, name: str, dtypes: list[str]) -> dict[tuple[str, str],
 
 
 def described(world: World) -> dict[str, dict[str, Any]]:
-    descriptions = {name: prepared(world, name, size_bytes=1 << 20).describe() for name in OPERATIONS}
+    descriptions = {
+        name: prepared(world, name, size_bytes=1 << 20).describe() for name in OPERATIONS
+    }
     rates = {name: {work.name: work.amount for work in d.work} for name, d in descriptions.items()}
     return {name: {**d.details, **rates[name], "hops": d.hops} for name, d in descriptions.items()}
 
@@ -111,7 +134,9 @@ def most_held(world: World, size_bytes: int) -> dict[tuple[str, str, str], float
     """Return how many times its size each operation's tensors take at most, from its making to its second check."""
     found = {}
     for name, dtype in product(OPERATIONS, ("float32", "int8")):
-        for placement in PARAMS[name]["placement"].choices if "placement" in PARAMS[name] else ("",):
+        for placement in (
+            PARAMS[name]["placement"].choices if "placement" in PARAMS[name] else ("",)
+        ):
             more = {"placement": placement} if placement else {}
             with profiling(world.device, memory=True) as profiler:
                 operation = prepared(world, name, size_bytes=size_bytes, dtype=dtype, **more)
@@ -121,7 +146,9 @@ def most_held(world: World, size_bytes: int) -> dict[tuple[str, str, str], float
                     assert operation.check() == 0
                     operation.corrupt()  # to count takes more than to compare
                     operation.check()
-            found[name, dtype, str(placement)] = max(itertools.accumulate(allocations(profiler))) / size_bytes
+            found[name, dtype, str(placement)] = (
+                max(itertools.accumulate(allocations(profiler))) / size_bytes
+            )
     return found
 
 
@@ -184,25 +211,45 @@ def tensors_of(operation: Operation) -> list[torch.Tensor]:
     return [value for value in held if isinstance(value, torch.Tensor)]
 
 
-def assert_right(ranks: Ranks, name: str, cases: list[dict[str, Any]], group: str = "world") -> None:
+def assert_right(
+    ranks: Ranks, name: str, cases: list[dict[str, Any]], group: str = "world"
+) -> None:
     """Every rank is right after each step, and some are wrong before it where anything is sent."""
-    by_rank = ranks.call("test_collectives:around_steps", name=name, cases=cases, group=group)
+    by_rank = ranks.call(
+        "tests.bench.operations.test_collectives:around_steps", name=name, cases=cases, group=group
+    )
     for params, answers in zip(cases, zip(*by_rank, strict=True), strict=True):
         assert [after for _, after in answers] == [0] * ranks.size, (name, group, params)
-        assert (sum(before for before, _ in answers) > 0) == (params["size_bytes"] > 0), (name, group, params)
+        assert (sum(before for before, _ in answers) > 0) == (params["size_bytes"] > 0), (
+            name,
+            group,
+            params,
+        )
 
 
 def assert_caught(ranks: Ranks, name: str, dtypes: list[str]) -> None:
-    first, *others = ranks.call("test_collectives:mutants", name=name, dtypes=dtypes)
+    first, *others = ranks.call(
+        "tests.bench.operations.test_collectives:mutants", name=name, dtypes=dtypes
+    )
     for mutation, dtype in first:
         wrong = first[mutation, dtype] + sum(found[mutation, dtype] for found in others)
-        assert (wrong > 0) != (mutation == "dropped" and name in NOTHING_OF_RANK_1), (name, mutation, dtype)
+        assert (wrong > 0) != (mutation == "dropped" and name in NOTHING_OF_RANK_1), (
+            name,
+            mutation,
+            dtype,
+        )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_step_is_right_in_every_variant_and_every_mutation_is_caught(two_ranks: Ranks, name: str) -> None:
+def test_a_step_is_right_in_every_variant_and_every_mutation_is_caught(
+    two_ranks: Ranks, name: str
+) -> None:
     sizes = [{"size_bytes": size} for size in SIZES]
-    uneven = [{"size_bytes": 48_004, **params} for params in UNEVEN if params.keys() <= PARAMS[name].keys()]
+    uneven = [
+        {"size_bytes": 48_004, **params}
+        for params in UNEVEN
+        if params.keys() <= PARAMS[name].keys()
+    ]
     assert_right(two_ranks, name, [*variants(name, 2), *sizes, *uneven])
     assert_caught(two_ranks, name, ["float32", "bfloat16", "int8"])
 
@@ -214,9 +261,11 @@ def test_every_operation_is_right_among_four_ranks(four_ranks: Ranks) -> None:
 
 
 def test_bytes_and_bus_bandwidth_follow_the_convention(four_ranks: Ranks) -> None:
-    for by_name in four_ranks.call("test_collectives:described"):
+    for by_name in four_ranks.call("tests.bench.operations.test_collectives:described"):
         for name, facts in by_name.items():
-            [shares] = [shares for shares, names in CONTRACT.items() if name.partition(".")[2] in names]
+            [shares] = [
+                shares for shares, names in CONTRACT.items() if name.partition(".")[2] in names
+            ]
             factor, sent, received = (share * (1 << 20) for share in shares)
             assert (facts["convention"], facts["size_bytes"]) == ("nccl-tests", 1 << 20)
             assert (facts["algbw"], facts["busbw"]) == (1 << 20, factor), name
@@ -231,11 +280,21 @@ def test_the_function_takes_exactly_the_declared_parameters() -> None:
         assert taken == ["world", *declared], definition.name
 
 
-GROUPS = ["node", "pairs", "contiguous:2", "strided:2", "dp=2 tp=2:dp", "dp=2 tp=2:tp", "dp=4 tp=1:dp"]
+GROUPS = [
+    "node",
+    "pairs",
+    "contiguous:2",
+    "strided:2",
+    "dp=2 tp=2:dp",
+    "dp=2 tp=2:tp",
+    "dp=4 tp=1:dp",
+]
 
 
 @pytest.mark.full
-def test_every_variant_is_right_and_every_mutation_caught_on_more_ranks_and_in_their_groups(four_ranks: Ranks) -> None:
+def test_every_variant_is_right_and_every_mutation_caught_on_more_ranks_and_in_their_groups(
+    four_ranks: Ranks,
+) -> None:
     with Ranks(3) as three_ranks:
         for ranks, name in product((three_ranks, four_ranks), OPERATIONS):
             assert_right(ranks, name, variants(name, ranks.size))
@@ -247,7 +306,9 @@ def test_every_variant_is_right_and_every_mutation_caught_on_more_ranks_and_in_t
 def sender_of(output: torch.Tensor, dtype: str, world: World) -> int | None:
     """Return the rank whose data a buffer holds, None if it is nobody's."""
     code = DataPattern(dtype, world.size, world.device)
-    found = [r for r in range(world.size) if not count_wrong(output, code.values(r, 0, len(output)))]
+    found = [
+        r for r in range(world.size) if not count_wrong(output, code.values(r, 0, len(output)))
+    ]
     return found[0] if len(found) == 1 else None
 
 
@@ -264,7 +325,9 @@ def received_from(world: World, cases: list[tuple[int, str]]) -> list[int | None
     return senders
 
 
-def met(world: World, pairs: str, index: int, size_bytes: int, direction: str) -> tuple[object, ...]:
+def met(
+    world: World, pairs: str, index: int, size_bytes: int, direction: str
+) -> tuple[object, ...]:
     """Return whose data a round brings, how much is wrong before and after it, and who is said to meet."""
     how: dict[str, Any] = {"round": index, "pairs": pairs, "direction": direction}
     operation = round_of_pairs(world, size_bytes=size_bytes, dtype="float32", **how)
@@ -288,45 +351,88 @@ def order_of_calls(world: World, direction: str) -> list[str]:
 
         return call
 
-    noting: dict[str, Any] = {name: noted(name, getattr(dist, name)) for name in ("send", "recv", "batch_isend_irecv")}
+    noting: dict[str, Any] = {
+        name: noted(name, getattr(dist, name)) for name in ("send", "recv", "batch_isend_irecv")
+    }
     with mock.patch.multiple(dist, **noting):
         operation.step()
     return calls
 
 
-def test_all_pairs_of_a_round_exchange_at_once_and_a_rank_in_none_stands_by(four_ranks: Ranks) -> None:
+def test_all_pairs_of_a_round_exchange_at_once_and_a_rank_in_none_stands_by(
+    four_ranks: Ranks,
+) -> None:
     rounds: list[tuple[int, str, list[int | None], str]] = [
         (0, "", [3, 2, 1, 0], "0-3 1-2"),
         (1, "", [2, 3, 0, 1], "0-2 1-3"),
         (2, "0-1 2-3", [1, 0, 3, 2], "0-1 2-3"),
         (0, "1-3", [None, 3, None, 1], "1-3"),
     ]
-    for direction, size, (index, pairs, partners, said) in product(("at_once", "in_turn"), (4096, 8 << 20), rounds):
-        found = four_ranks.call("test_collectives:met", pairs=pairs, index=index, size_bytes=size, direction=direction)
+    for direction, size, (index, pairs, partners, said) in product(
+        ("at_once", "in_turn"), (4096, 8 << 20), rounds
+    ):
+        found = four_ranks.call(
+            "tests.bench.operations.test_collectives:met",
+            pairs=pairs,
+            index=index,
+            size_bytes=size,
+            direction=direction,
+        )
         expected = [(partner, 0 if partner is None else size // 4, 0, said) for partner in partners]
         assert found == expected, (direction, index, pairs, size)
 
 
-def test_there_and_back_the_smaller_rank_sends_first_and_the_other_waits_for_it(two_ranks: Ranks) -> None:
-    in_turn = two_ranks.call("test_collectives:order_of_calls", direction="in_turn")
+def test_there_and_back_the_smaller_rank_sends_first_and_the_other_waits_for_it(
+    two_ranks: Ranks,
+) -> None:
+    in_turn = two_ranks.call(
+        "tests.bench.operations.test_collectives:order_of_calls", direction="in_turn"
+    )
     assert in_turn == [["send", "recv"], ["recv", "send"]]
-    assert two_ranks.call("test_collectives:order_of_calls", direction="at_once") == [["batch_isend_irecv"]] * 2
+    assert (
+        two_ranks.call(
+            "tests.bench.operations.test_collectives:order_of_calls", direction="at_once"
+        )
+        == [["batch_isend_irecv"]] * 2
+    )
 
 
 def test_a_rank_alone_has_no_neighbour_and_meets_nobody_and_is_refused_in_words() -> None:
     alone = cast(World, SimpleNamespace(size=1))
-    told = [refusal(prepare, alone, size_bytes=4096, dtype="float32") for prepare in (sendrecv, round_of_pairs)]
-    assert told == ["sendrecv needs a neighbour: size(1) < 2 ranks", "a round needs a pair: size(1) < 2 ranks"]
+    told = [
+        usage_error(prepare, alone, size_bytes=4096, dtype="float32")
+        for prepare in (sendrecv, round_of_pairs)
+    ]
+    assert told == [
+        "sendrecv needs a neighbour: size(1) < 2 ranks",
+        "a round needs a pair: size(1) < 2 ranks",
+    ]
 
 
-def test_data_come_from_the_neighbour_even_beyond_what_sockets_buffer(two_ranks: Ranks, four_ranks: Ranks) -> None:
+def test_data_come_from_the_neighbour_even_beyond_what_sockets_buffer(
+    two_ranks: Ranks, four_ranks: Ranks
+) -> None:
     """Two ranks that send first and receive afterwards would wait for each other: 8 MiB is in no buffer."""
     cases = [(size, dtype) for size in (64, 8 << 20) for dtype in ("float32", "bfloat16", "uint8")]
-    assert two_ranks.call("test_collectives:received_from", cases=cases) == [[1] * 6, [0] * 6]
-    assert four_ranks.call("test_collectives:received_from", cases=[(4096, "float32")]) == [[3], [0], [1], [2]]
+    assert two_ranks.call("tests.bench.operations.test_collectives:received_from", cases=cases) == [
+        [1] * 6,
+        [0] * 6,
+    ]
+    assert four_ranks.call(
+        "tests.bench.operations.test_collectives:received_from", cases=[(4096, "float32")]
+    ) == [
+        [3],
+        [0],
+        [1],
+        [2],
+    ]
 
 
-def test_no_operation_in_any_type_holds_more_than_is_asked_of_the_device_for_it(two_ranks: Ranks) -> None:
+def test_no_operation_in_any_type_holds_more_than_is_asked_of_the_device_for_it(
+    two_ranks: Ranks,
+) -> None:
     size = 8 << 20
-    for found in two_ranks.call("test_collectives:most_held", size_bytes=size):
+    for found in two_ranks.call(
+        "tests.bench.operations.test_collectives:most_held", size_bytes=size
+    ):
         assert max(found.values()) <= bytes_needed(size) / size

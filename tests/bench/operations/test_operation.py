@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from data_coding import RANKS, caught
-from filling import filling
 
 from parbench.bench.operations.local import Gemm, copy, from_device, gemm, to_device
 from parbench.bench.operations.operation import DataPattern, count_wrong, dtype_of, poison
 from parbench.bench.plan.catalogue import DTYPES, PRODUCTS
 from parbench.bench.world.world import World
+from tests.studies.data_coding import RANKS, caught
+from tests.support.filling import filling
 
 NUMERIC = [name for name in DTYPES if name != "bool"]  # a bool is only moved, or joined by and, or
 NUMPY_HAS = ["float64", "float32", "float16", "int64", "int32", "int8", "uint8"]
@@ -79,13 +79,21 @@ def test_sums_are_exact_in_any_order_of_ranks_and_every_rank_and_index_counts() 
         assert torch.equal(code.reduced(0, COUNT).double().long(), total), (dtype, num_summed)
         first, last = (integers(code, rank, count=20_000) for rank in (0, num_summed - 1))
         assert len({*last.tolist()} - {0}) >= 3, (dtype, num_summed)
-        assert num_summed == 1 or not torch.equal(first, last), "a rank that is counted for another changes the sums"
+        assert num_summed == 1 or not torch.equal(first, last), (
+            "a rank that is counted for another changes the sums"
+        )
         assert int(code.reduced(0, 20_000 // num_summed).double().min()) > 0, (dtype, num_summed)
 
 
 def test_every_reduction_of_coded_values_is_exact() -> None:
-    for dtype, num_ranks in product(["float32", "float16", "bfloat16", "int8", "int64", "bool"], [2, 3, 8, 64]):
-        for redop in ("avg", "min", "max", "product") if dtype.endswith(("16", "32")) else ("min", "max", "product"):
+    for dtype, num_ranks in product(
+        ["float32", "float16", "bfloat16", "int8", "int64", "bool"], [2, 3, 8, 64]
+    ):
+        for redop in (
+            ("avg", "min", "max", "product")
+            if dtype.endswith(("16", "32"))
+            else ("min", "max", "product")
+        ):
             code = DataPattern(dtype, num_ranks, CPU, redop)
             values = torch.stack([code.values(rank, 5, 3000) for rank in range(num_ranks)]).double()
             joined = {
@@ -99,9 +107,21 @@ def test_every_reduction_of_coded_values_is_exact() -> None:
 
 def test_every_kind_of_wrong_is_seen_in_every_type_and_reduction() -> None:
     for n in RANKS:
-        for dtype in DTYPES if n in (2, 3, 8, 96) else ("float32", "bfloat16", "bool") if n < 1000 else ("bfloat16",):
+        for dtype in (
+            DTYPES
+            if n in (2, 3, 8, 96)
+            else ("float32", "bfloat16", "bool")
+            if n < 1000
+            else ("bfloat16",)
+        ):
             found = caught(dtype, n)
-            assert found.keys() >= {"dropped rank", "dropped ranks", "swapped chunks", "swapped results", "wrong root"}
+            assert found.keys() >= {
+                "dropped rank",
+                "dropped ranks",
+                "swapped chunks",
+                "swapped results",
+                "wrong root",
+            }
             assert all(seen == tried for seen, tried in found.values()), (dtype, n, found)
 
 
@@ -126,14 +146,22 @@ def test_chunks_differ_whatever_their_length_and_where_they_begin() -> None:
 
 
 def test_single_elements_differ_among_ranks_and_chunks_while_the_type_has_enough_values() -> None:
-    for dtype, n in (("float32", 1024), ("int64", 1024), ("float16", 32), ("bfloat16", 16), ("float8_e4m3fn", 4)):
+    for dtype, n in (
+        ("float32", 1024),
+        ("int64", 1024),
+        ("float16", 32),
+        ("bfloat16", 16),
+        ("float8_e4m3fn", 4),
+    ):
         code = DataPattern(dtype, n, CPU)
         held = torch.stack([code.values(rank, 0, n) for rank in range(n)]).double()
         assert len(set(held.flatten().tolist())) == n * n, dtype
 
 
 def test_a_part_is_a_window_of_the_whole_whatever_was_drawn_before() -> None:
-    for dtype, start, num_summed in product(["float32", "int8"], [1, 4093, 65_521, 1_000_003], [1, 300]):
+    for dtype, start, num_summed in product(
+        ["float32", "int8"], [1, 4093, 65_521, 1_000_003], [1, 300]
+    ):
         n, redop = max(num_summed, 6), "" if num_summed == 1 else "sum"
         whole = DataPattern(dtype, n, CPU, redop).values(5, 0, start + COUNT)
         torch.rand(3)
@@ -143,18 +171,26 @@ def test_a_part_is_a_window_of_the_whole_whatever_was_drawn_before() -> None:
             assert torch.equal(code.reduced(start, COUNT), code.reduced(start - 1, COUNT + 1)[1:])
 
 
-def test_poison_is_never_a_sum_nor_a_value_that_is_only_moved_and_not_a_number_is_always_wrong() -> None:
+def test_poison_is_never_a_sum_nor_a_value_that_is_only_moved_and_not_a_number_is_always_wrong() -> (
+    None
+):
     for dtype in NUMERIC:
         bad = torch.empty(COUNT, dtype=dtype_of(dtype))
         poison(bad)
         for num_summed in (1, 2, 64):
-            assert count_wrong(bad, DataPattern(dtype, num_summed, CPU, "sum").reduced(0, COUNT)) == COUNT, (
+            assert (
+                count_wrong(bad, DataPattern(dtype, num_summed, CPU, "sum").reduced(0, COUNT))
+                == COUNT
+            ), (
                 dtype,
                 num_summed,
             )
-            assert count_wrong(bad, DataPattern(dtype, num_summed, CPU).values(num_summed - 1, 0, COUNT)) == COUNT, (
-                dtype
-            )
+            assert (
+                count_wrong(
+                    bad, DataPattern(dtype, num_summed, CPU).values(num_summed - 1, 0, COUNT)
+                )
+                == COUNT
+            ), dtype
         if dtype.startswith(("float", "bfloat")):
             assert bad.double().isnan().all(), dtype
             assert count_wrong(bad, bad) == COUNT, dtype
@@ -221,7 +257,9 @@ def test_a_product_is_right_after_a_step_and_all_wrong_before_it(dtype: str) -> 
         exact = benchmark._a.double() @ benchmark._b.double()
         assert torch.equal(benchmark._c.double(), exact)
         so_far = (benchmark._a.double()[:5, :, None] * benchmark._b.double()[:, :7]).cumsum(1)
-        assert float(so_far.abs().max()) <= DTYPES["bfloat16"].exact_up_to, "exact in any splitting, too"
+        assert float(so_far.abs().max()) <= DTYPES["bfloat16"].exact_up_to, (
+            "exact in any splitting, too"
+        )
         assert m == 1 or float(exact.std()) > 1
     other = Gemm(mock.Mock(device=CPU, seed=1), m=33, dtype=dtype)
     assert not torch.equal(other._reference, Gemm(ALONE, m=33, dtype=dtype)._reference)

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal as error_of
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Case, Definition, load_catalogue, make_case, matches, select
@@ -17,6 +16,7 @@ from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.plan.plan import PRESETS, Plan
 from parbench.cli import DEFINITIONS as MODULES
+from tests.support.refusals import usage_error as error_of
 
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}
 SHARDED = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "all_reduce_two_step"}
@@ -78,7 +78,9 @@ def test_average_refuses_rank_counts_that_round() -> None:
     assert refused("bfloat16", [96, 128, 189, 190, 199, 256, 300]) == [190, 199, 300]
     assert refused("float16", [96, 1000, 1024]) == []
     assert refused("float8_e4m3fn", [2, 3, 8]) == [3]
-    assert "from that of 191 in" in str(refusal("all_reduce", nccl(190), dtype="bfloat16", redop="avg"))
+    assert "from that of 191 in" in str(
+        refusal("all_reduce", nccl(190), dtype="bfloat16", redop="avg")
+    )
 
 
 def test_average_of_one_rank_is_refused_on_nccl() -> None:
@@ -132,7 +134,9 @@ MODES: list[tuple[str, dict[str, str], bool, bool]] = [
 
 
 @pytest.mark.parametrize(("name", "params", "has_async", "coalesces"), MODES)
-def test_async_and_coalesced_modes(name: str, params: dict[str, str], has_async: bool, coalesces: bool) -> None:
+def test_async_and_coalesced_modes(
+    name: str, params: dict[str, str], has_async: bool, coalesces: bool
+) -> None:
     asynchronous = refusal(name, nccl(), mode="async", **params)
     assert asynchronous is None if has_async else str(asynchronous).startswith("mode async")
     on_nccl = refusal(name, nccl(), mode="coalesced", **params)
@@ -293,7 +297,9 @@ PARAMS = st.dictionaries(st.sampled_from("abcdef"), VALUES, max_size=6)
 
 @settings(deadline=None, max_examples=50)
 @given(PARAMS, st.sampled_from("abcdef"), VALUES, st.randoms(use_true_random=False))
-def test_case_id_depends_on_the_values_only(params: dict[str, Value], name: str, value: Value, random: Random) -> None:
+def test_case_id_depends_on_the_values_only(
+    params: dict[str, Value], name: str, value: Value, random: Random
+) -> None:
     case = make_case("n", "t:f", params)
     shuffled = list(params.items())
     random.shuffle(shuffled)

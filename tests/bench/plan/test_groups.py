@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal
 
 from parbench.bench.plan.groups import (
     format_pairs,
@@ -23,6 +22,7 @@ from parbench.bench.plan.groups import (
     skewed,
     whole_counts,
 )
+from tests.support.refusals import usage_error
 
 SPLITS = {
     "world": ((0, 1, 2, 3),),
@@ -48,10 +48,18 @@ def test_four_ranks_on_two_nodes_split_as_written() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
-def test_a_mesh_is_laid_out_row_by_row_as_torchs_device_mesh_is(sizes: list[int], data: st.DataObject) -> None:
+def test_a_mesh_is_laid_out_row_by_row_as_torchs_device_mesh_is(
+    sizes: list[int], data: st.DataObject
+) -> None:
     position = data.draw(st.integers(0, len(sizes) - 1))
     text = " ".join(f"a{i}={size}" for i, size in enumerate(sizes))
-    rows = np.arange(math.prod(sizes)).reshape(sizes).swapaxes(-1, position).reshape(-1, sizes[position]).tolist()
+    rows = (
+        np.arange(math.prod(sizes))
+        .reshape(sizes)
+        .swapaxes(-1, position)
+        .reshape(-1, sizes[position])
+        .tolist()
+    )
     groups = groups_of(f"{text}:a{position}", math.prod(sizes))
     assert sorted(map(list, groups)) == sorted(rows)
     assert list(groups) == sorted(groups)
@@ -70,15 +78,15 @@ def test_groups_that_cannot_be_formed_are_refused_in_words() -> None:
         ("dp=2 dp=2:dp", 4, "each axis once"),
         ("across", 4, "at least 2 nodes"),
     ):
-        assert told in refusal(groups_of, text, size), text
-    assert "nodes have 1, 2" in refusal(groups_of, "across", 3, ["a", "a", "b"])
+        assert told in usage_error(groups_of, text, size), text
+    assert "nodes have 1, 2" in usage_error(groups_of, "across", 3, ["a", "a", "b"])
 
 
 def test_the_command_lines_mesh_and_group_become_one_text() -> None:
     assert mesh_group("dp=2,tp=4", "tp") == "dp=2 tp=4:tp"
     assert parse_mesh("dp=2,tp=4") == parse_mesh("dp=2 tp=4") == {"dp": 2, "tp": 4}
-    assert "no axis of the mesh: it has dp or tp" in refusal(mesh_group, "dp=2,tp=4", "pp")
-    assert "needs an axis" in refusal(parse_mesh, "")
+    assert "no axis of the mesh: it has dp or tp" in usage_error(mesh_group, "dp=2,tp=4", "pp")
+    assert "needs an axis" in usage_error(parse_mesh, "")
 
 
 def tournament(n: int) -> list[tuple[tuple[int, int], ...]]:
@@ -89,7 +97,9 @@ def test_every_pair_meets_exactly_once_and_where_the_number_is_odd_one_rank_rest
     for n in range(2, 34):
         rounds = tournament(n)
         assert len(rounds) == n - 1 + n % 2
-        assert sorted(pair for pairs in rounds for pair in pairs) == list(itertools.combinations(range(n), 2))
+        assert sorted(pair for pairs in rounds for pair in pairs) == list(
+            itertools.combinations(range(n), 2)
+        )
         resting: list[int] = []
         for pairs in rounds:
             ranks = [rank for pair in pairs for rank in pair]
@@ -123,14 +133,14 @@ def test_pairs_are_read_and_written_and_come_before_a_round() -> None:
 
 
 def test_rounds_and_pairs_that_cannot_be_are_refused_in_words() -> None:
-    assert refusal(round_pairs, 4, 3) == "round 3 is not one of the 3 rounds of 4 ranks, 0 to 2"
-    assert "round -1 is not one" in refusal(round_pairs, 4, -1)
+    assert usage_error(round_pairs, 4, 3) == "round 3 is not one of the 3 rounds of 4 ranks, 0 to 2"
+    assert "round -1 is not one" in usage_error(round_pairs, 4, -1)
     for text, words in (
         ("0-4", "pairs '0-4': rank 4 is not one of the 4 ranks"),
         ("0-1 1-2", "rank 1 is named twice; a rank meets one other in a round"),
         ("0:1", "'0:1' is no pair; write two ranks as 0-3"),
     ):
-        assert words in refusal(parse_pairs, text, 4), text
+        assert words in usage_error(parse_pairs, text, 4), text
 
 
 def test_a_matrix_is_read_from_a_file_or_as_written(tmp_path: Path) -> None:
@@ -150,19 +160,23 @@ def test_what_is_no_matrix_is_refused_with_the_place(tmp_path: Path) -> None:
         ("absent.csv", "absent.csv cannot be read"),
         (str(tmp_path / "traffic.bin"), "is no text"),
     ):
-        assert told in refusal(read_matrix, text), text
+        assert told in usage_error(read_matrix, text), text
 
 
 def test_no_skew_is_even_full_skew_sends_all_to_rank_0_and_each_sends_exactly_its_count() -> None:
     assert whole_counts(skewed(4, 0.0), 8) == ((2, 2, 2, 2),) * 4
     assert whole_counts(skewed(4, 1.0), 8) == ((8, 0, 0, 0),) * 4
-    for n, skew, count in itertools.product((2, 3, 7, 9), (0.0, 0.1, 0.37, 1.0), (0, 1, 10, 99_991)):
+    for n, skew, count in itertools.product(
+        (2, 3, 7, 9), (0.0, 0.1, 0.37, 1.0), (0, 1, 10, 99_991)
+    ):
         assert {sum(row) for row in whole_counts(skewed(n, skew), count)} == {count}, (n, skew)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(2, 6), st.data())
-def test_the_busiest_sender_sends_the_count_and_the_others_in_proportion(n: int, data: st.DataObject) -> None:
+def test_the_busiest_sender_sends_the_count_and_the_others_in_proportion(
+    n: int, data: st.DataObject
+) -> None:
     entries = st.integers(0, 50).map(float)
     matrix = tuple(tuple(data.draw(entries) for _ in range(n)) for _ in range(n))
     if not any(map(sum, matrix)):
@@ -171,4 +185,7 @@ def test_the_busiest_sender_sends_the_count_and_the_others_in_proportion(n: int,
     busiest = max(map(sum, matrix))
     assert max(map(sum, counts)) == 10_000
     for row, shares in zip(counts, matrix, strict=True):
-        assert all(abs(found - share * 10_000 / busiest) <= 1 for found, share in zip(row, shares, strict=True))
+        assert all(
+            abs(found - share * 10_000 / busiest) <= 1
+            for found, share in zip(row, shares, strict=True)
+        )

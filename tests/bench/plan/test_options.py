@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import MACHINE, MODULES, TORCHRUN, be_allocated, be_alone
-from refusals import refusal as error_of
 
 from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.gpu import Gpu
@@ -14,6 +12,8 @@ from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import PRESETS, Measure, Plan
+from tests.support.fake_runs import MACHINE, MODULES, TORCHRUN, isolate_driver, use_slurm_allocation
+from tests.support.refusals import usage_error as error_of
 
 ALL_REDUCE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 HYBRID = Options(only=("workload.hybrid",))
@@ -35,7 +35,7 @@ set = { size_bytes = "1K,3K", dtype = "float16" }
 
 @pytest.fixture(autouse=True)
 def single_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    be_alone(monkeypatch, tmp_path)
+    isolate_driver(monkeypatch, tmp_path)
 
 
 @pytest.fixture
@@ -79,7 +79,9 @@ def test_options_override_the_plan_file(file: Path) -> None:
     assert {case.name for case in selected.cases} == {"collective.broadcast"}
 
 
-@pytest.mark.parametrize(("options", "fills"), [({"budget": "30s"}, False), ({"budget": "30s", "launches": 5}, True)])
+@pytest.mark.parametrize(
+    ("options", "fills"), [({"budget": "30s"}, False), ({"budget": "30s", "launches": 5}, True)]
+)
 def test_budget_option_of_several_launches_is_filled(options: dict[str, Any], fills: bool) -> None:
     filled = Measure(precision=0.05, max_iterations=2000, more_visits=10)
     measure = plan(Options(preset="smoke", **options)).measure
@@ -89,7 +91,10 @@ def test_budget_option_of_several_launches_is_filled(options: dict[str, Any], fi
 def test_usual_values_rank_between_preset_and_user(file: Path) -> None:
     usual = {"mode": "pipelined", "placement": "in_place"}
     options = Options(only=("all_gather", "barrier"), usual=usual)
-    by_name = {case.name: (case.params["mode"], case.params.get("placement")) for case in plan(options).cases}
+    by_name = {
+        case.name: (case.params["mode"], case.params.get("placement"))
+        for case in plan(options).cases
+    }
     assert by_name == {
         "collective.all_gather": ("pipelined", "in_place"),
         "collective.barrier": ("pipelined", None),
@@ -225,10 +230,12 @@ def test_single_joined_rank_needs_allow_single() -> None:
 
 @pytest.fixture
 def allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_allocated(monkeypatch)
+    use_slurm_allocation(monkeypatch)
 
 
-def test_ranks_are_spread_over_the_allocation(allocation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_spread_over_the_allocation(
+    allocation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     default = plan(SRUN)
     assert (default.nproc, default.notes) == (8, ())
     assert default.spread == NodeLayout(nodes=4, ntasks_per_node=2)
@@ -239,7 +246,9 @@ def test_ranks_are_spread_over_the_allocation(allocation: None, monkeypatch: pyt
     assert plan(SRUN).spread == NodeLayout(nodes=4, ntasks_per_node=MACHINE.cores)
 
 
-def test_login_node_plans_for_the_nodes_of_the_job(allocation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_node_plans_for_the_nodes_of_the_job(
+    allocation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = replace(MACHINE, gpus=(GPU,) * 8, torch_has_cuda=True)
     monkeypatch.setattr(node_machine, "_ask", lambda number, environ: node)
     assert plan(SRUN).device == "cpu"
@@ -253,7 +262,9 @@ def test_login_node_plans_for_the_nodes_of_the_job(allocation: None, monkeypatch
     ("group", "placement", "indexes"),
     [("across", "block", [None, 1]), ("node", "cyclic", [None, 1, 2, 3])],
 )
-def test_groups_follow_the_placement(allocation: None, group: str, placement: str, indexes: list[int | None]) -> None:
+def test_groups_follow_the_placement(
+    allocation: None, group: str, placement: str, indexes: list[int | None]
+) -> None:
     settings = {"size_bytes": "1K", "group": group, "concurrent": "false"}
     grouped = plan(replace(SRUN, settings=settings, placement=placement))
     assert values(grouped, "group_index") == indexes
@@ -278,5 +289,7 @@ def test_shared_cores_of_nodes_are_noted(allocation: None, monkeypatch: pytest.M
         ({"nodes": 1, "ntasks_per_node": 1}, "at least 2 ranks"),
     ],
 )
-def test_allocation_limits_are_checked(allocation: None, options: dict[str, Any], fact: str) -> None:
+def test_allocation_limits_are_checked(
+    allocation: None, options: dict[str, Any], fact: str
+) -> None:
     assert fact in refusal(replace(SRUN, **options))

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import pytest
-from paths import ROOT
-from ranks import Ranks
-from refusals import refusal as error_of
 
 from parbench.bench.launch.control_channel import Outcome
 from parbench.bench.machine.world_spec import WorldSpec
@@ -24,9 +21,14 @@ from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import Subgroups, World
+from tests.support.paths import ROOT
+from tests.support.ranks import Ranks
+from tests.support.refusals import usage_error as error_of
 
 
-def simple(world: object, *, depth: int = 3, share: float = 0.5, fused: bool = True, size_bytes: int = 9) -> None: ...
+def simple(
+    world: object, *, depth: int = 3, share: float = 0.5, fused: bool = True, size_bytes: int = 9
+) -> None: ...
 
 
 def chosen(world: object, kind: Literal["ring", "tree"] = "ring") -> None: ...
@@ -98,7 +100,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_define_imports_a_target_from_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_define_imports_a_target_from_the_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "steps").mkdir()
     (folder / "steps/mine.py").write_text(f"import os\nos.environ['RANK'] = '7'\n{STEP}")
     (folder / "tabnanny.py").write_text("raise RuntimeError('shadowed')")
@@ -131,7 +135,9 @@ def test_define_refuses_a_broken_target_in_one_sentence(folder: Path) -> None:
         message = error_of(define, f"mine{number}:prepare", folder)
         assert message.startswith(f"--target 'mine{number}:prepare' cannot be used: ")
         assert reason in message
-    assert error_of(define, "mine", folder).endswith("names no function: write package.module:function")
+    assert error_of(define, "mine", folder).endswith(
+        "names no function: write package.module:function"
+    )
 
 
 def measure_target(world: World, folder: str, **params: Value) -> Outcome:
@@ -152,7 +158,7 @@ def test_readme_step_is_right_and_can_fail(two_ranks: Ranks, tmp_path: Path) -> 
     code, file = match.group(1), tmp_path / "mystep.py"
 
     def measure() -> Outcome:
-        call = "test_options_target:measure_target"
+        call = "tests.bench.plan.test_options_target:measure_target"
         outcome, _ = two_ranks.call(call, folder=str(tmp_path), num_elements=1024)
         return cast(Outcome, outcome)
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refusal as error_of
 
 from parbench.bench.files import encode_json, read_toml
 from parbench.bench.machine.world_spec import WorldSpec
@@ -14,6 +13,7 @@ from parbench.bench.plan.catalogue import DEFINITIONS as CATALOGUE
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param
 from parbench.bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, read_plan_file
+from tests.support.refusals import usage_error as error_of
 
 GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
 GLOO3 = dataclasses.replace(GLOO, nproc=3)
@@ -51,7 +51,10 @@ def test_cases_are_the_product_in_order() -> None:
     cases = plan(only=("p2p.sendrecv", "all_reduce"), settings=settings).cases
     names = ("collective.all_reduce", "p2p.sendrecv")
     assert [(case.name, case.params["size_bytes"], case.params["mode"]) for case in cases] == [
-        (name, size, mode) for name in names for size in (4096, 1024) for mode in ("pipelined", "blocking")
+        (name, size, mode)
+        for name in names
+        for size in (4096, 1024)
+        for mode in ("pipelined", "blocking")
     ]
 
 
@@ -111,7 +114,9 @@ SMALL = dataclasses.replace(GLOO, rank_bytes=1_000_000_000)
         (GLOO3, "group", "pairs", "group = pairs: "),
     ],
 )
-def test_value_that_no_case_can_use_is_refused(spec: WorldSpec, name: str, text: str, start: str) -> None:
+def test_value_that_no_case_can_use_is_refused(
+    spec: WorldSpec, name: str, text: str, start: str
+) -> None:
     assert refusal(spec, only=("all_reduce",), settings={name: text}).startswith(start)
 
 

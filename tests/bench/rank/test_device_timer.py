@@ -6,15 +6,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from fake_time import HeldTime
-from fakes import Noting
-from ranks import Ranks
 
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import device_timer, timing
 from parbench.bench.rank.device_timer import Device, DeviceTimer
 from parbench.bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Timed, Timing
 from parbench.bench.world.world import World
+from tests.support.fake_time import HeldTime
+from tests.support.fakes import NotingBenchmark
+from tests.support.ranks import Ranks
 
 US = 1_000
 MEETS, WAKES, RUNS = 7 * US, 3 * US, 8 * US
@@ -67,7 +67,7 @@ class Queue:
         self.clock.now_ns = max(self.clock.now_ns, self.free) + WAKES
 
 
-class Launches(Noting):
+class Launches(NotingBenchmark):
     """A benchmark whose step takes the host so long to launch, and the device to do."""
 
     def __init__(self, queue: Queue, launch: int) -> None:
@@ -99,10 +99,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HeldTime:
     return fake
 
 
-def timing_of(clock: HeldTime, launch: int, late_seconds: float = 0.0, beside: bool = False) -> tuple[Timing, Queue]:
+def timing_of(
+    clock: HeldTime, launch: int, late_seconds: float = 0.0, beside: bool = False
+) -> tuple[Timing, Queue]:
     log = list[str]()
     queue = Queue(clock, log)
-    said = {name: (lambda name=name: log.append(name)) for name in ("sync", "sync_stream", "barrier")}
+    said = {
+        name: (lambda name=name: log.append(name)) for name in ("sync", "sync_stream", "barrier")
+    }
     how = Timing(
         Launches(queue, launch),
         cast(World, SimpleNamespace(**said)),
@@ -133,13 +137,17 @@ def test_the_line_is_a_spin_and_a_collective_in_the_queue_before_the_events_and_
     assert queue.log == order * 3, "and nothing waits for the device between line and step"
     assert stamps[DURATION].tolist() == [RUNS] * 3, "neither launch nor the host's waking"
     assert (stamps[EXIT] - stamps[ARRIVAL]).tolist() == [RUNS] * 3
-    assert queue.spins == [500 * US, 80 * US, 80 * US], "twice what a launch takes and some more, once that is known"
+    assert queue.spins == [500 * US, 80 * US, 80 * US], (
+        "twice what a launch takes and some more, once that is known"
+    )
     how, queue = timing_of(clock, launch=30 * US, beside=True)
     taken(how, 1)
     assert queue.log == ["reset", "sync_stream", *order[2:]], "a load beside it is not waited for"
     how, queue = timing_of(clock, launch=30 * US)
     how.start_line()
-    assert queue.log == ["reset", "sync", "barrier"], "a step that nobody times needs no line on the device"
+    assert queue.log == ["reset", "sync", "barrier"], (
+        "a step that nobody times needs no line on the device"
+    )
 
 
 def test_many_steps_are_launched_behind_one_longer_spin(clock: HeldTime) -> None:
@@ -149,11 +157,16 @@ def test_many_steps_are_launched_behind_one_longer_spin(clock: HeldTime) -> None
     assert queue.spins == [500 * US, 5000 * US, (2 * 64 * 20 + 20) * US]
 
 
-def test_a_launch_too_long_to_hide_is_timed_from_a_line_at_which_the_host_waits(clock: HeldTime) -> None:
+def test_a_launch_too_long_to_hide_is_timed_from_a_line_at_which_the_host_waits(
+    clock: HeldTime,
+) -> None:
     how, queue = timing_of(clock, launch=3000 * US)
     stamps = taken(how, 3)
     assert queue.spins == [500 * US], "of the first, as nobody knew"
-    assert queue.log[9:] == ["reset", "sync", "barrier", "meet", "sync", "record", "step", "record", "wait"] * 2
+    assert (
+        queue.log[9:]
+        == ["reset", "sync", "barrier", "meet", "sync", "record", "step", "record", "wait"] * 2
+    )
     assert stamps[DURATION, 1:].tolist() == [3000 * US + RUNS] * 2
     assert how._timer is not None
     assert how._timer.hidden == [False] * 3
@@ -196,33 +209,45 @@ def test_where_issuing_is_looked_at_nothing_hides_it(clock: HeldTime) -> None:
 
     timer.line(1)
     *_, duration, issue = timer.timed(issued, 1)
-    assert (log, issue, duration) == (["meet", "sync", "record", "step", "record", "wait"], 30 * US, 30 * US + RUNS)
+    assert (log, issue, duration) == (
+        ["meet", "sync", "record", "step", "record", "wait"],
+        30 * US,
+        30 * US + RUNS,
+    )
     assert queue.spins == []
 
 
 def test_the_device_is_asked_for_what_the_line_is(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[Any]()
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: asked.append(cycles))
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, group: asked.append((tensor.numel(), group)))
+    monkeypatch.setattr(
+        torch.distributed, "all_reduce", lambda tensor, group: asked.append((tensor.numel(), group))
+    )
     for backend in ("nccl", "gloo"):
-        place = SimpleNamespace(device=torch.device("cpu"), backend=backend, group=backend, sync_stream=lambda: None)
+        place = SimpleNamespace(
+            device=torch.device("cpu"), backend=backend, group=backend, sync_stream=lambda: None
+        )
         device = Device(cast(World, place))
         device.spin(50 * US)
         device.meet()
-    assert asked == [100_000, (1, "nccl"), 100_000], "cycles of 2 GHz; gloo's collective is the host's"
+    assert asked == [100_000, (1, "nccl"), 100_000], (
+        "cycles of 2 GHz; gloo's collective is the host's"
+    )
 
 
 def test_what_the_last_arriver_sees_is_kept_beside_the_slowest(two_ranks: Ranks) -> None:
     arrivals = np.array([[0, 5000], [1000, 2000], [500, 2500]])
     durations = np.array([[3000, 1000], [2000, 4000], [2600, 3600]])
     stamps = np.stack([arrivals, arrivals + durations, durations, 0 * durations])
-    seen = Timed(stamps=stamps, stop="budget", steps_per_sample=1, warmup=1, hidden=0.75).samples(hops=2)
+    seen = Timed(stamps=stamps, stop="budget", steps_per_sample=1, warmup=1, hidden=0.75).samples(
+        hops=2
+    )
     assert (seen["seconds"], seen["last_arriver_seconds"]) == ([1.5e-6, 2e-6], [1e-6, 0.5e-6])
     host = Timed(stamps=stamps, stop="budget", steps_per_sample=1, warmup=1).samples()
     assert host["last_arriver_seconds"] == [], "on a CPU the transfer tells it"
     assert seen["issue_seconds"] == []
     assert ISSUE == 3
-    hidden = two_ranks.call("test_device_timer:share_hidden")
+    hidden = two_ranks.call("tests.bench.rank.test_device_timer:share_hidden")
     assert hidden == [0.9, None]
 
 
@@ -235,7 +260,9 @@ def share_hidden(world: World) -> float | None:
         queue = Queue(clock, [])
         measure = Measure(warmup=1, min_iterations=10, max_iterations=20)
         benchmark = SometimesSlow(queue, 30 * US)
-        timed = Timing(benchmark, world, Progress(), measure, range(2), device=cast(Device, queue)).run(60.0)
+        timed = Timing(
+            benchmark, world, Progress(), measure, range(2), device=cast(Device, queue)
+        ).run(60.0)
     return None if timed is None else timed.hidden
 
 

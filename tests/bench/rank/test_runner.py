@@ -15,8 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
-from ranks import Ranks
-from refusals import refusal
 
 from parbench.bench.launch.control_channel import Outcome, Work
 from parbench.bench.launch.driver import metrics_of
@@ -31,12 +29,24 @@ from parbench.bench.results.records import Check, blame
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Description, Explanation
 from parbench.bench.world.world import Clock, Subgroups, World
+from tests.support.ranks import Ranks
+from tests.support.refusals import usage_error
 
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
 COMPUTE = MetricValue(value=4e-4, unit="s", better="lower", method="the slowest rank's")
 ALL_REDUCE = "parbench.bench.operations.collectives:all_reduce"
-Fault = Literal["none", "refuse", "refuse each", "before", "after", "describe", "raise", "describe raises", "explain"]
+Fault = Literal[
+    "none",
+    "refuse",
+    "refuse each",
+    "before",
+    "after",
+    "describe",
+    "raise",
+    "describe raises",
+    "explain",
+]
 calls: list[str] = []
 """The calls to this rank's last benchmark."""
 
@@ -115,7 +125,9 @@ class ExplainingBenchmark(FaultyBenchmark):
         )
 
 
-def prepare(world: World, *, fault: Fault = "none", ranks: str = "0,1", explains: str = "") -> FaultyBenchmark:
+def prepare(
+    world: World, *, fault: Fault = "none", ranks: str = "0,1", explains: str = ""
+) -> FaultyBenchmark:
     """Return a benchmark with a fault on these ranks; ``mode`` is not passed to it."""
     calls[:] = ["prepare"]
     own_fault: Fault = fault if str(world.rank) in ranks.split(",") else "none"
@@ -138,11 +150,13 @@ class RankRun:
     steps: int
 
 
-def run_on_rank(world: World, params: dict[str, Value], function: str, injection: FaultSpec | None) -> RankRun:
+def run_on_rank(
+    world: World, params: dict[str, Value], function: str, injection: FaultSpec | None
+) -> RankRun:
     progress = Progress()
     progress.steps = 1000  # of the previous case
     outcome, error = Outcome(status="failed"), ""
-    case = make_case("workload.faulty", f"test_runner:{function}", params)
+    case = make_case("workload.faulty", f"{__name__}:{function}", params)
     try:
         outcome = CaseRun(case, Subgroups(world), MEASURE, progress, injection).visit(60.0)
     except RuntimeError as raised:
@@ -156,9 +170,11 @@ def run_on_rank(world: World, params: dict[str, Value], function: str, injection
     )
 
 
-def visit_on_rank(world: World, params: dict[str, Value], visits: int, end: bool) -> list[tuple[Outcome, list[str]]]:
+def visit_on_rank(
+    world: World, params: dict[str, Value], visits: int, end: bool
+) -> list[tuple[Outcome, list[str]]]:
     """Visit a case; return each outcome with all calls so far, last those of its early end."""
-    case = make_case("workload.faulty", "test_runner:prepare", params)
+    case = make_case("workload.faulty", "tests.bench.rank.test_runner:prepare", params)
     measure = replace(MEASURE, max_iterations=14)
     run = CaseRun(case, Subgroups(world), measure, Progress(), None)
     outcomes = []
@@ -175,7 +191,12 @@ def visit_on_rank(world: World, params: dict[str, Value], visits: int, end: bool
 def run_case(
     gang: Ranks, injection: FaultSpec | None = None, function: str = "prepare", /, **params: Value
 ) -> list[RankRun]:
-    return gang.call("test_runner:run_on_rank", params=params, function=function, injection=injection)
+    return gang.call(
+        "tests.bench.rank.test_runner:run_on_rank",
+        params=params,
+        function=function,
+        injection=injection,
+    )
 
 
 def unpack(outcome: Outcome) -> dict[str, Any]:
@@ -226,7 +247,12 @@ def test_raw_samples_agree_with_the_outcome(two_ranks: Ranks) -> None:
 
 
 def test_visits_extend_one_case(two_ranks: Ranks) -> None:
-    by_rank = two_ranks.call("test_runner:visit_on_rank", params={"explains": "0,1"}, visits=3, end=False)
+    by_rank = two_ranks.call(
+        "tests.bench.rank.test_runner:visit_on_rank",
+        params={"explains": "0,1"},
+        visits=3,
+        end=False,
+    )
     outcomes = [outcome for outcome, _ in by_rank[0]]
     counts = [len(outcome.seconds) for outcome in outcomes]
     last = outcomes[-1]
@@ -246,7 +272,9 @@ def test_visits_extend_one_case(two_ranks: Ranks) -> None:
 
 
 def test_early_end_keeps_the_samples(two_ranks: Ranks) -> None:
-    first, _ = two_ranks.call("test_runner:visit_on_rank", params={}, visits=2, end=True)
+    first, _ = two_ranks.call(
+        "tests.bench.rank.test_runner:visit_on_rank", params={}, visits=2, end=True
+    )
     (last_visit, _), (ended, log) = first[-2:]
     assert (ended.seconds, ended.visits) == (last_visit.seconds, last_visit.visits)
     assert (ended.more, bool(ended.raw)) == (False, True)
@@ -256,7 +284,9 @@ def test_early_end_keeps_the_samples(two_ranks: Ranks) -> None:
 
 def test_wrong_result_ends_the_visits(two_ranks: Ranks) -> None:
     params = {"fault": "after", "ranks": "1"}
-    for rank in two_ranks.call("test_runner:visit_on_rank", params=params, visits=2, end=False):
+    for rank in two_ranks.call(
+        "tests.bench.rank.test_runner:visit_on_rank", params=params, visits=2, end=False
+    ):
         [(outcome, log)] = rank
         assert (outcome.status, outcome.more, log[-1]) == ("wrong", False, "close")
 
@@ -329,7 +359,7 @@ def test_refused_case_is_not_measured(
 def test_absent_function_is_skipped(two_ranks: Ranks) -> None:
     for rank in run_case(two_ranks, None, "absent"):
         assert rank.outcome.status == "skipped"
-        assert "'test_runner:absent'" in rank.outcome.reason
+        assert "'tests.bench.rank.test_runner:absent'" in rank.outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -340,7 +370,9 @@ def test_absent_function_is_skipped(two_ranks: Ranks) -> None:
         ("explain", "no explanation", "step"),
     ],
 )
-def test_benchmark_that_raises_is_closed(two_ranks: Ranks, fault: str, error: str, last_call: str) -> None:
+def test_benchmark_that_raises_is_closed(
+    two_ranks: Ranks, fault: str, error: str, last_call: str
+) -> None:
     for rank in run_case(two_ranks, fault=fault, explains="0,1"):
         assert (rank.error, rank.calls[-2:]) == (error, [last_call, "close"])
 
@@ -393,7 +425,7 @@ def test_load_target_imports_or_refuses(tmp_path: Path, monkeypatch: pytest.Monk
         ("parbench.bench.operations.collectives:CONVENTION", "'CONVENTION'"),
         ("parbench.bench.rank.runner", "''"),
     ):
-        message = refusal(load_target, target)
+        message = usage_error(load_target, target)
         assert message.startswith(f"target '{target}'")
         assert message.endswith(name)
     assert "needy_step" not in sys.modules
@@ -414,7 +446,7 @@ def test_target_must_return_a_benchmark(target: str, fact: str) -> None:
 
 def test_float8_needs_compute_capability_9() -> None:
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        assert "8.9" in refusal(refuse_float8, dtype, (8, 9))
+        assert "8.9" in usage_error(refuse_float8, dtype, (8, 9))
         for capability in ((9, 0), (10, 0)):
             refuse_float8(dtype, capability)
     refuse_float8("bfloat16", (8, 0))
@@ -441,7 +473,7 @@ def test_case_too_large_for_any_device_is_refused() -> None:
             cuda.memory_allocated.return_value = 7
             world.gather = lambda free, other=other_gib: [free, other * GIB]
             if is_refused:
-                assert "5.4 GB" in refusal(runner._refuse_too_large, case, world)
+                assert "5.4 GB" in usage_error(runner._refuse_too_large, case, world)
             else:
                 runner._refuse_too_large(case, cast(World, world))
 

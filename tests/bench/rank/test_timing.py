@@ -14,9 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fake_time import HeldTime
-from fakes import Noting
-from ranks import Ranks
 
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import timing
@@ -32,6 +29,9 @@ from parbench.bench.rank.timing import (
     sampler,
 )
 from parbench.bench.world.world import World
+from tests.support.fake_time import HeldTime
+from tests.support.fakes import NotingBenchmark
+from tests.support.ranks import Ranks
 
 MS = 1_000_000
 START_NS = HeldTime().now_ns
@@ -41,10 +41,12 @@ WARMUP_1 = Measure(warmup=1)
 SLOW_RESET_SECONDS = 0.01
 
 
-class ScriptedBenchmark(Noting):
+class ScriptedBenchmark(NotingBenchmark):
     """A benchmark whose steps and resets call these functions."""
 
-    def __init__(self, on_step: Callable[[], object], on_reset: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, on_step: Callable[[], object], on_reset: Callable[[], object] = lambda: None
+    ) -> None:
         super().__init__()
         self.on_step, self.on_reset = on_step, on_reset
 
@@ -84,7 +86,9 @@ def fake_clock() -> Iterator[HeldTime]:
         yield clock
 
 
-def make_timing(benchmark: ScriptedBenchmark, world: World, measure: Measure, mode: str = "blocking") -> Timing:
+def make_timing(
+    benchmark: ScriptedBenchmark, world: World, measure: Measure, mode: str = "blocking"
+) -> Timing:
     return Timing(benchmark, world, Progress(), measure, range(world.size), mode=mode)
 
 
@@ -105,7 +109,9 @@ def run_script(
     """Time steps that take ``steps_ns[rank]`` in turn on each rank's own fake clock."""
     durations = cycle(steps_ns[world.rank])
     with fake_clock() as clock:
-        benchmark = ScriptedBenchmark(lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns))
+        benchmark = ScriptedBenchmark(
+            lambda: clock.sleep_ns(next(durations)), lambda: clock.sleep_ns(reset_ns)
+        )
         timer = make_timing(benchmark, world, measure, mode)
         return run_timing(benchmark, timer, budget_seconds)
 
@@ -143,7 +149,9 @@ def run_with_slow_reset(world: World) -> TimingRun:
 def take_samples(world: World, steps: int, count: int) -> tuple[list[list[int]], list[str], int]:
     """Take samples of 3 ms steps after 10 ms resets; return stamps, calls and progress."""
     with fake_clock() as clock:
-        benchmark = ScriptedBenchmark(lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS))
+        benchmark = ScriptedBenchmark(
+            lambda: clock.sleep_ns(3 * MS), lambda: clock.sleep_ns(10 * MS)
+        )
         timer = make_timing(benchmark, world, WARMUP_1)
         stamps = timer.take(sampler("pipelined", benchmark, world, steps), count)
     return stamps.tolist(), benchmark.calls, timer.progress.steps
@@ -160,7 +168,9 @@ def gather_numbered_stamps(world: World, offsets_ns: tuple[int, ...]) -> Any:
 def test_sample_is_the_slowest_rank(two_ranks: Ranks) -> None:
     steps_ns = [[1 * MS, 4 * MS], [3 * MS, 2 * MS]]
     measure = Measure(warmup=2, max_iterations=6)
-    first, second = two_ranks.call("test_timing:run_script", steps_ns=steps_ns, measure=measure)
+    first, second = two_ranks.call(
+        "tests.bench.rank.test_timing:run_script", steps_ns=steps_ns, measure=measure
+    )
     assert first.seconds == [0.003, 0.004] * 3
     assert first.result.stamps[DURATION].tolist() == [row * 3 for row in steps_ns]
     assert second.timed is None
@@ -169,7 +179,7 @@ def test_sample_is_the_slowest_rank(two_ranks: Ranks) -> None:
 
 
 def test_slow_reset_does_not_delay_other_ranks(two_ranks: Ranks) -> None:
-    first, _ = two_ranks.call("test_timing:run_with_slow_reset")
+    first, _ = two_ranks.call("tests.bench.rank.test_timing:run_with_slow_reset")
     samples = first.result.samples()
     assert min(samples["seconds"]) < SLOW_RESET_SECONDS / 2
     assert min(samples["skew_seconds"]) < SLOW_RESET_SECONDS / 2
@@ -177,7 +187,9 @@ def test_slow_reset_does_not_delay_other_ranks(two_ranks: Ranks) -> None:
 
 def test_reset_precedes_each_sample_untimed(two_ranks: Ranks) -> None:
     for steps, count in ((1, 3), (4, 2), (1, 0)):
-        for stamps, calls, progress in two_ranks.call("test_timing:take_samples", steps=steps, count=count):
+        for stamps, calls, progress in two_ranks.call(
+            "tests.bench.rank.test_timing:take_samples", steps=steps, count=count
+        ):
             assert calls == ["reset", *["step"] * steps] * count
             assert progress == count
             duration = steps * 3 * MS
@@ -189,7 +201,9 @@ def test_reset_precedes_each_sample_untimed(two_ranks: Ranks) -> None:
 
 
 def test_gathered_stamps_are_on_the_clock_of_rank_0(two_ranks: Ranks) -> None:
-    first, second = two_ranks.call("test_timing:gather_numbered_stamps", offsets_ns=(0, 500))
+    first, second = two_ranks.call(
+        "tests.bench.rank.test_timing:gather_numbered_stamps", offsets_ns=(0, 500)
+    )
     assert second is None
     assert first[ARRIVAL] == [[1000, 1001, 1002, 1003], [510, 511, 512, 513]]
     assert first[EXIT] == [[2000, 2001, 2002, 2003], [1510, 1511, 1512, 1513]]
@@ -242,7 +256,7 @@ def test_timing_stops_for_the_stated_reason(two_ranks: Ranks) -> None:
         {"steps_ns": [steps_ns] * 2, "measure": measure, "budget_seconds": budget_seconds}
         for steps_ns, measure, budget_seconds, _, _ in STOPS
     ]
-    by_rank = two_ranks.call("test_timing:run_scripts", scripts=scripts)
+    by_rank = two_ranks.call("tests.bench.rank.test_timing:run_scripts", scripts=scripts)
     for script, first, second in zip(STOPS, *by_rank, strict=True):
         *_, stop, iterations = script
         assert (first.result.stop, first.result.stamps.shape) == (stop, (4, 2, iterations)), script
@@ -251,13 +265,15 @@ def test_timing_stops_for_the_stated_reason(two_ranks: Ranks) -> None:
 
 def test_budget_includes_resets(two_ranks: Ranks) -> None:
     script = {"steps_ns": [[MS]] * 2, "reset_ns": 99 * MS, "measure": ENDLESS, "budget_seconds": 1}
-    first, _ = two_ranks.call("test_timing:run_script", **script)
+    first, _ = two_ranks.call("tests.bench.rank.test_timing:run_script", **script)
     assert (first.result.stop, len(first.seconds)) == ("budget", 9)
 
 
 def test_visits_end_early_or_fill_the_rest(two_ranks: Ranks) -> None:
     def count(steps_ns: list[int], visits: int) -> list[int]:
-        first, second = two_ranks.call("test_timing:count_samples_of_visits", steps_ns=steps_ns, count=visits)
+        first, second = two_ranks.call(
+            "tests.bench.rank.test_timing:count_samples_of_visits", steps_ns=steps_ns, count=visits
+        )
         assert first == second
         return list(first)
 
@@ -278,7 +294,9 @@ def test_rank_0_decides_for_all_ranks(two_ranks: Ranks) -> None:
         "mode": "pipelined",
     }
     noisy_rank = {"steps_ns": [[1 * MS], [2 * MS, 4 * MS]]}
-    (slow, noisy), (other, _) = two_ranks.call("test_timing:run_scripts", scripts=[slow_rank, noisy_rank])
+    (slow, noisy), (other, _) = two_ranks.call(
+        "tests.bench.rank.test_timing:run_scripts", scripts=[slow_rank, noisy_rank]
+    )
     assert other.timed is None
     assert slow.calls == other.calls
     assert (slow.result.stop, slow.result.steps_per_sample) == ("max-iters", 5)
@@ -289,7 +307,9 @@ def test_rank_0_decides_for_all_ranks(two_ranks: Ranks) -> None:
 def test_warmup_takes_a_fifth_of_the_budget(two_ranks: Ranks, budget: float, warmup: int) -> None:
     steps_ns = [[100 * MS] * warmup + [200 * MS] * 1000] * 2
     script = {"measure": Measure(warmup=30, max_iterations=6), "budget_seconds": budget}
-    first, _ = two_ranks.call("test_timing:run_script", steps_ns=steps_ns, **script)
+    first, _ = two_ranks.call(
+        "tests.bench.rank.test_timing:run_script", steps_ns=steps_ns, **script
+    )
     assert first.result.warmup == warmup
     assert first.calls.count("reset") == warmup + 6
     assert first.seconds == [0.2] * 6
@@ -306,7 +326,7 @@ def test_pipelined_sample_takes_five_milliseconds(two_ranks: Ranks) -> None:
         }
         for step_ns in steps_of
     ]
-    runs, _ = two_ranks.call("test_timing:run_scripts", scripts=scripts)
+    runs, _ = two_ranks.call("tests.bench.rank.test_timing:run_scripts", scripts=scripts)
     for run, (step_ns, steps) in zip(runs, steps_of.items(), strict=True):
         assert (run.result.warmup, run.result.steps_per_sample) == (5, steps)
         assert run.seconds == [2 * step_ns / 1e9] * 6

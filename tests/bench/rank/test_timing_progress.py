@@ -6,18 +6,20 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from ranks import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
 from parbench.bench.launch.control_channel import StatusReply
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import World
+from tests.support.ranks import Ranks
 
 Dawdle = Callable[[], None]
 
 
 def seen_meanwhile(
-    do: Callable[[Dawdle], object], ready: Callable[[StatusReply], bool], meet: Callable[[], None] = lambda: None
+    do: Callable[[Dawdle], object],
+    ready: Callable[[StatusReply], bool],
+    meet: Callable[[], None] = lambda: None,
 ) -> StatusReply:
     """Return what another thread sees of ``do`` once it is ``ready``; dawdling ends when every watcher has looked."""
     progress, seen, looked = Progress(), list[StatusReply](), threading.Event()
@@ -59,19 +61,27 @@ def wait_for_the_late_one(world: World, late: int, *, in_backward: bool) -> Stat
         else:
             dist.all_reduce(torch.zeros(1), group=world.group)
 
-    return seen_meanwhile(do, dawdles if world.rank == late else lambda where: where.communicates, world.barrier)
+    return seen_meanwhile(
+        do, dawdles if world.rank == late else lambda where: where.communicates, world.barrier
+    )
 
 
 def test_a_rank_that_waits_for_others_is_told_from_one_that_is_elsewhere(two_ranks: Ranks) -> None:
     """The engine of autograd waits for DDP's buckets below any Python frame of torch.distributed."""
     for late, in_backward in ((0, False), (1, False), (0, True), (1, True)):
-        seen = two_ranks.call("test_timing_progress:wait_for_the_late_one", late=late, in_backward=in_backward)
+        seen = two_ranks.call(
+            "tests.bench.rank.test_timing_progress:wait_for_the_late_one",
+            late=late,
+            in_backward=in_backward,
+        )
         assert (seen[1 - late].communicates, seen[late].communicates) == (True, False)
         assert ("in backward" if in_backward else "all_reduce") in seen[1 - late].stack
         assert "all_reduce" not in seen[late].stack.rpartition("in dawdle")[2]
 
 
-def test_a_rank_that_computes_with_torch_does_not_communicate_and_its_stack_is_not_the_watchers() -> None:
+def test_a_rank_that_computes_with_torch_does_not_communicate_and_its_stack_is_not_the_watchers() -> (
+    None
+):
     class Slow(torch.nn.Module):
         def forward(self, dawdle: Dawdle) -> None:
             dawdle()

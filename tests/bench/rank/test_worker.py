@@ -16,9 +16,6 @@ from uuid import UUID
 import msgspec
 import pytest
 import torch
-from fakes import HERE, job
-from nvidia import H100, gpus, install
-from paths import environment
 from torch._C._distributed_c10d import HashStore, Store
 
 from parbench.bench.launch.control_channel import (
@@ -36,12 +33,15 @@ from parbench.bench.launch.control_channel import (
 )
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.rank import worker
+from tests.support.fakes import HOSTNAME, make_job
+from tests.support.nvidia import H100, gpus, install
+from tests.support.paths import environment
 
 PATIENCE = 180.0
 
 
 def fault(name: str, **params: Any) -> Case:
-    return make_case(f"custom.{name}", f"faults:{name}", params)
+    return make_case(f"custom.{name}", f"tests.support.faults:{name}", params)
 
 
 @pytest.fixture
@@ -84,7 +84,9 @@ def outcomes(said: list[FromRank | None]) -> list[Outcome]:
 
 
 @contextmanager
-def working(hub: DriverServer, store: Store | None = None, meeting: worker.Meeting | None = None) -> Iterator[Hello]:
+def working(
+    hub: DriverServer, store: Store | None = None, meeting: worker.Meeting | None = None
+) -> Iterator[Hello]:
     """Work as a rank in a thread, with the driver in this process; yields its hello."""
     words = (hub.variables(), store)
     more = {"with_driver": True, "meeting": meeting}
@@ -99,8 +101,16 @@ def working(hub: DriverServer, store: Store | None = None, meeting: worker.Meeti
 @contextmanager
 def process(hub: DriverServer) -> Iterator["subprocess.Popen[bytes]"]:
     """Work as the only rank of a world, in a process of its own that has said hello."""
-    variables = {**environment(), **hub.variables(), "RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    with subprocess.Popen([sys.executable, "-m", "parbench.bench.rank.worker"], env=variables) as started:
+    variables = {
+        **environment(),
+        **hub.variables(),
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "parbench.bench.rank.worker"], env=variables
+    ) as started:
         try:
             heard(hub, Hello)
             yield started
@@ -110,11 +120,24 @@ def process(hub: DriverServer) -> Iterator["subprocess.Popen[bytes]"]:
 
 def test_a_rank_says_who_it_is_then_each_case_then_goodbye(hub: DriverServer, alone: None) -> None:
     with working(hub, HashStore()) as hello:
-        assert (hello.rank, hello.size, hello.host, hello.pid) == (0, 1, HERE, os.getpid())
+        assert (hello.rank, hello.size, hello.host, hello.pid) == (0, 1, HOSTNAME, os.getpid())
         assert hello.step == "17.3"
-        assert {"host", "versions", "variables", "process", "load", "torch"} <= hello.environment.keys()
+        assert {
+            "host",
+            "versions",
+            "variables",
+            "process",
+            "load",
+            "torch",
+        } <= hello.environment.keys()
         assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
-        hub.send(0, job([fault("fine", number=0), fault("refusing"), fault("fine", number=1)], budget_seconds=0.3))
+        hub.send(
+            0,
+            make_job(
+                [fault("fine", number=0), fault("refusing"), fault("fine", number=1)],
+                budget_seconds=0.3,
+            ),
+        )
         said = everything(hub, Done)
     each = [(kind, index) for index in range(3) for kind in (Started, Finished)]
     assert [(type(what), getattr(what, "index", None)) for what in said] == [*each, (Done, None)]
@@ -126,7 +149,7 @@ def test_a_rank_says_who_it_is_then_each_case_then_goodbye(hub: DriverServer, al
 
 def test_cases_that_the_runs_time_is_spent_for_are_left_out(hub: DriverServer, alone: None) -> None:
     with working(hub, HashStore()):
-        hub.send(0, job([fault("fine"), fault("fine", number=1)], run_seconds=0.0))
+        hub.send(0, make_job([fault("fine"), fault("fine", number=1)], run_seconds=0.0))
         left = outcomes(everything(hub, Done))
     assert [(outcome.status, outcome.reason) for outcome in left] == [("skipped", LEFT_OUT)] * 2
 
@@ -135,7 +158,12 @@ def test_nothing_of_a_step_stays_when_the_next_one_begins(hub: DriverServer, alo
     gc.disable()  # the collector might come by just then
     try:
         with working(hub, HashStore()):
-            hub.send(0, job([fault("tangled", number=number) for number in range(2)], budget_seconds=2.0))
+            hub.send(
+                0,
+                make_job(
+                    [fault("tangled", number=number) for number in range(2)], budget_seconds=2.0
+                ),
+            )
             both = outcomes(everything(hub, Done))
     finally:
         gc.enable()
@@ -147,11 +175,11 @@ def test_a_rank_finds_targets_in_the_folder_of_the_job_after_everything_else(
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
-    (tmp_path / "lonely.py").write_text("import tabnanny\nfrom faults import fine\n")
+    (tmp_path / "lonely.py").write_text("import tabnanny\nfrom tests.support.faults import fine\n")
     (tmp_path / "tabnanny.py").write_text("raise RuntimeError('shadowed')\n")
     with working(hub, HashStore()):
         asked = make_case("custom.lonely", "lonely:fine", {})
-        hub.send(0, job([asked], budget_seconds=0.1, path=str(tmp_path)))
+        hub.send(0, make_job([asked], budget_seconds=0.1, path=str(tmp_path)))
         assert [outcome.status for outcome in outcomes(everything(hub, Done))] == ["ok"]
 
 
@@ -179,7 +207,7 @@ FINE = [fault("fine", number=number) for number in range(4)]
 
 def test_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
     visits = {"visits": [0, 1, 2, 0, 3], "weights": [2.0, 10.0, 1.0, 1.0]}
-    launch = worker._LaunchClock(job(FINE, **visits, budget_seconds=14.0, run_seconds=50.0))
+    launch = worker._LaunchClock(make_job(FINE, **visits, budget_seconds=14.0, run_seconds=50.0))
     assert launch.share(0) == pytest.approx(1.0), "half of its weight per visit"
     assert launch.allows(0) == [1.0, 0.0]
     launch.left(0)
@@ -195,7 +223,7 @@ def test_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
 
 def test_known_prices_precede_the_shares(clock: SimpleNamespace) -> None:
     visits = {"visits": [0, 1, 2, 0, 1], "more": 2, "weights": [1.0, 1.0, 2.0]}
-    request = job(FINE[:3], **visits, prices=[2.0, 3.0, 1.0], budget_seconds=10.0)
+    request = make_job(FINE[:3], **visits, prices=[2.0, 3.0, 1.0], budget_seconds=10.0)
     launch = worker._LaunchClock(request)
     assert [launch.share(number) for number in range(3)] == [2 + 4 / 4, 3 + 6 / 3, 1 + 9]
     clock.now += 7.0
@@ -204,7 +232,7 @@ def test_known_prices_precede_the_shares(clock: SimpleNamespace) -> None:
 
 
 def test_share_is_at_most_half_of_the_timeout(clock: SimpleNamespace) -> None:
-    launch = worker._LaunchClock(job(FINE[:1], budget_seconds=100.0, timeout_seconds=30.0))
+    launch = worker._LaunchClock(make_job(FINE[:1], budget_seconds=100.0, timeout_seconds=30.0))
     assert launch.share(0) == 15.0
 
 
@@ -244,16 +272,29 @@ def test_a_rank_on_the_cpu_leaves_cuda_alone_and_is_placed_by_its_cores(
     alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("is_available", "device_count", "get_device_properties", "init", "_lazy_init"):
-        monkeypatch.setattr(torch.cuda, name, lambda *words, name=name: pytest.fail(f"torch.cuda.{name} was called"))
+        monkeypatch.setattr(
+            torch.cuda, name, lambda *words, name=name: pytest.fail(f"torch.cuda.{name} was called")
+        )
     hello = worker._hello("", on_cuda=False)
     assert hello.place
     assert hello.place.gpu is None
-    assert "gpu" not in {**hello.environment, **hello.environment["torch"], **hello.environment["load"]}
+    assert "gpu" not in {
+        **hello.environment,
+        **hello.environment["torch"],
+        **hello.environment["load"],
+    }
 
 
-def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(hub: DriverServer) -> None:
+def test_a_rank_that_raises_tells_it_stands_still_and_ends_with_its_driver(
+    hub: DriverServer,
+) -> None:
     with process(hub) as rank:
-        hub.send(0, job([fault("fine"), fault("raising", rank=0)], budget_seconds=0.2, hosts=(HERE,)))
+        hub.send(
+            0,
+            make_job(
+                [fault("fine"), fault("raising", rank=0)], budget_seconds=0.2, hosts=(HOSTNAME,)
+            ),
+        )
         assert heard(hub, Finished).index == 0
         assert heard(hub, Started).index == 1
         broken = heard(hub, Raised)
@@ -276,7 +317,7 @@ def test_a_rank_whose_driver_goes_before_its_job_or_in_a_case_ends_itself() -> N
     for cases in ([], [fault("asleep", rank=0, at=1)]):
         with DriverServer() as hub, process(hub) as rank:
             if cases:
-                hub.send(0, job(cases, hosts=(HERE,)))
+                hub.send(0, make_job(cases, hosts=(HOSTNAME,)))
                 heard(hub, Started)
             hub.close()
             assert rank.wait(PATIENCE) == 1, cases
@@ -285,7 +326,7 @@ def test_a_rank_whose_driver_goes_before_its_job_or_in_a_case_ends_itself() -> N
 @pytest.mark.full
 def test_a_rank_that_cannot_join_its_world_tells_why(hub: DriverServer) -> None:
     with process(hub):
-        hub.send(0, job([fault("fine")], backend="carrier-pigeon", hosts=(HERE,)))
+        hub.send(0, make_job([fault("fine")], backend="carrier-pigeon", hosts=(HOSTNAME,)))
         broken = heard(hub, Raised)
         assert broken.index is None
         assert "carrier-pigeon" in broken.error
@@ -317,11 +358,11 @@ def test_a_rank_offers_where_to_meet_joins_where_the_driver_says_and_counts_its_
     table = Table()
     with working(hub, meeting=table) as hello:
         assert hello.meeting == "127.0.0.1:77"
-        hub.send(0, job([fault("fine")], hosts=(HERE,), meeting="elsewhere:5"))
+        hub.send(0, make_job([fault("fine")], hosts=(HOSTNAME,), meeting="elsewhere:5"))
         assert [outcome.status for outcome in outcomes(everything(hub, Done))] == ["ok"]
     assert table.asked == ["127.0.0.1", "elsewhere:5"]
     assert seat() == ("0", "1")
     for rank, place in (("0", ("0", "2")), ("2", ("1", "2"))):
         monkeypatch.setenv("RANK", rank)
-        worker._sit_down((HERE, "elsewhere", HERE, "elsewhere"))
+        worker._sit_down((HOSTNAME, "elsewhere", HOSTNAME, "elsewhere"))
         assert seat() == place

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from refusals import refusal
-from reports_fixtures import collective, step
 
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.budgets import Budget, metric_of, read_budgets
+from tests.support.refusals import usage_error
+from tests.support.reports_fixtures import collective_case, step_case
 
-CASES = (step("ddp"), collective("all_reduce", 1 << 20))
+CASES = (step_case("ddp"), collective_case("all_reduce", 1 << 20))
 
 
 def read(tmp_path: Path, text: str, skipped: tuple[Skipped, ...] = ()) -> tuple[Budget, ...]:
@@ -42,7 +42,12 @@ def test_every_comparison_keeps_what_it_says_and_nothing_else() -> None:
     for comparison, kept in (("<", "l"), ("<=", "le"), ("==", "e"), (">=", "eg"), (">", "g")):
         budget = Budget(cases="*", metric="mfu", text="", comparison=comparison, number=0.3)
         for name, value in (("l", 0.29), ("e", 0.1 + 0.2), ("g", 0.31)):
-            if (comparison, name) not in (("<", "e"), (">", "e"), (">=", "e"), ("<=", "e")):  # 0.1 + 0.2 is above 0.3
+            if (comparison, name) not in (
+                ("<", "e"),
+                (">", "e"),
+                (">=", "e"),
+                ("<=", "e"),
+            ):  # 0.1 + 0.2 is above 0.3
                 assert budget.is_kept(value) == (name in kept), (comparison, name)
         assert budget.is_kept(0.3) == ("e" in kept), comparison
 
@@ -78,23 +83,34 @@ def test_a_name_without_its_axis_stands_for_every_axis() -> None:
 
 
 def test_a_bad_file_is_one_sentence(tmp_path: Path) -> None:
-    lost = (Skipped(case=step("fsdp"), reason="needs 4 ranks"),)
+    lost = (Skipped(case=step_case("fsdp"), reason="needs 4 ranks"),)
     names = "step.ddp and collective.all_reduce"
     for text, told in (
-        ('"ddp" = { exposed_fracton = "<1" }', "'ddp' is no metric; did you mean 'exposed_fraction'?"),
-        ('"ddp" = { mfu = "30%" }', "mfu of 'ddp' has to be '30%', which is not understood: write one of <=, >="),
+        (
+            '"ddp" = { exposed_fracton = "<1" }',
+            "'ddp' is no metric; did you mean 'exposed_fraction'?",
+        ),
+        (
+            '"ddp" = { mfu = "30%" }',
+            "mfu of 'ddp' has to be '30%', which is not understood: write one of <=, >=",
+        ),
         ('"ddp" = { mfu = ">30ms" }', "a number, its unit % or none"),
         ('"ddp" = { step_time = "<30" }', "a number, its unit s, ms or us"),
         ('"ddp" = { mfu = "> 1 > 2" }', "not understood"),
         ('"ddp" = { mfu = ">=nan" }', "not understood"),
         ('"ddp" = { mfu = 1 }', "Expected `str`, got `int`"),
         ('step.ddp = { mfu = ">1" }', "Expected `str`, got `object`"),
-        ('"step.dpp" = { mfu = ">1" }', f"'step.dpp' fits no case of the run, which has {names}; did you mean"),
+        (
+            '"step.dpp" = { mfu = ">1" }',
+            f"'step.dpp' fits no case of the run, which has {names}; did you mean",
+        ),
         ('"fsdp" = { mfu = ">1" }', "'fsdp' fits only what cannot run here: needs 4 ranks"),
         ("", "it has none; write such as"),
         ('"ddp" = {', "is no TOML"),
     ):
-        sentence = refusal(read, tmp_path, text, lost)
+        sentence = usage_error(read, tmp_path, text, lost)
         assert told in sentence, sentence
         assert sentence.startswith(f"budgets {tmp_path / 'budgets.toml'}"), sentence
-    assert "cannot be read: No such file" in refusal(read_budgets, tmp_path / "none.toml", CASES)
+    assert "cannot be read: No such file" in usage_error(
+        read_budgets, tmp_path / "none.toml", CASES
+    )

@@ -2,14 +2,23 @@
 
 from typing import Any
 
-from reports_fixtures import ok, pipeline_details, step
-
-from parbench.bench.results.details import Calls, Communication, Component, Details, Idle, Loads, Pipeline, Ran, read
+from parbench.bench.results.details import (
+    Calls,
+    Communication,
+    Component,
+    Details,
+    Idle,
+    Loads,
+    Pipeline,
+    Ran,
+    read,
+)
 from parbench.bench.results.records import Record, encode
+from tests.support.reports_fixtures import ok_record, pipeline_details, step_case
 
 
 def with_details(details: dict[str, Any]) -> Record:
-    record = ok(step(), details=details)
+    record = ok_record(step_case(), details=details)
     encode(record)
     return record
 
@@ -32,7 +41,11 @@ def test_each_kind_is_read_back_as_it_was_written_and_keeps_to_its_keys() -> Non
     for keys, told in kinds.items():
         assert " ".join(told.as_details) == keys
         record = with_details({**told.as_details, "other": 1})
-        assert [read(record, type(told)), *(read(record, kind) for kind in _others(told))] == [told, None, None]
+        assert [read(record, type(told)), *(read(record, kind) for kind in _others(told))] == [
+            told,
+            None,
+            None,
+        ]
     assert told.as_details["pipeline"]["measured"] == [[["0F0", 0, 5]]]
     assert "clock" not in told.as_details["pipeline"]  # what is unknown has no key
 
@@ -43,10 +56,13 @@ def _others(told: Details) -> list[type[Details]]:
 
 def test_what_cannot_be_read_is_a_sentence_that_names_the_case_and_the_key() -> None:
     told = read(with_details({"pipeline": pipeline_details(ranks=2) | {"chunks": "two"}}), Pipeline)
-    start = f"{step().label}: its details of pipeline cannot be read: "
+    start = f"{step_case().label}: its details of pipeline cannot be read: "
     assert told == f"{start}Expected `int`, got `str` - at `$.chunks`."
 
 
 def test_a_prediction_is_off_by_what_it_exceeds_the_measurement() -> None:
-    errors = [Component(name="a", predicted=3.0, measured=value, unit="s").error for value in (2.0, 0.0, None)]
+    errors = [
+        Component(name="a", predicted=3.0, measured=value, unit="s").error
+        for value in (2.0, 0.0, None)
+    ]
     assert errors == [0.5, None, None]

@@ -38,7 +38,9 @@ def switching(last_bytes: int, first: tuple[float, float], second: tuple[float, 
 LINE = switching(0, (0, 1), (15e-6, 5e9))
 
 
-def medians(model: Model, sizes: Sequence[int], seed: int, *, samples: int = 60, noise: float = 0.05) -> list[Point]:
+def medians(
+    model: Model, sizes: Sequence[int], seed: int, *, samples: int = 60, noise: float = 0.05
+) -> list[Point]:
     """Return medians with intervals of noisy samples of one launch."""
     source = random.Random(seed)
     points = []
@@ -50,10 +52,15 @@ def medians(model: Model, sizes: Sequence[int], seed: int, *, samples: int = 60,
     return points
 
 
-def times(model: Model, sizes: Sequence[int], seed: int | None = None, noise: float = 0.0) -> list[Point]:
+def times(
+    model: Model, sizes: Sequence[int], seed: int | None = None, noise: float = 0.0
+) -> list[Point]:
     """Return times without intervals, exact where the noise is 0."""
     source = random.Random(seed)
-    return [Point(size_bytes=size, seconds=model(size) * math.exp(source.gauss(0, noise))) for size in sizes]
+    return [
+        Point(size_bytes=size, seconds=model(size) * math.exp(source.gauss(0, noise)))
+        for size in sizes
+    ]
 
 
 def scale(points: Sequence[Point], factors: Mapping[int, float]) -> list[Point]:
@@ -105,7 +112,9 @@ BREAKPOINTS: dict[str, tuple[Model, list[int], tuple[float, ...]]] = {
 @pytest.mark.parametrize("name", BREAKPOINTS)
 def test_fit_recovers_both_protocols(name: str) -> None:
     model, sizes, truth = BREAKPOINTS[name]
-    unmeasured = [round(size * 1.4) for size in OCTAVES[:-1] if abs(math.log(size * 1.4 / truth[4])) > 0.5]
+    unmeasured = [
+        round(size * 1.4) for size in OCTAVES[:-1] if abs(math.log(size * 1.4 / truth[4])) > 0.5
+    ]
     errors: list[list[float]] = []
     prediction_errors: list[float] = []
     hits = 0
@@ -277,7 +286,8 @@ def test_incomplete_launch_is_left_out() -> None:
 
 def test_intervals_of_two_launches_are_students() -> None:
     points = [
-        replace(point, launches={0: 2 * point.seconds, 1: point.seconds / 2}) for point in times(LINE, NODE_PRESET)
+        replace(point, launches={0: 2 * point.seconds, 1: point.seconds / 2})
+        for point in times(LINE, NODE_PRESET)
     ]
     line, factor = fit_line(points), math.exp(scipy.stats.t.ppf(0.975, 1) * math.log(2))
     assert line.latency_high == pytest.approx(15e-6 * factor)

@@ -3,15 +3,20 @@
 import jsonschema
 import msgspec
 import pytest
-from paths import ROOT
-from report_rows import cells_of, found_in, row_of, table_of
-from reports_fixtures import ok, step, step_metrics, training_metrics
 
 from parbench.bench.results import metrics
 from parbench.bench.results.metrics import METRICS, Metric, MetricValue, declared, value, values
 from parbench.bench.results.records import encode, json_schema
 from parbench.bench.results.stats import within_launch
 from parbench.reports.report import Section, Table
+from tests.support.paths import ROOT
+from tests.support.report_rows import (
+    analyze_records,
+    column_texts,
+    find_analysis_table,
+    summarize_row,
+)
+from tests.support.reports_fixtures import ok_record, step_case, step_metrics, training_metrics
 
 LATE = Metric(
     "late.AXIS",
@@ -34,15 +39,19 @@ def readme_table() -> str:
     return "\n".join(["| metric | unit | better | what it is |", "|---|---|---|---|", *rows])
 
 
-def test_one_entry_is_a_column_a_glossary_line_and_a_part_of_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_entry_is_a_column_a_glossary_line_and_a_part_of_the_schema(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(metrics, "METRICS", (*METRICS, LATE))
-    record = ok(step(), metrics=training_metrics() | values({"late.dp": 0.002}, "the slowest rank's"))
+    record = ok_record(
+        step_case(), metrics=training_metrics() | values({"late.dp": 0.002}, "the slowest rank's")
+    )
     assert record.metrics["late.dp"] == MetricValue(
         value=0.002, unit="s", better="lower", method="last - first, the slowest rank's"
     )
-    row = row_of(record)
-    columns = table_of(found_in(record), "step-time").columns
-    assert cells_of(columns, row)["late dp"] == "2.00 ms"
+    row = summarize_row(record)
+    columns = find_analysis_table(analyze_records(record), "step-time").columns
+    assert column_texts(columns, row)["late dp"] == "2.00 ms"
     (column,) = (column for column in columns if column.title == "late dp")
     assert column.help == "how late dp is"
     table = Table(id="a", title="a", caption="", columns=columns, rows=(row,))
@@ -57,7 +66,9 @@ def test_one_entry_is_a_column_a_glossary_line_and_a_part_of_the_schema(monkeypa
 def test_the_schema_takes_declared_metrics_and_others_and_refuses_a_bad_one_of_either() -> None:
     validator = jsonschema.Draft202012Validator(json_schema())
     own = MetricValue(value=1.0, unit="cycles")
-    line = msgspec.json.decode(encode(ok(step(), metrics=step_metrics(1.0) | {"mine": own})))
+    line = msgspec.json.decode(
+        encode(ok_record(step_case(), metrics=step_metrics(1.0) | {"mine": own}))
+    )
     assert not list(validator.iter_errors(line))
     for name in ("mine", "step_time", "exposed_comm.dp"):
         bad = {**line, "metrics": {**line["metrics"], name: {"value": 1.0, "better": "bigger"}}}
@@ -88,7 +99,13 @@ def test_every_name_is_declared_once_and_found_by_its_own_entry() -> None:
 
 
 def test_facts_have_no_direction_and_what_is_not_declared_is_refused() -> None:
-    for fact in ("compute", "makespan", "bytes_expected.dp", "memory_formula.parameters", "bubble_fraction_formula"):
+    for fact in (
+        "compute",
+        "makespan",
+        "bytes_expected.dp",
+        "memory_formula.parameters",
+        "bubble_fraction_formula",
+    ):
         assert value(fact, 1.0).better is None, fact
     median = within_launch([1.0] * 20, [2] * 10)
     assert value("ect", median, "in turns") == MetricValue(

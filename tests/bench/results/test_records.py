@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal
 
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.metrics import MetricValue
@@ -28,9 +27,14 @@ from parbench.bench.results.records import (
     json_schema,
     read_records,
 )
+from tests.support.refusals import usage_error
 
 SMALL = Record(
-    case=make_case("collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", {"size_bytes": 1024}),
+    case=make_case(
+        "collective.all_reduce",
+        "parbench.bench.operations.collectives:all_reduce",
+        {"size_bytes": 1024},
+    ),
     world=WorldInfo(size=2, nodes=1, backend="gloo", device="cpu"),
     launch=0,
     status="skipped",
@@ -44,7 +48,11 @@ FULL = msgspec.structs.replace(
     stop="precision",
     check=Check(passed=True, wrong=0),
     samples=Samples(values=[1e-3, 2e-3, 0.1 + 0.2]),
-    metrics={"time": MetricValue(value=1e-3, unit="s", better="lower", low=9e-4, high=None, method="median")},
+    metrics={
+        "time": MetricValue(
+            value=1e-3, unit="s", better="lower", low=9e-4, high=None, method="median"
+        )
+    },
     noise=Noise(grade="stable", spread=0.01, steady="flat"),
     details={"bytes": 1024, "nested": {"list": [1, None, "x"]}},
     notes=["functional only"],
@@ -70,7 +78,10 @@ def changed(**fields: object) -> bytes:
 
 
 def errors(line: bytes) -> list[str]:
-    return [error.json_path for error in jsonschema.Draft202012Validator(json_schema()).iter_errors(json.loads(line))]
+    return [
+        error.json_path
+        for error in jsonschema.Draft202012Validator(json_schema()).iter_errors(json.loads(line))
+    ]
 
 
 def test_a_record_is_one_line_that_fits_the_schema_and_reads_back_the_same(file: Path) -> None:
@@ -91,7 +102,9 @@ def test_a_record_is_one_line_that_fits_the_schema_and_reads_back_the_same(file:
     st.lists(st.floats(0, 1e30), max_size=50),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
 )
-def test_samples_read_back_to_the_last_bit_and_text_to_the_last_letter(values: list[float], text: str) -> None:
+def test_samples_read_back_to_the_last_bit_and_text_to_the_last_letter(
+    values: list[float], text: str
+) -> None:
     record = msgspec.structs.replace(SMALL, samples=Samples(values=values), reason=text)
     line = encode(record)
     assert line.count(b"\n") == 1
@@ -130,7 +143,10 @@ def test_the_schema_is_itself_valid_and_takes_every_status_and_every_stop() -> N
     assert json_schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     for status in get_args(Status):
         for stop in (None, *get_args(Stop)):
-            assert errors(encode(msgspec.structs.replace(FULL, status=status, stop=stop))) == [], (status, stop)
+            assert errors(encode(msgspec.structs.replace(FULL, status=status, stop=stop))) == [], (
+                status,
+                stop,
+            )
 
 
 BAD_FIELDS: list[dict[str, object]] = [
@@ -152,29 +168,44 @@ def test_what_the_schema_refuses_the_reader_refuses_and_names_the_line(file: Pat
     for fields in BAD_FIELDS:
         line = changed(**fields)
         assert errors(line) != [], fields
-        told = refusal(read, file, encode(SMALL), line)
+        told = usage_error(read, file, encode(SMALL), line)
         assert told.startswith(f"{file}, line 2 is no record: "), fields
         assert f"$.{next(iter(fields))}" in told, fields
     for field in ("case", "world", "launch", "status", "started", "seconds"):
         raw = {name: value for name, value in json.loads(encode(FULL)).items() if name != field}
         line = json.dumps(raw).encode() + b"\n"
         assert errors(line) != [], field
-        assert f"missing required field `{field}`" in refusal(read, file, line)
+        assert f"missing required field `{field}`" in usage_error(read, file, line)
 
 
-def test_a_field_of_a_later_parbench_is_passed_over_and_a_newer_schema_refused_as_newer(file: Path) -> None:
+def test_a_field_of_a_later_parbench_is_passed_over_and_a_newer_schema_refused_as_newer(
+    file: Path,
+) -> None:
     assert read(file, changed(later={"x": 1})) == [FULL]
     expected = f"line 1: schema {SCHEMA + 1} is newer than {SCHEMA}"
     for status in ("ok", "something new"):
-        assert refusal(read, file, changed(schema=SCHEMA + 1, status=status)).find(expected) > 0
+        assert usage_error(read, file, changed(schema=SCHEMA + 1, status=status)).find(expected) > 0
 
 
 def test_a_whole_line_that_is_no_record_is_refused_even_at_the_end(file: Path) -> None:
     no_utf8 = encode(FULL).replace("größer".encode(), "größer".encode("latin-1"))
-    no_records = [b"\n", b"{}\n", b"[]\n", b"null\n", b"{\n", b"\xff\xfe\n", b'{"schema": 2, "x": "\xff"}\n', no_utf8]
+    no_records = [
+        b"\n",
+        b"{}\n",
+        b"[]\n",
+        b"null\n",
+        b"{\n",
+        b"\xff\xfe\n",
+        b'{"schema": 2, "x": "\xff"}\n',
+        no_utf8,
+    ]
     for line in no_records:
-        assert refusal(read, file, encode(SMALL), line).startswith(f"{file}, line 2 is no record"), line
-    assert "line 1 is no record" in refusal(read, file, encode(FULL)[:40], encode(FULL)), "cut short in the middle"
+        assert usage_error(read, file, encode(SMALL), line).startswith(
+            f"{file}, line 2 is no record"
+        ), line
+    assert "line 1 is no record" in usage_error(read, file, encode(FULL)[:40], encode(FULL)), (
+        "cut short in the middle"
+    )
 
 
 def test_a_last_line_cut_short_at_any_byte_is_passed_over_and_the_rest_is_kept(file: Path) -> None:

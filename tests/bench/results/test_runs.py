@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from paths import environment
-from refusals import refusal
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import make_case
@@ -44,12 +42,16 @@ from parbench.bench.results.runs import (
     whole,
     write_info,
 )
+from tests.support.paths import environment
+from tests.support.refusals import usage_error
 
 
 def make_record(launch: int = 0) -> Record:
     return Record(
         case=make_case(
-            "collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", {"size_bytes": 1024}
+            "collective.all_reduce",
+            "parbench.bench.operations.collectives:all_reduce",
+            {"size_bytes": 1024},
         ),
         world=WorldInfo(size=2, nodes=1, backend="gloo", device="cpu"),
         launch=launch,
@@ -62,7 +64,9 @@ def make_record(launch: int = 0) -> Record:
 
 @pytest.fixture
 def plan() -> Plan:
-    return make_plan(Options(preset="smoke"), DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
+    return make_plan(
+        Options(preset="smoke"), DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu")
+    )
 
 
 @pytest.fixture
@@ -71,25 +75,36 @@ def run(tmp_path: Path, plan: Plan) -> Path:
 
 
 def not_writable(run: Path) -> str:
-    return refusal(open_writer(run).__enter__)
+    return usage_error(open_writer(run).__enter__)
 
 
 # --- made ---
 
 
-def test_a_new_run_has_its_folders_no_records_and_what_was_asked(tmp_path: Path, plan: Plan) -> None:
+def test_a_new_run_has_its_folders_no_records_and_what_was_asked(
+    tmp_path: Path, plan: Plan
+) -> None:
     path, info = create_run(tmp_path / "deep" / "runs", plan, "0.1.0")
-    assert sorted(entry.name for entry in path.iterdir()) == sorted([*FOLDERS, "records.jsonl", "run.json"])
+    assert sorted(entry.name for entry in path.iterdir()) == sorted(
+        [*FOLDERS, "records.jsonl", "run.json"]
+    )
     read = load_run(path)
     assert (read.path, read.info, read.records) == (path, info, ())
-    assert (info.plan, info.parbench, info.environment, info.schema) == (plan, "0.1.0", None, SCHEMA)
+    assert (info.plan, info.parbench, info.environment, info.schema) == (
+        plan,
+        "0.1.0",
+        None,
+        SCHEMA,
+    )
     assert path.name == info.id
     assert re.fullmatch(rf"\d{{8}}T\d{{6}}Z-{re.escape(info.host)}-[0-9a-f]{{6}}", path.name)
     assert create_run(tmp_path / "deep" / "runs", plan, "0.1.0")[0] != path, "of the same second"
 
 
 def test_the_environment_is_added_later_to_json_that_a_person_can_read(run: Path) -> None:
-    added = msgspec.structs.replace(load_run(run).info, environment={"versions": {"torch": "2.13.0"}, "gpu": None})
+    added = msgspec.structs.replace(
+        load_run(run).info, environment={"versions": {"torch": "2.13.0"}, "gpu": None}
+    )
     write_info(run, added)
     assert load_run(run).info == added
     assert not list(run.glob(".*"))
@@ -98,11 +113,17 @@ def test_the_environment_is_added_later_to_json_that_a_person_can_read(run: Path
     assert text.count("\n") > 10
 
 
-def test_a_place_that_cannot_hold_a_run_is_refused_with_the_reason_and_a_way_out(tmp_path: Path, plan: Plan) -> None:
+def test_a_place_that_cannot_hold_a_run_is_refused_with_the_reason_and_a_way_out(
+    tmp_path: Path, plan: Plan
+) -> None:
     (tmp_path / "file").touch()
-    places = {Path("/proc/runs"): "", Path("/dev/null/runs"): "Not a directory", tmp_path / "file": "Not a directory"}
+    places = {
+        Path("/proc/runs"): "",
+        Path("/dev/null/runs"): "Not a directory",
+        tmp_path / "file": "Not a directory",
+    }
     for place, reason in places.items():
-        told = refusal(create_run, place, plan, "0.1.0")
+        told = usage_error(create_run, place, plan, "0.1.0")
         assert told.startswith(f"--out {place} cannot hold a run: {reason}")
         assert told.endswith("; choose another folder with --out")
 
@@ -117,8 +138,10 @@ def test_a_full_disk_is_refused_before_anything_runs_and_leaves_nothing_behind(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    told = refusal(create_run, tmp_path, plan, "0.1.0")
-    assert told.startswith(f"--out {tmp_path} cannot hold a run: the disk is full (8 MB are needed); free some")
+    told = usage_error(create_run, tmp_path, plan, "0.1.0")
+    assert told.startswith(
+        f"--out {tmp_path} cannot hold a run: the disk is full (8 MB are needed); free some"
+    )
     assert (sizes, list(tmp_path.iterdir())) == ([8 << 20], [])
 
 
@@ -166,9 +189,9 @@ def test_a_disk_that_fills_up_ends_in_words(run: Path) -> None:
     (run / "samples" / "a.npz").symlink_to("/dev/full")
     with Path("/dev/full").open("r+b", buffering=0) as full:
         for file in (full, Partial()):
-            told = refusal(RecordWriter(file, run).write, make_record())
+            told = usage_error(RecordWriter(file, run).write, make_record())
             assert told == f"{run}/records.jsonl takes no more records: No space left on device"
-        told = refusal(RecordWriter(full, run).write_file, "samples/a.npz", bytes(1 << 16))
+        told = usage_error(RecordWriter(full, run).write_file, "samples/a.npz", bytes(1 << 16))
     assert told == f"{run}/samples/a.npz cannot be written: No space left on device"
 
 
@@ -176,14 +199,21 @@ def test_only_one_process_writes_while_others_may_read_until_it_is_killed(run: P
     code = "import sys; from pathlib import Path; from parbench.bench.results.runs import open_writer\n"
     code += "with open_writer(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(run)]
-    with subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"held\n"
             assert load_run(run).records == ()
             (run / "records.jsonl").write_bytes(b'{"half')
-            assert not_writable(run) == f"{run} is being written by another process; wait until it ends"
-            assert (run / "records.jsonl").read_bytes() == b'{"half', "nothing is taken off what it is writing"
+            assert (
+                not_writable(run)
+                == f"{run} is being written by another process; wait until it ends"
+            )
+            assert (run / "records.jsonl").read_bytes() == b'{"half', (
+                "nothing is taken off what it is writing"
+            )
         finally:
             process.kill()
     with open_writer(run) as writer:
@@ -198,20 +228,24 @@ def test_a_writer_that_ended_lets_the_next_one_in_even_after_an_error(run: Path)
         pass
 
 
-def test_what_cannot_be_locked_or_is_gone_is_refused_in_words(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_locked_or_is_gone_is_refused_in_words(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(file: object, operation: int) -> None:
         raise OSError(38, "Function not implemented")
 
     (run / "samples").rmdir()
     with open_writer(run) as writer:
-        assert "a.npz cannot be written: No such file" in refusal(writer.write_file, "samples/a.npz", b"")
+        assert "a.npz cannot be written: No such file" in usage_error(
+            writer.write_file, "samples/a.npz", b""
+        )
     with monkeypatch.context() as patch:
         patch.setattr("fcntl.flock", no_locks)
         assert not_writable(run).endswith(
             "cannot be locked: Function not implemented; choose another folder with --out"
         )
     (run / "records.jsonl").unlink()
-    assert "records.jsonl cannot be read: No such file" in refusal(load_run, run)
+    assert "records.jsonl cannot be read: No such file" in usage_error(load_run, run)
     assert "records.jsonl cannot be written: No such file" in not_writable(run)
 
 
@@ -220,13 +254,18 @@ def test_what_cannot_be_locked_or_is_gone_is_refused_in_words(run: Path, monkeyp
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert refusal(load_run, tmp_path / "absent") == f"no such folder: {tmp_path / 'absent'}"
+    assert usage_error(load_run, tmp_path / "absent") == f"no such folder: {tmp_path / 'absent'}"
     for name in (".", "file"):
-        assert "is no run: it holds no readable run.json" in refusal(load_run, tmp_path / name), name
+        assert "is no run: it holds no readable run.json" in usage_error(
+            load_run, tmp_path / name
+        ), name
     for name in ("b", "c", "a"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").touch()
-    assert refusal(load_run, tmp_path) == f"{tmp_path} is no run: it holds 3 runs, the newest is {tmp_path / 'c'}"
+    assert (
+        usage_error(load_run, tmp_path)
+        == f"{tmp_path} is no run: it holds 3 runs, the newest is {tmp_path / 'c'}"
+    )
 
 
 def test_a_run_file_that_parbench_did_not_write_is_refused_with_the_fault(run: Path) -> None:
@@ -239,22 +278,29 @@ def test_a_run_file_that_parbench_did_not_write_is_refused_with_the_fault(run: P
         b'{"schema": "1"}': "Expected `int`, got `str` - at `$.schema`",
         b'{"schema": 2, "id": "\xff"}': "codec can't decode",
     }
-    for content, words in {**faults, **{whole[:length]: "" for length in range(0, len(whole), 97)}}.items():
+    for content, words in {
+        **faults,
+        **{whole[:length]: "" for length in range(0, len(whole), 97)},
+    }.items():
         file.write_bytes(content)
-        told = refusal(load_run, run)
+        told = usage_error(load_run, run)
         assert told.startswith(f"{file} is not what parbench wrote: "), content
         assert words in told
 
 
 def test_a_bad_record_costs_its_line_alone_and_a_file_of_nothing_else_is_refused(run: Path) -> None:
-    (run / "records.jsonl").write_bytes(encode(make_record()) + b"{}\n" + encode(make_record(launch=1)))
+    (run / "records.jsonl").write_bytes(
+        encode(make_record()) + b"{}\n" + encode(make_record(launch=1))
+    )
     found = load_run(run)
     assert [record.launch for record in found.records] == [0, 1]
     assert found.damaged[0].startswith(f"{run}/records.jsonl, line 2 is no record: ")
-    assert refusal(whole, found) == found.damaged[0]
+    assert usage_error(whole, found) == found.damaged[0]
     for noise in (b"7", b'{"grade": []}', b"{}"):  # of a version whose grades had other names
         (run / "records.jsonl").write_bytes(b'{"schema": 2, "noise": ' + noise + b"}\n")
-        assert refusal(load_run, run).startswith(f"{run}/records.jsonl, line 1 is no record"), noise
+        assert usage_error(load_run, run).startswith(f"{run}/records.jsonl, line 1 is no record"), (
+            noise
+        )
 
 
 # --- one step of all ranks ---
@@ -263,7 +309,10 @@ INTERVALS = (Interval("comm dp", "all_reduce", 2.0, 4.25), Interval("compute", "
 TIMELINE = Timeline(
     clock="one host, one monotonic clock",
     uncertainty_seconds=0.0,
-    ranks=tuple(RankTimeline(rank=rank, start_us=0.5 * rank, stop_us=10.0, intervals=INTERVALS) for rank in range(2)),
+    ranks=tuple(
+        RankTimeline(rank=rank, start_us=0.5 * rank, stop_us=10.0, intervals=INTERVALS)
+        for rank in range(2)
+    ),
 )
 
 
@@ -277,10 +326,12 @@ def test_a_timeline_lies_beside_its_record_and_one_that_is_damaged_is_named(run:
     assert load_timeline(read, make_record(launch=1)) is None
     file = run / trace_name(record)
     file.write_bytes(b"no timeline")
-    assert refusal(load_timeline, read, record).startswith(f"{file} is not what parbench wrote: ")
+    assert usage_error(load_timeline, read, record).startswith(
+        f"{file} is not what parbench wrote: "
+    )
     file.unlink()
     file.mkdir()
-    assert refusal(load_timeline, read, record) == f"{file} cannot be read: Is a directory"
+    assert usage_error(load_timeline, read, record) == f"{file} cannot be read: Is a directory"
 
 
 def test_the_same_timeline_is_the_same_bytes_and_plain_json() -> None:
@@ -288,4 +339,7 @@ def test_the_same_timeline_is_the_same_bytes_and_plain_json() -> None:
     assert content == encode_timeline(TIMELINE)
     assert content[4:8] == bytes(4), "gzip's header holds no time"
     [first, _] = json.loads(gzip.decompress(content))["ranks"]
-    assert first["intervals"] == [["comm dp", "all_reduce", 2.0, 4.25], ["compute", "compute", 1.0, 3.0]]
+    assert first["intervals"] == [
+        ["comm dp", "all_reduce", 2.0, 4.25],
+        ["compute", "compute", 1.0, 3.0],
+    ]

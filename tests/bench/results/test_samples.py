@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refusal
-from reports_fixtures import collective, ok
 
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import Record, WorldInfo
 from parbench.bench.results.runs import Run, RunInfo
 from parbench.bench.results.samples import load_rank_samples, samples_name
+from tests.support.refusals import usage_error
+from tests.support.reports_fixtures import collective_case, ok_record
 
 
 @pytest.fixture
 def record() -> Record:
-    return ok(collective())
+    return ok_record(collective_case())
 
 
 @pytest.fixture
@@ -48,7 +48,12 @@ def npz(arrays: dict[str, Any]) -> bytes:
 def samples(ranks: int = 2, columns: int = 6) -> dict[str, Any]:
     """Return the arrays of a record as ranks write them."""
     start = 1_000_000 * np.arange(ranks * columns, dtype=np.int64).reshape(ranks, columns)
-    stamps = {"arrival_ns": start, "exit_ns": start + 900, "duration_ns": start * 0 + 900, "issue_ns": start * 0}
+    stamps = {
+        "arrival_ns": start,
+        "exit_ns": start + 900,
+        "duration_ns": start * 0 + 900,
+        "issue_ns": start * 0,
+    }
     return {"ranks": np.arange(ranks, dtype=np.int64), **stamps, "steps_per_sample": np.int64(1)}
 
 
@@ -74,12 +79,14 @@ def test_load_rank_samples_refuses_arrays_that_disagree(run: Run, record: Record
     }
     for reason, change in wrong.items():
         file.write_bytes(npz({**right, **change}))
-        message = refusal(load_rank_samples, run, record)
+        message = usage_error(load_rank_samples, run, record)
         assert message.startswith(f"{file} holds no samples that can be read: ")
         assert reason in message
 
 
-def test_load_rank_samples_refuses_damaged_files(run: Run, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_rank_samples_refuses_damaged_files(
+    run: Run, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, whole = run.path / samples_name(record), npz(samples(ranks=4))
     one_array, pickled = io.BytesIO(), np.array([{}], dtype=object)
     np.save(one_array, np.arange(4))
@@ -93,14 +100,19 @@ def test_load_rank_samples_refuses_damaged_files(run: Run, record: Record, monke
     }
     for what, content in damaged.items():
         file.write_bytes(content)
-        assert refusal(load_rank_samples, run, record).startswith(f"{file} holds no samples that can be read: "), what
+        assert usage_error(load_rank_samples, run, record).startswith(
+            f"{file} holds no samples that can be read: "
+        ), what
     monkeypatch.setattr("parbench.bench.results.samples.MAX_BYTES", 100)
     file.write_bytes(whole)
-    assert refusal(load_rank_samples, run, record).endswith("it holds more than 100 bytes")
+    assert usage_error(load_rank_samples, run, record).endswith("it holds more than 100 bytes")
 
 
 def test_samples_name_stays_in_the_folder(run: Run) -> None:
     world = WorldInfo(size=1, nodes=1, backend="gloo", device="cpu")
-    case = collective()
-    odd = ok(type(case)(id="../../evil", name=case.name, target=case.target, params=case.params), world=world)
+    case = collective_case()
+    odd = ok_record(
+        type(case)(id="../../evil", name=case.name, target=case.target, params=case.params),
+        world=world,
+    )
     assert (run.path / samples_name(odd)).parent == run.path / "samples"

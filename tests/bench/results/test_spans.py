@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parbench.bench.results.spans import Span, break_down, difference, gaps, intersection, length, union
+from parbench.bench.results.spans import (
+    Span,
+    break_down,
+    difference,
+    gaps,
+    intersection,
+    length,
+    union,
+)
 
 NS = 1e-9
 END = 30
@@ -27,7 +35,9 @@ def points(spans: Iterable[Span]) -> set[int]:
 
 
 def is_tidy(spans: Sequence[Span]) -> bool:
-    return all(start < stop for start, stop in spans) and all(one[1] < other[0] for one, other in pairwise(spans))
+    return all(start < stop for start, stop in spans) and all(
+        one[1] < other[0] for one, other in pairwise(spans)
+    )
 
 
 @given(SPANS, SPANS, ONE)
@@ -44,7 +54,9 @@ def test_functions_of_spans_are_those_of_sets_of_points(a: Spans, b: Spans, with
     assert length(a) == len(points(a))
 
 
-def test_neighbours_are_joined_empty_spans_dropped_and_those_that_end_before_they_start_refused() -> None:
+def test_neighbours_are_joined_empty_spans_dropped_and_those_that_end_before_they_start_refused() -> (
+    None
+):
     assert union([(5, 9), (0, 5), (20, 20)]) == [(0, 9)]
     for function in (union, length):
         with pytest.raises(ValueError, match=r"stop\(3\) < start\(5\)"):
@@ -58,7 +70,12 @@ def brute_break_down(
     computing = copying = idle = hidden = 0
     order = list(comm)
     for at in range(*wall):
-        running = [(span[0], order.index(axis)) for axis, spans in comm.items() for span in spans if at in range(*span)]
+        running = [
+            (span[0], order.index(axis))
+            for axis, spans in comm.items()
+            for span in spans
+            if at in range(*span)
+        ]
         hidden += bool(running) and (at in points(compute) or at in points(copies))
         if at in points(compute):
             computing += 1
@@ -79,7 +96,9 @@ def test_a_breakdown_agrees_with_deciding_every_nanosecond(
     found = break_down(wall, compute, comm, copies)
     computing, exposed, copying, idle, hidden = brute_break_down(wall, compute, comm, copies)
     assert found.compute_seconds == pytest.approx(computing * NS)
-    assert found.exposed_comm_seconds == pytest.approx({axis: count * NS for axis, count in exposed.items()})
+    assert found.exposed_comm_seconds == pytest.approx(
+        {axis: count * NS for axis, count in exposed.items()}
+    )
     assert found.copy_seconds == pytest.approx(copying * NS)
     assert found.idle_seconds == pytest.approx(idle * NS)
     assert found.hidden_comm_seconds == pytest.approx(hidden * NS)
@@ -94,6 +113,8 @@ def test_the_residual_is_what_spans_do_not_explain_of_another_clocks_wall() -> N
     assert found.wall_seconds == 25 * NS
     assert found.residual_seconds == pytest.approx(5 * NS)
     start = 1_795_271_345_431_703_321
-    found = break_down((start, start + 1_000), [(start + 1, start + 334)], {"dp": [(start + 300, start + 777)]}, [])
+    found = break_down(
+        (start, start + 1_000), [(start + 1, start + 334)], {"dp": [(start + 300, start + 777)]}, []
+    )
     assert found.residual_seconds == 0
     assert found.idle_seconds == pytest.approx(224 * NS)

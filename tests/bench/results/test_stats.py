@@ -38,7 +38,9 @@ def test_quantiles_medians_and_spreads_are_numpys_and_change_nothing(
     assert median(values) == pytest.approx(float(np.median(values)), rel=1e-12)
     expected = float(scipy.stats.iqr(values) / np.median(values))
     assert spread(values) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert spread([value * scale for value in values]) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert spread([value * scale for value in values]) == pytest.approx(
+        expected, rel=1e-9, abs=1e-12
+    )
     assert values == before
 
 
@@ -77,11 +79,18 @@ def test_the_interval_is_the_narrowest_of_order_statistics_that_covers_as_asked(
     assert few.method == "median of 18 iterations of one launch; 18 are too few for an interval"
 
 
-def test_samples_in_one_go_or_in_fewer_than_six_visits_have_a_median_and_no_interval_and_say_so() -> None:
+def test_samples_in_one_go_or_in_fewer_than_six_visits_have_a_median_and_no_interval_and_say_so() -> (
+    None
+):
     one = "in one go, so no interval"
     for visits, told in (([], one), ([30], one), ([6] * 5, "5 visits are too few for an interval")):
         estimate = within_launch([2.0] * 30, visits)
-        assert (estimate.value, estimate.low, estimate.high, estimate.half_width) == (2.0, None, None, None)
+        assert (estimate.value, estimate.low, estimate.high, estimate.half_width) == (
+            2.0,
+            None,
+            None,
+            None,
+        )
         assert estimate.method == f"median of 30 iterations of one launch; {told}"
         assert effective_count([2.0] * 30, visits) is None
 
@@ -143,7 +152,9 @@ def test_one_launch_has_no_interval_and_launches_that_agree_one_of_no_width() ->
     assert (one.low, one.high) == (None, None)
     assert (five.low, five.value, five.high) == pytest.approx((2.0, 2.0, 2.0))
     assert across_launches([2.0, 3.0]).low is None
-    assert across_launches([1e-130, 1.0, 1e130]).high == pytest.approx(math.exp(700.0)), "as far as a float reaches"
+    assert across_launches([1e-130, 1.0, 1e130]).high == pytest.approx(math.exp(700.0)), (
+        "as far as a float reaches"
+    )
     for n, told in ((3, "2 degrees"), (4, "3 degrees"), (5, "4 degrees")):
         named = f"geometric mean of {n} launch medians, Student's t interval on logarithms, {told} of freedom"
         assert across_launches([2.0] * n).method == named

@@ -26,10 +26,17 @@ def drawn(source: random.Random, ranks: int, turns: int = 4) -> list[list[float]
 def test_a_difference_of_nothing_is_zero_on_average_and_its_interval_holds_zero(ranks: int) -> None:
     source = random.Random(5)
     for over_ranks in (slowest, mean_rank):
-        found = [paired_difference(*(over_ranks(drawn(source, ranks)) for _ in range(2))) for _ in range(ROUNDS)]
+        found = [
+            paired_difference(*(over_ranks(drawn(source, ranks)) for _ in range(2)))
+            for _ in range(ROUNDS)
+        ]
         values = [one.value for one in found if one]
         assert abs(fmean(values)) < 0.15 * stdev(values), over_ranks
-        held = [one.low <= 0 <= one.high for one in found if one and one.low is not None and one.high is not None]
+        held = [
+            one.low <= 0 <= one.high
+            for one in found
+            if one and one.low is not None and one.high is not None
+        ]
         assert len(held) == ROUNDS
         assert sum(held) > 0.92 * ROUNDS, over_ranks
 
@@ -38,7 +45,9 @@ def test_a_difference_of_nothing_is_zero_on_average_and_its_interval_holds_zero(
 def test_the_rank_with_the_most_has_no_more_than_others_where_all_are_alike(ranks: int) -> None:
     source = random.Random(7)
     found = [cross_fitted(drawn(source, ranks)).value for _ in range(ROUNDS)]
-    assert fmean(found) == pytest.approx(fmean(source.lognormvariate(0, 0.5) for _ in range(20000)), rel=0.05)
+    assert fmean(found) == pytest.approx(
+        fmean(source.lognormvariate(0, 0.5) for _ in range(20000)), rel=0.05
+    )
 
 
 def test_a_rank_is_chosen_by_the_other_half_and_one_turn_cannot_choose() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.profiler import record_function
@@ -25,8 +24,12 @@ from parbench.bench.world.torch_compat import (
     trace_events,
 )
 from parbench.bench.world.world import World
+from tests.support.ranks import Ranks
 
-RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+RENAMED = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
 
 
 def gathered_and_scattered(world: World) -> tuple[list[float], list[float]]:
@@ -73,7 +76,9 @@ def in_parts_and_fakes(world: World) -> dict[str, Any]:
     found = {
         "alone": (everything.tolist(), shard.tolist(), dist.get_process_group_ranks(fake_alone)),
         "fake": (tensor.tolist(), dist.get_process_group_ranks(fake)),
-        "named": [group_named(group.group_name) is group for group in (fake, world.group, world.control)],
+        "named": [
+            group_named(group.group_name) is group for group in (fake, world.group, world.control)
+        ],
     }
     name = fake.group_name
     for group in (fake, fake_alone, alone):
@@ -112,21 +117,27 @@ EXPECTED = [([1, 2, 3, 11, 12, 13], [100, 102, 104]), ([1, 2, 3, 11, 12, 13], [1
 
 def test_data_arrive_in_rank_order_under_either_name_without_a_warning(two_ranks: Ranks) -> None:
     """Warnings are errors on ranks, so a deprecated name would raise here."""
-    assert two_ranks.call("test_torch_compat:gathered_and_scattered") == EXPECTED
-    for (called, results), expected in zip(two_ranks.call("test_torch_compat:under_old_names"), EXPECTED, strict=True):
+    assert two_ranks.call("tests.bench.world.test_torch_compat:gathered_and_scattered") == EXPECTED
+    for (called, results), expected in zip(
+        two_ranks.call("tests.bench.world.test_torch_compat:under_old_names"), EXPECTED, strict=True
+    ):
         assert called == list(RENAMED.values())
         assert results == expected
 
 
-def test_the_group_is_the_one_given_and_a_fake_one_moves_nothing_and_waits_for_nobody(two_ranks: Ranks) -> None:
+def test_the_group_is_the_one_given_and_a_fake_one_moves_nothing_and_waits_for_nobody(
+    two_ranks: Ranks,
+) -> None:
     both = {"fake": ([5.0] * 3, [0, 1]), "named": [True, True, True]}
-    seen = two_ranks.call("test_torch_compat:in_parts_and_fakes")
+    seen = two_ranks.call("tests.bench.world.test_torch_compat:in_parts_and_fakes")
     assert seen == [{"alone": ([float(rank)], [float(rank)], [rank]), **both} for rank in range(2)]
 
 
 def test_a_forgotten_mesh_takes_the_threads_of_its_groups_along(two_ranks: Ranks) -> None:
     """Any of DTensor's caches that still held it would hold them too."""
-    for before, during, after in two_ranks.call("test_torch_compat:threads_of_a_mesh"):
+    for before, during, after in two_ranks.call(
+        "tests.bench.world.test_torch_compat:threads_of_a_mesh"
+    ):
         assert during > before
         assert after == before
 

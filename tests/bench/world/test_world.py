@@ -16,10 +16,6 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from fake_time import HeldTime
-from fakes import job
-from paths import environment
-from ranks import Ranks
 from torch._C._distributed_c10d import FileStore
 from torch.distributed import Backend, distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
@@ -32,6 +28,10 @@ from parbench.bench.rank.timing import Progress
 from parbench.bench.rank.worker import _cases
 from parbench.bench.world import world as clock
 from parbench.bench.world.world import Clock, World, _device, calibrate, open_world
+from tests.support.fake_time import HeldTime
+from tests.support.fakes import make_job
+from tests.support.paths import environment
+from tests.support.ranks import Ranks
 
 Alone = Callable[..., AbstractContextManager[World]]
 SHIFT_NS = 5_000_000
@@ -44,8 +44,12 @@ def exchanged(world: World, decisions: list[list[float]]) -> dict[str, Any]:
         "backends": (world.backend, dist.get_backend(world.group), dist.get_backend(world.control)),
         "own control": world.control is not world.group,
         "sizes": (world.group.size(), world.control.size()),
-        "decided": [world.decide(values if world.rank == 0 else [99.0, 99.0]) for values in decisions],
-        "gathered": world.gather({"rank": world.rank, "text": "x" * 1000 * (1 + world.rank), "none": None}),
+        "decided": [
+            world.decide(values if world.rank == 0 else [99.0, 99.0]) for values in decisions
+        ],
+        "gathered": world.gather(
+            {"rank": world.rank, "text": "x" * 1000 * (1 + world.rank), "none": None}
+        ),
         "clock": calibrate(world.rank, world.size, world.control),
         "retimed": world.retimed() is world,  # one host has no clock to find anew
     }
@@ -68,18 +72,23 @@ def test_ranks_know_their_world_and_hear_each_other_and_rank_0_decides(two_ranks
         "own control": True,
         "sizes": (2, 2),
         "decided": decisions,
-        "gathered": [{"rank": rank, "text": "x" * 1000 * (1 + rank), "none": None} for rank in range(2)],
+        "gathered": [
+            {"rank": rank, "text": "x" * 1000 * (1 + rank), "none": None} for rank in range(2)
+        ],
         "clock": Clock(offsets_ns=(0, 0), uncertainty_ns=0, method="one host, one monotonic clock"),
         "retimed": True,
     }
-    seen = two_ranks.call("test_world:exchanged", decisions=decisions)
-    assert seen == [{"ranks": (rank, rank, 2, (socket.gethostname(),) * 2, "cpu"), **expected} for rank in range(2)]
+    seen = two_ranks.call("tests.bench.world.test_world:exchanged", decisions=decisions)
+    assert seen == [
+        {"ranks": (rank, rank, 2, (socket.gethostname(),) * 2, "cpu"), **expected}
+        for rank in range(2)
+    ]
 
 
 def test_nobody_leaves_a_barrier_before_the_last_has_come(two_ranks: Ranks) -> None:
     """Processes of one host really read the same clock, or some rank would seem to."""
     for late in (0, 1):
-        stamps = two_ranks.call("test_world:stamps_at_barrier", late=late)
+        stamps = two_ranks.call("tests.bench.world.test_world:stamps_at_barrier", late=late)
         assert min(left for _, left in stamps) >= stamps[late][0]
 
 
@@ -119,7 +128,9 @@ def test_a_world_is_left_at_its_end_however_it_ends_and_another_can_be_joined(
     assert not dist.is_initialized()
 
 
-def test_the_timeout_is_that_of_every_group_that_is_made_in_the_world_a_meshs_too(alone: Alone) -> None:
+def test_the_timeout_is_that_of_every_group_that_is_made_in_the_world_a_meshs_too(
+    alone: Alone,
+) -> None:
     def timeout_of(group: dist.ProcessGroup) -> timedelta:
         options: Any = group._get_backend(torch.device("cpu")).options
         return cast(timedelta, options._timeout)
@@ -142,7 +153,9 @@ def test_float32_is_full_whatever_the_environment_says() -> None:
     code += "was = torch.get_float32_matmul_precision(); is_ = full_float32()\n"
     code += "print(was, is_, b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32)"
     env = {**environment(), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["high", "highest", "False", "False"]
 
 
@@ -164,7 +177,9 @@ def calibrated_apart(world: World, boots: list[str], shifts_ns: list[list[int]])
     """Calibrate ranks whose kernels have these boot ids, and whose clocks are ahead of the real one by so much."""
     found = []
     for shifts in shifts_ns:
-        now = SimpleNamespace(perf_counter_ns=lambda shift=shifts[world.rank]: time.perf_counter_ns() + shift)
+        now = SimpleNamespace(
+            perf_counter_ns=lambda shift=shifts[world.rank]: time.perf_counter_ns() + shift
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(clock, "_boot_id", lambda rank: boots[rank])
             patch.setattr(clock, "time", now)
@@ -192,13 +207,17 @@ def barriers_on_drifting_clocks(world: World, drift_ns: int) -> tuple[list[tuple
     """
     ahead_ns, said = [0], list[Any]()
     cases = [
-        make_case("collective.barrier", "parbench.bench.operations.collectives:barrier", {"number": number})
+        make_case(
+            "collective.barrier",
+            "parbench.bench.operations.collectives:barrier",
+            {"number": number},
+        )
         for number in range(2)
     ]
     with drifting(world, lambda: ahead_ns[0]) as apart, pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "barrier", lambda world, number: Barrier(world))
         ahead_ns[0] = drift_ns
-        _cases(cast(Any, SimpleNamespace(say=said.append)), job(cases), apart, Progress())
+        _cases(cast(Any, SimpleNamespace(say=said.append)), make_job(cases), apart, Progress())
     ahead_ns[0] = 0
     with drifting(world, lambda: ahead_ns[0]) as apart:
         benchmark = Barrier(apart)
@@ -206,7 +225,9 @@ def barriers_on_drifting_clocks(world: World, drift_ns: int) -> tuple[list[tuple
         benchmark.step()
         wrong = benchmark.check()
     outcomes = [what.outcome for what in said if isinstance(what, Finished)]
-    return [(found.status, found.arrival.uncertainty if found.arrival else 0.0) for found in outcomes], wrong
+    return [
+        (found.status, found.arrival.uncertainty if found.arrival else 0.0) for found in outcomes
+    ], wrong
 
 
 def retimed(world: World, age_seconds: float) -> tuple[bool, Clock, Clock]:
@@ -221,7 +242,9 @@ def retimed(world: World, age_seconds: float) -> tuple[bool, Clock, Clock]:
 
 def test_a_shifted_clock_is_found_within_the_uncertainty(two_ranks: Ranks) -> None:
     shifts_ns = [[0, 0], [0, SHIFT_NS], [0, -SHIFT_NS], [SHIFT_NS, 0], [SHIFT_NS, -(10**15)]]
-    first, second = two_ranks.call("test_world:calibrated_apart", boots=["a", "b"], shifts_ns=shifts_ns)
+    first, second = two_ranks.call(
+        "tests.bench.world.test_world:calibrated_apart", boots=["a", "b"], shifts_ns=shifts_ns
+    )
     assert first == second
     for (mine, other), found in zip(shifts_ns, first, strict=True):
         assert found.offsets_ns[0] == 0
@@ -231,10 +254,20 @@ def test_a_shifted_clock_is_found_within_the_uncertainty(two_ranks: Ranks) -> No
 
 
 @pytest.mark.full
-def test_every_rank_has_an_offset_of_its_own_and_the_worst_uncertainty_counts(four_ranks: Ranks) -> None:
+def test_every_rank_has_an_offset_of_its_own_and_the_worst_uncertainty_counts(
+    four_ranks: Ranks,
+) -> None:
     shifts = [0, SHIFT_NS, -3 * SHIFT_NS, 2 * SHIFT_NS]
-    clocks = four_ranks.call("test_world:calibrated_apart", boots=["a", "b", "c", "d"], shifts_ns=[shifts])
-    [shared] = four_ranks.call("test_world:calibrated_apart", boots=["a", "b", "b", "c"], shifts_ns=[shifts])[0]
+    clocks = four_ranks.call(
+        "tests.bench.world.test_world:calibrated_apart",
+        boots=["a", "b", "c", "d"],
+        shifts_ns=[shifts],
+    )
+    [shared] = four_ranks.call(
+        "tests.bench.world.test_world:calibrated_apart",
+        boots=["a", "b", "b", "c"],
+        shifts_ns=[shifts],
+    )[0]
     assert clocks == [clocks[0]] * 4
     for found_ns, shift_ns in zip(clocks[0][0].offsets_ns, shifts, strict=True):
         assert abs(found_ns - shift_ns) <= clocks[0][0].uncertainty_ns
@@ -247,16 +280,20 @@ def test_every_rank_has_an_offset_of_its_own_and_the_worst_uncertainty_counts(fo
 def test_a_correct_barrier_stays_right_however_far_hosts_have_drifted(two_ranks: Ranks) -> None:
     """Each case has a clock of its own time; the first one's uncertainty covers how far the clock has moved."""
     for drift_ns in (SHIFT_NS, -SHIFT_NS):
-        (found, wrong), (nothing, other) = two_ranks.call("test_world:barriers_on_drifting_clocks", drift_ns=drift_ns)
+        (found, wrong), (nothing, other) = two_ranks.call(
+            "tests.bench.world.test_world:barriers_on_drifting_clocks", drift_ns=drift_ns
+        )
         assert (nothing, wrong, other) == ([], 0, 0)
         assert [status for status, _ in found] == ["ok", "ok"]
         assert found[0][1] >= 0.9 * SHIFT_NS / 1e9 > found[1][1], drift_ns
 
 
-def test_clocks_of_hosts_are_found_anew_once_they_are_seconds_old_as_rank_0_decides(two_ranks: Ranks) -> None:
-    for kept, old, new in two_ranks.call("test_world:retimed", age_seconds=1.0):
+def test_clocks_of_hosts_are_found_anew_once_they_are_seconds_old_as_rank_0_decides(
+    two_ranks: Ranks,
+) -> None:
+    for kept, old, new in two_ranks.call("tests.bench.world.test_world:retimed", age_seconds=1.0):
         assert (kept, new) == (True, old)
-    first, second = two_ranks.call("test_world:retimed", age_seconds=6.0)
+    first, second = two_ranks.call("tests.bench.world.test_world:retimed", age_seconds=6.0)
     assert (first[0], second[0]) == (False, False)
     assert first[2] == second[2]
     assert first[2].taken_ns - first[1].taken_ns > 6e9
@@ -278,7 +315,9 @@ class Wire(HeldTime):
         self.sleep_ns(self._back)
 
 
-def test_the_round_that_was_fastest_decides_and_half_of_it_covers_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_round_that_was_fastest_decides_and_half_of_it_covers_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def ping_pong(delays_ns: list[tuple[int, int]], offset_ns: int) -> tuple[int, int]:
         wire = Wire(delays_ns, offset_ns)
         monkeypatch.setattr(clock, "time", wire)

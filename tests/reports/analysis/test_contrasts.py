@@ -4,17 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from nodes_fixtures import (
-    group_records,
-    hosts_of,
-    node_run,
-    operation,
-    rates_of,
-    run_of,
-    world_of,
-)
-from report_rows import cells_of, rows_of
-from reports_fixtures import collective, ok, seconds_metric
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
@@ -31,33 +20,46 @@ from parbench.reports.analysis.contrasts import (
 from parbench.reports.analysis.ranks import nodes_of
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.sections.communication import kind_columns
+from tests.support.nodes_fixtures import (
+    group_records,
+    make_group_case,
+    make_hosts,
+    make_node_run,
+    make_rates,
+    make_world,
+    sample_node_run,
+)
+from tests.support.report_rows import column_texts, summarize_rows
+from tests.support.reports_fixtures import collective_case, ok_record, seconds_metric
 
 SIZE = 1 << 22
 WITHIN, ACROSS, OVER = "within a node", "across nodes", "over nodes"
-HOSTS = hosts_of(2, 2)
+HOSTS = make_hosts(2, 2)
 
 
 def kinds_in(run: Run) -> tuple[Kinds, ...]:
     return kinds(summarize(run).rows, nodes_of(run))
 
 
-def group(name: str, ranks: list[int], rate: float, index: int = 0, hosts: list[str] = HOSTS) -> Record:
-    case = operation(SIZE, group=name, group_index=index)
-    metrics = rates_of(SIZE, rate)
-    return ok(case, world=world_of(hosts), metrics=metrics, details={"group_ranks": ranks})
+def group(
+    name: str, ranks: list[int], rate: float, index: int = 0, hosts: list[str] = HOSTS
+) -> Record:
+    case = make_group_case(SIZE, group=name, group_index=index)
+    metrics = make_rates(SIZE, rate)
+    return ok_record(case, world=make_world(hosts), metrics=metrics, details={"group_ranks": ranks})
 
 
 def world(hosts: list[str] = HOSTS) -> Record:
-    return ok(operation(SIZE), world=world_of(hosts), metrics=rates_of(SIZE, 2e9))
+    return ok_record(make_group_case(SIZE), world=make_world(hosts), metrics=make_rates(SIZE, 2e9))
 
 
 def only(*records: Record, hosts: list[str] = HOSTS) -> Kinds:
-    (row,) = kinds_in(run_of(records, hosts))
+    (row,) = kinds_in(make_node_run(records, hosts))
     return row
 
 
 def test_kinds_group_rows_by_reach() -> None:
-    row, *_ = kinds_in(node_run("cyclic"))
+    row, *_ = kinds_in(sample_node_run("cyclic"))
     counts = {kind.label: len(rows) for kind, rows in row.rows.items()}
     assert counts == {
         "world": 1, "node": 4, "node, together": 4, "across": 2, "across, together": 2
@@ -66,7 +68,7 @@ def test_kinds_group_rows_by_reach() -> None:
 
 @pytest.mark.parametrize(("placement", "reach"), [("block", WITHIN), ("cyclic", ACROSS)])
 def test_reach_of_neighbors_follows_placement(placement: str, reach: str) -> None:
-    hosts = hosts_of(2, 2, placement)
+    hosts = make_hosts(2, 2, placement)
     row = only(group("pairs", [0, 1], 1e9, hosts=hosts), world(hosts), hosts=hosts)
     assert Kind(group="pairs", together=False, reach=reach) in row.rows
 
@@ -79,7 +81,7 @@ def test_mesh_axes_are_kinds() -> None:
 
 
 def test_rate_of_a_kind_is_the_median_of_groups() -> None:
-    hosts = hosts_of(3, 2)
+    hosts = make_hosts(3, 2)
     rates = enumerate((1e9, 4e9, 2e9))
     groups = [group("node", [2 * i, 2 * i + 1], rate, i, hosts) for i, rate in rates]
     row = only(*groups, world(hosts), hosts=hosts)
@@ -89,7 +91,7 @@ def test_rate_of_a_kind_is_the_median_of_groups() -> None:
 
 
 def test_ratio_divides_across_by_within() -> None:
-    row = kinds_in(node_run())[-1]
+    row = kinds_in(sample_node_run())[-1]
     assert row.ratio() == pytest.approx(1 / 8, rel=0.05)
     assert row.ratio(together=True) == pytest.approx(1 / 16, rel=0.05)
 
@@ -108,21 +110,23 @@ def test_standing_for_prefers_nodes_and_groups_to_the_world() -> None:
 
 
 def test_largest_size_is_described_with_both_rates() -> None:
-    (row,) = largest(kinds_in(node_run()))
+    (row,) = largest(kinds_in(sample_node_run()))
     assert row.first.size_bytes == SIZE
     for fact in ("all_reduce", "4M", "0.127", "0.499 GB/s", "3.93 GB/s"):
         assert fact in ratio_words(row)
 
 
 def test_series_of_kinds_are_ordered_by_size() -> None:
-    series = series_of_kinds(kinds_in(run_of(group_records(HOSTS, (1 << 22, 1 << 10)), HOSTS)))
+    series = series_of_kinds(
+        kinds_in(make_node_run(group_records(HOSTS, (1 << 22, 1 << 10)), HOSTS))
+    )
     sizes = {name: [row.first.size_bytes for row in rows] for name, rows in series.items()}
     assert sizes == {("all_reduce", "blocking", "float32"): [1 << 10, 1 << 22]}
 
 
 def test_kind_columns_are_ordered_by_reach() -> None:
-    rows = kinds_in(node_run())
-    cells = cells_of(kind_columns(rows), rows[-1])
+    rows = kinds_in(sample_node_run())
+    cells = column_texts(kind_columns(rows), rows[-1])
     kinds_shown = ["node", "across", "world", "node, together", "across, together"]
     assert list(cells)[4:] == [*kinds_shown, "across / within", "across / within, together"]
     assert (cells["size"], cells["node"], cells["across / within"]) == ("4M", "3.93", "0.127")
@@ -130,18 +134,18 @@ def test_kind_columns_are_ordered_by_reach() -> None:
 
 @pytest.mark.parametrize("details", [{"group_ranks": "0,1"}, {"group_ranks": [0, 99]}, {}])
 def test_kinds_need_known_ranks(details: dict[str, Any]) -> None:
-    case = operation(SIZE, group="node", group_index=1)
-    unknown = ok(case, world=world_of(HOSTS), details=details)
-    assert kinds_in(run_of([unknown, world()], HOSTS)) == ()
+    case = make_group_case(SIZE, group="node", group_index=1)
+    unknown = ok_record(case, world=make_world(HOSTS), details=details)
+    assert kinds_in(make_node_run([unknown, world()], HOSTS)) == ()
 
 
 def test_kinds_need_two_nodes_and_two_kinds() -> None:
-    assert kinds_in(run_of(group_records(HOSTS), hosts_of(1, 4))) == ()
-    assert kinds_in(run_of([group("node", [0, 1], 4e9)], HOSTS)) == ()
+    assert kinds_in(make_node_run(group_records(HOSTS), make_hosts(1, 4))) == ()
+    assert kinds_in(make_node_run([group("node", [0, 1], 4e9)], HOSTS)) == ()
 
 
 def launches(case: Case, seconds: Sequence[float]) -> list[Record]:
-    return [ok(case, i, time) for i, time in enumerate(seconds)]
+    return [ok_record(case, i, time) for i, time in enumerate(seconds)]
 
 
 def fsdp(**params: Any) -> Case:
@@ -152,7 +156,7 @@ def fsdp(**params: Any) -> Case:
 
 
 def compared(*records: Record) -> list[str]:
-    return list(settings_words(rows_of(*records, launches=6)))
+    return list(settings_words(summarize_rows(*records, launches=6)))
 
 
 DEFAULT = launches(fsdp(), [0.1, 0.2, 0.4, 0.1])
@@ -175,8 +179,8 @@ def test_setting_is_compared_with_its_default(seconds: list[float], facts: tuple
 
 def test_settings_differ_in_one_parameter_without_a_table() -> None:
     assert compared(*DEFAULT, *launches(fsdp(prefetch="explicit", hidden=64), [0.1] * 4)) == []
-    pipelined = launches(collective(mode="pipelined"), [2e-3] * 4)
-    assert compared(*launches(collective(), [1e-3] * 4), *pipelined) == []
+    pipelined = launches(collective_case(mode="pipelined"), [2e-3] * 4)
+    assert compared(*launches(collective_case(), [1e-3] * 4), *pipelined) == []
 
 
 def test_comparisons_share_their_error_rate() -> None:
@@ -208,6 +212,6 @@ def test_comparisons_are_limited() -> None:
 
 def test_comparison_of_extreme_times_is_no_error() -> None:
     metrics = [{"step_time": seconds_metric(seconds)} for seconds in (0.1, 1e-90, 1e29)]
-    extreme = [ok(fsdp(hidden=64), i, metrics=metric) for i, metric in enumerate(metrics)]
-    usual = [ok(fsdp(hidden=128), i, metrics=metrics[0]) for i in range(3)]
+    extreme = [ok_record(fsdp(hidden=64), i, metrics=metric) for i, metric in enumerate(metrics)]
+    usual = [ok_record(fsdp(hidden=128), i, metrics=metrics[0]) for i in range(3)]
     assert len(compared(*usual, *extreme)) == 1

@@ -1,7 +1,6 @@
 """Where a run's time went, launch by launch, and which launch its host disturbed."""
 
 from msgspec.structs import replace
-from reports_fixtures import collective, make_plan, make_run, ok
 
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.results.runs import LaunchInfo, Run
@@ -12,14 +11,19 @@ from parbench.reports.analysis.verdicts import verdicts
 from parbench.reports.report import Section
 from parbench.reports.sections.nodes import launch_section
 from parbench.reports.sections.one_run import report_of
+from tests.support.reports_fixtures import collective_case, make_plan, make_run, ok_record
 
-CASE = collective()
-CALM, BUSY = (HostLoad(cores=2, one_minute=0.5, other_cores=cores, steal_percent=0.0) for cores in (0.1, 1.6))
+CASE = collective_case()
+CALM, BUSY = (
+    HostLoad(cores=2, one_minute=0.5, other_cores=cores, steal_percent=0.0) for cores in (0.1, 1.6)
+)
 
 
 def run(*launches: LaunchInfo) -> Run:
-    records = [ok(CASE, launch, seconds=1e-3 * 2**launch) for launch in range(3)]
-    made = make_run(make_plan([CASE], launches=3), [replace(record, seconds=1.5) for record in records])
+    records = [ok_record(CASE, launch, seconds=1e-3 * 2**launch) for launch in range(3)]
+    made = make_run(
+        make_plan([CASE], launches=3), [replace(record, seconds=1.5) for record in records]
+    )
     return replace(made, info=replace(made.info, launches=launches))
 
 
@@ -38,11 +42,21 @@ def test_the_share_that_measured_is_told_and_of_older_runs_the_time() -> None:
     assert not any("Measuring" in sentence for sentence in report_of(run()).footnotes)
 
 
-def test_ranks_that_were_started_again_belong_to_their_launch_with_the_load_of_the_longest() -> None:
-    parts = LaunchInfo(launch=1, seconds=2.0, load=CALM), LaunchInfo(launch=1, seconds=4.0, load=BUSY)
+def test_ranks_that_were_started_again_belong_to_their_launch_with_the_load_of_the_longest() -> (
+    None
+):
+    parts = (
+        LaunchInfo(launch=1, seconds=2.0, load=CALM),
+        LaunchInfo(launch=1, seconds=4.0, load=BUSY),
+    )
     first, second = launches_of(run(LaunchInfo(launch=0, seconds=3.0), *parts))
     assert (first.number, first.seconds, first.measuring_seconds, first.load) == (1, 3.0, 1.5, None)
-    assert (second.number, second.seconds, second.measuring_seconds, second.load) == (2, 6.0, 1.5, BUSY)
+    assert (second.number, second.seconds, second.measuring_seconds, second.load) == (
+        2,
+        6.0,
+        1.5,
+        BUSY,
+    )
 
 
 def test_the_launch_that_was_disturbed_most_is_named_where_launches_scatter() -> None:
@@ -52,7 +66,11 @@ def test_the_launch_that_was_disturbed_most_is_named_where_launches_scatter() ->
         (2, "in launch 2 other processes kept 1.6 of 2 cores busy"),
         (3, "in launch 2 other processes kept 1.6 of 2 cores busy (much in 2 of 3)"),
     ):
-        infos = [LaunchInfo(launch=i, seconds=5.0, load=load) for i, load in enumerate(loads[:number])]
+        infos = [
+            LaunchInfo(launch=i, seconds=5.0, load=load) for i, load in enumerate(loads[:number])
+        ]
         found = run(*infos)
         assert disturbed_words(found) == words
-        assert verdicts(found, summarize(found))[-1].told.endswith(f": {words}" if words else "in 1 of 1 case")
+        assert verdicts(found, summarize(found))[-1].told.endswith(
+            f": {words}" if words else "in 1 of 1 case"
+        )

@@ -4,9 +4,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from nodes_fixtures import hosts_of, lost_run, operation, rates_of, run_of, scaling_run, world_of
-from report_rows import cells_of, there
-from reports_fixtures import ok, step
 
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.over_nodes import OverNodes, environments, layout_of, over_nodes
@@ -14,6 +11,17 @@ from parbench.reports.analysis.several import Point, RunSet, several
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.report import Table
 from parbench.reports.sections.several import report_of_several
+from tests.support.nodes_fixtures import (
+    failed_node_run,
+    make_group_case,
+    make_hosts,
+    make_node_run,
+    make_rates,
+    make_world,
+    scaling_run,
+)
+from tests.support.report_rows import column_texts, require
+from tests.support.reports_fixtures import ok_record, step_case
 
 SIZE = 1 << 22
 
@@ -27,8 +35,11 @@ def series(*runs: Run, points: tuple[Point, ...] = ()) -> dict[str, OverNodes]:
 
 
 def timed(nodes: int, rate: float) -> Run:
-    hosts = hosts_of(nodes, 1)
-    return run_of([ok(operation(SIZE), world=world_of(hosts), metrics=rates_of(SIZE, rate))], hosts)
+    hosts = make_hosts(nodes, 1)
+    return make_node_run(
+        [ok_record(make_group_case(SIZE), world=make_world(hosts), metrics=make_rates(SIZE, rate))],
+        hosts,
+    )
 
 
 def tuned() -> RunSet:
@@ -45,12 +56,16 @@ def table_named(found: RunSet, table_id: str) -> Table[Any] | None:
 def lines(found: RunSet, table_id: str) -> list[dict[str, str]]:
     table = table_named(found, table_id)
     assert table is not None
-    return [cells_of(table.columns, row) for row in table.rows]
+    return [column_texts(table.columns, row) for row in table.rows]
 
 
 def test_runs_on_more_nodes_are_a_series() -> None:
     found = series(*(scaling_run(nodes) for nodes in (1, 2, 4)))
-    assert list(found) == ["all_reduce 64K blocking float32", "all_reduce 4M blocking float32", "ddp"]
+    assert list(found) == [
+        "all_reduce 64K blocking float32",
+        "all_reduce 4M blocking float32",
+        "ddp",
+    ]
     big = found["all_reduce 4M blocking float32"].scaled
     assert sorted(big.rows) == [1, 2, 4]
     assert big.efficiency(2) == pytest.approx(0.125, rel=0.05)
@@ -61,10 +76,17 @@ def test_runs_on_more_nodes_are_a_series() -> None:
 
 
 def test_placements_are_series_from_one_base() -> None:
-    runs = [scaling_run(nodes, 2, placement) for placement in ("block", "cyclic") for nodes in (2, 4)]
+    runs = [
+        scaling_run(nodes, 2, placement) for placement in ("block", "cyclic") for nodes in (2, 4)
+    ]
     found = series(scaling_run(1, 2), *runs)
-    assert list(found)[:2] == ["all_reduce 64K blocking float32, block", "all_reduce 64K blocking float32, cyclic"]
-    block, cyclic = (found[f"all_reduce 4M blocking float32, {name}"].scaled for name in ("block", "cyclic"))
+    assert list(found)[:2] == [
+        "all_reduce 64K blocking float32, block",
+        "all_reduce 64K blocking float32, cyclic",
+    ]
+    block, cyclic = (
+        found[f"all_reduce 4M blocking float32, {name}"].scaled for name in ("block", "cyclic")
+    )
     assert block.rows[1] is cyclic.rows[1]
     assert (cyclic.rate(4) or 0) / (block.rate(4) or 1) == pytest.approx(0.5, rel=0.02)
     labels = list(series(*(scaling_run(nodes, each) for each in (1, 2) for nodes in (2, 4))))
@@ -97,10 +119,15 @@ def test_repeats_use_the_median_or_the_last() -> None:
 
 def test_over_nodes_needs_nodes_times_and_the_world() -> None:
     assert over_nodes(of(scaling_run(2), scaling_run(2))) == ()
-    hosts = {n: hosts_of(n, 2) for n in (2, 4)}
-    grouped = [run_of([ok(operation(SIZE, group="node"), world=world_of(of))], of) for of in hosts.values()]
+    hosts = {n: make_hosts(n, 2) for n in (2, 4)}
+    grouped = [
+        make_node_run([ok_record(make_group_case(SIZE, group="node"), world=make_world(of))], of)
+        for of in hosts.values()
+    ]
     assert over_nodes(of(*grouped)) == ()
-    timeless = run_of([ok(step(), world=world_of(hosts[2]), metrics={})], hosts[2])
+    timeless = make_node_run(
+        [ok_record(step_case(), world=make_world(hosts[2]), metrics={})], hosts[2]
+    )
     assert over_nodes(of(scaling_run(1), timeless)) == ()
     # an imported file's, which does not tell its nodes
     runs = [scaling_run(nodes) for nodes in (1, 2)]
@@ -128,12 +155,16 @@ def test_environments_are_compared_on_equal_nodes() -> None:
 
 
 def test_problems_name_point_and_host() -> None:
-    found = of(scaling_run(2), lost_run(), points=(Point(id="a"), Point(id="b", label="4 nodes x 1")))
+    found = of(
+        scaling_run(2),
+        failed_node_run(),
+        points=(Point(id="a"), Point(id="b", label="4 nodes x 1")),
+    )
     (line,) = lines(found, "problems-table")
     assert (line["run"], line["status"]) == ("run 2: 4 nodes x 1", "hang")
     assert line["reason"] == "no end within 10 s: rank 2 (n3) did not arrive"
     assert table_named(of(scaling_run(2)), "problems-table") is None
-    pointed = of(lost_run(), lost_run(), points=(Point(id="ab"),))
+    pointed = of(failed_node_run(), failed_node_run(), points=(Point(id="ab"),))
     assert [line["run"] for line in lines(pointed, "problems-table")] == ["run 1: ab", "run 2"]
 
 
@@ -145,6 +176,8 @@ def test_over_nodes_table_has_rates_and_efficiency() -> None:
     assert (big["efficiency 2 nodes"], big["efficiency 4 nodes"]) == ("12.7 %", "6.36 %")
     assert (ddp["what"], ddp["1 node"], ddp["4 nodes"]) == ("step time", "10.0 ms", "20.0 ms")
     assert ddp["efficiency 4 nodes"] == "50.0 %"
-    table = there(table_named(of(scaling_run(1), scaling_run(2), scaling_run(2)), "over-nodes-table"))
+    table = require(
+        table_named(of(scaling_run(1), scaling_run(2), scaling_run(2)), "over-nodes-table")
+    )
     assert table.notes == ("Up to 2 repeats: the one with the median time is shown.",)
     assert table_named(of(scaling_run(2)), "over-nodes-table") is None

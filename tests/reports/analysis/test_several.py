@@ -4,9 +4,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from nodes_fixtures import node_run, scaling_run
-from report_rows import cells_of, run_of, table_in
-from reports_fixtures import WORLD, bad, collective, ok, step
 
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.results.records import Record
@@ -15,12 +12,22 @@ from parbench.reports.analysis.several import Point, RunSet, beside, several
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.report import Section
 from parbench.reports.sections.several import report_of_several
+from tests.support.nodes_fixtures import sample_node_run, scaling_run
+from tests.support.report_rows import column_texts, find_table, run_from_records
+from tests.support.reports_fixtures import (
+    WORLD,
+    collective_case,
+    failed_record,
+    ok_record,
+    step_case,
+)
 
 
 def a_run(*records: Record, environment: dict[str, Any] | None = None, **plan: Any) -> Run:
-    run = run_of(*records, environment=environment)
+    run = run_from_records(*records, environment=environment)
     return msgspec.structs.replace(
-        run, info=msgspec.structs.replace(run.info, plan=msgspec.structs.replace(run.info.plan, **plan))
+        run,
+        info=msgspec.structs.replace(run.info, plan=msgspec.structs.replace(run.info.plan, **plan)),
     )
 
 
@@ -29,7 +36,7 @@ def of(*runs: Run, points: list[Point] | None = None) -> RunSet:
     return several(pairs, points) if points else several(pairs)
 
 
-FINE, FAILED = a_run(ok(step())), a_run(bad(step()))
+FINE, FAILED = a_run(ok_record(step_case())), a_run(failed_record(step_case()))
 
 
 def sections(found: RunSet) -> tuple[Section, ...]:
@@ -42,8 +49,8 @@ def differences(found: RunSet) -> list[tuple[str, tuple[str, ...]]]:
 
 def test_differences_are_listed_by_run() -> None:
     found = of(
-        a_run(ok(step()), environment={"torch": {"version": "2.12"}, "a": 1}, nproc=2),
-        a_run(ok(step()), environment={"torch": {"version": "2.13"}}, nproc=4),
+        a_run(ok_record(step_case()), environment={"torch": {"version": "2.12"}, "a": 1}, nproc=2),
+        a_run(ok_record(step_case()), environment={"torch": {"version": "2.13"}}, nproc=4),
     )
     assert [one.name for one in found.runs] == ["run 1", "run 2"]
     assert differences(found) == [
@@ -58,7 +65,10 @@ def test_differences_are_listed_by_run() -> None:
 def test_differences_ignore_circumstances() -> None:
     boots = of(*(a_run(environment={"host": {"boot_id": boot}}) for boot in ("a", "b")))
     loads = of(*(a_run(environment={"load": {"one_minute": load}}) for load in (0.1, 3.0)))
-    jobs = [{"slurm": {"job": job, "nodelist": f"n{job}"}, "variables": {"SLURM_JOB_ID": job}} for job in "12"]
+    jobs = [
+        {"slurm": {"job": job, "nodelist": f"n{job}"}, "variables": {"SLURM_JOB_ID": job}}
+        for job in "12"
+    ]
     slurm = of(*(a_run(environment=one) for one in jobs))
     assert differences(boots) == []
     assert differences(loads) == [("environment.load.one_minute", ("0.1", "3"))]
@@ -74,23 +84,42 @@ def test_differences_ignore_circumstances() -> None:
 
 
 def test_cases_match_across_a_varied_parameter() -> None:
-    (one,) = beside(of(a_run(ok(step()), ok(collective())), a_run(ok(step(), seconds=2e-3))))
+    (one,) = beside(
+        of(
+            a_run(ok_record(step_case()), ok_record(collective_case())),
+            a_run(ok_record(step_case(), seconds=2e-3)),
+        )
+    )
     assert sorted(one.rows) == [1, 2]
     ratio = one.ratio(2)
     assert ratio is not None
     assert ratio.value == pytest.approx(2.0)
     assert (ratio.low or 9) < 2.0 < (ratio.high or 0)
-    found = of(a_run(ok(step(bucket_mb=1))), a_run(ok(step(bucket_mb=25))))
+    found = of(a_run(ok_record(step_case(bucket_mb=1))), a_run(ok_record(step_case(bucket_mb=25))))
     assert differences(found) == [("step.ddp bucket_mb", ("1", "25"))]
     assert len(beside(found)) == 1
-    varies = a_run(ok(step(bucket_mb=1)), ok(step(bucket_mb=5)))
-    assert beside(of(varies, a_run(ok(step(bucket_mb=25))))) == beside(of(FINE, FAILED)) == ()
-    (one,) = beside(of(FINE, a_run(ok(step(), metrics={"step_time": ok(step()).metrics["bytes_sent.dp"]}))))
+    varies = a_run(ok_record(step_case(bucket_mb=1)), ok_record(step_case(bucket_mb=5)))
+    assert (
+        beside(of(varies, a_run(ok_record(step_case(bucket_mb=25)))))
+        == beside(of(FINE, FAILED))
+        == ()
+    )
+    (one,) = beside(
+        of(
+            FINE,
+            a_run(
+                ok_record(
+                    step_case(),
+                    metrics={"step_time": ok_record(step_case()).metrics["bytes_sent.dp"]},
+                )
+            ),
+        )
+    )
     assert (one.ratio(3), one.ratio(1) is None) == (None, False)
 
 
 def test_verdict_is_that_of_the_worst_run() -> None:
-    wrong = a_run(bad(step(), status="wrong"))
+    wrong = a_run(failed_record(step_case(), status="wrong"))
     told: list[tuple[tuple[Run, ...], int, str]] = [
         ((FINE, FINE), 0, "FINE all 2 runs"),
         ((FINE, FAILED), 4, "NOT FINE run 2 of 2"),
@@ -110,19 +139,30 @@ def test_last_run_of_a_point_decides() -> None:
     again, broken = of(FAILED, FINE, points=[point, point]), of(FINE, FAILED, points=[point, point])
     assert (again.code, broken.code) == (0, 4)
     assert of(FAILED, FINE, points=[point, Point(id="b")]).code == 4
-    lost = a_run(bad(step()), spread=NodeLayout(nodes=4, ntasks_per_node=1))
-    assert [one.num_nodes for one in of(lost, FINE).runs] == [4, 1]  # those asked for where no rank started
+    lost = a_run(failed_record(step_case()), spread=NodeLayout(nodes=4, ntasks_per_node=1))
+    assert [one.num_nodes for one in of(lost, FINE).runs] == [
+        4,
+        1,
+    ]  # those asked for where no rank started
 
 
 def run_on(ranks: int, seconds: float = 1e-3) -> Run:
     world = msgspec.structs.replace(WORLD, size=ranks)
-    run = a_run(*(ok(case, seconds=seconds, world=world) for case in (step(), collective())), nproc=ranks)
-    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, id=f"run-on-{ranks}"))
+    run = a_run(
+        *(
+            ok_record(case, seconds=seconds, world=world)
+            for case in (step_case(), collective_case())
+        ),
+        nproc=ranks,
+    )
+    return msgspec.structs.replace(
+        run, info=msgspec.structs.replace(run.info, id=f"run-on-{ranks}")
+    )
 
 
 def cells(found: RunSet, table_id: str) -> list[dict[str, str]]:
-    table = table_in(sections(found), table_id)
-    return [cells_of(table.columns, row) for row in table.rows]
+    table = find_table(sections(found), table_id)
+    return [column_texts(table.columns, row) for row in table.rows]
 
 
 def ids(found: RunSet) -> list[str]:
@@ -132,7 +172,11 @@ def ids(found: RunSet) -> list[str]:
 def test_report_has_runs_differences_and_ratios() -> None:
     found, alike = of(run_on(2), run_on(4)), of(run_on(2), run_on(2, 2e-3))
     first, second = cells(found, "runs-table")
-    assert (first["run"], first["id"], first["verdicts"]) == ("run 1", "run-on-2", "CORRECT, COMPLETE, NOISE UNKNOWN")
+    assert (first["run"], first["id"], first["verdicts"]) == (
+        "run 1",
+        "run-on-2",
+        "CORRECT, COMPLETE, NOISE UNKNOWN",
+    )
     assert "4 ranks on 1 node" in second["what"]
     assert cells(found, "differences-table") == [{"what": "plan.nproc", "run 1": "2", "run 2": "4"}]
     first, _ = cells(alike, "beside-table")
@@ -142,10 +186,10 @@ def test_report_has_runs_differences_and_ratios() -> None:
 
 
 def test_runs_table_shows_nodes_and_placement() -> None:
-    first, second = cells(of(node_run("cyclic"), scaling_run(1, 2)), "runs-table")
+    first, second = cells(of(sample_node_run("cyclic"), scaling_run(1, 2)), "runs-table")
     assert (first["nodes"], first["placement"], first["hosts"]) == ("4", "cyclic", "n1, n2, n3, n4")
     assert (second["nodes"], second["placement"], second["hosts"]) == ("1", "-", "n1")
-    shared = a_run(ok(step()), notes=("functional only: 4 ranks on 2 cores",))
+    shared = a_run(ok_record(step_case()), notes=("functional only: 4 ranks on 2 cores",))
     section, *_ = sections(of(FINE, shared))
     assert section.notes == ("What run 2 cannot show: functional only: 4 ranks on 2 cores",)
 
@@ -155,6 +199,8 @@ def test_over_nodes_replaces_scaling_by_ranks() -> None:
     told = ids(of(scaling_run(2, 2), scaling_run(4, 2), scaling_run(4, 2, "cyclic")))
     assert "over-nodes" in told
     assert "scaling" not in told
-    shown = sections(of(node_run(), scaling_run(1, 2), scaling_run(2, 2)))
-    ids_shown = [section.id for section in shown if any(table.where != "page" for table in section.tables)]
+    shown = sections(of(sample_node_run(), scaling_run(1, 2), scaling_run(2, 2)))
+    ids_shown = [
+        section.id for section in shown if any(table.where != "page" for table in section.tables)
+    ]
     assert ids_shown == ["runs", "over-nodes"]  # none widens with the runs

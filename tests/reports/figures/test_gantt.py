@@ -5,9 +5,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from report_rows import row_of
-from reports_fixtures import pipeline_record
-
 from parbench.reports.analysis.pipelines import Pipeline, read_pipeline
 from parbench.reports.figures.gantt import (
     Detail,
@@ -19,6 +16,8 @@ from parbench.reports.figures.gantt import (
     span_of,
 )
 from parbench.reports.figures.timeline import Box, TimeChart
+from tests.support.report_rows import summarize_row
+from tests.support.reports_fixtures import pipeline_record
 
 LEFT, WIDTH = 66.0, 918.0
 
@@ -56,23 +55,33 @@ class Panel(NamedTuple):
 def panels_in(svg: str, left: float = LEFT) -> list[Panel]:
     """Return what stands above the first title, such as a legend, and the timelines from the top."""
     root = ElementTree.fromstring(svg)
-    texts = [(float(text.attrib["x"]), float(text.attrib["y"]), text.text or "") for text in root.iter("text")]
-    heads = [(0.0, ""), *((y, words) for _, y, words in texts if words.startswith(("simulated: ", "measured: ")))]
+    texts = [
+        (float(text.attrib["x"]), float(text.attrib["y"]), text.text or "")
+        for text in root.iter("text")
+    ]
+    heads = [
+        (0.0, ""),
+        *((y, words) for _, y, words in texts if words.startswith(("simulated: ", "measured: "))),
+    ]
     boxes = []
     for path in root.iter("path"):
         for told in re.findall(r"M(\S+) (\S+?)h(\S+?)v(\S+?)h-\S+?z", path.attrib["d"]):
             x, y, width, height = map(float, told)
             share = (x - left) / (984 - left)
-            boxes.append(Drawn(path.attrib["style"], share, share + width / (984 - left), y, y + height))
+            boxes.append(
+                Drawn(path.attrib["style"], share, share + width / (984 - left), y, y + height)
+            )
     ends = [y for y, _ in heads[1:]] + [float("inf")]
     return [
-        Panel(title, [b for b in boxes if top < b.high < end], [t for t in texts if top < t[1] < end])
+        Panel(
+            title, [b for b in boxes if top < b.high < end], [t for t in texts if top < t[1] < end]
+        )
         for (top, title), end in zip(heads, ends, strict=True)
     ]
 
 
 def pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
-    found = read_pipeline(row_of(pipeline_record(schedule, **details)))
+    found = read_pipeline(summarize_row(pipeline_record(schedule, **details)))
     assert isinstance(found, Pipeline)
     return found
 
@@ -90,9 +99,20 @@ def panels(one: Pipeline, detail: Detail | None = None) -> list[Panel]:
 
 TINY: dict[str, Any] = {
     "microbatches": 1,
-    "predicted": [[["0F0", 0, 1000], ["0B0", 4000, 6000]], [["1F0", 1000, 2000], ["1B0", 2000, 4000]]],
-    "measured": [[["0F0", 0, 1500], ["0B0", 5000, 8000]], [["1F0", 2000, 3000], ["1B0", 3000, 5000]]],
-    "idle": [[0, 1500, 4500, "schedule"], [0, 4500, 5000, "p2p"], [1, 0, 2000, "imbalance"], [1, 5000, 8000, "rest"]],
+    "predicted": [
+        [["0F0", 0, 1000], ["0B0", 4000, 6000]],
+        [["1F0", 1000, 2000], ["1B0", 2000, 4000]],
+    ],
+    "measured": [
+        [["0F0", 0, 1500], ["0B0", 5000, 8000]],
+        [["1F0", 2000, 3000], ["1B0", 3000, 5000]],
+    ],
+    "idle": [
+        [0, 1500, 4500, "schedule"],
+        [0, 4500, 5000, "p2p"],
+        [1, 0, 2000, "imbalance"],
+        [1, 5000, 8000, "rest"],
+    ],
 }
 CHUNKS: dict[str, Any] = {"stages_by_rank": [[0, 2], [1, 3]], "chunks": 2, "idle": None}
 
@@ -116,7 +136,9 @@ def crowd(schedule: str = "1f1b", ranks: int = 16, microbatches: int = 64) -> Pi
 def count(one: Pipeline, detail: Detail) -> int:
     timelines = [timeline for timeline in (one.facts.predicted, one.facts.measured) if timeline]
     assert len(timelines) == 2
-    return sum(len(boxes_of(one, timeline, detail)) for timeline in timelines) + len(idle_boxes(one, detail))
+    return sum(len(boxes_of(one, timeline, detail)) for timeline in timelines) + len(
+        idle_boxes(one, detail)
+    )
 
 
 def test_detail_limits_the_number_of_boxes() -> None:
@@ -139,6 +161,10 @@ def test_joining_keeps_wide_gaps_and_chunks_apart() -> None:
     boxes = [(box.kind, box.start, box.stop, box.text) for box in joined]
     assert boxes == [("F", 0, 200, ""), ("F", 210, 300, "F2"), ("B", 305, 400, "B0")]
     assert idle_boxes(one, detail) == [Box(rank=1, kind="p2p", start=0, stop=11)]
-    chunked = pipeline(**CHUNKS, measured=[[["0F0", 0, 100], ["2F0", 100, 200], ["2F1", 200, 300]], []], predicted=None)
+    chunked = pipeline(
+        **CHUNKS,
+        measured=[[["0F0", 0, 100], ["2F0", 100, 200], ["2F1", 200, 300]], []],
+        predicted=None,
+    )
     joined = boxes_of(chunked, chunked.facts.measured or (), detail)
     assert [(box.chunk, box.start, box.stop) for box in joined] == [(0, 0, 100), (1, 100, 300)]

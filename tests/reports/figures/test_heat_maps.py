@@ -2,19 +2,18 @@
 
 import re
 
-import reports_fixtures as fixtures
-from figure_parts import Parts, parts_of
-from nodes_fixtures import hosts_of, node_run, pair_records
-from nodes_fixtures import run_of as run_on
-from report_rows import matrix_case, rows_of
-from reports_fixtures import ok, rate_metric
-
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.contrasts import Pairs, pairs
 from parbench.reports.analysis.ranks import Nodes, nodes_of
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.figures.heat_maps import draw_pairs
+from tests.support import reports_fixtures as fixtures
+from tests.support.figure_parts import Parts, parts_of
+from tests.support.nodes_fixtures import make_hosts, pair_records, sample_node_run
+from tests.support.nodes_fixtures import make_node_run as run_on
+from tests.support.report_rows import matrix_case, summarize_rows
+from tests.support.reports_fixtures import ok_record, rate_metric
 
 
 def shades(parts: Parts) -> list[float]:
@@ -25,10 +24,10 @@ def matrix(ranks: int, **metrics: MetricValue) -> Pairs:
     ends = [(i, j) for i in range(ranks) for j in range(ranks) if i != j]
     rates = [metrics or {"busbw": rate_metric((1 + i * 10 + j) * 1e9)} for i, j in ends]
     records = [
-        ok(matrix_case(*both), metrics={"time": fixtures.seconds_metric(1e-3), **told})
+        ok_record(matrix_case(*both), metrics={"time": fixtures.seconds_metric(1e-3), **told})
         for both, told in zip(ends, rates, strict=True)
     ]
-    (found,) = pairs(rows_of(*records))
+    (found,) = pairs(summarize_rows(*records))
     return found
 
 
@@ -54,7 +53,11 @@ def test_pairs_are_a_heat_map_with_a_square_each_and_none_on_the_diagonal() -> N
     assert rates == ["2.00", "3.00", "11.0", "13.0", "21.0", "22.0"]  # by sender and receiver
     assert shades(parts) == sorted(shades(parts))
     assert borders(parts) == []
-    many = parts_of(draw_pairs(matrix(20), Nodes(hosts=tuple(f"n{i}" for i in range(20)), switches={}, affinities={})))
+    many = parts_of(
+        draw_pairs(
+            matrix(20), Nodes(hosts=tuple(f"n{i}" for i in range(20)), switches={}, affinities={})
+        )
+    )
     assert not [word for word in many.words if "." in word]
     assert len([word for word in many.words if re.fullmatch(r"n\d+ \d+", word)]) == 10
     assert draw_pairs(matrix(2, algbw=rate_metric(1e9))) is None
@@ -62,13 +65,15 @@ def test_pairs_are_a_heat_map_with_a_square_each_and_none_on_the_diagonal() -> N
 
 def test_lines_part_nodes_thick_ones_switches_and_a_nodes_own_squares_are_the_fullest() -> None:
     for placement, order in (("block", "01234567"), ("cyclic", "04152637")):
-        parts = parts_of(draw_pairs(*by_node(node_run(placement))))
+        parts = parts_of(draw_pairs(*by_node(sample_node_run(placement))))
         assert borders(parts) == [(2, 1.0), (4, 2.5), (6, 1.0)]
         names = [word for word in parts.words if re.fullmatch(r"n\d \d", word)]
         assert names == [f"n{1 + i // 2} {rank}" for i, rank in enumerate(order)]
         rows = sorted({box.y for box in parts.boxes})
         first = sorted((box.x, box.opacity) for box in parts.boxes if box.y == rows[0])
         assert first[0][1] > 2 * max(shade for _, shade in first[1:])
-    found, _ = by_node(run_on(pair_records(hosts_of(3, 1)), hosts_of(3, 1)))
-    long = Nodes(hosts=tuple(f"node-with-a-long-name-{i}" for i in range(3)), switches={}, affinities={})
+    found, _ = by_node(run_on(pair_records(make_hosts(3, 1)), make_hosts(3, 1)))
+    long = Nodes(
+        hosts=tuple(f"node-with-a-long-name-{i}" for i in range(3)), switches={}, affinities={}
+    )
     assert {"node-with-a… 0", "node-with-a… 2"} <= set(parts_of(draw_pairs(found, long)).words)

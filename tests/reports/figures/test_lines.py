@@ -3,11 +3,6 @@
 import re
 
 import pytest
-import reports_fixtures as fixtures
-from figure_parts import Parts, parts_of
-from nodes_fixtures import FAR_RATE, node_run
-from report_rows import rows_of
-from reports_fixtures import collective, context_record, ok, rate_metric
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
@@ -27,16 +22,27 @@ from parbench.reports.figures.lines import (
     draw_points,
     draw_sizes,
 )
+from tests.support import reports_fixtures as fixtures
+from tests.support.figure_parts import Parts, parts_of
+from tests.support.nodes_fixtures import FAR_RATE, sample_node_run
+from tests.support.report_rows import summarize_rows
+from tests.support.reports_fixtures import collective_case, context_record, ok_record, rate_metric
 
 MAIN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
 
 
 def sample_rows(mode: str) -> list[Row]:
-    return [row for row in summarize(fixtures.sample_run()).rows if row.metrics and row.case.params.get("mode") == mode]
+    return [
+        row
+        for row in summarize(fixtures.sample_run()).rows
+        if row.metrics and row.case.params.get("mode") == mode
+    ]
 
 
-def curve(operation: str = "all_reduce", sizes: tuple[int, ...] = (1024, 4096), **params: object) -> list[Record]:
-    return [ok(collective(operation, size, **params)) for size in sizes]
+def curve(
+    operation: str = "all_reduce", sizes: tuple[int, ...] = (1024, 4096), **params: object
+) -> list[Record]:
+    return [ok_record(collective_case(operation, size, **params)) for size in sizes]
 
 
 def test_operations_keep_their_color() -> None:
@@ -52,17 +58,24 @@ def test_operations_keep_their_color() -> None:
 
 
 def test_lines_are_ordered_by_size_in_their_unit() -> None:
-    rows = rows_of(*(ok(collective(size_bytes=size), seconds=s) for size, s in ((2048, 3e-3), (1024, 1e-3))))
+    rows = summarize_rows(
+        *(
+            ok_record(collective_case(size_bytes=size), seconds=s)
+            for size, s in ((2048, 3e-3), (1024, 1e-3))
+        )
+    )
     time = parts_of(draw_sizes(curve_lines(rows, "time"), TIME))
     assert list(time.lines) == ["all_reduce: 1K: 1.00 ms, 2K: 3.00 ms"]
     (path,) = time.lines.values()
     assert path.points == sorted(path.points)
     (bandwidth,) = curve_lines(rows, "busbw")
-    assert [point[1] for point in sorted(bandwidth.points)] == pytest.approx([1024e-6 * 1.5, 2048e-6 / 3 * 1.5])
+    assert [point[1] for point in sorted(bandwidth.points)] == pytest.approx(
+        [1024e-6 * 1.5, 2048e-6 / 3 * 1.5]
+    )
 
 
 def test_line_has_a_band_of_its_interval() -> None:
-    rows = rows_of(*curve(), *curve("gather", (1 << 20,)))
+    rows = summarize_rows(*curve(), *curve("gather", (1 << 20,)))
     (line,) = curve_lines(rows, "time")
     assert [point[0] for point in line.points] == [1024, 4096]
     assert line.points[0][1:] == pytest.approx((1e-3, 0.9e-3, 1.1e-3))
@@ -70,17 +83,20 @@ def test_line_has_a_band_of_its_interval() -> None:
     assert len(band.points) == 4
     assert draw_sizes(curve_lines(rows[2:], "time"), TIME) is None
     metric = MetricValue(value=1e-3, unit="s", better="lower", low=0.0, high=5e-3)
-    to_zero = [ok(one.case, metrics={"time": metric}) for one in curve()]
-    (line,) = curve_lines(rows_of(*to_zero), "time")
+    to_zero = [ok_record(one.case, metrics={"time": metric}) for one in curve()]
+    (line,) = curve_lines(summarize_rows(*to_zero), "time")
     assert line.points[0] == (1024, 1e-3, 1e-3, 1e-3)
 
 
 def test_parameters_split_lines_and_zeros_are_left_out() -> None:
-    rows = rows_of(*(one for root in (0, 1) for one in curve("broadcast", root=root)))
-    assert [line.label for line in curve_lines(rows, "time")] == ["broadcast root=0", "broadcast root=1"]
+    rows = summarize_rows(*(one for root in (0, 1) for one in curve("broadcast", root=root)))
+    assert [line.label for line in curve_lines(rows, "time")] == [
+        "broadcast root=0",
+        "broadcast root=1",
+    ]
     for value in (None, 0.0):
-        hidden = ok(collective(), metrics={"busbw": rate_metric(value)})
-        (line,) = curve_lines(rows_of(hidden, *curve(sizes=(4096, 8192))), "busbw")
+        hidden = ok_record(collective_case(), metrics={"busbw": rate_metric(value)})
+        (line,) = curve_lines(summarize_rows(hidden, *curve(sizes=(4096, 8192))), "busbw")
         assert [point[0] for point in line.points] == [4096, 8192]
 
 
@@ -89,8 +105,14 @@ def test_fit_is_a_dashed_line_with_breakpoint() -> None:
         return 10e-6 + size / 1e9 if size <= 1 << 16 else 100e-6 + size / 5e9
 
     sizes = [1 << exponent for exponent in range(10, 25)]
-    other = [ok(collective("broadcast", size), seconds=50e-6 + size / 2e9) for size in sizes[:4]]
-    rows = rows_of(*other, *(ok(collective(size_bytes=size), seconds=switching(size)) for size in sizes))
+    other = [
+        ok_record(collective_case("broadcast", size), seconds=50e-6 + size / 2e9)
+        for size in sizes[:4]
+    ]
+    rows = summarize_rows(
+        *other,
+        *(ok_record(collective_case(size_bytes=size), seconds=switching(size)) for size in sizes),
+    )
     (broadcast, reduce) = curves = fit_curves(rows, None)
     first, second = curve_lines(rows, "time", curves)
     (knee,) = reduce.fit.knees
@@ -98,16 +120,22 @@ def test_fit_is_a_dashed_line_with_breakpoint() -> None:
     assert ends == pytest.approx([1024, 8192, 1024, knee, knee, 1 << 24])
     assert first.fit[0][0][1] == pytest.approx(broadcast.fit.predict(1024))
     assert second.fit[1][-1][1] == pytest.approx(reduce.fit.predict(1 << 24))
-    drawn = [path for path in parts_of(draw_sizes([first, second], TIME)).paths if "dasharray:4 2" in path.style]
+    drawn = [
+        path
+        for path in parts_of(draw_sizes([first, second], TIME)).paths
+        if "dasharray:4 2" in path.style
+    ]
     assert [path.hue for path in drawn] == ["red", "blue", "blue"]
     assert len(drawn[0].points) > 10  # what is straight on plain axes bends on these
     assert all(line.fit == () for line in curve_lines(rows, "busbw", curves))
 
 
 def test_group_kinds_are_lines_over_size() -> None:
-    run = node_run()
+    run = sample_node_run()
     parts = parts_of(draw_kinds(kinds(summarize(run).rows, nodes_of(run))))
-    assert sorted(parts.ends) == sorted(["world", "node", "node, together", "across", "across, together"])
+    assert sorted(parts.ends) == sorted(
+        ["world", "node", "node, together", "across", "across, together"]
+    )
     (across,) = [told for told in parts.lines if told.startswith("across: ")]
     sizes = dict(re.findall(r"(\d+[KM]): ([\d.]+)", across))
     assert list(sizes) == ["64K", "1M", "4M"]
@@ -134,7 +162,7 @@ def both(longest: float = 0.03) -> list[Record]:
 
 
 def methods_of(*records: Record) -> dict[str, Parts]:
-    (comparison,) = compared(contexts(rows_of(*records)))
+    (comparison,) = compared(contexts(summarize_rows(*records)))
     return {title: parts_of(drawing) for title, drawing in draw_methods(comparison.lines).items()}
 
 
@@ -146,7 +174,10 @@ def test_methods_are_lines_over_sequence_length() -> None:
         "exposed cp communication, of the traced step",
     ]
     time, sent, exposed = found.values()
-    assert list(time.lines) == ["ring: 64: 20.0 ms, 128: 30.0 ms", "zigzag: 64: 10.0 ms, 128: 20.0 ms"]
+    assert list(time.lines) == [
+        "ring: 64: 20.0 ms, 128: 30.0 ms",
+        "zigzag: 64: 10.0 ms, 128: 20.0 ms",
+    ]
     assert (time.words[0], time.words[1], time.words[-1]) == ("step time", "0", "sequence (tokens)")
     ring, zigzag = time.lines.values()
     assert ring.hue != zigzag.hue
@@ -155,7 +186,10 @@ def test_methods_are_lines_over_sequence_length() -> None:
 
 
 def test_points_mark_and_join_the_front() -> None:
-    time, size = ("step time", cells.duration), ("memory", lambda value: cells.quantity(value, "GB"))
+    time, size = (
+        ("step time", cells.duration),
+        ("memory", lambda value: cells.quantity(value, "GB")),
+    )
     points = {"fast": (1.0, 80.0), "small": (4.0, 20.0), "beaten": (4.0, 80.0)}
     chart = draw_points(points, ["fast", "small"], time, size)
     parts = parts_of(chart)

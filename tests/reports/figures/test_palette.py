@@ -15,10 +15,22 @@ BACKGROUNDS = re.findall(r"--back: (#\w+); --raised: (#\w+)", CSS)
 # linear RGB as seen without red (protan) or green (deutan) cones: Machado, Oliveira, Fernandes 2009
 SEEN = {
     "all": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
-    "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "protan": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
 }
-TO_XYZ = ((0.4339, 0.3762, 0.1899), (0.2126, 0.7152, 0.0722), (0.0177, 0.1095, 0.8729))  # white is (1, 1, 1)
+TO_XYZ = (
+    (0.4339, 0.3762, 0.1899),
+    (0.2126, 0.7152, 0.0722),
+    (0.0177, 0.1095, 0.8729),
+)  # white is (1, 1, 1)
 Triple = tuple[float, float, float]
 
 
@@ -59,5 +71,6 @@ def test_the_page_declares_each_colour_once_for_light_and_once_for_dark() -> Non
     for name, (light, dark) in HUES.items():
         assert re.findall(rf"--{name}:(#\w+)", style_sheet()) == [light, dark]
     assert not re.findall(
-        r"#[0-9a-f]{6}", "".join(path.read_text() for path in Path("reports/figures").glob("[!p]*.py"))
+        r"#[0-9a-f]{6}",
+        "".join(path.read_text() for path in Path("reports/figures").glob("[!p]*.py")),
     )

@@ -1,10 +1,5 @@
 """Traced steps over time: boxes where intervals were, what is exposed or idle marked, on one axis, however many."""
 
-from figure_parts import Box as Drawn
-from figure_parts import Parts
-from figure_parts import parts_of as drawn_parts
-from traced import rank_timeline, timeline
-
 from parbench.bench.results.records import Interval, RankTimeline, Timeline
 from parbench.reports.figures.svg import HATCHED
 from parbench.reports.figures.timeline import (
@@ -17,13 +12,19 @@ from parbench.reports.figures.timeline import (
     parts_of,
     view_of,
 )
+from tests.support.figure_parts import Box as Drawn
+from tests.support.figure_parts import Parts
+from tests.support.figure_parts import parts_of as drawn_parts
+from tests.support.traced import make_rank_timeline, make_timeline
 
 LEFT, WIDTH = 150.0, 834.0
 
 
 def busy_rank(rank: int, count: int, seconds: float = 1.0) -> RankTimeline:
     length = seconds * 1e6 / count
-    intervals = tuple(Interval("compute", "compute", i * length, (i + 0.5) * length) for i in range(count))
+    intervals = tuple(
+        Interval("compute", "compute", i * length, (i + 0.5) * length) for i in range(count)
+    )
     return RankTimeline(rank=rank, start_us=0.0, stop_us=seconds * 1e6, intervals=intervals)
 
 
@@ -41,7 +42,10 @@ def drawn(one: Timeline) -> Parts:
 
 def spans(boxes: list[Drawn], milliseconds: float = 10.0) -> list[tuple[float, float]]:
     scale = milliseconds / WIDTH
-    return [(round((one.x - LEFT) * scale, 1), round((one.x + one.width - LEFT) * scale, 1)) for one in boxes]
+    return [
+        (round((one.x - LEFT) * scale, 1), round((one.x + one.width - LEFT) * scale, 1))
+        for one in boxes
+    ]
 
 
 def named(parts: Parts, told: str) -> list[Drawn]:
@@ -49,24 +53,26 @@ def named(parts: Parts, told: str) -> list[Drawn]:
 
 
 def test_spans_add_up_to_the_step() -> None:
-    parts = parts_of(rank_timeline())
-    length = {name: sum(stop - start for start, stop in found) / 1e6 for name, found in parts.items()}
+    parts = parts_of(make_rank_timeline())
+    length = {
+        name: sum(stop - start for start, stop in found) / 1e6 for name, found in parts.items()
+    }
     assert length == {"compute": 6, "copy": 0.25, "exposed": 3, "hidden": 1, "idle": 0.75}
     assert parts["exposed"] == [(5_000_000, 8_000_000)]
     assert parts["idle"] == [(8_000_000, 8_500_000), (9_750_000, 10_000_000)]
 
 
 def test_boxes_are_at_their_intervals() -> None:
-    parts = drawn(of(rank_timeline()))
+    parts = drawn(of(make_rank_timeline()))
     assert spans(named(parts, "compute")) == [(0, 5), (8.5, 9.5)]
     assert spans(named(parts, "hidden")) == [(4, 5)]
     assert spans(named(parts, "exposed")) == [(5, 8)]
-    late = named(drawn(timeline()), "compute")
+    late = named(drawn(make_timeline()), "compute")
     assert spans([box for box in late if box.y > late[0].y], 10.1) == [(0.1, 5.1), (8.6, 9.6)]
 
 
 def test_exposed_is_hatched_and_idle_pale() -> None:
-    one = of(rank_timeline())
+    one = of(make_rank_timeline())
     for parts in (drawn(one), drawn_parts(draw_first(one, view_of(one)))):
         hatched = [path for path in parts.paths if HATCHED in path.style and path.told]
         assert [path.told.endswith("3.00 ms") for path in hatched] == [True]
@@ -77,7 +83,10 @@ def test_exposed_is_hatched_and_idle_pale() -> None:
 
 def test_short_intervals_take_the_majority_kind() -> None:
     def found(gap_us: float, **parts: list[tuple[int, int]]) -> list[tuple[str, float, float]]:
-        micro = {part: [(1000 * start, 1000 * stop) for start, stop in spans] for part, spans in parts.items()}
+        micro = {
+            part: [(1000 * start, 1000 * stop) for start, stop in spans]
+            for part, spans in parts.items()
+        }
         return [(box.kind, box.start, box.stop) for box in boxes_of(micro, gap_us)]
 
     computing = [(10 * i, 10 * i + 8) for i in range(10)]
@@ -87,7 +96,10 @@ def test_short_intervals_take_the_majority_kind() -> None:
         *(("compute", start, stop) for start, stop in computing[1:]),
     ]
     assert found(20, compute=computing, exposed=waiting) == [("compute", 0, 100)]
-    assert found(20, compute=computing[:2], exposed=[(18, 60)]) == [("compute", 0, 18), ("exposed", 18, 60)]
+    assert found(20, compute=computing[:2], exposed=[(18, 60)]) == [
+        ("compute", 0, 18),
+        ("exposed", 18, 60),
+    ]
 
 
 def test_view_limits_boxes_and_ranks() -> None:

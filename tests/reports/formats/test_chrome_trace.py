@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refusal as refused
-from report_rows import run_of
-from reports_fixtures import bad, collective, ok, pipeline_details, pipeline_metrics, pipeline_record, pp, step
-from traced import rank_timeline, run_with, timeline, traced_record
 
 from parbench.bench.results.records import Interval, RankTimeline, Record, Timeline
 from parbench.bench.text import UserError
@@ -23,10 +19,23 @@ from parbench.reports.formats.chrome_trace import (
     render_traces,
     step_events,
 )
+from tests.support.refusals import usage_error as refused
+from tests.support.report_rows import run_from_records
+from tests.support.reports_fixtures import (
+    collective_case,
+    failed_record,
+    ok_record,
+    pipeline_case,
+    pipeline_details,
+    pipeline_metrics,
+    pipeline_record,
+    step_case,
+)
+from tests.support.traced import make_rank_timeline, make_timeline, traced_record, write_traced_run
 
 
 def trace_of(*records: Record) -> dict[str, Any]:
-    trace: dict[str, Any] = json.loads(render_trace(run_of(*records)))
+    trace: dict[str, Any] = json.loads(render_trace(run_from_records(*records)))
     return trace
 
 
@@ -58,7 +67,7 @@ def assert_valid(events: list[Event], num_threads: int) -> None:
 
 
 def refusal(*records: Record, launches: int = 1) -> str:
-    message = refused(render_trace, run_of(*records, launches=launches))
+    message = refused(render_trace, run_from_records(*records, launches=launches))
     assert "\n" not in message
     return message
 
@@ -88,7 +97,12 @@ def test_trace_events_hold_stage_microbatch_or_cause() -> None:
 
 def test_trace_of_several_cases_has_processes_and_clocks_for_each() -> None:
     timed = pipeline_record("1f1b", clock="ping-pong with rank 0", clock_uncertainty_seconds=2e-6)
-    trace = trace_of(timed, pipeline_record("gpipe", ranks=3), ok(step()), ok(collective()))
+    trace = trace_of(
+        timed,
+        pipeline_record("gpipe", ranks=3),
+        ok_record(step_case()),
+        ok_record(collective_case()),
+    )
     expected = [f"1f1b: rank {rank}{kind}" for kind in ("", " (predicted)") for rank in range(2)]
     expected += [f"gpipe: rank {rank}{kind}" for kind in ("", " (predicted)") for rank in range(3)]
     assert process_names(trace["traceEvents"]) == expected
@@ -112,11 +126,16 @@ def test_trace_without_a_valid_timeline_is_refused() -> None:
     assert "1f1b" in refusal(pipeline_record(measured=None))
     overlapping = pipeline_record(measured=[[["0F0", 0, 10], ["0F1", 9, 20]], []])
     assert "0F1 on rank 0" in refusal(overlapping)
-    for records in ((), (ok(step()),), (ok(collective()),), (bad(pp()),)):
+    for records in (
+        (),
+        (ok_record(step_case()),),
+        (ok_record(collective_case()),),
+        (failed_record(pipeline_case()),),
+    ):
         assert "no timeline" in refusal(*records)
     details = {"pipeline": pipeline_details()}
-    valid = ok(pp(), 0, metrics=pipeline_metrics(), details=details)
-    wrong = bad(pp(), 1, "wrong", "gradients differ")
+    valid = ok_record(pipeline_case(), 0, metrics=pipeline_metrics(), details=details)
+    wrong = failed_record(pipeline_case(), 1, "wrong", "gradients differ")
     assert "no timeline" in refusal(valid, wrong, launches=2)
 
 
@@ -126,7 +145,7 @@ def steps_of(*intervals: Interval) -> list[Event]:
 
 
 def test_step_events_have_processes_of_ranks_and_threads_of_streams() -> None:
-    events = list(step_events(timeline(), 0, "ddp: "))
+    events = list(step_events(make_timeline(), 0, "ddp: "))
     assert process_names(events) == ["ddp: rank 0", "ddp: rank 1"]
     threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert threads == {"phases", "compute", "copies", "comm dp (1 of 2)", "comm dp (2 of 2)"}
@@ -143,17 +162,21 @@ def test_step_events_never_overlap_after_rounding() -> None:
 
 
 def test_step_events_add_up_to_the_metrics() -> None:
-    events, metrics = complete(step_events(timeline(), 0, "")), traced_record().metrics
+    events, metrics = complete(step_events(make_timeline(), 0, "")), traced_record().metrics
     for pid, tid, metric in ((0, 2, "compute"), (1, 2, "compute"), (0, 3, "exposed_copy")):
         durations = [e["dur"] for e in events if (e["pid"], e["tid"]) == (pid, tid)]
         assert sum(durations) == pytest.approx((metrics[metric].value or 0) * 1e6)
 
 
 def test_step_events_have_phases_and_kernels() -> None:
-    events = complete(step_events(timeline(), 0, ""))
+    events = complete(step_events(make_timeline(), 0, ""))
     phases = [(e["name"], e["ts"], e["dur"]) for e in events if (e["pid"], e["tid"]) == (1, 1)]
-    assert phases == [("forward", 100.0, 3000.0), ("backward", 3100.0, 5500.0), ("update", 8600.0, 1500.0)]
-    document = for_analysis(rank_timeline(3))
+    assert phases == [
+        ("forward", 100.0, 3000.0),
+        ("backward", 3100.0, 5500.0),
+        ("update", 8600.0, 1500.0),
+    ]
+    document = for_analysis(make_rank_timeline(3))
     assert document["distributedInfo"] == {"rank": 3}
     categories = {(e["cat"], e["name"]) for e in complete(document["traceEvents"])}
     assert categories == {
@@ -164,7 +187,9 @@ def test_step_events_have_phases_and_kernels() -> None:
 
 
 def test_steps_and_pipelines_share_a_trace(tmp_path: Path) -> None:
-    run = run_with(tmp_path, [(traced_record(), timeline(3)), (pipeline_record(), None)])
+    run = write_traced_run(
+        tmp_path, [(traced_record(), make_timeline(3)), (pipeline_record(), None)]
+    )
     trace = json.loads(render_trace(run))
     expected = [f"1f1b: rank {rank}{kind}" for kind in ("", " (predicted)") for rank in range(2)]
     expected += [f"step.ddp: rank {rank}" for rank in range(3)]
@@ -174,7 +199,7 @@ def test_steps_and_pipelines_share_a_trace(tmp_path: Path) -> None:
 
 def test_each_case_and_rank_has_a_file_of_its_own(tmp_path: Path) -> None:
     record = traced_record()
-    run = run_with(tmp_path, [(record, timeline(3)), (pipeline_record(), None)])
+    run = write_traced_run(tmp_path, [(record, make_timeline(3)), (pipeline_record(), None)])
     files = render_traces(run)
     assert set(files) == {f"{record.case.id}.json", f"{pipeline_record().case.id}.json"}
     events = json.loads(files[f"{record.case.id}.json"])["traceEvents"]
@@ -184,10 +209,12 @@ def test_each_case_and_rank_has_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_step_without_a_clock_is_left_out_or_refused(tmp_path: Path) -> None:
-    unclocked = (traced_record(), timeline(clock=""))
-    trace = json.loads(render_trace(run_with(tmp_path, [unclocked, (pipeline_record(), None)])))
+    unclocked = (traced_record(), make_timeline(clock=""))
+    trace = json.loads(
+        render_trace(write_traced_run(tmp_path, [unclocked, (pipeline_record(), None)]))
+    )
     assert trace["otherData"]["left_out"] == {"step.ddp": NO_CLOCK}
-    run = run_with(tmp_path, [unclocked])
+    run = write_traced_run(tmp_path, [unclocked])
     for render in (render_trace, render_for_analysis):
         with pytest.raises(UserError):
             render(run)

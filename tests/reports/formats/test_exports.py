@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from compare_fixtures import CASE, OTHER, launches, run_of
-from history_fixtures import put
 from pytest_benchmark.stats import Stats
-from reports_fixtures import HOSTILE, bad, ok, sample_run, step
 
 from parbench import cli
 from parbench.bench.results.runs import load_run
@@ -28,10 +25,26 @@ from parbench.reports.formats.exports import (
     samples,
     stats_of,
 )
+from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions, run_from_records
+from tests.support.history_fixtures import write_history_run
+from tests.support.reports_fixtures import (
+    HOSTILE_TEXT,
+    failed_record,
+    ok_record,
+    sample_run,
+    step_case,
+)
 
 
 def benchmark_compare(folder: Path, *files: Path) -> str:
-    command = [sys.executable, "-m", "pytest_benchmark", "compare", *map(str, files), "--columns=median,rounds"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest_benchmark",
+        "compare",
+        *map(str, files),
+        "--columns=median,rounds",
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -39,7 +52,7 @@ def benchmark_compare(folder: Path, *files: Path) -> str:
 
 def test_export_writes_every_format(tmp_path: Path) -> None:
     assert {*FORMATS, *FOLDERS} == {*EXPORTS}
-    run, target = put(tmp_path, 0), tmp_path / "out.txt"
+    run, target = write_history_run(tmp_path, 0), tmp_path / "out.txt"
 
     def export(form: str, *words: str) -> tuple[int, bytes, str]:
         done = CliRunner().invoke(cli.main, ["export", str(run), "--format", form, *words])
@@ -55,7 +68,9 @@ def test_export_writes_every_format(tmp_path: Path) -> None:
         assert target.read_bytes() == content, form
     for form, render_files in FOLDERS.items():
         code, _, told = export(form)
-        assert (code, form in FORMATS or "name their folder with -o FOLDER" in told) == (2, True), form
+        assert (code, form in FORMATS or "name their folder with -o FOLDER" in told) == (2, True), (
+            form
+        )
         if form in with_timelines:
             continue
         assert export(form, "-o", str(tmp_path / form))[0] == 0
@@ -64,10 +79,21 @@ def test_export_writes_every_format(tmp_path: Path) -> None:
 
 
 def test_wrong_results_are_not_exported() -> None:
-    run = run_of([*launches(CASE, count=4), bad(CASE, 4, "wrong"), *launches(OTHER)])
-    assert [one["group"] for one in json.loads(render_pytest(run))["benchmarks"]] == ["collective.broadcast"]
+    run = run_from_records(
+        [
+            *make_repetitions(CASE, count=4),
+            failed_record(CASE, 4, "wrong"),
+            *make_repetitions(OTHER_CASE),
+        ]
+    )
+    assert [one["group"] for one in json.loads(render_pytest(run))["benchmarks"]] == [
+        "collective.broadcast"
+    ]
     assert samples(summarize(run).rows[0]) == ()
-    told = [[one["name"].split()[0] for one in json.loads(content)] for content in render_action(run).values()]
+    told = [
+        [one["name"].split()[0] for one in json.loads(content)]
+        for content in render_action(run).values()
+    ]
     assert told == [["collective.broadcast"], ["collective.broadcast"] * 2]
     assert [name.split()[0] for name in json.loads(render_bencher(run))] == ["collective.broadcast"]
 
@@ -81,14 +107,22 @@ def test_stats_equal_those_of_pytest_benchmark() -> None:
             theirs.update(value)  # type: ignore[no-untyped-call]
         ours = stats_of(data)
         for name, value in theirs.as_dict().items():  # type: ignore[no-untyped-call]
-            assert ours[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-12)), (name, count)
+            assert ours[name] == (
+                value if isinstance(value, str) else pytest.approx(value, rel=1e-12)
+            ), (name, count)
         assert set(ours) == {*Stats.fields, "data", "iterations"}
 
 
 def test_pytest_benchmark_compares_exports(tmp_path: Path) -> None:
     paths = [tmp_path / "base.json", tmp_path / "new.json"]
     for path, factor in zip(paths, (1.0, 1.5), strict=True):
-        path.write_bytes(render_pytest(run_of([*launches(CASE, factor), *launches(OTHER, factor)])))
+        path.write_bytes(
+            render_pytest(
+                run_from_records(
+                    [*make_repetitions(CASE, factor), *make_repetitions(OTHER_CASE, factor)]
+                )
+            )
+        )
     told = benchmark_compare(tmp_path, *paths)
     assert told.count("collective.all_reduce size_bytes=1024") == 2
     assert "(1.50)" in told
@@ -98,11 +132,13 @@ def test_pytest_benchmark_compares_exports(tmp_path: Path) -> None:
 
 
 def test_pytest_export_has_metrics_and_stable_facts() -> None:
-    [benchmark] = json.loads(render_pytest(run_of([ok(step("ddp"), notes=[HOSTILE])])))["benchmarks"]
+    [benchmark] = json.loads(
+        render_pytest(run_from_records([ok_record(step_case("ddp"), notes=[HOSTILE_TEXT])]))
+    )["benchmarks"]
     info = benchmark["extra_info"]
     assert info["world"]["size"] == 4
     assert info["metrics"]["tokens_per_second"] == pytest.approx(4096 / 1e-3)
-    assert info["notes"] == [HOSTILE]
+    assert info["notes"] == [HOSTILE_TEXT]
     assert "hz" not in json.dumps(json.loads(render_pytest(sample_run()))["machine_info"])
 
 
@@ -114,7 +150,9 @@ def test_action_and_bencher_exports_are_valid() -> None:
         for one in entries:  # what src/extract.ts of github-action-benchmark 1.x takes
             assert one.keys() - {"range", "extra"} == {"name", "unit", "value"}
             assert math.isfinite(one["value"])
-            assert all(isinstance(text, str) and text for name, text in one.items() if name != "value")
+            assert all(
+                isinstance(text, str) and text for name, text in one.items() if name != "value"
+            )
         assert len({one["name"] for one in entries}) == len(entries) > 10
     whole = json.loads(render_bencher(sample_run()))
     for measure in (measure for measures in whole.values() for measure in measures.values()):
@@ -125,7 +163,10 @@ def test_action_and_bencher_exports_are_valid() -> None:
 
 
 def test_action_export_divides_times_and_rates() -> None:
-    smaller, bigger = (json.loads(render_action(run_of(launches()))[name]) for name in FILES.values())
+    smaller, bigger = (
+        json.loads(render_action(run_from_records(make_repetitions()))[name])
+        for name in FILES.values()
+    )
     assert [one["name"].split()[-1] for one in smaller] == ["time"]
     assert [one["name"].split()[-1] for one in bigger] == ["algbw", "busbw"]
     assert (smaller[0]["value"], smaller[0]["unit"]) == (pytest.approx(1e-3, rel=1e-3), "s")
@@ -135,10 +176,16 @@ def test_action_export_divides_times_and_rates() -> None:
 
 
 def test_bencher_export_has_latency_in_nanoseconds() -> None:
-    [measures] = json.loads(render_bencher(run_of(launches()))).values()
+    [measures] = json.loads(render_bencher(run_from_records(make_repetitions()))).values()
     assert measures["latency"]["value"] == pytest.approx(1e6, rel=1e-3)
-    assert measures["latency"]["lower_value"] < measures["latency"]["value"] < measures["latency"]["upper_value"]
+    assert (
+        measures["latency"]["lower_value"]
+        < measures["latency"]["value"]
+        < measures["latency"]["upper_value"]
+    )
     assert measures["busbw"]["value"] == pytest.approx(1024 / 1e-3 * 1.5, rel=1e-2)
     assert set(measures) == {"latency", "algbw", "busbw"}
-    [measures] = json.loads(render_bencher(run_of([ok(step("ddp"), seconds=0.01)]))).values()
+    [measures] = json.loads(
+        render_bencher(run_from_records([ok_record(step_case("ddp"), seconds=0.01)]))
+    ).values()
     assert measures["latency"]["value"] == pytest.approx(1e7)

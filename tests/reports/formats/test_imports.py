@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from exchange_fixtures import NCCL, OSU, nccl_report, on_pairs
-from reports_fixtures import collective, make_plan, make_run, ok, sample_run, step, write_run
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run, load_run
@@ -18,6 +16,16 @@ from parbench.reports.formats.nccl_tests import render_text
 from parbench.reports.render.page import render_page
 from parbench.reports.render.show import build
 from parbench.reports.sections.one_run import report_of
+from tests.support.exchange_fixtures import NCCL, OSU, make_pairs_record, nccl_report
+from tests.support.reports_fixtures import (
+    collective_case,
+    make_plan,
+    make_run,
+    ok_record,
+    sample_run,
+    step_case,
+    write_run,
+)
 
 SAMPLES = {"nccl-tests": NCCL, "osu": OSU}
 
@@ -35,7 +43,7 @@ def test_detect_knows_tools_by_their_output() -> None:
     for content in (json.dumps(nccl_report()).encode(), b'{"version":3,"nccl_version":2,"con'):
         assert detect(content) == "nccl-tests"
     known = "^f has an unknown format. Formats that can be imported: output of nccl-tests or osu. Name the tool"
-    nothing = render_text(make_run(make_plan([step()]), [ok(step())])).encode()
+    nothing = render_text(make_run(make_plan([step_case()]), [ok_record(step_case())])).encode()
     param = b"\tCOMMS-RES-all_gather\t65536\t4096\t40.0\n"
     for content in (b"", b"hello", b'{"results": []}', b"\xff\xfe\x00", param, nothing):
         with pytest.raises(UserError, match=known):
@@ -53,8 +61,14 @@ def test_import_makes_a_run_with_a_report(tmp_path: Path) -> None:
         for record in run.records:
             assert record.case.target == f"import:{tool}"
             assert (record.launch, record.world.size, record.stop) == (0, 4, None)
-            assert (record.details["source"]["tool"], record.details["source"]["file"]) == (tool, "other.log")
-            assert (record.details["convention"], record.details["busbw_factor"]) == ("nccl-tests", 1.5)
+            assert (record.details["source"]["tool"], record.details["source"]["file"]) == (
+                tool,
+                "other.log",
+            )
+            assert (record.details["convention"], record.details["busbw_factor"]) == (
+                "nccl-tests",
+                1.5,
+            )
             assert record.notes[0].startswith(f"imported from {tool} (")
             assert record.samples.values == []
         assert summarize(run).tally.missing == 0
@@ -67,9 +81,16 @@ def test_import_keeps_wrong_results_and_hosts(tmp_path: Path) -> None:
     runs = known, unknown = imported(tmp_path, NCCL), imported(tmp_path, OSU, nproc=4)
     right, wrong = known.records[-2:]
     assert (right.status, right.reason) == ("ok", "")
-    assert (wrong.status, wrong.reason, wrong.metrics) == ("wrong", "nccl-tests found 2 wrong results", {})
+    assert (wrong.status, wrong.reason, wrong.metrics) == (
+        "wrong",
+        "nccl-tests found 2 wrong results",
+        {},
+    )
     assert (wrong.details["printed"]["time"], summarize(known).tally.code) == (70.8, 1)
-    assert (unknown.records[-1].status, unknown.records[-1].reason) == ("wrong", "osu found wrong results")
+    assert (unknown.records[-1].status, unknown.records[-1].reason) == (
+        "wrong",
+        "osu found wrong results",
+    )
     assert [run.info.host for run in runs] == ["hopper1, hopper2", "unknown"]
     assert [run.records[0].world.nodes for run in runs] == [2, 0]
     told = [any("number of nodes" in note for note in run.records[0].notes) for run in runs]
@@ -94,7 +115,9 @@ def test_import_keeps_repeats_and_notes_omissions(tmp_path: Path) -> None:
     run = imported(tmp_path, OSU + OSU + "# OSU MPI Barrier Latency Test v7.5\n", nproc=4)
     assert [record.case.params.get("repeat") for record in run.records] == [None, None, 2, 2]
     assert len(summarize(run).rows) == 4
-    assert run.info.plan.notes == ("not imported: OSU Barrier Latency: no case of ours measures the same",)
+    assert run.info.plan.notes == (
+        "not imported: OSU Barrier Latency: no case of ours measures the same",
+    )
 
 
 def test_import_refuses_without_making_a_run(tmp_path: Path) -> None:
@@ -102,11 +125,23 @@ def test_import_refuses_without_making_a_run(tmp_path: Path) -> None:
     document["results"][0]["in_place"]["time"] = -71.0
     barrier = "# OSU MPI Barrier Latency Test v7.5\n# Avg Latency(us)\n    1.2\n"
     for content, more, told in (
-        (barrier, {"nproc": 4}, r"other\.log holds no result of osu: left out: OSU Barrier Latency: no case"),
+        (
+            barrier,
+            {"nproc": 4},
+            r"other\.log holds no result of osu: left out: OSU Barrier Latency: no case",
+        ),
         (json.dumps(document), {}, r"other\.log, line 1: time -71 at 4194304 B is negative"),
-        (OSU.replace("1048576", "9" * 30), {"nproc": 4}, r"other\.log cannot be imported: the record of .* <= 922337"),
+        (
+            OSU.replace("1048576", "9" * 30),
+            {"nproc": 4},
+            r"other\.log cannot be imported: the record of .* <= 922337",
+        ),
         (NCCL.replace("Rank  0", f"Rank  {'9' * 5000}"), {}, r"other\.log cannot be imported: "),
-        (NCCL, {"tool": "osu", "nproc": 4}, r"other\.log holds no result of osu$"),  # a named tool is not looked for
+        (
+            NCCL,
+            {"tool": "osu", "nproc": 4},
+            r"other\.log holds no result of osu$",
+        ),  # a named tool is not looked for
     ):
         with pytest.raises(UserError, match=told):
             imported(tmp_path, content, **more)
@@ -124,13 +159,19 @@ def key(case: Case) -> tuple[object, ...]:
 
 def test_export_and_import_keep_numbers(tmp_path: Path) -> None:
     run = sample_run()
-    expected = {key(row.case): row for row in summarize(run).rows if row.is_communication and row.status == "ok"}
+    expected = {
+        key(row.case): row
+        for row in summarize(run).rows
+        if row.is_communication and row.status == "ok"
+    }
     once = imported(tmp_path, render_text(run))
     assert len(once.records) == len(expected) == 49
     for record in once.records:
         row = expected[key(record.case)]
         for name, digits in (("time", 5e-4), ("algbw", 1e-2)):
-            assert record.metrics[name].value == pytest.approx(row.metrics[name].value, rel=digits), record.case
+            assert record.metrics[name].value == pytest.approx(
+                row.metrics[name].value, rel=digits
+            ), record.case
         assert (record.check, record.world) == (row.check, row.world)
         assert record.details["source"]["written_by"] == "parbench 0.1.0"
     assert render_text(imported(tmp_path, render_text(once))) == render_text(once)
@@ -138,23 +179,37 @@ def test_export_and_import_keep_numbers(tmp_path: Path) -> None:
 
 def test_export_and_import_keep_parameters(tmp_path: Path) -> None:
     records = [
-        ok(collective("broadcast", 1 << 20, root=0, placement="out_of_place", dtype="float8_e4m3fn")),
-        ok(collective("reduce_scatter", 1 << 20, redop="product", placement="in_place", group="node")),
-        ok(collective("all_gather", 1 << 20)),
-        on_pairs(1 << 20),
+        ok_record(
+            collective_case(
+                "broadcast", 1 << 20, root=0, placement="out_of_place", dtype="float8_e4m3fn"
+            )
+        ),
+        ok_record(
+            collective_case(
+                "reduce_scatter", 1 << 20, redop="product", placement="in_place", group="node"
+            )
+        ),
+        ok_record(collective_case("all_gather", 1 << 20)),
+        make_pairs_record(1 << 20),
     ]
     run = make_run(make_plan([record.case for record in records]), records)
     again = imported(tmp_path, render_text(run))
-    assert [record.case.params for record in again.records[:2]] == [record.case.params for record in records[:2]]
+    assert [record.case.params for record in again.records[:2]] == [
+        record.case.params for record in records[:2]
+    ]
     group = again.records[3].case.params
     assert (group["group"], "world" in group) == ("pairs", False)
     assert [num_ranks(row) for row in summarize(again).rows] == [4, 4, 4, 2]
     assert [row.world.size for row in summarize(again).rows] == [4] * 4
     assert [record.details["busbw_factor"] for record in again.records] == [1.0, 0.75, 0.75, 0.5]
     # The text has too few digits of so low a rate, so it is computed for the group's two ranks.
-    slow = imported(tmp_path, render_text(make_run(make_plan([]), [on_pairs()]))).records[0]
+    slow = imported(tmp_path, render_text(make_run(make_plan([]), [make_pairs_record()]))).records[
+        0
+    ]
     algbw, busbw = (slow.metrics[name].value or 0 for name in ("algbw", "busbw"))
     assert busbw == pytest.approx(algbw * 0.5)
-    two = msgspec.structs.replace(records[2], world=msgspec.structs.replace(records[2].world, nodes=2))
+    two = msgspec.structs.replace(
+        records[2], world=msgspec.structs.replace(records[2].world, nodes=2)
+    )
     spread = imported(tmp_path, render_text(make_run(make_plan([two.case]), [two])))
     assert (spread.records[0].world.nodes, spread.info.host) == (2, "unknown")

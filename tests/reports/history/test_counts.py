@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from history_fixtures import entry, put
-from reports_fixtures import ok, step, step_metrics
 
 from parbench import cli
 from parbench.bench.results.metrics import values
@@ -17,22 +15,28 @@ from parbench.reports.history.database import History, open_history
 from parbench.reports.history.gate import Check, check, check_folder, newest
 from parbench.reports.history.levels import StepRule
 from parbench.reports.history.show import answer, render, render_json
+from tests.support.history_fixtures import make_entry, write_history_run
+from tests.support.reports_fixtures import ok_record, step_case, step_metrics
 
 RULE = StepRule()
-CASE = step("ddp")
+CASE = step_case("ddp")
 
 
 def night(*calls: float) -> list[Record]:
     """Return the records of one night, a launch for each number of all_reduces; of none it kept no counts."""
-    counts = [{"calls.dp": count, "calls.dp.all_reduce": count, "sent.dp.all_reduce": 8.0} for count in calls]
+    counts = [
+        {"calls.dp": count, "calls.dp.all_reduce": count, "sent.dp.all_reduce": 8.0}
+        for count in calls
+    ]
     return [
-        ok(CASE, launch, metrics={**step_metrics(0.02), **values(told)}) for launch, told in enumerate(counts or [{}])
+        ok_record(CASE, launch, metrics={**step_metrics(0.02), **values(told)})
+        for launch, told in enumerate(counts or [{}])
     ]
 
 
 def filled(history: History, folder: Path, calls: Sequence[float | None], first: int = 0) -> None:
     for i, count in enumerate(calls, start=first):
-        history.add(entry(folder, i, records=night(*([] if count is None else [count]))))
+        history.add(make_entry(folder, i, records=night(*([] if count is None else [count]))))
 
 
 def told(found: Check) -> list[tuple[str, str]]:
@@ -47,7 +51,9 @@ def changed(before: float, after: float) -> str:
     return f"all_reduce on dp: {before:g} -> {after:g} calls a step, as many bytes"
 
 
-def test_a_change_is_found_from_the_second_run_on_and_stays_until_it_was_meant(tmp_path: Path) -> None:
+def test_a_change_is_found_from_the_second_run_on_and_stays_until_it_was_meant(
+    tmp_path: Path,
+) -> None:
     with open_history(tmp_path / "h.sqlite", create=True) as history:
         for calls, expected in (
             ([2.0], None),
@@ -68,7 +74,9 @@ def test_a_change_is_found_from_the_second_run_on_and_stays_until_it_was_meant(t
         assert told(tonight(history)) == [(changed(5, 2), "run-008")]
 
 
-def test_runs_that_kept_no_counts_are_passed_over_and_nothing_is_said_of_theirs(tmp_path: Path) -> None:
+def test_runs_that_kept_no_counts_are_passed_over_and_nothing_is_said_of_theirs(
+    tmp_path: Path,
+) -> None:
     with open_history(tmp_path / "h.sqlite", create=True) as history:
         filled(history, tmp_path, [None, 2.0, None])
         found = tonight(history)
@@ -79,18 +87,29 @@ def test_runs_that_kept_no_counts_are_passed_over_and_nothing_is_said_of_theirs(
 
 
 def test_a_pull_request_is_held_against_the_branchs_newest_counts(tmp_path: Path) -> None:
-    file, folder = tmp_path / "h.sqlite", put(tmp_path / "new", 99, records=night(5.0))
+    file, folder = (
+        tmp_path / "h.sqlite",
+        write_history_run(tmp_path / "new", 99, records=night(5.0)),
+    )
     assert check_folder(file, folder, "main", RULE).code() == 0
     with open_history(file, create=True) as history:
         filled(history, tmp_path, [9.0, 2.0])
     before = file.read_bytes()
     found = check_folder(file, folder, "main", RULE)
-    assert told(found) == [(changed(2, 5), "run-099")], "not against what the branch itself has changed"
-    assert (
-        answer(found) == f"FAIL: 1 CHANGED of 1 series, against the last 2 runs of main: ddp layers=4 {changed(2, 5)}"
+    assert told(found) == [(changed(2, 5), "run-099")], (
+        "not against what the branch itself has changed"
     )
-    same = check_folder(file, put(tmp_path / "same", 98, records=night(2.0)), "main", RULE)
-    assert answer(same) == "Not enough history: 2 of 8 runs of main; none of 2 counts in 1 series changed"
+    assert (
+        answer(found)
+        == f"FAIL: 1 CHANGED of 1 series, against the last 2 runs of main: ddp layers=4 {changed(2, 5)}"
+    )
+    same = check_folder(
+        file, write_history_run(tmp_path / "same", 98, records=night(2.0)), "main", RULE
+    )
+    assert (
+        answer(same)
+        == "Not enough history: 2 of 8 runs of main; none of 2 counts in 1 series changed"
+    )
     assert file.read_bytes() == before
 
 
@@ -105,13 +124,17 @@ def test_the_gate_tells_counts_first_in_every_form(tmp_path: Path) -> None:
         assert "parbench history annotate" in text
     whole = json.loads(render_json(found, 1))
     [change] = whole["counts"]["changes"]
-    assert (change["told"], change["since"], whole["counts"]["held"]) == (changed(2, 5), "run-001", 2)
+    assert (change["told"], change["since"], whole["counts"]["held"]) == (
+        changed(2, 5),
+        "run-001",
+        2,
+    )
     assert whole["verdicts"]["CHANGED"] == 1
 
 
 def test_launches_that_do_not_agree_are_kept_as_they_are(tmp_path: Path) -> None:
     with open_history(tmp_path / "h.sqlite", create=True) as history:
-        history.add(entry(tmp_path, 0, records=night(2.0, 3.0)))
+        history.add(make_entry(tmp_path, 0, records=night(2.0, 3.0)))
         filled(history, tmp_path, [9.0], first=1)
         assert told(tonight(history)) == []
         [number] = history.series()
@@ -123,9 +146,9 @@ def test_launches_that_do_not_agree_are_kept_as_they_are(tmp_path: Path) -> None
 
 def test_the_commands_keep_and_hold_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARBENCH_HISTORY", str(tmp_path / "h.sqlite"))
-    runs = [str(put(tmp_path, i, records=night(2.0))) for i in range(2)]
+    runs = [str(write_history_run(tmp_path, i, records=night(2.0))) for i in range(2)]
     assert CliRunner().invoke(cli.main, ["history", "add", *runs]).exit_code == 0
-    new = put(tmp_path, 9, records=night(4.0))
+    new = write_history_run(tmp_path, 9, records=night(4.0))
     done = CliRunner().invoke(cli.main, ["history", "check", str(new)])
     assert (done.exit_code, changed(2, 4) in done.stdout) == (1, True)
     assert (baseline(new).word, baseline(new).told) == ("CHANGED", changed(2, 4))

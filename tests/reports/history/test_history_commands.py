@@ -7,19 +7,26 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from history_fixtures import put
 
 from parbench import cli
 from parbench.reports.history.database import SCHEMA, open_history
 from parbench.reports.regression.commands import FILE
 from parbench.reports.regression.noise_floor import Floor, keep_floors
+from tests.support.history_fixtures import write_history_run
 
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ours = ("PARBENCH_HISTORY", "PARBENCH_FLOOR")
-    for name in (*ours, "GITHUB_HEAD_REF", "GITHUB_REF_NAME", "GITHUB_SHA", "CI_COMMIT_BRANCH", "CI_COMMIT_SHA"):
+    for name in (
+        *ours,
+        "GITHUB_HEAD_REF",
+        "GITHUB_REF_NAME",
+        "GITHUB_SHA",
+        "CI_COMMIT_BRANCH",
+        "CI_COMMIT_SHA",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -35,12 +42,12 @@ def fine(*words: str, **variables: str) -> str:
 
 def fill(count: int = 12, factor: float = 1.0, first: int = 0) -> None:
     for i in range(first, first + count):
-        put(Path("runs"), i, factor)
+        write_history_run(Path("runs"), i, factor)
     fine("add", "runs")
 
 
 def test_add_and_list_use_the_named_file() -> None:
-    put(Path("runs"), 0)
+    write_history_run(Path("runs"), 0)
     first, again = (run("add", "runs", "--history", "a/b.sqlite").stderr for _ in range(2))
     assert (first, again) == (f"a new history: {Path('a/b.sqlite').absolute()}\n", "")
     assert "run-000" in fine("list", PARBENCH_HISTORY="a/b.sqlite")
@@ -54,19 +61,27 @@ def test_add_and_list_use_the_named_file() -> None:
 
 def test_list_shows_newest_runs_and_notes() -> None:
     fill(2)
-    put(Path("runs"), 2)
+    write_history_run(Path("runs"), 2)
     fine("add", "runs", "--commit", "0123456789abcdef")
     fine("annotate", "run-000", "--note", "meant so")
     first, head, *rest = fine("list").splitlines()
     assert first == "3 runs"
     assert head.split() == ["run", "started", "branch", "commit", "preset", "series", "bad"]
-    assert rest[0].split() == ["run-002", "2026-01-03T00:00:00.000Z", "main", "0123456789ab", "node", "2", "0"]
+    assert rest[0].split() == [
+        "run-002",
+        "2026-01-03T00:00:00.000Z",
+        "main",
+        "0123456789ab",
+        "node",
+        "2",
+        "0",
+    ]
     assert rest[-1] == "meant at run-000, *: meant so"
     assert fine("list", "--branch", "topic") == "0 runs\nmeant at run-000, *: meant so\n"
 
 
 def test_add_takes_branch_and_commit_from_ci() -> None:
-    put(Path("runs"), 0)
+    write_history_run(Path("runs"), 0)
     table = (
         ({"GITHUB_REF_NAME": "release", "GITHUB_SHA": "abc"}, "release"),
         ({"GITHUB_HEAD_REF": "topic", "GITHUB_REF_NAME": "12/merge", "GITHUB_SHA": "abc"}, "topic"),
@@ -77,15 +92,22 @@ def test_add_takes_branch_and_commit_from_ci() -> None:
     for i, (variables, branch) in enumerate(table):
         fine("add", "runs", "--history", f"{i}.sqlite", **variables)
         with open_history(Path(f"{i}.sqlite")) as kept:
-            assert [(line.branch, line.commit) for line in kept.runs()] == [(branch, "abc")], variables
+            assert [(line.branch, line.commit) for line in kept.runs()] == [(branch, "abc")], (
+                variables
+            )
 
 
 def test_add_moves_a_run_to_a_given_branch() -> None:
-    put(Path("runs"), 0)
+    write_history_run(Path("runs"), 0)
     assert fine("add", "runs", "--branch", "wrong") == "added run-000\n"
     assert fine("add", "runs") == "unchanged run-000\n", "a default means nothing"
-    assert fine("add", "runs", GITHUB_REF_NAME="nightly") == "unchanged run-000\n", "nor does a later job's branch"
-    assert fine("add", "runs", "--branch", "main", "--commit", "abc") == "moved run-000: branch main, commit abc\n"
+    assert fine("add", "runs", GITHUB_REF_NAME="nightly") == "unchanged run-000\n", (
+        "nor does a later job's branch"
+    )
+    assert (
+        fine("add", "runs", "--branch", "main", "--commit", "abc")
+        == "moved run-000: branch main, commit abc\n"
+    )
     assert fine("add", "runs", "--commit", "abc") == "unchanged run-000\n"
     assert "run-000" in fine("list", "--branch", "main")
     assert "0 runs" in fine("list", "--branch", "wrong")
@@ -102,14 +124,16 @@ def test_check_exit_code_and_floors() -> None:
     assert failed.exit_code == 1
     assert "2 SLOWER" in failed.stdout
     assert run("check", "run-011").exit_code == 0
-    put(Path("alone"), 99, 1.3)
+    write_history_run(Path("alone"), 99, 1.3)
     held = [run("check", "alone/latest", "--branch", branch) for branch in ("main", "topic")]
     assert [one.exit_code for one in held] == [1, 0]
     assert held[1].stdout.startswith("Not enough history: 0 of 8 runs of topic")
     assert run("check", "--format", "markdown").stdout.startswith("## FAIL: 2 SLOWER of 2")
     assert json.loads(run("check", "--format", "json").stdout)["exit_code"] == 1
     assert run("check", "--floor", "15%").exit_code == 0
-    found = Floor(series="", host="node-a", measured="2026-01-02T03:04:05Z", launches=20, noise=0.1, floor=0.3)
+    found = Floor(
+        series="", host="node-a", measured="2026-01-02T03:04:05Z", launches=20, noise=0.1, floor=0.3
+    )
     with open_history(FILE) as kept:
         floors = dict.fromkeys((one.fingerprint for one in kept.series().values()), found)
     keep_floors(Path("floor.json"), floors)

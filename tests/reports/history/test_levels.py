@@ -24,7 +24,9 @@ Logs = NDArray[np.float64]
 STILL = [1.0, 1.01, 0.99]
 
 
-def noisy(seed: int, steps: dict[int, float], n: int = 30, sigma: float = 0.01, spikes: float = 0.0) -> list[float]:
+def noisy(
+    seed: int, steps: dict[int, float], n: int = 30, sigma: float = 0.01, spikes: float = 0.0
+) -> list[float]:
     rng, level, values = random.Random(seed), 1e-3, []
     for i in range(n):
         level *= steps.get(i, 1.0)
@@ -40,7 +42,9 @@ def shift_of(values: list[float], rule: StepRule = RULE) -> Shift:
 
 
 def slower(steps: dict[int, float], sigma: float, spikes: float) -> float:
-    found = [newest_shift(noisy(seed, steps, sigma=sigma, spikes=spikes), RULE) for seed in range(100)]
+    found = [
+        newest_shift(noisy(seed, steps, sigma=sigma, spikes=spikes), RULE) for seed in range(100)
+    ]
     return sum(shift is not None and shift.change > 0 for shift in found) / 100
 
 
@@ -63,7 +67,9 @@ def test_a_step_is_found_where_it_is_and_which_way() -> None:
 def test_what_went_up_and_came_back_is_no_slow_down_and_a_lost_improvement_is_one() -> None:
     values = noisy(1, {10: 1.2, 20: 1 / 1.2})
     assert len(segments(values, RULE)) == 3
-    assert shift_of(values).change < 0, "it is faster than the level before, and as fast as the fastest"
+    assert shift_of(values).change < 0, (
+        "it is faster than the level before, and as fast as the fastest"
+    )
     lost = shift_of(noisy(2, {10: 0.8, 20: 1.25}))
     assert (lost.at, lost.change) == pytest.approx((20, 0.25), abs=0.02)
 
@@ -89,7 +95,9 @@ def test_difference_is_students_t_without_outliers() -> None:
     assert difference(np.ones(4), 2 * np.ones(4)).p_beyond(0.0) == 0.0
 
 
-def simulate(seed: int, *, series: int = 20, runs: int = 30, cv: float = 0.03, rho: float = 0.0) -> Logs:
+def simulate(
+    seed: int, *, series: int = 20, runs: int = 30, cv: float = 0.03, rho: float = 0.0
+) -> Logs:
     logs = np.random.default_rng(seed).normal(size=(series, runs))
     for i in range(1, runs):
         logs[:, i] = rho * logs[:, i - 1] + math.sqrt(1 - rho**2) * logs[:, i]
@@ -101,11 +109,17 @@ def judge(logs: Logs, rule: StepRule = RULE, *, candidate: bool = False) -> list
 
 
 def find_steps(logs: Logs) -> list[int]:
-    return [i for i, one in enumerate(judge(logs)) if one.is_significant and one.shift and one.shift.slope is None]
+    return [
+        i
+        for i, one in enumerate(judge(logs))
+        if one.is_significant and one.shift and one.shift.slope is None
+    ]
 
 
 def find_rises(logs: Logs, rule: StepRule = RULE, *, candidate: bool = True) -> list[int]:
-    return [i for i, one in enumerate(judge(logs, rule, candidate=candidate)) if one.rise is not None]
+    return [
+        i for i, one in enumerate(judge(logs, rule, candidate=candidate)) if one.rise is not None
+    ]
 
 
 def test_noise_estimates_autocorrelation_and_variance_across_steps() -> None:
@@ -174,5 +188,9 @@ def test_candidate_like_the_runs_before_is_seldom_slower() -> None:
 def test_false_alarms_are_rare_and_five_percent_are_found() -> None:
     for sigma, spikes, most in ((0.01, 0.0, 0.0), (0.02, 0.0, 0.01), (0.01, 0.1, 0.03)):
         assert slower({}, sigma, spikes) <= most, (sigma, spikes)
-    for after, sigma, spikes, least in ((3, 0.01, 0.0, 0.9), (5, 0.01, 0.1, 0.85), (5, 0.02, 0.0, 0.7)):
+    for after, sigma, spikes, least in (
+        (3, 0.01, 0.0, 0.9),
+        (5, 0.01, 0.1, 0.85),
+        (5, 0.02, 0.0, 0.7),
+    ):
         assert slower({30 - after: 1.05}, sigma, spikes) >= least, (after, sigma, spikes)

@@ -10,11 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from compare_fixtures import NOISE, only, run_of
-from fake_python import fake, python_that_runs
-from fakes import wait_until
-from refusals import refusal
-from reports_fixtures import ENVIRONMENT, bad, collective, ok
 
 from parbench import cli
 from parbench.bench.launch.control_channel import LEFT_OUT
@@ -32,8 +27,13 @@ from parbench.reports.regression.ab import (
 )
 from parbench.reports.regression.noise_floor import Floor, read_floors
 from parbench.reports.regression.rule import Rule
+from tests.support.compare_fixtures import NOISE, find_series, run_from_records
+from tests.support.fake_python import fake, python_that_runs
+from tests.support.fakes import wait_until
+from tests.support.refusals import usage_error
+from tests.support.reports_fixtures import ENVIRONMENT, collective_case, failed_record, ok_record
 
-CASE = collective()
+CASE = collective_case()
 A, B = parse_side("a", "NCCL_ALGO=Ring"), parse_side("b", "NCCL_ALGO=Tree")
 
 
@@ -58,18 +58,20 @@ class Machine:
         time = 1e-3 * NOISE[(3 * i) % 5] ** self.noise * factor * (1 + self.drift * i)
         variables = {**ENVIRONMENT["variables"], **side.variables}  # type: ignore[dict-item]
         environment = {**ENVIRONMENT, "variables": variables, "torch": self.torch(side)}
-        run = run_of([ok(CASE, 0, time)], environment)
+        run = run_from_records([ok_record(CASE, 0, time)], environment)
         plan = msgspec.structs.replace(run.info.plan, launches=1)
         return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, plan=plan))
 
 
-def measured(machine: Machine, budget: float = 1e6, sides: tuple[Side, Side] = (A, B), **options: Any) -> Outcome:
+def measured(
+    machine: Machine, budget: float = 1e6, sides: tuple[Side, Side] = (A, B), **options: Any
+) -> Outcome:
     options = {"budget_seconds": budget, "floor": 0.03, "clock": lambda: machine.now, **options}
     return measure_in_turns(sides, machine.launch, **options)
 
 
 def verdict(outcome: Outcome) -> str:
-    return only(outcome.comparison).word
+    return find_series(outcome.comparison).word
 
 
 @pytest.mark.parametrize(("factor", "word"), [(1.2, "SLOWER"), (0.8, "FASTER"), (1.0, "SAME")])
@@ -109,11 +111,11 @@ class SlowMachine(Machine):
     """A machine on which one case takes 100 s and the other one needs as much again."""
 
     def launch(self, side: Side, seconds: float = 30.0) -> Run:
-        run, other = super().launch(side, seconds), collective(size_bytes=2048)
+        run, other = super().launch(side, seconds), collective_case(size_bytes=2048)
         plan = msgspec.structs.replace(run.info.plan, cases=(CASE, other), budget_seconds=1000.0)
         records = [msgspec.structs.replace(run.records[0], seconds=100.0, samples=Samples())]
         if seconds < 200.0:
-            records.append(bad(other, 0, "skipped", LEFT_OUT))
+            records.append(failed_record(other, 0, "skipped", LEFT_OUT))
         info = msgspec.structs.replace(run.info, plan=plan, started=run.records[0].started)
         return msgspec.structs.replace(run, info=info, records=tuple(records))
 
@@ -134,7 +136,7 @@ def test_repetition_gets_time_for_all_cases(budget: float, given: bool) -> None:
 
 def test_drift_affects_both_sides_alike() -> None:
     outcome = measured(Machine(drift=0.01))
-    effect = only(outcome.comparison).effect
+    effect = find_series(outcome.comparison).effect
     assert effect is not None
     assert abs(effect.change) < 0.01
 
@@ -160,7 +162,7 @@ def test_wrong_result_of_a_side_fails() -> None:
     class Broken(Machine):
         def launch(self, side: Side, seconds: float = 30.0) -> Run:
             run = super().launch(side)
-            wrong = run_of([bad(CASE, 0, "wrong", "3 values differ")])
+            wrong = run_from_records([failed_record(CASE, 0, "wrong", "3 values differ")])
             return wrong if side.name == "b" else run
 
     outcome = measured(Broken())
@@ -171,7 +173,7 @@ def test_side_has_variables_and_python() -> None:
     side = parse_side("a", "X=1 Y=a=b", "py")
     assert (side.variables, side.text) == ({"X": "1", "Y": "a=b"}, "py X=1 Y=a=b")
     for text in ("X", "=1", "1X=2", "X=1 Y"):
-        assert "NAME=VALUE" in refusal(parse_side, "a", text)
+        assert "NAME=VALUE" in usage_error(parse_side, "a", text)
 
 
 def invoke(*words: str) -> Result:
@@ -193,7 +195,7 @@ def test_launch_run_passes_variables_and_budget(tmp_path: Path) -> None:
 def test_launch_run_reports_bad_options_of_run(tmp_path: Path) -> None:
     words = ("--only", "all_reduse", "--nproc", "2")
     launch = partial(launch_run, out=tmp_path / "out", words=words, tell=print)
-    message = refusal(launch, parse_side("a", "X=1"), 60.0)
+    message = usage_error(launch, parse_side("a", "X=1"), 60.0)
     assert "side A" in message
     assert "'all_reduse'" in message
 
@@ -265,7 +267,7 @@ def test_bad_options_are_refused_before_any_run(
 
 def test_options_of_ab_are_not_for_run() -> None:
     for word in (*OURS, "--budget=5s"):
-        assert word.partition("=")[0] in refusal(check_words, ["--only", "ddp", word])
+        assert word.partition("=")[0] in usage_error(check_words, ["--only", "ddp", word])
     check_words(["--only", "ddp", "--nproc", "2"])
 
 
@@ -275,7 +277,9 @@ def run_aa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launches: int) -> Re
     return invoke("aa", *files, "--launches", str(launches), "--", "--only", "all_reduce")
 
 
-def test_aa_measures_and_keeps_noise_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aa_measures_and_keeps_noise_floors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = run_aa(tmp_path, monkeypatch, 5)
     assert result.exit_code == 0, result.output
     assert [line[0] for line in result.stderr.splitlines()[:10]] == list("ABBAABBAAB")
@@ -291,7 +295,7 @@ def test_aa_compares_runs_in_order_of_time(tmp_path: Path, monkeypatch: pytest.M
     compared: list[str] = []
 
     def launch(side: Side, seconds: float, **options: object) -> Run:
-        run = run_of([ok(CASE)])
+        run = run_from_records([ok_record(CASE)])
         made.append(f"run-{99 - len(made)}")
         started = f"2026-01-02T03:04:{len(made):02}.000Z"
         info = msgspec.structs.replace(run.info, id=made[-1], started=started)

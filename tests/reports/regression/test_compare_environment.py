@@ -3,17 +3,30 @@
 from typing import Any
 
 import msgspec
-from reports_fixtures import ENVIRONMENT, collective, make_plan, make_run, ok
 
 from parbench.bench.plan.plan import Measure, parse_fault
-from parbench.reports.regression.environment import HARMLESS, Change, Surroundings, changes, plan_changes, surroundings
+from parbench.reports.regression.environment import (
+    HARMLESS,
+    Change,
+    Surroundings,
+    changes,
+    plan_changes,
+    surroundings,
+)
+from tests.support.reports_fixtures import (
+    ENVIRONMENT,
+    collective_case,
+    make_plan,
+    make_run,
+    ok_record,
+)
 
-CASE = collective()
+CASE = collective_case()
 PLAN = make_plan([CASE])
 
 
 def around(environment: dict[str, Any] | None, *own: dict[str, Any]) -> Surroundings:
-    records = [ok(CASE, i, environment=one) for i, one in enumerate(own or ({},))]
+    records = [ok_record(CASE, i, environment=one) for i, one in enumerate(own or ({},))]
     return surroundings(make_run(PLAN, records, environment), records)
 
 
@@ -23,30 +36,56 @@ def found(base: dict[str, Any], new: dict[str, Any], *meant: str) -> list[Change
 
 def test_alike_surroundings_have_no_changes() -> None:
     assert found(ENVIRONMENT, ENVIRONMENT) == []
-    assert found({"load": {"one_minute": 0.1}}, {"load": {"one_minute": 9.0}}) == [], "the load is passed over"
+    assert found({"load": {"one_minute": 0.1}}, {"load": {"one_minute": 9.0}}) == [], (
+        "the load is passed over"
+    )
     hoisted = around({"host": {"name": "node-a"}})
     each = around({}, {f"rank {i}": {"host": {"name": "node-a"}} for i in range(2)})
     assert changes(hoisted, each) == (), "what all ranks share equals what each has"
     assert changes(around(None), around(None)) == ()
-    assert [one.decisive for one in changes(around(None), hoisted)] == [False], "nothing is known of one side"
+    assert [one.decisive for one in changes(around(None), hoisted)] == [False], (
+        "nothing is known of one side"
+    )
 
 
 def test_a_changed_value_is_named_with_both_sides_and_what_forbids_a_comparison_decides() -> None:
     [one] = found({"host": {"cpu_model": "A"}}, {"host": {"cpu_model": "B"}})
     assert one == Change(path="host.cpu_model", base="A", new="B", decisive=True)
     for base, new, text, decisive in (
-        ({"host": {"cpu_model": "A"}}, {"host": {"cpu_model": "B"}}, "host.cpu_model: A -> B", True),
-        ({"variables": {}}, {"variables": {"NCCL_ALGO": "Ring"}}, "variables.NCCL_ALGO: not set -> Ring", True),
+        (
+            {"host": {"cpu_model": "A"}},
+            {"host": {"cpu_model": "B"}},
+            "host.cpu_model: A -> B",
+            True,
+        ),
+        (
+            {"variables": {}},
+            {"variables": {"NCCL_ALGO": "Ring"}},
+            "variables.NCCL_ALGO: not set -> Ring",
+            True,
+        ),
         ({}, {"host": {"governor": "performance"}}, "host.governor: - -> performance", False),
-        ({"host": {"governor": None}}, {"host": {"governor": "one"}}, "host.governor: - -> one", False),
-        ({"host": {"name": "a"}}, {"host": {"name": "b\n\x1b[31m"}}, "host.name: a -> b \\x1b[31m", True),
+        (
+            {"host": {"governor": None}},
+            {"host": {"governor": "one"}},
+            "host.governor: - -> one",
+            False,
+        ),
+        (
+            {"host": {"name": "a"}},
+            {"host": {"name": "b\n\x1b[31m"}},
+            "host.name: a -> b \\x1b[31m",
+            True,
+        ),
     ):
         [one] = found(base, new)
         assert (one.text, one.decisive) == (text, decisive)
     for path in HARMLESS:
         group, _, name = path.partition(".")
         [one] = found({group: {name: "1"}}, {group: {name: "2"}})
-        assert (one.path, one.decisive) == (path, False), "it changes from run to run on one machine"
+        assert (one.path, one.decisive) == (path, False), (
+            "it changes from run to run on one machine"
+        )
     for meant, decisive in (("versions.torch", False), ("versions.*", False), ("host.*", True)):
         [one] = found({"versions": {"torch": "2.12"}}, {"versions": {"torch": "2.13"}}, meant)
         assert (one.decisive, one.meant) == (decisive, not decisive), meant
@@ -70,14 +109,22 @@ def test_a_run_that_changed_within_itself_is_named() -> None:
     changed = {"changed": {"host.name": ["node-a", "node-b"]}}
     base, new = {"host": {"name": "node-a"}}, around({"host": {"name": "node-a"}}, {}, changed)
     [one] = changes(around(base), new)
-    assert (one.base, one.new, one.decisive, one.within) == ("node-a", "node-a then node-b", True, "NEW")
+    assert (one.base, one.new, one.decisive, one.within) == (
+        "node-a",
+        "node-a then node-b",
+        True,
+        "NEW",
+    )
     [both] = changes(new, new)
     assert both.within == "BASE and NEW"
 
 
 def test_what_a_later_launch_lost_is_a_change() -> None:
     lost = {"changed": {"variables.NCCL_ALGO": ["Ring", None]}}
-    [one] = changes(around({"variables": {"NCCL_ALGO": "Ring"}}), around({"variables": {"NCCL_ALGO": "Ring"}}, lost))
+    [one] = changes(
+        around({"variables": {"NCCL_ALGO": "Ring"}}),
+        around({"variables": {"NCCL_ALGO": "Ring"}}, lost),
+    )
     assert one.text == "variables.NCCL_ALGO: Ring -> not set"
 
 
@@ -89,7 +136,9 @@ def test_alike_plans_have_no_changes() -> None:
 
 def test_how_a_run_was_asked_for_is_shown_and_decides_nothing() -> None:
     injection = parse_fault("slow:1:10%", 4)
-    new = msgspec.structs.replace(PLAN, preset="full", measure=Measure(precision=0.01), injection=injection)
+    new = msgspec.structs.replace(
+        PLAN, preset="full", measure=Measure(precision=0.01), injection=injection
+    )
     shown = plan_changes(PLAN, new)
     assert {one.text for one in shown} == {
         "plan.preset: node -> full",

@@ -5,13 +5,9 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
-import junit_schema
 import msgspec
 import pytest
 import xmlschema
-from compare_fixtures import OTHER, compared, launches, run_of
-from report_rows import cells_of
-from reports_fixtures import HOSTILE, bad, collective, step
 
 from parbench.bench.results.records import Record
 from parbench.reports.regression import compare_show as columns
@@ -20,20 +16,34 @@ from parbench.reports.regression.compare_show import MARKDOWN_BYTES, as_json, as
 from parbench.reports.regression.compare_words import effect_words, probability
 from parbench.reports.regression.junit import as_junit
 from parbench.reports.regression.rule import Effect, Rule
+from tests.support import junit_schema
+from tests.support.compare_fixtures import (
+    OTHER_CASE,
+    compare_records,
+    make_repetitions,
+    run_from_records,
+)
+from tests.support.report_rows import column_texts
+from tests.support.reports_fixtures import HOSTILE_TEXT, collective_case, failed_record, step_case
 
-CURVE = [collective(size_bytes=1024 * 4**i) for i in range(3)]
-WRONG, LOST, FEW = collective("all_gather"), collective("all_to_all"), step("ddp")
+CURVE = [collective_case(size_bytes=1024 * 4**i) for i in range(3)]
+WRONG, LOST, FEW = collective_case("all_gather"), collective_case("all_to_all"), step_case("ddp")
 WORST_FIRST = ("WRONG", "SLOWER", "MISSING", "INSUFFICIENT", "AMBIGUOUS", "NEW", "FASTER", "SAME")
 VERDICTS = dict.fromkeys(WORST_FIRST, 1)
 
 
 def curve(*factors: float) -> list[Record]:
     pairs = zip(CURVE, factors, strict=True)
-    return [record for case, factor in pairs for record in launches(case, factor)]
+    return [record for case, factor in pairs for record in make_repetitions(case, factor)]
 
 
 def in_environments(older: dict[str, Any], newer: dict[str, Any], *meant: str) -> Comparison:
-    return compare(run_of(launches(), older), run_of(launches(), newer), Rule(), meant)
+    return compare(
+        run_from_records(make_repetitions(), older),
+        run_from_records(make_repetitions(), newer),
+        Rule(),
+        meant,
+    )
 
 
 def torch_update(newer: str = "2.13") -> Comparison:
@@ -41,19 +51,28 @@ def torch_update(newer: str = "2.13") -> Comparison:
 
 
 def every_verdict() -> Comparison:
-    complete = [record for case in (OTHER, WRONG, LOST, FEW) for record in launches(case)]
+    complete = [
+        record for case in (OTHER_CASE, WRONG, LOST, FEW) for record in make_repetitions(case)
+    ]
     base = [*curve(1, 1, 1), *complete]
-    new = [*curve(1.2, 1.0, 1.03), *launches(OTHER, 0.8), bad(WRONG, 0, "wrong", HOSTILE)]
-    new += [*launches(FEW, count=2), *launches(step("new"))]
+    new = [
+        *curve(1.2, 1.0, 1.03),
+        *make_repetitions(OTHER_CASE, 0.8),
+        failed_record(WRONG, 0, "wrong", HOSTILE_TEXT),
+    ]
+    new += [*make_repetitions(FEW, count=2), *make_repetitions(step_case("new"))]
     older, newer = {"host": {"address": "a"}}, {"host": {"address": "b|c"}}
-    return compare(run_of(base, older), run_of(new, newer), Rule())
+    return compare(run_from_records(base, older), run_from_records(new, newer), Rule())
 
 
 def test_series_columns_hold_verdict_and_effect() -> None:
-    failed_case = bad(OTHER, 0, "failed", "rank 1 died")
-    comparison = compared([*launches(), *launches(OTHER)], [*launches(factor=1.1), failed_case])
+    failed_case = failed_record(OTHER_CASE, 0, "failed", "rank 1 died")
+    comparison = compare_records(
+        [*make_repetitions(), *make_repetitions(OTHER_CASE)],
+        [*make_repetitions(factor=1.1), failed_case],
+    )
     shown = columns.series_columns(comparison.series)
-    slower, failed = (cells_of(shown, series) for series in comparison.series)
+    slower, failed = (column_texts(shown, series) for series in comparison.series)
     assert slower["effect"].startswith("+10.0 % [+")
     assert 3 < float(slower["detectable"].removesuffix(" %")) < 10
     names = ("operation", "size", "verdict", "floor", "BASE", "NEW", "rank p", "launches", "why")
@@ -64,31 +83,35 @@ def test_series_columns_hold_verdict_and_effect() -> None:
 
 
 def test_family_columns_name_changed_sizes() -> None:
-    [family] = compared(curve(1, 1, 1), curve(1.2, 1.0, 0.8)).families
-    cells = cells_of(columns.family_columns([family]), family)
+    [family] = compare_records(curve(1, 1, 1), curve(1.2, 1.0, 0.8)).families
+    cells = column_texts(columns.family_columns([family]), family)
     assert (cells["sizes"], cells["verdict"], cells["p"]) == ("1K to 16K (3)", "SLOWER", "<0.0001")
     assert cells["slower at"].startswith("1K +20.0 % [")
     assert cells["faster at"].startswith("16K -20.0 % [")
-    [family] = compared(launches(step()), launches(step(), 1.3)).families
-    cells = cells_of(columns.family_columns([family]), family)
+    [family] = compare_records(
+        make_repetitions(step_case()), make_repetitions(step_case(), 1.3)
+    ).families
+    cells = column_texts(columns.family_columns([family]), family)
     assert (cells["sizes"], cells["faster at"]) == ("-", "-")
     assert cells["slower at"].startswith("+30.0 % [")
 
 
 def test_change_columns_mark_decisive_changes() -> None:
-    older, newer = ({"versions": {"torch": text, "numpy": text}, "host": {"address": text}} for text in "12")
+    older, newer = (
+        {"versions": {"torch": text, "numpy": text}, "host": {"address": text}} for text in "12"
+    )
     comparison = in_environments(older, newer, "versions.torch")
-    shown = [cells_of(columns.change_columns(), change) for change in comparison.changes]
+    shown = [column_texts(columns.change_columns(), change) for change in comparison.changes]
     assert {cells["what"]: cells["forbids a comparison"] for cells in shown} == {
         "versions.numpy": "yes",
         "host.address": "no",
         "versions.torch": "no: meant",
     }
-    moved = launches()
+    moved = make_repetitions()
     changed = {"changed": {"host.name": ["node-a", "node-b"]}}
     moved[3] = msgspec.structs.replace(moved[3], environment=changed)
-    [change] = compared(launches(), moved).changes
-    assert "NEW" in cells_of(columns.change_columns(), change)["forbids a comparison"]
+    [change] = compare_records(make_repetitions(), moved).changes
+    assert "NEW" in column_texts(columns.change_columns(), change)["forbids a comparison"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +143,7 @@ def test_table_has_families_series_and_changes() -> None:
     rows = lines[start + 1 : start + 9]
     assert {row[verdict_column:].split()[0] for row in rows} == set(VERDICTS)
     assert "\x1b" not in text
-    assert "What differs" not in as_table(compared(launches(), launches()))
+    assert "What differs" not in as_table(compare_records(make_repetitions(), make_repetitions()))
 
 
 def test_markdown_tables_are_intact_and_worst_first() -> None:
@@ -138,9 +161,9 @@ def test_markdown_tables_are_intact_and_worst_first() -> None:
 
 
 def test_markdown_fits_a_step_summary() -> None:
-    cases = [collective(f"operation{i}" * 40) for i in range(300)]
-    few = [record for case in cases for record in launches(case, count=1)]
-    comparison = compared([*few, *launches()], [*few, *launches(factor=1.2)])
+    cases = [collective_case(f"operation{i}" * 40) for i in range(300)]
+    few = [record for case in cases for record in make_repetitions(case, count=1)]
+    comparison = compare_records([*few, *make_repetitions()], [*few, *make_repetitions(factor=1.2)])
     assert len(as_markdown(comparison).encode()) < MARKDOWN_BYTES < 1 << 20
     text = as_markdown(comparison, limit_bytes=50_000)
     assert len(text.encode()) < 50_000
@@ -168,7 +191,9 @@ def test_json_holds_every_number() -> None:
 
 
 def test_json_unknown_numbers_are_null() -> None:
-    few = json.loads(as_json(compared(launches(), launches(count=1)), code=0))
+    few = json.loads(
+        as_json(compare_records(make_repetitions(), make_repetitions(count=1)), code=0)
+    )
     effect = few["families"][0]["series"][0]["effect"]
     assert (effect["low"], effect["p_value"]) == (None, None)
 
@@ -204,8 +229,10 @@ def test_junit_uses_allowed_elements() -> None:
 @pytest.mark.full
 def test_junit_schema_accepts_it_and_refuses_damage() -> None:
     schema = xmlschema.XMLSchema(junit_schema.schema_source())
-    failed = compared(launches(), [bad(launches()[0].case, 0, "failed", HOSTILE)])
-    for comparison in (every_verdict(), torch_update(HOSTILE), failed):
+    failed = compare_records(
+        make_repetitions(), [failed_record(make_repetitions()[0].case, 0, "failed", HOSTILE_TEXT)]
+    )
+    for comparison in (every_verdict(), torch_update(HOSTILE_TEXT), failed):
         schema.validate(as_junit(comparison))
     text = as_junit(every_verdict())
     for good, damaged in (("failure", "failed"), (' errors="', ' broken="'), ("property", "prop")):
@@ -217,7 +244,9 @@ def test_junit_outcomes_match_verdicts_and_counts() -> None:
     root = junit(comparison)
     run, *cases = root.iter("testcase")
     assert [child.tag for child in run] == []
-    assert [case.get("name") for case in cases] == [series.case.label for series in comparison.series]
+    assert [case.get("name") for case in cases] == [
+        series.case.label for series in comparison.series
+    ]
     pairs = zip(comparison.series, cases, strict=True)
     outcomes = {series.word: "".join(child.tag for child in case) for series, case in pairs}
     assert outcomes == {
@@ -242,7 +271,9 @@ def test_junit_messages_and_properties_hold_numbers() -> None:
     properties = {item.get("name"): item.get("value") for item in suite.iter("property")}
     assert float(properties["1K change"] or "") == pytest.approx(0.2)
     assert properties["environment host.address"] == "a -> b|c"
-    failed = compared(launches(), [bad(launches()[0].case, 0, "failed", "rank 1 died")])
+    failed = compare_records(
+        make_repetitions(), [failed_record(make_repetitions()[0].case, 0, "failed", "rank 1 died")]
+    )
     error = first(junit(failed), "error")
     assert (error.get("type"), error.get("message")) == ("FAILED", "rank 1 died")
     skipped = first(junit(torch_update()), "skipped")

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import gate_study
 import numpy as np
 import pytest
 import scipy.stats  # type: ignore[import-untyped]
@@ -19,6 +18,7 @@ from parbench.reports.regression.rule import (
     judge,
     launches_to_decide,
 )
+from tests.studies import gate_study
 
 RULE = Rule()
 BASE = [1.000, 1.010, 0.990, 1.005, 0.995]
@@ -35,7 +35,9 @@ def judged(effect: Effect, rule: Rule = RULE) -> Judgement:
     return judgement
 
 
-def effect_of(base: Sequence[float], new: Sequence[float], rule: Rule = RULE, measured: float = 0.0) -> Effect:
+def effect_of(
+    base: Sequence[float], new: Sequence[float], rule: Rule = RULE, measured: float = 0.0
+) -> Effect:
     pair = Pair(base=dict(enumerate(base)), new=dict(enumerate(new)), measured=measured)
     run, [[effect]] = effects([[pair]], rule)
     assert run is None, "one series is no run"
@@ -109,7 +111,9 @@ def test_drift_within_both_runs_is_ambiguous() -> None:
         ([1.0, 1.5, 2.0, 2.5, 3.0], [1.0, 1.5, 2.0, 2.5, 3.0], "AMBIGUOUS"),
     ],
 )
-def test_verdict_compares_the_interval_with_the_floor(base: list[float], new: list[float], word: str) -> None:
+def test_verdict_compares_the_interval_with_the_floor(
+    base: list[float], new: list[float], word: str
+) -> None:
     assert verdict(base, new) == word
 
 

@@ -7,20 +7,28 @@ from shutil import copytree
 
 import pytest
 from click.testing import CliRunner, Result
-from compare_fixtures import CASE, OTHER, launches, run_of
-from reports_fixtures import bad, ok, write_run
 
 from parbench.bench.text import UserError
 from parbench.reports.commands import COMPARISONS, compare
 from parbench.reports.history.runs import find_run
 from parbench.reports.regression.ab import LOOKS
 from parbench.reports.regression.compare_show import compare_runs
-from parbench.reports.regression.noise_floor import Floor, find_floor, fingerprints, keep_floors, parse_floor
+from parbench.reports.regression.noise_floor import (
+    Floor,
+    find_floor,
+    fingerprints,
+    keep_floors,
+    parse_floor,
+)
+from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions, run_from_records
+from tests.support.reports_fixtures import failed_record, ok_record, write_run
 
 
 def folder(out: Path, factor: float = 1.0, count: int = 5, numpy: str = "2.4.6") -> str:
     environment = {"versions": {"numpy": numpy}}
-    return str(write_run(out, run_of(launches(factor=factor, count=count), environment)))
+    return str(
+        write_run(out, run_from_records(make_repetitions(factor=factor, count=count), environment))
+    )
 
 
 def invoke(*words: str) -> Result:
@@ -33,13 +41,18 @@ def test_compare_exit_codes(
     base, slower, few = folder(tmp_path), folder(tmp_path, 1.2), folder(tmp_path, 1.2, count=4)
     other = folder(tmp_path, 1.2, numpy="2.5.0")
     both, failed = (
-        str(write_run(tmp_path, run_of([*launches(), *more]))) for more in (launches(OTHER), [bad(OTHER, 0, "failed")])
+        str(write_run(tmp_path, run_from_records([*make_repetitions(), *more])))
+        for more in (make_repetitions(OTHER_CASE), [failed_record(OTHER_CASE, 0, "failed")])
     )
     for words, code, told in (
         ((base, folder(tmp_path)), 0, "Verdict: 1 SAME"),
         ((base, slower), 1, "Verdict: 1 SLOWER"),
         ((base, slower, "--floor", "30%"), 0, "SAME"),
-        ((base, few), 3, "The whole run: nothing could be compared: 1 INSUFFICIENT (too few launches to compare)."),
+        (
+            (base, few),
+            3,
+            "The whole run: nothing could be compared: 1 INSUFFICIENT (too few launches to compare).",
+        ),
         ((base, other), 3, "ENV-CHANGED"),
         ((base, other, "--across", "versions.numpy", "--fail-on-unknown"), 1, "SLOWER"),
         ((both, failed), 4, "FAILED"),
@@ -57,7 +70,14 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(file: Path, run: str, floor: float = 0.3) -> None:
-    found = Floor(series="", host="node-a", measured="2026-01-02T03:04:05Z", launches=20, noise=0.1, floor=floor)
+    found = Floor(
+        series="",
+        host="node-a",
+        measured="2026-01-02T03:04:05Z",
+        launches=20,
+        noise=0.1,
+        floor=floor,
+    )
     keep_floors(file, dict.fromkeys(fingerprints(find_run(run)).values(), found))
 
 
@@ -68,7 +88,10 @@ def test_compare_uses_a_measured_floor(tmp_path: Path) -> None:
     assert invoke(base, new).exit_code == 1
     found = invoke(base, new, "--floor", str(file))
     assert (found.exit_code, "Verdict: 1 SAME" in found.output) == (0, True)
-    assert "Measured on node-a: floor 30.0 %, measured here on 2026-01-02 with 20 launches." in found.output
+    assert (
+        "Measured on node-a: floor 30.0 %, measured here on 2026-01-02 with 20 launches."
+        in found.output
+    )
     assert "Measured on" not in invoke(base, new).output
     measured(Path("runs/floor.json"), base)
     assert invoke(base, new).exit_code == 0, "the usual file"
@@ -77,9 +100,16 @@ def test_compare_uses_a_measured_floor(tmp_path: Path) -> None:
     assert (told["effect"]["floor"], told["measured_floor"]["launches"]) == (pytest.approx(0.3), 20)
 
 
-def test_compare_ignores_a_floor_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_ignores_a_floor_of_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, new = folder(tmp_path), folder(tmp_path, 1.2)
-    other = write_run(tmp_path, run_of(launches(), {"versions": {"numpy": "2.4.6"}, "torch": {"version": "2.14.0"}}))
+    other = write_run(
+        tmp_path,
+        run_from_records(
+            make_repetitions(), {"versions": {"numpy": "2.4.6"}, "torch": {"version": "2.14.0"}}
+        ),
+    )
     measured(tmp_path / "floor.json", str(other))
     assert invoke(base, new, "--floor", str(tmp_path / "floor.json")).exit_code == 1
     monkeypatch.setenv("PARBENCH_FLOOR", "30%")
@@ -88,11 +118,14 @@ def test_compare_ignores_a_floor_of_another_machine(tmp_path: Path, monkeypatch:
 
 def test_compare_advises_more_repetitions(tmp_path: Path) -> None:
     base = folder(tmp_path)
-    times = [ok(CASE, i, 1e-3 * value) for i, value in enumerate((0.9, 1.1, 1.2, 0.8, 1.0))]
-    noisy = str(write_run(tmp_path, run_of(times, {"versions": {"numpy": "2.4.6"}})))
+    times = [ok_record(CASE, i, 1e-3 * value) for i, value in enumerate((0.9, 1.1, 1.2, 0.8, 1.0))]
+    noisy = str(write_run(tmp_path, run_from_records(times, {"versions": {"numpy": "2.4.6"}})))
     advice = f"{LOOKS[0]} launches a side, interleaved by parbench ab, decide about half of what is AMBIGUOUS\n"
     assert advice in invoke(base, folder(tmp_path, 1.03)).stdout
-    assert f"at most {LOOKS[-1]}, which decide as much at a floor of 13 %\n" in invoke(base, noisy).stdout
+    assert (
+        f"at most {LOOKS[-1]}, which decide as much at a floor of 13 %\n"
+        in invoke(base, noisy).stdout
+    )
     without = invoke(base, noisy, "--floor", "0%").stdout
     assert ("Verdict: 1 AMBIGUOUS" in without, "parbench ab" in without) == (True, False)
 
@@ -114,7 +147,10 @@ def test_compare_formats_go_to_stdout_or_a_file(tmp_path: Path) -> None:
 
 
 def test_compare_refuses_what_is_not_comparable(tmp_path: Path) -> None:
-    base, other = folder(tmp_path), str(write_run(tmp_path, run_of(launches(OTHER))))
+    base, other = (
+        folder(tmp_path),
+        str(write_run(tmp_path, run_from_records(make_repetitions(OTHER_CASE)))),
+    )
     for new, why in (
         (str(tmp_path / "here"), r"is no run: it holds no readable run\.json"),
         (other, r"the runs share no series: BASE .* has 1 measured case on 4 ranks"),
@@ -123,7 +159,11 @@ def test_compare_refuses_what_is_not_comparable(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=why):
             compare_runs(base, new)
     assert isinstance(invoke(str(tmp_path / "absent"), base).exception, UserError)
-    assert [invoke(*words).exit_code for words in ((), ("a",), ("a", "b", "--format", "html"))] == [2, 2, 2]
+    assert [invoke(*words).exit_code for words in ((), ("a",), ("a", "b", "--format", "html"))] == [
+        2,
+        2,
+        2,
+    ]
 
 
 def test_compare_pools_a_folder_without_the_other_run(tmp_path: Path) -> None:

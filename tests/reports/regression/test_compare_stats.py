@@ -60,10 +60,16 @@ def crowd(rho: float, shared: float, seed: int, count: int = 60, n: int = 6) -> 
 def test_differences_estimate_rho_and_cover() -> None:
     for rho, shared in ((0.0, 0.0), (0.0, 0.5), (0.6, 0.0), (0.6, 0.5)):
         found = [crowd(rho, shared, seed) for seed in range(60)]
-        assert sum(one.autocorrelation for one in found) / 60 == pytest.approx(rho, abs=0.12), (rho, shared)
+        assert sum(one.autocorrelation for one in found) / 60 == pytest.approx(rho, abs=0.12), (
+            rho,
+            shared,
+        )
         covered = [abs(one.value) <= one.reach for many in found for one in many.own]
         assert 0.92 <= sum(covered) / len(covered) <= 0.985, (rho, shared)
-        assert sum(abs(one.common.value) <= one.common.reach for one in found) / 60 >= 0.88, (rho, shared)
+        assert sum(abs(one.common.value) <= one.common.reach for one in found) / 60 >= 0.88, (
+            rho,
+            shared,
+        )
 
 
 def test_variances_shrink_where_they_are_alike() -> None:
@@ -82,11 +88,17 @@ def test_rank_test_agrees_with_scipy() -> None:
     for n, m in SIZES:
         base, new = sample(n, 9), sample(m, 10, mean=0.5)
         method = "exact" if n + m <= 24 else "asymptotic"
-        assert rank_test(base, new) == pytest.approx(scipy.stats.mannwhitneyu(base, new, method=method).pvalue)
+        assert rank_test(base, new) == pytest.approx(
+            scipy.stats.mannwhitneyu(base, new, method=method).pvalue
+        )
     base, new = [1.0] * 10 + [2.0] * 10, [2.0] * 15 + [3.0] * 5
-    assert rank_test(base, new) == pytest.approx(scipy.stats.mannwhitneyu(base, new, method="asymptotic").pvalue)
+    assert rank_test(base, new) == pytest.approx(
+        scipy.stats.mannwhitneyu(base, new, method="asymptotic").pvalue
+    )
     assert rank_test([1.0] * 20, [1.0] * 20) == 1.0
-    assert rank_test([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252), "the least of five on five"
+    assert rank_test([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252), (
+        "the least of five on five"
+    )
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=8), st.integers(1, 3))
@@ -109,7 +121,9 @@ def by_permutation(values: Sequence[float], n: int) -> float:
 @settings(max_examples=50, deadline=None)
 def test_one_family_is_benjamini_hochberg(p_values: list[float], q: float) -> None:
     ordered = sorted(p_values)
-    limit = max((p for rank, p in enumerate(ordered, 1) if p <= q * rank / len(ordered)), default=-1.0)
+    limit = max(
+        (p for rank, p in enumerate(ordered, 1) if p <= q * rank / len(ordered)), default=-1.0
+    )
     near = min(abs(p - q * rank / len(ordered)) for rank, p in enumerate(ordered, 1)) < 1e-12
     [fallen] = discoveries_in_families([p_values], q)
     assert near or fallen == tuple(p <= limit for p in p_values)
@@ -117,11 +131,14 @@ def test_one_family_is_benjamini_hochberg(p_values: list[float], q: float) -> No
 
 
 def test_discoveries_in_families_share_the_level() -> None:
-    assert [simes(found) for found in ([0.2], [0.02, 0.02, 0.02], [0.01, 0.9, 0.9, 0.9])] == pytest.approx(
-        [0.2, 0.02, 0.04]
-    )
+    assert [
+        simes(found) for found in ([0.2], [0.02, 0.02, 0.02], [0.01, 0.9, 0.9, 0.9])
+    ] == pytest.approx([0.2, 0.02, 0.04])
     # one family of two falls, so its members are tested at half of q
-    assert discoveries_in_families([[0.001, 0.03], [0.9, 0.9]], 0.05) == ((True, False), (False, False))
+    assert discoveries_in_families([[0.001, 0.03], [0.9, 0.9]], 0.05) == (
+        (True, False),
+        (False, False),
+    )
     assert discoveries_in_families([[0.001, 0.03]], 0.05) == ((True, True),)
     assert discoveries_in_families([], 0.05) == ()
 

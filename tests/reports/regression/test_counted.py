@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from compare_fixtures import compared, run_of
-from reports_fixtures import bad, ok, step, step_metrics
 
 from parbench.bench.results.metrics import values
 from parbench.bench.results.records import Record
@@ -17,6 +15,8 @@ from parbench.reports.regression.compare_show import as_json, as_markdown, as_ta
 from parbench.reports.regression.counted import Facts, facts_of, held
 from parbench.reports.regression.junit import as_junit
 from parbench.reports.regression.rule import Rule
+from tests.support.compare_fixtures import compare_records, run_from_records
+from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics
 
 MIB = float(1 << 20)
 FSDP = {
@@ -29,11 +29,11 @@ FSDP = {
 }
 ONE_MORE = {**FSDP, "calls.fsdp.all_gather": 10.0}
 ONE_MORE_TEXT = "all_gather on fsdp: 9 -> 10 calls a step, as many bytes"
-CASE = step("fsdp")
+CASE = step_case("fsdp")
 
 
 def record(counts: Mapping[str, float] = FSDP, launch: int = 0, **fields: Any) -> Record:
-    return ok(CASE, launch, metrics={**step_metrics(0.02), **values(counts)}, **fields)
+    return ok_record(CASE, launch, metrics={**step_metrics(0.02), **values(counts)}, **fields)
 
 
 def failures(comparison: Comparison) -> list[str]:
@@ -42,7 +42,7 @@ def failures(comparison: Comparison) -> list[str]:
 
 
 def changes(base: Mapping[str, float], new: Mapping[str, float]) -> list[str]:
-    return failures(compared([record(base)], [record(new)]))
+    return failures(compare_records([record(base)], [record(new)]))
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,16 @@ def pipeline(schedule: str, in_flight: float) -> Record:
 
 
 def test_changed_schedule_is_reported() -> None:
-    in_flight, schedule = failures(compared([pipeline("1f1b", 2.0)], [pipeline("gpipe", 4.0)]))
+    in_flight, schedule = failures(
+        compare_records([pipeline("1f1b", 2.0)], [pipeline("gpipe", 4.0)])
+    )
     assert "2.00 microbatches -> 4.00 microbatches" in in_flight
     assert "1f1b of 4 microbatches -> gpipe of 4 microbatches" in schedule
 
 
 def test_equal_counts_pass_despite_rounding() -> None:
     rounded = {name: value * (1 + 1e-12) for name, value in FSDP.items()}
-    comparison = compared([record()], [record(rounded)])
+    comparison = compare_records([record()], [record(rounded)])
     assert (failures(comparison), comparison.code()) == ([], 0)
     assert "none of 5 in 1 series changed" in as_table(comparison)
     assert comparison.code(fail_on_unknown=True) == 3, "times could not be compared"
@@ -100,9 +102,9 @@ def test_equal_counts_pass_despite_rounding() -> None:
 
 def test_disagreeing_repetitions_fail_only_in_new() -> None:
     varying = [record(), record(ONE_MORE, 1)]
-    [text] = failures(compared([record(), record(launch=1)], varying))
+    [text] = failures(compare_records([record(), record(launch=1)], varying))
     assert "9 -> 9 or 10 calls a step" in text
-    loose = compared(varying, [record(ONE_MORE), record(ONE_MORE, 1)])
+    loose = compare_records(varying, [record(ONE_MORE), record(ONE_MORE, 1)])
     assert (failures(loose), loose.code()) == ([], 0)
     assert "calls.fsdp.all_gather" in as_table(loose)
 
@@ -111,7 +113,7 @@ def test_bytes_unknown_on_one_side_are_not_compared() -> None:
     without = {name: value for name, value in FSDP.items() if name != "sent.fsdp.all_gather"}
     one_more = {**without, "calls.fsdp.all_gather": 10.0}
     assert changes(without, one_more) == ["all_gather on fsdp: 9 -> 10 calls a step"]
-    comparison = compared([record()], [record(without)])
+    comparison = compare_records([record()], [record(without)])
     assert (failures(comparison), comparison.code(fail_on_unknown=True)) == ([], 3)
     assert "all_gather on fsdp" in as_table(comparison)
 
@@ -119,14 +121,14 @@ def test_bytes_unknown_on_one_side_are_not_compared() -> None:
 def test_activations_of_routed_tokens_are_not_compared() -> None:
     routed: dict[str, Any] = {"details": {"expert_load": [[3, 1]], "rank_load": [[4, 0]]}}
     small, large = ({**FSDP, "memory_counted.activations": size} for size in (1.0, 2.0))
-    assert failures(compared([record(small, **routed)], [record(large, **routed)])) == []
+    assert failures(compare_records([record(small, **routed)], [record(large, **routed)])) == []
     assert changes(small, large) == ["activations in memory: 1.00 B -> 2.00 B"]
 
 
 def test_records_without_counts_have_no_changes() -> None:
     old = {"memory_counted.parameters": 64 * MIB}
     for base, new, count in ((old, FSDP, 1), (FSDP, old, 1), ({}, FSDP, 0), ({}, {}, 0)):
-        comparison = compared([record(base)], [record(new)])
+        comparison = compare_records([record(base)], [record(new)])
         assert failures(comparison) == []
         assert sum(held.count for _, held in comparison.counted) == count
         assert ("Counts:" in as_table(comparison)) == bool(count)
@@ -134,31 +136,36 @@ def test_records_without_counts_have_no_changes() -> None:
 
 def test_operation_of_another_torch_may_be_renamed() -> None:
     renamed = {name.replace("all_gather", "gather_all"): value for name, value in FSDP.items()}
-    base = run_of([record()], {"versions": {"torch": "1"}})
+    base = run_from_records([record()], {"versions": {"torch": "1"}})
     newer = {"versions": {"torch": "2"}}
-    comparison = compare(base, run_of([record(renamed)], newer), Rule())
+    comparison = compare(base, run_from_records([record(renamed)], newer), Rule())
     assert (failures(comparison), comparison.code(fail_on_unknown=True)) == ([], 3)
     assert "another torch" in as_table(comparison)
-    assert len(failures(compare(base, run_of([record(ONE_MORE)], newer), Rule()))) == 1
+    assert len(failures(compare(base, run_from_records([record(ONE_MORE)], newer), Rule()))) == 1
 
 
 @pytest.mark.parametrize(
-    ("globs", "code", "num_failures"), [((), 1, 2), (("counts.fsdp.*",), 1, 1), (("counts.*",), 0, 0)]
+    ("globs", "code", "num_failures"),
+    [((), 1, 2), (("counts.fsdp.*",), 1, 1), (("counts.*",), 0, 0)],
 )
-def test_meant_changes_are_shown_and_pass(globs: tuple[str, ...], code: int, num_failures: int) -> None:
+def test_meant_changes_are_shown_and_pass(
+    globs: tuple[str, ...], code: int, num_failures: int
+) -> None:
     new = {**ONE_MORE, "memory_counted.parameters": 1.0}
-    comparison = compared([record()], [record(new)], meant=globs)
+    comparison = compare_records([record()], [record(new)], meant=globs)
     assert (comparison.code(), len(failures(comparison))) == (code, num_failures)
     assert ONE_MORE_TEXT in as_table(comparison)
 
 
 def test_wrong_result_has_no_counts() -> None:
-    [row] = summarize(run_of([record(), bad(CASE, 1, "wrong", "3 gradients differ")])).rows
+    [row] = summarize(
+        run_from_records([record(), failed_record(CASE, 1, "wrong", "3 gradients differ")])
+    ).rows
     assert facts_of(row) == {}
 
 
 def test_every_format_shows_changed_counts_first() -> None:
-    comparison = compared([record()], [record(ONE_MORE)])
+    comparison = compare_records([record()], [record(ONE_MORE)])
     assert comparison.counts == {"CHANGED": 1, "INSUFFICIENT": 1}
     for text in (as_table(comparison), html.unescape(as_markdown(comparison))):
         assert ONE_MORE_TEXT in text.split("The whole run")[0]

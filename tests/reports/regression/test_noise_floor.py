@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from compare_fixtures import CASE, OTHER, run_of
-from reports_fixtures import ENVIRONMENT, bad, ok
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
@@ -26,9 +24,18 @@ from parbench.reports.regression.noise_floor import (
     read_floors,
 )
 from parbench.reports.regression.rule import Pair, Rule, effects, judge
+from tests.support.compare_fixtures import CASE, OTHER_CASE, run_from_records
+from tests.support.reports_fixtures import ENVIRONMENT, failed_record, ok_record
 
 RULE = Rule()
-FLOOR = Floor(series="a case", host="node-a", measured="2026-01-02T03:04:05.678Z", launches=10, noise=0.01, floor=0.031)
+FLOOR = Floor(
+    series="a case",
+    host="node-a",
+    measured="2026-01-02T03:04:05.678Z",
+    launches=10,
+    noise=0.01,
+    floor=0.031,
+)
 
 
 def noisy(seed: int, sigma: float, count: int = 20, rho: float = 0.0) -> list[float]:
@@ -50,12 +57,17 @@ def called(seconds: Sequence[float], floor: float) -> float:
     words = []
     for base, new in _pairs(range(len(seconds)), rule.min_launches):
         sides = ({i: seconds[i] for i in side} for side in (base, new))
-        words.append(judge(effects([[Pair(base=next(sides), new=next(sides))]], rule)[1], rule)[0][0].word)
+        words.append(
+            judge(effects([[Pair(base=next(sides), new=next(sides))]], rule)[1], rule)[0][0].word
+        )
     return sum(word in ("SLOWER", "FASTER") for word in words) / len(words)
 
 
 def launches(times: Sequence[float], cases: Sequence[Case] = (CASE,)) -> list[Run]:
-    return [run_of([ok(case, 0, seconds) for case in cases], ENVIRONMENT) for seconds in times]
+    return [
+        run_from_records([ok_record(case, 0, seconds) for case in cases], ENVIRONMENT)
+        for seconds in times
+    ]
 
 
 def moved_level() -> list[float]:
@@ -95,25 +107,30 @@ def test_pairs_never_share_a_repetition() -> None:
 
 
 def test_measure_floors_uses_series_fingerprints() -> None:
-    runs = launches(noisy(3, 0.01), (CASE, OTHER))
+    runs = launches(noisy(3, 0.01), (CASE, OTHER_CASE))
     floors, autocorrelation = measure_floors(runs, RULE)
     assert 0 <= autocorrelation < 1
     assert set(floors) == {point.series.fingerprint for point in points_of(runs[0])}
     assert set(floors) == set(fingerprints(runs[0]).values())
-    assert {one.series for one in floors.values()} == {CASE.label, OTHER.label}
+    assert {one.series for one in floors.values()} == {CASE.label, OTHER_CASE.label}
     [first, _] = floors.values()
     assert (first.launches, first.host, first.measured) == (20, "node-a", runs[-1].info.started)
     assert first.noise == pytest.approx(0.01, rel=0.35)
     assert first.floor == floor_of(noisy(3, 0.01), RULE)
     host = {**ENVIRONMENT["host"], "name": "node-b"}  # type: ignore[dict-item]
-    other = run_of([ok(CASE)], {**ENVIRONMENT, "host": host})
+    other = run_from_records([ok_record(CASE)], {**ENVIRONMENT, "host": host})
     assert set(fingerprints(other)) == {CASE.id}
-    assert fingerprints(other) != fingerprints(launches([1e-3])[0]), "another machine is another series"
+    assert fingerprints(other) != fingerprints(launches([1e-3])[0]), (
+        "another machine is another series"
+    )
 
 
 def test_measure_floors_needs_ten_valid_runs() -> None:
     assert measure_floors(launches(noisy(1, 0.01, 9)), RULE) == ({}, 0.0)
-    runs = [*launches(noisy(1, 0.01, 10)), run_of([bad(CASE, 0, "wrong")], ENVIRONMENT)]
+    runs = [
+        *launches(noisy(1, 0.01, 10)),
+        run_from_records([failed_record(CASE, 0, "wrong")], ENVIRONMENT),
+    ]
     [found] = measure_floors(runs, RULE)[0].values()
     assert found.launches == 10
     assert measure_floors([*runs[:9], runs[-1]], RULE) == ({}, 0.0)

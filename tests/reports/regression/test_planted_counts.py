@@ -4,18 +4,21 @@ import json
 import re
 
 import pytest
-from paths import Command
-from planted_steps import PLANTS, VARIABLE
+
+from tests.support.paths import Command
+from tests.support.planted_steps import PLANTS, VARIABLE
 
 
 @pytest.mark.full
-def test_a_planted_fault_is_named_in_one_launch_a_side_and_two_runs_alike_are(parbench: Command) -> None:
+def test_a_planted_fault_is_named_in_one_launch_a_side_and_two_runs_alike_are(
+    parbench: Command,
+) -> None:
     name = "an unsharded parameter"
     target, cause = PLANTS[name]
     words = (
         "run",
         "--target",
-        f"planted_steps:{target}",
+        f"tests.support.planted_steps:{target}",
         "--nproc",
         "2",
         "--launches",

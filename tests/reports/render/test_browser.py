@@ -8,22 +8,36 @@ from typing import Any
 
 import msgspec
 import pytest
-from axe import axe_source
-from browser import Browser
-from late import late_record, samples
-from nodes_fixtures import node_run, sample_sweep
-from reports_fixtures import HOSTILE, bad, ok, pipeline_record, sample_run, step, training_metrics, write_run
-from traced import run_with, timeline, traced_record
 
 from parbench import cli as command_line
 from parbench.bench.results.runs import load_run
 from parbench.reports.render.data import embedded_json
 from parbench.reports.render.show import build
 from parbench.reports.sections.one_run import report_of
+from tests.support.axe import axe_source
+from tests.support.browser import Browser
+from tests.support.late import late_record, samples
+from tests.support.nodes_fixtures import sample_node_run, sample_sweep
+from tests.support.reports_fixtures import (
+    HOSTILE_TEXT,
+    failed_record,
+    ok_record,
+    pipeline_record,
+    sample_run,
+    step_case,
+    training_metrics,
+    write_run,
+)
+from tests.support.traced import make_timeline, traced_record, write_traced_run
 
 pytestmark = pytest.mark.full
 
-EVIL = ("</script><script>alert(1)</script>", "\"'><img src=x onerror=alert(2)>", "\u202eevil\u2066", "x" * 10_000)
+EVIL = (
+    "</script><script>alert(1)</script>",
+    "\"'><img src=x onerror=alert(2)>",
+    "\u202eevil\u2066",
+    "x" * 10_000,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +49,19 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder with something of everything, and hostile words wherever a person's words go."""
-    trained = ok(step("fsdp", note=EVIL[0]), metrics=training_metrics(), notes=[HOSTILE, *EVIL])
-    failed = [bad(step("tp", label=evil), reason=evil) for evil in EVIL]
+    trained = ok_record(
+        step_case("fsdp", note=EVIL[0]), metrics=training_metrics(), notes=[HOSTILE_TEXT, *EVIL]
+    )
+    failed = [failed_record(step_case("tp", label=evil), reason=evil) for evil in EVIL]
     late = late_record(4096)
     records = [*sample_run().records, trained, *failed, pipeline_record(), late]
-    run = run_with(tmp_path_factory.mktemp("run"), [*((one, None) for one in records), (traced_record(), timeline())])
-    info = msgspec.structs.replace(run.info, host=EVIL[1], environment={EVIL[0]: EVIL[2], "pairs": {"0-1": EVIL[1]}})
+    run = write_traced_run(
+        tmp_path_factory.mktemp("run"),
+        [*((one, None) for one in records), (traced_record(), make_timeline())],
+    )
+    info = msgspec.structs.replace(
+        run.info, host=EVIL[1], environment={EVIL[0]: EVIL[2], "pairs": {"0-1": EVIL[1]}}
+    )
     (run.path / "run.json").write_bytes(msgspec.json.encode(info))
     (run.path / "samples" / f"{late.case.id}-0.npz").write_bytes(samples([[0, 0], [3000, 7000]]))
     (run.path / "report.html").write_bytes(build([run.path], "html")[0])
@@ -57,7 +78,7 @@ def several(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def over_nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     out = tmp_path_factory.mktemp("nodes")
-    run, sweep = write_run(out, node_run("cyclic")), sample_sweep(out / "links")
+    run, sweep = write_run(out, sample_node_run("cyclic")), sample_sweep(out / "links")
     for path in (run, sweep):
         (path / "report.html").write_bytes(build([path], "html")[0])
     return run / "report.html", sweep / "report.html"
@@ -130,7 +151,9 @@ def test_no_words_of_a_figure_are_cut_and_names_at_the_ends_of_lines_do_not_meet
     assert browser.run("document.querySelectorAll('.end').length") > 2
 
 
-def test_the_first_screen_holds_verdicts_numbers_and_figures_side_by_side(browser: Browser, folder: Path) -> None:
+def test_the_first_screen_holds_verdicts_numbers_and_figures_side_by_side(
+    browser: Browser, folder: Path
+) -> None:
     places = "[...document.querySelectorAll('header .verdict, header .tiles li, header figure')]"
     boxes = f"{places}.map(one => one.getBoundingClientRect()).map(box => [box.left, box.top, box.right, box.bottom])"
     browser.open(folder / "report.html", size=(1400, 900))
@@ -174,14 +197,18 @@ def test_nothing_hinders_anyone(
         assert [one for one in told if file in over_nodes or one[1] in grave] == [], file
 
 
-def test_a_plans_pages_hinder_nobody_and_ask_for_nothing(browser: Browser, planned: tuple[Path, Path]) -> None:
+def test_a_plans_pages_hinder_nobody_and_ask_for_nothing(
+    browser: Browser, planned: tuple[Path, Path]
+) -> None:
     for file in planned:
         for dark in (False, True):
             browser.open(file, dark=dark)
             assert_quiet(browser, file)
             browser.run("document.querySelectorAll('details').forEach(one => one.open = true)")
             browser.run(axe_source())
-            assert browser.run("axe.run().then(told => told.violations.map(one => one.id))") == [], file
+            assert (
+                browser.run("axe.run().then(told => told.violations.map(one => one.id))") == []
+            ), file
         browser.open(file, size=(400, 900))
         assert browser.run("document.documentElement.scrollWidth") == 400, file
 
@@ -220,7 +247,9 @@ def test_download_holds_the_run(page: Browser, folder: Path, tmp_path: Path) -> 
     assert json.loads(target.read_text()) == json.loads(embedded_json(report_of(load_run(folder))))
 
 
-def test_paper_shows_tables_whole_and_no_buttons_and_dark_differs_from_light(browser: Browser, folder: Path) -> None:
+def test_paper_shows_tables_whole_and_no_buttons_and_dark_differs_from_light(
+    browser: Browser, folder: Path
+) -> None:
     browser.open(folder / "report.html", media="print", size=(800, 1100))
     hidden = "[...document.querySelectorAll('nav, .filter, [data-download]')].every(one => one.offsetParent === null)"
     assert browser.run(hidden) is True

@@ -5,10 +5,6 @@ from typing import Literal
 
 import msgspec
 import pytest
-import reports_fixtures as fixtures
-from report_rows import cells_of, found_in, found_of, matrix_case, run_of, sections, table_cells, there
-from reports_fixtures import bad, collective, collective_metrics, ok, pipeline_record, simulated, step, training_metrics
-from traced import run_with, timeline, traced_record
 
 from parbench.bench.files import encode_json
 from parbench.bench.results.details import PLAN_FILE, Component, StepCheck, Validation
@@ -20,19 +16,49 @@ from parbench.reports.report import Section
 from parbench.reports.sections.nodes import arrival_section
 from parbench.reports.sections.predictions import predicted_section
 from parbench.reports.sections.steps import step_section
+from tests.support import reports_fixtures as fixtures
+from tests.support.report_rows import (
+    analyze_records,
+    analyze_run,
+    cell_texts,
+    column_texts,
+    make_sections,
+    matrix_case,
+    require,
+    run_from_records,
+)
+from tests.support.reports_fixtures import (
+    collective_case,
+    collective_metrics,
+    failed_record,
+    ok_record,
+    pipeline_record,
+    simulated_schedule,
+    step_case,
+    training_metrics,
+)
+from tests.support.traced import make_timeline, traced_record, write_traced_run
 
 
 def test_sections_are_ordered_with_unique_anchors() -> None:
     grouped = [
-        ok(collective(group="pairs", group_index=0)),
-        ok(collective(group="pairs", group_index=0, concurrent=True)),
+        ok_record(collective_case(group="pairs", group_index=0)),
+        ok_record(collective_case(group="pairs", group_index=0, concurrent=True)),
     ]
-    told = sections(found_in(ok(step()), *grouped, ok(collective())))
+    told = make_sections(
+        analyze_records(ok_record(step_case()), *grouped, ok_record(collective_case()))
+    )
     assert [section.id for section in told] == ["communication", "contrasts", "groups", "steps"]
-    assert sections(found_in(bad(collective()))) == sections(found_in()) == ()
-    matrix = sections(found_in(ok(matrix_case(0, 1)), ok(matrix_case(1, 0))))
+    assert (
+        make_sections(analyze_records(failed_record(collective_case())))
+        == make_sections(analyze_records())
+        == ()
+    )
+    matrix = make_sections(
+        analyze_records(ok_record(matrix_case(0, 1)), ok_record(matrix_case(1, 0)))
+    )
     assert [(section.id, len(section.tables[0].rows)) for section in matrix] == [("pairs", 2)]
-    sample = sections(found_of(fixtures.sample_run()))
+    sample = make_sections(analyze_run(fixtures.sample_run()))
     tables = [table for section in sample for table in section.on_page]
     ids = [*(section.id for section in sample), *(table.id for table in tables)]
     assert len(ids) == len(set(ids))
@@ -40,12 +66,15 @@ def test_sections_are_ordered_with_unique_anchors() -> None:
 
 
 def test_arrival_section_shows_an_unknown_rank() -> None:
-    metrics = collective_metrics(collective(), 1e-3) | {"skew": fixtures.seconds_metric(5e-5)}
+    metrics = collective_metrics(collective_case(), 1e-3) | {"skew": fixtures.seconds_metric(5e-5)}
     told = {"method": "ping-pong", "uncertainty": 2e-6, "late_rank": 3, "share": 0.75}
     arrival = msgspec.convert({**told, "last_out_rank": None, "last_out_share": None}, Arrival)
-    found = found_in(ok(collective(), metrics=metrics, arrival=arrival), ok(collective("broadcast", 65536, root=1)))
-    (table,) = there(arrival_section(found)).tables
-    [cells] = [cells_of(table.columns, row) for row in table.rows]
+    found = analyze_records(
+        ok_record(collective_case(), metrics=metrics, arrival=arrival),
+        ok_record(collective_case("broadcast", 65536, root=1)),
+    )
+    (table,) = require(arrival_section(found)).tables
+    [cells] = [column_texts(table.columns, row) for row in table.rows]
     assert (cells["late rank"], cells["in"], cells["last out"]) == ("3", "75.0 %", "-")
     assert table.notes == ("Clocks: ping-pong, right within 2.00 us.",)
 
@@ -56,12 +85,14 @@ def step_ids(found: Analysis) -> list[str]:
 
 
 def test_step_section_has_panels_with_content(tmp_path: Path) -> None:
-    assert step_ids(found_in(ok(step()))) == ["steps-table", "strategies"]
-    assert step_ids(found_in()) == []
-    trained = ok(step("fsdp"), metrics=training_metrics())
-    other = pipeline_record(comparison=[simulated("zb_v", 0.018, 2)])
-    run = run_with(tmp_path, [(trained, None), (traced_record(), timeline()), (other, None)])
-    assert step_ids(found_of(run)) == [
+    assert step_ids(analyze_records(ok_record(step_case()))) == ["steps-table", "strategies"]
+    assert step_ids(analyze_records()) == []
+    trained = ok_record(step_case("fsdp"), metrics=training_metrics())
+    other = pipeline_record(comparison=[simulated_schedule("zb_v", 0.018, 2)])
+    run = write_traced_run(
+        tmp_path, [(trained, None), (traced_record(), make_timeline()), (other, None)]
+    )
+    assert step_ids(analyze_run(run)) == [
         *(
             "steps-table",
             "step-time",
@@ -76,11 +107,17 @@ def test_step_section_has_panels_with_content(tmp_path: Path) -> None:
 
 
 def test_step_section_explains_missing_timelines(tmp_path: Path) -> None:
-    section = there(step_section(found_of(run_with(tmp_path, [(traced_record(), timeline(clock=""))]))))
+    section = require(
+        step_section(
+            analyze_run(write_traced_run(tmp_path, [(traced_record(), make_timeline(clock=""))]))
+        )
+    )
     (table,) = [table for table in section.tables if table.id == "step-timelines"]
     assert table.rows == ()
     assert table.notes[0].startswith("No timeline of step.ddp layers=4: the trace names no clock")
-    unreadable = there(step_section(found_in(pipeline_record(measured=[[["nonsense", 0, 1]], []]))))
+    unreadable = require(
+        step_section(analyze_records(pipeline_record(measured=[[["nonsense", 0, 1]], []])))
+    )
     assert "nonsense" in unreadable.notes[0]
 
 
@@ -92,27 +129,37 @@ NOTHING = Component(name="bytes tp", predicted=0.0, measured=None, unit="B")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return msgspec.structs.replace(run_of(ok(step())), path=tmp_path)
+    return msgspec.structs.replace(run_from_records(ok_record(step_case())), path=tmp_path)
 
 
 def predictions(run: Run, found: Validation) -> Section:
     write_whole(run.path / PLAN_FILE, encode_json(found))
-    return there(predicted_section(found_of(run)))
+    return require(predicted_section(analyze_run(run)))
 
 
 def row(
-    *components: Component, notes: tuple[str, ...] = (), compute: Literal["measured", "declared"] = "measured"
+    *components: Component,
+    notes: tuple[str, ...] = (),
+    compute: Literal["measured", "declared"] = "measured",
 ) -> StepCheck:
     told = list(components)
-    return StepCheck(case="a", label="ddp", ranks=2, rule="r", compute=compute, components=told, notes=list(notes))
+    return StepCheck(
+        case="a",
+        label="ddp",
+        ranks=2,
+        rule="r",
+        compute=compute,
+        components=told,
+        notes=list(notes),
+    )
 
 
 def test_predicted_section_shows_the_plan_file(run: Run) -> None:
-    assert predicted_section(found_of(run)) is None
+    assert predicted_section(analyze_run(run)) is None
     rows = [row(BYTES, TIME, NOTHING, WIDE, notes=("its compute is of another pass",))]
     found = Validation(run="run-1", fits="run-1", rows=rows, left_out={"cp": "not priced"})
     (table,) = predictions(run, found).tables
-    assert table_cells(table) == [
+    assert cell_texts(table) == [
         ["ddp", "bytes dp", "2.00 KiB", "2.00 KiB", "+0.0%"],
         ["ddp", "step", "12.0 ms", "10.0 ms", "+20.0%"],
         ["ddp", "bytes tp", "0 B", "-", "-"],
@@ -123,9 +170,14 @@ def test_predicted_section_shows_the_plan_file(run: Run) -> None:
 
 
 def test_predicted_section_survives_a_damaged_file(run: Run) -> None:
-    told = dict.fromkeys((b"{", b'{"schema": 1}', b"\xff"), "is not what parbench plan --validate wrote")
-    for content, expected in {**told, b'{"schema": 2, "rows": []}': "plan.json: schema 2 is newer than 1"}.items():
+    told = dict.fromkeys(
+        (b"{", b'{"schema": 1}', b"\xff"), "is not what parbench plan --validate wrote"
+    )
+    for content, expected in {
+        **told,
+        b'{"schema": 2, "rows": []}': "plan.json: schema 2 is newer than 1",
+    }.items():
         (run.path / PLAN_FILE).write_bytes(content)
-        section = there(predicted_section(found_of(run)))
+        section = require(predicted_section(analyze_run(run)))
         assert section.tables == ()
         assert expected in section.notes[0], content

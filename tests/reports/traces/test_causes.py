@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from drawn_steps import DRAWN, MB, clean, job, late, one_bucket, queued
-from kineto_files import RankFile
 
 from parbench.bench.text import UserError
 from parbench.reports.traces.causes import causes_of, step_seconds, waits_by_rank
 from parbench.reports.traces.steps import job_of, read_steps
+from tests.support.drawn_steps import DRAWN, MB, clean, job, late, one_bucket, queued
+from tests.support.kineto_files import RankFile
 
 
 @pytest.mark.parametrize("kind", DRAWN)
@@ -78,7 +78,9 @@ def test_steps_that_not_all_ranks_traced_are_left_out(tmp_path: Path) -> None:
     assert found.steps == 1
     assert step_seconds(found) == pytest.approx(10e-3)
     assert waits_by_rank(found)[1] == pytest.approx([2e-3])
-    with pytest.raises(UserError, match=r"no step in common \(rank 0: ProfilerStep#1 to ProfilerStep#2; .*rank 2"):
+    with pytest.raises(
+        UserError, match=r"no step in common \(rank 0: ProfilerStep#1 to ProfilerStep#2; .*rank 2"
+    ):
         job_of(sources)
 
 

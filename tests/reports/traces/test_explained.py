@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from drawn_steps import MB, RANKS, clean, job, late, one_bucket
-from reports_fixtures import collective, make_plan, make_run, ok, write_run
 
 from parbench import cli
+from tests.support.drawn_steps import MB, RANKS, clean, job, late, one_bucket
+from tests.support.reports_fixtures import (
+    collective_case,
+    make_plan,
+    make_run,
+    ok_record,
+    write_run,
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,9 @@ def test_tables_have_ranks_calls_and_what_if(traces: Path, tmp_path: Path) -> No
     assert (tmp_path / "tables.txt").read_text() == done.stdout
 
 
-def test_json_holds_the_same_numbers_and_the_page_stands_alone(traces: Path, tmp_path: Path) -> None:
+def test_json_holds_the_same_numbers_and_the_page_stands_alone(
+    traces: Path, tmp_path: Path
+) -> None:
     told = json.loads(explain(traces, "--format", "json").stdout)
     assert told["look_at_first"][0]["kind"] == "one bucket"
     [row] = told["collectives"]
@@ -59,8 +67,11 @@ def test_json_holds_the_same_numbers_and_the_page_stands_alone(traces: Path, tmp
 
 
 def test_transfers_stand_beside_a_runs_fit(traces: Path, tmp_path: Path) -> None:
-    cases = {size: collective(size_bytes=size) for size in (1 << power for power in range(12, 28, 3))}
-    records = [ok(case, 0, 1e-5 + size / 1e11) for size, case in cases.items()]
+    cases = {
+        size: collective_case(size_bytes=size)
+        for size in (1 << power for power in range(12, 28, 3))
+    }
+    records = [ok_record(case, 0, 1e-5 + size / 1e11) for size, case in cases.items()]
     against = write_run(tmp_path, make_run(make_plan(cases.values()), records))
     done = explain(traces, "--against", against)
     assert done.exit_code == 0
@@ -85,6 +96,9 @@ def test_what_cannot_be_explained_is_one_sentence(traces: Path, tmp_path: Path) 
 
 
 def test_a_clean_job_has_nothing_that_stands_out(tmp_path: Path) -> None:
-    for draw, said in ((clean, "Nothing stands out"), (late, "rank 2 comes last to 100% of collectives")):
+    for draw, said in (
+        (clean, "Nothing stands out"),
+        (late, "rank 2 comes last to 100% of collectives"),
+    ):
         job(tmp_path, draw)
         assert said in explain(tmp_path).stdout

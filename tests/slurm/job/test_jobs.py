@@ -5,21 +5,29 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from reports_fixtures import bad, collective
-from sweeps import FakeSlurm, make_folder, make_sweep, point
 
 from parbench.bench.results.records import RankState, Record
 from parbench.bench.text import UserError
 from parbench.slurm.job.point_run import DeadNodes, is_down
 from parbench.slurm.job.state import FOLDER, SavedState, exit_code, read_states, write_state
 from parbench.slurm.system import end_time, too_long
+from tests.support.reports_fixtures import collective_case, failed_record
+from tests.support.sweeps import FakeSlurm, make_folder, make_point, make_sweep
 
 
 def test_states_are_replaced_whole_and_read_by_point(tmp_path: Path) -> None:
-    points = [point(0), point(1)]
+    points = [make_point(0), make_point(1)]
     folder = make_folder(tmp_path, make_sweep(points))
     assert read_states(folder, points) == {}
-    done = SavedState(state="done", job="7", time="t", run="runs/a", nodes=("n1", "n2"), seconds=1.5, lost_runs=("b",))
+    done = SavedState(
+        state="done",
+        job="7",
+        time="t",
+        run="runs/a",
+        nodes=("n1", "n2"),
+        seconds=1.5,
+        lost_runs=("b",),
+    )
     for state in (SavedState(state="started", job="7", time="t"), done):
         write_state(folder, points[1].id, state)
         assert read_states(folder, points) == {points[1].id: state}
@@ -31,24 +39,37 @@ def test_states_are_replaced_whole_and_read_by_point(tmp_path: Path) -> None:
 
 
 def test_exit_code_puts_wrong_results_first() -> None:
-    points = [point(0), point(1)]
+    points = [make_point(0), make_point(1)]
     done = SavedState(state="done", job="7", time="t")
     failed = SavedState(state="failed", job="7", time="t")
     wrong = SavedState(state="failed", job="7", time="t", has_wrong_results=True)
-    for states, code in (([done, done], 0), ([done], 4), ([done, failed], 4), ([failed, wrong], 1), ([wrong], 1)):
-        assert exit_code({one.id: state for one, state in zip(points, states, strict=False)}, points) == code
+    for states, code in (
+        ([done, done], 0),
+        ([done], 4),
+        ([done, failed], 4),
+        ([failed, wrong], 1),
+        ([wrong], 1),
+    ):
+        assert (
+            exit_code({one.id: state for one, state in zip(points, states, strict=False)}, points)
+            == code
+        )
 
 
 ENVIRON = {"SLURM_JOB_NODELIST": "n1,n2,n3,n4", "SLURM_JOB_ID": "7"}
 
 
-def cluster(nodes: dict[str, str] | None = None, kept: str = "n1,n2,n3,n4", state: str = "RUNNING") -> FakeSlurm:
-    return FakeSlurm().set(nodes=nodes or {}, jobs={"7": {"JobId": "7", "JobState": state, "NodeList": kept}})
+def cluster(
+    nodes: dict[str, str] | None = None, kept: str = "n1,n2,n3,n4", state: str = "RUNNING"
+) -> FakeSlurm:
+    return FakeSlurm().set(
+        nodes=nodes or {}, jobs={"7": {"JobId": "7", "JobState": state, "NodeList": kept}}
+    )
 
 
 def hang(*states: str, hosts: tuple[str, ...] = ("n1", "n2", "n3")) -> Record:
     ranks = [RankState(rank=i, host=hosts[i], pid=i, state=state) for i, state in enumerate(states)]
-    return bad(collective(), 0, "hang", "no end within 10 s", ranks=ranks)
+    return failed_record(collective_case(), 0, "hang", "no end within 10 s", ranks=ranks)
 
 
 def test_a_node_that_slurm_has_down_is_dead_and_stays_so() -> None:
@@ -72,22 +93,35 @@ def test_a_node_that_the_job_lost_is_dead_and_one_that_an_ending_job_gives_back_
         assert DeadNodes(cluster({"n3": "idle"}, kept, state), ENVIRON).look() == set(), state
 
 
-def test_a_host_is_dead_where_it_alone_is_silent_in_a_hang_and_words_tell_down_from_silent() -> None:
-    long = hang("timed, step 3", "timed", "no answer (process is stopped)", hosts=("n1.c", "n2.c", "n3.c"))
-    ranks = [RankState(rank=0, host="n2", pid=1, state="no answer"), RankState(rank=1, host="n3", pid=1, state="alive")]
+def test_a_host_is_dead_where_it_alone_is_silent_in_a_hang_and_words_tell_down_from_silent() -> (
+    None
+):
+    long = hang(
+        "timed, step 3", "timed", "no answer (process is stopped)", hosts=("n1.c", "n2.c", "n3.c")
+    )
+    ranks = [
+        RankState(rank=0, host="n2", pid=1, state="no answer"),
+        RankState(rank=1, host="n3", pid=1, state="alive"),
+    ]
     for why, record, dead in (
         ("under its short name", long, {"n3"}),
         ("this host is never silent", hang("no answer", "timed", "timed"), set()),
         ("nobody answers", hang("no answer", "no answer", "no answer"), set()),
-        ("one rank answers", hang("no answer", "timed", "no answer", hosts=("n2", "n2", "n3")), {"n3"}),
-        ("no hang", bad(collective(), ranks=ranks), set()),
+        (
+            "one rank answers",
+            hang("no answer", "timed", "no answer", hosts=("n2", "n2", "n3")),
+            {"n3"},
+        ),
+        ("no hang", failed_record(collective_case(), ranks=ranks), set()),
     ):
         assert DeadNodes(cluster(), ENVIRON, host="n1.cluster").look([record]) == dead, why
     nodes = DeadNodes(cluster({"n2": "down", "n4": "down"}), ENVIRON, host="n1")
     nodes.look([hang("timed", "timed", "no answer")])
     assert nodes.words() == "n2 and n4 are down and n3 gives no answer"
     nodes = DeadNodes(cluster(), ENVIRON, host="n1")
-    assert nodes.look([hang("timed", "no answer", "timed"), hang("timed", "no answer", "no answer")]) == {"n2", "n3"}
+    assert nodes.look(
+        [hang("timed", "no answer", "timed"), hang("timed", "no answer", "no answer")]
+    ) == {"n2", "n3"}
     assert nodes.words() == "n2 and n3 give no answer"
 
 
@@ -114,7 +148,10 @@ def test_end_time_of_a_job_and_what_does_not_fit() -> None:
         ({}, "0", math.inf),
         ({}, "soon", math.inf),
     ):
-        assert end_time(job, {"SLURM_JOB_END_TIME": variable} if variable else {}) == end, (job, variable)
+        assert end_time(job, {"SLURM_JOB_END_TIME": variable} if variable else {}) == end, (
+            job,
+            variable,
+        )
     assert too_long(94.2, 60.9) == "needs about 95 s, 60 s are left"
     assert too_long(5.0, -3.0) == "needs about 5 s, 0 s are left"
     assert too_long(60.0, 60.0) == too_long(1e9, math.inf) == ""

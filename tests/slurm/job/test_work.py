@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import case, wait_until, within
-from reports_fixtures import bad
-from standin import counted, standin
-from sweeps import FakeSlurm, make_folder, make_sweep, point
 
 from parbench.bench.results.records import RankState, Record
 from parbench.bench.results.runs import open_writer
@@ -23,14 +19,24 @@ from parbench.slurm.job.point_run import Attempt, Command
 from parbench.slurm.job.state import SavedState, read_states
 from parbench.slurm.job.work import task_point, work
 from parbench.slurm.sweep.folder import Point, load_sweep
+from tests.support.fakes import make_fake_case, time_limit, wait_until
+from tests.support.reports_fixtures import failed_record
+from tests.support.standin import counted, standin
+from tests.support.sweeps import FakeSlurm, make_folder, make_point, make_sweep
 
-P = tuple(point(number) for number in range(3))
+P = tuple(make_point(number) for number in range(3))
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3,n4"}
 
 
 def job(seconds: float = 3600.0, **more: str) -> dict[str, str]:
     end = datetime.fromtimestamp(time.time() + seconds).isoformat(timespec="seconds")
-    facts = {"JobId": "7", "JobState": "RUNNING", "TimeLimit": "01:00:00", "EndTime": end, "NodeList": "n1,n2,n3,n4"}
+    facts = {
+        "JobId": "7",
+        "JobState": "RUNNING",
+        "TimeLimit": "01:00:00",
+        "EndTime": end,
+        "NodeList": "n1,n2,n3,n4",
+    }
     return {**facts, **more}
 
 
@@ -38,9 +44,16 @@ def cluster(seconds: float = 3600.0, **values: Any) -> FakeSlurm:
     return FakeSlurm().set(**{"jobs": {"7": job(seconds)}, **values})
 
 
-def run(folder: Path, slurm: FakeSlurm | None = None, command: Command | None = None, **more: Any) -> int:
-    with within(60):
-        given = {"command": command or standin(cases=1, each=0), "environ": JOB, "slurm": slurm or cluster(), **more}
+def run(
+    folder: Path, slurm: FakeSlurm | None = None, command: Command | None = None, **more: Any
+) -> int:
+    with time_limit(60):
+        given = {
+            "command": command or standin(cases=1, each=0),
+            "environ": JOB,
+            "slurm": slurm or cluster(),
+            **more,
+        }
         return work(folder, **given)
 
 
@@ -61,7 +74,9 @@ def assert_measured_once(folder: Path, measurements: int) -> None:
     assert len(counted(folder)) == measurements
 
 
-def test_every_point_is_measured_once_in_the_sweeps_order_and_by_no_second_job(tmp_path: Path) -> None:
+def test_every_point_is_measured_once_in_the_sweeps_order_and_by_no_second_job(
+    tmp_path: Path,
+) -> None:
     folder, told, again = folder_of(tmp_path), list[Attempt](), list[Attempt]()
     before = signal.getsignal(signal.SIGTERM)
     assert run(folder, command=standin(cases=2, told=told)) == 0
@@ -72,7 +87,12 @@ def test_every_point_is_measured_once_in_the_sweeps_order_and_by_no_second_job(t
     assert again == []
     assert_measured_once(folder, 6)
     for state in states(folder).values():
-        assert (state.state, state.reason, state.nodes, state.job) == ("done", "", ("n1", "n2"), "7")
+        assert (state.state, state.reason, state.nodes, state.job) == (
+            "done",
+            "",
+            ("n1", "n2"),
+            "7",
+        )
         assert (folder / state.run / "records.jsonl").exists()
         assert state.seconds > 0.1
 
@@ -91,7 +111,9 @@ def test_what_a_killed_job_had_begun_is_gone_on_with(tmp_path: Path) -> None:
     kept = len(counted(folder))
     assert words(folder) == {P[0].id: ("started", "")}
     time.sleep(0.7)
-    assert len(counted(folder)) <= kept + 1, "the child hears that its parent was killed, as its ranks will be"
+    assert len(counted(folder)) <= kept + 1, (
+        "the child hears that its parent was killed, as its ranks will be"
+    )
     requeued = {**JOB, "SLURM_RESTART_COUNT": "1"}
     assert run(folder, command=standin(told=told, each=0.01), environ=requeued) == 0
     assert told[0].run is not None
@@ -100,7 +122,9 @@ def test_what_a_killed_job_had_begun_is_gone_on_with(tmp_path: Path) -> None:
     assert words(folder) == {P[0].id: ("done", "")}
 
 
-def test_a_bad_end_is_named_the_rest_goes_on_and_a_fault_of_its_own_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_bad_end_is_named_the_rest_goes_on_and_a_fault_of_its_own_is_not_tried_again(
+    tmp_path: Path,
+) -> None:
     ends = {
         "wrong": ("failed", "wrong: collective.all_reduce", 1),
         "hang": ("failed", "hang: collective.all_reduce", 4),
@@ -123,8 +147,10 @@ def test_a_bad_end_is_named_the_rest_goes_on_and_a_fault_of_its_own_is_not_tried
             assert told == []
 
 
-def test_work_postpones_a_point_and_requeues_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = (point(0, nodes=4, seconds=100), point(1, seconds=15))
+def test_work_postpones_a_point_and_requeues_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = (make_point(0, nodes=4, seconds=100), make_point(1, seconds=15))
     folder, slurm = folder_of(tmp_path / "one", points), cluster(30)
     assert run(folder, slurm) == 4
     state, reason = words(folder)[points[0].id]
@@ -132,7 +158,10 @@ def test_work_postpones_a_point_and_requeues_the_job(tmp_path: Path, capsys: pyt
     assert reason.startswith("needs about 108 s, 2")
     assert words(folder)[points[1].id] == ("done", "")
     assert ("requeue", "7") in slurm.told
-    for name, some, more in (("none measured", points[:1], {}), ("not wanted", points, {"requeue": False})):
+    for name, some, more in (
+        ("none measured", points[:1], {}),
+        ("not wanted", points, {"requeue": False}),
+    ):
         folder, slurm = folder_of(tmp_path / name, some, **more), cluster(30)
         assert run(folder, slurm) == 4
         assert words(folder)[points[0].id][0] == "postponed"
@@ -143,14 +172,14 @@ def test_work_postpones_a_point_and_requeues_the_job(tmp_path: Path, capsys: pyt
 
 
 def test_work_needs_time_only_for_the_rest_of_a_begun_point(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, (point(0, seconds=40),))
+    folder = folder_of(tmp_path, (make_point(0, seconds=40),))
     assert run(folder, command=standin(cases=4, each=0, end="die")) == 4
     assert len(counted(folder)) == 3
     assert run(folder, cluster(25)) == 0, "a quarter of 40 s and the margin fit into 25 s"
 
 
 def test_the_job_s_end_stops_a_point_that_takes_longer_than_expected(tmp_path: Path) -> None:
-    points = (point(0), point(1, seconds=0.1), point(2))
+    points = (make_point(0), make_point(1, seconds=0.1), make_point(2))
     folder, slurm = folder_of(tmp_path, points), cluster()
 
     def command(attempt: Attempt) -> list[str]:
@@ -176,7 +205,9 @@ def when_measuring(folder: Path, change: Callable[[], object]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def test_work_notices_a_time_limit_that_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_notices_a_time_limit_that_is_shortened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("parbench.slurm.job.work._SLURM_INTERVAL_SECONDS", 0.3)
     monkeypatch.setattr("parbench.slurm.job.work._RECORDS_INTERVAL_SECONDS", 0.3)
     folder, slurm = folder_of(tmp_path, P[:1]), cluster()
@@ -186,7 +217,9 @@ def test_work_notices_a_time_limit_that_is_shortened(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("end", ["ok", "stubborn"])
-def test_sigterm_stops_at_once_keeps_what_is_done_and_begins_nothing_else(tmp_path: Path, end: str) -> None:
+def test_sigterm_stops_at_once_keeps_what_is_done_and_begins_nothing_else(
+    tmp_path: Path, end: str
+) -> None:
     folder, slurm, ended = folder_of(tmp_path), cluster(), list[float]()
 
     def stop() -> None:
@@ -195,7 +228,9 @@ def test_sigterm_stops_at_once_keeps_what_is_done_and_begins_nothing_else(tmp_pa
 
     when_measuring(folder, stop)
     assert run(folder, slurm, standin(cases=400, each=0.05, end=end)) == 4
-    assert time.monotonic() - ended[0] < 5, "KillWait may be two seconds; a child has six where only its time ends"
+    assert time.monotonic() - ended[0] < 5, (
+        "KillWait may be two seconds; a child has six where only its time ends"
+    )
     assert words(folder) == {P[0].id: ("interrupted", "the job was told to stop")}
     assert ("requeue", "7") not in slurm.told
 
@@ -215,14 +250,25 @@ def test_ranks_that_the_jobs_end_killed_are_not_blamed(tmp_path: Path) -> None:
 def losing_n2(slurm: FakeSlurm, told: list[Attempt], hang_nodes: int) -> Command:
     def command(attempt: Attempt) -> list[str]:
         slurm.set(nodes={"n2": "down"})
-        return standin(cases=1, each=0, end="hang" if attempt.point.nodes == hang_nodes else "ok", told=told)(attempt)
+        return standin(
+            cases=1, each=0, end="hang" if attempt.point.nodes == hang_nodes else "ok", told=told
+        )(attempt)
 
     return command
 
 
 def test_a_dead_node_ends_its_point_and_the_rest_goes_on_without_it(tmp_path: Path) -> None:
-    points = (point(0, nodes=4), point(1, nodes=4), point(2, nodes=3), point(3, nodes=2))
-    folder, told, slurm = folder_of(tmp_path, points, on_dead_node="go-on"), list[Attempt](), cluster()
+    points = (
+        make_point(0, nodes=4),
+        make_point(1, nodes=4),
+        make_point(2, nodes=3),
+        make_point(3, nodes=2),
+    )
+    folder, told, slurm = (
+        folder_of(tmp_path, points, on_dead_node="go-on"),
+        list[Attempt](),
+        cluster(),
+    )
     assert run(folder, slurm, losing_n2(slurm, told, 4)) == 4
     found = words(folder)
     assert found[points[0].id][0] == "lost-node"
@@ -232,7 +278,9 @@ def test_a_dead_node_ends_its_point_and_the_rest_goes_on_without_it(tmp_path: Pa
     assert [attempt.nodes for attempt in told[1:]] == [("n1", "n3", "n4"), ("n1", "n3")]
 
 
-def test_with_fail_a_dead_node_ends_the_job_and_the_next_measures_its_point_afresh(tmp_path: Path) -> None:
+def test_with_fail_a_dead_node_ends_the_job_and_the_next_measures_its_point_afresh(
+    tmp_path: Path,
+) -> None:
     folder, told, slurm = folder_of(tmp_path), list[Attempt](), cluster()
     assert run(folder, slurm, losing_n2(slurm, told, 2)) == 4
     found = words(folder)
@@ -245,7 +293,9 @@ def test_with_fail_a_dead_node_ends_the_job_and_the_next_measures_its_point_afre
     assert len(list((folder / "runs" / P[0].id).iterdir())) == 2
 
 
-def test_a_child_is_not_left_to_wait_for_a_node_that_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_not_left_to_wait_for_a_node_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("parbench.slurm.job.work._SLURM_INTERVAL_SECONDS", 0.3)
     monkeypatch.setattr("parbench.slurm.job.work._RECORDS_INTERVAL_SECONDS", 0.3)
     folder, slurm = folder_of(tmp_path, P[:1], on_dead_node="go-on"), cluster()
@@ -263,9 +313,14 @@ def test_a_node_that_did_no_harm_to_a_point_is_not_its_excuse(tmp_path: Path) ->
     run(folder, cluster(), standin(cases=3, each=0, end="die"))
     (path,) = (folder / "runs" / P[0].id).iterdir()
     states = (("n1", "timed, step 3"), ("n2", "no answer"))
-    ranks = [RankState(rank=rank, host=host, pid=1, state=state) for rank, (host, state) in enumerate(states)]
+    ranks = [
+        RankState(rank=rank, host=host, pid=1, state=state)
+        for rank, (host, state) in enumerate(states)
+    ]
     with open_writer(path) as writer:  # as an earlier job may have left it
-        writer.write(bad(case(2), 0, "hang", "rank 1 did not arrive", ranks=ranks))
+        writer.write(
+            failed_record(make_fake_case(2), 0, "hang", "rank 1 did not arrive", ranks=ranks)
+        )
     assert run(folder) == 4
     assert words(folder)[P[0].id][0] == "failed"
 
@@ -285,7 +340,9 @@ def test_work_runs_outside_of_slurm(tmp_path: Path) -> None:
     assert states(folder)[P[0].id].job == "none"
 
 
-def test_work_ends_the_child_when_a_file_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_ends_the_child_when_a_file_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, children = folder_of(tmp_path, P[:2]), list[int]()
     real = point_run.Child.__init__
 

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Sequence, Set
 
 import pytest
-from screen_study import Cluster, rates, simulate
 
 from parbench.bench.plan.groups import Pair, parse_pairs, round_pairs
 from parbench.slurm.screen.fit import (
@@ -21,6 +20,7 @@ from parbench.slurm.screen.fit import (
 )
 from parbench.slurm.screen.run import Turns, confirmation, tournament
 from parbench.slurm.screen.screen import Screening, Verdict, render, screening
+from tests.studies.screen_study import Cluster, rates, simulate
 
 HOSTS = ("n1", "n2", "n3", "n10")
 
@@ -38,7 +38,9 @@ def exact(
         Exchange(
             turn=(turn := f"{index} {repeat}"),
             pair=pair,
-            seconds=0.1 * drift(turn) * max(*(factors.get(rank, 1.0) for rank in pair), (links or {}).get(pair, 1.0)),
+            seconds=0.1
+            * drift(turn)
+            * max(*(factors.get(rank, 1.0) for rank in pair), (links or {}).get(pair, 1.0)),
         )
         for repeat in range(repeats)
         for index in range(n - 1 + n % 2)
@@ -81,7 +83,9 @@ def test_a_slow_link_is_told_from_a_slow_node() -> None:
             assert (found.ranks, found.pairs) == (set(), {pair}), n
             assert found.links[0].factor == pytest.approx(2.0)
     assert told(exact(8, {2: 4.0}, {(0, 5): 2.0})) == ({2}, {(0, 5)})
-    assert told(exact(8, {2: 1.5}, {(2, 5): 4.0}))[0] == {2}, "a slow node's slow link does not hide it"
+    assert told(exact(8, {2: 1.5}, {(2, 5): 4.0}))[0] == {2}, (
+        "a slow node's slow link does not hide it"
+    )
     fast_with_one = exact(4, {}, {(0, 1): 2.0, (0, 2): 2.0})
     assert told(fast_with_one) == (set(), {(0, 1), (0, 2)})
 
@@ -113,13 +117,17 @@ def test_the_interval_holds_the_factor_and_is_wider_with_more_noise() -> None:
         assert effect.low < 2.0 < effect.high
         widths.append(math.log(effect.high / effect.low))
     assert widths[1] > 3 * widths[0]
-    assert math.log(effect.least) > 1.2 * math.log(effect.high / effect.factor), "so many nodes are compared"
+    assert math.log(effect.least) > 1.2 * math.log(effect.high / effect.factor), (
+        "so many nodes are compared"
+    )
     by_hand = [([3.0], 3.0), ([0.0, 1.0, 5.0], 1.75), ([0.1, 0.1, 0.1, 0.1, 9.0], 0.1)]
     for values, middle in by_hand:
         assert hodges_lehmann(values) == pytest.approx(middle)
 
 
-def test_a_suspect_is_confirmed_by_good_partners_alone_and_a_link_against_what_its_ends_do_with_others() -> None:
+def test_a_suspect_is_confirmed_by_good_partners_alone_and_a_link_against_what_its_ends_do_with_others() -> (
+    None
+):
     assert confirm(exact(6, {2: 2.0}), slow({2})).ranks == {2}
     assert confirm(exact(6, {}), slow({2})).ranks == set()
     with_each_other_only = exact(6, {}, {(2, 3): 5.0})
@@ -157,29 +165,54 @@ def test_simulated_the_guilty_are_found_and_nobody_else_is(
 
 
 def test_a_small_tournament_is_whole_and_repeated_and_of_a_large_one_some_rounds() -> None:
-    known = {(3, 5): (3, 4), (4, 5): (3, 2), (4, 3): (3, 1), (4, 7): (3, 3), (5, 5): (5, 1), (64, 5): (5, 1)}
+    known = {
+        (3, 5): (3, 4),
+        (4, 5): (3, 2),
+        (4, 3): (3, 1),
+        (4, 7): (3, 3),
+        (5, 5): (5, 1),
+        (64, 5): (5, 1),
+    }
     for (n, rounds), (num_values, repeats) in {**known, (6, 12): (5, 3)}.items():
         turns = tournament(n, rounds)
-        assert (turns.values, turns.repeats) == (tuple(map(str, range(num_values))), repeats), (n, rounds)
+        assert (turns.values, turns.repeats) == (tuple(map(str, range(num_values))), repeats), (
+            n,
+            rounds,
+        )
         assert len(turns) == num_values * repeats >= rounds
     assert tournament(4, 5).settings() == ["repeat=0,1", "round=0,1,2"], "repeats outermost"
 
 
 def test_suspects_meet_good_partners_and_good_nodes_meet_beside_them() -> None:
-    assert confirmation(4, {3}, set(), 5).settings() == ["repeat=0,1", "pairs=0-3 1-2,0-2 1-3,0-1 2-3"]
+    assert confirmation(4, {3}, set(), 5).settings() == [
+        "repeat=0,1",
+        "pairs=0-3 1-2,0-2 1-3,0-1 2-3",
+    ]
     among_many = met(16, confirmation(16, {5}, set(), 5))
-    assert [sorted(itertools.chain.from_iterable(turn)) for turn in among_many] == [list(range(16))] * 5
+    assert [sorted(itertools.chain.from_iterable(turn)) for turn in among_many] == [
+        list(range(16))
+    ] * 5
     two_of_five = met(5, confirmation(5, {0, 4}, set(), 5))
-    assert all(any(not {0, 4} & set(pair) for pair in turn) for turn in two_of_five), "good ones meet beside them"
+    assert all(any(not {0, 4} & set(pair) for pair in turn) for turn in two_of_five), (
+        "good ones meet beside them"
+    )
     cases: list[tuple[int, set[int], set[Pair]]] = [
         (64, set(), {(2 * i, 2 * i + 1) for i in range(11)}),
-        *((3, {2}, set()), (4, {3}, set()), (4, set(), {(0, 3)}), (4, {1}, {(0, 3)}), (5, {0, 4}, set())),
+        *(
+            (3, {2}, set()),
+            (4, {3}, set()),
+            (4, set(), {(0, 3)}),
+            (4, {1}, {(0, 3)}),
+            (5, {0, 4}, set()),
+        ),
         *((8, {1, 2}, {(0, 3), (0, 5)}), (16, {5}, set()), (16, {1, 2, 3, 4, 5, 6, 7}, set())),
     ]
     for n, nodes, links in cases:
         turns = confirmation(n, nodes, links, 5)
         assert all(turns.values)
-        assert len(set(turns.values)) == len(turns.values), "no round is measured twice under one name"
+        assert len(set(turns.values)) == len(turns.values), (
+            "no round is measured twice under one name"
+        )
         pairs = [pair for turn in met(n, turns) for pair in turn]
         for node in nodes:
             partners = {sum(pair) - node for pair in pairs if node in pair}
@@ -189,7 +222,9 @@ def test_suspects_meet_good_partners_and_good_nodes_meet_beside_them() -> None:
         assert len(good) * turns.repeats >= 3, (n, nodes, links)
         assert len(set(good)) >= min(2, n - len(nodes) - 1), (n, nodes, links)
         if not nodes:
-            assert all(pairs.count(link) * turns.repeats >= 4 for link in links), "chance is not to blame it"
+            assert all(pairs.count(link) * turns.repeats >= 4 for link in links), (
+                "chance is not to blame it"
+            )
         assert links <= set(pairs), (n, nodes, links)
         for end in itertools.chain.from_iterable(links):
             assert any(end in pair for pair in good), "a suspect link's ends meet others too"
@@ -202,7 +237,9 @@ def met(n: int, turns: Turns) -> list[tuple[Pair, ...]]:
 
 def screened(seen: Sequence[Exchange], again: Sequence[Exchange] | None) -> Screening:
     suspects = find_slow(seen)
-    return screening(HOSTS, tuple(seen), suspects, None if again is None else confirm(again, suspects), {})
+    return screening(
+        HOSTS, tuple(seen), suspects, None if again is None else confirm(again, suspects), {}
+    )
 
 
 def words(found: Screening) -> dict[str, str]:
@@ -225,18 +262,27 @@ def test_a_slow_node_has_its_factor_its_evidence_and_an_option_to_paste() -> Non
     found = screened(exact(4, {2: 4.0}), exact(4, {2: 3.0}))
     assert words(found) == {"n1": "fine", "n2": "fine", "n3": "slow", "n10": "fine"}
     bad = found.nodes[2]
-    assert bad.factor == pytest.approx(3.0), "of what was measured to confirm it, not of what made it a suspect"
-    assert bad.evidence == "4.00x with n1, n2, n10 in 6 exchanges; again with n1, n2, n10 in 6 exchanges"
+    assert bad.factor == pytest.approx(3.0), (
+        "of what was measured to confirm it, not of what made it a suspect"
+    )
+    assert (
+        bad.evidence
+        == "4.00x with n1, n2, n10 in 6 exchanges; again with n1, n2, n10 in 6 exchanges"
+    )
     assert (found.exclude, found.code) == ("--exclude=n3", 1)
     assert render(found).splitlines()[-1] == "--exclude=n3"
     fine = [verdict for verdict in found.nodes if verdict.name != "n3"]
-    assert [verdict.factor for verdict in fine] == pytest.approx([1.0] * 3), "measured without the slow one"
+    assert [verdict.factor for verdict in fine] == pytest.approx([1.0] * 3), (
+        "measured without the slow one"
+    )
     assert fine[0].evidence == "with n2, n10 in 4 exchanges"
     found = screened(exact(4, {2: 4.0}), exact(4, {}))
     assert found.nodes[2].evidence.endswith("at first; not when measured again")
     found = screened(exact(4, {2: 4.0}), None)
     assert words(found) == {"n1": "fine", "n2": "fine", "n3": "unconfirmed", "n10": "fine"}
-    assert [verdict.factor for verdict in found.nodes if verdict.name != "n3"] == pytest.approx([1.0] * 3)
+    assert [verdict.factor for verdict in found.nodes if verdict.name != "n3"] == pytest.approx(
+        [1.0] * 3
+    )
 
 
 def test_a_slow_link_is_shown_as_such_and_excludes_neither_node() -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refusal
-from sweeps import job, make_sweep, point
 
 from parbench.bench.files import encode_json
 from parbench.bench.plan.plan import Entry, PlanFile, read_plan_file
@@ -26,12 +24,28 @@ from parbench.slurm.sweep.folder import (
     write_sweep,
 )
 from parbench.slurm.sweep.submit import Batch, batches, script_text
+from tests.support.refusals import usage_error
+from tests.support.sweeps import make_job, make_point, make_sweep
 
-POINTS = (point(0, nodes=4), point(1, nodes=4, ntasks_per_node=2), point(2), point(3, nodes=1, ntasks_per_node=2))
+POINTS = (
+    make_point(0, nodes=4),
+    make_point(1, nodes=4, ntasks_per_node=2),
+    make_point(2),
+    make_point(3, nodes=1, ntasks_per_node=2),
+)
 
 
-def test_sweeps_begun_at_once_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"ring": "ring", "ring vs tree!": "ring-vs-tree", "../x": "x", "größe": "gr-e", "": "sweep", "..": "sweep"}
+def test_sweeps_begun_at_once_get_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {
+        "ring": "ring",
+        "ring vs tree!": "ring-vs-tree",
+        "../x": "x",
+        "größe": "gr-e",
+        "": "sweep",
+        "..": "sweep",
+    }
     for name, expected in {**known, "x" * 300: "x" * 40}.items():
         assert slug(name) == expected
     with ThreadPoolExecutor(8) as pool:
@@ -44,21 +58,25 @@ def test_sweeps_begun_at_once_get_folders_of_their_own(tmp_path: Path, monkeypat
 
 def test_what_takes_no_files_is_refused_and_left_empty(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    told = refusal(create_folder, tmp_path / "file", "s")
+    told = usage_error(create_folder, tmp_path / "file", "s")
     assert told.startswith(f"out = '{tmp_path}/file' cannot hold a sweep: Not a directory (")
     assert told.endswith("; choose another folder with --out")
     with pytest.raises(UserError, match="cannot be written: No such file"):
-        write_sweep(tmp_path, make_sweep([point()]))
+        write_sweep(tmp_path, make_sweep([make_point()]))
     with pytest.raises(UserError, match=r"jobs\.jsonl cannot be written: No such file"):
-        append_job(tmp_path / "absent", job("1", []))
+        append_job(tmp_path / "absent", make_job("1", []))
 
 
 def test_a_sweep_is_read_back_as_it_was_written_and_nothing_else_is_one(tmp_path: Path) -> None:
     folder = create_folder(tmp_path, "s")
-    whole = make_sweep([point(0), point(1)], options={"mem": "0", "exclusive": True}, link="200mbit")
+    whole = make_sweep(
+        [make_point(0), make_point(1)], options={"mem": "0", "exclusive": True}, link="200mbit"
+    )
     write_sweep(folder, whole)
     assert load_sweep(folder) == whole
-    assert {path.name for path in (folder / "points").iterdir()} == {f"{one.id}.json" for one in whole.points}
+    assert {path.name for path in (folder / "points").iterdir()} == {
+        f"{one.id}.json" for one in whole.points
+    }
     for text, words in (
         ('{"schema": 1, "name"', r"sweep\.json is not what parbench wrote: "),
         ('{"schema": 99, "points": 3}', r"sweep\.json: schema 99 is newer than 1"),
@@ -70,7 +88,7 @@ def test_a_sweep_is_read_back_as_it_was_written_and_nothing_else_is_one(tmp_path
 
 def test_jobs_are_read_in_their_order_and_a_line_cut_short_is_passed_over(tmp_path: Path) -> None:
     assert load_jobs(tmp_path) == ()
-    jobs = [job(number, [point()]) for number in ("1", "2", "3")]
+    jobs = [make_job(number, [make_point()]) for number in ("1", "2", "3")]
     for one in jobs:
         append_job(tmp_path, one)
         assert load_jobs(tmp_path)[-1] == one
@@ -105,20 +123,27 @@ def test_a_plan_file_says_whatever_the_point_measures_and_no_more(tmp_path: Path
         "device": "cpu",
     }
     sweep = make_sweep([], plan=PlanFile(**given), link="1gbit")
-    found = planned(tmp_path / "plan.json", sweep, point(cases=cases))
+    found = planned(tmp_path / "plan.json", sweep, make_point(cases=cases))
     assert {name: getattr(found, name) for name in given} == given
     assert found.nproc is None
-    assert [(case.name, case.set) for case in found.case] == [(case.name, case.set) for case in cases]
-    found = planned(tmp_path / "plan.json", make_sweep([]), point(cases=()))
+    assert [(case.name, case.set) for case in found.case] == [
+        (case.name, case.set) for case in cases
+    ]
+    found = planned(tmp_path / "plan.json", make_sweep([]), make_point(cases=()))
     assert (found.preset, found.budget, found.case) == (None, None, ())
     for text in ('a"b\\c', "größe 😀", "a\x7fb\x01\t", "[x] = #1"):
-        one = point(cases=(Entry(name=text, set={text: text}),))
+        one = make_point(cases=(Entry(name=text, set={text: text}),))
         [case] = planned(tmp_path / "plan.json", make_sweep([]), one).case
         assert (case.name, case.set) == (text, {text: text})
 
 
 def sweep(mode: Mode = "one", **given: Any) -> Sweep:
-    usual = {"name": "my sweep", "python": "/v/bin/python", "working_directory": "/home/me", "time_seconds": None}
+    usual = {
+        "name": "my sweep",
+        "python": "/v/bin/python",
+        "working_directory": "/home/me",
+        "time_seconds": None,
+    }
     return make_sweep(POINTS, **{**usual, "mode": mode, **given})
 
 
@@ -128,7 +153,11 @@ def script(mode: Mode = "one", folder: Path = Path("/shared/s"), **given: Any) -
 
 
 def directives(text: str) -> dict[str, str]:
-    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
+    lines = [
+        line.removeprefix("#SBATCH --")
+        for line in text.splitlines()
+        if line.startswith("#SBATCH --")
+    ]
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
@@ -159,7 +188,11 @@ def test_the_whole_script_of_one_allocation_and_what_was_not_asked_for_is_not_to
     found = directives(script(requeue=False))
     assert "no-requeue" in found
     assert not {"requeue", "no-kill", "partition", "array"} & found.keys()
-    found = directives(script(folder=Path("/a%jb"), options={"comment": 'a "b" # \\c'}, working_directory="/my data"))
+    found = directives(
+        script(
+            folder=Path("/a%jb"), options={"comment": 'a "b" # \\c'}, working_directory="/my data"
+        )
+    )
     assert found["comment"] == '"a \\"b\\" # \\\\c"'
     assert found["chdir"] == '"/my data"'
     assert found["output"] == "/a%%jb/logs/%j.out"
@@ -178,7 +211,9 @@ def test_how_many_jobs_there_are_in_each_mode() -> None:
     told = directives(script("array"))
     assert (told["array"], told["output"]) == ("0-1", "/shared/s/logs/%A_%a.out")
     assert script("array").endswith("slurm work /shared/s --array\n")
-    assert batches(sweep(time_seconds=7200))[0].time_seconds == 7200, "the limit of the user takes precedence"
+    assert batches(sweep(time_seconds=7200))[0].time_seconds == 7200, (
+        "the limit of the user takes precedence"
+    )
     [some] = batches(sweep("array"), [POINTS[1]])
     assert (some.tasks, some.points) == ((1,), (POINTS[1],)), "a point keeps its place"
     assert [batch.nodes for batch in batches(sweep(), POINTS[2:])] == [2]

@@ -9,8 +9,6 @@ from pathlib import Path
 import click.testing
 import msgspec
 import pytest
-from refusals import refusal
-from sweeps import FakeSlurm
 
 from parbench import cli
 from parbench.bench.plan.catalogue import DEFINITIONS
@@ -20,6 +18,8 @@ from parbench.slurm.sweep.folder import Sweep, load_jobs, load_sweep
 from parbench.slurm.sweep.submit import batches, fit_partition, freeze, send, submit, too_long
 from parbench.slurm.sweep.sweepfile import read_sweep_file
 from parbench.slurm.system import Partition, Slurm, SlurmError
+from tests.support.refusals import usage_error
+from tests.support.sweeps import FakeSlurm
 
 SMALL = """
 nodes = [2, 4]
@@ -33,7 +33,9 @@ BIG = Partition(name="big", nodes=128, limit_seconds=86400)
 REFUSAL = SlurmError("sbatch refused: too many jobs")
 
 
-def cluster(refused: float = math.inf, error: BaseException = REFUSAL, *, cancels: bool = True) -> FakeSlurm:
+def cluster(
+    refused: float = math.inf, error: BaseException = REFUSAL, *, cancels: bool = True
+) -> FakeSlurm:
     """Return a Slurm of two partitions that refuses jobs from the ``refused``-th on."""
     slurm = FakeSlurm().set(parts=(LAB, BIG))
 
@@ -59,7 +61,12 @@ def file(tmp_path: Path) -> Path:
 
 def run(file: Path, slurm: Slurm, *, dry_run: bool = False) -> int:
     return submit(
-        file, ("parbench.bench.plan.catalogue",), dry_run=dry_run, wait=False, out=file.parent / "sweeps", slurm=slurm
+        file,
+        ("parbench.bench.plan.catalogue",),
+        dry_run=dry_run,
+        wait=False,
+        out=file.parent / "sweeps",
+        slurm=slurm,
     )
 
 
@@ -68,7 +75,9 @@ def frozen(file: Path, **changes: object) -> Sweep:
     return msgspec.structs.replace(freeze(read, file, expand(read, DEFINITIONS)[0]), **changes)
 
 
-def test_a_sweep_is_written_submitted_noted_and_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_is_written_submitted_noted_and_told(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     slurm = cluster()
     assert run(file, slurm) == 0
     [folder] = (file.parent / "sweeps").iterdir()
@@ -88,7 +97,9 @@ def test_a_sweep_is_written_submitted_noted_and_told(file: Path, capsys: pytest.
         f"next: parbench slurm status {folder}",
     ]
     assert run(file, cluster()) == 0
-    assert len(list(folder.parent.iterdir())) == 2, "a second sweep of the file has a folder of its own"
+    assert len(list(folder.parent.iterdir())) == 2, (
+        "a second sweep of the file has a folder of its own"
+    )
     file.write_text(f'mode = "array"\n{SMALL}')
     assert run(file, cluster()) == 0
     [folder] = [one for one in folder.parent.iterdir() if load_sweep(one).mode == "array"]
@@ -115,7 +126,9 @@ def test_a_dry_run_shows_all_and_leaves_nothing_and_needs_no_slurm(
     assert done.exit_code == 0, done.output
     unchecked = "note: the partition, its nodes and its time limit were not checked: sinfo is not in the PATH"
     assert done.output.startswith(unchecked)
-    with pytest.raises(UserError, match=r"^sbatch is not in the PATH: submit where Slurm's programs are installed$"):
+    with pytest.raises(
+        UserError, match=r"^sbatch is not in the PATH: submit where Slurm's programs are installed$"
+    ):
         run(file, Slurm())
     assert not (file.parent / "sweeps").exists()
 
@@ -129,12 +142,16 @@ def test_all_jobs_are_submitted_or_none(file: Path) -> None:
         (cluster(3), [["101", "102"]], "nothing is left submitted: jobs 101 102 were cancelled"),
         (cluster(2, cancels=False), [["101"]], kept),
     ):
-        assert refusal(run, file, slurm) == f"{words}: {why}"
+        assert usage_error(run, file, slurm) == f"{words}: {why}"
         assert told(slurm, "scancel") == cancelled
-        assert any((file.parent / "sweeps").iterdir()) == bool(cancelled), "a folder without jobs is removed"
+        assert any((file.parent / "sweeps").iterdir()) == bool(cancelled), (
+            "a folder without jobs is removed"
+        )
 
 
-def test_a_job_that_cannot_be_noted_and_an_interrupt_take_back_what_was_submitted(file: Path, tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_noted_and_an_interrupt_take_back_what_was_submitted(
+    file: Path, tmp_path: Path
+) -> None:
     sweep, slurm = frozen(file, mode="array"), cluster(2, KeyboardInterrupt())
     (tmp_path / "scripts").mkdir()
     with pytest.raises(KeyboardInterrupt):
@@ -143,7 +160,9 @@ def test_a_job_that_cannot_be_noted_and_an_interrupt_take_back_what_was_submitte
     slurm = cluster()
     (tmp_path / "jobs.jsonl").unlink()
     (tmp_path / "jobs.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"nothing is left submitted: jobs 101 were cancelled: .*cannot be written"):
+    with pytest.raises(
+        UserError, match=r"nothing is left submitted: jobs 101 were cancelled: .*cannot be written"
+    ):
         send(sweep, tmp_path, batches(sweep), slurm)
     assert told(slurm, "scancel") == [["101"]]
 
@@ -157,15 +176,22 @@ def test_bad_input_is_one_sentence_that_names_the_file_and_nothing_is_submitted(
             "nodes = 2\nslurm.partition = 'bog'",
             "no partition is named 'bog': there are lab or big; did you mean 'big'?",
         ),
-        ("nodes = 2\nslurm.time = '2h'", "$.slurm.time(120 min) > 60 min, the limit of partition lab"),
+        (
+            "nodes = 2\nslurm.time = '2h'",
+            "$.slurm.time(120 min) > 60 min, the limit of partition lab",
+        ),
     ):
         file.write_text(f"{text}\n[[case]]\nname = 'all_reduce'\n")
         slurm = cluster()
-        with pytest.raises(UserError, match=f"^sweep file {re.escape(str(file))}: .*{re.escape(words)}"):
+        with pytest.raises(
+            UserError, match=f"^sweep file {re.escape(str(file))}: .*{re.escape(words)}"
+        ):
             run(file, slurm)
         assert told(slurm, "sbatch") == []
         assert not (file.parent / "sweeps").exists()
-    done = click.testing.CliRunner().invoke(cli.main, ["slurm", "submit", str(file.parent / "absent.toml")])
+    done = click.testing.CliRunner().invoke(
+        cli.main, ["slurm", "submit", str(file.parent / "absent.toml")]
+    )
     assert (done.exit_code, "absent.toml cannot be read" in done.output) == (2, True)
     file.write_text(SMALL)
     (file.parent / "sweeps").write_text("a file")
@@ -175,17 +201,23 @@ def test_bad_input_is_one_sentence_that_names_the_file_and_nothing_is_submitted(
     assert told(slurm, "sbatch") == []
 
 
-def test_the_default_partition_is_the_one_that_slurm_marks_and_one_that_is_down_is_noted(file: Path) -> None:
+def test_the_default_partition_is_the_one_that_slurm_marks_and_one_that_is_down_is_noted(
+    file: Path,
+) -> None:
     for default, there in (((BIG,), "big"), ((), "none")):
-        told = refusal(fit_partition, frozen(file), default)
+        told = usage_error(fit_partition, frozen(file), default)
         assert told == f"$.slurm.partition is missing, and Slurm has no default: there are {there}"
     sweep = frozen(file)
     assert fit_partition(sweep, (LAB,)) == (sweep, [])
     down = replace(LAB, is_up=False)
     for name, notes in ((None, ["partition lab is not up: jobs wait"]), ("big", [])):
-        assert fit_partition(msgspec.structs.replace(sweep, partition=name), (BIG, down))[1] == notes
+        assert (
+            fit_partition(msgspec.structs.replace(sweep, partition=name), (BIG, down))[1] == notes
+        )
     wide = msgspec.structs.replace(frozen(file, time_seconds=7200), partition="lab,big")
-    assert fit_partition(wide, (LAB, BIG)) == (wide, []), "the longest limit of the partitions named counts"
+    assert fit_partition(wide, (LAB, BIG)) == (wide, []), (
+        "the longest limit of the partitions named counts"
+    )
 
 
 def test_a_sweep_longer_than_allowed_is_cut_where_it_can_queue_itself_again(file: Path) -> None:
@@ -194,7 +226,9 @@ def test_a_sweep_longer_than_allowed_is_cut_where_it_can_queue_itself_again(file
     cut, notes = fit_partition(frozen(file), (short,))
     assert cut.time_seconds == 180
     assert notes == ["the job takes about 8 min, in parts of 3 min, all that partition lab allows"]
-    with pytest.raises(UserError, match="a job needs 8 min, and partition lab allows 3 min: try mode = 'array'"):
+    with pytest.raises(
+        UserError, match="a job needs 8 min, and partition lab allows 3 min: try mode = 'array'"
+    ):
         fit_partition(frozen(file, requeue=False), (short,))
     with pytest.raises(UserError, match="a job needs 8 min, and partition lab allows 15 s"):
         fit_partition(frozen(file), (tiny,))

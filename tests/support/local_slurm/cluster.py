@@ -19,13 +19,20 @@ from pathlib import Path
 
 import msgspec
 
-from local_slurm.cluster_conf import CONTROLLER, CONTROLLER_PORT, ClusterSpec, address, config_files, emulated
-from local_slurm.links import ClusterError, Node, lay_fabric, plug, port, shape
 from parbench.bench.machine.environment import EMULATED_VARIABLE
 from parbench.bench.machine.machine import available_cores
 from parbench.bench.text import last_line
+from tests.support.local_slurm.cluster_conf import (
+    CONTROLLER,
+    CONTROLLER_PORT,
+    ClusterSpec,
+    address,
+    config_files,
+    emulated,
+)
+from tests.support.local_slurm.links import ClusterError, Node, lay_fabric, plug, port, shape
 
-PROGRAM = str(Path(__file__).parents[1] / "local_cluster.py")
+PROGRAM = ("-m", "tests.support.local_cluster")
 """The command line of this package."""
 
 FOLDER_VARIABLE = "PARBENCH_CLUSTER"
@@ -33,7 +40,10 @@ ORDER_FILE = "cluster.json"
 NODES_FILE = "run/nodes.json"
 _FOREIGN = (
     *("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SCANCEL_"),
-    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # interfaces of this machine, which nodes do not have
+    *(
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+    ),  # interfaces of this machine, which nodes do not have
 )
 _START_SECONDS = 30.0
 _NODE = """
@@ -60,7 +70,9 @@ def main(folder: Path) -> int:
     order = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=Order)
     running: list[subprocess.Popen[bytes]] = []
     starting = threading.Lock()
-    threading.Thread(target=_watch_lifeline, args=(order.lifeline, running, starting), daemon=True).start()
+    threading.Thread(
+        target=_watch_lifeline, args=(order.lifeline, running, starting), daemon=True
+    ).start()
     inside = inner_environment(os.environ, folder, order.spec)
     os.environ.clear()  # all that this process starts is inside
     os.environ.update(inside)
@@ -69,7 +81,9 @@ def main(folder: Path) -> int:
     except (ClusterError, OSError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"local_cluster: the cluster did not come up: {error}\n")
         return 4
-    signal.signal(signal.SIGINT, lambda *_: None)  # the terminal's Ctrl-C is the command's; SIG_IGN it would inherit
+    signal.signal(
+        signal.SIGINT, lambda *_: None
+    )  # the terminal's Ctrl-C is the command's; SIG_IGN it would inherit
     try:
         with starting:  # a command that has begun is told of a signal, however early
             process = subprocess.Popen(order.command)
@@ -84,7 +98,9 @@ def main(folder: Path) -> int:
             return code if code >= 0 else 128 - code
 
 
-def _watch_lifeline(lifeline: int, running: Sequence["subprocess.Popen[bytes]"], starting: threading.Lock) -> None:
+def _watch_lifeline(
+    lifeline: int, running: Sequence["subprocess.Popen[bytes]"], starting: threading.Lock
+) -> None:
     """Forward each byte of the pipe as a signal to the command; end everything when the pipe ends."""
     while received := os.read(lifeline, 1):
         with starting, suppress(ProcessLookupError):  # it has just ended
@@ -94,7 +110,9 @@ def _watch_lifeline(lifeline: int, running: Sequence["subprocess.Popen[bytes]"],
     os._exit(128 + signal.SIGKILL)
 
 
-def inner_environment(environ: Mapping[str, str], folder: Path, spec: ClusterSpec) -> dict[str, str]:
+def inner_environment(
+    environ: Mapping[str, str], folder: Path, spec: ClusterSpec
+) -> dict[str, str]:
     """Return the environment inside the cluster, without variables of an outer Slurm or network."""
     return {
         **{name: value for name, value in environ.items() if not name.startswith(_FOREIGN)},
@@ -120,8 +138,15 @@ def start_cluster(folder: Path, spec: ClusterSpec) -> None:
     subprocess.run(["mount", "--bind", str(folder / "hosts"), "/etc/hosts"], check=True)
     lay_fabric(delayed=bool(spec.delay))
     munged = ["munged", "--force", f"--key-file={run}/munge.key", f"--socket={run}/munge.sock"]
-    munged += [f"--pid-file={run}/munged.pid", f"--log-file={folder}/log/munged.log", f"--seed-file={run}/munge.seed"]
-    for command in (munged, ["slurmctld", "-c"]):  # both return when they are there for others, and stay
+    munged += [
+        f"--pid-file={run}/munged.pid",
+        f"--log-file={folder}/log/munged.log",
+        f"--seed-file={run}/munge.seed",
+    ]
+    for command in (
+        munged,
+        ["slurmctld", "-c"],
+    ):  # both return when they are there for others, and stay
         log = folder / f"log/{command[0]}.out"
         if code := _start(command, log, talks=False).wait():
             raise ClusterError(f"{command[0]} ended with {code}: {_last_line(log)}")
@@ -145,7 +170,10 @@ def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[
     unshare = ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-c", _NODE, "sh"]
     logs = {name: folder / f"log/slurmd.{name}.out" for name in spec.names}
     holders = {name: _start([*unshare, name], log) for name, log in logs.items()}
-    for name, holder in holders.items():  # each waits for its link; its process becomes the node's slurmd
+    for (
+        name,
+        holder,
+    ) in holders.items():  # each waits for its link; its process becomes the node's slurmd
         _wait_until_ready(holder, f"{name} got no namespaces of its own", logs[name])
     nodes = [Node(name=name, pid=holder.pid) for name, holder in holders.items()]
     plug(nodes, delayed=bool(spec.delay))
@@ -154,7 +182,7 @@ def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[
             shape(node, spec.rate(node.name))
     (folder / NODES_FILE).write_bytes(msgspec.json.encode(nodes))
     if spec.delay:
-        links = [sys.executable, PROGRAM, "forward", str(spec.delay_seconds)]
+        links = [sys.executable, *PROGRAM, "forward", str(spec.delay_seconds)]
         log = folder / "log/delayed.out"
         carrier = _start([*links, *(port(name) for name in (CONTROLLER, *spec.names))], log)
         _wait_until_ready(carrier, "the delayed fabric ended", log)
@@ -177,7 +205,10 @@ def _wait_for_controller(folder: Path) -> None:
     """Wait until slurmctld listens: a slurmd that is earlier waits for seconds before it tries again."""
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
-        with suppress(OSError), socket.create_connection((address(CONTROLLER), CONTROLLER_PORT), timeout=1):
+        with (
+            suppress(OSError),
+            socket.create_connection((address(CONTROLLER), CONTROLLER_PORT), timeout=1),
+        ):
             return
         time.sleep(0.003)
     message = _last_line(folder / "log/slurmctld.log")
@@ -193,13 +224,17 @@ def _wait_for_nodes(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]]
             if daemon.poll() is not None:
                 message = _last_line(folder / f"log/slurmd.{name}.out")
                 raise ClusterError(f"slurmd of {name} ended with {daemon.returncode}: {message}")
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
         late = set(daemons) - set(done.stdout.split())
         if not late:
             return
         time.sleep(0.03)
     message = _last_line(folder / "log/slurmctld.log")
-    raise ClusterError(f"not idle within {_START_SECONDS:.0f} s: {', '.join(sorted(late))}; slurmctld: {message}")
+    raise ClusterError(
+        f"not idle within {_START_SECONDS:.0f} s: {', '.join(sorted(late))}; slurmctld: {message}"
+    )
 
 
 def _last_line(path: Path) -> str:

@@ -95,7 +95,9 @@ def config_files(spec: ClusterSpec, folder: Path, user: str) -> dict[str, str]:
     cpus = f"CPUs={spec.cpus} SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1 RealMemory=2000"
     lines = [f"{name}={value}" for name, value in settings.items()]
     lines += [f"NodeName={name} NodeAddr={address(name)} {cpus}" for name in spec.names]
-    addresses = [f"{address(name)} {name}" for name in (CONTROLLER, *spec.names)]  # each has its own, as gloo needs
+    addresses = [
+        f"{address(name)} {name}" for name in (CONTROLLER, *spec.names)
+    ]  # each has its own, as gloo needs
     files = {
         "slurm.conf": [*lines, "PartitionName=lab Nodes=ALL Default=YES MaxTime=60 State=UP"],
         "topology.conf": topology,

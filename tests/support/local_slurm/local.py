@@ -14,10 +14,17 @@ from pathlib import Path
 
 import msgspec
 
-from local_slurm.cluster import FOLDER_VARIABLE, NODES_FILE, ORDER_FILE, PROGRAM, Order
-from local_slurm.cluster_conf import ClusterSpec
-from local_slurm.links import Node, shape
 from parbench.bench.text import UserError
+from tests.support.local_slurm.cluster import (
+    FOLDER_VARIABLE,
+    NODES_FILE,
+    ORDER_FILE,
+    PROGRAM,
+    Order,
+)
+from tests.support.local_slurm.cluster_conf import ClusterSpec
+from tests.support.local_slurm.links import Node, shape
+from tests.support.paths import environment
 
 _PACKAGES = {
     "slurmctld": "slurmctld",
@@ -56,8 +63,8 @@ def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
         order = Order(spec=spec, command=tuple(command), lifeline=end)
         (folder / ORDER_FILE).write_bytes(msgspec.json.encode(order))
         process = subprocess.Popen(
-            [*namespaces, sys.executable, PROGRAM, "inside", str(folder)],
-            env={**os.environ, "PATH": path},
+            [*namespaces, sys.executable, *PROGRAM, "inside", str(folder)],
+            env={**environment(), "PATH": path},
             pass_fds=(end, alive),
         )
         os.close(end)
@@ -84,17 +91,31 @@ def sandbox(user: int) -> list[str]:
 
     Other users need a user namespace. Root must not have one, because Slurm's daemons drop groups when they are root.
     """
-    command = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    command = [
+        "unshare",
+        "--net",
+        "--mount",
+        "--uts",
+        "--ipc",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+    ]
     command += ["--user", "--map-current-user", "--keep-caps"] if user != 0 else []
     refusal = _run_quietly([*command, "true"])
     if refusal is not None:
-        raise UserError(f"the kernel refuses namespaces ({refusal}): run as root, or allow user namespaces")
+        raise UserError(
+            f"the kernel refuses namespaces ({refusal}): run as root, or allow user namespaces"
+        )
     return command
 
 
 def _run_quietly(command: Sequence[str]) -> str | None:
     """Run a command; return None if it succeeds, otherwise its message in one line."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     return " ".join((done.stderr or done.stdout).split()) if done.returncode else None
 
 
@@ -102,7 +123,9 @@ def check_parent(parent: Path) -> None:
     """Raise UserError if Slurm cannot keep its sockets and files in a folder."""
     is_plain = re.fullmatch(r"[\w/.+-]+", str(parent), re.ASCII)
     if len(str(parent)) > _MAX_PARENT_LENGTH or not is_plain or parent.is_relative_to("/dev/shm"):
-        raise UserError(f"Slurm cannot work in {str(parent)!r}: set TMPDIR to a shorter, plain path, such as /tmp")
+        raise UserError(
+            f"Slurm cannot work in {str(parent)!r}: set TMPDIR to a shorter, plain path, such as /tmp"
+        )
 
 
 @contextmanager
@@ -133,7 +156,9 @@ def _wait(process: subprocess.Popen[bytes], lifeline: int) -> int:
     try:
         while process.poll() is None:
             got = signal.sigtimedwait((*_WATCHED, signal.SIGCHLD), 1.0)
-            if deadline is not None and (time.monotonic() > deadline or (got and got.si_signo in _WATCHED)):
+            if deadline is not None and (
+                time.monotonic() > deadline or (got and got.si_signo in _WATCHED)
+            ):
                 return 128 + signal.SIGKILL
             # the kernel's own signal (SI_KERNEL) is a terminal's Ctrl-C, which the command gets as well
             if got and got.si_signo in _WATCHED and got.si_code != 0x80:
@@ -149,7 +174,10 @@ def inject_fault(action: str, name: str) -> None:
     """``cut`` the link of a node, or ``heal`` it. Raises UserError outside of a cluster and for an unknown node."""
     folder = _cluster_folder()
     spec = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=Order).spec
-    nodes = {node.name: node for node in msgspec.json.decode((folder / NODES_FILE).read_bytes(), type=list[Node])}
+    nodes = {
+        node.name: node
+        for node in msgspec.json.decode((folder / NODES_FILE).read_bytes(), type=list[Node])
+    }
     if name not in nodes:
         raise UserError(f"{name!r} is not a node of the cluster: {', '.join(nodes)}")
     shape(nodes[name], None if action == "cut" else spec.rate(name))

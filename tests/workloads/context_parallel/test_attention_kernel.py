@@ -5,8 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cp_ranks import formula
-from fake_time import FakeTime
 from torch import Tensor
 
 from parbench.workloads.context_parallel.attention_kernel import (
@@ -19,6 +17,8 @@ from parbench.workloads.context_parallel.attention_kernel import (
     num_pairs,
 )
 from parbench.workloads.context_parallel.context_step import attend_to_all
+from tests.support.cp_ranks import formula
+from tests.support.fake_time import FakeTime
 
 # rows, keys, causal, query heads, heads of keys, head size
 SIZES = [
@@ -30,7 +30,9 @@ SIZES = [
 ]
 
 
-def drawn(rows: int, keys: int, heads: int, kv_heads: int, d: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def drawn(
+    rows: int, keys: int, heads: int, kv_heads: int, d: int, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     """Return queries, keys and values that are slices of larger tensors, as blocks are."""
     torch.manual_seed(rows * keys)
     sizes = ((heads, rows), (kv_heads, keys), (kv_heads, keys))
@@ -38,7 +40,12 @@ def drawn(rows: int, keys: int, heads: int, kv_heads: int, d: int, dtype: torch.
 
 
 def expected_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    return formula(q, k, v, torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(0 if causal else k.shape[2]))
+    return formula(
+        q,
+        k,
+        v,
+        torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(0 if causal else k.shape[2]),
+    )
 
 
 def test_output_log_sum_exp_and_gradients_are_the_formulas() -> None:
@@ -51,10 +58,14 @@ def test_output_log_sum_exp_and_gradients_are_the_formulas() -> None:
         expected, expected_lse = expected_of(leaves[0], leaves[1], leaves[2], causal)
         assert (out - expected).abs().max() < 2e-6, where
         assert (lse - expected_lse).abs().max() < 2e-6, where
-        assert (out.dtype, lse.dtype, lse.shape) == (torch.float32, torch.float32, q.shape[:3]), where
+        assert (out.dtype, lse.dtype, lse.shape) == (torch.float32, torch.float32, q.shape[:3]), (
+            where
+        )
         gradient = torch.randn_like(q)
         found = kernel.backward(gradient, q, k, v, out, lse, causal)
-        for ours, theirs in zip(found, torch.autograd.grad(expected, leaves, gradient.double()), strict=True):
+        for ours, theirs in zip(
+            found, torch.autograd.grad(expected, leaves, gradient.double()), strict=True
+        ):
             assert ours.shape == theirs.shape, where
             assert (ours - theirs).abs().max() < 1e-5 * max(1.0, float(theirs.abs().max())), where
 
@@ -65,9 +76,15 @@ def test_with_the_log_sum_exp_of_all_blocks_gradients_of_blocks_add_up() -> None
     gradient = torch.randn_like(q)
     out, lse = (x.float() for x in expected_of(q, k, v, causal=False))
     blocks = [(k[:, :, a:b], v[:, :, a:b]) for a, b in ((0, 3), (3, 10))]
-    one, other = (kernel.backward(gradient, q, keys, values, out, lse, False) for keys, values in blocks)
+    one, other = (
+        kernel.backward(gradient, q, keys, values, out, lse, False) for keys, values in blocks
+    )
     whole = kernel.backward(gradient, q, k, v, out, lse, False)
-    added = (one[0] + other[0], torch.cat((one[1], other[1]), dim=2), torch.cat((one[2], other[2]), dim=2))
+    added = (
+        one[0] + other[0],
+        torch.cat((one[1], other[1]), dim=2),
+        torch.cat((one[2], other[2]), dim=2),
+    )
     torch.testing.assert_close(added, whole, rtol=1e-5, atol=1e-5)
 
 
@@ -81,7 +98,9 @@ def test_bfloat16_comes_back_in_bfloat16_and_its_log_sum_exp_in_float32() -> Non
     assert {gradient.dtype for gradient in gradients} == {torch.bfloat16}
 
 
-def test_timed_attention_waits_by_the_pair_twice_as_long_backward_and_has_a_real_ones_shapes() -> None:
+def test_timed_attention_waits_by_the_pair_twice_as_long_backward_and_has_a_real_ones_shapes() -> (
+    None
+):
     clock = FakeTime()
     kernel, (q, k, v) = Timed(clock.waiter(), seconds_per_pair=1e-3), drawn(4, 4, 2, 1, 4)
     out, lse = kernel.forward(q, k, v, True)
@@ -106,7 +125,11 @@ def test_the_fused_kernel_is_taken_where_there_is_one(monkeypatch: pytest.Monkey
         ((9, 0), torch.bfloat16, 512, CudaEfficient),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, known=capability: known)
-        assert type(kernel_for(torch.device("cuda"), dtype, head_size)) is kind, (capability, dtype, head_size)
+        assert type(kernel_for(torch.device("cuda"), dtype, head_size)) is kind, (
+            capability,
+            dtype,
+            head_size,
+        )
 
 
 def block(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +146,10 @@ def test_merged_blocks_are_attention_over_all_keys_in_any_order_and_stable() -> 
             for start, stop in reversed(list(pairwise(cuts))):
                 merged.add(slice(0, 5), *block(scores[..., start:stop], values[..., start:stop, :]))
             # a log-sum-exp of 500 is known to 6e-5 in float32, and its power as well
-            assert (merged.output() - out).abs().max() < (2e-6 if shift == 0 else 2e-4), (shift, cuts)
+            assert (merged.output() - out).abs().max() < (2e-6 if shift == 0 else 2e-4), (
+                shift,
+                cuts,
+            )
             assert (merged.lse - lse).abs().max() < 1e-6 * max(1.0, abs(shift)), (shift, cuts)
 
 

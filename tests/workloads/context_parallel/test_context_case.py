@@ -32,8 +32,16 @@ def test_what_does_not_fit_is_told_by_its_numbers() -> None:
         (3, {"method": "ulysses"}, "kv_heads(2) % ulysses(3) != 0"),
         (2, {"method": "ulysses", "sequence": 47}, "sequence(47) % cp(2) != 0"),
         (4, {"method": "usp", "ulysses": 3}, "ulysses(3) * ring(1) != cp(4)"),
-        (6, {"method": "usp", "sequence": 42, "ulysses": 1}, f"sequence(42) % (2 * ring(6)) != 0{chunks}"),
-        (4, {"method": "ring", "ulysses": 2}, "ulysses = 2 is not allowed with method = ring: it is the inner axis"),
+        (
+            6,
+            {"method": "usp", "sequence": 42, "ulysses": 1},
+            f"sequence(42) % (2 * ring(6)) != 0{chunks}",
+        ),
+        (
+            4,
+            {"method": "ring", "ulysses": 2},
+            "ulysses = 2 is not allowed with method = ring: it is the inner axis",
+        ),
     ]
     for nproc, given, told in refused:
         assert (refusal(nproc, **given) or "").startswith(told), (nproc, given)
@@ -43,7 +51,13 @@ def test_what_does_not_fit_is_told_by_its_numbers() -> None:
 
 
 def test_the_inner_axis_is_all_half_or_what_was_given() -> None:
-    asked = {("ulysses", 0, 4): 4, ("usp", 0, 4): 2, ("usp", 0, 2): 1, ("usp", 0, 1): 1, ("usp", 4, 4): 4}
+    asked = {
+        ("ulysses", 0, 4): 4,
+        ("usp", 0, 4): 2,
+        ("usp", 0, 2): 1,
+        ("usp", 0, 1): 1,
+        ("usp", 4, 4): 4,
+    }
     for of, ranks in {**asked, ("ring", 0, 4): 1, ("zigzag", 0, 8): 1}.items():
         assert ulysses_of(*of) == ranks, of
 
@@ -51,13 +65,19 @@ def test_the_inner_axis_is_all_half_or_what_was_given() -> None:
 def test_attention_is_real_or_takes_a_time_beside_timed_compute() -> None:
     assert parse_attention("real") is None
     assert parse_attention("timed:20ms") == 0.02
-    with pytest.raises(UserError, match="attention = 'fast' is not allowed: attention is real or timed:DURATION"):
+    with pytest.raises(
+        UserError, match="attention = 'fast' is not allowed: attention is real or timed:DURATION"
+    ):
         parse_attention("fast")
     assert (refusal(2, attention="fast") or "").startswith("attention = 'fast' is not allowed")
     assert (refusal(2, attention="timed:5 apples") or "").startswith("duration '5 apples'")
     told = "attention = timed:5ms is not allowed with compute = real: what waits has no results to train on"
     assert refusal(2, attention="timed:5ms") == told
-    assert refusal(2, attention="timed:5ms", compute="timed:5ms") is refusal(2, compute="timed:5ms") is None
+    assert (
+        refusal(2, attention="timed:5ms", compute="timed:5ms")
+        is refusal(2, compute="timed:5ms")
+        is None
+    )
 
 
 def test_the_definition_refuses_shape_and_plan() -> None:

@@ -25,7 +25,11 @@ Pairs = list[tuple[int, int]]
 
 
 def plan(
-    method: str, mask: str = "causal", sequence: int = 64, ranks: int = 4, ulysses: int | None = None
+    method: str,
+    mask: str = "causal",
+    sequence: int = 64,
+    ranks: int = 4,
+    ulysses: int | None = None,
 ) -> ContextPlan:
     of = ULYSSES[method] if ulysses is None else ulysses
     return ContextPlan(method=method, mask=mask, sequence=sequence, ranks=ranks, ulysses=of)
@@ -61,17 +65,25 @@ def covered(tiles: Sequence[Tile]) -> Pairs:
     found: Pairs = []
     for tile in tiles:
         for i in range(tile.rows.start, tile.rows.stop):
-            stop = tile.columns.start + i - tile.rows.start + 1 if tile.causal else tile.columns.stop
+            stop = (
+                tile.columns.start + i - tile.rows.start + 1 if tile.causal else tile.columns.stop
+            )
             found.extend((i, j) for j in range(tile.columns.start, stop))
     return sorted(found)
 
 
-@given(st.sets(st.integers(0, 30), max_size=12), st.sets(st.integers(0, 30), max_size=12), st.integers(0, 31))
+@given(
+    st.sets(st.integers(0, 30), max_size=12),
+    st.sets(st.integers(0, 30), max_size=12),
+    st.integers(0, 31),
+)
 @settings(max_examples=50)
 def test_tiles_cover_each_allowed_pair_once(a: set[int], b: set[int], row: int) -> None:
     queries, keys = sorted(a), sorted(b)
     tiles = causal_tiles(queries, keys)
-    assert covered(tiles) == [(i, j) for i, query in enumerate(queries) for j, key in enumerate(keys) if key <= query]
+    assert covered(tiles) == [
+        (i, j) for i, query in enumerate(queries) for j, key in enumerate(keys) if key <= query
+    ]
     for tile in tiles:
         rows, columns = tile.rows.stop - tile.rows.start, tile.columns.stop - tile.columns.start
         assert min(rows, columns) > 0
@@ -94,7 +106,9 @@ def test_a_block_of_a_ring_is_one_kernel_call() -> None:
         ("zigzag", 1, 2, [(4, 8, 0, 8, False)]),
     ):
         found = causal_tiles(positions(order, 32, q, 4), positions(order, 32, k, 4))
-        calls = [(t.rows.start, t.rows.stop, t.columns.start, t.columns.stop, t.causal) for t in found]
+        calls = [
+            (t.rows.start, t.rows.stop, t.columns.start, t.columns.stop, t.causal) for t in found
+        ]
         assert calls == tiles, (order, q, k)
 
 
@@ -113,14 +127,18 @@ def test_every_method_holds_all_tokens_and_its_tiles_have_the_pairs_of_the_mask(
         assert [len(part) for part in held] == [16] * 4, where
         assert sorted(asked.dealt()) == list(range(64)), where
         assert [position for part in held for position in part] == asked.dealt(), where
-        steps = [(rank, step) for rank in range(0, 4, asked.ulysses) for step in range(asked.num_steps)]
+        steps = [
+            (rank, step) for rank in range(0, 4, asked.ulysses) for step in range(asked.num_steps)
+        ]
         for rank, step in steps:
             assert len(covered(asked.tiles(rank, step))) == asked.pairs(rank, step), where
         assert sum(asked.pairs(rank, step) for rank, step in steps) == asked.all_pairs(), where
     assert (plan("ring").all_pairs(), plan("ring", "full").all_pairs()) == (64 * 65 // 2, 64 * 64)
 
 
-def test_keys_come_from_the_ranks_before_or_all_at_once_and_usp_shares_parts_between_neighbours() -> None:
+def test_keys_come_from_the_ranks_before_or_all_at_once_and_usp_shares_parts_between_neighbours() -> (
+    None
+):
     assert plan("ring").keys(1, 0) == plan("ring").tokens(1)
     assert plan("ring").keys(1, 2) == plan("ring").tokens(3)
     assert plan("allgather_kv").keys(3, 0) == list(range(64))
@@ -140,7 +158,9 @@ def test_balance_is_mean_work_over_the_slowest_of_each_step() -> None:
 def test_a_contiguous_ring_is_bound_and_stripes_are_even_but_for_a_diagonal() -> None:
     for ranks, limit in ((2, 2 / 3), (4, 4 / 7), (16, 16 / 31)):
         assert balance_limit("ring", ranks) == pytest.approx(limit)
-        short, long = (plan("ring", sequence=ranks * each, ranks=ranks).load_balance() for each in (16, 256))
+        short, long = (
+            plan("ring", sequence=ranks * each, ranks=ranks).load_balance() for each in (16, 256)
+        )
         assert abs(long - limit) < min(2e-3, abs(short - limit)), ranks
     for ranks in (2, 8):
         found = plan("striped", sequence=ranks * 64, ranks=ranks).load_balance()

@@ -51,9 +51,13 @@ def model_of(of: Position) -> Transformer:
 def forward(chunk: Chunk, of: Position) -> Tensor:
     size = (of.spec.microbatch, of.spec.shape.sequence)
     tokens, targets = torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long)
-    between = torch.zeros(*size, of.spec.shape.hidden, dtype=DTYPES[of.spec.element_bytes], requires_grad=True)
+    between = torch.zeros(
+        *size, of.spec.shape.hidden, dtype=DTYPES[of.spec.element_bytes], requires_grad=True
+    )
     output: Tensor = chunk(tokens if chunk.tokens is not None else between)
-    return output if chunk.head is None else F.cross_entropy(output.flatten(0, 1), targets.flatten())
+    return (
+        output if chunk.head is None else F.cross_entropy(output.flatten(0, 1), targets.flatten())
+    )
 
 
 def assert_saved(of: Position, stage: int) -> None:
@@ -66,20 +70,31 @@ def assert_saved(of: Position, stage: int) -> None:
 
 def test_a_stage_saves_what_the_closed_form_says() -> None:
     ways: list[dict[str, Any]] = [{}, {"microbatch": 1}, {"element_bytes": 2}]
-    ways += [{"checkpointing": how, "element_bytes": e} for how, e in product(("selective", "full"), (4, 2))]
+    ways += [
+        {"checkpointing": how, "element_bytes": e}
+        for how, e in product(("selective", "full"), (4, 2))
+    ]
     for shape, more in product((TINY, LLAMA), ways):
         for split, stage in (("4", 0), ("1+2+1", 0), ("1+2+1", 1), ("1+2+1", 2)):
             assert_saved(kept(shape, {"pp": split.count("+") + 1}, split=split, **more), stage)
     for shape, element_bytes, shared in product((TINY, LLAMA), (4, 2), (0, 1, 2)):
         moe = mixture(shape, shared)
         assert_saved(kept(replace(shape, layers=1), element_bytes=element_bytes, moe=moe), 0)
-    assert_saved(kept(replace(LLAMA, layers=1, heads=1, kv_heads=1)), 0)  # one head needs no other layout
+    assert_saved(
+        kept(replace(LLAMA, layers=1, heads=1, kv_heads=1)), 0
+    )  # one head needs no other layout
 
 
 def test_cuda_keeps_a_fused_norm_s_input_alone_and_in_float32_what_attention_gives_once() -> None:
     norms = {e: 2 * N * H * (8 - e) for e in (2, 4)}
-    for mesh, e, saved in (({}, 4, norms[4] + N * H * 4), ({}, 2, norms[2]), ({"cp": 2}, 4, norms[4] / 2)):
-        composed, fused = (layers(mesh, LLAMA, element_bytes=e, device=how) for how in ("cpu", "cuda"))
+    for mesh, e, saved in (
+        ({}, 4, norms[4] + N * H * 4),
+        ({}, 2, norms[2]),
+        ({"cp": 2}, 4, norms[4] / 2),
+    ):
+        composed, fused = (
+            layers(mesh, LLAMA, element_bytes=e, device=how) for how in ("cpu", "cuda")
+        )
         assert composed - fused == saved, (mesh, e)
     ends = [
         stage_equation(kept(LLAMA, {"pp": 4}, element_bytes=2, device=how), 3).value

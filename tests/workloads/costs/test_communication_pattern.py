@@ -4,8 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planner_asks import ask
-from training_steps import OF_NAME
 
 from parbench.workloads.catalogue import STRATEGIES
 from parbench.workloads.costs.communication_pattern import (
@@ -24,6 +22,8 @@ from parbench.workloads.costs.parameter_table import (
 )
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import MIXED, SHAPES, Widths
+from tests.support.planner_asks import make_spec
+from tests.support.training_steps import DEFINITION_BY_NAME
 
 TINY = SHAPES["tiny"]  # every parameter's rows divide by 4
 PSI, LAYERS, HIDDEN = num_parameters(TINY), TINY.layers, TINY.hidden
@@ -32,14 +32,14 @@ TOKENS = 4 * 64
 ACTIVATION = TOKENS * HIDDEN * 4  # b s h e
 
 
-def make_spec(name: str, ranks: int = 4, **params: Any) -> StepSpec:
-    case = OF_NAME[name].whole({"shape": "tiny", "microbatch": 4, **params})
+def make_case_spec(name: str, ranks: int = 4, **params: Any) -> StepSpec:
+    case = DEFINITION_BY_NAME[name].whole({"shape": "tiny", "microbatch": 4, **params})
     return STRATEGIES[name](case, ranks, "cpu")
 
 
 def step_bytes(name: str, ranks: int = 4, **params: Any) -> dict[str, float]:
     """Return the bytes that rank 0 sends in a step, by axis."""
-    return bytes_by_axis(calls(make_spec(name, ranks, **params).at(0)))
+    return bytes_by_axis(calls(make_case_spec(name, ranks, **params).at(0)))
 
 
 def mesh_bytes(mesh: str, ranks: int, **params: Any) -> dict[str, float]:
@@ -74,7 +74,7 @@ def test_equation_text_gives_its_value() -> None:
     [("dp=2,fsdp=2,pp=2,cp=2,tp=2", "llama3-8b"), ("fsdp=8,tp=2,ep=4", "mixtral-8x7b")],
 )
 def test_equations_give_bytes_of_calls(mesh: str, model: str) -> None:
-    spec = ask(mesh, model, microbatches=4)
+    spec = make_spec(mesh, model, microbatches=4)
     for axis, num_bytes in bytes_by_axis(calls(spec.at(0))).items():
         equation = equation_of(calls_on(spec, axis))
         assert eval(equation.numbers) == pytest.approx(num_bytes) == equation.value
@@ -108,12 +108,12 @@ def test_hsdp_bytes() -> None:
 
 def test_ddp_calls_per_bucket() -> None:
     for bucket_mb, buckets in ((0.5, -(-PSI * 4 // (1 << 19))), (25.0, 1)):
-        [call] = calls(make_spec("ddp", bucket_mb=bucket_mb).at(0))
+        [call] = calls(make_case_spec("ddp", bucket_mb=bucket_mb).at(0))
         assert call.times == buckets
 
 
 def test_fsdp_pads_each_parameter() -> None:
-    at = make_spec("fsdp", 3).at(0)
+    at = make_case_spec("fsdp", 3).at(0)
     tables = tables_of(at)
     padded = LAYERS * padded_elements(tables.layers[0][1], 3) + padded_elements(tables.ends, 3)
     assert padded > PSI
@@ -138,12 +138,12 @@ def test_tensor_parallel_bytes(ranks: int) -> None:
 
 def test_tensor_parallel_fsdp_bytes() -> None:
     sent = step_bytes("tp_fsdp", tp=2)
-    elements = elements_of(make_spec("tp_fsdp", tp=2).at(0))
+    elements = elements_of(make_case_spec("tp_fsdp", tp=2).at(0))
     assert sent == {"tp": step_bytes("tp", 2)["tp"], "dp": pytest.approx(3 * elements * 4 / 2)}
 
 
 def test_split_vocabulary_sums_only_norms() -> None:
-    split = ask("tp=2", "llama3-8b")
+    split = make_spec("tp=2", "llama3-8b")
     norms, ends = (2 * 32 + 1) * 4096, 2 * 128256 * 4096
     for spec, elements in ((split, norms), (replace(split, ends="tokens"), norms + ends)):
         [call] = [call for call in calls_on(spec, "tp") if call.op == "all_reduce"]
@@ -182,7 +182,7 @@ def test_expert_parallel_bytes(ep: int) -> None:
         sent = step_bytes("ep_step", ep=ep, checkpointing=checkpointing, accumulation=3, **even)
         per_layer = 2 * (forwards + 1) * tokens + forwards * counts
         assert sent["ep"] == pytest.approx(3 * LAYERS * per_layer), checkpointing
-    at = make_spec("ep_step", ep=ep, **even).at(0)
+    at = make_case_spec("ep_step", ep=ep, **even).at(0)
     dense, routed = elements_of(at, "whole", "split"), elements_of(at, "routed")
     assert sent["dp"] == pytest.approx(2 * dense * 4 * 3 / 4)
     assert sent.get("edp", 0) == pytest.approx(2 * routed * 4 * (1 - ep / 4))
@@ -196,7 +196,7 @@ def test_mesh_bytes_of_axes() -> None:
     assert mesh_bytes("dp=2,fsdp=4", 8)["dp"] == pytest.approx(2 * PSI / 4 * 4 / 2)
     assert mesh_bytes("fsdp=4", 4)["fsdp"] == pytest.approx((2 * 4 + 1) * PSI * 4 * 3 / 4)
     assert mesh_bytes("pp=2,cp=2,tp=2", 8)["pp"] == mesh_bytes("pp=2", 2)["pp"] / 4
-    stage = elements_of(make_spec("hybrid", mesh="fsdp=2,pp=2", microbatches=4).at(0))
+    stage = elements_of(make_case_spec("hybrid", mesh="fsdp=2,pp=2", microbatches=4).at(0))
     assert mesh_bytes("fsdp=2,pp=2", 4)["fsdp"] == pytest.approx(2 * stage * 4 / 2)
     for method in ("zigzag", "allgather_kv", "ulysses"):
         whole = mesh_bytes("cp=2", 2, cp_method=method)["cp"]
@@ -208,7 +208,11 @@ def test_gradients_travel_in_their_dtype() -> None:
     table = (("dp=8", "", 2.0), ("dp=8", "reduce_scatter", 1.5), ("fsdp=8", "", 4 / 3))
     for mesh, zero1, factor in table:
         narrow, float32 = (
-            sum(bytes_by_axis(calls(ask(mesh, "llama3-8b", zero1=zero1, state=state).at(0))).values())
+            sum(
+                bytes_by_axis(
+                    calls(make_spec(mesh, "llama3-8b", zero1=zero1, state=state).at(0))
+                ).values()
+            )
             for state in (None, wide)
         )
         assert float32 / narrow == pytest.approx(factor), (mesh, zero1)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import Ranks
 from torch import Tensor
 
 from parbench.bench.world.world import World
@@ -24,13 +23,16 @@ from parbench.workloads.expert_parallel.dispatch import (
 )
 from parbench.workloads.expert_parallel.routing import NOWHERE
 from parbench.workloads.step.sent_bytes import Silenced, fake_twins
+from tests.support.ranks import Ranks
 
 ROUTES = torch.tensor([[0, 2], [2, 1], [2, 0], [NOWHERE, NOWHERE], [1, 2]])
 EXPERTS = 4
 
 
 def pairs_of(plan: Plan) -> list[tuple[int, int, int]]:
-    return list(zip(plan.experts.tolist(), plan.tokens.tolist(), plan.choices.tolist(), strict=True))
+    return list(
+        zip(plan.experts.tolist(), plan.tokens.tolist(), plan.choices.tolist(), strict=True)
+    )
 
 
 @given(
@@ -62,17 +64,26 @@ def test_a_plan_keeps_what_counting_in_the_order_of_tokens_keeps_by_expert_and_t
 def test_chunks_are_parts_of_the_tokens_one_after_the_other() -> None:
     chunks = chunks_of(make_plan(ROUTES, EXPERTS, 3), 2)
     assert [sorted(set(chunk.tokens.tolist())) for chunk in chunks] == [[0, 1, 2], [4]]
-    assert chunks[1].counts.tolist() == [0, 1, 0, 0]  # expert 2 was full: capacity is the whole microbatch's
+    assert chunks[1].counts.tolist() == [
+        0,
+        1,
+        0,
+        0,
+    ]  # expert 2 was full: capacity is the whole microbatch's
     plan = make_plan(ROUTES, EXPERTS)
     assert chunks_of(plan, 1)[0] is plan
 
 
-def test_at_home_rows_come_by_expert_and_a_token_gets_the_sum_of_its_experts_times_its_weights() -> None:
+def test_at_home_rows_come_by_expert_and_a_token_gets_the_sum_of_its_experts_times_its_weights() -> (
+    None
+):
     weights = torch.arange(10.0).view(5, 2)
     made = torch.tensor([[1.0], [1.0], [10.0], [10.0], [100.0], [100.0], [100.0]])
     found = weighted_sum(made, weights, make_plan(ROUTES, EXPERTS, 3), 5)
     assert found.flatten().tolist() == [100, 230, 405, 0, 80]
-    trip = start_trip("", torch.arange(5.0)[:, None], torch.ones(5, 2), make_plan(ROUTES, EXPERTS), None)
+    trip = start_trip(
+        "", torch.arange(5.0)[:, None], torch.ones(5, 2), make_plan(ROUTES, EXPERTS), None
+    )
     rows = trip.arrive()
     assert rows.tokens.flatten().tolist() == [0, 2, 1, 4, 0, 1, 2, 4]
     assert rows.counts.tolist() == [2, 2, 4, 0]
@@ -122,15 +133,26 @@ def all_travelled(world: World) -> list[tuple[list[int], list[int], float]]:
     """Return rows by expert here and at home, and how far sums and gradients are apart, of every case."""
     found = []
     for case in CASES:
-        (here, brought), (home, stayed) = (travelled(world, *case, away=away) for away in (True, False))
-        apart = max(float((one - other).abs().max()) for one, other in zip(brought, stayed, strict=True))
+        (here, brought), (home, stayed) = (
+            travelled(world, *case, away=away) for away in (True, False)
+        )
+        apart = max(
+            float((one - other).abs().max()) for one, other in zip(brought, stayed, strict=True)
+        )
         found.append((here, home, apart))
     return found
 
 
 def test_every_way_brings_what_staying_at_home_does(two_ranks: Ranks) -> None:
     """Sums and gradients, where ranks get nothing, send nothing and drop too; without capacity nothing drops."""
-    for case, of_ranks in zip(CASES, zip(*two_ranks.call("test_dispatch:all_travelled"), strict=True), strict=True):
+    for case, of_ranks in zip(
+        CASES,
+        zip(
+            *two_ranks.call("tests.workloads.expert_parallel.test_dispatch:all_travelled"),
+            strict=True,
+        ),
+        strict=True,
+    ):
         *_, slots = case
         here, at_home, apart = zip(*of_ranks, strict=True)
         assert max(apart) <= 1e-5, case
@@ -139,7 +161,9 @@ def test_every_way_brings_what_staying_at_home_does(two_ranks: Ranks) -> None:
         assert slots is not None or asked == [12, 12, 0, 0], case
 
 
-def flown(world: World) -> tuple[list[int], bool, int, tuple[list[Any], list[Any], list[int], bool]]:
+def flown(
+    world: World,
+) -> tuple[list[int], bool, int, tuple[list[Any], list[Any], list[int], bool]]:
     """Return the size and gradient of an empty flight, the flights still known, and what comes where nothing moves."""
     found, flights = [], []
     for rows in (0, 1, 1, 1):
@@ -163,4 +187,7 @@ def test_a_flight_may_be_empty_is_forgotten_once_arrived_and_brings_its_own_wher
     two_ranks: Ranks,
 ) -> None:
     silenced = ([[1], [3]], [[1, 1]] * 4, [4, 2], True)
-    assert two_ranks.call("test_dispatch:flown") == [([0, 3], True, 0, silenced)] * 2
+    assert (
+        two_ranks.call("tests.workloads.expert_parallel.test_dispatch:flown")
+        == [([0, 3], True, 0, silenced)] * 2
+    )

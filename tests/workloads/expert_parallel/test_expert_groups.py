@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
 from torch import Tensor
 
 from parbench.bench.world.torch_compat import forget_meshes
@@ -18,9 +17,12 @@ from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import Attention, Transformer, build
 from parbench.workloads.step.layout import whole
 from parbench.workloads.step.sent_bytes import counted
+from tests.support.ranks import Ranks
 
 CPU = torch.device("cpu")
-GPT = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=8, vocabulary=64)
+GPT = Shape(
+    recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=8, vocabulary=64
+)
 SHAPES = {"gpt": GPT, "llama": replace(GPT, recipe="llama")}
 
 
@@ -31,7 +33,11 @@ def attended(attention: Attention, x: Tensor, upstream: Tensor) -> dict[str, Ten
     assert given.grad is not None
     named = {name: p.grad for name, p in attention.named_parameters() if p.grad is not None}
     assert len(named) == len(list(attention.parameters()))
-    return {"out": out.detach(), "input": given.grad, **{name: whole(g) for name, g in named.items()}}
+    return {
+        "out": out.detach(),
+        "input": given.grad,
+        **{name: whole(g) for name, g in named.items()},
+    }
 
 
 def drawn(recipe: str) -> tuple[Transformer, Tensor, Tensor]:
@@ -40,11 +46,15 @@ def drawn(recipe: str) -> tuple[Transformer, Tensor, Tensor]:
     return build(shape, 0, CPU), x, upstream
 
 
-def apart(world: World, recipe: str) -> tuple[dict[str, float], Any, dict[tuple[str, str, int], int]]:
+def apart(
+    world: World, recipe: str
+) -> tuple[dict[str, float], Any, dict[tuple[str, str, int], int]]:
     """Return how far split attention is from whole attention's part, learned places, and a layer's calls by kind."""
     model, x, upstream = drawn(recipe)
     expected = attended(model.layers[1].attention, x, upstream)  # type: ignore[arg-type]
-    groups = make_axes(world, moe_of({"tp": world.size, "ep": 1, "fsdp": False}, SHAPES[recipe], world.size)).groups
+    groups = make_axes(
+        world, moe_of({"tp": world.size, "ep": 1, "fsdp": False}, SHAPES[recipe], world.size)
+    ).groups
     model = drawn(recipe)[0]
     mine = slice(4 * world.rank, 4 * world.rank + 4)
     parameters = split_attention(model, groups["tp"], range(mine.start, mine.stop), CPU)
@@ -70,8 +80,13 @@ def test_split_attention_is_attention_of_a_ranks_positions_gathered_and_scattere
     two_ranks: Ranks, recipe: str
 ) -> None:
     activation = 3 * 8 * 32 * 4
-    for rank, (distances, places, calls) in enumerate(two_ranks.call("test_expert_groups:apart", recipe=recipe)):
+    for rank, (distances, places, calls) in enumerate(
+        two_ranks.call("tests.workloads.expert_parallel.test_expert_groups:apart", recipe=recipe)
+    ):
         assert len(distances) == 2 + (7 if recipe == "gpt" else 4)
         assert max(distances.values()) < 1e-5, distances
         assert places == (list(range(4 * rank, 4 * rank + 4)) if recipe == "gpt" else None)
-        assert calls == {("tp", "all_gather", activation): 2, ("tp", "reduce_scatter", activation): 2}
+        assert calls == {
+            ("tp", "all_gather", activation): 2,
+            ("tp", "reduce_scatter", activation): 2,
+        }

@@ -36,7 +36,9 @@ TWO = [make_routed([CALM, HOT], [CALM, CALM]), make_routed([HOT, HOT], [CALM, CA
 
 
 def test_all_to_all_sends_pairs_and_their_counts() -> None:
-    assert sent_by("all_to_all", 0, PAIRS, SIZES) == Sent(dispatch=5 * ROW, combine=1 * ROW, told=3 * 8)
+    assert sent_by("all_to_all", 0, PAIRS, SIZES) == Sent(
+        dispatch=5 * ROW, combine=1 * ROW, told=3 * 8
+    )
     other = sent_by("all_to_all", 1, PAIRS, SIZES)
     assert (other.dispatch, other.combine) == (1 * ROW, 5 * ROW)
     sizes = Sizes(hidden=10, element_bytes=4, top_k=2, tokens=4, experts_per_rank=3, chunks=4)

@@ -2,18 +2,17 @@
 
 from typing import Any
 
-from ep_steps import DROPS, NARROW, step_of, wrong_after
-from ranks import Ranks
-from training_steps import Params
-
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.step.probe import run_probes
+from tests.support.ep_steps import DROPS, NARROW, build_step, count_wrong_after_steps
+from tests.support.ranks import Ranks
+from tests.support.training_steps import Params
 
 
 def wrong_steps(world: World, cases: list[Params], steps: int) -> list[list[int]]:
-    return [wrong_after(step_of(world, params), steps) for params in cases]
+    return [count_wrong_after_steps(build_step(world, params), steps) for params in cases]
 
 
 def test_expert_step_matches_one_process(two_ranks: Ranks) -> None:
@@ -29,7 +28,9 @@ def test_expert_step_matches_one_process(two_ranks: Ranks) -> None:
         {"compute": "timed:4ms", "routing": "hot_rank"},
         {"compute": "timed:4ms", "tp": 2},
     ]
-    for wrong in two_ranks.call("test_expert_step:wrong_steps", cases=cases, steps=2):
+    for wrong in two_ranks.call(
+        "tests.workloads.expert_parallel.test_expert_step:wrong_steps", cases=cases, steps=2
+    ):
         assert wrong == [[0, 0]] * len(cases)
 
 
@@ -39,13 +40,15 @@ def test_expert_step_on_four_ranks(four_ranks: Ranks) -> None:
         {"etp": 2, "variant": "allgather", **DROPS},
         {"tp": 2, "ep": 2, "recipe": "llama", "aux": 0.1},
     ]
-    for wrong in four_ranks.call("test_expert_step:wrong_steps", cases=cases, steps=1):
+    for wrong in four_ranks.call(
+        "tests.workloads.expert_parallel.test_expert_step:wrong_steps", cases=cases, steps=1
+    ):
         assert wrong == [[0]] * len(cases)
 
 
 def bytes_ratios(world: World, params: Params) -> dict[str, float | None]:
     """Return sent over analytical bytes of a step, by axis."""
-    step = step_of(world, params)
+    step = build_step(world, params)
     for _ in range(2):
         step.reset()
         step.step()
@@ -57,7 +60,9 @@ def bytes_ratios(world: World, params: Params) -> dict[str, float | None]:
 
 
 def assert_analytical_bytes(ranks: Ranks, axes: str, **params: Any) -> None:
-    for ratios in ranks.call("test_expert_step:bytes_ratios", params=params):
+    for ratios in ranks.call(
+        "tests.workloads.expert_parallel.test_expert_step:bytes_ratios", params=params
+    ):
         assert ratios == dict.fromkeys(axes.split(), 1.0), params
 
 
@@ -78,7 +83,7 @@ def test_expert_step_bytes_on_four_ranks(four_ranks: Ranks) -> None:
 
 
 def explain(world: World, params: Params) -> dict[str, Any]:
-    step = step_of(world, params)
+    step = build_step(world, params)
     for _ in range(2):
         step.reset()
         step.step()
@@ -89,7 +94,9 @@ def explain(world: World, params: Params) -> dict[str, Any]:
 
 def test_explanation_of_expert_step(two_ranks: Ranks) -> None:
     params = {"fsdp": True, "capacity": 1.0, **NARROW}
-    value, _ = two_ranks.call("test_expert_step:explain", params=params)
+    value, _ = two_ranks.call(
+        "tests.workloads.expert_parallel.test_expert_step:explain", params=params
+    )
     assert {"exposed_comm.ep", "ect", "imbalance.rank", "imbalance_time", "drop_rate"} <= set(value)
     assert "memory_formula.activations" not in value
     for part in ("parameters", "gradients", "optimizer"):
@@ -98,14 +105,18 @@ def test_explanation_of_expert_step(two_ranks: Ranks) -> None:
 
 
 def describe(world: World, params: Params) -> tuple[Description, float]:
-    step = step_of(world, {"capacity": 1.0, **params})
+    step = build_step(world, {"capacity": 1.0, **params})
     step.close()
     return step.describe(), flops_per_token(step.spec.shape, step.moe)
 
 
 def test_description_of_expert_step(two_ranks: Ranks) -> None:
-    whole, per_token = two_ranks.call("test_expert_step:describe", params={})[0]
-    split, _ = two_ranks.call("test_expert_step:describe", params={"tp": 2})[0]
+    whole, per_token = two_ranks.call(
+        "tests.workloads.expert_parallel.test_expert_step:describe", params={}
+    )[0]
+    split, _ = two_ranks.call(
+        "tests.workloads.expert_parallel.test_expert_step:describe", params={"tp": 2}
+    )[0]
     details = whole.details
     assert (details["slots"], split.details["slots"], details["expert_ffn"]) == (8, 4, 64)
     assert details["flops_per_rank"] == details["tokens_per_step"] * per_token / 2

@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from ep_steps import DROPS, NARROW, dispatch_of, layer_of, params_of, step_of, wrong_after
-from ranks import Ranks
-from training_steps import OF_NAME, Params
 
 from parbench.bench.launch.control_channel import Outcome
 from parbench.bench.plan.cases import make_case
@@ -23,12 +20,23 @@ from parbench.workloads.expert_parallel.routing import NOWHERE
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.step.layout import local
 from parbench.workloads.step.probe import run_probes
+from tests.support.ep_steps import (
+    DROPS,
+    NARROW,
+    build_dispatch,
+    build_layer,
+    build_step,
+    count_wrong_after_steps,
+    make_params,
+)
+from tests.support.ranks import Ranks
+from tests.support.training_steps import DEFINITION_BY_NAME, Params
 
 PAIRS, HIDDEN = 64, 32  # of a rank: 32 tokens take two experts each
 
 
 def wrong_layers(world: World, cases: list[Params]) -> list[list[int]]:
-    return [wrong_after(layer_of(world, params), 2) for params in cases]
+    return [count_wrong_after_steps(build_layer(world, params), 2) for params in cases]
 
 
 def test_layer_matches_one_process(two_ranks: Ranks) -> None:
@@ -41,20 +49,24 @@ def test_layer_matches_one_process(two_ranks: Ranks) -> None:
         {"shared": 0, "top_k": 1, "routing": "router"},
         {"etp": 2, "routing": "zipf", **DROPS},
     ]
-    for wrong in two_ranks.call("test_layer_step:wrong_layers", cases=cases):
+    for wrong in two_ranks.call(
+        "tests.workloads.expert_parallel.test_layer_step:wrong_layers", cases=cases
+    ):
         assert wrong == [[0, 0]] * len(cases)
 
 
 def check_dispatch(world: World, variant: str) -> tuple[int, list[int]]:
     """Return the counts of a check before any step, and after each of two steps."""
     params = {"variant": variant, "routing": "router", "capacity": 1.0, **NARROW}
-    step = dispatch_of(world, params)
-    return step.check(), wrong_after(step, 2)
+    step = build_dispatch(world, params)
+    return step.check(), count_wrong_after_steps(step, 2)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_dispatch_matches_one_process(two_ranks: Ranks, variant: str) -> None:
-    results = two_ranks.call("test_layer_step:check_dispatch", variant=variant)
+    results = two_ranks.call(
+        "tests.workloads.expert_parallel.test_layer_step:check_dispatch", variant=variant
+    )
     assert results == [(PAIRS // 2 * HIDDEN, [0, 0])] * 2
 
 
@@ -83,13 +95,15 @@ def check_corrupted(world: World) -> tuple[list[int], list[int]]:
         return wrong
 
     params = {"routing": "zipf", **DROPS}
-    layer = [check(layer_of(world, params), corrupt) for corrupt in LAYER_CORRUPTIONS]
-    dispatch = [check(dispatch_of(world, {}), corrupt) for corrupt in DISPATCH_CORRUPTIONS]
+    layer = [check(build_layer(world, params), corrupt) for corrupt in LAYER_CORRUPTIONS]
+    dispatch = [check(build_dispatch(world, {}), corrupt) for corrupt in DISPATCH_CORRUPTIONS]
     return layer, dispatch
 
 
 def test_corrupted_layer_and_dispatch_detected(two_ranks: Ranks) -> None:
-    first, second = two_ranks.call("test_layer_step:check_corrupted")
+    first, second = two_ranks.call(
+        "tests.workloads.expert_parallel.test_layer_step:check_corrupted"
+    )
     assert (first[0][:3], first[1]) == ([0, 0, 0], [0, 0])
     assert min(second[0]) > 0
     assert second[1] == [1, HIDDEN]
@@ -97,7 +111,7 @@ def test_corrupted_layer_and_dispatch_detected(two_ranks: Ranks) -> None:
 
 def count_misplaced(world: World) -> list[int]:
     """Return counts of misplaced rows: right, with other expert numbers, and of timed experts."""
-    step = layer_of(world, {"routing": "zipf", **DROPS})
+    step = build_layer(world, {"routing": "zipf", **DROPS})
     step.reset()
     counts = [step.count_misplaced()]
     numbers = step._numbers
@@ -105,7 +119,7 @@ def count_misplaced(world: World) -> list[int]:
         step._numbers = lambda rows: numbers(rows) + 1  # type: ignore[method-assign]
     counts.append(step.count_misplaced())
     step.close()
-    step = layer_of(world, {"compute": "timed:1ms", "routing": "zipf"})
+    step = build_layer(world, {"compute": "timed:1ms", "routing": "zipf"})
     step.reset()
     step.step()
     counts.append(step.check())
@@ -116,13 +130,13 @@ def count_misplaced(world: World) -> list[int]:
 
 
 def test_misplaced_rows_are_counted(two_ranks: Ranks) -> None:
-    for counts in two_ranks.call("test_layer_step:count_misplaced"):
+    for counts in two_ranks.call("tests.workloads.expert_parallel.test_layer_step:count_misplaced"):
         assert [count > 0 for count in counts] == [False, True, False, True]
 
 
 def expert_loads(world: World) -> list[list[int]]:
     """Return this rank's tokens by expert with hot, balanced and hot routes."""
-    step, loads = layer_of(world, {"routing": "hot_rank:9"}), []
+    step, loads = build_layer(world, {"routing": "hot_rank:9"}), []
     for balanced in (False, True, False):
         step._routes.balance(balanced)
         step.reset()
@@ -133,14 +147,18 @@ def expert_loads(world: World) -> list[list[int]]:
 
 
 def test_routes_balance_temporarily(two_ranks: Ranks) -> None:
-    for before, balanced, after in two_ranks.call("test_layer_step:expert_loads"):
+    for before, balanced, after in two_ranks.call(
+        "tests.workloads.expert_parallel.test_layer_step:expert_loads"
+    ):
         assert balanced == [8] * 8
         assert min(before[:4]) > max(before[4:]) + 4
         assert min(after[:4]) > max(after[4:]) + 4
 
 
 def test_routed_by_counts_asked_and_kept_pairs() -> None:
-    shape = Shape(recipe="gpt", layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=4, vocabulary=64)
+    shape = Shape(
+        recipe="gpt", layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=4, vocabulary=64
+    )
     params = {"microbatch": 1, "ep": 2, "experts": 4, "capacity": 1.0}
     layer = MoeLayer(shape, moe_of(params, shape, 2))
     layer.chosen[5] = torch.tensor([[0, 1], [0, 2], [0, 3], [NOWHERE, NOWHERE]])
@@ -150,15 +168,17 @@ def test_routed_by_counts_asked_and_kept_pairs() -> None:
 
 
 def run_case(world: World, params: Params) -> Outcome:
-    definition = OF_NAME["ep_layer"]
-    case = make_case(definition.name, definition.target, params_of("ep_layer", params))
+    definition = DEFINITION_BY_NAME["ep_layer"]
+    case = make_case(definition.name, definition.target, make_params("ep_layer", params))
     measure = Measure(warmup=1, max_iterations=6)
     return CaseRun(case, Subgroups(world), measure, Progress(), None).visit(3.0)
 
 
 def test_result_row_of_hot_rank(two_ranks: Ranks) -> None:
     params = {"routing": "hot_rank", "capacity": 1.0}
-    outcome, _ = two_ranks.call("test_layer_step:run_case", params=params)
+    outcome, _ = two_ranks.call(
+        "tests.workloads.expert_parallel.test_layer_step:run_case", params=params
+    )
     assert (outcome.status, outcome.headline) == ("ok", "step_time"), outcome.reason
     value = {name: metric.value for name, metric in outcome.explained.items()}
     assert value["imbalance.rank"] == 4 / 3
@@ -169,7 +189,7 @@ def test_result_row_of_hot_rank(two_ranks: Ranks) -> None:
 
 
 def explain_layer(world: World, params: Params) -> Explanation:
-    step = layer_of(world, params)
+    step = build_layer(world, params)
 
     def begin() -> None:
         step.reset()
@@ -181,7 +201,9 @@ def explain_layer(world: World, params: Params) -> Explanation:
 
 
 def values(ranks: Ranks, **params: Any) -> dict[str, float | None]:
-    explanation, _ = ranks.call("test_layer_step:explain_layer", params=params)
+    explanation, _ = ranks.call(
+        "tests.workloads.expert_parallel.test_layer_step:explain_layer", params=params
+    )
     return {name: metric.value for name, metric in explanation.metrics.items()}
 
 
@@ -219,7 +241,7 @@ def test_explanation_of_router_has_no_expected_drops(two_ranks: Ranks) -> None:
 
 
 def describe_dispatch(world: World) -> tuple[Description, float | None]:
-    step = dispatch_of(world, {"routing": "zipf", "variant": "allgather"})
+    step = build_dispatch(world, {"routing": "zipf", "variant": "allgather"})
     step.reset()
     step.step()
     ratio = step.explain(step.reset, 0.0).metrics["bytes_ratio.ep"].value
@@ -228,7 +250,9 @@ def describe_dispatch(world: World) -> tuple[Description, float | None]:
 
 
 def test_dispatch_counts_forward_only(two_ranks: Ranks) -> None:
-    for description, ratio in two_ranks.call("test_layer_step:describe_dispatch"):
+    for description, ratio in two_ranks.call(
+        "tests.workloads.expert_parallel.test_layer_step:describe_dispatch"
+    ):
         assert ratio == 1.0
         assert description.headline == "step_time"
         [rate] = description.work
@@ -237,7 +261,7 @@ def test_dispatch_counts_forward_only(two_ranks: Ranks) -> None:
 
 def drop_rates(world: World, tp: int) -> list[float | None]:
     params = {"routing": "hot_rank", "tp": tp, "capacity": 0.5, "sequence": 64, "experts": 4}
-    step = step_of(world, params)
+    step = build_step(world, params)
     step.reset()
     metrics = run_probes(world, [step.expert_probe()], step.step, step.reset, 0.0).metrics
     step.close()
@@ -246,5 +270,7 @@ def drop_rates(world: World, tp: int) -> list[float | None]:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_drop_rate_is_analytical(two_ranks: Ranks, tp: int) -> None:
-    for measured, expected in two_ranks.call("test_layer_step:drop_rates", tp=tp):
+    for measured, expected in two_ranks.call(
+        "tests.workloads.expert_parallel.test_layer_step:drop_rates", tp=tp
+    ):
         assert 0 < measured == pytest.approx(expected, abs=0.03)

@@ -4,8 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from refusals import refusal
-from training_steps import OF_NAME
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.text import UserError
@@ -13,9 +11,13 @@ from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
 from parbench.workloads.expert_parallel.routing import ROUTER
 from parbench.workloads.model.shapes import SHAPES, Shape
+from tests.support.refusals import usage_error
+from tests.support.training_steps import DEFINITION_BY_NAME
 
 TINY = SHAPES["tiny"]
-GPT = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64)
+GPT = Shape(
+    recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64
+)
 
 
 def make_moe(nproc: int = 4, shape: Shape = TINY, **params: Any) -> Moe:
@@ -23,7 +25,7 @@ def make_moe(nproc: int = 4, shape: Shape = TINY, **params: Any) -> Moe:
 
 
 def refuse(name: str, nproc: int, **params: Any) -> str | None:
-    definition = OF_NAME[name]
+    definition = DEFINITION_BY_NAME[name]
     spec = WorldSpec(nproc=nproc, backend="gloo", device="cpu")
     return definition.refuse(definition.whole(params), spec)
 
@@ -102,7 +104,7 @@ def test_impossible_attention_split_is_refused() -> None:
 
 def test_attention_split_needs_divisible_hidden() -> None:
     shape = replace(TINY, hidden=136, heads=3, kv_heads=3)
-    error = refusal(moe_of, {"tp": 3, "ep": 1, "microbatch": 1}, shape, 3)
+    error = usage_error(moe_of, {"tp": 3, "ep": 1, "microbatch": 1}, shape, 3)
     assert error == "hidden(136) % tp(3) != 0"
 
 
@@ -113,7 +115,7 @@ def test_layer_alone_has_no_tp() -> None:
 
 
 def test_impossible_capacity_and_routing_are_refused() -> None:
-    assert refusal(moe_of, {"capacity": -0.5}, TINY, 2).startswith("capacity(-0.5) < 0")
+    assert usage_error(moe_of, {"capacity": -0.5}, TINY, 2).startswith("capacity(-0.5) < 0")
     assert "'hot'" in str(refuse("ep_layer", 2, routing="hot"))
 
 

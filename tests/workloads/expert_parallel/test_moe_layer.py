@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_time import FakeTime
 from torch import Tensor, nn
 
 from parbench.workloads.expert_parallel.dispatch import Rows, Stages, Trip
@@ -26,9 +25,12 @@ from parbench.workloads.expert_parallel.routing import NOWHERE, routes
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear
 from parbench.workloads.model.transformer import Transformer, build, draw_tokens
+from tests.support.fake_time import FakeTime
 
 CPU = torch.device("cpu")
-GPT = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64)
+GPT = Shape(
+    recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64
+)
 LLAMA = replace(GPT, recipe="llama", ffn=48)
 BATCH, TOKENS = 2, 32
 
@@ -53,7 +55,9 @@ def moe_model(moe: Moe, shape: Shape = GPT, *, dense: bool = False) -> Transform
 
 
 def assert_as_the_plain_one(shape: Shape, moe: Moe, routing: str | None = None) -> None:
-    generator = None if routing is None else replace(moe, routing=routing, strength=3.0).generator(0, 4)
+    generator = (
+        None if routing is None else replace(moe, routing=routing, strength=3.0).generator(0, 4)
+    )
     given = None if generator is None else torch.tensor(routes(generator, 0, 32, TOKENS))
     found = []
     for dense in (False, True):
@@ -130,13 +134,18 @@ def test_experts_without_rows_have_zero_gradients() -> None:
         assert x.grad is not None
 
 
-def test_a_token_that_goes_nowhere_has_the_shared_experts_alone_and_a_drop_leaves_other_weights() -> None:
+def test_a_token_that_goes_nowhere_has_the_shared_experts_alone_and_a_drop_leaves_other_weights() -> (
+    None
+):
     layer, x = made(MoeLayer, GPT, mixture_of()), torch.randn(1, 4, 32)
     layer.given = torch.tensor([[0, 1], [NOWHERE, NOWHERE], [2, 3], [NOWHERE, NOWHERE]])
     assert layer.shared is not None
     alone = layer(x) - layer.shared(x)
     assert [bool(of.abs().max() > 1e-6) for of in alone[0]] == [True, False, True, False]
-    layer, x = made(MoeLayer, GPT, mixture_of(shared=0, capacity=2.0)), x[:, :2]  # ceil(2 * 2 * 2 / 8) = 1 each
+    layer, x = (
+        made(MoeLayer, GPT, mixture_of(shared=0, capacity=2.0)),
+        x[:, :2],
+    )  # ceil(2 * 2 * 2 / 8) = 1 each
     layer.given = torch.tensor([[0, 1], [0, 2]])
     one_dropped = layer(x)
     layer.given = torch.tensor([[0, 1], [NOWHERE, 2]])
@@ -147,12 +156,18 @@ def test_balance_is_one_where_routes_and_scores_are_even_and_more_where_both_lea
     even = torch.full((8, 4), 0.25)
     assert float(balance_loss(even, torch.tensor([[0, 1], [2, 3]] * 4))) == pytest.approx(1.0)
     lean = torch.tensor([[0.7, 0.1, 0.1, 0.1]] * 8)
-    assert float(balance_loss(lean, torch.tensor([[0, 1]] * 8))) == pytest.approx(4 * (0.5 * 0.7 + 0.5 * 0.1))
+    assert float(balance_loss(lean, torch.tensor([[0, 1]] * 8))) == pytest.approx(
+        4 * (0.5 * 0.7 + 0.5 * 0.1)
+    )
     assert float(balance_loss(even, torch.full((8, 2), NOWHERE))) == 0.0
-    assert float(balance_loss(lean / 2, torch.tensor([[0, 1]] * 8))) == pytest.approx(1.6)  # sigmoids' sum is not 1
+    assert float(balance_loss(lean / 2, torch.tensor([[0, 1]] * 8))) == pytest.approx(
+        1.6
+    )  # sigmoids' sum is not 1
 
 
-def test_a_chunk_is_on_its_way_while_the_one_before_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_is_on_its_way_while_the_one_before_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     log: list[str] = []
 
     def stages(number: int) -> Stages:
@@ -173,14 +188,26 @@ def test_a_chunk_is_on_its_way_while_the_one_before_is_computed(monkeypatch: pyt
     orders = {
         1: ["0 sent", "0 arrived", "0 given back", "0 received"],
         3: [
-            *("0 sent", "1 sent", "0 arrived", "0 given back", "2 sent", "1 arrived", "1 given back"),
+            *(
+                "0 sent",
+                "1 sent",
+                "0 arrived",
+                "0 given back",
+                "2 sent",
+                "1 arrived",
+                "1 given back",
+            ),
             *("2 arrived", "2 given back", "0 received", "1 received", "2 received"),
         ],
     }
     for chunks, order in orders.items():
         log.clear()
         layer = made(MoeLayer, GPT, mixture_of(chunks=chunks))
-        out = layer.route(torch.zeros(TOKENS, 32), torch.ones(TOKENS, 2), torch.zeros(TOKENS, 2, dtype=torch.int64))
+        out = layer.route(
+            torch.zeros(TOKENS, 32),
+            torch.ones(TOKENS, 2),
+            torch.zeros(TOKENS, 2, dtype=torch.int64),
+        )
         assert log == order
         assert float(out.mean()) == sum(range(chunks))
 
@@ -230,6 +257,12 @@ def test_a_row_says_whether_experts_are_grouped_or_looped_over_on_a_gpu() -> Non
         ((12, 0), torch.bfloat16, False),
     ):
         words = kernel_note(dtype, capability)
-        assert words.startswith("experts: grouped" if grouped else "experts: looped"), (capability, dtype)
-        assert grouped or f"{str(dtype)[6:]} on compute capability {capability[0]}.{capability[1]}" in words
+        assert words.startswith("experts: grouped" if grouped else "experts: looped"), (
+            capability,
+            dtype,
+        )
+        assert (
+            grouped
+            or f"{str(dtype)[6:]} on compute capability {capability[0]}.{capability[1]}" in words
+        )
     assert kernel_notes(CPU, torch.float32) == ()

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from ep_steps import params_of
 from torch import Tensor
 
 from parbench.workloads.costs.step_spec import StepSpec
@@ -13,8 +12,9 @@ from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.expert_parallel.routes import NEAR, Routes, count_misrouted
 from parbench.workloads.expert_parallel.routing import NOWHERE, routes
+from tests.support.ep_steps import make_params
 
-PARAMS = {**params_of("ep_step", {"sequence": 8, "experts": 4, "ep": 1}), "microbatch": 2}
+PARAMS = {**make_params("ep_step", {"sequence": 8, "experts": 4, "ep": 1}), "microbatch": 2}
 OPTIONS = StepSpec.of(PARAMS)
 
 
@@ -49,7 +49,9 @@ def given(mixture: MoeLayer) -> Tensor:
     return mixture.given
 
 
-def test_parts_of_a_generators_routes_are_cut_by_position_out_of_the_microbatchs_part_of_the_batch() -> None:
+def test_parts_of_a_generators_routes_are_cut_by_position_out_of_the_microbatchs_part_of_the_batch() -> (
+    None
+):
     whole, mine_of = layers(), layers()
     one = routes_at([0])
     one.give(whole, 3, whole=True)
@@ -57,7 +59,9 @@ def test_parts_of_a_generators_routes_are_cut_by_position_out_of_the_microbatchs
     assert [tuple(of) for of in given(whole[2]).tolist()] == routes(one.generator, 0, 3 * 16, 16)
     for mine in ([0, 1], [5, 7, 2]):
         routes_at(mine).give(mine_of, 3)
-        assert torch.equal(given(mine_of[2]).view(2, len(mine), 2), given(whole[2]).view(2, 8, 2)[:, mine])
+        assert torch.equal(
+            given(mine_of[2]).view(2, len(mine), 2), given(whole[2]).view(2, 8, 2)[:, mine]
+        )
     assert mine_of[2].microbatch == 3
 
 
@@ -70,7 +74,9 @@ def test_routes_change_with_step_and_microbatch_and_are_drawn_before_the_step_is
             patch.setattr(routes_module, "routes", lambda *_: pytest.fail("drawn within the step"))
             for microbatch in (0, 1):
                 taken.give(mixtures, microbatch)
-                assert len({id(mixture.given) for mixture in mixtures.values()}) == 1  # the same in all layers
+                assert (
+                    len({id(mixture.given) for mixture in mixtures.values()}) == 1
+                )  # the same in all layers
                 seen.append(given(mixtures[2]).tolist())
     assert seen[:2] == seen[4:]
     assert seen[0] not in seen[1:4]
@@ -80,7 +86,9 @@ def test_routes_change_with_step_and_microbatch_and_are_drawn_before_the_step_is
     assert mixtures[2].given is None
 
 
-def test_what_ranks_took_is_given_again_by_position_and_a_token_that_no_rank_took_goes_nowhere() -> None:
+def test_what_ranks_took_is_given_again_by_position_and_a_token_that_no_rank_took_goes_nowhere() -> (
+    None
+):
     expected, world = {layer: torch.randint(4, (2, 8, 2)) for layer in (2, 3)}, OneOf()
     for mine in ([0, 3, 5], [1, 2, 4, 6], [1, 0]):
         mixtures, one = layers(2), routes_at(mine, world, routing="router")
@@ -109,5 +117,8 @@ def test_each_token_that_left_a_better_expert_out_counts_once_unless_scores_are_
     ):
         assert count_misrouted(scores, torch.tensor(taken), 1e-5) == wrong, taken
     near = torch.tensor([[0.4, 0.3, 0.3 + 1e-6, 0.0]])
-    assert [count_misrouted(near, torch.tensor([[0, 1]]), limit) for limit in (1e-5, 1e-7)] == [0, 1]
+    assert [count_misrouted(near, torch.tensor([[0, 1]]), limit) for limit in (1e-5, 1e-7)] == [
+        0,
+        1,
+    ]
     assert NEAR[torch.float32] < 1e-4

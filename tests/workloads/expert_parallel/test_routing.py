@@ -45,7 +45,9 @@ def dropped(loads: list[int], slots: int) -> float:
 def test_parse_routing_reads_name_and_strength() -> None:
     expected = {"zipf:1.5": 1.5, "hot_rank": 3.0, BALANCED: 0.0, ROUTER: 0.0}
     assert {text: parse_routing(text)[1] for text in expected} == expected
-    refused = dict.fromkeys(("zipf:", "zipf:x", "zipf:0", "zipf:nan", "hot_rank:-1", "zipf:inf"), "a number above 0$")
+    refused = dict.fromkeys(
+        ("zipf:", "zipf:x", "zipf:0", "zipf:nan", "hot_rank:-1", "zipf:inf"), "a number above 0$"
+    )
     refused |= dict.fromkeys(("balanced:1", "router:2"), "has no strength")
     refused["zip"] = r"'zip' is not known: routing is router, balanced, .* did you mean 'zipf'"
     for text, words in refused.items():
@@ -55,10 +57,14 @@ def test_parse_routing_reads_name_and_strength() -> None:
 
 def test_popularity_of_each_generator() -> None:
     shares = sorted(popularity(make_generator("zipf:2")), reverse=True)
-    assert [shares[0] / share for share in shares] == pytest.approx([rank**2 for rank in range(1, 9)])
+    assert [shares[0] / share for share in shares] == pytest.approx(
+        [rank**2 for rank in range(1, 9)]
+    )
     assert popularity(make_generator("zipf")) != popularity(make_generator("zipf", seed=1))
     assert popularity(make_generator("hot_rank:3")) == pytest.approx([3 / 12] * 2 + [1 / 12] * 6)
-    assert len(set(popularity(make_generator("hot_rank", parts=1)))) == 2  # one rank has hot and cold experts too
+    assert (
+        len(set(popularity(make_generator("hot_rank", parts=1)))) == 2
+    )  # one rank has hot and cold experts too
     for name in GENERATORS:
         assert sum(popularity(make_generator(name))) == pytest.approx(1), name
         assert sum(inclusion(make_generator(name))) == pytest.approx(2), name
@@ -95,7 +101,9 @@ def test_routes_do_not_depend_on_how_a_batch_is_split() -> None:
     for name in GENERATORS:
         generator = make_generator(name)
         whole = routes(generator, 1, 0, 400)
-        parts = [experts for first in range(0, 400, 25) for experts in routes(generator, 1, first, 25)]
+        parts = [
+            experts for first in range(0, 400, 25) for experts in routes(generator, 1, first, 25)
+        ]
         assert parts == whole, name
         assert routes(generator, 1, 37, 101) == whole[37:138], name
         assert routes(generator, 0, 0, 400) != whole, name
@@ -105,10 +113,14 @@ def test_routes_do_not_depend_on_how_a_batch_is_split() -> None:
 def test_loads_agree_with_expected_loads() -> None:
     """One token per run is the most that they differ by."""
     runs = 8
-    for name, (experts, top_k, parts) in product(GENERATORS, [(8, 2, 4), (6, 2, 2), (16, 4, 4), (5, 3, 2)]):
+    for name, (experts, top_k, parts) in product(
+        GENERATORS, [(8, 2, 4), (6, 2, 2), (16, 4, 4), (5, 3, 2)]
+    ):
         generator = make_generator(name, experts=experts, top_k=top_k, parts=parts)
         tokens = runs * run_tokens(experts)
-        pairs = zip(count_loads(generator, 1, tokens), expected_loads(generator, tokens), strict=True)
+        pairs = zip(
+            count_loads(generator, 1, tokens), expected_loads(generator, tokens), strict=True
+        )
         assert max(abs(load - expected) for load, expected in pairs) <= runs, (name, experts)
 
 
@@ -125,7 +137,12 @@ def test_balanced_loads_are_even() -> None:
 
 def test_imbalance_and_capacity() -> None:
     assert (imbalance([1, 1, 4]), imbalance([0, 0])) == (2.0, None)
-    sizes = ((1.0, 2, 64), (1.25, 2, 61), (0.1 * 3, 2, 40), (0.001, 2, 64))  # 0.1 * 3 is more than 0.3
+    sizes = (
+        (1.0, 2, 64),
+        (1.25, 2, 61),
+        (0.1 * 3, 2, 40),
+        (0.001, 2, 64),
+    )  # 0.1 * 3 is more than 0.3
     assert [capacity(*size, 8) for size in sizes] == [16, 20, 3, 1]
 
 
@@ -133,7 +150,14 @@ def test_drop_rate_agrees_with_expected_drop_rate() -> None:
     for name, factor in product(GENERATORS, (0.5, 1.0, 1.5)):
         generator, slots = make_generator(name), capacity(factor, 2, 256, 8)
         found = dropped(count_loads(generator, 3), slots)
-        assert found == pytest.approx(expected_drop_rate(generator, 256, slots), abs=8 * 4 / 512), (name, factor)
+        assert found == pytest.approx(expected_drop_rate(generator, 256, slots), abs=8 * 4 / 512), (
+            name,
+            factor,
+        )
     hot = make_generator("hot_rank:3", parts=2)
     # Half of the experts have 3/4 of 512 pairs, 96 each, and 64 slots: 32 each of 4 drop.
-    assert expected_drop_rate(hot, 256, 64) == pytest.approx(128 / 512) == dropped(count_loads(hot), 64)
+    assert (
+        expected_drop_rate(hot, 256, 64)
+        == pytest.approx(128 / 512)
+        == dropped(count_loads(hot), 64)
+    )

@@ -31,12 +31,21 @@ def test_a_mesh_keeps_the_order_in_which_it_is_written_and_experts_are_not_multi
     assert list(mesh_of("dp=2,pp=2,tp=2", 8).items()) == [("dp", 2), ("pp", 2), ("tp", 2)]
     assert mesh_of("", 8) == {"dp": 8}
     assert multiplied(MESH) == {"dp": 2, "pp": 3, "cp": 2, "tp": 2}
-    assert (size_of(MESH, *multiplied(MESH)), size_of(MESH, *DATA), size_of({}, *DATA)) == (24, 4, 1)
+    assert (size_of(MESH, *multiplied(MESH)), size_of(MESH, *DATA), size_of({}, *DATA)) == (
+        24,
+        4,
+        1,
+    )
 
 
 def test_the_innermost_axis_varies_fastest() -> None:
     origin = {"dp": 0, "fsdp": 0, "pp": 0, "cp": 0, "tp": 0}
-    for rank, place in ((0, {}), (1, {"tp": 1}), (2, {"cp": 1}), (23, {"dp": 1, "pp": 2, "cp": 1, "tp": 1})):
+    for rank, place in (
+        (0, {}),
+        (1, {"tp": 1}),
+        (2, {"cp": 1}),
+        (23, {"dp": 1, "pp": 2, "cp": 1, "tp": 1}),
+    ):
         assert coordinate_of(MESH, rank) == {**origin, **place}
     assert coordinate_of({"tp": 2, "dp": 3}, 1)["dp"] == 1
 
@@ -44,7 +53,9 @@ def test_the_innermost_axis_varies_fastest() -> None:
 def test_groups_of_axes_are_those_of_collectives_and_count_the_last_fastest() -> None:
     text = " ".join(f"{name}={size}" for name, size in multiplied(MESH).items())
     for axis in ("dp", "pp", "cp", "tp"):
-        assert sorted(groups_along(MESH, axis)) == sorted(list(ranks) for ranks in groups_of(f"{text}:{axis}", 24))
+        assert sorted(groups_along(MESH, axis)) == sorted(
+            list(ranks) for ranks in groups_of(f"{text}:{axis}", 24)
+        )
     [first, *_] = groups_along(MESH, "dp", "cp")
     assert first == [0, 2, 12, 14]
     assert [along(coordinate_of(MESH, rank), MESH, "dp", "cp") for rank in first] == [0, 1, 2, 3]
@@ -54,7 +65,9 @@ def test_groups_of_axes_are_those_of_collectives_and_count_the_last_fastest() ->
 def test_every_rank_is_in_one_group_and_one_copy_of_experts() -> None:
     groups = [groups_along(MESH, *axes) for axes in (("dp",), ("dp", "cp"), ("pp", "tp"), ())]
     for ep in (1, 2, 4):
-        groups += [make({**MESH, "ep": ep}) for make in (expert_groups, expert_copies, expert_parts)]
+        groups += [
+            make({**MESH, "ep": ep}) for make in (expert_groups, expert_copies, expert_parts)
+        ]
     for partition in groups:
         assert sorted(rank for ranks in partition for rank in ranks) == list(range(24)), partition
         assert len({len(ranks) for ranks in partition}) == 1, partition
@@ -92,7 +105,11 @@ def test_what_does_not_fit_is_refused_by_equation() -> None:
     refused: tuple[tuple[dict[str, int], Given, str], ...] = (
         ({"dp": 2, "tp": 4}, {"world": 6}, "dp(2) * tp(4) != world size(6)"),
         ({"dp": 2, "ep": 2}, {"world": 4, **experts}, "dp(2) != world size(4)"),
-        ({"fdsp": 2}, {}, "mesh axis 'fdsp' is not dp, fsdp, pp, cp, tp, ep or etp; did you mean 'fsdp'?"),
+        (
+            {"fdsp": 2},
+            {},
+            "mesh axis 'fdsp' is not dp, fsdp, pp, cp, tp, ep or etp; did you mean 'fsdp'?",
+        ),
         ({"dp": 0}, {"world": 1}, "dp(0) < 1"),
         ({"tp": 2, "etp": 2}, {}, "etp(2) > 1 without experts: a dense model has none to split"),
         ({"dp": 2, "tp": 2, "etp": 4}, experts, "tp(2) % etp(4) != 0"),
@@ -101,7 +118,11 @@ def test_what_does_not_fit_is_refused_by_equation() -> None:
         ({"cp": 3}, {}, "sequence(64) % cp(3) != 0"),
         ({"cp": 2}, zigzag, "sequence(66) % (2 * cp(2)) != 0: zigzag gives each rank two chunks"),
         ({"cp": 2, "tp": 2}, {"shape": TOKENS_66}, "sequence(66) % (cp(2) * tp(2)) != 0"),
-        ({"cp": 4, "tp": 2}, {"cp_method": "ulysses"}, "heads(4) / tp(2) % cp(4) != 0: ulysses deals out heads"),
+        (
+            {"cp": 4, "tp": 2},
+            {"cp_method": "ulysses"},
+            "heads(4) / tp(2) % cp(4) != 0: ulysses deals out heads",
+        ),
         (
             {"cp": 2},
             rings,

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from mesh_steps import HYBRID
-
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.workloads.costs import strategies
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.mesh.axes import with_experts
+from tests.support.mesh_steps import HYBRID
 
 Given = dict[str, Any]
 
@@ -51,18 +50,30 @@ def test_a_mesh_that_deals_out_experts_has_some() -> None:
 
 
 def test_what_cannot_run_is_one_sentence() -> None:
-    spec, zb_h1 = WorldSpec(nproc=8, backend="gloo", device="cpu"), "schedule = zb_h1 is not allowed with"
+    spec, zb_h1 = (
+        WorldSpec(nproc=8, backend="gloo", device="cpu"),
+        "schedule = zb_h1 is not allowed with",
+    )
     cases: tuple[tuple[Given, str | None], ...] = (
         ({"mesh": "dp=2,tp=2"}, "dp(2) * tp(2) != world size(8)"),
         ({"mesh": "dp=8", "experts": 4, "top_k": 5}, "top_k(5) > experts(4)"),
         ({"mesh": "dp=8,etp=2", "experts": 4}, "tp(1) % etp(2) != 0"),
-        ({"mesh": "dp=8", "experts": 4, "checkpointing": "selective"}, "checkpointing(selective) is not for experts: "),
+        (
+            {"mesh": "dp=8", "experts": 4, "checkpointing": "selective"},
+            "checkpointing(selective) is not for experts: ",
+        ),
         (
             {"mesh": "pp=2,dp=4", "schedule": "zb_h1", "checkpointing": "full"},
             "checkpointing = full is not allowed with schedule = zb_h1, which splits the backward pass: ",
         ),
-        ({"mesh": "pp=2,fsdp=4", "schedule": "zb_h1"}, f"{zb_h1} fsdp(4): torch's FSDP reduces gradients after a "),
-        ({"mesh": "pp=2,dp=4", "schedule": "zb_h1", "experts": 4}, f"{zb_h1} experts(4): tokens come back from "),
+        (
+            {"mesh": "pp=2,fsdp=4", "schedule": "zb_h1"},
+            f"{zb_h1} fsdp(4): torch's FSDP reduces gradients after a ",
+        ),
+        (
+            {"mesh": "pp=2,dp=4", "schedule": "zb_h1", "experts": 4},
+            f"{zb_h1} experts(4): tokens come back from ",
+        ),
         # these go with a whole backward pass, and where there is no pipeline
         ({"mesh": "pp=2,dp=4", "checkpointing": "selective"}, None),
         ({"mesh": "dp=8", "schedule": "zb_h1", "checkpointing": "full"}, None),

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from mesh_steps import EXPERTS, Params, small_hybrid
-from ranks import Ranks
 
 from parbench.bench.results.details import STATE
 from parbench.bench.world.benchmark import Explanation
@@ -18,8 +16,10 @@ from parbench.workloads.pipeline_parallel.pipeline_probe import Look, Taken, cou
 from parbench.workloads.pipeline_parallel.schedules import make_schedule
 from parbench.workloads.pipeline_parallel.simulation import simulate
 from parbench.workloads.step.sent_bytes import SentBytes, Tally
+from tests.support.mesh_steps import EXPERT_PARAMS, Params, build_small_hybrid
+from tests.support.ranks import Ranks
 
-BALANCED = {**EXPERTS, "routing": "balanced"}
+BALANCED = {**EXPERT_PARAMS, "routing": "balanced"}
 
 
 def test_bytes_are_of_the_rank_that_sends_most() -> None:
@@ -39,7 +39,7 @@ def test_bytes_are_of_the_rank_that_sends_most() -> None:
 
 
 def explain(world: World, params: Params, shared_cores: bool = False) -> Explanation:
-    step = small_hybrid(world, params)
+    step = build_small_hybrid(world, params)
     step.step()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_probe, "cores_shared", lambda world: shared_cores)
@@ -61,8 +61,8 @@ def assert_reports_axes(explanation: Explanation, axes: set[str]) -> None:
 
 
 def test_explanation_reports_each_axis(two_ranks: Ranks) -> None:
-    params = {"mesh": "fsdp=2,ep=2", **EXPERTS}
-    [explanation, _] = two_ranks.call("test_mesh_probe:explain", params=params)
+    params = {"mesh": "fsdp=2,ep=2", **EXPERT_PARAMS}
+    [explanation, _] = two_ranks.call("tests.workloads.mesh.test_mesh_probe:explain", params=params)
     assert_reports_axes(explanation, {"fsdp", "ep"})
     assert explanation.metrics["imbalance.rank"].value >= 1
     assert "bubble_fraction" not in explanation.metrics
@@ -70,7 +70,7 @@ def test_explanation_reports_each_axis(two_ranks: Ranks) -> None:
 
 def test_explanation_of_pipeline_has_bubble(two_ranks: Ranks) -> None:
     params = {"mesh": "pp=2", "microbatches": 4}
-    [explanation, _] = two_ranks.call("test_mesh_probe:explain", params=params)
+    [explanation, _] = two_ranks.call("tests.workloads.mesh.test_mesh_probe:explain", params=params)
     assert_reports_axes(explanation, {"pp"})
     assert 0 < explanation.metrics["bubble_fraction"].value < 1
     assert explanation.metrics["bubble_fraction_formula"].value == pytest.approx(1 / 5)
@@ -84,7 +84,7 @@ def test_explanation_of_pipeline_has_bubble(two_ranks: Ranks) -> None:
 def test_explanation_on_shared_cores_has_no_bubble(two_ranks: Ranks) -> None:
     params = {"mesh": "pp=2", "microbatches": 4}
     arguments = {"params": params, "shared_cores": True}
-    [explanation, _] = two_ranks.call("test_mesh_probe:explain", **arguments)
+    [explanation, _] = two_ranks.call("tests.workloads.mesh.test_mesh_probe:explain", **arguments)
     assert "bubble_fraction" not in explanation.metrics
     assert "measured" not in explanation.details["pipeline"]
     assert any("functional only" in note for note in explanation.notes)
@@ -104,10 +104,14 @@ def test_bubble_pipeline_is_chosen_by_other_steps(monkeypatch: pytest.MonkeyPatc
             ]
             walls = [timeline.makespan for timeline in timelines]
             records.append(Taken(stamps=stamps, walls=walls))
-    monkeypatch.setattr("parbench.workloads.mesh.mesh_step.groups_along", lambda *_: [[0, 1], [2, 3]])
+    monkeypatch.setattr(
+        "parbench.workloads.mesh.mesh_step.groups_along", lambda *_: [[0, 1], [2, 3]]
+    )
     none: Any = None
     pipeline = SimpleNamespace(schedule=schedule)
-    at: Any = SimpleNamespace(spec=SimpleNamespace(mesh=None, timed_seconds=None, pipeline=pipeline))
+    at: Any = SimpleNamespace(
+        spec=SimpleNamespace(mesh=None, timed_seconds=None, pipeline=pipeline)
+    )
     clock = Clock(offsets_ns=(0,) * 4, uncertainty_ns=500, method="ping-pong")
     world: Any = SimpleNamespace(clock=clock)
     look = Look(world=world, at=at, layout=none, chunks={}, tokens=0, recorder=none, train=none)
@@ -118,7 +122,7 @@ def test_bubble_pipeline_is_chosen_by_other_steps(monkeypatch: pytest.MonkeyPatc
 
 def measure_memory(world: World, params: Params) -> tuple[dict[str, Any], int]:
     """Return a step's memory metrics and the number of ranks that they are of."""
-    step = small_hybrid(world, params)
+    step = build_small_hybrid(world, params)
     step.step()
     probe = MeshMemory(step.look())
     explanation = probe.summarise(world.gather(probe.observe(step.step, step.reset)))
@@ -130,7 +134,9 @@ def measure_memory(world: World, params: Params) -> tuple[dict[str, Any], int]:
 def assert_state_agrees(ranks: Ranks, params: Params) -> dict[str, Any]:
     """Compare the formula with counted and measured bytes; AdamW counts its steps in 4 bytes."""
     metrics: dict[str, Any]
-    [(metrics, num_ranks), *_] = ranks.call("test_mesh_probe:measure_memory", params=params)
+    [(metrics, num_ranks), *_] = ranks.call(
+        "tests.workloads.mesh.test_mesh_probe:measure_memory", params=params
+    )
     assert num_ranks == ranks.size
     for name in STATE:
         expected = metrics[f"memory_formula.{name}"]
@@ -150,22 +156,24 @@ def test_memory_agrees_on_axis(two_ranks: Ranks, axis: str) -> None:
 
 def test_memory_of_experts_agrees(two_ranks: Ranks) -> None:
     """The formula of activations assumes even routes."""
-    assert_state_agrees(two_ranks, {"mesh": "tp=2", **EXPERTS})
-    metrics = assert_state_agrees(two_ranks, {"mesh": "fsdp=2,ep=2", **EXPERTS})
+    assert_state_agrees(two_ranks, {"mesh": "tp=2", **EXPERT_PARAMS})
+    metrics = assert_state_agrees(two_ranks, {"mesh": "fsdp=2,ep=2", **EXPERT_PARAMS})
     formula = metrics["memory_formula.activations"]
     assert 0.95 * formula < metrics["memory_counted.activations"] < 1.2 * formula
 
 
 def test_memory_of_timed_compute_has_no_formula(two_ranks: Ranks) -> None:
     params = {"compute": "timed:1ms"}
-    [(metrics, _), _] = two_ranks.call("test_mesh_probe:measure_memory", params=params)
+    [(metrics, _), _] = two_ranks.call(
+        "tests.workloads.mesh.test_mesh_probe:measure_memory", params=params
+    )
     assert "memory_counted.activations" in metrics
     assert "memory_formula.activations" not in metrics
 
 
 def measure_activations(world: World, params: Params) -> tuple[float, float]:
     """Return the counted and the analytical bytes of activations."""
-    step = small_hybrid(world, {"microbatch": 2, **params})
+    step = build_small_hybrid(world, {"microbatch": 2, **params})
     step.step()
     look = step.look()
     counted = counted_memory(look, as_routed)["activations"]
@@ -176,7 +184,9 @@ def measure_activations(world: World, params: Params) -> tuple[float, float]:
 
 def assert_activations_agree(ranks: Ranks, cases: list[Params]) -> None:
     for params in cases:
-        for counted, analytical in ranks.call("test_mesh_probe:measure_activations", params=params):
+        for counted, analytical in ranks.call(
+            "tests.workloads.mesh.test_mesh_probe:measure_activations", params=params
+        ):
             assert counted == analytical > 0, params
 
 

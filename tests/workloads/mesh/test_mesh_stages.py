@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from mesh_steps import Params
-from ranks import Ranks
 
 from parbench.bench.world.world import World
 from parbench.workloads.costs import strategies
@@ -24,6 +22,8 @@ from parbench.workloads.mesh.mesh_stages import (
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear
 from parbench.workloads.model.transformer import build
+from tests.support.mesh_steps import Params
+from tests.support.ranks import Ranks
 
 TINY = SHAPES["tiny"]
 CPU = torch.device("cpu")
@@ -54,8 +54,10 @@ def test_groups_are_made_as_the_mesh_says(two_ranks: Ranks) -> None:
         "fsdp=2": ("fsdp edp", 4),
     }
     meshes = [{"mesh": mesh, "experts": experts} for mesh, (_, experts) in expected.items()]
-    for found in two_ranks.call("test_mesh_stages:made", meshes=meshes):
-        assert found == [({axis: [0, 1] for axis in axes.split()}, [0, 1]) for axes, _ in expected.values()]
+    for found in two_ranks.call("tests.workloads.mesh.test_mesh_stages:made", meshes=meshes):
+        assert found == [
+            ({axis: [0, 1] for axis in axes.split()}, [0, 1]) for axes, _ in expected.values()
+        ]
 
 
 def hybrid(mesh: str, world: int, **more: Any) -> StepSpec:
@@ -63,14 +65,22 @@ def hybrid(mesh: str, world: int, **more: Any) -> StepSpec:
 
 
 def test_the_ranks_of_cp_and_tp_have_every_token_once() -> None:
-    for mesh, world in {"cp=2,tp=2": 4, "tp=2,cp=2": 4, "dp=2,cp=4,tp=2": 16, "pp=2,tp=4": 8}.items():
+    for mesh, world in {
+        "cp=2,tp=2": 4,
+        "tp=2,cp=2": 4,
+        "dp=2,cp=4,tp=2": 16,
+        "pp=2,tp=4": 8,
+    }.items():
         for method in CP_METHODS:
             if method == "ulysses" and "cp=4" in mesh:
                 continue  # not so many heads
             case = hybrid(mesh, world, cp_method=method)
             places = [coordinate_of(case.mesh, rank) for rank in range(world)]
             mine = [tokens_of(case, at) for at in places if at["dp"] == at["pp"] == 0]
-            assert sorted(token for tokens in mine for token in tokens) == list(range(64)), (mesh, method)
+            assert sorted(token for tokens in mine for token in tokens) == list(range(64)), (
+                mesh,
+                method,
+            )
             assert len({len(tokens) for tokens in mine}) == 1, (mesh, method)
     # a run of tp is of its part of cp in order, and without cp of the whole sequence
     case = hybrid("cp=2,tp=2", 4, cp_method="zigzag", sequence=8)
@@ -100,7 +110,9 @@ def test_a_gradient_that_is_not_what_was_filled_in_is_counted() -> None:
     model = build(TINY, 0, CPU)
     exchange_ffns(model, TINY, MOE, 0)
     let_experts_wait(model, 0.5, 64, TimedCompute(CPU), others=0.5)
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, TimedLinear)}
+    linears = {
+        name: module for name, module in model.named_modules() if isinstance(module, TimedLinear)
+    }
     assert count_wrong_fills(model, 3.0, tp=2, num_ranks=2) == len(linears)
     for name, linear in linears.items():
         whole = name == "head" or "shared" in name

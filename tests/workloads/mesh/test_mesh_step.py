@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from mesh_steps import EXPERTS, Params, small_hybrid
-from ranks import Ranks
-from training_steps import wrong_after_a_step
 
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
@@ -15,6 +12,9 @@ from parbench.workloads.expert_parallel.moe_layer import mixtures
 from parbench.workloads.mesh.mesh_step import HybridStep, MeshBytes
 from parbench.workloads.step.layout import local
 from parbench.workloads.step.sent_bytes import counted
+from tests.support.mesh_steps import EXPERT_PARAMS, Params, build_small_hybrid
+from tests.support.ranks import Ranks
+from tests.support.training_steps import count_wrong_after_step
 
 Case = tuple[str, str, Params]
 """A mesh, the axes that send bytes, and other parameters."""
@@ -26,8 +26,8 @@ ZB_V: Params = {"schedule": "zb_v", "layers": 4}
 
 def step_results(world: World, params: Params) -> tuple[list[int], dict[str, tuple[float, float]]]:
     """Return wrong elements of two batches, and sent and expected bytes by axis."""
-    step = small_hybrid(world, params)
-    wrong = [wrong_after_a_step(step) for _ in range(2)]
+    step = build_small_hybrid(world, params)
+    wrong = [count_wrong_after_step(step) for _ in range(2)]
     probe = MeshBytes(step.look(), step.expected_bytes())
     records = world.gather(probe.observe(step.step, step.reset))
     tally, expected = probe.sent_and_expected(records)[world.rank]
@@ -39,7 +39,9 @@ def step_results(world: World, params: Params) -> tuple[list[int], dict[str, tup
 def assert_right(ranks: Ranks, *cases: Case) -> None:
     for mesh, axes, more in cases:
         params = {"mesh": mesh, **more}
-        for wrong, by_axis in ranks.call("test_mesh_step:step_results", params=params):
+        for wrong, by_axis in ranks.call(
+            "tests.workloads.mesh.test_mesh_step:step_results", params=params
+        ):
             assert wrong == [0, 0], params
             assert by_axis.keys() == set(axes.split()), params
             for axis, (sent, expected) in by_axis.items():
@@ -57,9 +59,9 @@ def assert_right(ranks: Ranks, *cases: Case) -> None:
         ("dp=1,tp=2", "tp", {**LLAMA, **NARROW}),
         *(("cp=2", "cp dp", {"cp_method": method}) for method in ("ring", "zigzag", "ulysses")),
         ("cp=2", "cp dp", {"cp_method": "allgather_kv", **LLAMA}),
-        ("dp=2,ep=2", "dp ep", EXPERTS),
-        ("fsdp=2", "fsdp edp", EXPERTS),
-        ("tp=2,etp=2", "tp etp", EXPERTS),
+        ("dp=2,ep=2", "dp ep", EXPERT_PARAMS),
+        ("fsdp=2", "fsdp edp", EXPERT_PARAMS),
+        ("tp=2,etp=2", "tp etp", EXPERT_PARAMS),
     ],
 )
 def test_single_axis(two_ranks: Ranks, case: Case) -> None:
@@ -71,7 +73,7 @@ def test_single_axis(two_ranks: Ranks, case: Case) -> None:
     [
         ("fsdp=2,pp=2", "fsdp pp", ODD),
         ("cp=2,tp=2", "cp tp dp", {"cp_method": "zigzag"}),
-        ("dp=2,tp=2,ep=2", "dp tp ep edp", EXPERTS),
+        ("dp=2,tp=2,ep=2", "dp tp ep edp", EXPERT_PARAMS),
     ],
 )
 def test_two_axes(four_ranks: Ranks, case: Case) -> None:
@@ -99,26 +101,26 @@ def test_all_pairs_of_axes(four_ranks: Ranks) -> None:
 
 @pytest.mark.full
 def test_experts_with_other_axes(four_ranks: Ranks) -> None:
-    zipf = {**EXPERTS, "routing": "zipf"}
+    zipf = {**EXPERT_PARAMS, "routing": "zipf"}
     assert_right(
         four_ranks,
-        ("dp=4,ep=2", "dp ep edp", EXPERTS),
-        ("fsdp=4,ep=4", "fsdp ep", EXPERTS),
-        ("dp=2,pp=2,ep=2", "dp pp ep", EXPERTS),
-        ("fsdp=2,cp=2,ep=4", "fsdp cp dp ep", EXPERTS),
+        ("dp=4,ep=2", "dp ep edp", EXPERT_PARAMS),
+        ("fsdp=4,ep=4", "fsdp ep", EXPERT_PARAMS),
+        ("dp=2,pp=2,ep=2", "dp pp ep", EXPERT_PARAMS),
+        ("fsdp=2,cp=2,ep=4", "fsdp cp dp ep", EXPERT_PARAMS),
         ("dp=2,tp=2,ep=2", "dp tp ep edp", zipf),
         ("tp=2,fsdp=2,etp=2,ep=2", "fsdp tp ep etp", {**zipf, **LLAMA}),
-        ("dp=2,tp=2,etp=2", "dp tp etp edp", {**EXPERTS, **NARROW}),
-        ("pp=2,tp=2,etp=2", "pp tp etp", EXPERTS),
+        ("dp=2,tp=2,etp=2", "dp tp etp edp", {**EXPERT_PARAMS, **NARROW}),
+        ("pp=2,tp=2,etp=2", "pp tp etp", EXPERT_PARAMS),
     )
 
 
 def wrong_fills(world: World, params: Params) -> tuple[int, int]:
     """Return wrong timed gradients, with sums over ranks and without."""
-    step = small_hybrid(world, {"compute": "timed:1ms", **params})
-    right = wrong_after_a_step(step)
+    step = build_small_hybrid(world, {"compute": "timed:1ms", **params})
+    right = count_wrong_after_step(step)
     step._sums = replace(step._sums, groups={})
-    wrong = wrong_after_a_step(step)
+    wrong = count_wrong_after_step(step)
     step.close()
     return right, wrong
 
@@ -130,22 +132,24 @@ def wrong_fills(world: World, params: Params) -> tuple[int, int]:
         {"mesh": "fsdp=2"},
         {"mesh": "pp=2"},
         {"mesh": "cp=2", "cp_method": "zigzag"},
-        {"mesh": "tp=2,etp=2", **EXPERTS},
-        {"mesh": "cp=2,ep=2", **EXPERTS},
+        {"mesh": "tp=2,etp=2", **EXPERT_PARAMS},
+        {"mesh": "cp=2,ep=2", **EXPERT_PARAMS},
     ],
 )
 def test_timed_gradients_are_summed(two_ranks: Ranks, params: Params) -> None:
-    for right, wrong in two_ranks.call("test_mesh_step:wrong_fills", params=params):
+    for right, wrong in two_ranks.call(
+        "tests.workloads.mesh.test_mesh_step:wrong_fills", params=params
+    ):
         assert right == 0
         assert (wrong > 0) == (params["mesh"] not in ("fsdp=2", "pp=2"))
 
 
 def results_without_sum(world: World, params: Params, axis: str) -> tuple[int, float, float]:
     """Return wrong elements, and sent and expected bytes, if an axis is not summed over."""
-    step = small_hybrid(world, params)
+    step = build_small_hybrid(world, params)
     groups = {name: group for name, group in step._sums.groups.items() if name != axis}
     step._sums = replace(step._sums, groups=groups)
-    wrong = wrong_after_a_step(step)
+    wrong = count_wrong_after_step(step)
     sent = bytes_by_axis(counted(step.step, step.layout.axes), [axis])[axis]
     step.close()
     return wrong, sent, step.expected_bytes()[axis]
@@ -162,7 +166,9 @@ def results_without_sum(world: World, params: Params, axis: str) -> tuple[int, f
 )
 def test_missing_sum_is_detected(two_ranks: Ranks, axis: str, params: Params) -> None:
     arguments = {"params": params, "axis": axis}
-    for wrong, sent, expected in two_ranks.call("test_mesh_step:results_without_sum", **arguments):
+    for wrong, sent, expected in two_ranks.call(
+        "tests.workloads.mesh.test_mesh_step:results_without_sum", **arguments
+    ):
         assert wrong > 0
         assert sent < expected
 
@@ -186,10 +192,10 @@ CORRUPTIONS = {"targets": shift_targets, "weight": change_weight, "expert": doub
 def wrong_after_corruption(world: World, mesh: str, corruption: str) -> int:
     """Return wrong elements of all ranks after the last rank's corruption."""
     experts = {"experts": 4} if corruption == "expert" else {}
-    step = small_hybrid(world, {"mesh": mesh, **experts})
+    step = build_small_hybrid(world, {"mesh": mesh, **experts})
     if world.rank == world.size - 1:
         CORRUPTIONS[corruption](step)
-    wrong = sum(world.gather(wrong_after_a_step(step)))
+    wrong = sum(world.gather(count_wrong_after_step(step)))
     step.close()
     return wrong
 
@@ -207,11 +213,18 @@ def wrong_after_corruption(world: World, mesh: str, corruption: str) -> int:
 )
 def test_corruption_of_one_rank_is_detected(two_ranks: Ranks, mesh: str, corruption: str) -> None:
     arguments = {"mesh": mesh, "corruption": corruption}
-    assert min(two_ranks.call("test_mesh_step:wrong_after_corruption", **arguments)) > 0
+    assert (
+        min(
+            two_ranks.call(
+                "tests.workloads.mesh.test_mesh_step:wrong_after_corruption", **arguments
+            )
+        )
+        > 0
+    )
 
 
 def count_misrouted(world: World, inverted: bool) -> int:
-    step = small_hybrid(world, {"mesh": "dp=2,ep=2", **EXPERTS})
+    step = build_small_hybrid(world, {"mesh": "dp=2,ep=2", **EXPERT_PARAMS})
     for mixture in mixtures(step.layout.model) if inverted else ():
         mixture.router.register_forward_hook(lambda module, args, scores: 1 - scores)
     step.step()
@@ -223,12 +236,17 @@ def count_misrouted(world: World, inverted: bool) -> int:
 
 
 def test_misrouted_tokens_are_counted(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_mesh_step:count_misrouted", inverted=False) == [0, 0]
-    assert min(two_ranks.call("test_mesh_step:count_misrouted", inverted=True)) > 0
+    assert two_ranks.call(
+        "tests.workloads.mesh.test_mesh_step:count_misrouted", inverted=False
+    ) == [0, 0]
+    assert (
+        min(two_ranks.call("tests.workloads.mesh.test_mesh_step:count_misrouted", inverted=True))
+        > 0
+    )
 
 
 def describe(world: World, params: Params) -> dict[str, Any]:
-    step = small_hybrid(world, params)
+    step = build_small_hybrid(world, params)
     details = step.describe().details
     step.close()
     return details
@@ -236,10 +254,10 @@ def describe(world: World, params: Params) -> dict[str, Any]:
 
 def test_description_of_mesh(two_ranks: Ranks) -> None:
     params = {"mesh": "dp=2,pp=1", "ffn": 64}
-    [dense, _] = two_ranks.call("test_mesh_step:describe", params=params)
+    [dense, _] = two_ranks.call("tests.workloads.mesh.test_mesh_step:describe", params=params)
     assert (dense["mesh"], dense["axes"]) == ({"dp": 2, "pp": 1}, {"dp": {"ranks": 2}})
-    params = {"mesh": "dp=2,ep=2", **EXPERTS}
-    [details, _] = two_ranks.call("test_mesh_step:describe", params=params)
+    params = {"mesh": "dp=2,ep=2", **EXPERT_PARAMS}
+    [details, _] = two_ranks.call("tests.workloads.mesh.test_mesh_step:describe", params=params)
     assert details["routed_parameters"] == 2 * 4 * 2 * 32 * 32
     assert details["parameters"] > dense["parameters"]
 
@@ -247,7 +265,7 @@ def test_description_of_mesh(two_ranks: Ranks) -> None:
 def draw_routes(world: World, mesh: str, microbatches: int = 2) -> list[list[list[int]]]:
     """Return the generated routes of this rank's tokens in two steps."""
     params = {"experts": 4, "routing": "zipf", "microbatch": 2, "microbatches": microbatches}
-    step = small_hybrid(world, {"mesh": mesh, **params})
+    step = build_small_hybrid(world, {"mesh": mesh, **params})
     routes = []
     for _ in range(2):
         step.reset()
@@ -259,9 +277,11 @@ def draw_routes(world: World, mesh: str, microbatches: int = 2) -> list[list[lis
 
 
 def test_generated_routes_do_not_depend_on_mesh(two_ranks: Ranks) -> None:
-    data = two_ranks.call("test_mesh_step:draw_routes", mesh="dp=2")
-    experts = two_ranks.call("test_mesh_step:draw_routes", mesh="dp=2,ep=2")
-    stages = two_ranks.call("test_mesh_step:draw_routes", mesh="pp=2", microbatches=4)
+    data = two_ranks.call("tests.workloads.mesh.test_mesh_step:draw_routes", mesh="dp=2")
+    experts = two_ranks.call("tests.workloads.mesh.test_mesh_step:draw_routes", mesh="dp=2,ep=2")
+    stages = two_ranks.call(
+        "tests.workloads.mesh.test_mesh_step:draw_routes", mesh="pp=2", microbatches=4
+    )
     assert experts == data
     for step in (0, 1):
         assert [*data[0][step], *data[1][step]] == stages[0][step] == stages[1][step]

@@ -13,7 +13,14 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape, shape_of
-from parbench.workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of, plain_name
+from parbench.workloads.model.transformer import (
+    Transformer,
+    build,
+    checkpoint,
+    draw_tokens,
+    loss_of,
+    plain_name,
+)
 
 SHAPE = shape_of({"shape": "tiny", "hidden": 32, "vocabulary": 32, "sequence": 16})
 LLAMA = shape_of({"shape": "tiny-llama", "hidden": 32, "vocabulary": 32, "sequence": 16})
@@ -40,7 +47,11 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def alive_bytes(self) -> int:
         """Bytes of results that are still held by somebody, each storage once."""
-        alive = {storage.data_ptr(): storage.nbytes() for ref in self._storages if (storage := ref()) is not None}
+        alive = {
+            storage.data_ptr(): storage.nbytes()
+            for ref in self._storages
+            if (storage := ref()) is not None
+        }
         return sum(alive.values())
 
 
@@ -52,7 +63,11 @@ def model_of(how: str, shape: Shape = SHAPE) -> Transformer:
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     loss_of(model, TOKENS).backward()  # type: ignore[no-untyped-call]
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def forward_and_backward(how: str) -> tuple[Counter[str], int, Counter[str], int]:
@@ -85,7 +100,9 @@ def test_gradients_are_equal_bit_for_bit(shape: Shape) -> None:
 
 def test_full_forgets_and_computes_again_most_and_selective_only_what_is_no_product() -> None:
     """Of all results of the forward, whoever holds them: autograd or the checkpoint's own store."""
-    forwards, held, backwards, saved = zip(*(forward_and_backward(how) for how in CHECKPOINTINGS), strict=True)
+    forwards, held, backwards, saved = zip(
+        *(forward_and_backward(how) for how in CHECKPOINTINGS), strict=True
+    )
     none, selective, full = held
     assert full < selective < none
     layers_inputs_bytes = SHAPE.layers * 3 * SHAPE.sequence * SHAPE.hidden * 4
@@ -95,7 +112,11 @@ def test_full_forgets_and_computes_again_most_and_selective_only_what_is_no_prod
     # of a layer's six, the last one's result is nobody's to keep: recomputing stops before it
     assert products == [products[0], products[0], products[0] + 5 * SHAPE.layers]
     assert [backward[ATTENTION] for backward in backwards] == [0, 0, SHAPE.layers]
-    assert [backward["aten.gelu.default"] for backward in backwards] == [0, SHAPE.layers, SHAPE.layers]
+    assert [backward["aten.gelu.default"] for backward in backwards] == [
+        0,
+        SHAPE.layers,
+        SHAPE.layers,
+    ]
     for name in (*PRODUCTS, ATTENTION, "aten.gelu.default"):
         assert len({forward[name] for forward in forwards}) == 1, f"forwards differ in {name}"
 

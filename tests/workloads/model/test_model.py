@@ -23,7 +23,9 @@ from parbench.workloads.model.transformer import (
 )
 
 CPU = torch.device("cpu")
-SHAPE = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=128, sequence=16, vocabulary=64)
+SHAPE = Shape(
+    recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=128, sequence=16, vocabulary=64
+)
 LLAMA = replace(SHAPE, recipe="llama", kv_heads=2, ffn=80)
 RECIPES = [SHAPE, LLAMA]
 SHAPES = [
@@ -42,21 +44,31 @@ def rng_state() -> Iterator[Tensor]:
 
 
 def weights(shape: Shape, seed: int) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in build(shape, seed, CPU).named_parameters()}
+    return {
+        name: parameter.detach() for name, parameter in build(shape, seed, CPU).named_parameters()
+    }
 
 
 def alike(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
-    return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in some)
+    return some.keys() == others.keys() and all(
+        torch.equal(some[name], others[name]) for name in some
+    )
 
 
-def test_weights_and_tokens_depend_on_the_seed_alone_and_leave_torchs_own_random_state(rng_state: Tensor) -> None:
+def test_weights_and_tokens_depend_on_the_seed_alone_and_leave_torchs_own_random_state(
+    rng_state: Tensor,
+) -> None:
     first, tokens = weights(SHAPE, seed=7), draw_tokens(SHAPE, 4, 2, 3)
     assert torch.equal(torch.get_rng_state(), rng_state)
     torch.manual_seed(99)
     assert alike(weights(SHAPE, seed=7), first)
     assert not alike(weights(SHAPE, seed=8), first)
     assert torch.equal(draw_tokens(SHAPE, 4, 2, 3), tokens)
-    drawn = {tuple(draw_tokens(SHAPE, 4, seed, step).flatten().tolist()) for seed in range(4) for step in range(4)}
+    drawn = {
+        tuple(draw_tokens(SHAPE, 4, seed, step).flatten().tolist())
+        for seed in range(4)
+        for step in range(4)
+    }
     assert len(drawn) == 16
 
 
@@ -76,14 +88,18 @@ def test_parameters_are_as_many_as_the_closed_form_says_and_logits_one_per_token
     for shape in [*SHAPES, *NAMED.values()]:
         with torch.device("meta"):
             model = Transformer(shape)
-        assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters(shape), shape
+        assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters(
+            shape
+        ), shape
     for shape in SHAPES:
         tokens = draw_tokens(shape, 3, seed=0, step=0)[:, :-1]
         assert build(shape, 0, CPU)(tokens).shape == (3, shape.sequence, shape.vocabulary), shape
 
 
 def of_16(recipe: str, heads: int, kv_heads: int) -> Shape:
-    return replace(SHAPE if recipe == "gpt" else LLAMA, hidden=16, heads=heads, kv_heads=kv_heads, ffn=40)
+    return replace(
+        SHAPE if recipe == "gpt" else LLAMA, hidden=16, heads=heads, kv_heads=kv_heads, ffn=40
+    )
 
 
 @pytest.mark.parametrize("shape", RECIPES, ids=lambda shape: shape.recipe)
@@ -102,14 +118,19 @@ def test_attention_is_the_papers() -> None:
     for recipe, heads, kv_heads in [
         (recipe, *of) for recipe in ("gpt", "llama") for of in ((1, 1), (2, 2), (8, 2), (4, 1))
     ]:
-        attention, x = Attention(of_16(recipe, heads, kv_heads)).double(), torch.randn(2, 6, 16, dtype=torch.float64)
+        attention, x = (
+            Attention(of_16(recipe, heads, kv_heads)).double(),
+            torch.randn(2, 6, 16, dtype=torch.float64),
+        )
         attention.rotate = None
         q, k, v = attention.q(x), attention.k(x), attention.v(x)
         d = 16 // heads
         later = torch.ones(6, 6).triu(1).bool()
         parts = []
         for head in range(heads):
-            of_head, of_group = (slice(at * d, (at + 1) * d) for at in (head, head * kv_heads // heads))
+            of_head, of_group = (
+                slice(at * d, (at + 1) * d) for at in (head, head * kv_heads // heads)
+            )
             scores = q[..., of_head] @ k[..., of_group].transpose(1, 2) / math.sqrt(d)
             parts.append(scores.masked_fill(later, -math.inf).softmax(dim=-1) @ v[..., of_group])
         torch.testing.assert_close(attention(x), attention.out(torch.cat(parts, dim=-1)))
@@ -136,10 +157,14 @@ def test_ffns_are_gelu_between_two_matrices_and_gated_silu() -> None:
     torch.testing.assert_close(gpt(x), F.linear(gelu, gpt.down.weight, gpt.down.bias))
     assert llama.gate is not None
     gate = x @ llama.gate.weight.T
-    torch.testing.assert_close(llama(x), (gate * gate.sigmoid() * (x @ llama.up.weight.T)) @ llama.down.weight.T)
+    torch.testing.assert_close(
+        llama(x), (gate * gate.sigmoid() * (x @ llama.up.weight.T)) @ llama.down.weight.T
+    )
 
 
-def test_the_loss_is_the_mean_over_tokens_of_what_comes_next_and_at_first_that_of_guessing() -> None:
+def test_the_loss_is_the_mean_over_tokens_of_what_comes_next_and_at_first_that_of_guessing() -> (
+    None
+):
     """A model that knows: all its weight is on the successor, so that only a shifted target is right."""
 
     class Successor(nn.Module):

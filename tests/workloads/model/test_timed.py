@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from fake_time import FakeTime
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -19,11 +18,20 @@ from parbench.workloads.model.timed_compute import (
     make_timed,
     settled,
 )
-from parbench.workloads.model.transformer import Transformer, build, checkpoint, draw_tokens, loss_of
+from parbench.workloads.model.transformer import (
+    Transformer,
+    build,
+    checkpoint,
+    draw_tokens,
+    loss_of,
+)
+from tests.support.fake_time import FakeTime
 
 CPU = torch.device("cpu")
 GPT = shape_of({"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "sequence": 16})
-LLAMA = shape_of({"shape": "tiny-llama", "layers": 2, "hidden": 32, "ffn": 64, "vocabulary": 32, "sequence": 16})
+LLAMA = shape_of(
+    {"shape": "tiny-llama", "layers": 2, "hidden": 32, "ffn": 64, "vocabulary": 32, "sequence": 16}
+)
 
 
 class Noted(TimedCompute):
@@ -38,7 +46,9 @@ class Noted(TimedCompute):
         yield
 
 
-def timed_model(shape: Shape, waiter: TimedCompute, *, seconds: float = 1.0, fill: float = 1.0) -> Transformer:
+def timed_model(
+    shape: Shape, waiter: TimedCompute, *, seconds: float = 1.0, fill: float = 1.0
+) -> Transformer:
     model = build(shape, 7, CPU)
     make_timed(model, seconds, waiter)
     for module in model.modules():
@@ -90,7 +100,9 @@ def test_a_wait_counts_what_runs_inside_it_and_not_what_runs_between_two() -> No
     assert fake.now == pytest.approx(105.08), "a body longer than its wait is owed by the next"
     with waiter.waiting(0.0):
         fake.now += 1.0
-    assert fake.sleeps == pytest.approx([0.006, 0.01, 0.03]), "no seconds are no wait and pay no debt"
+    assert fake.sleeps == pytest.approx([0.006, 0.01, 0.03]), (
+        "no seconds are no wait and pay no debt"
+    )
 
 
 @pytest.mark.full
@@ -141,7 +153,11 @@ def fills(rank: int, data_size: int, divisor: int) -> list[tuple[float, float]]:
     """Return what a rank fills into each Linear's gradient, and what it expects as the mean."""
     model = timed_model(GPT, Noted())
     fill_distinct_gradients(model, rank, data_size, divisor)
-    return [(linear.fill, linear.mean_fill) for linear in model.modules() if isinstance(linear, TimedLinear)]
+    return [
+        (linear.fill, linear.mean_fill)
+        for linear in model.modules()
+        if isinstance(linear, TimedLinear)
+    ]
 
 
 def test_the_mean_fill_is_the_mean_of_what_data_ranks_fill_in_and_of_no_half_of_them() -> None:
@@ -155,7 +171,9 @@ def test_the_mean_fill_is_the_mean_of_what_data_ranks_fill_in_and_of_no_half_of_
             assert expected == {sum(filled) / data_size}, data_size
     by_rank = [fills(rank, 4, 4) for rank in range(4)]
     for half in ((0, 1), (2, 3), (0, 2), (1, 3)):
-        assert any(sum(by_rank[rank][i][0] for rank in half) / 2 != by_rank[0][i][1] for i in range(13)), half
+        assert any(
+            sum(by_rank[rank][i][0] for rank in half) / 2 != by_rank[0][i][1] for i in range(13)
+        ), half
 
 
 def test_a_linears_gradients_come_input_first_each_with_its_own_wait_or_one_alone() -> None:
@@ -178,7 +196,10 @@ def test_a_linears_gradients_come_input_first_each_with_its_own_wait_or_one_alon
 
 def test_an_input_is_kept_for_the_weight_gradient_as_a_real_linear_keeps_it() -> None:
     """Or activations in flight would weigh less than those of a real step."""
-    linear, x = timed_model(GPT, Noted()).layers.get_submodule("0.ffn.up"), torch.ones(1, 2, 32, requires_grad=True)
+    linear, x = (
+        timed_model(GPT, Noted()).layers.get_submodule("0.ffn.up"),
+        torch.ones(1, 2, 32, requires_grad=True),
+    )
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-from mesh_steps import PIPELINE
-
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Value
 from parbench.workloads.costs.communication_pattern import calls
@@ -11,6 +9,7 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.pipeline_parallel.pipeline_case import each_schedule, pipeline_of
 from parbench.workloads.pipeline_parallel.schedules import NAMES
+from tests.support.mesh_steps import PIPELINE
 
 SHAPE = SHAPES["tiny"]
 DEADLOCK = "0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0"
@@ -26,24 +25,39 @@ def test_a_pipeline_is_a_named_schedule_and_its_split_or_an_order_of_ones_own() 
     pipeline = pipeline_of({"schedule": "interleaved", "microbatches": 4}, SHAPE, 2)
     assert (pipeline.schedule.name, pipeline.schedule.chunks) == ("interleaved", 2)
     assert pipeline.layers_by_stage == (1, 1, 1, 1)
-    assert pipeline_of({"schedule": "gpipe", "microbatches": 4, "split": "2+1+1"}, SHAPE, 3).layers_by_stage == (
+    assert pipeline_of(
+        {"schedule": "gpipe", "microbatches": 4, "split": "2+1+1"}, SHAPE, 3
+    ).layers_by_stage == (
         2,
         1,
         1,
     )
     for order in ("0F0,0F1,0B1,0B0;1F0,1B0,1F1,1B1", "0F0,0F1,0B0,0B1;1F0,1F1,1B0,1B1"):
         pipeline = pipeline_of({"schedule": "1f1b", "microbatches": 2, "order": order}, SHAPE, 2)
-        assert [",".join(map(str, pipeline.schedule.actions_of(r))) for r in range(2)] == order.split(";")
+        assert [
+            ",".join(map(str, pipeline.schedule.actions_of(r))) for r in range(2)
+        ] == order.split(";")
 
 
 def test_what_cannot_run_is_refused_before_any_rank_starts() -> None:
     cases: tuple[tuple[Mapping[str, object], int, str], ...] = (
-        ({"schedule": "dualpipe_v", "microbatches": 2}, 2, "dualpipe_v needs microbatches(2) >= stages(4)"),
+        (
+            {"schedule": "dualpipe_v", "microbatches": 2},
+            2,
+            "dualpipe_v needs microbatches(2) >= stages(4)",
+        ),
         ({"schedule": "1f1b", "chunks": 2}, 2, "1f1b needs chunks(2) == 1"),
-        ({"schedule": "gpipe"}, 3, "layers(4) % stages(3) != 0: split = 2+1+... says how many each stage takes"),
+        (
+            {"schedule": "gpipe"},
+            3,
+            "layers(4) % stages(3) != 0: split = 2+1+... says how many each stage takes",
+        ),
         ({"split": "2+2"}, 3, "split = '2+2' is for 2 stages, and there are 3"),
         ({"split": "1+2"}, 2, "split = '1+2' holds 3 layers, and the model has layers(4)"),
-        *(({"split": split}, 2, f"split = {split!r} is not understood") for split in ("4+0", "2,2", "two+2")),
+        *(
+            ({"split": split}, 2, f"split = {split!r} is not understood")
+            for split in ("4+0", "2,2", "two+2")
+        ),
         ({"order": DEADLOCK, "microbatches": 2}, 2, "deadlock"),
         ({"order": SHORT}, 2, "order has 1 microbatches != microbatches(8)"),
         (ALONE, 4, "order has rows for 2 ranks != ranks(4)"),
@@ -78,7 +92,10 @@ def test_all_makes_a_case_for_each_schedule_that_exists() -> None:
     assert named(microbatches=8) == list(NAMES)
     assert named(microbatches=2) == [name for name in NAMES if name != "dualpipe_v"]
     assert named(chunks=4) == ["interleaved", "looped_bfs", "interleaved_zb"]
-    assert all(case["shape"] == "tiny" for case in each_schedule({"schedule": "all", "shape": "tiny"}, spec(2)))
+    assert all(
+        case["shape"] == "tiny"
+        for case in each_schedule({"schedule": "all", "shape": "tiny"}, spec(2))
+    )
     # beside an order it is that order once, not the same order under ten names
     given = {"schedule": "all", **ALONE}
     assert list(each_schedule(given, spec(2))) == [ALONE]
@@ -95,13 +112,26 @@ LINE = ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2))
 
 def links(**params: int | str) -> dict[tuple[int, int], float]:
     pipeline = pipeline_of({"microbatches": 8, **params}, SMALL, 4)
-    spec = StepSpec(shape=SMALL, mesh={"pp": 4}, microbatch=3, microbatches=8, element_bytes=4, pipeline=pipeline)
+    spec = StepSpec(
+        shape=SMALL,
+        mesh={"pp": 4},
+        microbatch=3,
+        microbatches=8,
+        element_bytes=4,
+        pipeline=pipeline,
+    )
     made = [(rank, call) for rank in range(4) for call in calls(spec.at(rank))]
-    return {(rank, call.peer): call.sent / (8 * EACH) for rank, call in made if call.peer is not None}
+    return {
+        (rank, call.peer): call.sent / (8 * EACH) for rank, call in made if call.peer is not None
+    }
 
 
 def test_a_boundary_between_ranks_is_passed_once_each_way_by_every_microbatch() -> None:
     assert links(schedule="1f1b") == dict.fromkeys(LINE, 1)
     # loops pass them again and go from the last rank to the first, a V turns within the last rank
-    assert links(schedule="interleaved", chunks=2) == {**dict.fromkeys(LINE, 2), (3, 0): 1, (0, 3): 1}
+    assert links(schedule="interleaved", chunks=2) == {
+        **dict.fromkeys(LINE, 2),
+        (3, 0): 1,
+        (0, 3): 1,
+    }
     assert links(schedule="zb_v") == dict.fromkeys(LINE, 2)

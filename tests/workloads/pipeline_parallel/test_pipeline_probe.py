@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from mesh_steps import Params, small_pipeline
-from ranks import Ranks
 
 from parbench.bench.results.details import CAUSES, Action
 from parbench.bench.results.metrics import MetricValue
@@ -25,6 +23,8 @@ from parbench.workloads.pipeline_parallel.pipeline_probe import (
 )
 from parbench.workloads.pipeline_parallel.schedules import make_schedule
 from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
+from tests.support.mesh_steps import Params, build_small_pipeline
+from tests.support.ranks import Ranks
 
 SOURCES = ("memory", "memory_counted", "memory_formula")
 
@@ -42,7 +42,8 @@ def make_records(timelines: list[Timeline], outside: float) -> list[Taken]:
     records = []
     for rank in range(2):
         stamps = [
-            [(str(ran.action), ns(ran.start), ns(ran.stop)) for ran in timeline.of(rank)] for timeline in timelines
+            [(str(ran.action), ns(ran.start), ns(ran.stop)) for ran in timeline.of(rank)]
+            for timeline in timelines
         ]
         walls = [timeline.makespan + outside - rank for timeline in timelines]
         records.append(Taken(stamps=stamps, walls=walls))
@@ -95,7 +96,7 @@ def test_bubble_formula_of_requested_times() -> None:
 
 
 def explain(world: World, params: Params, cores: str = "own") -> Explanation:
-    step = small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
+    step = build_small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
     step.step()
 
     def begin() -> None:
@@ -112,7 +113,9 @@ def explain(world: World, params: Params, cores: str = "own") -> Explanation:
 
 def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
     params = {"compute": "timed:10ms"}
-    [explanation, _] = two_ranks.call("test_pipeline_probe:explain", params=params)
+    [explanation, _] = two_ranks.call(
+        "tests.workloads.pipeline_parallel.test_pipeline_probe:explain", params=params
+    )
     value, details = values(explanation.metrics), explanation.details["pipeline"]
     idle = sum(value[f"idle_{cause}"] for cause in CAUSES)
     assert idle == pytest.approx(value["idle"], abs=1e-12)
@@ -132,7 +135,9 @@ def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
 
 def test_timeline_of_pipeline_has_no_gaps(two_ranks: Ranks) -> None:
     params = {"compute": "timed:10ms"}
-    [explanation, _] = two_ranks.call("test_pipeline_probe:explain", params=params)
+    [explanation, _] = two_ranks.call(
+        "tests.workloads.pipeline_parallel.test_pipeline_probe:explain", params=params
+    )
     details = explanation.details["pipeline"]
     schedule = make_schedule("1f1b", ranks=2, microbatches=4)
     for source in ("measured", "predicted"):
@@ -143,7 +148,9 @@ def test_timeline_of_pipeline_has_no_gaps(two_ranks: Ranks) -> None:
     end = max(stop for row in details["measured"] for _, _, stop in row)
     for rank, row in enumerate(details["measured"]):
         busy = sum(stop - start for _, start, stop in row)
-        idle = sum(stop - start for idle_rank, start, stop, _ in details["idle"] if idle_rank == rank)
+        idle = sum(
+            stop - start for idle_rank, start, stop, _ in details["idle"] if idle_rank == rank
+        )
         assert busy + idle == pytest.approx(end, abs=100)
 
 
@@ -153,7 +160,9 @@ def test_timeline_of_pipeline_has_no_gaps(two_ranks: Ranks) -> None:
 )
 def test_bubble_needs_own_cores(two_ranks: Ranks, cores: str, params: Params, claims: bool) -> None:
     arguments = {"params": {"checkpointing": "selective", **params}, "cores": cores}
-    [explanation, _] = two_ranks.call("test_pipeline_probe:explain", **arguments)
+    [explanation, _] = two_ranks.call(
+        "tests.workloads.pipeline_parallel.test_pipeline_probe:explain", **arguments
+    )
     assert ("bubble_fraction" in explanation.metrics) == claims
     assert ("measured" in explanation.details["pipeline"]) == claims
     assert any("functional only" in note for note in explanation.notes) == (not claims)
@@ -172,7 +181,7 @@ def measure_memory(world: World, cases: list[Params]) -> list[tuple[int, dict[st
     """Return this rank's number of parameters and its memory by source for each case."""
     results = []
     for params in cases:
-        step = small_pipeline(world, {"microbatches": 4, **params})
+        step = build_small_pipeline(world, {"microbatches": 4, **params})
         step.step()
         [probe] = step.probes()
         held = probe.observe(step.step, step.reset, 0.0).held
@@ -185,7 +194,9 @@ def test_memory_sources_agree(two_ranks: Ranks) -> None:
     gpipe: Params = {"schedule": "gpipe", "recipe": "llama", "hidden": 64, "sequence": 32}
     cases = [gpipe, {**gpipe, "checkpointing": "full"}, {**gpipe, "schedule": "zb_v"}]
     cases.append({**gpipe, "schedule": "1f1b", "recipe": "gpt"})
-    for results in two_ranks.call("test_pipeline_probe:measure_memory", cases=cases):
+    for results in two_ranks.call(
+        "tests.workloads.pipeline_parallel.test_pipeline_probe:measure_memory", cases=cases
+    ):
         for params, (num_parameters, held) in zip(cases, results, strict=True):
             for name in ("parameters", "gradients"):
                 assert {held[source][name] for source in SOURCES} == {4 * num_parameters}, params

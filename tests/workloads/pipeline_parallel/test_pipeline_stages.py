@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from mesh_steps import assert_calibrated, small_pipeline, tell_waits
-from ranks import Ranks
 
 from parbench.bench.results.details import Action
 from parbench.bench.world.world import World
@@ -19,6 +17,8 @@ from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import build, draw_tokens
 from parbench.workloads.pipeline_parallel import stages
 from parbench.workloads.pipeline_parallel.stages import Chunk, Held, Recorder, notes_of_links
+from tests.support.mesh_steps import assert_calibration, build_small_pipeline, record_waits
+from tests.support.ranks import Ranks
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,12 @@ def test_every_parameter_is_held_once_under_its_own_name() -> None:
         whole = dict(model.named_parameters())
         assert sorted([*mine, *others]) == sorted(whole)
         assert all(parameter is whole[name] for name, parameter in {**mine, **others}.items())
-        assert {name.split(".")[0] for name in mine} == {"tokens", "layers", "norm", "head"} | positions
+        assert {name.split(".")[0] for name in mine} == {
+            "tokens",
+            "layers",
+            "norm",
+            "head",
+        } | positions
 
 
 def test_a_row_says_that_nccl_sends_one_after_the_other() -> None:
@@ -70,9 +75,11 @@ def asked(world: World, schedule: str) -> dict[str, list[float]]:
     """Return for how long a timed step's actions wait, by what they are, in forward passes of a rank's share."""
     seconds = 0.004
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "calibrate", assert_calibrated)
-        step = small_pipeline(world, {"schedule": schedule, "microbatches": 4, "compute": f"timed:{seconds}s"})
-    waits, running = tell_waits(step._waiter), step._recorder.running
+        patch.setattr(stages, "calibrate", assert_calibration)
+        step = build_small_pipeline(
+            world, {"schedule": schedule, "microbatches": 4, "compute": f"timed:{seconds}s"}
+        )
+    waits, running = record_waits(step._waiter), step._recorder.running
     found: dict[str, list[float]] = {}
 
     @contextmanager
@@ -90,10 +97,17 @@ def asked(world: World, schedule: str) -> dict[str, list[float]]:
     return found
 
 
-def test_forward_and_both_gradients_wait_for_one_share_each_on_every_stage(two_ranks: Ranks) -> None:
+def test_forward_and_both_gradients_wait_for_one_share_each_on_every_stage(
+    two_ranks: Ranks,
+) -> None:
     """On the first stage too, whose input are tokens: its layers' input is the embeddings' output."""
     for schedule, chunks, whole in (("zb_h1", 1, ""), ("zb_v", 2, ""), ("1f1b", 1, "B")):
-        for found in two_ranks.call("test_pipeline_stages:asked", schedule=schedule):
+        for found in two_ranks.call(
+            "tests.workloads.pipeline_parallel.test_pipeline_stages:asked", schedule=schedule
+        ):
             assert len(found) == (2 if whole else 3) * chunks
             for name, shares in found.items():
-                assert shares == pytest.approx([(2 if name[-1] in whole else 1) / chunks] * 4), (schedule, name)
+                assert shares == pytest.approx([(2 if name[-1] in whole else 1) / chunks] * 4), (
+                    schedule,
+                    name,
+                )

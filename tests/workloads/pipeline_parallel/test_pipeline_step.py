@@ -4,9 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from mesh_steps import Params, small_pipeline
-from ranks import Ranks
-from training_steps import SMALL, wrong_after_a_step
 
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import sent_bytes
@@ -17,6 +14,9 @@ from parbench.workloads.pipeline_parallel.schedules import (
     schedule_from_csv,
 )
 from parbench.workloads.step.sent_bytes import counted
+from tests.support.mesh_steps import Params, build_small_pipeline
+from tests.support.ranks import Ranks
+from tests.support.training_steps import SMALL_PARAMS, count_wrong_after_step
 
 # Stage 2 takes its gradients from the last microbatch to the first, stage 0 in the other order.
 OPPOSITE = "0F0,0F1,0F2,2F0,2F1,2F2,2B2,2B1,2B0,0B0,0B1,0B2;1F0,1F1,1F2,3F0,3F1,3F2,3B2,3B1,3B0,1B0,1B1,1B2"
@@ -26,8 +26,8 @@ def step_results(world: World, cases: list[Params]) -> list[tuple[list[int], flo
     """Return wrong elements of two batches, sent and expected bytes, and the description."""
     results = []
     for params in cases:
-        step = small_pipeline(world, {"microbatches": 4, **params})
-        wrong = [wrong_after_a_step(step) for _ in range(2)]
+        step = build_small_pipeline(world, {"microbatches": 4, **params})
+        wrong = [count_wrong_after_step(step) for _ in range(2)]
         step.reset()
         calls = counted(step.step, step.layout.axes)
         sent = sum(sent_bytes(call.op, call.num_bytes, call.ranks) for call in calls)
@@ -37,7 +37,9 @@ def step_results(world: World, cases: list[Params]) -> list[tuple[list[int], flo
 
 
 def assert_right(ranks: Ranks, cases: list[Params]) -> None:
-    by_rank = ranks.call("test_pipeline_step:step_results", cases=cases)
+    by_rank = ranks.call(
+        "tests.workloads.pipeline_parallel.test_pipeline_step:step_results", cases=cases
+    )
     for params, *results in zip(cases, *by_rank, strict=True):
         for wrong, sent, expected, _ in results:
             assert wrong == [0, 0], params
@@ -85,7 +87,7 @@ def test_order_of_gradients(order: str, expected: list[tuple[int, ...]]) -> None
 
 
 def wrong_after_corruption(world: World, corruption: str) -> int:
-    step = small_pipeline(world, {"schedule": "1f1b", "microbatches": 4})
+    step = build_small_pipeline(world, {"schedule": "1f1b", "microbatches": 4})
     model = step.layout.model
     run = step.layout.forward_backward
     assert run is not None
@@ -116,16 +118,16 @@ def wrong_after_corruption(world: World, corruption: str) -> int:
 
 
 def test_pipeline_check_sees_one_bit(two_ranks: Ranks) -> None:
-    function = "test_pipeline_step:wrong_after_corruption"
+    function = "tests.workloads.pipeline_parallel.test_pipeline_step:wrong_after_corruption"
     assert two_ranks.call(function, corruption="one bit") == [1, 0]
     for corruption in ("a microbatch twice", "another order"):
         assert min(two_ranks.call(function, corruption=corruption)) > 0, corruption
 
 
 def test_pipeline_check_counts_lost_parameter(two_ranks: Ranks) -> None:
-    function = "test_pipeline_step:wrong_after_corruption"
+    function = "tests.workloads.pipeline_parallel.test_pipeline_step:wrong_after_corruption"
     wrong = two_ranks.call(function, corruption="a parameter lost")
-    assert min(wrong) >= SMALL["vocabulary"] * SMALL["hidden"]
+    assert min(wrong) >= SMALL_PARAMS["vocabulary"] * SMALL_PARAMS["hidden"]
 
 
 @pytest.mark.parametrize(

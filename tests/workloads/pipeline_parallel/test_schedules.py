@@ -4,8 +4,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import torch_orders
-from refusals import refusal
 from torch.distributed.pipelining.schedules import _Action
 
 from parbench.bench.results.details import Action
@@ -22,6 +20,8 @@ from parbench.workloads.pipeline_parallel.schedules import (
     splits_backward,
 )
 from parbench.workloads.pipeline_parallel.simulation import check
+from tests.support import torch_orders
+from tests.support.refusals import usage_error
 
 SPLITTING = {"zb_h1", "zb_h2", "interleaved_zb", "zb_v", "dualpipe_v"}
 RANKS = (2, 3, 4, 8)
@@ -36,7 +36,7 @@ def test_action_text_is_torchs() -> None:
 
 @pytest.mark.parametrize("text", ["F0", "2F", "2X0", "2SEND_F0", "2f0", "-1F0", "2F0 3F0", "२F0"])
 def test_action_refuses_other_text(text: str) -> None:
-    assert text in refusal(Action.parse, text)
+    assert text in usage_error(Action.parse, text)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,9 @@ def test_v_orders_are_torchs(ranks: int) -> None:
         ("zb_h2", 1, 2, 4, "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3"),
     ],
 )
-def test_orders_of_papers(name: str, rank: int, ranks: int, microbatches: int, expected: str) -> None:
+def test_orders_of_papers(
+    name: str, rank: int, ranks: int, microbatches: int, expected: str
+) -> None:
     schedule = make_schedule(name, ranks=ranks, microbatches=microbatches)
     assert " ".join(map(str, schedule.actions_of(rank))) == expected
 
@@ -141,14 +143,16 @@ def test_schedules_can_run(name: str) -> None:
         ("interleaved", 4, 9, 2, "microbatches(9) % rounds(2) == 0"),
     ],
 )
-def test_make_schedule_refuses(name: str, ranks: int, microbatches: int, chunks: int, equation: str) -> None:
-    error = refusal(make_schedule, name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+def test_make_schedule_refuses(
+    name: str, ranks: int, microbatches: int, chunks: int, equation: str
+) -> None:
+    error = usage_error(make_schedule, name, ranks=ranks, microbatches=microbatches, chunks=chunks)
     assert f"{name} needs {equation}" in error
 
 
 def test_unknown_schedule_has_a_hint() -> None:
-    assert "'interleaved'" in refusal(default_chunks, "interleave")
-    assert "gpipe" in refusal(make_schedule, "1f2b", ranks=2, microbatches=2)
+    assert "'interleaved'" in usage_error(default_chunks, "interleave")
+    assert "gpipe" in usage_error(make_schedule, "1f2b", ranks=2, microbatches=2)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -196,9 +200,9 @@ def test_parse_csv_rows_and_cells() -> None:
     ],
 )
 def test_parse_csv_names_place_of_error(text: str, place: str) -> None:
-    assert place in refusal(parse_csv, text)
+    assert place in usage_error(parse_csv, text)
 
 
 def test_schedule_from_csv_needs_equal_stages() -> None:
-    error = refusal(schedule_from_csv, "0F0,3F0,3B0,0B0\n1F0,1B0\n", "mine")
+    error = usage_error(schedule_from_csv, "0F0,3F0,3B0,0B0\n1F0,1B0\n", "mine")
     assert "stages of rank 1(1) != stages of rank 0(2)" in error

@@ -7,7 +7,6 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal
 
 from parbench.bench.results.details import Action
 from parbench.workloads.pipeline_parallel.schedules import (
@@ -21,6 +20,7 @@ from parbench.workloads.pipeline_parallel.schedules import (
     schedule_from_csv,
 )
 from parbench.workloads.pipeline_parallel.simulation import Ran, Timeline, check, simulate
+from tests.support.refusals import usage_error
 
 TWO_RANKS = "0F0,0B0\n1F0,1B0\n"
 
@@ -98,7 +98,11 @@ def test_simulate_starts_as_early_as_possible(name: str, ranks: int, seed: int) 
 
 
 def test_timeline_may_start_anywhere() -> None:
-    rows = (make_ran(1, "1F0", 103, 104), make_ran(0, "0B0", 107, 109), make_ran(0, "0F0", 100, 102))
+    rows = (
+        make_ran(1, "1F0", 103, 104),
+        make_ran(0, "0B0", 107, 109),
+        make_ran(0, "0F0", 100, 102),
+    )
     timeline = Timeline(ranks=2, ran=rows)
     assert [str(ran.action) for ran in timeline.of(0)] == ["0F0", "0B0"]
     assert (timeline.first_start, timeline.makespan, timeline.idle) == (100, 9, 18 - 4 - 1)
@@ -120,7 +124,7 @@ def test_timeline_of_rank_without_actions_is_idle() -> None:
 def test_simulate_refuses_missing_action() -> None:
     order = ((Action(0, "F", 0),), (Action(1, "B", 0),))
     schedule = Schedule(name="mine", order=order, ranks=2, microbatches=1, chunks=1)
-    error = refusal(simulate, schedule, one_second)
+    error = usage_error(simulate, schedule, one_second)
     assert "rank 1" in error
     assert "1F0" in error
 
@@ -135,7 +139,7 @@ def test_simulate_refuses_missing_action() -> None:
     ],
 )
 def test_check_refuses_deadlock(order: str, waiting: str) -> None:
-    error = refusal(check, schedule_from_csv(order, "mine"))
+    error = usage_error(check, schedule_from_csv(order, "mine"))
     assert "deadlock" in error
     assert waiting in error
 
@@ -150,7 +154,7 @@ def test_check_refuses_deadlock(order: str, waiting: str) -> None:
     ],
 )
 def test_check_refuses_incomplete_microbatch(order: str, microbatch: int, stage: int) -> None:
-    error = refusal(check, schedule_from_csv(order, "mine"))
+    error = usage_error(check, schedule_from_csv(order, "mine"))
     assert f"microbatch {microbatch} of stage {stage}" in error
 
 
@@ -164,13 +168,13 @@ def test_check_refuses_action_out_of_range() -> None:
     schedule = make_schedule("1f1b", ranks=2, microbatches=2)
     for action in (Action(2, "F", 0), Action(1, "F", 2), Action(0, "F", 1)):
         row = [*schedule.order[1], action]
-        assert str(action) in refusal(check, replace_row(schedule, 1, row))
+        assert str(action) in usage_error(check, replace_row(schedule, 1, row))
 
 
 def test_check_refuses_wrong_number_of_rows() -> None:
     order = ((Action(0, "F", 0),),)
     schedule = Schedule(name="mine", order=order, ranks=2, microbatches=1, chunks=1)
-    assert "rows(1) != ranks(2)" in refusal(check, schedule)
+    assert "rows(1) != ranks(2)" in usage_error(check, schedule)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,7 +185,7 @@ def test_check_refuses_missing_or_repeated_action(name: str) -> None:
             for copies in ([], [action, action]):
                 changed = replace_row(schedule, rank, [*row[:step], *copies, *row[step + 1 :]])
                 expected = f"microbatch {action.microbatch} of stage {action.stage}"
-                assert expected in refusal(check, changed)
+                assert expected in usage_error(check, changed)
 
 
 @settings(max_examples=50, deadline=None)
@@ -199,7 +203,7 @@ def test_check_agrees_with_replay(name: str, seed: int) -> None:
         if remaining and results.issuperset(needs(remaining[0], changed.num_stages)):
             results.add(result(remaining.pop(0)))
     if any(rows):
-        refusal(check, changed)
+        usage_error(check, changed)
     else:
         check(changed)
 

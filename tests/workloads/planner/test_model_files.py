@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import Command
 
 from parbench.bench.text import UserError
 from parbench.workloads.costs.parameter_table import num_active_parameters, num_parameters
 from parbench.workloads.planner.models import MODELS, find_model, model_of
+from tests.support.paths import Command
 
 # written by hand from the published config.json of each
 QWEN = {  # Qwen/Qwen2.5-0.5B: its model card says 0.49 B
@@ -96,7 +96,9 @@ QWEN_MOE = {  # Qwen/Qwen2-57B-A14B: 57.41 B, arXiv 2407.10671, table 1
     "tie_word_embeddings": False,
     "vocab_size": 151936,
 }
-EXACT: list[tuple[dict[str, Any], int, float]] = [  # counted by hand; and the billions that a token meets
+EXACT: list[
+    tuple[dict[str, Any], int, float]
+] = [  # counted by hand; and the billions that a token meets
     (QWEN, 494_032_768, 0.494),
     (GPT2, 124_439_808, 0.124),
     (DEEPSEEK, 671_026_419_200, 37.55),
@@ -115,13 +117,17 @@ def test_a_config_json_has_exactly_the_parameters_of_its_checkpoint(tmp_path: Pa
     for content, parameters, met in EXACT:
         step = model_of(written(tmp_path, content))
         assert num_parameters(step.shape, step.moe) == parameters, content["model_type"]
-        assert num_active_parameters(step.shape, step.moe) / 1e9 == pytest.approx(met, rel=0.01), content["model_type"]
+        assert num_active_parameters(step.shape, step.moe) / 1e9 == pytest.approx(met, rel=0.01), (
+            content["model_type"]
+        )
     found = model_of(written(tmp_path, DEEPSEEK), 4096)
     assert (found.shape, found.moe) == (MODELS["deepseek-v3"].shape, MODELS["deepseek-v3"].moe)
     assert found.name == tmp_path.name
 
 
-def test_what_a_config_json_says_and_nothing_counts_is_told_once(tmp_path: Path, parbench: Command) -> None:
+def test_what_a_config_json_says_and_nothing_counts_is_told_once(
+    tmp_path: Path, parbench: Command
+) -> None:
     for content, told in (
         (DEEPSEEK, "num_nextn_predict_layers, quantization_config"),
         (OSS, "layer_types, sliding_window"),
@@ -132,21 +138,37 @@ def test_what_a_config_json_says_and_nothing_counts_is_told_once(tmp_path: Path,
     shown = parbench("plan", "--model", path, "--mesh", "dp=8", "--sequence", "1024")
     assert f"{path}: not taken into account: layers_that_skip" in shown.stdout
     assert find_model(written(tmp_path, QWEN), 1024).notes == ()  # whose window is off
-    assert find_model(path).notes == (f"{path}: without --sequence, sequences are of all 32768 tokens that it allows",)
+    assert find_model(path).notes == (
+        f"{path}: without --sequence, sequences are of all 32768 tokens that it allows",
+    )
 
 
-def test_a_wrong_config_json_is_refused_by_file_key_and_what_is_allowed(tmp_path: Path, parbench: Command) -> None:
+def test_a_wrong_config_json_is_refused_by_file_key_and_what_is_allowed(
+    tmp_path: Path, parbench: Command
+) -> None:
     for content, told in (
         ("{", "is no JSON"),
-        ({**QWEN, "model_type": "qwen"}, r": model_type 'qwen' is not llama, .* or gpt_oss; did you mean 'qwen3'"),
-        ({**QWEN, "hidden_size": "896"}, ": hidden_size = '896' is no whole number from 1 to 16777216"),
+        (
+            {**QWEN, "model_type": "qwen"},
+            r": model_type 'qwen' is not llama, .* or gpt_oss; did you mean 'qwen3'",
+        ),
+        (
+            {**QWEN, "hidden_size": "896"},
+            ": hidden_size = '896' is no whole number from 1 to 16777216",
+        ),
         ({**QWEN, "num_hidden_layers": 5000}, r": layers\(5000\) > 4096"),
         ({**QWEN, "vocab_size": None}, " has no vocab_size, which a qwen2 has"),
         ({**QWEN, "num_key_value_heads": 3}, r": heads\(14\) % kv_heads\(3\) != 0"),
         ({**DEEPSEEK, "moe_layer_freq": 2}, ": moe_layer_freq = 2 is not 1"),
         ({**DEEPSEEK, "num_experts_per_tok": 300}, r": top_k\(300\) > experts\(256\)"),
-        ({**QWEN_MOE, "mlp_only_layers": [1, 3]}, r": mlp_only_layers = \[1, 3\] are not the first layers"),
-        ({**QWEN_MOE, "shared_expert_intermediate_size": 5000}, r"size\(5000\) % moe_intermediate_size\(2560\) != 0"),
+        (
+            {**QWEN_MOE, "mlp_only_layers": [1, 3]},
+            r": mlp_only_layers = \[1, 3\] are not the first layers",
+        ),
+        (
+            {**QWEN_MOE, "shared_expert_intermediate_size": 5000},
+            r"size\(5000\) % moe_intermediate_size\(2560\) != 0",
+        ),
     ):
         path = written(tmp_path, content)
         with pytest.raises(UserError, match=told) as caught:
@@ -190,13 +212,29 @@ def test_a_toml_file_declares_a_model_and_is_refused_by_its_place(tmp_path: Path
     file.write_text(OWN)
     found, known = model_of(str(file)), MODELS["deepseek-v3"]
     assert (found.name, found.shape, found.moe) == ("mine", known.shape, known.moe)
-    file.write_text(OWN.replace('name = "mine"', "").replace("kv_heads = 128", "kv_heads = 8").split("[latent]")[0])
-    assert (model_of(str(file)).name, model_of(str(file)).moe, model_of(str(file)).shape.kv_heads) == ("mine", None, 8)
+    file.write_text(
+        OWN.replace('name = "mine"', "")
+        .replace("kv_heads = 128", "kv_heads = 8")
+        .split("[latent]")[0]
+    )
+    assert (
+        model_of(str(file)).name,
+        model_of(str(file)).moe,
+        model_of(str(file)).shape.kv_heads,
+    ) == ("mine", None, 8)
     for part, wrong, told in (
         ("layers = 61", "layers = 0", r">= 1.*\$.layers"),
         ("hidden =", "hiden =", "unknown field `hiden`.*; allowed are .*did you mean 'hidden'"),
-        ("top_k = 8", "topk = 8", "unknown field `topk`.*; allowed are experts, .*did you mean 'top_k'"),
-        ('["router"]', '["rooter"]', "'rooter'.*allowed are q, k, v, .* or experts.*did you mean 'router'"),
+        (
+            "top_k = 8",
+            "topk = 8",
+            "unknown field `topk`.*; allowed are experts, .*did you mean 'top_k'",
+        ),
+        (
+            '["router"]',
+            '["rooter"]',
+            "'rooter'.*allowed are q, k, v, .* or experts.*did you mean 'router'",
+        ),
         (OWN, "layers = ", "is no TOML"),
     ):
         file.write_text(OWN.replace(part, wrong, 1))

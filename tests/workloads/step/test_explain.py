@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
-from training_steps import trained
 
 from parbench.bench.results.traced import Trace
 from parbench.bench.world.benchmark import Explanation
@@ -17,6 +15,8 @@ from parbench.workloads.step.overlap import differences
 from parbench.workloads.step.probe import trace_step
 from parbench.workloads.step.sent_bytes import OTHER, Silenced, counted, fake_twins
 from parbench.workloads.step.training_step import TrainingStep
+from tests.support.ranks import Ranks
+from tests.support.training_steps import build_trained_step
 
 TRACE_STEP = "parbench.workloads.step.overlap.trace_step"
 MS = 1_000_000
@@ -39,7 +39,7 @@ AXES = {"ddp": ["dp"], "zero3": ["dp"], "tp_fsdp": ["dp", "tp"], "hsdp": ["repli
 
 
 def make_step(world: World, name: str) -> TrainingStep:
-    return trained(world, name, kv_heads=4, **({"tp": 2} if name == "tp_fsdp" else {}))
+    return build_trained_step(world, name, kv_heads=4, **({"tp": 2} if name == "tp_fsdp" else {}))
 
 
 def count_calls(world: World, name: str) -> Counter[Call]:
@@ -51,7 +51,10 @@ def count_calls(world: World, name: str) -> Counter[Call]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_counted_calls_of_step(two_ranks: Ranks, name: str) -> None:
-    assert two_ranks.call("test_explain:count_calls", name=name) == [CALLS[name]] * 2
+    assert (
+        two_ranks.call("tests.workloads.step.test_explain:count_calls", name=name)
+        == [CALLS[name]] * 2
+    )
 
 
 def axes_without_name(world: World) -> list[str]:
@@ -60,7 +63,7 @@ def axes_without_name(world: World) -> list[str]:
 
 
 def test_counted_call_of_other_group(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_explain:axes_without_name") == [[OTHER]] * 2
+    assert two_ranks.call("tests.workloads.step.test_explain:axes_without_name") == [[OTHER]] * 2
 
 
 def step_on_rank_0(world: World, names: list[str]) -> list[str]:
@@ -80,7 +83,10 @@ def step_on_rank_0(world: World, names: list[str]) -> list[str]:
 
 def test_silenced_step_needs_no_other_rank(two_ranks: Ranks) -> None:
     names = ["ddp", "zero1", "zero2", "zero3", "tp", "tp_sp"]
-    assert two_ranks.call("test_explain:step_on_rank_0", names=names) == [names] * 2
+    assert (
+        two_ranks.call("tests.workloads.step.test_explain:step_on_rank_0", names=names)
+        == [names] * 2
+    )
 
 
 def test_differences_of_walls_and_compute() -> None:
@@ -133,7 +139,7 @@ def value(explanation: Explanation, name: str) -> float:
 
 def assert_adds_up(ranks: Ranks, name: str) -> None:
     """The parts add up to the slowest rank's wall time in the trace of median wall time."""
-    results = ranks.call("test_explain:explain", name=name)
+    results = ranks.call("tests.workloads.step.test_explain:explain", name=name)
     walls = sorted(map(max, *(walls for _, walls in results)))
     for explanation, _ in results:
         exposed = [value(explanation, f"exposed_comm.{axis}") for axis in AXES[name]]
@@ -204,7 +210,9 @@ def test_explanation_of_late_rank(two_ranks: Ranks, offsets_ns: tuple[int, int])
         "comm_transfer.dp": 5,
         "straggler_wait": 5,
     }
-    for explanation in two_ranks.call("test_explain:explain_fake_traces", offsets_ns=offsets_ns):
+    for explanation in two_ranks.call(
+        "tests.workloads.step.test_explain:explain_fake_traces", offsets_ns=offsets_ns
+    ):
         milliseconds = {name: 1e3 * value(explanation, name) for name in expected_ms}
         assert milliseconds == pytest.approx(expected_ms)
         slowdown = explanation.metrics["compute_slowdown"]

@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from ranks import Ranks
-from training_steps import Params, small
 
 from parbench.bench.results.details import STATE
 from parbench.bench.world.benchmark import Explanation
@@ -12,6 +10,8 @@ from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.step.layout import local, whole
 from parbench.workloads.step.probe import run_probes
+from tests.support.ranks import Ranks
+from tests.support.training_steps import Params, build_small_step
 
 N = 2
 DIVISORS = {"ddp": (1, 1, 1), "zero1": (1, 1, N), "zero2": (1, N, N), "zero3": (N, N, N)}
@@ -23,7 +23,7 @@ SOURCES = ("memory", "memory_counted", "memory_formula")
 
 def measure(world: World, name: str, params: Params) -> tuple[Explanation, int, int, int]:
     """Return the memory of a step, and parameters: in all, split by tp, and outside of layers."""
-    step = small(world, name, {"kv_heads": 4, **params})
+    step = build_small_step(world, name, {"kv_heads": 4, **params})
     named = dict(step.layout.model.named_parameters())
     psi = num_parameters(step.spec.shape)
     split = sum(whole(p).numel() for p in named.values() if local(p).numel() < whole(p).numel())
@@ -36,7 +36,9 @@ def measure(world: World, name: str, params: Params) -> tuple[Explanation, int, 
 
 
 def measured(ranks: Ranks, name: str, **params: Any) -> tuple[Explanation, int, int, int]:
-    first, second = ranks.call("test_footprint:measure", name=name, params=params)
+    first, second = ranks.call(
+        "tests.workloads.step.test_footprint:measure", name=name, params=params
+    )
     assert first == second
     result: tuple[Explanation, int, int, int] = first
     return result

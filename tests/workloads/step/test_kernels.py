@@ -14,7 +14,14 @@ import torch
 from parbench.bench.results.spans import Span
 from parbench.bench.results.traced import STEP, Trace, TraceEvent, on_device, rank_timeline
 from parbench.bench.world.world import Clock
-from parbench.workloads.step.overlap import Observed, Overlap, broken_down, doubts_of_ect, held_against, waited
+from parbench.workloads.step.overlap import (
+    Observed,
+    Overlap,
+    broken_down,
+    doubts_of_ect,
+    held_against,
+    waited,
+)
 from parbench.workloads.step.sent_bytes import OTHER, SentCall
 
 CUDA = torch.device("cuda", 0)
@@ -31,11 +38,18 @@ class Drawn:
 
     def __init__(self, compute: Sequence[Span], *, linked: bool = True) -> None:
         self.events = [event(STEP, (0, 1000), annotation=True, correlation=1)]
-        self.events += [event("sm90_xmma_gemm_bf16", span, device=True, correlation=900, linked=1) for span in compute]
+        self.events += [
+            event("sm90_xmma_gemm_bf16", span, device=True, correlation=900, linked=1)
+            for span in compute
+        ]
         self.linked, self._number = linked, 1
 
     def issue(
-        self, op: str, at: int, kernel: Span | None = None, name: str = "ncclDevKernel_AllGather_RING_LL"
+        self,
+        op: str,
+        at: int,
+        kernel: Span | None = None,
+        name: str = "ncclDevKernel_AllGather_RING_LL",
     ) -> None:
         """Issue a call for 20 ns, and launch its kernel in the middle."""
         self.events.append(event(f"c10d::{op}", (at, at + 20), correlation=self._next()))
@@ -43,8 +57,12 @@ class Drawn:
         if kernel is not None:
             self.launch(at + 10, kernel, name, of=self._number if self.linked else 0)
 
-    def launch(self, at: int, kernel: Span, name: str = "ncclDevKernel_SendRecv", of: int = 0) -> None:
-        self.events.append(event("cuLaunchKernelEx", (at, at + 2), correlation=7000 + at, linked=of))
+    def launch(
+        self, at: int, kernel: Span, name: str = "ncclDevKernel_SendRecv", of: int = 0
+    ) -> None:
+        self.events.append(
+            event("cuLaunchKernelEx", (at, at + 2), correlation=7000 + at, linked=of)
+        )
         self.events.append(event(name, kernel, device=True, correlation=7000 + at, linked=of))
 
     def trace(self) -> Trace:
@@ -59,7 +77,11 @@ def call(axis: str, op: str, ranks: int = 2) -> SentCall:
     return SentCall(axis=axis, op=op, num_bytes=1024, ranks=ranks)
 
 
-HSDP = (call("shard", "all_gather"), call("replicate", "all_reduce"), call("shard", "reduce_scatter"))
+HSDP = (
+    call("shard", "all_gather"),
+    call("replicate", "all_reduce"),
+    call("shard", "reduce_scatter"),
+)
 RING = (call("cp", "send"), call("cp", "recv"))
 
 
@@ -68,7 +90,9 @@ def hsdp(*, linked: bool) -> Trace:
     drawn = Drawn([(100, 400)], linked=linked)
     drawn.issue("_allgather_base_", 100, (130, 300))
     drawn.issue("allreduce_", 150, (450, 900), "ncclDevKernel_AllReduce_Sum_bf16_RING_LL")
-    drawn.issue("_reduce_scatter_base_", 200, (310, 500), "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL")
+    drawn.issue(
+        "_reduce_scatter_base_", 200, (310, 500), "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL"
+    )
     return drawn.trace()
 
 
@@ -84,17 +108,23 @@ def ring(hops: int = 1) -> Trace:
 
 
 @pytest.mark.parametrize("linked", [True, False])
-def test_kernels_of_two_communicators_are_told_apart_whatever_order_they_start_in(linked: bool) -> None:
+def test_kernels_of_two_communicators_are_told_apart_whatever_order_they_start_in(
+    linked: bool,
+) -> None:
     trace = hsdp(linked=linked)
     assert trace.comm == [(130, 300), (310, 500), (450, 900)]
     seen = held_against(trace, HSDP)
     assert seen.spans == [(130, 300), (450, 900), (310, 500)]
     assert (seen.named[1], seen.unseen) == (("replicate", "all_reduce", (450, 900)), set())
     exposed = broken_down(trace, seen).exposed_comm_seconds
-    assert exposed == pytest.approx({"shard": 100 * NS, "replicate": 400 * NS})  # of two at once the first has it
+    assert exposed == pytest.approx(
+        {"shard": 100 * NS, "replicate": 400 * NS}
+    )  # of two at once the first has it
 
 
-def test_a_kernel_is_the_operators_that_it_is_linked_to_though_its_launch_was_not_recorded() -> None:
+def test_a_kernel_is_the_operators_that_it_is_linked_to_though_its_launch_was_not_recorded() -> (
+    None
+):
     drawn = Drawn([])
     drawn.issue("allreduce_", 150, (450, 900))
     drawn.events = [one for one in drawn.events if not one.name.startswith("cuLaunch")]
@@ -111,7 +141,9 @@ def test_one_kernel_is_a_send_and_a_receive_and_counts_once() -> None:
     assert [one.name for one in shown if one.stream == "comm cp"] == ["send + recv"] * 2
 
 
-def test_a_group_of_calls_does_not_take_those_of_another_axis_or_with_kernels_of_their_own() -> None:
+def test_a_group_of_calls_does_not_take_those_of_another_axis_or_with_kernels_of_their_own() -> (
+    None
+):
     drawn = Drawn([])
     drawn.issue("send", 50, (200, 300))
     drawn.issue("allreduce_", 100)  # of one rank, which launches none
@@ -135,7 +167,10 @@ def test_calls_without_kernels_are_unseen_unless_they_are_of_one_rank() -> None:
     alone = (call("dp", "all_reduce", ranks=1), call("tp", "all_reduce"))
     assert held_against(drawn.trace(), alone).unseen == set()
     none = Drawn([])
-    assert held_against(none.trace(), calls).unseen == {"dp", "tp"}  # nor does the trace have its operators
+    assert held_against(none.trace(), calls).unseen == {
+        "dp",
+        "tp",
+    }  # nor does the trace have its operators
 
 
 def test_a_kernel_that_no_call_launched_leaves_axes_apart_untold_unless_there_is_one() -> None:
@@ -145,10 +180,16 @@ def test_a_kernel_that_no_call_launched_leaves_axes_apart_untold_unless_there_is
     drawn.events.append(event("ncclDevKernel_Broadcast_RING_LL", (300, 400), device=True))
     for axes, shown in ((("dp", "tp"), OTHER), (("dp", "dp"), "dp")):
         seen = held_against(drawn.trace(), [call(axis, "all_reduce") for axis in axes])
-        assert (seen.spans, {axis for axis, _, _ in seen.named}, seen.unseen) == ([], {shown}, set())
+        assert (seen.spans, {axis for axis, _, _ in seen.named}, seen.unseen) == (
+            [],
+            {shown},
+            set(),
+        )
 
 
-def test_a_devices_wait_is_for_communication_that_nothing_hides_though_its_host_stands_still() -> None:
+def test_a_devices_wait_is_for_communication_that_nothing_hides_though_its_host_stands_still() -> (
+    None
+):
     drawn = Drawn([(0, 800)])
     drawn.issue("allreduce_", 10, (100, 850))
     assert waited(drawn.trace()) == pytest.approx(50 * NS)
@@ -187,13 +228,20 @@ def test_what_was_not_seen_is_unknown_and_never_zero() -> None:
     assert {name for name, value in found.items() if value is None} == unknown
     assert found["compute"] == pytest.approx(500 * NS)
     assert not {name for name in found if name.startswith(("comm_transfer", "straggler"))}
-    assert told.notes == ("exposed, idle and wait are unknown: the profiler saw not all calls on dp",)
+    assert told.notes == (
+        "exposed, idle and wait are unknown: the profiler saw not all calls on dp",
+    )
 
 
 def test_what_was_seen_is_told_by_axis() -> None:
     told = summed_up(hsdp(linked=True), HSDP)
     found = {name: cast(float, metric.value) / NS for name, metric in told.metrics.items()}
-    expected = {"exposed_comm.shard": 100, "exposed_comm.replicate": 400, "comm_wait": 500, "idle": 200}
+    expected = {
+        "exposed_comm.shard": 100,
+        "exposed_comm.replicate": 400,
+        "comm_wait": 500,
+        "idle": 200,
+    }
     expected |= {"comm_transfer.shard": 360, "comm_transfer.replicate": 450, "straggler_wait": 0}
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert told.notes == ()
@@ -202,4 +250,9 @@ def test_what_was_seen_is_told_by_axis() -> None:
 def test_an_ect_of_a_device_that_waits_for_its_host_is_called_a_lower_bound() -> None:
     [note] = summed_up(hsdp(linked=True), HSDP, watched=1.3).notes
     assert note.startswith("ect is a lower bound: the watched step takes 1.30 times")
-    assert doubts_of_ect(CUDA, 0.04) == doubts_of_ect(CUDA, None) == doubts_of_ect(torch.device("cpu"), 0.5) == ()
+    assert (
+        doubts_of_ect(CUDA, 0.04)
+        == doubts_of_ect(CUDA, None)
+        == doubts_of_ect(torch.device("cpu"), 0.5)
+        == ()
+    )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
 from torch import Tensor
 
 from parbench.bench.world.world import World
@@ -16,8 +15,11 @@ from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import build, draw_tokens, loss_of
 from parbench.workloads.step.layout import Layout
 from parbench.workloads.step.parity import Parity, count_unlike_rank_0
+from tests.support.ranks import Ranks
 
-SHAPE = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, vocabulary=64)
+SHAPE = Shape(
+    recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, vocabulary=64
+)
 
 
 class Trainer:
@@ -152,13 +154,17 @@ def wrong_gradients(world: World, dtype: str) -> dict[str, int]:
 
 
 def test_parity_counts_wrong_float32_gradients(two_ranks: Ranks) -> None:
-    for counts in two_ranks.call("test_parity:wrong_gradients", dtype="float32"):
+    for counts in two_ranks.call(
+        "tests.workloads.step.test_parity:wrong_gradients", dtype="float32"
+    ):
         assert all(counts.values()), counts
 
 
 def test_parity_counts_wrong_bfloat16_gradients(two_ranks: Ranks) -> None:
     matrix = SHAPE.hidden * SHAPE.ffn
-    for counts in two_ranks.call("test_parity:wrong_gradients", dtype="bfloat16"):
+    for counts in two_ranks.call(
+        "tests.workloads.step.test_parity:wrong_gradients", dtype="bfloat16"
+    ):
         assert counts == {
             "one missing": SHAPE.hidden**2,
             "0.1 % larger": 0,  # within the rounding of bfloat16
@@ -192,7 +198,9 @@ def test_parity_compares_mean_loss(two_ranks: Ranks, dtype: str, unit: float) ->
         [10 * unit, -10 * unit],  # the mean stays within the tolerance
         [math.nan, 0.0],
     ]
-    counts = two_ranks.call("test_parity:wrong_losses", dtype=dtype, errors=errors)
+    counts = two_ranks.call(
+        "tests.workloads.step.test_parity:wrong_losses", dtype=dtype, errors=errors
+    )
     assert counts == [[0, 1, 1, 0, 1]] * 2
 
 
@@ -211,11 +219,15 @@ def wrong_updates(world: World, dtype: str, updates: list[str]) -> dict[str, lis
 def test_parity_counts_wrong_updates_once(two_ranks: Ranks) -> None:
     """Gradients are right for the weights that there are: only the first check compares updates."""
     updates = list(UPDATES)
-    for counts in two_ranks.call("test_parity:wrong_updates", dtype="float32", updates=updates):
+    for counts in two_ranks.call(
+        "tests.workloads.step.test_parity:wrong_updates", dtype="float32", updates=updates
+    ):
         assert counts.pop("right") == [0, 0]
         assert all(first > 0 and second == 0 for first, second in counts.values()), counts
     updates = ["right", "no update"]
-    for counts in two_ranks.call("test_parity:wrong_updates", dtype="bfloat16", updates=updates):
+    for counts in two_ranks.call(
+        "tests.workloads.step.test_parity:wrong_updates", dtype="bfloat16", updates=updates
+    ):
         assert counts["right"] == [0, 0]
         assert counts["no update"][0] > 0
 
@@ -241,7 +253,9 @@ def check_with_noise(world: World) -> tuple[int, list[int]]:
 
 def test_parity_ignores_updates_decided_by_noise(two_ranks: Ranks) -> None:
     """AdamW moves a weight by the whole learning rate if its gradient is only noise."""
-    assert two_ranks.call("test_parity:check_with_noise") == [(0, [2, 2, 2])] * 2
+    assert (
+        two_ranks.call("tests.workloads.step.test_parity:check_with_noise") == [(0, [2, 2, 2])] * 2
+    )
 
 
 BASE = [1.0, -2.0, 0.0, 3.0]
@@ -273,11 +287,11 @@ def unlike_parameter(world: World) -> tuple[int, list[float], bool]:
 
 
 def test_count_unlike_rank_0_counts_bits(two_ranks: Ranks) -> None:
-    counts = two_ranks.call("test_parity:unlike_rank_0")
+    counts = two_ranks.call("tests.workloads.step.test_parity:unlike_rank_0")
     assert counts == [[0] * len(UNLIKE), [differing for *_, differing in UNLIKE]]
 
 
 def test_count_unlike_rank_0_leaves_parameters(two_ranks: Ranks) -> None:
-    first, second = two_ranks.call("test_parity:unlike_parameter")
+    first, second = two_ranks.call("tests.workloads.step.test_parity:unlike_parameter")
     assert first == (0, [0.0] * 3, True)
     assert second == (3, [1.0] * 3, True)

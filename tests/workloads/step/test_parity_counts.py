@@ -34,7 +34,9 @@ CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def differences(actual: Tensors, reference: Tensors, low_precision: Tensors | None = None) -> dict[str, str]:
+def differences(
+    actual: Tensors, reference: Tensors, low_precision: Tensors | None = None
+) -> dict[str, str]:
     """Return how each wrong tensor differs, by name."""
     results = compare(actual, reference, low_precision, norm_of_all(reference.values()))
     return {result.name: result.how for result in results if result.wrong}

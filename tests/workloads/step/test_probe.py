@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from fake_time import HeldTime
-from ranks import Ranks
 
 from parbench.bench.results.metrics import value
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step import probe
 from parbench.workloads.step.probe import moment, run_probes, seconds_of, take_turns
+from tests.support.fake_time import HeldTime
+from tests.support.ranks import Ranks
 
 
 class Listed:
@@ -23,21 +23,29 @@ class Listed:
     def __init__(self, world: World, name: str, share: float) -> None:
         self.world, self.name, self.share = world, name, share
 
-    def observe(self, step: Callable[[], object], begin: Callable[[], None], budget_seconds: float) -> float:
+    def observe(
+        self, step: Callable[[], object], begin: Callable[[], None], budget_seconds: float
+    ) -> float:
         begin()
         step()
         return budget_seconds + self.world.rank
 
     def summarise(self, told: Sequence[float]) -> Explanation:
         return Explanation(
-            metrics={"ect": value("ect", sum(told))}, details={self.name: list(told)}, notes=(self.name,)
+            metrics={"ect": value("ect", sum(told))},
+            details={self.name: list(told)},
+            notes=(self.name,),
         )
 
 
 def probed(world: World) -> tuple[Explanation, list[str]]:
     order: list[str] = []
-    probes = [Listed(world, name, share) for name, share in (("none", 0.0), ("one", 1.0), ("three", 3.0))]
-    found = run_probes(world, probes, lambda: order.append("step"), lambda: order.append("begin"), 8.0)
+    probes = [
+        Listed(world, name, share) for name, share in (("none", 0.0), ("one", 1.0), ("three", 3.0))
+    ]
+    found = run_probes(
+        world, probes, lambda: order.append("step"), lambda: order.append("begin"), 8.0
+    )
     return found, order
 
 
@@ -56,7 +64,7 @@ def turns(world: World, seconds: float, nap: float, few: float) -> int:
 
 
 def test_probes_share_the_budget_and_the_later_ones_metric_counts(two_ranks: Ranks) -> None:
-    for found, order in two_ranks.call("test_probe:probed"):
+    for found, order in two_ranks.call("tests.workloads.step.test_probe:probed"):
         assert order == ["begin", "step"] * 3
         assert found.details == {"none": [0.0, 1.0], "one": [2.0, 3.0], "three": [6.0, 7.0]}
         assert found.notes == ("none", "one", "three")
@@ -64,12 +72,21 @@ def test_probes_share_the_budget_and_the_later_ones_metric_counts(two_ranks: Ran
 
 
 def test_all_ranks_take_as_many_turns_as_rank_0_has_time_for(two_ranks: Ranks) -> None:
-    for seconds, nap, few, expected in ((0.0, 0.0, 30, 1), (1e-6, 0.01, 30, 3), (60, 0.0, 30, 5), (1e-6, 0.01, 0, 1)):
-        taken = two_ranks.call("test_probe:turns", seconds=seconds, nap=nap, few=few)
+    for seconds, nap, few, expected in (
+        (0.0, 0.0, 30, 1),
+        (1e-6, 0.01, 30, 3),
+        (60, 0.0, 30, 5),
+        (1e-6, 0.01, 0, 1),
+    ):
+        taken = two_ranks.call(
+            "tests.workloads.step.test_probe:turns", seconds=seconds, nap=nap, few=few
+        )
         assert taken == [expected] * 2, (seconds, nap, few)
 
 
-def test_a_devices_moments_lie_on_the_hosts_clock_as_far_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_devices_moments_lie_on_the_hosts_clock_as_far_as_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An event is recorded 2 us after it is asked for, and the host wakes 30 us after that, but once 4 us."""
     clock, wakes = HeldTime(), itertools.chain([30_000] * 9, [4_000], itertools.repeat(30_000))
 

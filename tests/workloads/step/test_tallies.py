@@ -4,11 +4,11 @@ import dataclasses
 
 import torch
 import torch.distributed as dist
-from ranks import Ranks
 
 from parbench.bench.world.world import World
 from parbench.workloads.step.overlap import kernels_of
 from parbench.workloads.step.sent_bytes import SentCall, Tally, counted, counts_of
+from tests.support.ranks import Ranks
 
 
 def call(axis: str, op: str, sent: float, **more: bool) -> SentCall:
@@ -65,7 +65,9 @@ def exchanged(world: World) -> list[bool]:
 
 
 def test_an_exchange_whose_sizes_are_given_is_by_data(two_ranks: Ranks) -> None:
-    assert two_ranks.call("test_tallies:exchanged") == [[False, True, True]] * 2
+    assert (
+        two_ranks.call("tests.workloads.step.test_tallies:exchanged") == [[False, True, True]] * 2
+    )
 
 
 def test_kernels_are_counted_where_all_traced_steps_of_a_rank_ran_as_many() -> None:

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
-from training_steps import trained
 
 from parbench.bench.results.records import RankTimeline
 from parbench.bench.results.spans import Span, break_down, gaps, intersection, length
@@ -16,6 +14,8 @@ from parbench.bench.results.traced import STEP, Trace, TraceEvent, on_device, ra
 from parbench.bench.world.world import World
 from parbench.workloads.step.probe import trace_step
 from parbench.workloads.step.sent_bytes import counted
+from tests.support.ranks import Ranks
+from tests.support.training_steps import build_trained_step
 
 NAP_NS = 20_000_000
 US = 1000
@@ -111,7 +111,9 @@ def test_rank_timeline_is_clipped_to_step(late_us: int) -> None:
         ("comm dp", "all_reduce", 4.0, 11.0),
         ("comm tp", "all_gather", 13.0, 20.0),
     ]
-    intervals = [(i.stream, i.name, i.start_us - late_us, i.stop_us - late_us) for i in timeline.intervals]
+    intervals = [
+        (i.stream, i.name, i.start_us - late_us, i.stop_us - late_us) for i in timeline.intervals
+    ]
     assert intervals == expected
     assert (timeline.rank, timeline.start_us, timeline.stop_us) == (1, late_us, 20 + late_us)
 
@@ -120,7 +122,7 @@ def trace_steps(world: World, names: list[str]) -> list[tuple[Trace, int, RankTi
     """Return for each step its trace, its number of calls, and this rank's timeline."""
     results = []
     for name in names:
-        step = trained(world, name)
+        step = build_trained_step(world, name)
         num_calls = len(counted(step.step, step.layout.axes))
         for _ in range(2):  # the first time torch's profiler misses some of gloo's events
             trace = trace_step(step.step, world.device)
@@ -133,7 +135,7 @@ def trace_steps(world: World, names: list[str]) -> list[tuple[Trace, int, RankTi
 @pytest.mark.measures  # a thread of gloo may finish some microseconds after the step
 def test_traced_step_has_all_calls_and_phases(two_ranks: Ranks) -> None:
     names = ["ddp", "zero3", "tp_sp"]
-    for results in two_ranks.call("test_trace:trace_steps", names=names):
+    for results in two_ranks.call("tests.workloads.step.test_trace:trace_steps", names=names):
         for name, (trace, num_calls, timeline) in zip(names, results, strict=True):
             assert len(trace.comm) == num_calls > 0, name
             step = (trace.step[0] - 100_000, trace.step[1] + 100_000)  # threads have other clocks
@@ -163,7 +165,7 @@ def trace_with_late_rank(world: World) -> Trace:
 
 @pytest.mark.measures
 def test_communication_lasts_until_late_rank_comes(two_ranks: Ranks) -> None:
-    punctual, late = two_ranks.call("test_trace:trace_with_late_rank")
+    punctual, late = two_ranks.call("tests.workloads.step.test_trace:trace_with_late_rank")
     assert [length([span]) >= NAP_NS / 2 for span in punctual.comm] == [False, True, False]
     assert [length([span]) >= NAP_NS / 2 for span in late.comm] == [False, False, False]
     assert length(punctual.compute) < NAP_NS / 2

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Ranks
 from torch import Tensor
-from training_steps import MUTANTS, Params, small
 
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
@@ -15,6 +13,8 @@ from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.step.layout import local
 from parbench.workloads.step.training_step import TrainingStep
+from tests.support.ranks import Ranks
+from tests.support.training_steps import MUTANTS, Params, build_small_step
 
 Cases = dict[str, tuple[str, Params]]
 
@@ -41,12 +41,14 @@ def select(*labels: str, cases: Cases = TWO_RANKS, **params: Any) -> Cases:
 
 def call_each(ranks: Ranks, function: str, cases: Cases, **arguments: Any) -> list[dict[str, Any]]:
     """Return, by rank, the result of the function for each case."""
-    return ranks.call("training_steps:of_each", function=function, cases=cases, **arguments)
+    return ranks.call(
+        "tests.support.training_steps:call_for_each", function=function, cases=cases, **arguments
+    )
 
 
 def assert_right(ranks: Ranks, cases: Cases) -> None:
     """Two steps are right and a third sends the analytical bytes."""
-    for by_case in call_each(ranks, "training_steps:wrong_sent_and_expected", cases):
+    for by_case in call_each(ranks, "tests.support.training_steps:measure_wrong_and_bytes", cases):
         for label, (wrong, sent, expected) in by_case.items():
             assert wrong == [0, 0], label
             if label == "zero1":
@@ -64,7 +66,9 @@ def test_steps_match_one_process(two_ranks: Ranks) -> None:
 def test_checkpointed_steps_match_one_process(two_ranks: Ranks) -> None:
     cases = select("zero3", checkpointing="full", precision="bfloat16")
     cases |= select("tp_sp", checkpointing="selective", precision="bfloat16")
-    for by_case in call_each(two_ranks, "training_steps:wrong_after", cases, steps=2):
+    for by_case in call_each(
+        two_ranks, "tests.support.training_steps:count_wrong_after_steps", cases, steps=2
+    ):
         assert by_case == {"zero3": [0, 0], "tp_sp": [0, 0]}
 
 
@@ -91,13 +95,15 @@ def test_four_ranks_match_one_process(four_ranks: Ranks) -> None:
 @pytest.mark.full
 def test_timed_compute_averages_fills(two_ranks: Ranks) -> None:
     cases = select(compute="timed:1ms", accumulation=2)
-    for by_case in call_each(two_ranks, "training_steps:wrong_after", cases, steps=2):
+    for by_case in call_each(
+        two_ranks, "tests.support.training_steps:count_wrong_after_steps", cases, steps=2
+    ):
         assert by_case == {label: [0, 0] for label in cases}
 
 
 def wrong_of_mutant(world: World, name: str, params: Params, mutant: str) -> tuple[int, int]:
     """Return the counts of a check before and after the mutation."""
-    step = small(world, name, {"accumulation": 2, **params})
+    step = build_small_step(world, name, {"accumulation": 2, **params})
     step.reset()
     step.step()
     right = step.check()
@@ -114,7 +120,9 @@ def test_gradient_mutants_detected(two_ranks: Ranks) -> None:
     assert len(mutants) <= len(TWO_RANKS)
     for number, (label, (name, params)) in enumerate(TWO_RANKS.items()):
         arguments = {"name": name, "params": params, "mutant": mutants[number % len(mutants)]}
-        first, second = two_ranks.call("test_training:wrong_of_mutant", **arguments)
+        first, second = two_ranks.call(
+            "tests.workloads.step.test_training:wrong_of_mutant", **arguments
+        )
         assert first[0] == second[0] == 0, label
         assert max(first[1], second[1]) > 0, (label, arguments["mutant"])
 
@@ -123,7 +131,9 @@ def test_gradient_mutants_detected(two_ranks: Ranks) -> None:
 def test_unreduced_gradients_detected(two_ranks: Ranks) -> None:
     cases = select("ddp", "zero3", "hsdp, shard=1", "tp_sp")
     cases["timed"] = ("fsdp", {"compute": "timed:1ms", "precision": "bfloat16", "accumulation": 3})
-    by_rank = call_each(two_ranks, "training_steps:wrong_where_nothing_is_reduced", cases)
+    by_rank = call_each(
+        two_ranks, "tests.support.training_steps:count_wrong_without_reduction", cases
+    )
     for label in cases:
         first, second = (by_case[label] for by_case in by_rank)
         assert max(first[0], second[0]) > 0, (label, "in the check")
@@ -167,7 +177,7 @@ CORRUPTIONS: dict[str, Callable[[TrainingStep, World], None]] = {
 
 
 def wrong_of_update(world: World, name: str) -> int:
-    step = small(world, name, {})
+    step = build_small_step(world, name, {})
     CORRUPTIONS[name](step, world)
     step.reset()
     step.step()
@@ -179,12 +189,12 @@ def wrong_of_update(world: World, name: str) -> int:
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_wrong_updates_detected(two_ranks: Ranks, name: str) -> None:
     """The gradients of each rank are right for its own weights."""
-    assert max(two_ranks.call("test_training:wrong_of_update", name=name)) > 0
+    assert max(two_ranks.call("tests.workloads.step.test_training:wrong_of_update", name=name)) > 0
 
 
 def check_effects(world: World, name: str, params: Params) -> tuple[list[int], bool, bool]:
     """Return three checks' counts, and whether later checks leave weights and random state."""
-    step = small(world, name, params)
+    step = build_small_step(world, name, params)
     step.reset()
     step.step()
     wrong = [step.check()]
@@ -198,21 +208,23 @@ def check_effects(world: World, name: str, params: Params) -> tuple[list[int], b
 @pytest.mark.full
 def test_later_checks_leave_state(two_ranks: Ranks) -> None:
     cases = select("ddp", "zero1", "zero3", "tp_sp")
-    for by_case in call_each(two_ranks, "test_training:check_effects", cases):
+    for by_case in call_each(two_ranks, "tests.workloads.step.test_training:check_effects", cases):
         assert by_case == dict.fromkeys(cases, ([0, 0, 0], True, True))
 
 
 def describe(world: World, name: str, params: Params) -> Description:
-    step = small(world, name, params)
+    step = build_small_step(world, name, params)
     step.close()
     return step.describe()
 
 
 def test_description_states_work(two_ranks: Ranks) -> None:
-    shape = Shape(recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=128, sequence=4, vocabulary=64)
+    shape = Shape(
+        recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=128, sequence=4, vocabulary=64
+    )
     weights = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 2 * 32 * 128) + 32 * 64
     cases = select("ddp", "zero3", "tp", "tp_fsdp, tp=1", accumulation=3, sequence=4)
-    first, second = call_each(two_ranks, "test_training:describe", cases)
+    first, second = call_each(two_ranks, "tests.workloads.step.test_training:describe", cases)
     assert repr(first) == repr(second)
     for label, description in first.items():
         tokens = (1 if label == "tp" else 2) * 2 * 3 * 4
@@ -228,7 +240,7 @@ def test_description_states_work(two_ranks: Ranks) -> None:
 
 def test_description_of_timed_compute(two_ranks: Ranks) -> None:
     cases = select("ddp", "tp", compute="timed:1ms")
-    first, second = call_each(two_ranks, "test_training:describe", cases)
+    first, second = call_each(two_ranks, "tests.workloads.step.test_training:describe", cases)
     assert repr(first) == repr(second)
     for label, description in first.items():
         assert [rate.name for rate in description.work] == ["tokens_per_second"], label

@@ -93,7 +93,9 @@ def test_the_peak_of_a_training_step_sees_the_thread_of_backward() -> None:
 
 def test_memory_over_time_has_the_peak_of_every_part_when_it_was_and_how_it_ended() -> None:
     assert curve([]) == ()
-    assert curve([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2)), "what came and went in a microsecond is seen"
+    assert curve([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2)), (
+        "what came and went in a microsecond is seen"
+    )
     changes = [(at, 10 if at % 2 else -10) for at in range(1, 1001)]
     thinned = curve(changes, most=10)
     assert len(thinned) == 11
@@ -126,10 +128,15 @@ def test_a_step_is_seen_from_its_start_with_its_phases_and_the_fullest_rank_tell
     assert probe.summarise([None]).details == {}
 
 
-def test_weights_with_masters_are_torchs_rounded_and_updates_smaller_than_a_step_of_bfloat16_add_up() -> None:
+def test_weights_with_masters_are_torchs_rounded_and_updates_smaller_than_a_step_of_bfloat16_add_up() -> (
+    None
+):
     start = torch.linspace(-1, 1, 64, dtype=torch.bfloat16)
     narrow, wide = start.clone().requires_grad_(), start.float().requires_grad_()
-    ours, theirs = make_optimizer([narrow], torch.bfloat16), torch.optim.AdamW([wide], lr=LEARNING_RATE)
+    ours, theirs = (
+        make_optimizer([narrow], torch.bfloat16),
+        torch.optim.AdamW([wide], lr=LEARNING_RATE),
+    )
     for number in range(20):
         gradient = torch.sin(torch.arange(64.0) + number).bfloat16()
         narrow.grad, wide.grad = gradient.clone(), gradient.float()

@@ -1,11 +1,11 @@
 """The planner's predictions of published training runs."""
 
 import pytest
-from training_runs import GPU_HOURS, load_training_runs
 
 from parbench.bench.results.stats import median
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import PRESETS
+from tests.studies.training_runs import GPU_HOURS, load_training_runs
 
 RUNS = load_training_runs()
 
@@ -22,7 +22,11 @@ def test_published_speeds_are_predicted_without_fitting() -> None:
 
 def test_published_zero3_scales_worse_than_pipeline() -> None:
     zero3, pipeline = (
-        [run.predicted for run in RUNS if run.hardware.name == "selene" and ("fsdp" in run.spec.mesh) == sharded]
+        [
+            run.predicted
+            for run in RUNS
+            if run.hardware.name == "selene" and ("fsdp" in run.spec.mesh) == sharded
+        ]
         for sharded in (True, False)
     )
     assert zero3[0] > 1.3 * zero3[1] > 1.3 * 1.8 * zero3[2]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from training_steps import OF_NAME, present
 
 from parbench.workloads.catalogue import STRATEGIES
 from parbench.workloads.costs.communication_pattern import calls
@@ -25,6 +24,7 @@ from parbench.workloads.planner.measured.validate import (
     row_time,
 )
 from parbench.workloads.planner.placement import Place
+from tests.support.training_steps import DEFINITION_BY_NAME, resolve_preset
 
 RATE, LATENCY = 25e6, 1e-3
 MEBI = 2**20
@@ -32,8 +32,10 @@ TINY = SHAPES["tiny"]
 
 
 def step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
-    name, params = present(name, params)
-    return STRATEGIES[name](OF_NAME[name].whole({"shape": "tiny", **params}), ranks, "cpu")
+    name, params = resolve_preset(name, params)
+    return STRATEGIES[name](
+        DEFINITION_BY_NAME[name].whole({"shape": "tiny", **params}), ranks, "cpu"
+    )
 
 
 def seconds(call: PlacedCall) -> float:
@@ -41,7 +43,10 @@ def seconds(call: PlacedCall) -> float:
 
 
 def calls_of(asked: StepSpec) -> list[PlacedCall]:
-    busiest = max((calls(asked.at(rank)) for rank in range(asked.world)), key=lambda of: sum(one.sent for one in of))
+    busiest = max(
+        (calls(asked.at(rank)) for rank in range(asked.world)),
+        key=lambda of: sum(one.sent for one in of),
+    )
     return [PlacedCall.of(one, Place(ranks=one.ranks, on_node=1)) for one in busiest]
 
 
@@ -83,7 +88,9 @@ def test_buckets_pass_beside_the_backward_pass_after_each_microbatch_that_synchr
     assert found.seconds == pytest.approx(100 + summed(buckets[-1].size_bytes))
     assert found.rule == "4 buckets summed in turn beside the backward pass"
     for compute in (0.03, 0.3):
-        assert shown(many, compute) == pytest.approx(exposed_seconds(buckets, summed, compute * 2 / 3)), compute
+        assert shown(many, compute) == pytest.approx(
+            exposed_seconds(buckets, summed, compute * 2 / 3)
+        ), compute
     once, twice = step("ddp", accumulation=2, no_sync=True), step("ddp", accumulation=2)
     assert timed(twice).seconds - 0.3 == pytest.approx(2 * (timed(once).seconds - 0.3))
     zero1 = step("zero1", bucket_mb=0.2)  # whose broadcasts come after the update
@@ -92,7 +99,9 @@ def test_buckets_pass_beside_the_backward_pass_after_each_microbatch_that_synchr
 
 def test_gathers_asked_for_ahead_hide_on_gloo_and_on_nccl_scatters_too() -> None:
     ahead, plain = step("zero3", prefetch="explicit"), step("zero3")
-    assert shown(ahead, 1000.0) == pytest.approx(took(ahead, "reduce_scatter") + longest(ahead, "all_gather"))
+    assert shown(ahead, 1000.0) == pytest.approx(
+        took(ahead, "reduce_scatter") + longest(ahead, "all_gather")
+    )
     assert shown(ahead, 0.0) == pytest.approx(took(ahead))
     both = longest(plain, "all_gather") + longest(plain, "reduce_scatter")
     assert shown(plain, 1000.0, backend="nccl") == pytest.approx(both)
@@ -111,7 +120,9 @@ def test_a_pipeline_over_links_of_no_length_is_its_closed_form() -> None:
 def test_messages_lengthen_a_pipeline_and_gloos_set_out_only_when_their_receiver_asks() -> None:
     def hops_of(schedule: str, backend: str) -> float:
         asked = step("pp", schedule=schedule, microbatches=8)
-        found = row_time(asked, calls_of(asked), lambda call: 0.01, compute_seconds=2.4, backend=backend)
+        found = row_time(
+            asked, calls_of(asked), lambda call: 0.01, compute_seconds=2.4, backend=backend
+        )
         return found.exposed_seconds["pp"] / 0.01
 
     assert hops_of("gpipe", "nccl") == pytest.approx(2 * 3)
@@ -124,22 +135,31 @@ def test_messages_lengthen_a_pipeline_and_gloos_set_out_only_when_their_receiver
 def test_a_pipeline_waits_for_its_longest_stage_and_what_lies_outside_is_added() -> None:
     asked = step("pp", schedule="1f1b", microbatches=8)
     assert timed(asked, outside_seconds=1.0).seconds == pytest.approx(timed(asked).seconds + 1.0)
-    even, uneven = (step("pp", schedule="1f1b", microbatches=8, layers=8, split=split) for split in ("", "5+1+1+1"))
+    even, uneven = (
+        step("pp", schedule="1f1b", microbatches=8, layers=8, split=split)
+        for split in ("", "5+1+1+1")
+    )
     assert timed(uneven, compute=2.4).seconds > 1.5 * timed(even, compute=2.4).seconds
 
 
 def test_row_time_adds_tp_within_the_pipeline_and_dp_after_it() -> None:
     asked = step("hybrid", ranks=8, mesh="dp=2,pp=2,tp=2", microbatches=4)
     made = calls_of(asked)
-    each = {axis: sum(c.count * seconds(c) for c in made if c.axis == axis) for axis in ("dp", "tp")}
-    found = row_time(asked, made, lambda call: 0.0 if call.axis == "pp" else seconds(call), compute_seconds=0.4)
+    each = {
+        axis: sum(c.count * seconds(c) for c in made if c.axis == axis) for axis in ("dp", "tp")
+    }
+    found = row_time(
+        asked, made, lambda call: 0.0 if call.axis == "pp" else seconds(call), compute_seconds=0.4
+    )
     assert found.seconds == pytest.approx((0.4 + each["tp"]) * (1 + 1 / 4) + each["dp"])
 
 
 def test_declared_compute_is_three_passes_or_four_with_recomputation() -> None:
     assert declared_compute(step("ddp", compute="timed:50ms", accumulation=2)) == pytest.approx(0.3)
     assert declared_compute(step("pp", compute="timed:50ms", microbatches=8)) == pytest.approx(1.2)
-    assert declared_compute(step("ddp", compute="timed:50ms", checkpointing="full")) == pytest.approx(0.2)
+    assert declared_compute(
+        step("ddp", compute="timed:50ms", checkpointing="full")
+    ) == pytest.approx(0.2)
     assert declared_compute(step("ddp")) is None
 
 
@@ -156,9 +176,13 @@ def test_buckets_are_filled_as_torch_fills_them_with_every_gradient_once() -> No
     for cap in (50_000, MEBI):
         [reducer, _] = assign([torch.empty(tensor.shape) for tensor in tensors], [cap])
         torchs = [sum(tensors[i].numel() * 4 for i in bucket) for bucket in reducer]
-        assert [bucket.size_bytes for bucket in buckets_of(parts(), cap_bytes=cap, element_bytes=4)] == torchs
+        assert [
+            bucket.size_bytes for bucket in buckets_of(parts(), cap_bytes=cap, element_bytes=4)
+        ] == torchs
         assert sum(torchs) == 4 * num_parameters(TINY)
-    [whole], [half] = (buckets_of(parts(), cap_bytes=25 * MEBI, element_bytes=size) for size in (4, 2))
+    [whole], [half] = (
+        buckets_of(parts(), cap_bytes=25 * MEBI, element_bytes=size) for size in (4, 2)
+    )
     assert whole.size_bytes == 2 * half.size_bytes
 
 

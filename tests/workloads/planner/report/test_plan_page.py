@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from test_plan_command import typed
 
 from parbench.bench.results.document import Gantt, Points, Stacks
 from parbench.workloads.planner.candidates import Wanted
@@ -16,6 +15,7 @@ from parbench.workloads.planner.models import model_of
 from parbench.workloads.planner.report.plan_page import dry_run_document, label_of, search_document
 from parbench.workloads.planner.report.what_if import what_if
 from parbench.workloads.planner.search import search
+from tests.workloads.planner.test_plan_command import typed
 
 H100 = PRESETS["h100"]
 SMALL_GPU = msgspec.structs.replace(H100, memory_bytes=2e7)
@@ -27,11 +27,18 @@ def test_what_if_changes_one_thing() -> None:
     told = {name: run for name, run in what_if(RUN) if not isinstance(run, str)}
     as_is = told["as it is"].seconds
     assert as_is == RUN.seconds
-    assert told["links inside a node half as fast"].seconds > as_is < told["links across nodes half as fast"].seconds
+    assert (
+        told["links inside a node half as fast"].seconds
+        > as_is
+        < told["links across nodes half as fast"].seconds
+    )
     assert told["no communication hidden"].exposed_seconds > RUN.exposed_seconds
     assert told["twice the batch"].spec.global_batch == 128
     assert as_is < told["twice the batch"].seconds < 2 * as_is  # the bubble is as long as it was
-    assert (told["twice the GPUs"].spec.world, told["twice the GPUs"].spec.global_batch) == (128, 64)
+    assert (told["twice the GPUs"].spec.world, told["twice the GPUs"].spec.global_batch) == (
+        128,
+        64,
+    )
     assert told["twice the GPUs and batch"].spec.global_batch == 128
     assert sum(RUN.parts.values()) == pytest.approx(RUN.seconds)
 
@@ -46,17 +53,23 @@ def test_a_link_that_a_run_measured_is_halved_too_and_what_cannot_be_says_why() 
 
 
 def test_search_document_lists_and_draws_candidates() -> None:
-    wanted = Wanted(step=model_of("small-llama"), gpus=8, global_batch=16, microbatch=1, schedule="1f1b")
+    wanted = Wanted(
+        step=model_of("small-llama"), gpus=8, global_batch=16, microbatch=1, schedule="1f1b"
+    )
     found = search(wanted, SMALL_GPU, top=8)
     fastest, front, refused = search_document(found, wanted, 3).parts[0].tables
     assert [row[3] for row in fastest.rows] == [run.seconds for run in found.best[:3]]
-    assert [row[-1] for row in front.rows] == [run.fullest.memory.total / 1e9 for run in found.front]
+    assert [row[-1] for row in front.rows] == [
+        run.fullest.memory.total / 1e9 for run in found.front
+    ]
     (points,) = front.figures
     assert isinstance(points, Points)
     assert {*points.front} <= points.points.keys()
     assert len(points.points) >= len(found.best)
     stacks = [figure for figure in fastest.figures if isinstance(figure, Stacks)]
-    assert [list(figure.bars) for figure in stacks] == [[label_of(run) for run in found.best[:3]]] * 2
+    assert [list(figure.bars) for figure in stacks] == [
+        [label_of(run) for run in found.best[:3]]
+    ] * 2
     assert any("too large" in str(row[0]) for row in refused.rows)
 
 
@@ -115,6 +128,8 @@ def test_guide_prints_the_strategy_table_and_writes_a_page(tmp_path: Path) -> No
     assert "llama3-8b: 8.03 B parameters" in shown.stdout
     assert "2 Psi e r" in shown.stdout
     page = tmp_path / "guide.html"
-    assert typed("--guide", "--model", "mixtral-8x7b", "--gpus", "16", "-o", str(page)).exit_code == 0
+    assert (
+        typed("--guide", "--model", "mixtral-8x7b", "--gpus", "16", "-o", str(page)).exit_code == 0
+    )
     assert "HSDP" in page.read_text()
     assert json.loads(typed("--guide", "--json").stdout)["table"][0]["strategy"] == "DDP"
