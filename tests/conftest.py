@@ -1,4 +1,4 @@
-"""Fixtures that more than one test file uses."""
+"""Fixtures and settings of all tests."""
 
 import os
 import signal
@@ -9,46 +9,47 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # ranks and tests share few cores; torch reads it when it is imported
+# Ranks and tests share few cores. torch reads the variable when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from parbench.bench.machine.machine import inspect_machine
 from parbench.bench.results.runs import Run
 from tests.support.paths import Command, environment
 from tests.support.ranks import Ranks
-from tests.support.smoke import smoke
+from tests.support.smoke import run_smoke_subset
+from tests.support.work import WorkMeter
 
 
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[Ranks]:
+    """Two gloo ranks that run functions of tests; started once."""
     with Ranks(2) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def four_ranks() -> Iterator[Ranks]:
+    """Four gloo ranks that run functions of tests; started once."""
     with Ranks(4) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return smoke(tmp_path_factory.mktemp("smoke"))
+    """A real run of four operations and a training step on two ranks; measured once."""
+    return run_smoke_subset(tmp_path_factory.mktemp("smoke"))
 
 
 @pytest.fixture
 def parbench(tmp_path: Path) -> Command:
-    """Run ``parbench`` in an empty folder, as a person would; the tests' own modules are importable there."""
+    """Run ``parbench`` in an empty folder as a user would, with the given arguments and variables."""
+    script = Path(sys.executable).with_name("parbench")
+    is_installed = script.exists()
+    command = [str(script)] if is_installed else [sys.executable, "-m", "parbench"]
 
-    script = Path(sys.executable).with_name(
-        "parbench"
-    )  # which a checkout that is not installed lacks
-    start = [str(script)] if script.exists() else [sys.executable, "-m", "parbench"]
-
-    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(*args: str, **variables: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [*start, *words],
+            [*command, *args],
             cwd=tmp_path,
             env={**environment(), **variables},
             capture_output=True,
@@ -60,24 +61,27 @@ def parbench(tmp_path: Path) -> Command:
     return run
 
 
-def pytest_configure() -> None:
-    """Take signals as a terminal's foreground does: a shell's background ignores SIGINT, and nohup SIGHUP."""
-    for sign, usual in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
-        if signal.getsignal(sign) == signal.SIG_IGN:
-            signal.signal(sign, usual)
+def pytest_configure(config: pytest.Config) -> None:
+    restore_signals()
+    meter = WorkMeter(tier=config.option.markexpr)
+    meter.count_processes()
+    config.pluginmanager.register(meter, "work-meter")
+
+
+def restore_signals() -> None:
+    """Handle SIGINT and SIGHUP as in a terminal: background jobs and nohup ignore them."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none, and try again what a busy machine disturbs or a rank's death."""
+    """Deselect GPU tests where there is no GPU, and repeat failed tests that need quiet cores."""
     for item in items:
         if item.get_closest_marker("measures"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
-        elif {"two_ranks", "four_ranks"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun="RankDiedError"))
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not inspect_machine(os.environ).gpus:
-        config.hook.pytest_deselected(items=marked)
-        items[:] = [item for item in items if item not in marked]
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_tests and not inspect_machine(os.environ).gpus:
+        config.hook.pytest_deselected(items=gpu_tests)
+        items[:] = [item for item in items if item not in gpu_tests]

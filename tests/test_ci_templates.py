@@ -1,4 +1,4 @@
-"""The templates for GitHub and GitLab: every command of parbench in them exists, and the action's own steps run."""
+"""The templates for GitHub and GitLab use existing commands, and their scripts run."""
 
 import os
 import re
@@ -8,163 +8,150 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from parbench import cli
 from parbench.reports.history.database import open_history
-from tests.support.ci_action import ACTION, act, shell
+from tests.support.ci_action import ACTION, ActionResult, run_action, run_script
 from tests.support.history_fixtures import fill_history, write_history_run
 from tests.support.paths import ROOT
 
-GITHUB = ROOT / ".github"
-GITLAB = GITHUB / "templates" / "gitlab-ci.yml"
-WORKFLOW = GITHUB / "workflows" / "ci.yml"
+GITLAB = ROOT / ".github" / "templates" / "gitlab-ci.yml"
+WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+USE_MEASURED_RUNS = """
+eval "real_$(declare -f parbench)"
+parbench() {{
+  if [ "$1" = run ]; then mkdir -p runs; cp -r {runs}/* runs; else real_parbench "$@"; fi
+}}
+"""
+"""A shell function that copies stored runs where the script would measure."""
 
 
-def commands(path: Path) -> list[list[str]]:
-    found = re.findall(
-        r"^\s*(?:run: |- )?(?:test .* \|\| )?(parbench (?:run|history) .*)$",
-        path.read_text(),
-        re.MULTILINE,
-    )
-    return [shlex.split(line.partition(">>")[0]) for line in found]
+def find_commands(path: Path) -> list[list[str]]:
+    """Return the arguments of each parbench command in a template."""
+    pattern = r"^\s*(?:run: |- )?(?:test .* \|\| )?parbench ((?:run|history) .*)$"
+    lines = re.findall(pattern, path.read_text(), re.MULTILINE)
+    return [shlex.split(line.partition(">>")[0]) for line in lines]
 
 
-def known(words: list[str]) -> set[str]:
-    command: click.Command | None = cli.main
-    for word in words[1:3]:
-        if isinstance(command, click.Group):
-            command = command.get_command(click.Context(command), word)
-    assert command is not None, words
-    return {opt for param in command.params for opt in param.opts}
+def find_options(args: list[str]) -> set[str]:
+    command = cli.main.get_command(click.Context(cli.main), args[0])
+    if isinstance(command, click.Group):
+        command = command.commands[args[1]]
+    assert command is not None
+    return {option for param in command.params for option in param.opts}
 
 
 @pytest.mark.parametrize("path", [ACTION, GITLAB], ids=["github", "gitlab"])
-def test_every_command_and_option_exists(path: Path) -> None:
-    found = commands(path)
-    assert [words[1:3] for words in found if words[1] == "history"] == [
-        ["history", "check"],
-        ["history", "add"],
-        ["history", "check"],
-        ["history", "prune"],
-    ]
-    assert len(found) == 5
-    for words in found:
-        assert {word for word in words if word.startswith("--")} <= known(words), words
+def test_commands_and_options_exist(path: Path) -> None:
+    commands = find_commands(path)
+    assert len(commands) == 5
+    for args in commands:
+        used = {arg for arg in args if arg.startswith("--")}
+        assert used <= find_options(args), args
 
 
 @pytest.mark.parametrize("path", [ACTION, WORKFLOW], ids=["action", "workflow"])
-def test_inputs_reach_a_shell_as_variables_alone(path: Path) -> None:
+def test_inputs_reach_scripts_as_variables(path: Path) -> None:
     for line in path.read_text().splitlines():
         if "${{" in line:
             assert re.match(r"\s+([A-Z_]+|default|name): \$\{\{[^}]+\}\}\S*$", line), line
 
 
-def test_the_workflow_runs_what_is_there() -> None:
-    text = WORKFLOW.read_text()
-    for found in (
-        *re.findall(r"uses: \./(\S+)", text),
-        *re.findall(r"(?:run: |python )((?:\.ci|tests)/\S+)", text),
-    ):
-        assert (ROOT / found).exists(), found
+def test_workflow_uses_existing_files() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    names = set()
+    for job in jobs.values():
+        names |= {step["run"] for step in job["steps"] if "run" in step}
+        names |= {step["uses"] for step in job["steps"] if "uses" in step}
+    local_names = {name for name in names if name.startswith(".")}
+    assert local_names == {".ci/run", "./.github/actions/parbench"}
+    for name in local_names:
+        assert (ROOT / name).exists()
 
 
-STAND_IN = """
-    eval "real_$(declare -f parbench)"
-    parbench() {{ if [ "$1" = run ]; then mkdir -p runs; cp -r {measured}/* runs; else real_parbench "$@"; fi; }}
-"""
-
-
-def test_gitlabs_script_holds_a_merge_request_against_its_target_and_keeps_a_branch(
-    tmp_path: Path,
-) -> None:
-    script = "branch=main\n" + "\n".join(
-        line.removeprefix("    - ").removeprefix("|").removeprefix(" " * 6)
-        for line in GITLAB.read_text()
-        .partition("  script:\n")[2]
-        .partition("  after_script:")[0]
-        .splitlines()
-    )
+def test_gitlab_compares_merge_requests_and_keeps_branches(tmp_path: Path) -> None:
+    script = "branch=main\n" + "\n".join(yaml.safe_load(GITLAB.read_text())["parbench"]["script"])
     write_history_run(tmp_path / "slower", 20, 1.5)
     with open_history(tmp_path / "runs" / "history.sqlite", create=True) as history:
         fill_history(history, tmp_path, [1.0] * 8)
-    given = {"PARBENCH_FLOOR": "3%", "CI_COMMIT_REF_NAME": "topic"}
-    shim = STAND_IN.format(measured=tmp_path / "slower")
-    asked = shell(
-        f"{shim}\n{script}", tmp_path, **given, CI_MERGE_REQUEST_TARGET_BRANCH_NAME="main"
+    script = USE_MEASURED_RUNS.format(runs=tmp_path / "slower") + script
+    variables = {"PARBENCH_FLOOR": "3%", "CI_COMMIT_REF_NAME": "topic"}
+    merge_request = run_script(
+        script, tmp_path, **variables, CI_MERGE_REQUEST_TARGET_BRANCH_NAME="main"
     )
-    assert asked.returncode == 1, asked.stderr
-    assert asked.stdout.startswith("FAIL: 2 SLOWER of 2 series, against the last 8 runs of main")
-    pushed = shell(f"{shim}\n{script}", tmp_path, **given)
-    assert pushed.returncode == 0, pushed.stderr
-    assert "added run-020\nPASS: " in pushed.stdout
+    assert merge_request.returncode == 1, merge_request.stderr
+    assert merge_request.stdout.startswith("FAIL: 2 SLOWER")
+    push = run_script(script, tmp_path, **variables)
+    assert push.returncode == 0, push.stderr
+    assert "added run-020" in push.stdout
 
 
-def job(tmp_path: Path, measured: Path, branch: str, base: str = "") -> tuple[list[str], int, str]:
-    """Run the action in a fresh clone; what it measures are the runs in a folder."""
-    clone = tmp_path / f"clone-of-{measured.name}"
-    subprocess.run(
-        ["git", "clone", "--quiet", "origin", clone], cwd=tmp_path, check=True, capture_output=True
-    )
-    if os.geteuid() == 0:  # as in a container, where the checkout is the runner's
+def run_job(tmp_path: Path, runs: Path, branch: str, base: str = "") -> ActionResult:
+    """Run the action in a new clone where stored runs stand for the measurement."""
+    clone = tmp_path / f"clone-of-{runs.name}"
+    subprocess.run(["git", "clone", "-q", "origin", clone], cwd=tmp_path, check=True)
+    if os.geteuid() == 0:
+        # In a container the checkout belongs to the user of the runner.
         os.chown(clone, 12345, -1)
-    return act(clone, branch=branch, base=base, shim=STAND_IN.format(measured=measured))
+    return run_action(clone, branch=branch, base=base, prologue=USE_MEASURED_RUNS.format(runs=runs))
 
 
 @pytest.mark.full
-def test_a_pull_request_is_held_against_main_which_keeps_its_history_in_a_remote(
-    tmp_path: Path,
-) -> None:
-    subprocess.run(["git", "init", "--quiet", "--bare", "origin"], cwd=tmp_path, check=True)
-    for night, factor, name in (
-        (0, 1.0, "first"),
-        (20, 1.0, "equal"),
-        (20, 1.5, "slower"),
-        (21, 1.5, "night"),
-    ):
-        write_history_run(tmp_path / name, night, factor)
-    for night in range(1, 8):
-        write_history_run(tmp_path / "week", night)
+def test_pull_request_gate_uses_main_history(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    subprocess.run(["git", "init", "-q", "--bare", origin], check=True)
+    write_history_run(tmp_path / "first", 0, 1.0)
+    write_history_run(tmp_path / "equal", 20, 1.0)
+    write_history_run(tmp_path / "slower", 20, 1.5)
+    write_history_run(tmp_path / "next", 21, 1.5)
+    for day in range(1, 8):
+        write_history_run(tmp_path / "week", day)
 
-    def kept() -> str:
-        told = ["git", "rev-parse", "parbench-history"]
+    def read_history_commit() -> str:
         return subprocess.run(
-            told, cwd=tmp_path / "origin", check=True, capture_output=True, text=True
+            ["git", "rev-parse", "parbench-history"],
+            cwd=origin,
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
 
-    push = ["Fetch the history", "Measure", "Add to the history", "Check", "Keep the history"]
-    ran, code, summary = job(tmp_path, tmp_path / "first", "main")
-    assert (ran, code) == (push, 0)
-    assert summary.startswith("## Not enough history: 1 of 8 runs of main\n")
-    ran, code, summary = job(tmp_path, tmp_path / "slower", "topic", "main")
-    assert (ran, code) == (["Fetch the history", "Measure", "Check against the base branch"], 0)
-    assert summary.startswith("## Not enough history: 1 of 8 runs of main\n")
-    ran, code, summary = job(tmp_path, tmp_path / "week", "main")
-    assert (code, summary.splitlines()[0]) == (
-        0,
-        "## PASS: none of 2 series is slower, over the last 8 runs of main",
-    )
-    before = kept()
+    first = run_job(tmp_path, tmp_path / "first", "main")
+    assert first.exit_code == 0
+    assert first.steps == [
+        "Fetch the history",
+        "Measure",
+        "Add to the history",
+        "Check",
+        "Keep the history",
+    ]
+    assert first.summary.startswith("## Not enough history: 1 of 8 runs")
+    early = run_job(tmp_path, tmp_path / "slower", "topic", "main")
+    assert early.exit_code == 0
+    assert early.steps == ["Fetch the history", "Measure", "Check against the base branch"]
+    week = run_job(tmp_path, tmp_path / "week", "main")
+    assert week.exit_code == 0
+    assert week.summary.startswith("## PASS")
+
+    history_commit = read_history_commit()
     (tmp_path / "clone-of-slower").rename(tmp_path / "early")
-    ran, code, summary = job(tmp_path, tmp_path / "slower", "topic", "main")
-    assert (ran[-1], code) == ("Check against the base branch", 1)
-    assert summary.startswith(
-        "## FAIL: 2 SLOWER of 2 series, against the last 8 runs of main: all_reduce 1K +"
-    )
-    ran, code, summary = job(tmp_path, tmp_path / "equal", "topic", "main")
-    assert (code, summary.splitlines()[0]) == (
-        0,
-        "## PASS: none of 2 series is slower, against the last 8 runs of main",
-    )
-    assert kept() == before, "a pull request's run is not kept"
-    (tmp_path / "origin").rename(tmp_path / "away")
-    ran, code, _ = act(tmp_path / "early", branch="main")
-    assert (ran, code) == (["Fetch the history", "Keep the history"], 128), (
-        "no new history where the remote is away"
-    )
-    (tmp_path / "away").rename(tmp_path / "origin")
-    assert kept() == before
-    assert job(tmp_path, tmp_path / "night", "main")[1] == 0
-    assert kept() != before
-    listed = shell("parbench history list", tmp_path / "clone-of-night").stdout
-    assert "9 runs" in listed
-    assert "topic" not in listed
+    slower = run_job(tmp_path, tmp_path / "slower", "topic", "main")
+    assert slower.exit_code == 1
+    assert slower.summary.startswith("## FAIL: 2 SLOWER")
+    equal = run_job(tmp_path, tmp_path / "equal", "topic", "main")
+    assert equal.exit_code == 0
+    assert equal.summary.startswith("## PASS")
+    assert read_history_commit() == history_commit, "a pull request changed the history"
+
+    origin.rename(tmp_path / "away")
+    unreachable = run_action(tmp_path / "early", branch="main")
+    assert unreachable.exit_code == 128, "a new history replaced one that was unreachable"
+    assert unreachable.steps == ["Fetch the history", "Keep the history"]
+    (tmp_path / "away").rename(origin)
+    assert read_history_commit() == history_commit
+    assert run_job(tmp_path, tmp_path / "next", "main").exit_code == 0
+    assert read_history_commit() != history_commit
+    listing = run_script("parbench history list", tmp_path / "clone-of-next").stdout
+    assert "9 runs" in listing
+    assert "topic" not in listing

@@ -1,10 +1,11 @@
-"""Whether the tests see a product that is wrong: it is broken in one named place after the other.
+"""Check that the tests detect a broken product: break it in one named place after the other.
 
-python -m tests.studies.mutation [WORD ...] [--tier default|full|both] breaks a copy of this checkout in each place of
-mutations.toml (those whose name holds a WORD), runs the tests on it until one fails, those that mirror the broken file
-first, and prints which tier saw it by which test. A test that fails without the break too does not count. ``both``, the
-default, asks the full tier where the default tier saw nothing: it ends with 1 if neither did. A script, not a test: a
-tier that sees nothing runs to its end.
+    python -m tests.studies.mutation [WORD ...] [--tier default|full|both]
+
+Each place of ``mutations.toml`` whose name contains a WORD is broken in a copy of this checkout.
+The tests run on the copy until one fails, those next to the broken file first. A test that also
+fails on the unbroken copy does not count. ``both``, the default, runs the full tier where the
+default tier detects nothing. The exit code is 1 if any place is undetected.
 """
 
 import argparse
@@ -16,136 +17,118 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TIERS = {"default": "not full", "full": "full"}
-_CRASHED = "the tests could not run"
+MARKER_BY_TIER = {"default": "not full", "full": "full"}
+UNDETECTED = "undetected"
+COLLECTION_ERROR = "tests/test_architecture.py"
+"""Stands for the tests as a whole where pytest ends without the name of a test."""
+
+NO_TESTS_COLLECTED = 5
+PYTEST_OPTIONS = ("-q", "-x", "-rfE", "-p", "no:cacheprovider", "-p", "no:randomly")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One place where the product is made wrong: ``old``, which stands once in the file, becomes ``new``."""
+    """A text that occurs once in a file of the product, and the text that breaks it."""
 
     name: str
     path: str
     old: str
     new: str
 
-    def break_in(self, tree: Path) -> str:
-        """Break the file in a tree and return what it was; ``ValueError`` if the text is not there just once."""
-        file = tree / self.path
-        text = file.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(
-                f"{self.name}: {self.path} holds {text.count(self.old)} times {self.old!r}, not once"
-            )
-        file.write_text(text.replace(self.old, self.new))
-        return text
-
-    def groups(self, tree: Path) -> Iterator[list[str]]:
-        """Yield the tests in the order in which they are asked: those nearest to the broken file first."""
-        folder, stem = Path("tests") / Path(self.path).parent, Path(self.path).stem
-        near = [
-            str(path.relative_to(tree))
-            for path in sorted((tree / folder).glob(f"test_*{stem}*.py"))
-        ]
-        yield from ([each] for each in (*near, str(folder), str(Path(*folder.parts[:2])), "tests"))
+    def find_test_paths(self, tree: Path) -> list[str]:
+        """Return paths of tests from the nearest to all: test file, folder, package, everything."""
+        folder = Path("tests") / Path(self.path).parent
+        pattern = f"test_*{Path(self.path).stem}*.py"
+        files = [str(path.relative_to(tree)) for path in sorted((tree / folder).glob(pattern))]
+        return [*files, str(folder), str(Path(*folder.parts[:2])), "tests"]
 
 
-def places() -> tuple[Place, ...]:
+def load_places() -> list[Place]:
     with Path(__file__).with_name("mutations.toml").open("rb") as file:
-        return tuple(Place(**place) for place in tomllib.load(file)["place"])
+        return [Place(**entry) for entry in tomllib.load(file)["place"]]
 
 
-def copy_tree(target: Path) -> None:
-    names = subprocess.run(
+def copy_checkout(target: Path) -> None:
+    """Copy the files that git tracks, links included."""
+    listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    for name in filter(None, names):
-        if (ROOT / name).is_file():
+    )
+    for name in listed.stdout.splitlines():
+        source = ROOT / name
+        if source.exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+            shutil.copy2(source, target / name, follow_symlinks=False)
 
 
-def first_failure(tree: Path, tests: list[str], tier: str) -> str | None:
-    """Return the first test of a tier that fails in a tree, None if all pass."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-        "-rfE",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [*command, "-m", TIERS[tier], *tests],
+def find_failed_test(tree: Path, test_path: str, tier: str) -> str | None:
+    """Return the first test of a tier that fails in a tree, or None."""
+    command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, "--ignore=tests/studies"]
+    completed = subprocess.run(
+        [*command, "-m", MARKER_BY_TIER[tier], test_path],
         cwd=tree,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode in (0, 5):  # 5: none of these tests is in the tier
+    if completed.returncode in (0, NO_TESTS_COLLECTED):
         return None
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    return found[1] if found else _CRASHED
+    match = re.search(r"^(?:FAILED|ERROR) (\S+)", completed.stdout, re.MULTILINE)
+    return match[1] if match else COLLECTION_ERROR
 
 
-def seen_by(tree: Path, place: Place, tier: str) -> str | None:
-    """Return the test of a tier that fails in the broken tree and passes in the whole one, None if there is none."""
-    whole = place.break_in(tree)
+def detect(tree: Path, place: Place, tier: str) -> str | None:
+    """Return the test of a tier that detects a broken place, or None."""
+    file = tree / place.path
+    original = file.read_text()
+    file.write_text(original.replace(place.old, place.new))
     try:
-        failed = next(
-            (found for tests in place.groups(tree) if (found := first_failure(tree, tests, tier))),
-            None,
-        )
+        failed_test = None
+        for test_path in place.find_test_paths(tree):
+            failed_test = failed_test or find_failed_test(tree, test_path, tier)
     finally:
-        (tree / place.path).write_text(whole)
-    test = failed.partition("[")[0] if failed and failed != _CRASHED else "tests/test_house.py"
-    if failed and first_failure(tree, [test], tier):
-        print(f"    {failed} fails without the break too", file=sys.stderr)
+        file.write_text(original)
+    if failed_test and find_failed_test(tree, failed_test.partition("[")[0], tier):
+        print(f"    {failed_test} also fails on the unbroken product", file=sys.stderr)
         return None
-    return failed
+    return failed_test
+
+
+def find_detecting_tier(tree: Path, place: Place, tiers: list[str]) -> tuple[str, str]:
+    """Return the first tier that detects a broken place and its test."""
+    for tier in tiers:
+        test = detect(tree, place, tier)
+        if test:
+            return tier, test
+    return UNDETECTED, ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*")
-    parser.add_argument("--tier", choices=[*TIERS, "both"], default="both")
-    given = parser.parse_args()
-    chosen = [
-        place
-        for place in places()
-        if not given.words or any(word in place.name for word in given.words)
-    ]
-    counts = dict.fromkeys([*TIERS, "nobody"], 0)
+    parser.add_argument("--tier", choices=[*MARKER_BY_TIER, "both"], default="both")
+    options = parser.parse_args()
+    tiers = list(MARKER_BY_TIER) if options.tier == "both" else [options.tier]
+    places = load_places()
+    if options.words:
+        places = [place for place in places if any(word in place.name for word in options.words)]
+    counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        copy_tree(tree)
-        for place in chosen:
-            began = time.monotonic()
-            tiers = TIERS if given.tier == "both" else [given.tier]
-            tier, test = next(
-                ((tier, test) for tier in tiers if (test := seen_by(tree, place, tier))),
-                ("nobody", ""),
-            )
+        copy_checkout(Path(folder))
+        for place in places:
+            start = time.monotonic()
+            tier, test = find_detecting_tier(Path(folder), place, tiers)
             counts[tier] += 1
-            print(
-                f"{tier:<8} {place.name:<60} {time.monotonic() - began:5.0f} s  {test}", flush=True
-            )
-    print(
-        f"{len(chosen)} places: "
-        + ", ".join(f"{count} seen by {tier}" for tier, count in counts.items())
-    )
-    sys.exit(1 if counts["nobody"] else 0)
+            seconds = time.monotonic() - start
+            print(f"{tier:<10} {place.name:<60} {seconds:5.0f} s  {test}", flush=True)
+    summary = ", ".join(f"{tier} {count}" for tier, count in counts.items())
+    print(f"{len(places)} places: {summary}")
+    sys.exit(1 if counts[UNDETECTED] else 0)
 
 
 if __name__ == "__main__":

@@ -1,102 +1,99 @@
-"""GitHub's action without GitHub: its steps' own scripts in bash, in a clone of a repository, as an event runs them."""
+"""Run the steps of the GitHub action in bash, in a clone of a repository."""
 
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.support.paths import ROOT
 
 ACTION = ROOT / ".github" / "actions" / "parbench" / "action.yml"
-_CONDITIONS = {"github.base_ref == ''": False, "github.base_ref != ''": True}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    name: str
-    condition: str
-    variables: Mapping[str, str]
-    script: str
+class ActionResult:
+    """What happened when the steps of the action ran."""
+
+    steps: list[str]  # names of the steps that ran in a shell
+    exit_code: int  # of the first failed step
+    summary: str  # the text of the step summary
 
 
-def steps() -> Iterator[Step]:
-    """Yield the steps that run in a shell, but for Install."""
-    for block in re.split(
-        r"^    - name: ", ACTION.read_text().partition("  steps:\n")[2], flags=re.MULTILINE
-    )[2:]:
-        head, _, script = block.partition("      run: ")
-        found = re.search(r"^      if: (.*)$", head, re.MULTILINE)
-        variables = dict(re.findall(r"^        ([A-Z_]+): \$\{\{ (\S+) \}\}$", head, re.MULTILINE))
-        lines = script.removeprefix("|\n").splitlines()
-        if "      shell: bash\n" in head:
-            text = "\n".join(line.removeprefix(" " * 8) for line in lines)
-            yield Step(
-                name=block.splitlines()[0],
-                condition=found[1] if found else "",
-                variables=variables,
-                script=text,
-            )
+def load_shell_steps() -> list[dict[str, Any]]:
+    """Return the steps that run in a shell, without the installation."""
+    steps = yaml.safe_load(ACTION.read_text())["runs"]["steps"]
+    return [step for step in steps if step.get("shell") == "bash" and step["name"] != "Install"]
 
 
-def defaults() -> dict[str, str]:
-    inputs = ACTION.read_text().partition("inputs:\n")[2].partition("runs:\n")[0]
-    return {
-        f"inputs.{k}": v
-        for k, v in re.findall(
-            r"^  ([a-z-]+):\n    description: .*\n    default: (.*)$", inputs, re.M
-        )
-    }
+def load_input_defaults() -> dict[str, str]:
+    inputs = yaml.safe_load(ACTION.read_text())["inputs"]
+    return {f"inputs.{name}": settings["default"] for name, settings in inputs.items()}
 
 
-def act(
-    clone: Path, *, branch: str, base: str = "", shim: str = "", **inputs: str
-) -> tuple[list[str], int, str]:
-    """Run the action in a clone, on a push to ``branch`` or of a pull request to ``base``.
+def should_run(condition: str, *, has_failed: bool, is_pull_request: bool) -> bool:
+    """Evaluate the ``if`` of a step; only the conditions of the action are supported."""
+    if has_failed and "always()" not in condition:
+        return False
+    if "github.base_ref == ''" in condition:
+        return not is_pull_request
+    if "github.base_ref != ''" in condition:
+        return is_pull_request
+    return condition in ("", "always()")
 
-    Return the names of the steps that ran, the exit code of the first that failed, and the step summary. ``shim`` is
-    what bash reads first.
+
+def run_action(clone: Path, *, branch: str, base: str = "", prologue: str = "") -> ActionResult:
+    """Run the action in a clone, for a push to a branch or a pull request to ``base``.
+
+    Every script of a step starts with ``prologue``.
     """
     ref = "12/merge" if base else branch
-    known = {**defaults(), **{f"inputs.{k.replace('_', '-')}": v for k, v in inputs.items()}}
-    known |= {"github.base_ref": base, "github.ref_name": ref}
-    summary, ran, code = clone / "summary.md", [], 0
+    expressions = {
+        **load_input_defaults(),
+        "github.base_ref": base,
+        "github.ref_name": ref,
+    }
+    summary = clone / "summary.md"
     github = {
         "GITHUB_SHA": "abc",
         "GITHUB_REF_NAME": ref,
         "GITHUB_HEAD_REF": branch if base else "",
+        "GITHUB_STEP_SUMMARY": str(summary),
     }
-    for step in steps():
-        own = step.condition.removeprefix("always()").removeprefix(" && ")
-        if (code and not step.condition.startswith("always()")) or (
-            own and _CONDITIONS[own] != bool(base)
-        ):
+    names = []
+    exit_code = 0
+    for step in load_shell_steps():
+        condition = step.get("if", "")
+        if not should_run(condition, has_failed=exit_code != 0, is_pull_request=base != ""):
             continue
-        variables = {**github, "GITHUB_STEP_SUMMARY": str(summary)}
-        variables |= {name: known[source] for name, source in step.variables.items()}
-        done = shell(f"{shim}\n{step.script}", clone, **variables)
-        ran.append(step.name)
-        print(f"{step.name}: {done.returncode}\n{done.stdout}{done.stderr}", file=sys.stderr)
-        code = code or done.returncode
-    return ran, code, summary.read_text() if summary.exists() else ""
+        variables = {
+            name: expressions[text.removeprefix("${{").removesuffix("}}").strip()]
+            for name, text in step.get("env", {}).items()
+        }
+        completed = run_script(f"{prologue}\n{step['run']}", clone, **github, **variables)
+        print(step["name"], completed.returncode, completed.stdout, completed.stderr)
+        names.append(step["name"])
+        exit_code = exit_code or completed.returncode
+    text = summary.read_text() if summary.exists() else ""
+    return ActionResult(steps=names, exit_code=exit_code, summary=text)
 
 
-def shell(script: str, folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a script as GitHub's bash does, with this checkout's parbench."""
-    tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {
-        name: text
-        for name, text in os.environ.items()
+def run_script(script: str, folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script as GitHub's bash does, with the parbench of this checkout."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
         if not name.startswith(("GITHUB_", "PARBENCH_"))
     }
-    script = f'parbench() {{ "{sys.executable}" -m parbench "$@"; }}\n{script}'
-    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = f'parbench() {{ "{sys.executable}" -m parbench "$@"; }}\n{script}'
     return subprocess.run(
-        command,
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", command],
         cwd=folder,
-        env={**environment, "PATH": tools, **variables},
+        env={**inherited, "PATH": path, **variables},
         capture_output=True,
         text=True,
         check=False,

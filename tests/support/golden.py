@@ -1,37 +1,29 @@
-"""The golden files: what parbench says today of what is kept in tests/golden, as text in which a diff can be read.
+"""Golden files: what parbench prints of stored runs and plans, as text with a readable diff.
 
-``make golden`` writes them anew. runs/steps is one launch of every kind of benchmark, runs/base and runs/new are five
-launches before and after a rank became late: real runs on two ranks, so that nothing but this code makes the texts.
+``make golden`` writes them and the generated tables of the README files. ``runs/steps`` is one
+repetition of every kind of benchmark. ``runs/base`` and ``runs/new`` are five repetitions before and
+after a rank became late. They are real runs on two ranks.
 """
 
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
 from click.testing import CliRunner
 
 from parbench import cli
-from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import load_catalogue
-from parbench.bench.plan.options import Options, make_plan
-from parbench.bench.plan.plan import PRESETS
-from parbench.bench.text import format_size
+from parbench.bench.results.runs import load_run
+from parbench.reports.render.page import render_page
+from parbench.reports.sections.one_run import report_of
 from tests.support.paths import ROOT, TESTS
 
 GOLDEN = TESTS / "golden"
-STEPS, BASE, NEW = (GOLDEN / "runs" / name for name in ("steps", "base", "new"))
-EXACT = (
-    "bytes_",
-    "calls.",
-    "sent.",
-    "memory_counted.",
-    "memory_formula.",
-    "in_flight",
-    "bubble_fraction_schedule",
-)
+STEPS = GOLDEN / "runs" / "steps"
+BASE = GOLDEN / "runs" / "base"
+NEW = GOLDEN / "runs" / "new"
 PLANS = (
     "gpt-175b dp=8,pp=8,tp=8 --schedule interleaved --checkpointing selective",
     "llama3-8b fsdp=8",
@@ -39,110 +31,68 @@ PLANS = (
     "llama3-70b dp=8,fsdp=4,pp=4,tp=8",
     "mixtral-8x7b fsdp=8,tp=2,ep=8",
 )
+OUTLINE_TAGS = ("h1", "h2", "h3", "h4", "caption", "summary", "th")
 
 
-def said(*words: str) -> str:
-    done = CliRunner(env={"COLUMNS": "160"}).invoke(cli.main, words)
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.stdout.replace(f"{GOLDEN}/", "")
+def run_parbench(*args: str) -> str:
+    """Return the standard output of a command on a terminal with 160 columns."""
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(cli.main, args)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout.replace(f"{GOLDEN}/", "")
 
 
-def plans() -> str:
-    """Return the memory of the fullest rank, the parts of a step and the bytes of each axis for each plan."""
-    return "\n\n".join(map(_plan, PLANS)) + "\n"
+def describe_plans() -> str:
+    """Return the peak memory, the parts of a step and the bytes of each axis for each plan."""
+    return "\n\n".join(describe_plan(line) for line in PLANS) + "\n"
 
 
-def _plan(line: str) -> str:
-    model, mesh, *more = line.split()
-    plan = json.loads(said("plan", "--model", model, "--mesh", mesh, "--json", *more))
+def describe_plan(line: str) -> str:
+    model, mesh, *options = line.split()
+    output = run_parbench("plan", "--model", model, "--mesh", mesh, "--json", *options)
+    plan = json.loads(output)
     memory = max(plan["memory_bytes"], key=lambda rank: float(rank["total"]))
-    seconds = {
-        name.removesuffix("_seconds"): value
-        for name, value in plan.items()
-        if name.endswith("_seconds")
-    }
-    axes = {
-        name: f"{axis['sent_bytes']:.6g} B, exposed {axis['exposed_seconds']:.6g} s"
-        for name, axis in plan["axes"].items()
-    }
+    seconds = {name: value for name, value in plan.items() if name.endswith("_seconds")}
     lines = [
         f"# {line}",
         f"fits {plan['fits']}, mfu {plan['mfu']:.6g}",
-        "bytes "
-        + ", ".join(f"{name} {_shown(value)}" for name, value in memory.items() if name != "rank"),
-        "seconds " + ", ".join(f"{name} {_shown(value)}" for name, value in seconds.items()),
-        *(f"{name} sends {text}" for name, text in axes.items()),
+        f"bytes {format_values(memory)}",
+        f"seconds {format_values(seconds)}",
     ]
+    for name, axis in plan["axes"].items():
+        sent_bytes = axis["sent_bytes"]
+        exposed_seconds = axis["exposed_seconds"]
+        lines.append(f"{name} sends {sent_bytes:.6g} B, exposed {exposed_seconds:.6g} s")
     return "\n".join(lines)
 
 
-def presets() -> str:
-    """Return the cases of each preset on two ranks: a line for those that differ in size alone, defaults left out."""
-    catalogue = load_catalogue(cli.DEFINITIONS)
-    known = {
-        definition.name: {param.name: param.default for param in definition.params}
-        for definition in catalogue
-    }
-    lines: dict[str, list[str]] = {}
-    for preset in PRESETS:
-        plan = make_plan(
-            Options(preset=preset), catalogue, WorldSpec(nproc=2, backend="gloo", device="cpu")
-        )
-        for case, skipped in [
-            *((case, "") for case in plan.cases),
-            *((one.case, "skipped ") for one in plan.skipped),
-        ]:
-            others = [
-                f" {k}={v}"
-                for k, v in case.params.items()
-                if k != "size_bytes" and v != known[case.name][k]
-            ]
-            size = (
-                format_size(int(case.params["size_bytes"]))
-                if "size_bytes" in case.params
-                else "once"
-            )
-            lines.setdefault(f"{preset}: {skipped}{case.name}{''.join(others)}:", []).append(size)
-    return "".join(f"{line} {' '.join(sizes)}\n" for line, sizes in lines.items())
+def format_values(values: dict[str, Any]) -> str:
+    parts = []
+    for name, value in values.items():
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        if name != "rank":
+            parts.append(f"{name.removesuffix('_seconds')} {text}")
+    return ", ".join(parts)
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the places of a JSON value and what stands there, numbers with six digits."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from leaves(inner, f"{path}.{name}" if path else name)
-    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
-        for i, inner in enumerate(value):
-            yield from leaves(inner, f"{path}[{i}]")
-    elif isinstance(value, list):
-        yield path, "; ".join(_shown(inner) for inner in value)
-    else:
-        yield path, _shown(value)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-class _Outline(HTMLParser):
-    """Headings, tables with their columns and rows, and figures of a page, in its order."""
-
-    _NAMED = ("h1", "h2", "h3", "h4", "caption", "summary", "th")
+class OutlineParser(HTMLParser):
+    """Collects headings, tables with their columns and rows, and figures of a page in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
         self._text: list[str] | None = None
         self._columns: list[str] | None = None
-        self._rows = 0
+        self._num_rows = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in self._NAMED:
+        if tag in OUTLINE_TAGS:
             self._text = []
         elif tag == "table":
-            self._columns, self._rows = [], 0
+            self._columns = []
+            self._num_rows = 0
         elif tag == "tr":
-            self._rows += 1
+            self._num_rows += 1
         elif tag in ("svg", "img"):
             label = dict(attrs).get("aria-label") or dict(attrs).get("alt") or ""
             self.lines.append(f"    {tag} {label}".rstrip())
@@ -152,58 +102,51 @@ class _Outline(HTMLParser):
             self._text.append(data)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in self._NAMED and self._text is not None:
-            text, self._text = " ".join("".join(self._text).split()), None
+        if tag in OUTLINE_TAGS and self._text is not None:
+            text = " ".join("".join(self._text).split())
+            self._text = None
             if tag != "th":
                 self.lines.append(f"{tag} {text}")
             elif self._columns is not None:
                 self._columns.append(text)
         elif tag == "table" and self._columns is not None:
-            self.lines.append(f"    table of {self._rows} rows: {' | '.join(self._columns)}")
+            columns = " | ".join(self._columns)
+            self.lines.append(f"    table of {self._num_rows} rows: {columns}")
             self._columns = None
 
 
 def page_outline(page: str) -> str:
-    parser = _Outline()
+    parser = OutlineParser()
     parser.feed(page)
     return "".join(f"{line}\n" for line in parser.lines)
 
 
-def page() -> str:
-    from parbench.bench.results.runs import load_run
-    from parbench.reports.render.page import render_page
-    from parbench.reports.sections.one_run import report_of
-
-    return page_outline(render_page(report_of(load_run(STEPS))))
-
-
 FILES: dict[str, Callable[[], str]] = {
-    "steps.first.txt": lambda: said("show", str(STEPS)),
-    "steps.show.txt": lambda: said("show", "--all", str(STEPS)),
-    "steps.page.txt": page,
-    "compare.txt": lambda: said("compare", str(BASE), str(NEW)),
-    "plans.txt": plans,
-    "presets.txt": presets,
+    "steps.first.txt": lambda: run_parbench("show", str(STEPS)),
+    "steps.page.txt": lambda: page_outline(render_page(report_of(load_run(STEPS)))),
+    "compare.txt": lambda: run_parbench("compare", str(BASE), str(NEW)),
+    "plans.txt": describe_plans,
 }
 """The function that makes each golden file."""
 
 
-def with_tables(text: str) -> str:
-    """Return a README with what ``parbench list --markdown`` prints after each comment that says so."""
+def insert_tables(page: str) -> str:
+    """Return a page with current tables after each comment ``<!-- parbench list ... -->``."""
 
-    def table(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{said(*shlex.split(found[2])).rstrip()}\n\n<!-- end -->"
+    def make_table(match: re.Match[str]) -> str:
+        table = run_parbench(*shlex.split(match["args"]))
+        return f"{match['comment']}\n{table.rstrip()}\n\n<!-- end -->"
 
-    return re.sub(
-        r"(<!-- parbench (list --markdown .*?) -->)\n.*?<!-- end -->", table, text, flags=re.DOTALL
-    )
+    pattern = r"(?P<comment><!-- parbench (?P<args>list --markdown .*?) -->)\n.*?<!-- end -->"
+    return re.sub(pattern, make_table, page, flags=re.DOTALL)
 
 
 def renew() -> None:
-    for name, make in FILES.items():
-        (GOLDEN / name).write_text(make())
+    """Write the golden files and the generated tables."""
+    for name, make_text in FILES.items():
+        (GOLDEN / name).write_text(make_text())
     for path in ROOT.glob("*/README.md"):
-        path.write_text(with_tables(path.read_text()))
+        path.write_text(insert_tables(path.read_text()))
 
 
 if __name__ == "__main__":

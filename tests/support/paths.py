@@ -1,4 +1,4 @@
-"""Where things stand in this checkout, and the environment in which a process of its own finds the tests' modules."""
+"""Folders of this checkout, and the environment of processes that tests start."""
 
 import os
 import subprocess
@@ -9,9 +9,13 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
-IMPORT_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-"""A process that a test starts imports ``parbench`` and ``tests`` from this checkout."""
+PROCESS_COUNT = SUPPORT / "process_count"
+IMPORT_PATH = os.pathsep.join(
+    [str(PROCESS_COUNT), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+"""``PYTHONPATH`` of a process that imports ``parbench`` and ``tests`` from this checkout."""
 
 
 def environment() -> dict[str, str]:
+    """Return a copy of the environment in which this checkout can be imported."""
     return {**os.environ, "PYTHONPATH": IMPORT_PATH}

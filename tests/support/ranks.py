@@ -4,6 +4,7 @@
 ``function(world, argument=1)``, and returns a list of the results in rank order.
 """
 
+import gc
 import importlib
 import os
 import subprocess
@@ -12,67 +13,70 @@ import tempfile
 import time
 import traceback
 from collections.abc import Set
+from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Self
 
 from tests.support.paths import IMPORT_PATH
 
-_TIMEOUT_SECONDS = 180.0
-_MOST_THREADS = 20
+ANSWER_SECONDS = 180.0
+EXIT_CODE_SECONDS = 0.5
+MAX_THREADS = 20
+AUTHENTICATION_KEY = b"tests"
+BROKEN_CONNECTION_TEXTS = ("Timed out", "closed by peer", "closure")
+"""Texts of gloo errors on ranks that waited for another rank."""
 
 
 class RankError(AssertionError):
-    """A function raised on a rank; the message is the rank's traceback."""
+    """A function raised on a rank; the message is the traceback of that rank."""
 
 
 class RankDiedError(AssertionError):
-    """A rank died or gave no answer; the gang is started anew for the tests that follow."""
+    """A rank died or did not answer; new ranks are started for the tests that follow."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a function on a rank, or the traceback of its exception."""
+
+    value: Any = None
+    error: str = ""
 
 
 class Ranks:
-    """A gang of ``size`` gloo ranks that does what it is sent; those on cuda may share a GPU, see ``staging``."""
+    """Gloo ranks on this machine; on ``cuda`` they may share a GPU, see ``staging``."""
 
     def __init__(self, size: int, device: str = "cpu") -> None:
-        self.size, self._device = size, device
-        self._open()
-
-    def _open(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        with Listener(authkey=b"tests") as listener:
-            self._processes = [
-                self._start(rank, str(listener.address)) for rank in range(self.size)
-            ]
-            connections = [listener.accept() for _ in range(self.size)]
-        by_rank = {connection.recv(): connection for connection in connections}
-        self._connections = [by_rank[rank] for rank in range(self.size)]
+        self.size = size
+        self._device = device
+        self._start()
 
     def call(self, target: str, **arguments: Any) -> list[Any]:
+        """Run ``module:function`` on every rank and return the results in rank order."""
         try:
             for connection in self._connections:
                 connection.send((target, arguments))
-            answers = [self._answer(connection) for connection in self._connections]
+            answers = [receive_answer(connection) for connection in self._connections]
         except (EOFError, ConnectionError, TimeoutError) as error:
-            time.sleep(0.5)  # whoever fell with the first has an exit code then
-            codes = {rank: process.poll() for rank, process in enumerate(self._processes)}
-            self.close()
-            self._open()
-            raise RankDiedError(
-                f"in {target}: {str(error) or 'a connection closed'}; exit codes by rank {codes}"
-            ) from None
-        errors = [value for failed, value in answers if failed]
+            time.sleep(EXIT_CODE_SECONDS)
+            exit_codes = [process.poll() for process in self._processes]
+            self._restart()
+            reason = str(error) or "a connection closed"
+            message = f"{target}: {reason}, exit codes {exit_codes}"
+            raise RankDiedError(message) from None
+        errors = [answer.error for answer in answers if answer.error]
         if errors:
-            waited = [
-                any(words in error for words in ("Timed out", "closed by peer", "closure"))
-                for error in errors
+            consequences = [is_broken_connection(error) for error in errors]
+            if any(consequences):
+                self._restart()
+            causes = [
+                error
+                for error, is_consequence in zip(errors, consequences, strict=True)
+                if not is_consequence
             ]
-            if any(waited):
-                self.close()  # gloo's connections stay broken, for whoever comes next
-                self._open()
-            raise RankError(
-                errors[waited.index(False) if False in waited else 0]
-            )  # what the others waited for
-        return [value for _, value in answers]
+            raise RankError((causes or errors)[0])
+        return [answer.value for answer in answers]
 
     def close(self) -> None:
         for connection in self._connections:
@@ -85,79 +89,99 @@ class Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _start(self, rank: int, address: str) -> subprocess.Popen[bytes]:
-        strict = "error" if self._device == "cpu" else "default"  # CUDA warns of what a machine has
-        command = [
-            sys.executable,
-            "-W",
-            strict,
-            "-m",
-            "tests.support.ranks",
-            address,
-            self._folder.name,
-            self._device,
-        ]
-        places = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(rank)}
-        variables = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        return subprocess.Popen(command, env={**os.environ, **places, **variables})
+    def _restart(self) -> None:
+        """Start new ranks, because connections of gloo stay broken."""
+        self.close()
+        self._start()
 
-    def _answer(self, connection: Connection) -> tuple[bool, Any]:
-        if not connection.poll(_TIMEOUT_SECONDS):
-            raise TimeoutError(f"no answer within {_TIMEOUT_SECONDS:.0f} s")
-        answer: tuple[bool, Any] = connection.recv()
-        return answer
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        with Listener(authkey=AUTHENTICATION_KEY) as listener:
+            address = str(listener.address)
+            self._processes = [self._start_rank(rank, address) for rank in range(self.size)]
+            connections = [listener.accept() for _ in range(self.size)]
+        by_rank = {connection.recv(): connection for connection in connections}
+        self._connections = [by_rank[rank] for rank in range(self.size)]
+
+    def _start_rank(self, rank: int, address: str) -> "subprocess.Popen[bytes]":
+        # CUDA warns about properties of the machine.
+        warnings = "error" if self._device == "cpu" else "default"
+        options = ["-W", warnings, "-m", "tests.support.ranks"]
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.size),
+            "PYTHONPATH": IMPORT_PATH,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        return subprocess.Popen(
+            [sys.executable, *options, address, self._folder.name, self._device],
+            env={**os.environ, **variables},
+        )
+
+
+def receive_answer(connection: Connection) -> Answer:
+    if not connection.poll(ANSWER_SECONDS):
+        raise TimeoutError(f"no answer within {ANSWER_SECONDS:.0f} s")
+    value, error = connection.recv()
+    return Answer(value, error)
+
+
+def is_broken_connection(error: str) -> bool:
+    """Return whether an error follows from the failure of another rank."""
+    return any(text in error for text in BROKEN_CONNECTION_TEXTS)
 
 
 def serve(address: str, folder: str, device: str) -> None:
-    """Do, as one rank, what is sent until the connection closes."""
+    """Run requested functions as one rank until the connection closes."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
     from parbench.bench.world.world import open_world
 
-    connection = Client(address, authkey=b"tests")
+    connection = Client(address, authkey=AUTHENTICATION_KEY)
     connection.send(int(os.environ["RANK"]))
-    store = dist.FileStore(f"{folder}/store", int(os.environ["WORLD_SIZE"]))  # type: ignore[attr-defined]  # not in __all__
+    world_size = int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(f"{folder}/store", world_size)  # type: ignore[attr-defined]  # not in __all__
     if device == "cuda":
         importlib.import_module("tests.support.staging").stage()
     with open_world("gloo", device, seed=0, timeout_seconds=60, store=store) as world:
-        lasting = set(distributed_c10d._world.pg_map)
+        initial_groups = set(distributed_c10d._world.pg_map)
         while True:
             try:
                 target, arguments = connection.recv()
             except EOFError:
-                os._exit(0)  # the others may be gone already: a farewell would wait for them
-            _give_back_groups(lasting)
+                # A regular exit would wait for other ranks, which may be gone.
+                os._exit(0)
+            destroy_new_groups(initial_groups)
             module, _, name = target.partition(":")
             try:
-                connection.send(
-                    (False, getattr(importlib.import_module(module), name)(world, **arguments))
-                )
-            except Exception:  # noqa: BLE001 - told to the test, which raises it
-                connection.send((True, traceback.format_exc()))
+                function = getattr(importlib.import_module(module), name)
+                connection.send((function(world, **arguments), ""))
+            except Exception:  # noqa: BLE001 - the test raises it
+                connection.send((None, traceback.format_exc()))
 
 
-def _give_back_groups(lasting: Set[object]) -> None:
-    """Close the groups that earlier work made and left: gloo's threads look for news a hundred times a second, each.
+def destroy_new_groups(initial_groups: Set[object]) -> None:
+    """Destroy process groups of earlier calls, because the threads of each poll the network.
 
-    Nobody uses one any more, for work is sent once every rank has answered for the last.
+    No rank uses them: a call is sent after every rank has answered the previous one.
     """
-    import gc
-
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
     from parbench.bench.world.torch_compat import forget_meshes
 
-    left = [group for group in distributed_c10d._world.pg_map if group not in lasting]
-    for group in left:
+    groups = [group for group in distributed_c10d._world.pg_map if group not in initial_groups]
+    for group in groups:
         dist.destroy_process_group(group)
-    if (
-        left or len(list(Path("/proc/self/task").iterdir())) > _MOST_THREADS
-    ):  # those of groups that cycles still hold
+    num_threads = len(list(Path("/proc/self/task").iterdir()))
+    if groups or num_threads > MAX_THREADS:
+        # Reference cycles keep groups alive.
         forget_meshes()
         gc.collect()
 

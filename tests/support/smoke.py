@@ -1,4 +1,4 @@
-"""One small real run for all tests that look at what a run leaves."""
+"""Real runs on two ranks for tests that read a run folder."""
 
 import subprocess
 import sys
@@ -8,19 +8,23 @@ from parbench.bench.results.runs import Run, load_run
 from tests.support.paths import environment
 
 PARBENCH = str(Path(sys.executable).with_name("parbench"))
+OUTPUT_FILE = "stdout.txt"
+"""File next to ``runs/`` with the standard output of the run."""
+
+SUBSET = ("all_reduce", "all_to_all", "sendrecv", "barrier", "ddp")
 
 
-def smoke(folder: Path) -> Run:
-    """Measure a few operations and a training step on two ranks in ``folder`` and return the run."""
-    names = ("all_reduce", "all_to_all", "sendrecv", "barrier", "ddp")
-    only = [word for name in names for word in ("--only", name)]
-    return measure(folder, "--preset", "smoke", *only, "--launches", "1", "--budget", "4m")
+def run_smoke_subset(folder: Path) -> Run:
+    """Measure a few cases of the smoke preset once and return the run."""
+    selection = [arg for name in SUBSET for arg in ("--only", name)]
+    return run_preset(folder, "--launches", "1", "--budget", "90s", *selection)
 
 
-def measure(folder: Path, *words: str) -> Run:
-    """Run ``parbench run`` on two ranks in ``folder``, keep its output in the file ``printed``, and return the run."""
-    done = subprocess.run(
-        [PARBENCH, "run", "--all", "--nproc", "2", *words],
+def run_preset(folder: Path, *options: str) -> Run:
+    """Run ``parbench run --preset smoke`` on two ranks in a folder and return the run."""
+    command = [PARBENCH, "run", "--all", "--preset", "smoke", "--nproc", "2", *options]
+    completed = subprocess.run(
+        command,
         cwd=folder,
         env=environment(),
         capture_output=True,
@@ -28,7 +32,7 @@ def measure(folder: Path, *words: str) -> Run:
         timeout=600,
         check=False,
     )
-    (folder / "printed").write_text(done.stdout)
-    assert done.returncode in (0, 4), done.stdout + done.stderr
+    (folder / OUTPUT_FILE).write_text(completed.stdout)
+    assert completed.returncode in (0, 4), completed.stdout + completed.stderr
     [path] = (folder / "runs").glob("*Z-*")
     return load_run(path)

@@ -1,0 +1,157 @@
+"""Imports point one way, light commands import nothing heavy, and every command is documented."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from parbench import cli
+from tests.support.paths import ROOT
+
+LAYER_BY_PACKAGE = {"bench": 0, "workloads": 1, "reports": 1, "slurm": 1, "parbench": 2}
+TORCH_FREE_PACKAGES = ("reports", "slurm")
+STEP_PACKAGES = {"pipeline_parallel", "context_parallel", "expert_parallel", "mesh"}
+COMPOSING_PACKAGES = {"mesh", "planner", "costs"}
+"""Packages of workloads that may import several packages of steps."""
+
+SOURCES = sorted(path for package in LAYER_BY_PACKAGE for path in (ROOT / package).rglob("*.py"))
+CONTEXT = click.Context(cli.main)
+
+
+def parse_imports(path: Path) -> set[str]:
+    """Return the modules and names that a file imports, without the prefix ``parbench.``."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(str(node.module))
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {strip_prefix(name) for name in names}
+
+
+def strip_prefix(name: str) -> str:
+    rest = name.removeprefix("parbench.")
+    return rest if rest.partition(".")[0] in LAYER_BY_PACKAGE else name
+
+
+IMPORTS = {path.relative_to(ROOT): parse_imports(path) for path in SOURCES}
+
+
+def test_imports_point_one_way() -> None:
+    for path, names in IMPORTS.items():
+        package = path.parts[0]
+        for name in names:
+            other = name.partition(".")[0]
+            if other in LAYER_BY_PACKAGE and other != package:
+                assert LAYER_BY_PACKAGE[other] < LAYER_BY_PACKAGE[package], (path, name)
+
+
+def test_parse_imports_finds_inner_import(tmp_path: Path) -> None:
+    source = "def run():\n    from parbench.workloads.data_parallel.ddp import prepare\n"
+    (tmp_path / "module.py").write_text(source)
+    assert "workloads.data_parallel.ddp" in parse_imports(tmp_path / "module.py")
+
+
+def test_reports_and_slurm_do_not_import_torch() -> None:
+    for path, names in IMPORTS.items():
+        if path.parts[0] in TORCH_FREE_PACKAGES:
+            assert not any(name.partition(".")[0] == "torch" for name in names), path
+
+
+def test_only_frames_import_pandas() -> None:
+    importers = {str(path) for path, names in IMPORTS.items() if "pandas" in names}
+    assert importers == {"reports/analysis/frame.py", "parbench/__init__.py"}
+
+
+def test_step_packages_do_not_import_each_other() -> None:
+    for path, names in IMPORTS.items():
+        package, *inner = path.parent.parts
+        if package != "workloads" or not inner or inner[0] in COMPOSING_PACKAGES:
+            continue
+        others = STEP_PACKAGES - {inner[0]}
+        for name in names:
+            parts = name.split(".")
+            assert parts[0] != "workloads" or not others & set(parts[1:2]), (path, name)
+
+
+def test_modules_have_no_import_cycle() -> None:
+    graph = {".".join(path.with_suffix("").parts): names for path, names in IMPORTS.items()}
+    finished: set[str] = set()
+
+    def visit(name: str, ancestors: tuple[str, ...]) -> None:
+        assert name not in ancestors, " -> ".join([*ancestors, name])
+        if name in finished:
+            return
+        for imported in graph[name] & graph.keys():
+            visit(imported, (*ancestors, name))
+        finished.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def find_loaded(code: str, modules: tuple[str, ...]) -> set[str]:
+    """Return which of the modules are loaded after code ran in a new process."""
+    script = f"import sys\n{code}\nprint(*(name for name in {modules} if name in sys.modules))"
+    completed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return set(completed.stdout.splitlines()[-1].split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "from parbench import cli\ntry:\n  cli.main(['run', '--help'])\nexcept SystemExit: pass"
+    modules = ("torch", "pandas", "scipy", "numpy", "rich", "jinja2")
+    assert find_loaded(code, modules) == set()
+
+
+def test_driver_and_reports_import_nothing_heavy() -> None:
+    modules = (
+        "parbench.bench.launch.measure",
+        "parbench.workloads.catalogue",
+        "parbench.reports.commands",
+        "parbench.reports.render.show",
+        "parbench.reports.analysis.frame",
+    )
+    code = "\n".join(f"import {module}" for module in modules)
+    assert find_loaded(code, ("torch", "pandas", "scipy")) == set()
+
+
+def test_packaged_folders_are_complete() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {".".join(path.parent.parts) for path in IMPORTS}
+    expected = {f"parbench.{folder}" for folder in folders - {"parbench"}} | {"parbench"}
+    assert set(project["tool"]["setuptools"]["packages"]) == expected
+
+
+def list_commands() -> list[tuple[str, click.Command]]:
+    """Return every command and subcommand with its name."""
+    commands = []
+    for name in cli.COMMANDS:
+        command = cli.main.get_command(CONTEXT, name)
+        assert command is not None
+        commands.append((name, command))
+        if isinstance(command, click.Group):
+            commands += [(f"{name} {child}", inner) for child, inner in command.commands.items()]
+    return commands
+
+
+@pytest.mark.parametrize(("name", "command"), list_commands())
+def test_command_has_help_and_example(name: str, command: click.Command) -> None:
+    assert command.help
+    assert f"parbench {name}" in (command.epilog or "")
+    for param in command.params:
+        if isinstance(param, click.Option):
+            assert param.help, param.opts
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_readme_mentions_command(name: str) -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("*/README.md")]
+    assert any(f"parbench {name}" in page.read_text() for page in pages)

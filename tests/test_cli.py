@@ -1,0 +1,219 @@
+"""The command line as a new user meets it: help, completion, errors and exit codes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from click.testing import CliRunner, Result
+
+from parbench import cli
+from tests.support.paths import Command
+
+EXPECTED_COMMANDS = {"run", "check", "doctor", "report", "compare", "history", "plan", "slurm"}
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(cli.main, args)
+
+
+def test_help_lists_commands() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    listed = set(re.findall(r"^  ([a-z]+) ", result.stdout, re.MULTILINE))
+    assert listed >= EXPECTED_COMMANDS
+
+
+def test_help_short_option_equals_long() -> None:
+    assert invoke("run", "-h").stdout == invoke("run", "--help").stdout
+
+
+def test_unknown_command_gets_suggestion() -> None:
+    result = invoke("rum")
+    assert result.exit_code == 2
+    assert "'rum'" in result.stderr
+    assert "'run'" in result.stderr
+
+
+def test_no_arguments_suggests_commands_that_work() -> None:
+    result = invoke()
+    assert result.exit_code == 0
+    suggestions = [
+        line.split() for line in result.stdout.splitlines() if line.startswith("  parbench ")
+    ]
+    assert [suggestion[1] for suggestion in suggestions] == ["run", "doctor", "plan"]
+    plan_args = suggestions[2][1 : suggestions[2].index("predict")]
+    planned = invoke(*plan_args)
+    assert planned.exit_code == 0
+    assert "tokens/s" in planned.stdout
+
+
+@pytest.mark.parametrize("group", [(), ("history",), ("slurm",)])
+def test_command_summaries_fit_80_columns(
+    group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    help_text = invoke(*group, "--help").stdout
+    commands = help_text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(commands) >= 6
+    for line in commands:
+        assert re.fullmatch(r"  [a-z-]+ +[A-Z].*[^.][.?]", line), line
+
+
+@pytest.mark.parametrize(
+    ("typed", "completions"),
+    [
+        ("parbench ru", "run"),
+        ("parbench history an", "annotate"),
+        ("parbench run --bud", "--budget --budgets"),
+    ],
+)
+def test_bash_completion(typed: str, completions: str) -> None:
+    script = """
+    eval "$(_PARBENCH_COMPLETE=bash_source parbench)"
+    COMP_WORDS=($TYPED)
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _parbench_completion parbench
+    echo "${COMPREPLY[@]}"
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    completed = subprocess.run(
+        ["bash", "--norc", "-ec", script],
+        env={**os.environ, "PATH": path, "TYPED": typed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.stdout.splitlines() == [completions], completed.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "last_line"),
+    [
+        (KeyboardInterrupt(), "parbench: interrupted"),
+        (MemoryError(), "parbench: the memory is full"),
+        (ImportError("x.so: cannot map"), "parbench: x.so: cannot map"),
+        (KeyError("a defect"), "KeyError: 'a defect'"),
+    ],
+)
+def test_crash_exit_code_is_4(
+    error: BaseException, last_line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = mock.Mock(side_effect=error)
+    monkeypatch.setattr("parbench.bench.plan.listing.render_names", listing)
+    result = invoke("list")
+    assert result.exit_code == 4
+    assert result.stderr.splitlines()[-1] == last_line
+
+
+def test_interrupt_during_import_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    finder = mock.Mock(find_spec=mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.delitem(sys.modules, "parbench.bench.text")
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    result = invoke("list")
+    assert result.exit_code == 4
+    assert result.stderr == "parbench: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--sizes 1Z", ["1Z", "K, M, G or T"]),
+        ("--only all_reduce --sizes 1001", ["1001", "1000 and 1004"]),
+        ("--only all_reduce --sizes 64T", ["64T"]),
+        ("--nproc 0", ["--nproc 0", "at least 2 ranks"]),
+        ("--nproc 1", ["--allow-single"]),
+        ("--nproc 99999999999999999999", ["at most 4096 ranks"]),
+        ("--only al_reduce", ["al_reduce", "did you mean 'all_reduce'"]),
+        ("--dtype float31", ["float31", "float32"]),
+        ("--dtype float8_e4m3fn", ["gloo", "float8_e4m3fn"]),
+        ("--set layer=2", ["layer", "did you mean 'layers'"]),
+        ("--set layers", ["'layers'", "NAME=VALUE"]),
+        ("--only ddp --set heads=3", ["hidden(128) % heads(3) != 0"]),
+        ("--only ddp --set layers=99999999999999999999", ["layers", "64 bits"]),
+        ("--only tp --nproc 4 --set heads=2", ["heads(2) % tp(4) != 0"]),
+        ("--only tp_fsdp --nproc 4 --set tp=3", ["dp(1) * tp(3) != world size(4)"]),
+        ("--only pp --nproc 3", ["layers(4) % stages(3) != 0"]),
+        ("--only pp --set order=absent.csv", ["absent.csv"]),
+        ("--preset nodes", ["nodes", "did you mean 'node'"]),
+        ("--backend mpi", ["mpi", "gloo or nccl"]),
+        ("--budget soon", ["soon", "90s"]),
+        ("--timeout 99999999h", ["99999999h", "500h"]),
+        ("--plan absent.toml", ["absent.toml"]),
+        ("--resume nope", ["nope"]),
+        ("--resume . --preset smoke", ["--resume", "--preset"]),
+        ("--target nowhere:prepare", ["nowhere"]),
+        ("--target tests.support.faults:absent", ["absent"]),
+    ],
+)
+def test_bad_option_is_one_line_and_starts_nothing(
+    options: str, named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("run", *options.split())
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert not Path("runs").exists()
+    [line] = result.stderr.splitlines()
+    for text in named:
+        assert text in line
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('nproc = "two"', ["plan.toml", "$.nproc"]),
+        ("[[case]]\nname = 'ddp'\nsets = 1", ["plan.toml", "did you mean 'set'", "$.case[0]"]),
+        ("[[case]]\nname = 'dddp'", ["dddp", "did you mean 'ddp'"]),
+        ("preset = ", ["plan.toml", "TOML"]),
+    ],
+)
+def test_bad_plan_file_names_the_place(
+    text: str, named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan.toml").write_text(text)
+    result = invoke("run", "--plan", "plan.toml")
+    assert result.exit_code == 2, result.output
+    for part in named:
+        assert part in result.stderr
+
+
+def test_pipeline_order_that_deadlocks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = "order=0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0"
+    result = invoke("run", "--only", "pp", "--set", "microbatches=2", "--set", order)
+    assert result.exit_code == 2
+    for text in ("deadlock", "0B0", "1F1"):
+        assert text in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"show {'x' * 300}",
+        f"slurm status {'x' * 300}",
+        f"history list --history {'x' * 300}",
+        f"compare {'x' * 300} {'x' * 300}",
+        "plan --model tiny --mesh dp=99999999999",
+        f"plan --model tiny --mesh dp=8 --microbatch {'9' * 26}",
+        f"history prune --keep {'9' * 26}",
+    ],
+)
+def test_extreme_argument_is_refused(command: str) -> None:
+    result = invoke(*command.split())
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.stderr
+
+
+def test_ranks_ignore_modules_of_current_folder(parbench: Command, tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('shadowed')")
+    (tmp_path / "parbench").mkdir()
+    options = "--only barrier --nproc 2 --launches 1 --budget 10s"
+    completed = parbench("run", *options.split())
+    assert completed.returncode == 0, completed.stderr
