@@ -6,7 +6,7 @@ protocol is a knee: one more line costs two parameters, and is drawn only if the
 (Bonferroni over the places where a knee could be). Nothing here knows what was timed.
 
 A launch is slow or fast at all sizes alike, which no residual shows: intervals are Student's t over the launches, each
-with the latency and bandwidth that the same weights give of its own times (tests/studies/fits_and_rows.py).
+with the latency and bandwidth that the same weights give of its own times.
 """
 
 import math

@@ -4,7 +4,7 @@ Within one launch the interval of the median is the distribution-free one of ord
 spread over the launch, for samples taken one after another resemble each other. Across launches it is Student's t on
 the logarithms of the launches' medians: the launch is the unit of replication (Hunold & Carpen-Amarie, 1505.07734); of
 differences and of what may be zero, on the values themselves. tests/studies/launch_coverage.py prints how often the
-first hold, tests/studies/fits_and_rows.py how often verdicts are wrong.
+first contain the median.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""Print how large the bubble of each schedule is: measured with timed compute, and by closed form.
+"""Compare the pipeline bubble of each schedule: measured with simulated compute, simulated, analytical.
 
     python -m tests.studies.bubbles [SCHEDULE ...]
 
-Four ranks, eight microbatches, actions of 100 ms for a rank's whole share; the closed form takes them as equal. Each
-schedule takes about 45 s.
+Four ranks, eight microbatches, and actions of 100 ms for the share of a rank. The analytical bubble
+assumes equal actions. Each schedule takes about 45 s.
 """
 
 import json
@@ -14,74 +14,71 @@ from pathlib import Path
 
 from parbench.workloads.pipeline_parallel import bubbles, schedules
 
-RANKS, MICROBATCHES, SECONDS = 4, 8, 0.1
-METRICS = ("bubble_fraction", "bubble_fraction_simulated", "bubble_fraction_span", "step_time")
-SHOWN = ("gpipe", "1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v")
+NUM_RANKS = 4
+NUM_MICROBATCHES = 8
+ACTION_SECONDS = 0.1
+SECONDS_PER_SCHEDULE = 45
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v")
 
 
-def measure(names: list[str]) -> dict[str, dict[str, float]]:
-    settings = {"schedule": ",".join(names), "layers": 8, "compute": f"timed:{SECONDS * 1000:g}ms"}
-    command = [
-        str(Path(sys.executable).with_name("parbench")),
-        "run",
-        "--only",
-        "workload.pp",
-        "--preset",
-        "smoke",
-    ]
-    command += [
-        "--nproc",
-        str(RANKS),
-        "--budget",
-        f"{45 * len(names)}s",
-        "--timeout",
-        "90s",
-        "--json",
-    ]
-    command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
-    records = [json.loads(line) for line in done.stdout.splitlines()]
-    return {
-        record["case"]["params"]["schedule"]: {
-            name: metric["value"] for name, metric in record["metrics"].items()
-        }
-        for record in records
+def measure_metrics(names: list[str]) -> dict[str, dict[str, float]]:
+    """Return the metrics of a pipeline step by schedule."""
+    program = str(Path(sys.executable).with_name("parbench"))
+    settings = {
+        "schedule": ",".join(names),
+        "layers": 8,
+        "compute": f"timed:{ACTION_SECONDS * 1000:g}ms",
     }
+    command = [program, "run", "--only", "workload.pp", "--preset", "smoke", "--json"]
+    command += ["--nproc", str(NUM_RANKS), "--timeout", "90s"]
+    command += ["--budget", f"{SECONDS_PER_SCHEDULE * len(names)}s"]
+    for name, value in settings.items():
+        command += ["--set", f"{name}={value}"]
+    with tempfile.TemporaryDirectory() as folder:
+        completed = subprocess.run(
+            command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True
+        )
+    metrics = {}
+    for line in completed.stdout.splitlines():
+        record = json.loads(line)
+        schedule = record["case"]["params"]["schedule"]
+        metrics[schedule] = {name: metric["value"] for name, metric in record["metrics"].items()}
+    return metrics
 
 
-def closed_form(name: str) -> float:
-    """Return the makespan bubble over the whole where F = I = W."""
-    form = bubbles.closed_form(
+def compute_analytical_bubble(name: str) -> float:
+    """Return the bubble as a fraction of the makespan, for equal actions F, I and W."""
+    bubble = bubbles.closed_form(
         name,
-        ranks=RANKS,
-        microbatches=MICROBATCHES,
+        ranks=NUM_RANKS,
+        microbatches=NUM_MICROBATCHES,
         chunks=schedules.default_chunks(name),
-        f=SECONDS,
-        i=SECONDS,
-        w=SECONDS,
+        f=ACTION_SECONDS,
+        i=ACTION_SECONDS,
+        w=ACTION_SECONDS,
     )
-    assert form.makespan_bubble_seconds is not None, f"{name} has no closed form at equal times"
+    assert bubble.makespan_bubble_seconds is not None, f"{name} has no analytical bubble"
     return bubbles.fraction_of(
-        form.makespan_bubble_seconds, MICROBATCHES, SECONDS, SECONDS, SECONDS
+        bubble.makespan_bubble_seconds,
+        NUM_MICROBATCHES,
+        ACTION_SECONDS,
+        ACTION_SECONDS,
+        ACTION_SECONDS,
     )
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(SHOWN)
-    seen = measure(names)
-    print(
-        f"{RANKS} ranks, {MICROBATCHES} microbatches, {SECONDS * 1000:g} ms actions: bubble / makespan"
-    )
-    print(
-        f"{'schedule':16} {'measured':>8} {'simulated':>9} {'formula':>8} {'apart':>7} {'span':>7} {'step':>9}"
-    )
+    names = sys.argv[1:] or list(SCHEDULES)
+    metrics = measure_metrics(names)
+    print(f"{NUM_RANKS} ranks, {NUM_MICROBATCHES} microbatches: bubble as a fraction of makespan")
+    print(f"{'schedule':16} {'measured':>9} {'simulated':>9} {'analytical':>10} {'step':>9}")
     for name in names:
-        one, form = seen[name], closed_form(name)
-        measured, simulated, span, step = (one[metric] for metric in METRICS)
+        measured = metrics[name]["bubble_fraction"]
+        simulated = metrics[name]["bubble_fraction_simulated"]
+        analytical = compute_analytical_bubble(name)
+        milliseconds = 1e3 * metrics[name]["step_time"]
         print(
-            f"{name:16} {measured:8.4f} {simulated:9.4f} {form:8.4f} {measured - form:+7.4f} {span:7.4f} "
-            f"{step * 1e3:6.0f} ms"
+            f"{name:16} {measured:9.4f} {simulated:9.4f} {analytical:10.4f} {milliseconds:6.0f} ms"
         )
 
 

@@ -1,7 +1,9 @@
-"""The README's pictures, the first screen of a run's page light and dark: ``python -m tests.studies.pictures RUN``.
+"""Take the pictures of the README: the first screen of a report, light and dark.
 
-They go to ``docs``. With ``--all FOLDER`` the page whole, 1400 and 400 pixels wide, goes to that folder instead, to be
-looked at after a change of figures or page.
+    python -m tests.studies.pictures RUN
+
+They are written to ``docs``. ``--all FOLDER`` writes pictures of the full page in two widths to that
+folder instead, to look at after a change of figures or of the page.
 """
 
 import argparse
@@ -10,26 +12,30 @@ from pathlib import Path
 
 from parbench.reports.render.show import build
 from tests.support.browser import Browser
+from tests.support.paths import ROOT
 
-DOCS, SCREEN, PHONE = Path(__file__).parents[2] / "docs", (1400, 900), (400, 800)
+SCREEN_SIZE = (1400, 900)
+PHONE_SIZE = (400, 800)
 
 
-def take(run: Path, folder: Path, *, is_whole: bool) -> None:
+def take_pictures(run: Path, folder: Path, *, full_page: bool) -> None:
     folder.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as made, Browser() as browser:
-        page = Path(made) / "report.html"
+    sizes = [SCREEN_SIZE, PHONE_SIZE] if full_page else [SCREEN_SIZE]
+    with tempfile.TemporaryDirectory() as scratch, Browser() as browser:
+        page = Path(scratch) / "report.html"
         page.write_bytes(build([run], "html")[0])
-        for size in (SCREEN, PHONE) if is_whole else (SCREEN,):
-            for name, dark in (("light", False), ("dark", True)):
-                target = folder / (f"{size[0]}-{name}.png" if is_whole else f"report-{name}.webp")
-                browser.open(page, dark=dark, size=size)
-                browser.picture(target, whole=is_whole)
-                print(target, f"{target.stat().st_size / 1000:.0f} kB")
+        for size in sizes:
+            for theme in ("light", "dark"):
+                name = f"{size[0]}-{theme}.png" if full_page else f"report-{theme}.webp"
+                browser.open(page, dark=theme == "dark", size=size)
+                browser.picture(folder / name, whole=full_page)
+                num_bytes = (folder / name).stat().st_size
+                print(folder / name, f"{num_bytes / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--all", type=Path, dest="folder", help="the whole page, into this folder")
-    asked = parser.parse_args()
-    take(asked.run, asked.folder or DOCS, is_whole=asked.folder is not None)
+    parser.add_argument("--all", type=Path, dest="folder", help="the full page, into this folder")
+    options = parser.parse_args()
+    take_pictures(options.run, options.folder or ROOT / "docs", full_page=bool(options.folder))
