@@ -1,4 +1,4 @@
-"""A graph's replays do what was captured."""
+"""CUDA graphs replay the captured steps."""
 
 from typing import cast
 
@@ -12,22 +12,25 @@ from tests.support.fakes import NotingBenchmark
 pytestmark = pytest.mark.gpu
 
 
-def test_a_graph_replays_as_many_steps_as_were_captured() -> None:
-    class Adds(NotingBenchmark):
-        def __init__(self) -> None:
-            super().__init__()
-            self.total = torch.zeros(1, device="cuda")
+class AddBenchmark(NotingBenchmark):
+    """Adds one per step."""
 
-        def step(self) -> None:
-            super().step()
-            self.total.add_(1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(1, device="cuda")
 
-    benchmark = Adds()
+    def step(self) -> None:
+        super().step()
+        self.total.add_(1)
+
+
+def test_graph_replays_captured_steps() -> None:
+    benchmark = AddBenchmark()
     sample = sampler("graph", benchmark, cast(World, None), 5)
-    captured = len(benchmark.calls)
+    num_calls = len(benchmark.calls)
     benchmark.total.zero_()
     sample()
     sample()
     torch.cuda.synchronize()
     assert float(benchmark.total) == 10
-    assert len(benchmark.calls) == captured
+    assert len(benchmark.calls) == num_calls

@@ -1,6 +1,4 @@
-"""Real sizes on one GPU: weights drawn there, a check without a reference, experts' kernels, caches."""
-
-from collections.abc import Iterator
+"""Real sizes on one GPU: initialization on the device, the check by a small model, kernels, caches."""
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from parbench.bench.plan.plan import BEYOND_CACHE
 from parbench.bench.rank.runner import refuse_float8
 from parbench.bench.text import UserError, parse_size
 from parbench.bench.world.torch_compat import profiling, trace_events
-from parbench.bench.world.world import World, open_world
+from parbench.bench.world.world import World
 from parbench.workloads.data_parallel import fsdp
 from parbench.workloads.expert_parallel.moe_layer import kernel_note
 from parbench.workloads.model.shapes import SHAPES
@@ -23,7 +21,7 @@ from tests.support.training_steps import DEFINITION_BY_NAME
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
-SIZE = {
+LARGE_STEP = {
     "shape": "llama3-8b",
     "layers": 3,
     "sequence": 4096,
@@ -32,36 +30,31 @@ SIZE = {
 }
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """One rank on NCCL."""
-    from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported at run time only
-
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with open_world("nccl", "cuda", seed=0, timeout_seconds=120.0, store=HashStore()) as world:
-        yield world
-
-
-def test_weights_are_drawn_on_the_device_the_same_each_time_and_sharded(alone: World) -> None:
+def test_initial_weights_are_reproducible() -> None:
     shape = SHAPES["small-llama"]
-    one, other = (dict(build(shape, 0, GPU).named_parameters()) for _ in range(2))
-    step = fsdp.fsdp(alone, **DEFINITION_BY_NAME["fsdp"].whole({"shape": "small-llama"}))
-    held = {name: whole(parameter) for name, parameter in step.layout.model.named_parameters()}
-    step.close()
-    for name, weights in one.items():
+    first = dict(build(shape, 0, GPU).named_parameters())
+    second = dict(build(shape, 0, GPU).named_parameters())
+    for name, weights in first.items():
         assert weights.device == GPU, name
-        assert torch.equal(weights, other[name]), name
-        assert torch.equal(weights, held[name]), name
-    drawn = one["tokens.weight"].detach()
-    assert float(drawn.std()) == pytest.approx(0.02, rel=0.02)
-    assert abs(float(drawn.mean())) < 1e-3
+        assert torch.equal(weights, second[name]), name
+    embedding = first["tokens.weight"].detach()
+    assert float(embedding.std()) == pytest.approx(0.02, rel=0.02)
+    assert abs(float(embedding.mean())) < 1e-3
 
 
-def test_gate_verifies_a_large_step_by_a_small_model(alone: World) -> None:
-    params = DEFINITION_BY_NAME["fsdp"].whole(SIZE)
-    assert 0 < free_bytes(alone) <= torch.cuda.get_device_properties(GPU).total_memory
-    step = fsdp.fsdp(alone, **{**params, "check": "small"})
+def test_sharded_weights_equal_full_weights(nccl_world: World) -> None:
+    expected = dict(build(SHAPES["small-llama"], 0, GPU).named_parameters())
+    params = DEFINITION_BY_NAME["fsdp"].whole({"shape": "small-llama"})
+    step = fsdp.fsdp(nccl_world, **params)
+    for name, parameter in step.layout.model.named_parameters():
+        assert torch.equal(whole(parameter), expected[name]), name
+    step.close()
+
+
+def test_large_step_is_checked_by_small_model(nccl_world: World) -> None:
+    assert 0 < free_bytes(nccl_world) <= torch.cuda.get_device_properties(GPU).total_memory
+    params = DEFINITION_BY_NAME["fsdp"].whole(LARGE_STEP)
+    step = fsdp.fsdp(nccl_world, **{**params, "check": "small"})
     step.reset()
     step.step()
     assert step.check() == 0, step.differences()
@@ -69,53 +62,59 @@ def test_gate_verifies_a_large_step_by_a_small_model(alone: World) -> None:
     step.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_grouped_products_are_right_with_uneven_and_empty_groups_and_by_the_kernel_that_a_row_names(
-    dtype: torch.dtype,
-) -> None:
-    chance = torch.Generator(GPU).manual_seed(0)
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-3), (torch.bfloat16, 2e-1)])
+def test_grouped_gemm_with_empty_groups(dtype: torch.dtype, atol: float) -> None:
+    generator = torch.Generator(GPU).manual_seed(0)
+
+    def random_tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=GPU, dtype=dtype, generator=generator)
+
     counts = torch.tensor([0, 200, 1, 0, 55, 0], device=GPU)
-    rows = torch.randn(256, 64, device=GPU, dtype=dtype, generator=chance).requires_grad_()
-    weights = torch.randn(6, 64, 128, device=GPU, dtype=dtype, generator=chance).requires_grad_()
-    ends, upstream = (
-        counts.cumsum(0).int(),
-        torch.randn(256, 128, device=GPU, dtype=dtype, generator=chance),
-    )
+    offsets = counts.cumsum(0).int()
+    rows = random_tensor(256, 64).requires_grad_()
+    weights = random_tensor(6, 64, 128).requires_grad_()
+    output_gradient = random_tensor(256, 128)
 
-    def both(products: torch.Tensor) -> list[torch.Tensor]:
-        return [products, *torch.autograd.grad(products, (rows, weights), upstream)]
+    actual = F.grouped_mm(rows, weights, offs=offsets)
+    groups = torch.split(rows, counts.tolist())
+    expected = torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=atol)
+    actual_gradients = torch.autograd.grad(actual, (rows, weights), output_gradient)
+    expected_gradients = torch.autograd.grad(expected, (rows, weights), output_gradient)
+    for ours, reference in zip(actual_gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=2e-2, atol=atol)
 
-    found = both(F.grouped_mm(rows, weights, offs=ends))
-    parts = zip(torch.split(rows, counts.tolist()), weights, strict=True)
-    right = both(torch.cat([part @ weight for part, weight in parts]))
-    for one, other in zip(found, right, strict=True):
-        torch.testing.assert_close(
-            one, other, rtol=2e-2, atol=2e-1 if dtype == torch.bfloat16 else 1e-3
-        )
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_gemm_note_names_the_kernel(dtype: torch.dtype) -> None:
+    rows = torch.randn(256, 64, device=GPU, dtype=dtype)
+    weights = torch.randn(2, 64, 128, device=GPU, dtype=dtype)
+    offsets = torch.tensor([100, 256], device=GPU, dtype=torch.int32)
+    F.grouped_mm(rows, weights, offs=offsets)
     torch.cuda.synchronize()
-    with profiling(GPU) as seen:
-        F.grouped_mm(rows, weights, offs=ends)
+    with profiling(GPU) as profiler:
+        F.grouped_mm(rows, weights, offs=offsets)
         torch.cuda.synchronize()
-    names = [event.name for event in trace_events(seen) if event.device]
-    grouped = kernel_note(dtype, torch.cuda.get_device_capability(GPU)).startswith(
-        "experts: grouped"
-    )
-    assert any("DtoH" in name for name in names) is not grouped, names
+    names = [event.name for event in trace_events(profiler) if event.device]
+    note = kernel_note(dtype, torch.cuda.get_device_capability(GPU))
+    # A loop over groups copies the offsets to the host.
+    copies_to_host = any("DtoH" in name for name in names)
+    assert copies_to_host != note.startswith("experts: grouped"), names
 
 
-def test_float8_is_refused_where_nccl_would_and_carried_elsewhere(alone: World) -> None:
+def test_float8_needs_compute_capability_9(nccl_world: World) -> None:
     capability = torch.cuda.get_device_capability(GPU)
     if capability < (9, 0):
         with pytest.raises(UserError, match=r"compute capability 9\.0"):
             refuse_float8("float8_e4m3fn", capability)
         return
-    operation = all_gather(alone, size_bytes=1 << 20, dtype="float8_e4m3fn")
+    operation = all_gather(nccl_world, size_bytes=1 << 20, dtype="float8_e4m3fn")
     operation.reset()
     operation.step()
     torch.cuda.synchronize()
     assert operation.check() == 0
 
 
-def test_the_largest_size_of_presets_is_8_times_the_last_level_cache() -> None:
-    cache = torch.cuda.get_device_properties(GPU).L2_cache_size
-    assert max(map(parse_size, BEYOND_CACHE)) >= 8 * cache
+def test_largest_preset_size_exceeds_cache() -> None:
+    cache_bytes = torch.cuda.get_device_properties(GPU).L2_cache_size
+    assert max(parse_size(size) for size in BEYOND_CACHE) >= 8 * cache_bytes

@@ -1,4 +1,4 @@
-"""What a step's probes take from the device: its peak memory, its peak rate."""
+"""Peak memory and peak FLOP/s of a device."""
 
 import pytest
 import torch
@@ -7,15 +7,16 @@ from parbench.workloads.step.memory import peak_during
 from parbench.workloads.step.peaks import measured_peak
 
 pytestmark = pytest.mark.gpu
-MIB = 1 << 20
+GPU = torch.device("cuda")
+NUM_BYTES = 1 << 20
 
 
-def test_on_cuda_the_peak_is_the_allocators() -> None:
-    def step() -> None:
-        torch.empty(MIB, dtype=torch.uint8, device="cuda")
+def test_peak_memory_is_the_allocator_peak() -> None:
+    def allocate() -> None:
+        torch.empty(NUM_BYTES, dtype=torch.uint8, device=GPU)
 
-    assert peak_during(step, torch.device("cuda")) == MIB
+    assert peak_during(allocate, GPU) == NUM_BYTES
 
 
-def test_a_gpu_beats_ten_teraflops_in_bfloat16() -> None:
-    assert measured_peak(torch.device("cuda"), torch.bfloat16) > 1e13
+def test_measured_peak_exceeds_ten_teraflops() -> None:
+    assert measured_peak(GPU, torch.bfloat16) > 1e13

@@ -1,34 +1,35 @@
-"""Two ranks on one GPU: what gloo carries there by itself is in ``one_gpu.sh``, all else here, staged by the host."""
+"""Two ranks on one GPU compute correct results for what gloo carries only when staged by the host.
 
-from collections.abc import Iterator
+``one_gpu.sh`` has what gloo carries between CUDA tensors without staging.
+"""
 
 import pytest
 
 from tests.support.ranks import Ranks
-from tests.support.staged_steps import NCCL_ALONE, Asked
+from tests.support.staged_steps import NCCL_ONLY_CASES, NamedCase
 
 pytestmark = pytest.mark.gpu
-
 TINY = {"shape": "tiny"}
-STEPS: list[Asked] = [
-    *(("workload.fsdp", {**TINY, "reshard": reshard}) for reshard in (True, False)),
-    *(
-        (f"workload.{name}", dict(TINY))
-        for name in ("hsdp", "tp", "tp_sp", "tp_fsdp", "ep_layer", "ep_step", "pp")
-    ),
-    *(("workload.cp", {**TINY, "method": method}) for method in ("ring", "striped", "zigzag")),
+STEPS: list[NamedCase] = [
+    ("workload.fsdp", {**TINY, "reshard": True}),
+    ("workload.fsdp", {**TINY, "reshard": False}),
+    ("workload.hsdp", TINY),
+    ("workload.tp", TINY),
+    ("workload.tp_sp", TINY),
+    ("workload.tp_fsdp", TINY),
+    ("workload.ep_layer", TINY),
+    ("workload.ep_step", TINY),
+    ("workload.pp", TINY),
+    ("workload.cp", {**TINY, "method": "ring"}),
+    ("workload.cp", {**TINY, "method": "striped"}),
+    ("workload.cp", {**TINY, "method": "zigzag"}),
     ("workload.hybrid", {**TINY, "mesh": "dp=2"}),
 ]
 
 
-@pytest.fixture(scope="module")
-def on_one_gpu() -> Iterator[Ranks]:
-    with Ranks(2, "cuda") as ranks:
-        yield ranks
-
-
 @pytest.mark.parametrize(
-    "asked", [*NCCL_ALONE, *STEPS], ids=lambda asked: f"{asked[0]}-{list(asked[1].values())[-1]}"
+    "case", [*NCCL_ONLY_CASES, *STEPS], ids=lambda case: f"{case[0]}-{list(case[1].values())[-1]}"
 )
-def test_two_ranks_on_one_gpu_are_right(on_one_gpu: Ranks, asked: Asked) -> None:
-    assert on_one_gpu.call("tests.support.staged_steps:not_well", asked=[asked]) == [[], []]
+def test_two_ranks_are_correct(ranks_on_one_gpu: Ranks, case: NamedCase) -> None:
+    failures = ranks_on_one_gpu.call("tests.support.staged_steps:find_failures", cases=[case])
+    assert failures == [[], []]

@@ -1,4 +1,4 @@
-"""Work for ranks: operations and steps, each checked and timed as in a run."""
+"""Run cases on ranks, each checked and timed as in a run."""
 
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -13,43 +13,47 @@ from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import Subgroups, World
 from parbench.cli import DEFINITIONS
-from tests.support.staging import staged
+from tests.support.staging import stage_operator
 
-Asked = tuple[str, dict[str, Any]]  # a case's name, and its parameters
-NCCL_ALONE: list[Asked] = [
-    *(
-        (f"p2p.{name}", {"size_bytes": 4096})
-        for name in ("sendrecv", "unidirectional", "bidirectional", "pingpong")
-    ),
-    *((f"p2p.{name}", {"size_bytes": 4096, "mode": "async"}) for name in ("sendrecv", "pairwise")),
-    *(
-        (f"collective.{name}", {"size_bytes": 4096, "mode": "coalesced"})
-        for name in ("all_reduce", "all_gather")
-    ),
+NamedCase = tuple[str, dict[str, Any]]
+"""The name of a case and its parameters."""
+
+SECONDS_PER_CASE = 0.5
+NCCL_ONLY_CASES: list[NamedCase] = [
+    ("p2p.sendrecv", {"size_bytes": 4096}),
+    ("p2p.unidirectional", {"size_bytes": 4096}),
+    ("p2p.bidirectional", {"size_bytes": 4096}),
+    ("p2p.pingpong", {"size_bytes": 4096}),
+    ("p2p.sendrecv", {"size_bytes": 4096, "mode": "async"}),
+    ("p2p.pairwise", {"size_bytes": 4096, "mode": "async"}),
+    ("collective.all_reduce", {"size_bytes": 4096, "mode": "coalesced"}),
+    ("collective.all_gather", {"size_bytes": 4096, "mode": "coalesced"}),
 ]
-"""What gloo does not carry between GPUs by itself."""
+"""Cases that gloo does not carry between CUDA tensors."""
 
 
-class Staged(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, every call of c10d from this thread is staged, on whatever device."""
+class StagingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, every c10d call of this thread is staged, on any device."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func.name().startswith("c10d::"):
-            return staged(func, torch.Tensor.clone)(*args)
+            return stage_operator(func, torch.Tensor.clone)(*args)
         return func(*args, **(kwargs or {}))
 
 
-def not_well(world: World, asked: Iterable[Asked], *, by_mode: bool = False) -> list[str]:
-    """Return of each case that did not end well its status and why; ``by_mode`` stages on the CPU."""
-    named, told = {one.name: one for one in load_catalogue(DEFINITIONS)}, []
-    for name, params in asked:
-        case = named[name].case(params)
-        with Staged() if by_mode else nullcontext():  # type: ignore[no-untyped-call]
-            outcome = CaseRun(
-                case, Subgroups(world), Measure(max_iterations=20), Progress(), None
-            ).visit(0.5, alone=False)
+def find_failures(
+    world: World, cases: Iterable[NamedCase], *, staged_on_cpu: bool = False
+) -> list[str]:
+    """Run each case and return status and reason of those that are not ok."""
+    definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
+    failures = []
+    for name, params in cases:
+        case = definitions[name].case(params)
+        run = CaseRun(case, Subgroups(world), Measure(max_iterations=20), Progress(), None)
+        with StagingMode() if staged_on_cpu else nullcontext():  # type: ignore[no-untyped-call]
+            outcome = run.visit(SECONDS_PER_CASE, alone=False)
         if outcome.status != "ok":
-            told.append(f"{case.label}: {outcome.status}: {outcome.reason}")
-    return told
+            failures.append(f"{case.label}: {outcome.status}: {outcome.reason}")
+    return failures

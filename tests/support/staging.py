@@ -1,7 +1,7 @@
-"""Lets gloo carry CUDA tensors in every call, by way of host memory: so tests run two ranks on one GPU.
+"""Let gloo carry CUDA tensors in every call, through host memory, so tests run two ranks on one GPU.
 
-By itself gloo carries them in some calls alone, and NCCL wants a GPU for each rank. Calls are staged beneath whatever
-counts or silences them, so that the product meets a plain group on gloo.
+Gloo carries them only in some calls, and NCCL needs a GPU per rank. The operators of c10d are replaced
+below the level where parbench counts calls, so the product sees an ordinary gloo group.
 """
 
 import threading
@@ -15,71 +15,82 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-CALLS = (
-    *("_allgather_base_", "_reduce_scatter_base_", "allgather_", "allgather_coalesced_"),
-    *(
-        "allgather_into_tensor_coalesced_",
-        "allreduce_",
-        "allreduce_coalesced_",
-        "alltoall_",
-        "alltoall_base_",
-    ),
-    *("broadcast_", "gather_", "recv_", "recv_any_source_", "reduce_", "reduce_scatter_"),
-    *("reduce_scatter_tensor_coalesced_", "scatter_", "send"),
+OPERATORS = (
+    "_allgather_base_",
+    "_reduce_scatter_base_",
+    "allgather_",
+    "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "allreduce_",
+    "allreduce_coalesced_",
+    "alltoall_",
+    "alltoall_base_",
+    "broadcast_",
+    "gather_",
+    "recv_",
+    "recv_any_source_",
+    "reduce_",
+    "reduce_scatter_",
+    "reduce_scatter_tensor_coalesced_",
+    "scatter_",
+    "send",
 )
 _libraries: list[torch.library.Library] = []
+"""Libraries whose kernels are active; a library removes its kernels when it is freed."""
 
 
 def stage() -> None:
-    """From now on every c10d call of this process with CUDA tensors is staged."""
+    """Stage every later c10d call of this process that has CUDA tensors."""
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that gloo's own kernels are overridden
-        for name in CALLS:
-            library.impl(name, staged(getattr(torch.ops.c10d, name)), "CUDA")  # type: ignore[no-untyped-call]
-    _libraries.append(library)  # which takes its kernels back when it is freed
+        # torch warns that the kernels of gloo are overridden.
+        warnings.simplefilter("ignore", UserWarning)
+        for name in OPERATORS:
+            operator = stage_operator(getattr(torch.ops.c10d, name))
+            library.impl(name, operator, "CUDA")  # type: ignore[no-untyped-call]
+    _libraries.append(library)
 
 
-def staged(
-    operator: Callable[..., Any], to_host: Callable[[Tensor], Tensor] = Tensor.cpu
+def stage_operator(
+    operator: Callable[..., Any], copy_to_host: Callable[[Tensor], Tensor] = Tensor.cpu
 ) -> Callable[..., Any]:
-    """Return ``operator`` of c10d made with copies; its results come back before the work that it returns is done."""
-    receives = "send" not in str(operator)
+    """Return a c10d operator that works on copies and copies results back before its work is done."""
+    has_output = "send" not in str(operator)
 
     def call(*args: Any) -> Any:
         leaves, spec = tree_flatten(args)
-        copies = [
-            to_host(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
-        ]  # once the stream is there
-        here = tree_unflatten(copies, spec)
-        result = operator(*here)
-        alone = isinstance(result, torch.ScriptObject)
-        work = dist.Work.unbox(result if alone else result[-1])
-        outputs, copied = tree_leaves(args[0]), tree_leaves(here[0])
+        copies = [copy_to_host(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        host_args = tree_unflatten(copies, spec)
+        result = operator(*host_args)
+        returns_only_work = isinstance(result, torch.ScriptObject)
+        work = dist.Work.unbox(result if returns_only_work else result[-1])
+        outputs = tree_leaves(args[0])
+        host_outputs = tree_leaves(host_args[0])
 
-        def bring_back() -> list[Tensor]:
+        def copy_back() -> list[Tensor]:
             work.wait()
-            for output, copy in zip(outputs, copied, strict=True) if receives else ():
-                output.data.copy_(copy)
-                if output.is_cuda:
-                    torch.cuda.current_stream(output.device).synchronize()
+            if has_output:
+                for output, host_output in zip(outputs, host_outputs, strict=True):
+                    output.data.copy_(host_output)
+                    if output.is_cuda:
+                        torch.cuda.current_stream(output.device).synchronize()
             return outputs
 
-        done = _later(bring_back)
-        return done if alone else (args[0], done)
+        staged_work = start_work(copy_back)
+        return staged_work if returns_only_work else (args[0], staged_work)
 
     return call
 
 
-def _later(action: Callable[[], list[Tensor]]) -> object:
-    """Return work that is done when ``action`` is, in a thread of its own, so that one that waits holds up no other."""
+def start_work(action: Callable[[], list[Tensor]]) -> object:
+    """Return a c10d work that is done after an action, which runs in its own thread."""
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
 
-    def act() -> None:
+    def run() -> None:
         try:
             future.set_result(action())
         except Exception as error:  # noqa: BLE001 - raised where the work is waited for
             future.set_exception(error)  # type: ignore[arg-type]
 
-    threading.Thread(target=act, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()
     return _distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
