@@ -1,7 +1,9 @@
-"""What ``one_gpu.py`` asks of the device itself: bare loops to hold parbench's figures against, and rules.
+"""Bare loops on a device that results of parbench are compared with, and rules of CUDA.
 
-python gpu_probes.py [--rehearse] PART prints a JSON line for each finding as soon as it is known. A part is a process
-of its own, for a forbidden capture may spoil the device's context; in a rehearsal the CPU takes the device's place.
+    python gpu_probes.py [--rehearse] PART
+
+Prints a JSON line for each result as soon as it is known. Each part runs in its own process, because
+a forbidden capture can break the CUDA context. In a rehearsal the CPU replaces the device.
 """
 
 import json
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from parbench.bench.launch.flight_recorder import groups_seen
 from parbench.bench.results.stats import median
@@ -32,34 +35,45 @@ from parbench.workloads.step.peaks import measured_peak
 
 REHEARSE = "--rehearse" in sys.argv
 DEVICE = torch.device("cpu") if REHEARSE else torch.device("cuda", 0)
-LLAMA: dict[str, Any] = {"shape": "tiny-llama"}
-if not REHEARSE:
-    LLAMA = {
-        "shape": "small-llama",
-        "layers": 8,
-        "hidden": 2048,
-        "heads": 16,
-        "kv_heads": 8,
-        "ffn": 5632,
-    }
-    LLAMA |= {"sequence": 2048, "vocabulary": 32000}
 MICROBATCH = 4
+SPIN_CYCLES = 400_000  # about 0.2 ms
+CALIBRATION_CYCLES = 20_000_000
+IDLE_SECONDS = 0.3
+WAIT_SECONDS = 0.005
+MAX_GROUPED_ERROR = 0.02
+H200_COPY_BYTES_PER_SECOND = 4.3e12
+H200_FLOPS_PER_SECOND = 780e12
+MIN_NCCL_TO_SHARE_A_GPU = (2, 30)
+LLAMA: dict[str, Any] = {
+    "recipe": "",
+    "shape": "small-llama",
+    "layers": 8,
+    "hidden": 2048,
+    "heads": 16,
+    "kv_heads": 8,
+    "ffn": 5632,
+    "sequence": 2048,
+    "vocabulary": 32000,
+}
+TINY_LLAMA: dict[str, Any] = {
+    name: value if isinstance(value, str) else 0 for name, value in LLAMA.items()
+} | {"shape": "tiny-llama"}
 
 
-def tell(name: str, passed: bool | None, figure: str, value: float | None = None) -> None:
-    """Print a finding: passed, failed or, with None, skipped; ``value`` is what parbench's own figure is held to."""
+def report(name: str, passed: bool | None, figure: str, value: float | None = None) -> None:
+    """Print a result; None stands for skipped, and ``value`` is compared with parbench's."""
     verdict = {True: "pass", False: "fail", None: "skip"}[passed]
-    print(
-        json.dumps({"name": name, "verdict": verdict, "figure": figure, "value": value}), flush=True
-    )
+    result = {"name": name, "verdict": verdict, "figure": figure, "value": value}
+    print(json.dumps(result), flush=True)
 
 
-def device_seconds(work: Callable[[], object], *, spin: bool = True) -> float:
-    """Return how long the device takes; with ``spin`` the host issues all before the device begins."""
-    start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+def measure_device_seconds(work: Callable[[], object], *, spin: bool = True) -> float:
+    """Return the seconds on the device; a spin lets the host launch all work before it starts."""
+    start = cuda.Event(enable_timing=True)
+    end = cuda.Event(enable_timing=True)
     cuda.synchronize()
     if spin:
-        cuda._sleep(400_000)  # about 0.2 ms
+        cuda._sleep(SPIN_CYCLES)
     start.record()
     work()
     end.record()
@@ -67,66 +81,84 @@ def device_seconds(work: Callable[[], object], *, spin: bool = True) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def typical(work: Callable[[], object], count: int, *, spin: bool = True) -> float:
+def measure_median_seconds(
+    work: Callable[[], object], num_rounds: int, *, spin: bool = True
+) -> float:
     for _ in range(3):
         work()
-    return median([device_seconds(work, spin=spin) for _ in range(count)])
+    return median([measure_device_seconds(work, spin=spin) for _ in range(num_rounds)])
 
 
-def near(found: float, known: float) -> bool:
-    """Say whether a figure is within 10 % of an H200's; of other devices nothing is known."""
-    return REHEARSE or "H200" not in torch.cuda.get_device_name() or abs(found / known - 1) <= 0.1
+def is_expected_of_h200(rate: float, expected_rate: float) -> bool:
+    """Return whether a rate is within 10 % of that of an H200; other devices have no expectation."""
+    if REHEARSE or "H200" not in torch.cuda.get_device_name():
+        return True
+    return abs(rate / expected_rate - 1) <= 0.1
 
 
 def reference() -> None:
-    """Bare loops: events, memory, matrix products, one rank's all_reduce, a llama-shaped step."""
+    """Measure events, memory copies, GEMMs, collectives of one rank and a Llama-shaped step."""
+    measure_event_overhead()
+    measure_copy()
+    measure_gemm()
+    with single_rank_group():
+        measure_collectives()
+    measure_llama_step()
+
+
+def measure_event_overhead() -> None:
     x = torch.zeros(1024, device=DEVICE)
-    without, with_spin = (typical(lambda: x.add_(1), 50, spin=spin) for spin in (False, True))
-    figure = f"a small kernel: {without * 1e6:.1f} us without a spin before the start, {with_spin * 1e6:.1f} us with"
-    tell("events with and without a spin", with_spin <= without or REHEARSE, figure, with_spin)
-    source = torch.zeros(1 << (20 if REHEARSE else 30), dtype=torch.uint8, device=DEVICE)
-    rate = 2 * source.numel() / typical(partial(torch.empty_like(source).copy_, source), 10)
-    tell(
-        "bare copy", near(rate, 4.3e12), f"{rate / 1e12:.3f} TB/s read + written (H200: 4.3)", rate
-    )
-    m = 256 if REHEARSE else 8192
-    bare = (
-        2
-        * m**3
-        / typical(
-            partial(torch.mm, *(torch.randn(m, m, device=DEVICE).bfloat16() for _ in "ab")), 10
-        )
-    )
-    tell(
-        "bare matrix product",
-        near(bare, 780e12),
-        f"{bare / 1e12:.1f} TFLOP/s bf16, random data (H200: 780)",
-        bare,
-    )
-    ours = measured_peak(DEVICE, torch.bfloat16, sizes=(256,) if REHEARSE else ())
-    told = f"{ours / 1e12:.1f} TFLOP/s bf16 at best, of equal numbers; {ours / bare:.3f} of the bare product's"
-    tell("parbench's matrix products", near(ours, 780e12), told, ours)
-    with one_rank():
-        small, copy = torch.ones(256, device=DEVICE), torch.empty(256, device=DEVICE)
-        for name, call in (
-            ("all_reduce", lambda: dist.all_reduce(small)),
-            ("all_gather", lambda: dist.all_gather([copy], small)),
-        ):
-            seconds = typical(call, 100)
-            tell(f"bare blocking {name} of 1K, one rank", True, f"{seconds * 1e6:.2f} us", seconds)
-            seconds = typical(captured(call, 64).replay, 30) / 64
-            tell(
-                f"bare graph {name} of 1K, one rank",
-                True,
-                f"{seconds * 1e6:.3f} us a step",
-                seconds,
-            )
-    step()
+    without_spin = measure_median_seconds(lambda: x.add_(1), 50, spin=False)
+    with_spin = measure_median_seconds(lambda: x.add_(1), 50, spin=True)
+    figure = f"{without_spin * 1e6:.1f} us without a spin, {with_spin * 1e6:.1f} us with one"
+    passed = with_spin <= without_spin or REHEARSE
+    report("events around a small kernel", passed, figure, with_spin)
 
 
-def step() -> None:
-    """Train a plain model as large as the one that parbench measures."""
-    shape = shape_of({"recipe": "", **dict.fromkeys(NUMBERS, 0), **LLAMA})
+def measure_copy() -> None:
+    num_bytes = 1 << (20 if REHEARSE else 30)
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    # A copy reads and writes every byte.
+    rate = 2 * num_bytes / measure_median_seconds(lambda: target.copy_(source), 10)
+    passed = is_expected_of_h200(rate, H200_COPY_BYTES_PER_SECOND)
+    report("bare copy", passed, f"{rate / 1e12:.3f} TB/s read and written (H200: 4.3)", rate)
+
+
+def measure_gemm() -> None:
+    edge = 256 if REHEARSE else 8192
+    a = torch.randn(edge, edge, device=DEVICE).bfloat16()
+    b = torch.randn(edge, edge, device=DEVICE).bfloat16()
+    bare = 2 * edge**3 / measure_median_seconds(lambda: torch.mm(a, b), 10)
+    passed = is_expected_of_h200(bare, H200_FLOPS_PER_SECOND)
+    report("bare GEMM", passed, f"{bare / 1e12:.1f} TFLOP/s bf16, random (H200: 780)", bare)
+    sizes = (256,) if REHEARSE else ()
+    ours = measured_peak(DEVICE, torch.bfloat16, sizes=sizes)
+    figure = f"{ours / 1e12:.1f} TFLOP/s bf16, equal numbers; {ours / bare:.3f} of the bare GEMM"
+    passed = is_expected_of_h200(ours, H200_FLOPS_PER_SECOND)
+    report("GEMM of parbench", passed, figure, ours)
+
+
+def measure_collectives() -> None:
+    data = torch.ones(256, device=DEVICE)
+    output = torch.empty(256, device=DEVICE)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(data),
+        "all_gather": lambda: dist.all_gather([output], data),
+    }
+    for name, call in calls.items():
+        seconds = measure_median_seconds(call, 100)
+        title = f"blocking {name} of 1K, one rank"
+        report(f"bare {title}", True, f"{seconds * 1e6:.2f} us", seconds)
+        graph = capture_graph(call, 64)
+        seconds = measure_median_seconds(graph.replay, 30) / 64
+        title = f"graph {name} of 1K, one rank"
+        report(f"bare {title}", True, f"{seconds * 1e6:.3f} us per step", seconds)
+
+
+def measure_llama_step() -> None:
+    """Train a model of the size that parbench measures, without parbench."""
+    shape = shape_of(TINY_LLAMA if REHEARSE else LLAMA)
     model = build(shape, 0, DEVICE, torch.bfloat16)
     optimizer = make_optimizer(model.parameters(), torch.bfloat16, timed=False)
     tokens = draw_tokens(shape, MICROBATCH, 0, 0).to(DEVICE)
@@ -136,169 +168,159 @@ def step() -> None:
         loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    seconds = typical(train, 3 if REHEARSE else 20, spin=False)
-    tell(
-        "bare llama-shaped step",
-        True,
-        f"{seconds * 1e3:.2f} ms, bfloat16, {MICROBATCH} x {shape.sequence}",
-        seconds,
-    )
-
-
-NUMBERS = ("layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocabulary")
+    seconds = measure_median_seconds(train, 3 if REHEARSE else 20, spin=False)
+    figure = f"{seconds * 1e3:.2f} ms, bfloat16, {MICROBATCH} x {shape.sequence} tokens"
+    report("bare llama-shaped step", True, figure, seconds)
 
 
 def sleeping() -> None:
-    """Calibrate the spinning kernel 20 times, each time from idle clocks, as parbench does and bare."""
-    rates, errors, cycles = [], [], 20_000_000
+    """Calibrate the spinning kernel from idle clocks, bare and as parbench does."""
+    rates = []
+    errors = []
     for _ in range(3 if REHEARSE else 20):
-        time.sleep(0.3)
-        rates.append(cycles / device_seconds(lambda: cuda._sleep(cycles), spin=False))
-        time.sleep(0.3)
+        time.sleep(IDLE_SECONDS)
+        seconds = measure_device_seconds(lambda: cuda._sleep(CALIBRATION_CYCLES), spin=False)
+        rates.append(CALIBRATION_CYCLES / seconds)
+        time.sleep(IDLE_SECONDS)
         waiter = TimedCompute(DEVICE)
 
         def wait(waiter: TimedCompute = waiter) -> None:
-            with waiter.waiting(0.005):
+            with waiter.waiting(WAIT_SECONDS):
                 pass
 
-        errors.append(device_seconds(wait, spin=False) / 0.005 - 1)
-    told = f"bare {min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MHz over {len(rates)} trials from idle"
-    tell("sleep calibration, bare", True, told, max(rates) / min(rates))
-    worst = max(errors, key=abs)
-    tell(
-        "sleep calibration of parbench",
-        abs(worst) < 0.05 or REHEARSE,
-        f"a wait of 5 ms is off by {worst:+.1%}",
-        worst,
-    )
+        errors.append(measure_device_seconds(wait, spin=False) / WAIT_SECONDS - 1)
+    figure = f"{min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MHz from idle clocks"
+    report("bare spin calibration", True, figure, max(rates) / min(rates))
+    largest = max(errors, key=abs)
+    figure = f"a wait of 5 ms is off by {largest:+.1%}"
+    report("spin calibration of parbench", abs(largest) < 0.05 or REHEARSE, figure, largest)
 
 
 def grouped() -> None:
-    """Multiply uneven and empty groups of rows, forward and backward, against a loop over groups."""
-    multiply: Any = F.grouped_mm
-    for counts in ((128, 128, 128, 128), (1, 0, 300, 211), (0, 0, 512, 0), (0, 0, 0, 0)):
-        rows, told = sum(counts), ", ".join(map(str, counts))
-        x = torch.randn(rows, 256, device=DEVICE).bfloat16().requires_grad_()
-        w = torch.randn(len(counts), 256, 128, device=DEVICE).bfloat16().requires_grad_()
-        ends = torch.tensor(counts, device=DEVICE).cumsum(0).to(torch.int32)
+    """Compare grouped GEMMs of uneven and empty groups with a loop over groups."""
+    for counts in ([128, 128, 128, 128], [1, 0, 300, 211], [0, 0, 512, 0], [0, 0, 0, 0]):
+        name = f"grouped_mm of {', '.join(map(str, counts))} rows"
         try:
-            y = multiply(x, w, offs=ends)
-            gradient = torch.randn(rows, 128, device=DEVICE).bfloat16()
-            y.backward(gradient)
-            begins = [sum(counts[:i]) for i in range(len(counts))]
-            parts = [slice(begin, begin + n) for begin, n in zip(begins, counts, strict=True)]
-            right = [
-                (
-                    y[p],
-                    x[p] @ w[i],
-                    x.grad[p],
-                    gradient[p] @ w[i].T,
-                    w.grad[i],
-                    x[p].T @ gradient[p],
-                )
-                for i, p in enumerate(parts)
-                if x.grad is not None and w.grad is not None
-            ]
-            pairs = [pair for six in right for pair in (six[:2], six[2:4], six[4:])]
-            wrong = [
-                float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1))
-                if ours.numel()
-                else 0.0
-                for ours, theirs in pairs
-            ]
-            tell(
-                f"grouped_mm of {told} rows",
-                max(wrong) < 0.02,
-                f"largest error {max(wrong):.2g}",
-                max(wrong),
-            )
-        except RuntimeError as error:
-            tell(f"grouped_mm of {told} rows", False, first_line(error))
+            error = compute_grouped_error(counts)
+        except RuntimeError as exception:
+            report(name, False, first_line(exception))
+            continue
+        report(name, error < MAX_GROUPED_ERROR, f"largest relative error {error:.2g}", error)
+
+
+def compute_grouped_error(counts: list[int]) -> float:
+    """Return the largest relative error of the output and of both gradients."""
+    multiply: Any = F.grouped_mm
+    x = torch.randn(sum(counts), 256, device=DEVICE).bfloat16().requires_grad_()
+    w = torch.randn(len(counts), 256, 128, device=DEVICE).bfloat16().requires_grad_()
+    offsets = torch.tensor(counts, device=DEVICE).cumsum(0).to(torch.int32)
+    output = multiply(x, w, offs=offsets)
+    gradient = torch.randn(sum(counts), 128, device=DEVICE).bfloat16()
+    output.backward(gradient)
+    assert x.grad is not None
+    assert w.grad is not None
+    errors = [0.0]
+    start = 0
+    for index, count in enumerate(counts):
+        rows = slice(start, start + count)
+        start += count
+        errors.append(relative_error(output[rows], x[rows] @ w[index]))
+        errors.append(relative_error(x.grad[rows], gradient[rows] @ w[index].T))
+        errors.append(relative_error(w.grad[index], x[rows].T @ gradient[rows]))
+    return max(errors)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    if actual.numel() == 0:
+        return 0.0
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
 def capture() -> None:
-    """Say what may be captured in a graph, alone and beside a busy thread, and read the flight recorder."""
-    with one_rank():
+    """Report what a graph can capture, also during work of another thread, and the flight recorder."""
+    with single_rank_group():
         x = torch.ones(1024, device=DEVICE)
-        graph = captured(lambda: dist.all_reduce(x), 4)
+        graph = capture_graph(lambda: dist.all_reduce(x), 4)
         x.fill_(1)
         graph.replay()
         cuda.synchronize()
-        tell(
-            "a captured all_reduce replays", bool((x == 1).all()), "one rank: the sum is the input"
-        )
-        records()
+        is_correct = bool((x == 1).all())
+        report("replay of a captured all_reduce", is_correct, "one rank: the sum is the input")
+        read_flight_recorder()
         for mode in ("thread_local", "relaxed", "global"):
-            tell(
-                f"capture beside a busy thread, {mode}",
-                True,
-                attempt(partial(beside_thread, x, mode)),
-            )
-        tell("capture of a barrier", True, attempt(lambda: captured(lambda: dist.barrier(), 1)))
-        os._exit(0)  # where that was forbidden, the group cannot be left in peace
+            outcome = attempt(partial(capture_during_other_work, x, mode))
+            report(f"capture during work of another thread, {mode}", True, outcome)
+        outcome = attempt(lambda: capture_graph(lambda: dist.barrier(), 1))
+        report("capture of a barrier", True, outcome)
+        # After a forbidden capture the group cannot be destroyed.
+        os._exit(0)
 
 
-def beside_thread(x: torch.Tensor, mode: str) -> None:
-    """Capture while another thread launches, and waits for its own stream."""
-    stop, failed = threading.Event(), list[str]()
+def capture_during_other_work(x: Tensor, mode: str) -> None:
+    """Capture while another thread launches kernels and waits for its stream."""
+    stop = threading.Event()
+    errors: list[str] = []
 
-    def busy() -> None:
+    def work() -> None:
         try:
             cuda.set_device(DEVICE)
-            stream, y = cuda.Stream(), torch.ones(256, 256, device=DEVICE)
+            stream = cuda.Stream()
+            y = torch.ones(256, 256, device=DEVICE)
             while not stop.is_set():
                 with cuda.stream(stream):
                     y = (y @ y).clamp(0, 1)
                 stream.synchronize()
         except RuntimeError as error:
-            failed.append(f"in the thread: {first_line(error)}")
+            errors.append(f"in the thread: {first_line(error)}")
 
-    thread = threading.Thread(target=busy)
+    thread = threading.Thread(target=work)
     thread.start()
     try:
         time.sleep(0.05)
-        captured(lambda: x.mul_(1.0), 64, mode).replay()
+        capture_graph(lambda: x.mul_(1.0), 64, mode).replay()
         cuda.synchronize()
     finally:
         stop.set()
         thread.join()
-    if failed:
-        raise RuntimeError(failed[0])
+    if errors:
+        raise RuntimeError(errors[0])
 
 
-def records() -> None:
-    """Read the flight recorder as the rank monitor does."""
+def read_flight_recorder() -> None:
+    """Read the flight recorder as the monitor of a rank does."""
     groups, dumps = recorded_work()
-    seen = groups_seen(dumps, groups, 0, time.time_ns())
-    told = f"{sum(map(len, dumps))} bytes; {seen}"
-    tell("flight recorder", REHEARSE or any(one.enqueued for one in (seen or {}).values()), told)
+    seen = groups_seen(dumps, groups, 0, time.time_ns()) or {}
+    passed = REHEARSE or any(group.enqueued for group in seen.values())
+    report("flight recorder", passed, f"{sum(map(len, dumps))} bytes; {seen}")
 
 
 def pair() -> None:
-    """Let two NCCL ranks share the GPU, which NCCL 2.30 allows where it is asked to."""
+    """Let two NCCL ranks share the GPU, which NCCL allows since 2.30 on request."""
+    name = "two NCCL ranks on one GPU"
     if REHEARSE:
-        tell("two NCCL ranks on one GPU", None, "a rehearsal has no NCCL")
+        report(name, None, "a rehearsal has no NCCL")
         return
     version = tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    if version < (2, 30):
-        told = f"NCCL {'.'.join(map(str, version))}: sharing a GPU needs 2.30"
-        tell("two NCCL ranks on one GPU", None, told)
+    if version < MIN_NCCL_TO_SHARE_A_GPU:
+        report(name, None, f"NCCL {'.'.join(map(str, version))}, sharing a GPU needs 2.30")
         return
     variables = {
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
         "NCCL_NVLS_ENABLE": "0",
         "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29555",
+        "WORLD_SIZE": "2",
     }
-    shared = {**os.environ, **variables, "MASTER_PORT": "29555", "WORLD_SIZE": "2"}
+    command = [sys.executable, __file__, "rank_of_pair"]
     ranks = [
-        subprocess.Popen([sys.executable, __file__, "one_of_pair"], env={**shared, "RANK": rank})
-        for rank in "01"
+        subprocess.Popen(command, env={**os.environ, **variables, "RANK": str(rank)})
+        for rank in range(2)
     ]
-    codes = [rank.wait() for rank in ranks]
-    tell("two NCCL ranks on one GPU", codes == [0, 0], f"NCCL {version}: exit codes {codes}")
+    exit_codes = [rank.wait() for rank in ranks]
+    report(name, exit_codes == [0, 0], f"NCCL {version}: exit codes {exit_codes}")
 
 
-def one_of_pair() -> None:
+def rank_of_pair() -> None:
     cuda.set_device(0)
     dist.init_process_group("nccl")
     x = torch.full((1 << 20,), float(dist.get_rank() + 1), device=DEVICE)
@@ -308,29 +330,26 @@ def one_of_pair() -> None:
 
 
 @contextmanager
-def one_rank() -> Iterator[dist.ProcessGroup]:
-    """Make a group of this process alone: NCCL's, in a rehearsal gloo's."""
+def single_rank_group() -> Iterator[None]:
+    """Make this process the only rank of an NCCL group, in a rehearsal of a gloo group."""
     from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported at run time only
 
-    bound = None if REHEARSE else DEVICE
-    dist.init_process_group(
-        "gloo" if REHEARSE else "nccl", store=HashStore(), rank=0, world_size=1, device_id=bound
-    )
-    group = dist.group.WORLD
-    assert group is not None
+    backend = "gloo" if REHEARSE else "nccl"
+    device = None if REHEARSE else DEVICE
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, device_id=device)
     try:
-        yield group
+        yield
     finally:
         dist.destroy_process_group()
 
 
-def captured(work: Callable[[], object], count: int, mode: str = "thread_local") -> Any:
-    """Return a graph of so many calls."""
-    side = cuda.Stream()
-    side.wait_stream(cuda.current_stream())
-    with cuda.stream(side):
+def capture_graph(work: Callable[[], object], count: int, mode: str = "thread_local") -> Any:
+    """Return a graph of a number of calls."""
+    side_stream = cuda.Stream()
+    side_stream.wait_stream(cuda.current_stream())
+    with cuda.stream(side_stream):
         work()
-    cuda.current_stream().wait_stream(side)
+    cuda.current_stream().wait_stream(side_stream)
     graph = cuda.CUDAGraph()
     with cuda.graph(graph, capture_error_mode=mode):
         for _ in range(count):
@@ -338,10 +357,10 @@ def captured(work: Callable[[], object], count: int, mode: str = "thread_local")
     return graph
 
 
-def attempt(act: Callable[[], object]) -> str:
-    """Return what came of it, in words."""
+def attempt(action: Callable[[], object]) -> str:
+    """Return whether an action works, or the first line of its exception."""
     try:
-        act()
+        action()
         cuda.synchronize()
     except RuntimeError as error:
         return f"raises: {first_line(error)}"
@@ -349,35 +368,43 @@ def attempt(act: Callable[[], object]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0][:200]
 
 
 class HostEvent:
-    """In a rehearsal an event, a stream and a graph: what is called is done at once."""
+    """Replaces an event, a stream and a graph in a rehearsal: work is done when it is called."""
 
-    def __init__(self, **_: object) -> None:
+    def __init__(self, **options: object) -> None:
         self.seconds = 0.0
 
     def record(self) -> None:
         self.seconds = time.perf_counter()
 
-    def elapsed_time(self, other: "HostEvent") -> float:
-        return max((other.seconds - self.seconds) * 1e3, 1e-6)
+    def elapsed_time(self, end: "HostEvent") -> float:
+        return max((end.seconds - self.seconds) * 1e3, 1e-6)
 
-    def synchronize(self, *_: object) -> None:
+    def synchronize(self, *args: object) -> None:
         return
 
     replay = wait_stream = synchronize
 
 
 HOST = SimpleNamespace(
-    **dict.fromkeys(("Event", "Stream", "CUDAGraph", "current_stream"), HostEvent),
-    **dict.fromkeys(("synchronize", "set_device"), lambda *_: None),
-    **dict.fromkeys(("stream", "graph"), lambda *_, **__: nullcontext()),
+    Event=HostEvent,
+    Stream=HostEvent,
+    CUDAGraph=HostEvent,
+    current_stream=HostEvent,
+    synchronize=lambda: None,
+    set_device=lambda device: None,
+    stream=lambda stream: nullcontext(),
+    graph=lambda graph, **options: nullcontext(),
     _sleep=lambda cycles: time.sleep(cycles / 2e9),
 )
 cuda: Any = HOST if REHEARSE else torch.cuda
-PARTS = {part.__name__: part for part in (reference, sleeping, grouped, capture, pair, one_of_pair)}
+PARTS = {
+    part.__name__: part for part in (reference, sleeping, grouped, capture, pair, rank_of_pair)
+}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

@@ -1,8 +1,10 @@
-"""Runs parts in the order of their worth, each within its own time, and says of each finding pass, fail or skip.
+"""Run parts in the order of their value, each within its time, and report pass, fail or skip.
 
-one_gpu.py [--rehearse] [--only PART,...] [FOLDER]; ``one_gpu.sh`` finds the Python. Standard library alone: what the
-machine lacks is unpacked from ``wheels/``. After each part FOLDER has ``summary.txt``, ``records.jsonl`` and
-``everything.tar.gz``, at the end also ``report.html``. Exit code 1 if a line says fail.
+    one_gpu.py [--rehearse] [--only PART,...] [FOLDER]
+
+``one_gpu.sh`` finds the Python. Only the standard library is imported, and what the machine lacks is
+unpacked from ``wheels/``. After each part FOLDER has ``summary.txt``, ``records.jsonl`` and
+``everything.tar.gz``, and at the end ``report.html``. The exit code is 1 if a line says fail.
 """
 
 import argparse
@@ -25,20 +27,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-WHOLE_SECONDS = 520.0
-HANGS = "tests/gpu/test_gpu_hangs.py"
-NONE: Mapping[str, str] = {}
+GPU_TESTS = Path(__file__).parent
+ROOT = GPU_TESTS.parents[1]
+TOTAL_SECONDS = 520.0
+REHEARSAL_SLOWDOWN = 4
+REHEARSAL_SECONDS = 15
+MIN_PART_SECONDS = 10
+MAX_MESSAGE_CHARACTERS = 300
+MAX_LEFT_MIB = 64
+HANG_TESTS = "tests/gpu/test_gpu_hangs.py"
+NO_TESTS_COLLECTED = 5
+H200_COPY_BYTES_PER_SECOND = 4.3e12
+NO_VARIABLES: Mapping[str, str] = {}
+FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A finding in words, and the number that others are held to."""
+    """A line of the summary; ``value`` is compared with later results."""
 
     name: str
-    verdict: str
+    verdict: str  # pass, fail or skip
     figure: str
     value: float | None = None
 
@@ -47,42 +57,42 @@ class Line:
         return f"{self.verdict:4}  {self.name:44}  {self.figure}"
 
 
-def held(name: str, ok: bool, figure: str) -> Line:
-    return Line(name, "pass" if ok else "fail", figure)
+def make_line(name: str, passed: bool, figure: str) -> Line:
+    return Line(name, "pass" if passed else "fail", figure)
 
 
 @dataclass
 class Session:
-    """Where things are put, what was found, and until when the present part may go on."""
+    """Folders, results so far, and the deadline of the current part."""
 
     folder: Path
     work: Path
     rehearse: bool
     lines: list[Line] = field(default_factory=list)
     runs: list[Path] = field(default_factory=list)
-    until: float = 0.0
-
-    @property
-    def place(self) -> tuple[str, ...]:
-        """One rank on the GPU, in a rehearsal on the CPU."""
-        return ("--device", self.device, "--nproc", "1", "--allow-single", "--launches", "1")
-
-    @property
-    def two(self) -> tuple[str, ...]:
-        return ("--device", self.device, "--backend", "gloo", "--nproc", "2", "--launches", "1")
+    deadline: float = 0.0  # of time.monotonic()
 
     @property
     def device(self) -> str:
         return "cpu" if self.rehearse else "cuda"
 
-    def command(
-        self, name: str, *words: str, cwd: Path = ROOT, variables: Mapping[str, str] = NONE
+    @property
+    def one_rank_options(self) -> list[str]:
+        options = f"--device {self.device} --nproc 1 --allow-single --launches 1"
+        return options.split()
+
+    @property
+    def two_ranks_options(self) -> list[str]:
+        return f"--device {self.device} --backend gloo --nproc 2 --launches 1".split()
+
+    def run_python(
+        self, name: str, *args: str, cwd: Path = ROOT, variables: Mapping[str, str] = NO_VARIABLES
     ) -> tuple[int | None, str]:
-        """Return the exit code, None if it took too long, and what was printed, which is also kept as a log."""
+        """Return the exit code, None after the deadline, and the output, which is also kept as a log."""
         log = self.work / "logs" / f"{name}.log"
         with log.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, *words],
+                [sys.executable, *args],
                 cwd=cwd,
                 env={**os.environ, **variables},
                 stdout=file,
@@ -90,121 +100,140 @@ class Session:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            code = None
+            exit_code = None
             with suppress(subprocess.TimeoutExpired):
-                code = process.wait(max(1.0, self.until - time.monotonic()))
-            for sign, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
-                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                    if process.poll() is None:
-                        os.killpg(process.pid, sign)
-                        process.wait(seconds)
-        return code, log.read_text(errors="replace")
+                exit_code = process.wait(max(1.0, self.deadline - time.monotonic()))
+            stop_process(process)
+        return exit_code, log.read_text(errors="replace")
 
-    def parbench(
-        self, name: str, *words: str, cwd: Path = ROOT, budget: float = 60
+    def run_parbench(
+        self, name: str, *options: str, cwd: Path = ROOT, budget: float = 60
     ) -> tuple[list[Record], list[Line]]:
-        """Run ``parbench run``; return its records, and a line that says whether all is well."""
+        """Run ``parbench run`` and return its records and a line with the statuses."""
         if self.rehearse:
-            budget = 15 if budget < 60 else budget
+            budget = REHEARSAL_SECONDS if budget < 60 else 60
         else:
-            budget = min(budget, max(5.0, self.until - time.monotonic() - 25))
+            remaining = self.deadline - time.monotonic() - 25
+            budget = min(budget, max(5.0, remaining))
         out = self.work / "runs" / name
-        more = ("--budget", f"{budget:.0f}s", "--out", str(out))
-        code, told = self.command(name, "-m", "parbench", "run", *words, *more, cwd=cwd)
-        records = []
+        limits = ["--budget", f"{budget:.0f}s", "--out", str(out)]
+        exit_code, output = self.run_python(
+            name, "-m", "parbench", "run", *options, *limits, cwd=cwd
+        )
+        records = {}
         for path in out.glob("*/records.jsonl"):
             self.runs.append(path.parent)
-            records += [json.loads(line) for line in path.read_text().splitlines()]
-        records = list({(one["case"]["id"], one["launch"]): one for one in records}.values())
-        counts = Counter(one["status"] for one in records)
-        figure = ", ".join(f"{count} {status}" for status, count in counts.items()) or last_words(
-            told
-        )
-        if late := sum("out of time" in (one["reason"] or "") for one in records):
-            figure += f" ({late} of them for want of time)"
-        bad = [one for one in records if one["status"] not in ("ok", "skipped")]
-        if bad:
-            figure += f"; {label(bad[0])}: {bad[0]['reason']}"
-        if code is None:
-            figure += "; cut off by the clock"
-        return records, [held(name, bool(counts["ok"]) and not bad and code is not None, figure)]
+            for text in path.read_text().splitlines():
+                record = json.loads(text)
+                records[record["case"]["id"], record["launch"]] = record
+        line = summarize_records(name, list(records.values()), exit_code, output)
+        return list(records.values()), [line]
 
-    def probe(self, part: str, variables: Mapping[str, str]) -> Iterator[Line]:
-        """Return what a part of ``gpu_probes`` found, as far as it came."""
-        code, told = self.command(
-            part, str(HERE / "gpu_probes.py"), *self.rehearsing, part, variables=variables
-        )
-        for line in told.splitlines():
-            if line.startswith('{"name"'):
-                yield Line(**json.loads(line))
-        if code != 0:
-            yield Line(
-                f"probe {part}", "fail", "took too long" if code is None else last_words(told)
-            )
+    def run_probe(self, part: str, variables: Mapping[str, str]) -> Iterator[Line]:
+        """Yield the results of a part of ``gpu_probes`` as far as it came."""
+        rehearse = ["--rehearse"] if self.rehearse else []
+        program = str(GPU_TESTS / "gpu_probes.py")
+        exit_code, output = self.run_python(part, program, *rehearse, part, variables=variables)
+        for text in output.splitlines():
+            if text.startswith('{"name"'):
+                yield Line(**json.loads(text))
+        if exit_code is None:
+            yield Line(f"probe {part}", "fail", "deadline exceeded")
+        elif exit_code != 0:
+            yield Line(f"probe {part}", "fail", last_line(output))
 
-    @property
-    def rehearsing(self) -> list[str]:
-        return ["--rehearse"] if self.rehearse else []
-
-    def value(self, name: str) -> float | None:
-        return next((line.value for line in self.lines if line.name == name), None)
+    def find_value(self, name: str) -> float | None:
+        for line in self.lines:
+            if line.name == name:
+                return line.value
+        return None
 
     def write(self) -> None:
-        """Leave what is known so far, whatever may come."""
+        """Write the results so far, so that an interrupted script leaves them."""
         (self.folder / "summary.txt").write_text("".join(f"{line.text}\n" for line in self.lines))
         with (self.folder / "records.jsonl").open("w") as file:
             for run in self.runs:
                 file.write((run / "records.jsonl").read_text())
-        with tarfile.open(self.folder / "everything.tar.gz", "w:gz", compresslevel=1) as tar:
+        archive = self.folder / "everything.tar.gz"
+        with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
             tar.add(self.work, arcname="one_gpu")
 
 
-def last_words(told: str) -> str:
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it printed nothing"
+def stop_process(process: "subprocess.Popen[bytes]") -> None:
+    """End the process group of a process that still runs: first SIGTERM, then SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+                process.wait(5)
 
 
-def label(record: Record) -> str:
+def summarize_records(name: str, records: list[Record], exit_code: int | None, output: str) -> Line:
+    """Return a line that passes if a case is ok and every other one is ok or skipped."""
+    counts = Counter(record["status"] for record in records)
+    figure = ", ".join(f"{count} {status}" for status, count in counts.items())
+    figure = figure or last_line(output)
+    num_late = sum("out of time" in (record["reason"] or "") for record in records)
+    if num_late:
+        figure += f" ({num_late} for lack of time)"
+    failed = [record for record in records if record["status"] not in ("ok", "skipped")]
+    if failed:
+        figure += f"; {label_case(failed[0])}: {failed[0]['reason']}"
+    if exit_code is None:
+        figure += "; deadline exceeded"
+    passed = counts["ok"] > 0 and not failed and exit_code is not None
+    return make_line(name, passed, figure)
+
+
+def last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1][:MAX_MESSAGE_CHARACTERS] if lines else "no output"
+
+
+def label_case(record: Record) -> str:
     params = record["case"]["params"]
-    return " ".join(
-        [record["case"]["name"], *(f"{name}={value}" for name, value in params.items())]
-    )
+    settings = [f"{name}={value}" for name, value in params.items()]
+    return " ".join([record["case"]["name"], *settings])
 
 
-def metric(records: Iterable[Record], case: str, name: str, **params: object) -> float | None:
-    """Return a metric of the first record of a case that is well and has these parameters."""
-    for one in records:
-        whole = {**one["case"]["defaults"], **one["case"]["params"]}
-        well = one["status"] == "ok" and one["case"]["name"] == case
-        if well and params.items() <= whole.items() and name in one["metrics"]:
-            return float(one["metrics"][name]["value"])
+def find_metric(records: Iterable[Record], case: str, name: str, **params: object) -> float | None:
+    """Return a metric of the first ok record of a case with these parameters."""
+    for record in records:
+        if record["status"] != "ok" or record["case"]["name"] != case:
+            continue
+        all_params = {**record["case"]["defaults"], **record["case"]["params"]}
+        if params.items() <= all_params.items() and name in record["metrics"]:
+            return float(record["metrics"][name]["value"])
     return None
 
 
-def beside(
-    session: Session, name: str, found: float | None, bare: str, low: float, high: float
+def compare_with_bare_loop(
+    session: Session, name: str, seconds: float | None, bare_name: str, max_ratio: float
 ) -> Line:
-    """Hold a time of parbench's against that of a bare loop."""
-    known = session.value(bare)
-    if found is None or known is None:
-        return Line(name, "skip", f"parbench {found}, bare {known}: one of them is unknown")
-    told = f"{found * 1e6:.2f} us beside {known * 1e6:.2f} us bare: ratio {found / known:.3f}"
-    return held(name, session.rehearse or low <= found / known <= high, told)
+    """Compare a time of parbench with that of a bare loop; the ratio may be 0.8 to ``max_ratio``."""
+    bare_seconds = session.find_value(bare_name)
+    if seconds is None or bare_seconds is None:
+        return Line(name, "skip", f"parbench {seconds}, bare {bare_seconds}: one is unknown")
+    ratio = seconds / bare_seconds
+    figure = f"{seconds * 1e6:.2f} us, bare {bare_seconds * 1e6:.2f} us: ratio {ratio:.3f}"
+    return make_line(name, session.rehearse or 0.8 <= ratio <= max_ratio, figure)
 
 
-def machine(session: Session) -> Iterator[Line]:
-    _, told = session.command("torch", "-c", FACTS)
-    yield Line("machine", "pass", f"{last_words(told)}, Python {platform.python_version()}")
-    smi = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,memory.total,memory.used,mig.mode.current"
-    with suppress(OSError, subprocess.SubprocessError):
-        query = ["nvidia-smi", f"--query-gpu={smi}", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-        yield Line("nvidia-smi", "pass", done.stdout.strip() or last_words(done.stderr))
-    code, told = session.command("doctor", "-m", "parbench", "doctor")
-    yield held("doctor", code in (0, 1), f"exit code {code}, {len(told.splitlines())} lines")
+def query_nvidia_smi(fields: str) -> str:
+    """Return the values of fields of nvidia-smi; raises OSError or SubprocessError."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    return completed.stdout.strip()
 
 
-FACTS = """
+def read_used_mib() -> int | None:
+    """Return the used MiB of the GPU, or None where nvidia-smi does not report it."""
+    with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return int(query_nvidia_smi("memory.used").split()[0])
+    return None
+
+
+DEVICE_SCRIPT = """
 import torch
 gpu = torch.cuda.is_available()
 name = torch.cuda.get_device_name() if gpu else "no GPU"
@@ -213,354 +242,357 @@ print(f"{name}, torch {torch.__version__}, NCCL {nccl}")
 """
 
 
+def machine(session: Session) -> Iterator[Line]:
+    """Report what the machine is."""
+    _, output = session.run_python("torch", "-c", DEVICE_SCRIPT)
+    yield Line("machine", "pass", f"{last_line(output)}, Python {platform.python_version()}")
+    fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,memory.total,memory.used"
+    with suppress(OSError, subprocess.SubprocessError):
+        yield Line("nvidia-smi", "pass", query_nvidia_smi(f"{fields},mig.mode.current"))
+    exit_code, output = session.run_python("doctor", "-m", "parbench", "doctor")
+    figure = f"exit code {exit_code}, {len(output.splitlines())} lines"
+    yield make_line("doctor", exit_code in (0, 1), figure)
+
+
 def marked(session: Session) -> Iterator[Line]:
-    """Run the tests marked gpu; a rehearsal collects them, so that they import."""
-    yield from tested(session, "tests/gpu", f"--ignore={HANGS}")
+    """Run the tests marked gpu; a rehearsal only imports them."""
+    yield from run_gpu_tests(session, "tests/gpu", f"--ignore={HANG_TESTS}")
 
 
 def hangs_at_length(session: Session) -> Iterator[Line]:
-    yield from tested(session, HANGS)
+    yield from run_gpu_tests(session, HANG_TESTS)
 
 
-def tested(session: Session, *paths: str) -> Iterator[Line]:
-    quiet = ("-p", "no:cacheprovider", "-W", "default", "--tb=short", "-v")
-    code, told = session.command(
-        f"pytest {Path(paths[0]).name}", "-m", "pytest", *quiet, "-m", "gpu", *paths
-    )
-    found = dict(
-        re.findall(r"^(tests/gpu/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|RERUN)", told, re.MULTILINE)
-    )
-    counts = Counter(found.values())
-    figure = ", ".join(
-        f"{count} {verdict.lower()}" for verdict, count in counts.items()
-    ) or last_words(told)
-    well = code == (5 if session.rehearse else 0)
-    name = f"tests marked gpu: {' '.join(paths)}"
-    yield held(name, well, figure + ("" if code is not None else "; cut off by the clock"))
-    for test, verdict in found.items():
+def run_gpu_tests(session: Session, *paths: str) -> Iterator[Line]:
+    options = ["-p", "no:cacheprovider", "-W", "default", "--tb=short", "-v", "-m", "gpu"]
+    name = f"pytest {Path(paths[0]).name}"
+    exit_code, output = session.run_python(name, "-m", "pytest", *options, *paths)
+    pattern = r"^(tests/gpu/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|RERUN)"
+    verdicts = dict(re.findall(pattern, output, re.MULTILINE))
+    counts = Counter(verdicts.values())
+    figure = ", ".join(f"{count} {verdict.lower()}" for verdict, count in counts.items())
+    figure = figure or last_line(output)
+    if exit_code is None:
+        figure += "; deadline exceeded"
+    expected_code = NO_TESTS_COLLECTED if session.rehearse else 0
+    title = f"tests marked gpu: {' '.join(paths)}"
+    yield make_line(title, exit_code == expected_code, figure)
+    for test, verdict in verdicts.items():
         if verdict in ("FAILED", "ERROR"):
             yield Line(f"  {test.removeprefix('tests/gpu/')}", "fail", verdict.lower())
 
 
 def one_rank(session: Session) -> Iterator[Line]:
-    """Take every collective in every mode at 1K and 256M."""
-    modes = "blocking,pipelined,async,coalesced" + ("" if session.rehearse else ",graph")
+    """Run every collective in every mode at a small and a large size."""
+    modes = "blocking,pipelined,async,coalesced"
+    if not session.rehearse:
+        modes += ",graph"
     sizes = "1K,64K" if session.rehearse else "1K,256M"
-    asked = ("--only", "collective.*", "--sizes", sizes, "--set", f"mode={modes}")
-    records, lines = session.parbench("collectives", *session.place, *asked, budget=30)
+    selection = ["--only", "collective.*", "--sizes", sizes, "--set", f"mode={modes}"]
+    records, lines = session.run_parbench(
+        "collectives", *session.one_rank_options, *selection, budget=30
+    )
     yield from lines
     for name in ("all_reduce", "all_gather"):
-        for mode, low, high in (("blocking", 0.8, 1.25), ("graph", 0.8, 1.25)):
-            found = metric(records, f"collective.{name}", "time", size_bytes=1024, mode=mode)
-            yield beside(
-                session,
-                f"{mode} {name} of 1K",
-                found,
-                f"bare {mode} {name} of 1K, one rank",
-                low,
-                high,
+        for mode in ("blocking", "graph"):
+            seconds = find_metric(records, f"collective.{name}", "time", size_bytes=1024, mode=mode)
+            title = f"{mode} {name} of 1K"
+            yield compare_with_bare_loop(
+                session, title, seconds, f"bare {title}, one rank", max_ratio=1.25
             )
 
 
 def every_type(session: Session) -> Iterator[Line]:
-    """Take every collective in every type at 1K and 256M, and every reduction at 1K."""
+    """Run every collective in every type at 1K and 256M, and every reduction at 1K."""
     types = ["float32", "bfloat16", "int8"]
+    sizes = ["1K"]
     if not session.rehearse:
-        types += [
-            "float64",
-            "float16",
-            "int64",
-            "int32",
-            "uint8",
-            "bool",
-            "float8_e4m3fn",
-            "float8_e5m2",
-        ]
-    sizes = ["1K"] if session.rehearse else ["1K", "256M"]
-    cases = [f'[[case]]\nname = "collective.*"\nset = {{ size_bytes = {sizes}, dtype = {types} }}']
+        types += ["float64", "float16", "int64", "int32", "uint8", "bool"]
+        types += ["float8_e4m3fn", "float8_e5m2"]
+        sizes += ["256M"]
+    cases = [
+        f'[[case]]\nname = "collective.*"\nset = {{ size_bytes = {sizes}, dtype = {types} }}',
+    ]
     for name in ("all_reduce", "reduce_scatter"):
-        redops = ["min", "max", "product"]
-        cases.append(
-            f'[[case]]\nname = "{name}"\nset = {{ size_bytes = "1K", dtype = {types}, redop = {redops} }}'
-        )
+        settings = f'size_bytes = "1K", dtype = {types}, redop = ["min", "max", "product"]'
+        cases.append(f'[[case]]\nname = "{name}"\nset = {{ {settings} }}')
     plan = session.work / "types.toml"
     plan.write_text("\n".join(cases))
-    yield from session.parbench("types", *session.place, "--plan", str(plan), budget=25)[1]
+    options = [*session.one_rank_options, "--plan", str(plan)]
+    _, lines = session.run_parbench("types", *options, budget=25)
+    yield from lines
 
 
 def memory(session: Session) -> Iterator[Line]:
+    """Measure the bandwidth of memory copies and the FLOP/s of GEMMs."""
     size = "1M" if session.rehearse else "1G"
-    asked = (
-        "--only",
-        "memory.copy",
-        "--only",
-        "compute.gemm",
-        "--sizes",
-        size,
-        "--set",
-        "m=512,4096",
+    edges = "m=128" if session.rehearse else "m=512,4096"
+    selection = ["--only", "memory.copy", "--only", "compute.gemm", "--sizes", size]
+    records, lines = session.run_parbench(
+        "memory and GEMMs", *session.one_rank_options, *selection, "--set", edges, budget=8
     )
-    if session.rehearse:
-        asked = (*asked[:-1], "m=128")
-    records, lines = session.parbench("memory and products", *session.place, *asked, budget=8)
     yield from lines
-    rate = metric(records, "memory.copy", "algbw")
-    if rate is not None:
-        on_h200 = "H200" in session.lines[0].figure
-        told = f"{2 * rate / 1e12:.3f} TB/s read + written; {2 * rate / 4.3e12:.3f} of 4.3"
-        yield held("memory.copy", not on_h200 or abs(2 * rate / 4.3e12 - 1) <= 0.1, told)
+    bandwidth = find_metric(records, "memory.copy", "algbw")
+    if bandwidth is None:
+        return
+    # A copy reads and writes every byte.
+    ratio = 2 * bandwidth / H200_COPY_BYTES_PER_SECOND
+    is_h200 = "H200" in session.lines[0].figure
+    figure = f"{2 * bandwidth / 1e12:.3f} TB/s read and written, {ratio:.3f} of an H200"
+    yield make_line("memory.copy", not is_h200 or abs(ratio - 1) <= 0.1, figure)
 
 
 def health(session: Session) -> Iterator[Line]:
-    """Check the GPU by itself: right results, and what its driver tells."""
-    place = ("--device", session.device, "--nproc", "2" if session.rehearse else "1")
-    words = (
-        "check",
-        *place,
-        "--budget",
-        "15s" if session.rehearse else "25s",
-        "--out",
-        str(session.work / "check"),
-        "--json",
+    """Check the GPU: correct results and the health that its driver reports."""
+    num_ranks = "2" if session.rehearse else "1"
+    budget = "15s" if session.rehearse else "25s"
+    options = ["--device", session.device, "--nproc", num_ranks, "--budget", budget]
+    out = str(session.work / "check")
+    exit_code, output = session.run_python(
+        "check", "-m", "parbench", "check", *options, "--out", out, "--json"
     )
-    code, told = session.command("check", "-m", "parbench", *words)
-    found: Record = next(
-        (json.loads(line) for line in told.splitlines() if line.startswith('{"verdict"')), {}
-    )
-    figures = [f"{name} {rate['value']:.3g} {rate['unit']}" for one in found.get("devices", ())[:1]
-               for name, rate in one["rates"].items()]  # fmt: skip
-    rates = ", ".join(figures) or last_words(told)
-    well = code == 0 or (
-        session.rehearse and bool(figures)
-    )  # on cores that others use, whatever the verdict
-    yield held("check", well, f"{found.get('verdict')}: {rates}")
+    report: Record = {}
+    for text in output.splitlines():
+        if text.startswith('{"verdict"'):
+            report = json.loads(text)
+    rates = []
+    for device in report.get("devices", ())[:1]:
+        for name, rate in device["rates"].items():
+            rates.append(f"{name} {rate['value']:.3g} {rate['unit']}")
+    figure = f"{report.get('verdict')}: {', '.join(rates) or last_line(output)}"
+    # On cores that other processes use, any verdict is possible.
+    passed = exit_code == 0 or (session.rehearse and bool(rates))
+    yield make_line("check", passed, figure)
 
 
 def llama(session: Session) -> Iterator[Line]:
-    """Train one llama-shaped step, as large as the bare one."""
-    sizes = [
-        "shape=small-llama",
-        "layers=8",
-        "hidden=2048",
-        "heads=16",
-        "kv_heads=8",
-        "ffn=5632",
-        "sequence=2048",
-    ]
-    sizes = ["shape=tiny-llama"] if session.rehearse else [*sizes, "vocabulary=32000"]
-    settings = [
-        word for size in (*sizes, "precision=bfloat16", "microbatch=4") for word in ("--set", size)
-    ]
-    records, lines = session.parbench(
-        "llama-shaped step", *session.place, "--only", "ddp", *settings, budget=20
-    )
+    """Train a Llama-shaped step of the size of the bare one."""
+    settings = ["shape=tiny-llama"]
+    if not session.rehearse:
+        settings = ["shape=small-llama", "layers=8", "hidden=2048", "heads=16", "kv_heads=8"]
+        settings += ["ffn=5632", "sequence=2048", "vocabulary=32000"]
+    settings += ["precision=bfloat16", "microbatch=4"]
+    options = [*session.one_rank_options, "--only", "ddp"]
+    for setting in settings:
+        options += ["--set", setting]
+    records, lines = session.run_parbench("llama-shaped step", *options, budget=20)
     yield from lines
-    yield beside(
-        session,
-        "llama-shaped step",
-        metric(records, "workload.ddp", "step_time"),
-        "bare llama-shaped step",
-        0.9,
-        1.02,
+    seconds = find_metric(records, "workload.ddp", "step_time")
+    yield compare_with_bare_loop(
+        session, "llama-shaped step", seconds, "bare llama-shaped step", max_ratio=1.02
     )
-    mfu = metric(records, "workload.ddp", "mfu")
-    yield Line("mfu of it", "skip" if mfu is None else "pass", "-" if mfu is None else f"{mfu:.1%}")
+    mfu = find_metric(records, "workload.ddp", "mfu")
+    if mfu is not None:
+        yield Line("MFU of the llama-shaped step", "pass", f"{mfu:.1%}")
+
+
+def make_step_options(session: Session) -> list[str]:
+    shape = "tiny" if session.rehearse else "small-llama"
+    settings = f"--only workload.* --set shape={shape} --set tp=1 --set shard=1"
+    return [*session.one_rank_options, *settings.split()]
 
 
 def steps(session: Session) -> Iterator[Line]:
-    shape = "tiny" if session.rehearse else "small-llama"
-    asked = ("--only", "workload.*", "--set", f"shape={shape}", "--set", "tp=1", "--set", "shard=1")
     precisions = "float32" if session.rehearse else "float32,bfloat16"
-    real = (*asked, "--set", f"precision={precisions}")
-    yield from session.parbench("steps that compute", *session.place, *real, budget=35)[1]
+    options = [*make_step_options(session), "--set", f"precision={precisions}"]
+    _, lines = session.run_parbench("steps that compute", *options, budget=35)
+    yield from lines
 
 
 def timed(session: Session) -> Iterator[Line]:
-    shape, wait = ("tiny", "2ms") if session.rehearse else ("small-llama", "20ms")
-    asked = ("--only", "workload.*", "--set", f"shape={shape}", "--set", "tp=1", "--set", "shard=1")
-    yield from session.parbench(
-        "steps that wait", *session.place, *asked, "--set", f"compute=timed:{wait}", budget=25
-    )[1]
+    wait = "2ms" if session.rehearse else "20ms"
+    options = [*make_step_options(session), "--set", f"compute=timed:{wait}"]
+    _, lines = session.run_parbench("steps that wait", *options, budget=25)
+    yield from lines
 
 
 def on_gloo(session: Session) -> Iterator[Line]:
-    """Take on one GPU what gloo carries there, and see the rest refused."""
+    """Run with two ranks what gloo carries between CUDA tensors; the rest is refused."""
     sizes = "1K" if session.rehearse else "1K,16M"
-    asked = ("--only", "collective.*", "--sizes", sizes, "--set", "mode=blocking,pipelined,async")
-    yield from session.parbench("gloo: collectives, 2 ranks", *session.two, *asked, budget=15)[1]
-    named = [word for name in ("ddp*", "zero1", "ep_dispatch", "cp") for word in ("--only", name)]
-    settings = ("--set", "shape=tiny", "--set", "method=ulysses,allgather_kv")
-    yield from session.parbench("gloo: steps, 2 ranks", *session.two, *named, *settings, budget=20)[
-        1
+    modes = "mode=blocking,pipelined,async"
+    selection = ["--only", "collective.*", "--sizes", sizes, "--set", modes]
+    options = session.two_ranks_options
+    _, lines = session.run_parbench("gloo: collectives, 2 ranks", *options, *selection, budget=15)
+    yield from lines
+    selection = [
+        "--only",
+        "ddp*",
+        "--only",
+        "zero1",
+        "--only",
+        "ep_dispatch",
+        "--only",
+        "cp",
+        "--set",
+        "shape=tiny",
     ]
-    for name, words in (
-        ("p2p", ("--only", "sendrecv", "--sizes", "1K")),
-        ("coalesced", ("--only", "all_gather", "--sizes", "1K", "--set", "mode=coalesced")),
-        ("fsdp", ("--only", "fsdp")),
+    methods = ["--set", "method=ulysses,allgather_kv"]
+    _, lines = session.run_parbench(
+        "gloo: steps, 2 ranks", *options, *selection, *methods, budget=20
+    )
+    yield from lines
+    if session.rehearse:
+        return
+    for name, selected in (
+        ("p2p", "--only sendrecv --sizes 1K"),
+        ("coalesced", "--only all_gather --sizes 1K --set mode=coalesced"),
+        ("fsdp", "--only fsdp"),
     ):
-        if not session.rehearse:
-            code, told = session.command(
-                f"refusal of {name}", "-m", "parbench", "run", *session.two, *words
-            )
-            yield held(f"gloo: {name} is refused", code == 2 and "gloo" in told, last_words(told))
+        args = ["-m", "parbench", "run", *options, *selected.split()]
+        exit_code, output = session.run_python(f"refusal of {name}", *args)
+        passed = exit_code == 2 and "gloo" in output
+        yield make_line(f"gloo: {name} is refused", passed, last_line(output))
 
 
 def hangs(session: Session) -> Iterator[Line]:
-    """Let rank 1 sleep or keep the device busy: each is told of, and the case after them is measured."""
-    before, ways = used_mib(), ["asleep"] if session.rehearse else ["asleep", "spinning"]
-    asked = (
-        "--target",
-        "tests.support.faults:several",
-        "--set",
-        f"how={','.join(ways)},fine",
-        "--timeout",
-        "10s",
+    """Let rank 1 sleep or occupy the device: each is reported, and the next case is measured."""
+    used_before = read_used_mib()
+    faults = ["asleep"] if session.rehearse else ["asleep", "spinning"]
+    target = ["--target", "tests.support.faults:several", "--timeout", "10s"]
+    names = ",".join([*faults, "fine"])
+    records, _ = session.run_parbench(
+        "hangs", *session.two_ranks_options, *target, "--set", f"how={names}"
     )
-    records, _ = session.parbench("hangs", *session.two, *asked)
-    by_how = {one["case"]["params"]["how"]: one for one in records}
-    nothing = {"status": "no record", "reason": ""}
-    for how in ways:
-        one = by_how.get(how, nothing)
-        well = one["status"] == "hang" and "rank 1" in one["reason"]
-        yield held(f"rank 1 is {how}", well, f"{one['status']}: {one['reason']}")
-    last = by_how.get("fine", nothing)
-    yield held(
-        "the case after a hang", last["status"] == "ok", f"{last['status']} {last['reason'] or ''}"
-    )
-    after = used_mib()
-    if before is not None and after is not None:
-        yield held(
-            "memory freed after hangs",
-            after - before < 64,
-            f"{before} MiB used before, {after} MiB after",
-        )
-
-
-def used_mib() -> int | None:
-    """Return the MiB that are used on the GPU; None where nvidia-smi does not tell."""
-    with suppress(OSError, subprocess.SubprocessError, ValueError):
-        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        return int(
-            subprocess.run(
-                query, capture_output=True, text=True, timeout=20, check=True
-            ).stdout.split()[0]
-        )
-    return None
+    by_fault = {record["case"]["params"]["how"]: record for record in records}
+    missing = {"status": "no record", "reason": ""}
+    for fault in faults:
+        record = by_fault.get(fault, missing)
+        passed = record["status"] == "hang" and "rank 1" in record["reason"]
+        yield make_line(f"rank 1 is {fault}", passed, f"{record['status']}: {record['reason']}")
+    last = by_fault.get("fine", missing)
+    figure = f"{last['status']} {last['reason'] or ''}"
+    yield make_line("the case after a hang", last["status"] == "ok", figure)
+    used_after = read_used_mib()
+    if used_before is not None and used_after is not None:
+        figure = f"{used_before} MiB used before, {used_after} MiB after"
+        is_freed = used_after - used_before < MAX_LEFT_MIB
+        yield make_line("memory freed after hangs", is_freed, figure)
 
 
 def page(session: Session) -> Iterator[Line]:
+    """Write a report of all runs."""
     runs = [str(run) for run in session.runs]
-    output = session.folder / "report.html"
-    code, told = session.command("page", "-m", "parbench", "report", *runs, "-o", str(output))
-    size = output.stat().st_size / 1e6 if output.exists() else 0.0
-    yield held("page of all runs", code == 0, f"{size:.1f} MB" if code == 0 else last_words(told))
+    target = session.folder / "report.html"
+    exit_code, output = session.run_python(
+        "page", "-m", "parbench", "report", *runs, "-o", str(target)
+    )
+    figure = last_line(output)
+    if exit_code == 0:
+        figure = f"{target.stat().st_size / 1e6:.1f} MB"
+    yield make_line("report of all runs", exit_code == 0, figure)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is tried, and the seconds after which it is given up."""
+    """A part of the script and the seconds after which it is stopped."""
 
     name: str
-    act: Callable[[Session], Iterator[Line]]
+    run: Callable[[Session], Iterator[Line]]
     seconds: float
 
 
-def of(act: Callable[[Session], Iterator[Line]], seconds: float) -> Part:
-    return Part(act.__name__, act, seconds)
+def make_part(run: Callable[[Session], Iterator[Line]], seconds: float) -> Part:
+    return Part(run.__name__, run, seconds)
 
 
-def probed(name: str, seconds: float, variables: Mapping[str, str] = NONE) -> Part:
-    return Part(name, lambda session: session.probe(name, variables), seconds)
+def make_probe(name: str, seconds: float, variables: Mapping[str, str] = NO_VARIABLES) -> Part:
+    return Part(name, lambda session: session.run_probe(name, variables), seconds)
 
 
-RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
 PARTS = (
-    of(machine, 40),
-    probed("reference", 70),
-    of(one_rank, 75),
-    of(memory, 35),
-    of(health, 60),
-    of(llama, 60),
-    of(marked, 140),
-    of(steps, 75),
-    of(on_gloo, 90),
-    of(hangs, 75),
-    probed("capture", 40, RECORDER),
-    probed("grouped", 25),
-    of(every_type, 60),
-    of(timed, 55),
-    probed("sleeping", 40),
-    probed("pair", 40),
-    of(page, 30),
-    of(hangs_at_length, 170),
+    make_part(machine, 40),
+    make_probe("reference", 70),
+    make_part(one_rank, 75),
+    make_part(memory, 35),
+    make_part(health, 60),
+    make_part(llama, 60),
+    make_part(marked, 140),
+    make_part(steps, 75),
+    make_part(on_gloo, 90),
+    make_part(hangs, 75),
+    make_probe("capture", 40, FLIGHT_RECORDER),
+    make_probe("grouped", 25),
+    make_part(every_type, 60),
+    make_part(timed, 55),
+    make_probe("sleeping", 40),
+    make_probe("pair", 40),
+    make_part(page, 30),
+    make_part(hangs_at_length, 170),
 )
 
 
-def unpack(site: Path) -> list[str]:
-    """Unpack the wheels of what this Python lacks; return their names."""
-    found = []
-    for wheel in sorted((HERE / "wheels").glob("*.whl")):
+def unpack_wheels(site: Path) -> list[str]:
+    """Unpack the wheels of packages that this Python lacks and return their names."""
+    names = []
+    for wheel in sorted((GPU_TESTS / "wheels").glob("*.whl")):
         name = wheel.name.partition("-")[0]
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             zipfile.ZipFile(wheel).extractall(site)
-            found.append(name)
-    return found
+            names.append(name)
+    return names
+
+
+def run_part(part: Part, session: Session) -> Iterator[Line]:
+    """Yield the lines of a part, and a line for an exception: the other parts still run."""
+    if session.deadline - time.monotonic() < MIN_PART_SECONDS:
+        yield Line(part.name, "skip", "no time remained")
+        return
+    try:
+        yield from part.run(session)
+    except Exception as error:  # noqa: BLE001 - any exception is a result
+        yield Line(part.name, "fail", f"{type(error).__name__}: {error}")
+
+
+def run_parts(session: Session, names: list[str]) -> Line:
+    """Run the named parts and return the line that summarizes all."""
+    start = time.monotonic()
+    slowdown = REHEARSAL_SLOWDOWN if session.rehearse else 1
+    for part in PARTS:
+        if part.name not in names:
+            continue
+        part_deadline = time.monotonic() + slowdown * part.seconds
+        session.deadline = min(part_deadline, start + slowdown * TOTAL_SECONDS)
+        for line in run_part(part, session):
+            session.lines.append(line)
+            print(f"{time.monotonic() - start:5.0f} s  {line.text}", flush=True)
+        session.write()
+    counts = Counter(line.verdict for line in session.lines)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    verb = "rehearsed" if session.rehearse else "ended"
+    figure = f"{verb} after {time.monotonic() - start:.0f} s: {verdicts}"
+    return make_line("all", not counts["fail"], figure)
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words.add_argument("--rehearse", action="store_true", help="on a CPU with gloo, small")
-    words.add_argument(
-        "--only", metavar="PART,...", help=f"some of {', '.join(part.name for part in PARTS)}"
-    )
-    words.add_argument("folder", nargs="?", default=f"one_gpu-{time.strftime('%Y%m%dT%H%M%S')}")
-    asked = words.parse_args()
-    chosen = asked.only.split(",") if asked.only else [part.name for part in PARTS]
-    folder, began = Path(asked.folder).resolve(), time.monotonic()
+    names = [part.name for part in PARTS]
+    parser.add_argument("--rehearse", action="store_true", help="small sizes on a CPU with gloo")
+    parser.add_argument("--only", metavar="PART,...", help=f"some of {', '.join(names)}")
+    default_folder = f"one_gpu-{time.strftime('%Y%m%dT%H%M%S')}"
+    parser.add_argument("folder", nargs="?", default=default_folder)
+    options = parser.parse_args()
+    folder = Path(options.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    slower = 4 if asked.rehearse else 1  # a CPU that others use
     with tempfile.TemporaryDirectory() as scratch:
-        work, site = Path(scratch) / "work", Path(scratch) / "site"
-        (work / "logs").mkdir(parents=True)
-        session, unpacked = Session(folder, work, asked.rehearse), unpack(site)
+        site = Path(scratch) / "site"
+        session = Session(folder, Path(scratch) / "work", options.rehearse)
+        (session.work / "logs").mkdir(parents=True)
+        unpacked = unpack_wheels(site)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(site)])
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        if asked.rehearse:  # cores that others use too make threads wait for one another
+        if options.rehearse:
+            # Threads on cores that other processes use wait for each other.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         print(f"{folder}: unpacked {', '.join(unpacked) or 'nothing'}", flush=True)
-        for part in PARTS:
-            if part.name in chosen:
-                session.until = min(
-                    time.monotonic() + slower * part.seconds, began + slower * WHOLE_SECONDS
-                )
-                for line in take(part, session):
-                    session.lines.append(line)
-                    print(f"{time.monotonic() - began:5.0f} s  {line.text}", flush=True)
-                session.write()
-        counts = Counter(line.verdict for line in session.lines)
-        ended = (
-            f"{'rehearsed' if asked.rehearse else 'ended'} after {time.monotonic() - began:.0f} s"
-        )
-        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        session.lines.append(held("all", not counts["fail"], f"{ended}: {told}"))
+        result = run_parts(session, options.only.split(",") if options.only else names)
+        session.lines.append(result)
         session.write()
-    print(session.lines[-1].text)
-    return int(bool(counts["fail"]))
-
-
-def take(part: Part, session: Session) -> Iterator[Line]:
-    """Return a part's lines, and one of what it raises: the rest goes on."""
-    if session.until - time.monotonic() < 10:
-        yield Line(part.name, "skip", "no time was left")
-        return
-    try:
-        yield from part.act(session)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-        yield Line(part.name, "fail", f"{type(error).__name__}: {error}")
+    print(result.text)
+    return int(result.verdict == "fail")
 
 
 if __name__ == "__main__":
