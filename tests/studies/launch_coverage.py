@@ -1,11 +1,14 @@
-"""How often a launch's 95 % interval holds the true median, under noise whose neighbours resemble each other.
+"""Simulate how often the 95 % interval of one repetition contains the true median.
 
-python -m tests.studies.launch_coverage [--trials 400] simulates one case among others in a launch, by parbench's own
-rule for how many samples a visit takes and its own interval. Between two visits the other cases take as long as 300
-samples (--gap). Noise is lognormal: independent; neighbours correlated by .3, .6, .9 (AR(1)); or one of two modes, the
-slower one half as slow again and there 15 or 40 % of the time, for 1, 20 or 100 samples on average. Beside it is what
-takes all samples in one go and as independent: doubled until their order statistics are as narrow as asked. The last
-column is how many samples parbench takes for each of that one's. A script, not a test:
+    python -m tests.studies.launch_coverage [--trials 400]
+
+A repetition measures one case among others, in blocks, by parbench's own rule for the number of
+samples and its own interval. Between two blocks the other cases take as long as 300 samples
+(``--gap``). Noise is lognormal: independent, with correlated neighbors (AR(1)), or with a slow mode.
+The slow mode takes half as long again, 15 or 40 % of the time, for 1, 20 or 100 samples on average.
+
+For comparison, all samples are taken at once and treated as independent, doubled until the interval
+of their order statistics is as narrow as requested. The last column is the ratio of samples.
 """
 
 import argparse
@@ -26,81 +29,97 @@ from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.timing import DURATION, Progress, Sample, Timing
 from parbench.bench.results.stats import Estimate, within_launch
 
-SLOWER = 1.5
+SLOW_FACTOR = 1.5
+BURN_IN_SAMPLES = 100
+MIN_SAMPLES = 20
 Series = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Lognormal noise of ``sigma``; neighbours correlate by ``rho``, or a share of samples is in a slow mode."""
+    """Lognormal noise; neighbors are correlated, or a share of samples is in a slow mode."""
 
     name: str
-    sigma: float
-    rho: float = 0.0
-    share: float = 0.0
-    dwell: float = 1.0
+    sigma: float  # standard deviation of the logarithm
+    rho: float = 0.0  # correlation of neighbors
+    slow_share: float = 0.0
+    slow_samples: float = 1.0  # mean length of a slow phase
 
     def draw(self, count: int, random: np.random.Generator) -> Series:
-        normal = random.normal(size=count + 100)
-        logs = self.sigma * lfilter([math.sqrt(1 - self.rho**2)], [1, -self.rho], normal)[100:]
+        """Return a series of times whose fast mode has median 1."""
+        normal = random.normal(size=count + BURN_IN_SAMPLES)
+        filtered = lfilter([math.sqrt(1 - self.rho**2)], [1, -self.rho], normal)
+        logs = self.sigma * filtered[BURN_IN_SAMPLES:]
+        times: Series = np.exp(logs)
+        times[self._draw_slow(count, random)] *= SLOW_FACTOR
+        return times
+
+    def _draw_slow(self, count: int, random: np.random.Generator) -> NDArray[np.bool_]:
+        """Return which samples are in the slow mode."""
         slow = np.zeros(count, dtype=bool)
-        if self.share and self.dwell == 1:
-            slow = random.random(count) < self.share
-        elif self.share:
-            place, is_slow = 0, random.random() < self.share
-            while place < count:
-                stay = random.geometric(
-                    1 / self.dwell if is_slow else self.share / (1 - self.share) / self.dwell
-                )
-                slow[place : place + stay] = is_slow
-                place, is_slow = place + stay, not is_slow
-        found: Series = np.exp(logs) * np.where(slow, SLOWER, 1.0)
-        return found
+        if self.slow_share == 0:
+            return slow
+        if self.slow_samples == 1:
+            return random.random(count) < self.slow_share
+        leave_slow = 1 / self.slow_samples
+        enter_slow = leave_slow * self.slow_share / (1 - self.slow_share)
+        start = 0
+        is_slow = bool(random.random() < self.slow_share)
+        while start < count:
+            length = random.geometric(leave_slow if is_slow else enter_slow)
+            slow[start : start + length] = is_slow
+            start += length
+            is_slow = not is_slow
+        return slow
 
-    @property
-    def median(self) -> float:
-        def below(value: float) -> float:
-            usual, slow = (ndtr(math.log(value / mode) / self.sigma) for mode in (1.0, SLOWER))
-            return float((1 - self.share) * usual + self.share * slow - 0.5)
+    def compute_median(self) -> float:
+        def excess_probability(value: float) -> float:
+            fast = ndtr(math.log(value) / self.sigma)
+            slow = ndtr(math.log(value / SLOW_FACTOR) / self.sigma)
+            return float((1 - self.slow_share) * fast + self.slow_share * slow - 0.5)
 
-        return float(brentq(below, 0.5, 3.0))
+        return float(brentq(excess_probability, 0.5, 3.0))
 
 
-def noises() -> Iterator[Noise]:
+def list_noises() -> Iterator[Noise]:
     for sigma in (0.02, 0.05, 0.1, 0.2, 0.3, 0.6):
         yield Noise(name="independent", sigma=sigma)
     for rho in (0.3, 0.6, 0.9):
         for sigma in (0.05, 0.1, 0.3):
             yield Noise(name=f"AR(1) {rho}", sigma=sigma, rho=rho)
     for share in (0.15, 0.4):
-        for dwell in (1, 20, 100):
+        for samples in (1, 20, 100):
             for sigma in (0.02, 0.05, 0.1):
-                name = f"{100 * share:.0f} % slow for {dwell}"
-                yield Noise(name=name, sigma=sigma, share=share, dwell=dwell)
+                name = f"{100 * share:.0f} % slow for {samples}"
+                yield Noise(name=name, sigma=sigma, slow_share=share, slow_samples=samples)
 
 
-class Alone:
-    """A world of one rank."""
+class SingleRankWorld:
+    """A world of one rank, without process groups."""
 
-    global_rank, device = 0, torch.device("cpu")
+    global_rank = 0
+    device = torch.device("cpu")
 
     def decide(self, values: list[float]) -> list[float]:
         return values
 
 
-class Simulated(Timing):
-    """Parbench's rule on a series of times in place of a clock; between visits ``gap`` samples pass by."""
+class SimulatedTiming(Timing):
+    """Applies parbench's rule to a series of times in place of a clock."""
 
     def __init__(self, series: Series, gap: int, measure: Measure) -> None:
-        alone: Any = Alone()
-        super().__init__(alone, alone, Progress(), measure, [0])
-        self._series, self._gap, self._place = series, gap, 0
+        world: Any = SingleRankWorld()
+        super().__init__(world, world, Progress(), measure, [0])
+        self._series = series
+        self._gap = gap
+        self._position = 0
 
-    def visits(self) -> Estimate:
-        for left in reversed(range(VISITS)):
-            self.visit(1e9, left)
-            self._place += self._gap
-        return within_launch(self._durations(), self._visits)
+    def estimate(self) -> tuple[Estimate, int]:
+        """Return the interval after all blocks, and the number of samples."""
+        for remaining in reversed(range(VISITS)):
+            self.visit(1e9, remaining)
+            self._position += self._gap
+        return within_launch(self._durations(), self._visits), sum(self._visits)
 
     def _warm_up(self, seconds: float) -> Sample:
         self._each_seconds = 1e-9
@@ -108,59 +127,60 @@ class Simulated(Timing):
 
     def _gather(self, sample: Sample, count: int) -> None:
         stamps = np.zeros((4, 1, count), dtype=np.int64)
-        stamps[DURATION, 0] = 1e9 * self._series[self._place : self._place + count]
+        stamps[DURATION, 0] = 1e9 * self._series[self._position : self._position + count]
         self._stamps = np.concatenate([self._stamps, stamps], axis=2)
-        self._place += count
+        self._position += count
 
 
-def in_one_go(series: Series, measure: Measure) -> Estimate:
-    """Return what doubling gives until the order statistics of all samples are as narrow as asked."""
+def estimate_independent(series: Series, measure: Measure) -> tuple[Estimate, int]:
+    """Double the samples until their interval is narrow enough, and return it with their number."""
     count = measure.min_iterations
     while True:
-        found = within_launch(series[:count].tolist(), [1] * count)
-        if count >= measure.max_iterations or (
-            count >= 20 and (found.half_width or 1) <= measure.precision
-        ):
-            return found
+        estimate = within_launch(series[:count].tolist(), [1] * count)
+        is_narrow = (estimate.half_width or 1) <= measure.precision
+        if count >= measure.max_iterations or (count >= MIN_SAMPLES and is_narrow):
+            return estimate, min(count, len(series))
         count = min(2 * count, measure.max_iterations)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """The share of intervals that held the median, of those there were; the samples taken; half the width."""
+class Coverage:
+    """Results of a method over many trials."""
 
-    covered: float
-    printed: float
-    samples: float
-    half_width: float
+    covered: float  # share of intervals that contain the median
+    printed: float  # share of trials with an interval
+    samples: float  # mean number of samples
+    half_width: float  # median, relative to the median time
 
 
-def tried(found: list[tuple[Estimate, int]], truth: float) -> Tried:
-    known = [
-        (one.low, one.high) for one, _ in found if one.low is not None and one.high is not None
-    ]
-    held = [low <= truth <= high for low, high in known]
-    return Tried(
-        covered=float(np.mean(held)) if held else math.nan,
-        printed=len(known) / len(found),
-        samples=float(np.mean([count for _, count in found])),
-        half_width=float(np.median([(high - low) / 2 for low, high in known]))
-        if known
-        else math.nan,
+def summarize(estimates: list[tuple[Estimate, int]], true_median: float) -> Coverage:
+    covered = []
+    half_widths = []
+    for estimate, _ in estimates:
+        if estimate.low is not None and estimate.high is not None:
+            covered.append(estimate.low <= true_median <= estimate.high)
+            half_widths.append((estimate.high - estimate.low) / 2 / 1e9)
+    return Coverage(
+        covered=float(np.mean(covered)) if covered else math.nan,
+        printed=len(covered) / len(estimates),
+        samples=float(np.mean([count for _, count in estimates])),
+        half_width=float(np.median(half_widths)) if half_widths else math.nan,
     )
 
 
-def both(noise: Noise, trials: int, gap: int, seed: int) -> tuple[Tried, Tried]:
-    """Return what parbench's visits give, and all samples in one go taken as independent."""
-    random, measure, truth = np.random.default_rng(seed), Measure(), 1e9 * noise.median
-    ours, theirs = list[tuple[Estimate, int]](), list[tuple[Estimate, int]]()
+def simulate(noise: Noise, trials: int, gap: int, seed: int) -> tuple[Coverage, Coverage]:
+    """Return the coverage of parbench's blocks, and of independent samples taken at once."""
+    random = np.random.default_rng(seed)
+    measure = Measure()
+    num_samples = measure.max_iterations + VISITS * (gap + 3)
+    in_blocks = []
+    at_once = []
     for _ in range(trials):
-        series = noise.draw(measure.max_iterations + VISITS * (gap + 3), random)
-        simulated = Simulated(series, gap, measure)
-        ours.append((simulated.visits(), sum(simulated._visits)))
-        one = in_one_go(1e9 * series, measure)
-        theirs.append((one, int(one.method.split()[2])))
-    return tried(ours, truth), tried(theirs, truth)
+        series = noise.draw(num_samples, random)
+        in_blocks.append(SimulatedTiming(series, gap, measure).estimate())
+        at_once.append(estimate_independent(1e9 * series, measure))
+    true_median = 1e9 * noise.compute_median()
+    return summarize(in_blocks, true_median), summarize(at_once, true_median)
 
 
 def main() -> None:
@@ -168,18 +188,22 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=400)
     parser.add_argument("--gap", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    print(
-        f"coverage of the 95 % interval of one launch, {asked.trials} trials, {VISITS} visits, gaps of {asked.gap}"
-    )
-    print(
-        f"{'':24}{'in visits':>11}{'printed':>9}{'+-':>7}{'samples':>9}{'in one go':>11}{'samples':>9}{'ratio':>7}"
-    )
-    for noise in noises():
-        ours, theirs = both(noise, asked.trials, asked.gap, asked.seed)
-        cells = f"{ours.covered:11.3f}{ours.printed:9.2f}{ours.half_width / 1e9:7.3f}{ours.samples:9.0f}"
-        cells += f"{theirs.covered:11.3f}{theirs.samples:9.0f}{ours.samples / theirs.samples:7.2f}"
-        print(f"{noise.name:18}{noise.sigma:6.2f}{cells}", flush=True)
+    options = parser.parse_args()
+    print(f"{options.trials} trials, {VISITS} blocks, gaps of {options.gap} samples")
+    titles = ("in blocks", "printed", "+-", "samples", "at once", "samples", "ratio")
+    print(f"{'noise':24}" + "".join(f"{title:>10}" for title in titles))
+    for noise in list_noises():
+        blocks, once = simulate(noise, options.trials, options.gap, options.seed)
+        cells = [
+            f"{blocks.covered:.3f}",
+            f"{blocks.printed:.2f}",
+            f"{blocks.half_width:.3f}",
+            f"{blocks.samples:.0f}",
+            f"{once.covered:.3f}",
+            f"{once.samples:.0f}",
+            f"{blocks.samples / once.samples:.2f}",
+        ]
+        print(f"{noise.name:18}{noise.sigma:6.2f}" + "".join(f"{cell:>10}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast parbench itself is, as a step of one's own and as benchmarks of pytest: the same tasks.
+"""Time parbench itself: the same tasks as a custom benchmark and as benchmarks of pytest.
 
 parbench run --target tests.studies.tool_speed:prepare --nproc 1 --allow-single \
     --set task=help,list,plan,append,load,compare,page \
@@ -9,6 +9,7 @@ python -m pytest tests/studies/tool_speed.py --benchmark-json=speed.json
 What the tasks read is made once, under /dev/shm where there is one: how fast a disk is, is not asked.
 """
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from parbench.bench.world.benchmark import Benchmark
 
 Task = Literal["help", "list", "plan", "append", "load", "compare", "page"]
-MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 OPERATIONS = (
     "all_reduce",
     "all_gather",
@@ -49,27 +50,27 @@ OPERATIONS = (
     "gather",
     "scatter",
 )
-MODES, DTYPES = ("blocking", "pipelined"), ("float32", "bfloat16")
+MODES = ("blocking", "pipelined")
+DTYPES = ("float32", "bfloat16")
 STEPS = ("ddp", "zero1", "fsdp", "hsdp", "tp", "tp_sp", "tp_fsdp")
 
 
-def cases_of(number: int) -> list[Case]:
+def make_cases(number: int) -> list[Case]:
     steps = [
         step_case(STEPS[i % len(STEPS)], hidden=64 * (i // len(STEPS) + 1))
         for i in range(number // 10)
     ]
     sizes = (1024 * (i + 1) for i in range(number))
-    every = (
-        collective_case(op, size, mode=m, dtype=d)
-        for size in sizes
-        for op in OPERATIONS
-        for m in MODES
-        for d in DTYPES
-    )
-    return [*(case for case, _ in zip(every, range(number - len(steps)), strict=False)), *steps]
+    collectives = [
+        collective_case(operation, size, mode=mode, dtype=dtype)
+        for size, operation, mode, dtype in itertools.islice(
+            itertools.product(sizes, OPERATIONS, MODES, DTYPES), number - len(steps)
+        )
+    ]
+    return [*collectives, *steps]
 
 
-def records_of(cases: list[Case], ranks: int, launches: int) -> Iterator[Record]:
+def make_records(cases: list[Case], ranks: int, launches: int) -> Iterator[Record]:
     world = WorldInfo(size=ranks, nodes=max(1, ranks // 8), backend="nccl", device="cuda")
     arrival = Arrival(
         method="ping-pong",
@@ -81,44 +82,44 @@ def records_of(cases: list[Case], ranks: int, launches: int) -> Iterator[Record]
     )
     for launch in range(launches):
         for case in cases:
-            seconds = (20e-6 + float(case.params.get("size_bytes", 1e6)) / 3e9) * (
-                1 + 0.01 * (launch % 7)
-            )
-            more: dict[str, Any] = {"world": world, "arrival": arrival, "n": 5}
+            size_bytes = float(case.params.get("size_bytes", 1e6))
+            variation = 1 + 0.01 * (launch % 7)
+            seconds = (20e-6 + size_bytes / 3e9) * variation
+            fields: dict[str, Any] = {"world": world, "arrival": arrival, "n": 5}
             if case.name.startswith("step."):
-                more["metrics"] = training_metrics(seconds)
-                more["details"] = {"comm_calls": [], "bytes_by_rank": list(range(ranks))}
-            yield ok_record(case, launch, seconds, **more)
+                fields["metrics"] = training_metrics(seconds)
+                fields["details"] = {"comm_calls": [], "bytes_by_rank": list(range(ranks))}
+            yield ok_record(case, launch, seconds, **fields)
 
 
-def synthetic(folder: Path, number: int, ranks: int, launches: int) -> Path:
-    cases = cases_of(number)
-    run = make_run(make_plan(cases, launches=launches), records_of(cases, ranks, launches))
+def write_synthetic_run(folder: Path, number: int, ranks: int, launches: int) -> Path:
+    cases = make_cases(number)
+    run = make_run(make_plan(cases, launches=launches), make_records(cases, ranks, launches))
     pairs = {f"{i}-{j}": "other node" for i in range(ranks) for j in range(i + 1, ranks)}
     info = msgspec.structs.replace(run.info, environment={"locality": pairs})
     return write_run(folder, msgspec.structs.replace(run, info=info))
 
 
-def made(cases: int, launches: int, copy: str = "") -> Path:
-    """Return a run of so many cases and launches, from before if there is one."""
-    base = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+def find_or_write_run(cases: int, launches: int, copy: str = "") -> Path:
+    """Return a run of a number of cases and repetitions; an earlier one is reused."""
+    base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
     folder = base / f"parbench-tool-speed-{SCHEMA}" / f"{cases}-{launches}{copy}"
-    found = runs_in(folder)
-    return found[0] if found else synthetic(folder, cases, 8, launches)
+    runs = runs_in(folder)
+    return runs[0] if runs else write_synthetic_run(folder, cases, 8, launches)
 
 
-def command(*words: object, codes: tuple[int, ...] = (0,)) -> Callable[[], None]:
-    line = [sys.executable, "-m", "parbench", *map(str, words)]
+def make_command(*arguments: object, codes: tuple[int, ...] = (0,)) -> Callable[[], None]:
+    args = [sys.executable, "-m", "parbench", *map(str, arguments)]
 
     def run() -> None:
-        done = subprocess.run(line, stdout=subprocess.DEVNULL, check=False)
-        assert done.returncode in codes, (line, done.returncode)
+        completed = subprocess.run(args, stdout=subprocess.DEVNULL, check=False)
+        assert completed.returncode in codes, (args, completed.returncode)
 
     return run
 
 
-def append(run: Path, folder: Path) -> Callable[[], None]:
-    """Write a run's records anew, 100,000 of them."""
+def make_append(run: Path, folder: Path) -> Callable[[], None]:
+    """Return a function that writes the records of a run again."""
     records = load_run(run).records
     (folder / "records.jsonl").touch()
 
@@ -131,7 +132,7 @@ def append(run: Path, folder: Path) -> Callable[[], None]:
     return write
 
 
-def planned() -> None:
+def plan_many_cases() -> None:
     plan = plan_run(
         Options(
             only=("all_reduce",),
@@ -144,30 +145,35 @@ def planned() -> None:
     assert len(plan.cases) == 10_000
 
 
-def task_of(name: str, folder: Path) -> Callable[[], Any]:
-    """Return what is timed, once what it reads is there."""
+def prepare_task(name: str, folder: Path) -> Callable[[], Any]:
+    """Prepare the input of a task and return the function that is timed."""
     match name:
         case "help":
-            return command("--help")
+            return make_command("--help")
         case "list":
-            return command("list")
+            return make_command("list")
         case "plan":
-            return planned
+            return plan_many_cases
         case "append":
-            return append(made(1_000, 100), folder)
+            return make_append(find_or_write_run(1_000, 100), folder)
         case "load":
-            run = made(1_000, 100)
+            run = find_or_write_run(1_000, 100)
             return lambda: load_run(run)
         case "compare":
-            return command("compare", made(10_000, 2), made(10_000, 2, "-new"), codes=(0, 3))
+            return make_command(
+                "compare",
+                find_or_write_run(10_000, 2),
+                find_or_write_run(10_000, 2, "-new"),
+                codes=(0, 3),
+            )
         case "page":
-            return command("report", made(500, 5), "-o", folder / "page.html")
+            return make_command("report", find_or_write_run(500, 5), "-o", folder / "page.html")
     raise ValueError(name)
 
 
 @pytest.mark.parametrize("name", get_args(Task))
 def test_speed(name: str, benchmark: Any, tmp_path: Path) -> None:
-    benchmark.pedantic(task_of(name, tmp_path), rounds=3, warmup_rounds=1)
+    benchmark.pedantic(prepare_task(name, tmp_path), rounds=3, warmup_rounds=1)
 
 
 def prepare(world: object, *, task: Task = "help") -> "Benchmark":
@@ -176,10 +182,10 @@ def prepare(world: object, *, task: Task = "help") -> "Benchmark":
     class Step(Benchmark):
         def __init__(self) -> None:
             self.folder = tempfile.TemporaryDirectory()
-            self.do = task_of(task, Path(self.folder.name))
+            self.run_task = prepare_task(task, Path(self.folder.name))
 
         def step(self) -> None:
-            self.do()
+            self.run_task()
 
         def close(self) -> None:
             self.folder.cleanup()
