@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 from typing import cast
-from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from parbench.bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress,
 from parbench.bench.world.world import World
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
-from tests.support.ranks import Ranks
 
 US = 1_000
 COLLECTIVE_NS = 7 * US
@@ -145,17 +143,6 @@ def test_step_is_timed_behind_a_start_line(device: FakeDevice) -> None:
     assert device.spins_us == [500, 80, 80]
 
 
-def test_background_load_is_not_waited_for(device: FakeDevice) -> None:
-    take_samples(make_timing(device, [30], beside=True), 1)
-    assert device.log[:3] == ["reset", "sync stream", "barrier"]
-    assert "sync" not in device.log
-
-
-def test_untimed_step_needs_no_start_line(device: FakeDevice) -> None:
-    make_timing(device, [30]).start_line()
-    assert device.log == ["reset", "sync", "barrier"]
-
-
 def test_many_steps_start_behind_a_longer_spin(device: FakeDevice) -> None:
     timer = make_timing(device, [20])
     take_samples(timer, 1)
@@ -171,14 +158,6 @@ def test_long_launch_is_timed_with_its_step(device: FakeDevice) -> None:
     start_line = ["reset", "sync", "barrier", "meet", "sync"]
     assert device.log[-9:] == [*start_line, "record", "step", "record", "wait"]
     assert stamps[DURATION, 1:].tolist() == [3000 * US + STEP_NS] * 2
-
-
-def test_slow_launch_changes_no_other_sample(device: FakeDevice) -> None:
-    stamps = take_samples(make_timing(device, [30, 900, 30]), 3)
-    first, slow, last = stamps[DURATION].tolist()
-    assert first == last == STEP_NS
-    assert slow > STEP_NS
-    assert device.spins_us == [500, 80, 80]
 
 
 def test_late_rank_joins_the_start_line_first(device: FakeDevice) -> None:
@@ -202,34 +181,6 @@ def test_async_mode_does_not_hide_the_launch(device: FakeDevice) -> None:
     assert device.spins_us == []
     assert stamps[ISSUE, 0] == 30 * US
     assert stamps[DURATION, 0] == 30 * US + STEP_NS
-
-
-def time_on_fake_device(world: World) -> float | None:
-    """Return the share of hidden launches where one of twenty is too long on every rank."""
-    clock = HeldTime()
-    device = FakeDevice(clock)
-    benchmark = LaunchingBenchmark(device, [30] * 5 + [300] + [30])
-    measure = Measure(warmup=1, min_iterations=20, max_iterations=20)
-    with mock.patch.object(timing, "time", clock), mock.patch.object(device_timer, "time", clock):
-        timer = Timing(benchmark, world, Progress(), measure, range(2), device=cast(Device, device))
-        timed = timer.run(60.0)
-    return None if timed is None else timed.hidden
-
-
-def test_result_has_the_share_of_hidden_launches(two_ranks: Ranks) -> None:
-    shares = two_ranks.call("tests.bench.rank.test_device_timer:time_on_fake_device")
-    assert shares == [0.95, None]
-
-
-@pytest.mark.parametrize(("backend", "meetings"), [("nccl", 1), ("gloo", 0)])
-def test_ranks_meet_in_the_queue_except_with_gloo(
-    monkeypatch: pytest.MonkeyPatch, backend: str, meetings: int
-) -> None:
-    groups: list[object] = []
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, group: groups.append(group))
-    world = SimpleNamespace(device=torch.device("cpu"), backend=backend, group="group")
-    Device(cast(World, world)).meet()
-    assert groups == ["group"] * meetings
 
 
 def test_torch_has_the_private_spin_kernel() -> None:

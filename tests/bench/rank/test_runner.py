@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -21,7 +20,7 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
-from parbench.bench.rank.runner import CaseRun, Disturbed, load_target, refuse_float8
+from parbench.bench.rank.runner import CaseRun, Disturbed, load_target
 from parbench.bench.rank.timing import Progress
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
@@ -154,7 +153,6 @@ def run_case_on_rank(
     case_target: str,
     injection: FaultSpec | None,
     visits: int,
-    ends_early: bool,
 ) -> RankRun:
     calls.clear()
     case = make_case("workload.faulty", case_target, params)
@@ -165,11 +163,9 @@ def run_case_on_rank(
     error = ""
     try:
         for remaining in reversed(range(visits)):
-            outcomes.append(run.visit(60.0, remaining + ends_early, alone=visits == 1))
+            outcomes.append(run.visit(60.0, remaining, alone=visits == 1))
             if not outcomes[-1].more:
                 break
-        if ends_early:
-            outcomes.append(run.end())
     except RuntimeError as exception:
         error = str(exception)
     return RankRun(
@@ -186,7 +182,6 @@ def run_case(
     injection: FaultSpec | None = None,
     target: str = f"{MODULE}:prepare",
     visits: int = 1,
-    ends_early: bool = False,
     **params: Value,
 ) -> list[RankRun]:
     return ranks.call(
@@ -195,7 +190,6 @@ def run_case(
         case_target=target,
         injection=injection,
         visits=visits,
-        ends_early=ends_early,
     )
 
 
@@ -227,22 +221,6 @@ def test_outcome_has_check_description_and_samples(two_ranks: Ranks) -> None:
         assert rank.steps == rank.calls.count("reset")
 
 
-def test_raw_samples_agree_with_the_outcome(two_ranks: Ranks) -> None:
-    outcome = run_case(two_ranks)[0].outcome
-    raw = unpack(outcome)
-    arrivals, exits = raw["arrival_ns"], raw["exit_ns"]
-    assert arrivals.shape == (2, len(outcome.seconds))
-    assert arrivals.min() == 0
-    assert (exits - arrivals == raw["duration_ns"]).all()
-    assert raw["ranks"].tolist() == [0, 1]
-    two_hops = 2e9
-    seconds = raw["duration_ns"].max(axis=0) / two_hops
-    transfers = (exits.max(axis=0) - arrivals.max(axis=0)) / two_hops
-    assert outcome.seconds == pytest.approx(seconds.tolist())
-    assert outcome.transfer_seconds == pytest.approx(transfers.tolist())
-    assert outcome.skew_seconds == pytest.approx((np.ptp(arrivals, axis=0) / 1e9).tolist())
-
-
 def test_visits_extend_one_case(two_ranks: Ranks) -> None:
     runs = run_case(two_ranks, visits=3, explaining_ranks="0,1")
     outcomes = runs[0].outcomes
@@ -260,29 +238,6 @@ def test_visits_extend_one_case(two_ranks: Ranks) -> None:
         expected_calls += [*["reset", "step"] * (warmup + count), "check"]
     for run in runs:
         assert run.calls == [*expected_calls, "close"]
-
-
-def test_early_end_keeps_the_samples(two_ranks: Ranks) -> None:
-    first, _ = run_case(two_ranks, visits=2, ends_early=True)
-    last_visit, outcome = first.outcomes[-2:]
-    assert outcome.seconds == last_visit.seconds
-    assert outcome.visits == last_visit.visits
-    assert outcome.stop in ("budget", "max-iters")
-    assert outcome.raw
-    assert first.calls[-1] == "close"
-
-
-def test_pipelined_case_is_checked_on_a_fresh_step(two_ranks: Ranks) -> None:
-    runs = run_case(two_ranks, mode="pipelined")
-    outcome = runs[0].outcome
-    raw = unpack(outcome)
-    steps = outcome.details["steps_per_sample"]
-    assert steps >= 4
-    assert raw["steps_per_sample"] == steps
-    seconds = raw["duration_ns"].max(axis=0) / steps / 2e9
-    assert outcome.seconds == pytest.approx(seconds.tolist(), abs=1e-9)
-    for run in runs:
-        assert run.calls[-5:] == ["step", "reset", "step", "check", "close"]
 
 
 @pytest.mark.parametrize(
@@ -421,30 +376,16 @@ def prepare_counting(world: World, *, repeatable: bool) -> CountingBenchmark:
 
 
 def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outcome:
-    """Measure in mode graph, where some graphs contain nothing.
-
-    These are the graphs of ``one`` step, of ``many`` steps, or the second replay of one step.
-    """
+    """Measure in mode graph, where graphs of ``one`` step or of ``many`` steps contain nothing."""
     original_sampler = timing.sampler
-    single_replays: list[int] = []
 
     def make_sampler(
         mode: str, benchmark: CountingBenchmark, world: World, steps: int
     ) -> timing.Sample:
         if mode != "graph":
             return original_sampler(mode, benchmark, world, steps)
-
-        def replay() -> None:
-            if steps == 1:
-                single_replays.append(steps)
-                is_empty = empty_graph == "one"
-                is_empty |= empty_graph == "second replay" and len(single_replays) == 2
-            else:
-                is_empty = empty_graph == "many"
-            for _ in range(0 if is_empty else steps):
-                benchmark.step()
-
-        return replay
+        is_empty = empty_graph == ("one" if steps == 1 else "many")
+        return original_sampler("pipelined", benchmark, world, 0 if is_empty else steps)
 
     params: dict[str, Value] = {"mode": "graph", "repeatable": repeatable}
     case = make_case("workload.counting", f"{MODULE}:prepare_counting", params)
@@ -457,8 +398,7 @@ def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outco
     ("empty_graph", "repeatable", "place"),
     [
         ("none", True, ""),
-        ("one", True, "in a replay before the timed region"),
-        ("second replay", False, "after the timed region"),
+        ("one", False, "in a replay before the timed region"),
         ("many", True, "in the last replay of the timed region"),
         ("many", False, ""),  # No reference exists for the result of many steps.
     ],
@@ -526,67 +466,3 @@ def test_load_target_imports_or_refuses(tmp_path: Path, monkeypatch: pytest.Monk
         assert f"target '{target}'" in message
         assert message.endswith(name)
     assert "needy_step" not in sys.modules
-
-
-def make_class(world: World) -> type:
-    return NotingBenchmark
-
-
-def make_number(world: World) -> int:
-    return 1
-
-
-def run_target_on_rank(world: World, function: str) -> str:
-    case = make_case("custom.odd", f"{MODULE}:{function}", {})
-    run = CaseRun(case, Subgroups(world), MEASURE, Progress(), None)
-    with pytest.raises(TypeError) as caught:
-        run.visit(1.0)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("function", "fact"),
-    [
-        ("make_class", "the class NotingBenchmark"),
-        ("make_number", "int, which is no benchmark: it has no step, reset, check"),
-    ],
-)
-def test_target_must_return_a_benchmark(two_ranks: Ranks, function: str, fact: str) -> None:
-    for message in two_ranks.call(f"{MODULE}:run_target_on_rank", function=function):
-        assert fact in message
-
-
-def test_float8_needs_compute_capability_9() -> None:
-    assert "8.9" in usage_error(refuse_float8, "float8_e4m3fn", (8, 9))
-    refuse_float8("float8_e4m3fn", (9, 0))
-    refuse_float8("bfloat16", (8, 0))
-
-
-GIB = 1 << 30
-
-
-@pytest.mark.parametrize(
-    ("own_gib", "peer_gib", "cached_gib", "is_refused"),
-    [
-        (8, 8, 0, False),
-        (8, 5, 0, True),
-        (5, 8, 0, True),
-        (5, 8, 2, False),  # Torch reuses the memory in its cache.
-    ],
-)
-def test_case_too_large_for_any_device_is_refused(
-    own_gib: int, peer_gib: int, cached_gib: int, is_refused: bool
-) -> None:
-    params: dict[str, Value] = {"size_bytes": GIB, "dtype": "int8", "mode": "blocking"}
-    case = make_case("collective.all_reduce", "unused:target", params)
-    world = SimpleNamespace(
-        device=torch.device("cuda", 0), gather=lambda free: [free, peer_gib * GIB]
-    )
-    with mock.patch.object(torch, "cuda") as cuda:
-        cuda.mem_get_info.return_value = (own_gib * GIB, 80 * GIB)
-        cuda.memory_reserved.return_value = cached_gib * GIB
-        cuda.memory_allocated.return_value = 0
-        if is_refused:
-            assert "5.4 GB" in usage_error(runner._refuse_too_large, case, world)
-        else:
-            runner._refuse_too_large(case, cast(World, world))

@@ -6,10 +6,8 @@ Most tests run on a clock that only the benchmark moves, so counts and durations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import cycle
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -17,15 +15,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from parbench.bench.launch.control_channel import StatusReply
-from parbench.bench.operations.operation import Operation
-from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import timing
-from parbench.bench.rank.runner import load_target
 from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
@@ -38,18 +32,15 @@ from parbench.bench.rank.timing import (
     sampler,
 )
 from parbench.bench.text import UserError
-from parbench.bench.world.torch_compat import coalescing
 from parbench.bench.world.world import World
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
-from tests.support.filling import filling
 from tests.support.ranks import Ranks
 
 MODULE = "tests.bench.rank.test_timing"
 MS = 1_000_000
 WARMUP_1 = Measure(warmup=1)
 UNREACHABLE = Measure(warmup=1, precision=-1.0)
-SLOW_RESET_SECONDS = 0.01
 
 
 class ScriptedBenchmark(NotingBenchmark):
@@ -230,10 +221,6 @@ def count_samples_of_visits(ranks: Ranks, steps_ns: list[int], visits: int) -> t
     return first.result.visits
 
 
-def test_visits_end_early_when_samples_agree(two_ranks: Ranks) -> None:
-    assert count_samples_of_visits(two_ranks, [2 * MS], 20) == (3,) * 10
-
-
 def test_later_visits_use_the_remaining_samples(two_ranks: Ranks) -> None:
     two_modes = [2_000_000] * 20 + [2_200_000] * 20
     ten_visits = count_samples_of_visits(two_ranks, two_modes, 10)
@@ -241,29 +228,6 @@ def test_later_visits_use_the_remaining_samples(two_ranks: Ranks) -> None:
     assert max(ten_visits) < 20
     assert twenty_visits[:10] == ten_visits
     assert min(twenty_visits[10:]) > 150
-
-
-def time_with_slow_reset(world: World) -> Timed | None:
-    """Time a real all_reduce where the reset of rank 1 takes 10 ms."""
-    number = torch.zeros(1)
-
-    class SlowReset(NotingBenchmark):
-        def reset(self) -> None:
-            if world.rank == 1:
-                time.sleep(SLOW_RESET_SECONDS)
-
-        def step(self) -> None:
-            dist.all_reduce(number, group=world.group)
-
-    measure = Measure(warmup=1, max_iterations=12)
-    return Timing(SlowReset(), world, Progress(), measure, range(world.size)).run(60.0)
-
-
-def test_slow_reset_does_not_delay_other_ranks(two_ranks: Ranks) -> None:
-    timed, _ = two_ranks.call(f"{MODULE}:time_with_slow_reset")
-    samples = timed.samples()
-    assert min(samples["seconds"]) < SLOW_RESET_SECONDS / 2
-    assert min(samples["skew_seconds"]) < SLOW_RESET_SECONDS / 2
 
 
 def gather_numbered_stamps(world: World, offsets_ns: tuple[int, ...]) -> Any:
@@ -297,16 +261,6 @@ def test_samples_of_stamps() -> None:
     assert samples["transfer_seconds"] == [1e-6, 0.5e-6, 4.05e-6]
     assert samples["last_arriver_seconds"] == [1e-6, 0.5e-6, 0.005e-6]
     assert samples["issue_seconds"] == []
-
-
-def test_samples_of_many_steps_have_no_transfer() -> None:
-    issues = np.array([[0, 7, 0], [3, 0, 0], [0, 0, 0]])
-    stamps = np.stack([ARRIVALS, ARRIVALS + DURATIONS, DURATIONS, issues])
-    samples = Timed(stamps=stamps, stop="budget", steps_per_sample=3, warmup=1).samples()
-    assert samples["seconds"] == [667e-9, 333e-9, 3e-6]
-    assert samples["transfer_seconds"] == []
-    assert samples["issue_seconds"] == [3e-9, 7e-9, 0.0]
-    assert samples["last_arriver_seconds"] == []
 
 
 class AsyncBenchmark(NotingBenchmark):
@@ -343,19 +297,6 @@ def test_async_mode_needs_issue() -> None:
         sampler("async", NotingBenchmark(), NO_WORLD, 1)
 
 
-def reduce_async(world: World) -> int:
-    prepare = load_target("parbench.bench.operations.collectives:all_reduce")
-    operation = cast(Operation, prepare(world, size_bytes=1 << 16, dtype="float32"))
-    sample = sampler("async", operation, world, 1)
-    operation.reset()
-    sample()
-    return operation.check()
-
-
-def test_async_all_reduce_is_correct(two_ranks: Ranks) -> None:
-    assert two_ranks.call(f"{MODULE}:reduce_async") == [0, 0]
-
-
 def reduce_three_tensors(world: World, mode: str) -> tuple[list[float], list[float]]:
     """Return the first element of each tensor right after its call, and at the end."""
     tensors = [torch.ones(4) for _ in range(3)]
@@ -377,63 +318,6 @@ def test_coalesced_calls_run_together_at_the_end(
 ) -> None:
     results = two_ranks.call(f"{MODULE}:reduce_three_tensors", mode=mode)
     assert results == [([value_after_call] * 3, [2.0] * 3)] * 2
-
-
-def find_gathered_operations(world: World) -> tuple[list[str], list[str]]:
-    """Return the operations whose calls torch gathers itself, and those that declare it."""
-    by_torch: list[str] = []
-    declared: list[str] = []
-    for spec in OPERATIONS:
-        if not spec.name.startswith("collective.") or spec.busbw is None:
-            continue
-        prepare = load_target(spec.definition.target)
-        operation = cast(Operation, prepare(world, size_bytes=1 << 12, dtype="float32"))
-        if operation.gathered:
-            declared.append(spec.short_name)
-        with coalescing(world.group, None):
-            operation.step()
-            pending = distributed_c10d._world.pg_coalesce_state[world.group]
-            if pending:
-                by_torch.append(spec.short_name)
-            pending.clear()  # calls of different kinds cannot be in one launch
-    return by_torch, declared
-
-
-def test_operations_declare_calls_that_torch_gathers(two_ranks: Ranks) -> None:
-    """Torch 2.11 does not wait for calls that it gathers itself if it also gets a device."""
-    by_torch, declared = two_ranks.call(f"{MODULE}:find_gathered_operations")[0]
-    assert declared == ["all_reduce", "all_gather", "reduce_scatter"]
-    assert set(by_torch) - set(declared) == {"all_reduce_two_step"}
-
-
-@pytest.mark.parametrize(
-    ("backend", "gathered", "device"),
-    [("nccl", True, None), ("nccl", False, "cuda:3"), ("gloo", False, None)],
-)
-def test_coalescing_gets_a_device_where_torch_needs_it(
-    monkeypatch: pytest.MonkeyPatch, backend: str, gathered: bool, device: str | None
-) -> None:
-    devices: list[object] = []
-
-    def record_device(group: object, device: object) -> AbstractContextManager[object]:
-        devices.append(device)
-        return nullcontext()
-
-    monkeypatch.setattr(timing, "coalescing", record_device)
-    world = cast(World, SimpleNamespace(backend=backend, group=None, device="cuda:3"))
-    sampler("coalesced", replace(filling(), gathered=gathered), world, 2)()
-    assert devices == [device]
-
-
-def test_graph_contains_the_steps_of_a_sample() -> None:
-    benchmark = NotingBenchmark()
-    with mock.patch.object(torch, "cuda") as cuda:
-        sample = sampler("graph", benchmark, NO_WORLD, 3)
-    graph = cuda.CUDAGraph.return_value
-    # Threads of NCCL query events during the capture, which only this mode allows.
-    cuda.graph.assert_called_once_with(graph, capture_error_mode="thread_local")
-    assert benchmark.calls == ["step"] * (1 + 3)
-    assert sample is graph.replay
 
 
 def watch(
@@ -499,22 +383,3 @@ def test_progress_shows_which_rank_waits(two_ranks: Ranks, late_rank: int, opera
     assert statuses[1 - late_rank].communicates
     assert f"in {operation}" in statuses[1 - late_rank].stack
     assert not statuses[late_rank].communicates
-
-
-def test_progress_of_computation_does_not_communicate() -> None:
-    class SlowModule(torch.nn.Module):
-        def forward(self, dawdle: Callable[[], None]) -> None:
-            dawdle()
-
-    status = watch(SlowModule(), is_dawdling)
-    assert not status.communicates
-    assert "torch/nn/modules/module.py" in status.stack
-    assert "in poll_status" not in status.stack
-
-
-def test_progress_of_an_ended_thread_has_no_stack() -> None:
-    created: list[Progress] = []
-    thread = threading.Thread(target=lambda: created.append(Progress()))
-    thread.start()
-    thread.join()
-    assert created[0].where().stack == ""

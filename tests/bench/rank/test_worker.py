@@ -6,15 +6,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import UUID
 
 import pytest
-import torch
 from torch._C._distributed_c10d import HashStore, Store
 
 from parbench.bench.launch.control_channel import (
@@ -33,7 +31,6 @@ from parbench.bench.launch.control_channel import (
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.rank import worker
 from tests.support.fakes import HOSTNAME, make_job
-from tests.support.nvidia import H100, gpus, install
 from tests.support.paths import environment
 
 TIMEOUT_SECONDS = 180.0
@@ -168,16 +165,6 @@ def test_targets_in_the_job_folder_shadow_nothing(
     assert outcome.status == "ok"
 
 
-def test_driver_process_survives_the_end_of_its_rank(
-    hub: DriverServer, single_rank: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exit_codes: list[int] = []
-    monkeypatch.setattr(os, "_exit", exit_codes.append)
-    with run_in_thread(hub):
-        pass
-    assert exit_codes == []
-
-
 class OneRankMeeting(worker.Meeting):
     """Logs the addresses of a meeting, and joins it without a network."""
 
@@ -289,85 +276,3 @@ def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
     assert launch.allows(0) == [1.0, 0.0]
     clock.now += 60.0
     assert launch.allows(3) == [0.0, 0.0]
-
-
-def test_known_case_prices_precede_the_shares(clock: SimpleNamespace) -> None:
-    job = make_fine_job(
-        3,
-        visits=[0, 1, 2, 0, 1],
-        more=2,
-        weights=[1.0, 1.0, 2.0],
-        prices=[2.0, 3.0, 1.0],
-        budget_seconds=10.0,
-    )
-    launch = worker._LaunchClock(job)
-    assert [launch.share(number) for number in range(3)] == [2 + 4 / 4, 3 + 6 / 3, 1 + 9]
-    clock.now += 7.0
-    assert [launch.share(number) for number in range(3)] == [1.0, 3 * 3 / 4, 1 + 2]
-    assert launch.share(3, 1) == 1.5
-    assert launch.share(4) == 3.0
-
-
-def test_share_is_at_most_half_of_the_timeout(clock: SimpleNamespace) -> None:
-    job = make_fine_job(1, budget_seconds=100.0, timeout_seconds=30.0)
-    assert worker._LaunchClock(job).share(0) == 15.0
-
-
-def say_hello(hub: DriverServer, device: str) -> Hello:
-    """Return the hello of a rank whose driver measures on a device."""
-    variables: Mapping[str, str] = {**hub.variables(), worker.channel.DEVICE_VARIABLE: device}
-    thread = threading.Thread(
-        target=worker.work, args=(variables, HashStore()), kwargs={"with_driver": True}
-    )
-    thread.start()
-    hello: Hello = receive(hub, Hello)
-    hub.close()
-    thread.join(TIMEOUT_SECONDS)
-    return hello
-
-
-@pytest.mark.parametrize(("num_visible", "index", "watts"), [(1, 0, 700.0), (2, 1, 500.0)])
-def test_rank_reports_its_gpu_by_uuid(
-    hub: DriverServer,
-    single_rank: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    num_visible: int,
-    index: int,
-    watts: float,
-) -> None:
-    smi_rows = gpus(H100, 2, gpu1={"enforced.power.limit": "500.00"})
-    devices = [
-        SimpleNamespace(
-            name="H100", uuid=UUID(row["uuid"].removeprefix("GPU-")), L2_cache_size=50 << 20
-        )
-        for row in smi_rows
-    ]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_visible)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
-    monkeypatch.setattr(worker, "nccl_version", lambda: "2.28.9")
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setenv("PATH", install(tmp_path, smi_rows)["PATH"])
-    hello = say_hello(hub, "cuda")
-    uuid = smi_rows[index]["uuid"]
-    assert hello.place is not None
-    assert hello.place.gpu == uuid
-    assert hello.environment["gpu"]["uuid"] == uuid
-    assert hello.environment["gpu"]["power_limit_watts"] == watts
-    assert hello.environment["gpu"]["l2_cache_bytes"] == 50 << 20
-    assert hello.environment["torch"]["nccl"] == "2.28.9"
-    assert hello.environment["torch"]["float32_matmul"] == "highest"
-
-
-def test_rank_on_the_cpu_does_not_touch_cuda(
-    hub: DriverServer, single_rank: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    touched: list[str] = []
-    for name in ("is_available", "device_count", "get_device_properties", "init", "_lazy_init"):
-        monkeypatch.setattr(torch.cuda, name, lambda *args, name=name: touched.append(name))
-    hello = say_hello(hub, "cpu")
-    assert touched == []
-    assert hello.place is not None
-    assert hello.place.gpu is None
-    assert "gpu" not in hello.environment

@@ -3,14 +3,9 @@
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from statistics import geometric_mean
 
 import pytest
-import scipy.stats  # type: ignore[import-untyped]
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from parbench.bench.results.fit import Fit, Point, Segment, fit
 from parbench.bench.results.stats import quantile, within_launch
@@ -143,33 +138,11 @@ def test_noisy_line_is_not_split(noise: float) -> None:
         assert line.latency_high - line.latency_low < 15 * noise * LATENCY
 
 
-def test_noisy_line_of_many_sizes_is_not_split() -> None:
-    results = [fit_points(make_times(line_model, OCTAVES[:17], seed, 0.1)) for seed in range(6)]
-    assert [len(result.segments) for result in results].count(1) >= 5
-
-
-def test_fit_finds_two_breakpoints() -> None:
-    late_switch = make_switch(2 << 20, (10e-6, 3e9), (400e-6, 30e9))
-
-    def model(size: float) -> float:
-        return 3e-6 + size / 20e9 if size <= 8 * KIB else late_switch(size)
-
-    segments = fit_points(make_medians(model, OCTAVES, 1)).segments
-    assert [segment.last_bytes for segment in segments] == [8 * KIB, 2 << 20, 1 << 30]
-    latencies = [segment.latency_seconds for segment in segments]
-    assert latencies == pytest.approx([3e-6, 10e-6, 400e-6], rel=0.1)
-
-
 @pytest.mark.parametrize(("samples", "noise", "segments"), [(1000, 0.02, 2), (60, 0.5, 1)])
 def test_breakpoint_within_noise_is_not_claimed(samples: int, noise: float, segments: int) -> None:
     model = make_switch(64 * KIB, (12e-6, 8e9), (18e-6, 8e9))
     points = make_medians(model, OCTAVES, 1, samples=samples, noise=noise)
     assert len(fit_points(points).segments) == segments
-
-
-def test_difference_below_a_clock_resolution_is_no_breakpoint() -> None:
-    model = make_switch(64 * KIB, (10e-6, 8e9), (10.1e-6, 8e9))
-    assert len(fit_points(make_times(model, OCTAVES)).segments) == 1
 
 
 @pytest.mark.parametrize(
@@ -187,11 +160,6 @@ def test_outliers_are_named_and_left_out(factors: dict[int, float]) -> None:
     assert errors == pytest.approx([factor - 1 for factor in factors.values()], rel=0.1)
 
 
-def test_small_deviation_is_not_an_outlier() -> None:
-    points = scale_points(make_times(line_model, OCTAVES, 7, 0.01), {0: 1.15})
-    assert fit_points(points).off_curve == ()
-
-
 def test_fit_needs_three_sizes() -> None:
     assert fit([]) is None
     assert fit(make_times(line_model, [KIB, 4 * KIB]) * 3) is None
@@ -200,13 +168,6 @@ def test_fit_needs_three_sizes() -> None:
     assert three_sizes.latency_seconds == pytest.approx(LATENCY)
     width = three_sizes.latency_high - three_sizes.latency_low
     assert width > 3 * (many_sizes.latency_high - many_sizes.latency_low)
-
-
-def test_fit_uses_the_median_time_of_a_size() -> None:
-    points = make_medians(line_model, NODE_PRESET, 1)
-    fast = scale_points(points, dict.fromkeys(range(8), 0.5))
-    slow = scale_points(points, dict.fromkeys(range(8), 9.0))
-    assert fit([*slow, *points, *fast]) == fit(points)
 
 
 def test_flat_curve_has_a_bandwidth_bound() -> None:
@@ -233,17 +194,6 @@ def test_latency_and_slope_are_not_negative() -> None:
         assert (segment.bytes_per_second_low or 0) > 0
 
 
-def test_measured_intervals_widen_the_fit() -> None:
-    points = make_times(line_model, NODE_PRESET)
-    uncertain = [
-        replace(point, low=point.seconds * 0.7, high=point.seconds * 1.3) for point in points
-    ]
-    narrow, wide = fit_line(points), fit_line(uncertain)
-    assert wide.latency_seconds == pytest.approx(narrow.latency_seconds)
-    narrow_width = narrow.latency_high - narrow.latency_low
-    assert wide.latency_high - wide.latency_low > 10 * narrow_width
-
-
 def make_launch_points(launches: int, seed: int) -> list[Point]:
     """Return times of launches where all sizes of a launch share half of the variance."""
     source = random.Random(seed)
@@ -264,76 +214,3 @@ def test_intervals_over_launches_cover_the_truth(launches: int) -> None:
     assert {result.launches for result in results} == {launches}
     hits = sum(count_hits(line, LATENCY, BANDWIDTH) for line in lines)
     assert 0.91 <= hits / (2 * len(results)) <= 0.985
-
-
-def test_incomplete_launch_is_left_out() -> None:
-    first, *others = make_launch_points(3, 1)
-    incomplete = replace(first, launches={0: first.seconds, 1: first.seconds})
-    assert fit_points([incomplete, *others]).launches == 2
-
-
-def test_intervals_of_two_launches_are_students() -> None:
-    points = [
-        replace(point, launches={0: 2 * point.seconds, 1: point.seconds / 2})
-        for point in make_times(line_model, NODE_PRESET)
-    ]
-    line = fit_line(points)
-    factor = math.exp(scipy.stats.t.ppf(0.975, 1) * math.log(2))
-    assert line.latency_high == pytest.approx(LATENCY * factor)
-    assert line.latency_low == pytest.approx(LATENCY / factor)
-    assert line.bytes_per_second_low == pytest.approx(BANDWIDTH / factor)
-
-
-def make_segment(first: int, last: int, latency: float, bandwidth: float) -> Segment:
-    return Segment(
-        first_bytes=first,
-        last_bytes=last,
-        latency_seconds=latency,
-        latency_low=latency,
-        latency_high=latency,
-        bytes_per_second=bandwidth,
-        bytes_per_second_low=bandwidth,
-        bytes_per_second_high=bandwidth,
-    )
-
-
-@pytest.mark.parametrize(
-    ("latency", "bandwidth", "predictions"),
-    [(3.0, math.inf, {100: 2.0, 200: 3.0}), (9.0, 100.0, {200: 3.0, 201: 11.01})],
-    ids=["crossing", "gap"],
-)
-def test_knee_is_the_crossing_or_the_middle_of_the_gap(
-    latency: float, bandwidth: float, predictions: dict[int, float]
-) -> None:
-    small = make_segment(1, 100, 1.0, 100.0)
-    large = make_segment(400, 1000, latency, bandwidth)
-    result = Fit(
-        segments=(small, large),
-        half_bandwidth_bytes=None,
-        off_curve=(),
-        residual=0,
-        launches=1,
-        method="",
-    )
-    assert result.knees == pytest.approx((200.0,))
-    assert {size: result.predict(size) for size in predictions} == pytest.approx(predictions)
-
-
-CURVES = st.dictionaries(st.integers(1, 1 << 40), st.floats(1e-9, 1e3), min_size=3, max_size=9)
-
-
-@settings(deadline=None, max_examples=20, derandomize=True)
-@given(CURVES)
-def test_segments_cover_any_curve(curve: dict[int, float]) -> None:
-    result = fit_points([Point(size_bytes=size, seconds=curve[size]) for size in curve])
-    sizes = sorted(curve)
-    assert result.segments[0].first_bytes == sizes[0]
-    assert result.segments[-1].last_bytes == sizes[-1]
-    for segment, following in pairwise(result.segments):
-        assert sizes.index(following.first_bytes) == sizes.index(segment.last_bytes) + 1
-    for segment in result.segments:
-        assert 0 <= segment.latency_low <= segment.latency_seconds <= segment.latency_high
-        assert segment.latency_high < math.inf
-        assert (segment.bytes_per_second_low or 0) <= (segment.bytes_per_second or math.inf)
-    for size in sizes:
-        assert 0 < result.predict(size) < math.inf

@@ -5,9 +5,8 @@ import msgspec
 import pytest
 
 from parbench.bench.results import metrics
-from parbench.bench.results.metrics import METRICS, Metric, MetricValue, declared, value, values
+from parbench.bench.results.metrics import METRICS, Metric, MetricValue, declared, values
 from parbench.bench.results.records import encode, json_schema
-from parbench.bench.results.stats import within_launch
 from parbench.reports.report import Section, Table
 from tests.support.paths import ROOT
 from tests.support.report_rows import (
@@ -57,31 +56,6 @@ def test_declared_names_are_unique() -> None:
         assert declared(metric.name) is metric
         assert metric.help
         assert metric.title
-
-
-def test_metric_of_an_axis_names_the_axis() -> None:
-    metric = declared("exposed_comm.dp")
-    assert metric is not None
-    dp_metric = metric.of("exposed_comm.dp")
-    assert dp_metric is not None
-    assert dp_metric.title == "exposed dp"
-    assert "AXIS" not in dp_metric.help
-    assert metric.of("exposed_copy") is None
-    assert declared("mine") is None
-
-
-@pytest.mark.parametrize("name", ["compute", "bytes_expected.dp", "bubble_fraction_formula"])
-def test_facts_have_no_direction(name: str) -> None:
-    assert value(name, 1.0).better is None
-
-
-def test_value_takes_unit_interval_and_method() -> None:
-    estimate = within_launch([1.0] * 20, [2] * 10)
-    metric = value("ect", estimate, "interleaved")
-    assert metric.unit == "s"
-    assert metric.better == "lower"
-    assert metric.low == metric.value == metric.high == 1.0
-    assert metric.method == f"interleaved, {estimate.method}"
 
 
 def test_undeclared_metric_is_refused() -> None:

@@ -8,8 +8,6 @@ from typing import Any, get_args
 import jsonschema
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.metrics import MetricValue
@@ -79,25 +77,6 @@ def test_record_reads_back_from_one_line(tmp_path: Path, record: Record) -> None
     assert read_lines(tmp_path, line, line) == [record, record]
 
 
-def test_record_is_json_with_schema_and_case() -> None:
-    document = json.loads(SMALL_LINE)
-    assert document["schema"] == SCHEMA
-    assert document["case"]["id"] == SMALL.case.id
-    assert document["case"]["params"] == {"size_bytes": 1024}
-
-
-@settings(deadline=None, max_examples=50, derandomize=True)
-@given(
-    st.lists(st.floats(0, 1e30), max_size=50),
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
-)
-def test_samples_and_text_are_exact(numbers: list[float], text: str) -> None:
-    record = msgspec.structs.replace(SMALL, samples=Samples(values=numbers), reason=text)
-    line = encode(record)
-    assert line.count(b"\n") == 1
-    assert msgspec.json.decode(line, type=Record) == record
-
-
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_non_finite_metric_is_unknown(tmp_path: Path, number: float) -> None:
     metric = MetricValue(value=number, unit="s", better="lower", low=number, high=number)
@@ -149,15 +128,6 @@ def test_bad_field_is_refused_with_its_line(tmp_path: Path, fields: dict[str, ob
     assert "records.jsonl, line 2" in message
     [name] = fields
     assert f"$.{name}" in message
-
-
-@pytest.mark.parametrize("name", ["case", "world", "status", "started"])
-def test_missing_field_is_refused(tmp_path: Path, name: str) -> None:
-    document = json.loads(FULL_LINE)
-    del document[name]
-    line = json.dumps(document).encode() + b"\n"
-    assert not fits_schema(line)
-    assert f"`{name}`" in usage_error(read_lines, tmp_path, line)
 
 
 def test_unknown_field_is_ignored(tmp_path: Path) -> None:

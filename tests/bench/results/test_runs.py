@@ -10,7 +10,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from parbench.bench.plan.plan import Plan
@@ -32,7 +31,6 @@ from parbench.bench.results.runs import (
     open_writer,
     trace_name,
     whole,
-    write_info,
 )
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
@@ -68,15 +66,6 @@ def test_new_run_has_folders_plan_and_no_records(tmp_path: Path) -> None:
     assert info.host in path.name
     same_second, _ = create_run(tmp_path / "deep" / "runs", PLAN, "0.1.0")
     assert same_second != path
-
-
-def test_environment_is_added_to_readable_json(run: Path) -> None:
-    info = msgspec.structs.replace(load_run(run).info, environment={"gpu": None})
-    write_info(run, info)
-    assert load_run(run).info == info
-    text = (run / "run.json").read_text()
-    assert json.loads(text)["plan"]["preset"] == PLAN.preset
-    assert text.count("\n") > 10
 
 
 def test_unusable_output_folder_is_refused(tmp_path: Path) -> None:
@@ -179,13 +168,6 @@ def test_one_process_writes_until_it_is_killed(run: Path) -> None:
     assert len(load_run(run).records) == 1
 
 
-def test_writer_that_raised_releases_its_lock(run: Path) -> None:
-    with pytest.raises(RuntimeError, match="mine"), open_writer(run):
-        raise RuntimeError("mine")
-    with open_writer(run):
-        pass
-
-
 def test_file_system_without_locks_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_flock(file: object, operation: int) -> None:
         raise OSError(38, "Function not implemented")
@@ -194,15 +176,6 @@ def test_file_system_without_locks_is_refused(run: Path, monkeypatch: pytest.Mon
     message = refuse_writer(run)
     assert "Function not implemented" in message
     assert "--out" in message
-
-
-def test_missing_files_of_a_run_are_reported(run: Path) -> None:
-    (run / "samples").rmdir()
-    with open_writer(run) as writer:
-        assert "a.npz" in usage_error(writer.write_file, "samples/a.npz", b"")
-    (run / "records.jsonl").unlink()
-    assert "records.jsonl cannot be read" in usage_error(load_run, run)
-    assert "records.jsonl cannot be written" in refuse_writer(run)
 
 
 def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
@@ -242,11 +215,6 @@ def test_bad_record_costs_one_line(run: Path) -> None:
     assert [record.launch for record in damaged_run.records] == [0, 1]
     assert "line 2" in damaged_run.damaged[0]
     assert "line 2" in usage_error(whole, damaged_run)
-
-
-def test_file_of_bad_records_is_refused(run: Path) -> None:
-    (run / "records.jsonl").write_bytes(b'{"schema": 2, "noise": {"grade": []}}\n')
-    assert "line 1" in usage_error(load_run, run)
 
 
 TIMELINE = Timeline(

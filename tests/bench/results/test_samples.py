@@ -47,10 +47,6 @@ def write_samples(run: Run, content: bytes) -> Path:
     return file
 
 
-def test_absent_samples_are_empty(run: Run) -> None:
-    assert load_rank_samples(run, RECORD) == {}
-
-
 def test_known_arrays_are_read(run: Run) -> None:
     expected = make_arrays()
     write_samples(run, pack({**expected, "clock_offsets_ns": np.zeros(4), "more": np.zeros(1)}))

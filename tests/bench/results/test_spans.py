@@ -91,19 +91,7 @@ def test_exposed_time_belongs_to_the_call_that_began_first() -> None:
     assert parts.overlap == pytest.approx(1 / 13)
 
 
-def test_step_without_communication_has_no_overlap() -> None:
-    assert break_down((0, 20), [(0, 10)], {"dp": []}, []).overlap is None
-
-
 def test_residual_is_the_difference_of_the_measured_wall() -> None:
     parts = break_down((0, 20), [(0, 10)], {"dp": []}, [], measured_wall_seconds=25 * NS)
     assert parts.wall_seconds == 25 * NS
     assert parts.residual_seconds == pytest.approx(5 * NS)
-
-
-def test_nanoseconds_since_1970_are_exact() -> None:
-    start = 1_795_271_345_431_703_321
-    comm = {"dp": [(start + 300, start + 777)]}
-    parts = break_down((start, start + 1_000), [(start + 1, start + 334)], comm, [])
-    assert parts.residual_seconds == 0
-    assert parts.idle_seconds == pytest.approx(224 * NS)

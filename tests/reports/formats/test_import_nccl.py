@@ -71,32 +71,10 @@ def test_row_keeps_root_and_type() -> None:
     assert "redop" not in result.params
 
 
-def test_unchecked_row_has_no_verdict() -> None:
-    results = parse_row("1024 256 float sum -1 18.93 0.05 0.08 N/A 17.02 0.06 0.09 N/A")
-    assert [result.check.passed for result in results] == [None, None]
-
-
-def test_rounding_to_size_zero_is_noted() -> None:
-    row = "0 0 float none -1 0.27 0.00 0.00 0 0.20 0.00 0.00 0"
-    result = parse_row(row, "all_gather")[0]
-    assert result.params["size_bytes"] == 0
-    assert result.metrics["algbw"].value == 0
-    assert "size 0" in result.notes[0]
-
-
 def test_blocking_option_is_a_mode() -> None:
     note = "# Blocking Enabled: wait for completion and barrier\n# Using"
     results = parse(NCCL.replace("# Using", note)).found
     assert {result.params["mode"] for result in results} == {"blocking"}
-
-
-def test_columns_per_iteration_are_skipped() -> None:
-    placement = "time algbw busbw #wrong i_min i_max i_p99 i_cv% "
-    heading = f"# size count type redop root {placement * 2}\n"
-    row = "1024 256 float sum -1 18.93 0.05 0.08 0 1 2 3 4 17.02 0.06 0.09 0 1 2 3 4\n"
-    text = NCCL.replace(SMALL_ROW, heading + row).replace(LARGE_ROW, "")
-    times = [result.metrics["time"].value for result in parse(text).found]
-    assert times == pytest.approx([18.93e-6, 17.02e-6])
 
 
 def test_text_without_summary_may_be_cut_short() -> None:
@@ -169,27 +147,6 @@ def test_json_results_are_read() -> None:
     assert out_of_place.samples == pytest.approx((70e-6, 72e-6))
     assert in_place.check.passed is None
     assert in_place.samples == ()
-
-
-def test_json_without_rates_is_read() -> None:
-    placement = {"cpu_time": 3.5, "alg_bw": "nan", "bus_bw": None}
-    [result] = parse(write_report({"out_of_place": None, "in_place": placement})).found
-    assert result.metrics["time"].value == pytest.approx(3.5e-6)
-    assert result.metrics["algbw"].value == pytest.approx(4194304 / 3.5e-6)
-
-
-def test_json_config_has_mode_and_ranks() -> None:
-    config = {**nccl_report()["config"], "blocking_collectives": "true", "nthreads": 3}
-    run = parse(write_report(config=config))
-    assert run.found[0].params["mode"] == "blocking"
-    assert run.ranks == 12
-    assert parse(write_report(config={"devices": []}), nproc=4).ranks == 4
-
-
-def test_several_json_documents_are_read() -> None:
-    text = json.dumps(nccl_report(), indent=2) + "\n\n" + write_report(args=["alltoall_perf"])
-    names = [result.name for result in parse(text).found]
-    assert names == ["collective.all_reduce"] * 2 + ["collective.all_to_all"] * 2
 
 
 @pytest.mark.parametrize(

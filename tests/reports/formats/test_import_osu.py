@@ -2,36 +2,11 @@
 
 import pytest
 
-from parbench.bench.plan.catalogue import OPERATIONS, busbw_factor
-from parbench.reports.formats.foreign import ImportedResult, time_and_rates
+from parbench.bench.plan.catalogue import busbw_factor
+from parbench.reports.formats.foreign import ImportedResult
 from parbench.reports.formats.import_osu import parse_osu
 from tests.support.exchange_fixtures import OSU, OSU_CUDA
 from tests.support.refusals import usage_error
-
-
-@pytest.mark.parametrize(
-    ("seconds", "printed", "expected", "method"),
-    [
-        # 1.00 GB/s is 100 steps of the last decimal, which is precise enough.
-        (1e-6, (1.00e9, 1.00e9), (1.00e9, 1.00e9), "as printed"),
-        (1e-6, (0.99e9, 0.99e9), (1.00e9, 1.50e9), "size over time"),
-        (1e-5, (None, None), (1e8, 1.5e8), "size over time"),
-        (None, (0.01e9, 0.01e9), (0.01e9, 0.01e9), "as printed"),
-        (None, (None, None), (None, None), "unknown"),
-    ],
-)
-def test_rates_are_printed_or_computed(
-    seconds: float | None,
-    printed: tuple[float | None, float | None],
-    expected: tuple[float | None, float | None],
-    method: str,
-) -> None:
-    [all_reduce] = [spec for spec in OPERATIONS if spec.short_name == "all_reduce"]
-    metrics = time_and_rates(all_reduce, 4, 1000, seconds, "mean", printed, 0.01e9)
-    assert metrics["time"].value == seconds
-    rates = (metrics["algbw"].value, metrics["busbw"].value)
-    assert rates == pytest.approx(expected)
-    assert method in metrics["busbw"].method
 
 
 def parse_single(text: str, nproc: int = 4) -> ImportedResult:
@@ -92,13 +67,6 @@ def test_device_is_read_from_the_title() -> None:
         "collective.all_reduce",
         "collective.all_to_all",
     ]
-
-
-@pytest.mark.parametrize(("mpi_type", "dtype"), [("MPI_CHAR", "char"), ("MPI_LONG", "MPI_LONG")])
-def test_type_is_read_from_the_heading(mpi_type: str, dtype: str) -> None:
-    text = OSU_CUDA.replace("# Size", f"# Datatype: {mpi_type}.\n# Size")
-    assert parse_single(text).params["dtype"] == dtype
-    assert "dtype" not in parse_single(OSU_CUDA).params
 
 
 def test_bandwidth_test_is_left_out() -> None:

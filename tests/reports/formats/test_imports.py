@@ -79,16 +79,6 @@ def test_wrong_results_stay_wrong(tmp_path: Path) -> None:
     assert summarize(run).tally.code == 1
 
 
-def test_hosts_are_kept_or_noted_as_unknown(tmp_path: Path) -> None:
-    run = import_text(tmp_path, NCCL)
-    assert run.info.host == "hopper1, hopper2"
-    assert run.records[0].world.nodes == 2
-    unknown = import_text(tmp_path, OSU, nproc=4)
-    assert unknown.info.host == "unknown"
-    assert unknown.records[0].world.nodes == 0
-    assert any("number of nodes" in note for note in unknown.records[0].notes)
-
-
 def test_json_keeps_samples_and_no_secrets(tmp_path: Path) -> None:
     run = import_text(tmp_path, NCCL_JSON)
     assert run.info.environment == {"variables": {"NCCL_ALGO": "Ring"}}
@@ -99,18 +89,6 @@ def test_json_keeps_samples_and_no_secrets(tmp_path: Path) -> None:
     assert out_of_place.noise is not None
     assert out_of_place.noise.grade == "stable"
     assert in_place.noise is None
-
-
-def test_repeated_tables_stay_separate(tmp_path: Path) -> None:
-    run = import_text(tmp_path, OSU + OSU, nproc=4)
-    assert [record.case.params.get("repeat") for record in run.records] == [None, None, 2, 2]
-    assert len(summarize(run).rows) == 4
-
-
-def test_omitted_tests_are_noted(tmp_path: Path) -> None:
-    run = import_text(tmp_path, f"{OSU}# OSU MPI Barrier Latency Test v7.5\n", nproc=4)
-    [note] = run.info.plan.notes
-    assert "OSU Barrier Latency" in note
 
 
 @pytest.mark.parametrize(
@@ -170,12 +148,3 @@ def test_export_and_import_keep_parameters(tmp_path: Path) -> None:
     assert [record.world.size for record in imported_run.records] == [4, 4, 4]
     factors = [record.details["busbw_factor"] for record in imported_run.records]
     assert factors == [1.0, 0.75, 0.5]
-
-
-def test_low_rate_of_a_group_is_computed_for_its_ranks(tmp_path: Path) -> None:
-    """The text has too few digits of so low a rate."""
-    record = make_pairs_record(size_bytes=1024)
-    run = make_run(make_plan([record.case]), [record])
-    [imported] = import_text(tmp_path, render_text(run)).records
-    algbw = imported.metrics["algbw"].value or 0.0
-    assert imported.metrics["busbw"].value == pytest.approx(algbw / 2)

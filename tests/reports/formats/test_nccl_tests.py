@@ -7,21 +7,16 @@ import msgspec
 import pytest
 
 from parbench.bench.plan.cases import make_case
-from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, names_of
-from parbench.bench.plan.plan import Skipped
+from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.results.records import Check, Record
-from parbench.reports.formats.import_nccl import parse_nccl
 from parbench.reports.formats.nccl_tests import render_text
 from tests.support.exchange_fixtures import FORMATS_FOLDER, make_pairs_record
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
-    ENVIRONMENT,
     HOSTILE_TEXT,
     WORLD,
     collective_case,
     failed_record,
-    make_plan,
-    make_run,
     ok_record,
     step_case,
 )
@@ -57,10 +52,6 @@ def test_text_has_the_layout_of_nccl_tests() -> None:
     assert render(*make_placements(1 << 20, 21.37e-6, 21.10e-6)) == LAYOUT.read_text()
 
 
-def test_run_without_cases_has_no_text() -> None:
-    assert render_text(make_run(make_plan([]), [])) == ""
-
-
 def test_sizes_are_rows_in_order() -> None:
     large = ok_record(collective_case(size_bytes=4096))
     rows = find_rows(render(large, *make_placements(1024, 2e-6, 4e-6)))
@@ -76,13 +67,6 @@ def test_sizes_are_rows_in_order() -> None:
 def test_parameter_without_a_column_has_its_own_table(params: dict[str, str]) -> None:
     text = render(ok_record(collective_case()), ok_record(collective_case(**params)))
     assert len(find_tables(text)) == 2
-
-
-def test_world_has_its_own_table() -> None:
-    world = msgspec.structs.replace(WORLD, size=2)
-    pair = ok_record(collective_case(size_bytes=4096), world=world)
-    tables = find_tables(render(ok_record(collective_case()), pair))
-    assert [table.count("#  Rank") for table in tables] == [4, 2]
 
 
 def test_types_reductions_and_roots_share_a_table() -> None:
@@ -143,19 +127,6 @@ def test_program_type_and_count_are_those_of_nccl_tests(
     assert find_rows(text)[0][:4] == columns
 
 
-def test_launches_are_merged() -> None:
-    records = [ok_record(collective_case(), launch, 1e-3 * 4**launch) for launch in (0, 1)]
-    text = render(*records, launches=2)
-    assert find_rows(text)[0][9] == "2000.00"
-    assert " iters: 240 " in text
-
-
-def test_bandwidth_is_averaged_over_all_measurements() -> None:
-    in_place = collective_case(size_bytes=2048, placement=IN_PLACE)
-    text = render(*make_placements(1024, 1e-6, 2e-6), ok_record(in_place, seconds=1e-6))
-    assert f"# Avg bus bandwidth    : {(1.536 + 0.768 + 3.072) / 3:g} \n" in text
-
-
 @pytest.mark.parametrize(
     ("case", "fact"),
     [
@@ -169,43 +140,6 @@ def test_case_without_a_counterpart_is_a_comment(case: Any, fact: str) -> None:
     [comment] = render(failed_record(case, status="ok")).splitlines()
     assert case.label in comment
     assert fact in comment
-
-
-def test_skipped_and_missing_cases_are_comments() -> None:
-    skipped = Skipped(case=collective_case("all_gather", 1001), reason="1001 B do not divide")
-    case = collective_case()
-    text = render_text(
-        make_run(make_plan([case], launches=2, skipped=[skipped]), [ok_record(case)])
-    )
-    comments = [line for line in text.splitlines() if line.startswith("# Not in any table")]
-    assert "1001 B do not divide" in comments[0]
-    assert "1 of 2 launches" in comments[1]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "step"),
-    [
-        ((8, 16, 32), "2(factor)"),
-        ((100, 200, 300), "100(bytes)"),
-        ((8, 16, 33), "0(bytes)"),
-    ],
-)
-def test_step_is_printed_where_it_is_constant(sizes: tuple[int, ...], step: str) -> None:
-    text = render(*(ok_record(collective_case(size_bytes=size)) for size in sizes))
-    assert f" step: {step} " in text
-
-
-def test_devices_and_nccl_version_are_printed_where_known() -> None:
-    record = ok_record(collective_case())
-    assert "on     node-a device -1 [unknown] Example CPU\n" in render(record, **ENVIRONMENT)
-    assert "nccl-library=22809\n" in render(record, torch={"nccl": "2.28.9"})
-    assert "nccl-library=0\n" in render(record, torch={"nccl": None})
-
-
-def test_unchecked_result_is_not_available() -> None:
-    text = render(ok_record(collective_case(), check=Check()))
-    assert find_rows(text)[0][-1] == "N/A"
-    assert "validation: 0 " in text
 
 
 def test_bad_results_are_comments() -> None:
@@ -224,44 +158,3 @@ def test_bad_results_are_comments() -> None:
     # A wrong result of unknown count counts once.
     assert "# Out of bounds values : 8 FAILED\n" in text
     assert "\x1b" not in text
-
-
-def read_as_superbench(text: str, placement: str) -> dict[int, list[float]]:
-    """Read time, algbw and busbw by the names in the heading, as SuperBench's cuda_nccl_bw does.
-
-    The columns of the in-place results are found from the end of the line.
-    """
-    lines = text.splitlines()
-    [heading] = [line[1:].split() for line in lines if "time" in line and "busbw" in line]
-    if placement == IN_PLACE:
-        columns = [-1 - heading[::-1].index(name) for name in ("time", "algbw", "busbw")]
-    else:
-        columns = [heading.index(name) - len(heading) for name in ("time", "algbw", "busbw")]
-    return {int(row[0]): [float(row[column]) for column in columns] for row in find_rows(text)}
-
-
-@pytest.mark.parametrize("program", names_of("nccl-tests"))
-def test_readers_find_the_numbers_of_every_operation(program: str) -> None:
-    operation = names_of("nccl-tests")[program]
-    records: dict[str, Record] = {}
-    for index, placement in enumerate(operation.placements):
-        params = {"placement": placement} if len(operation.placements) > 1 else {}
-        case = collective_case(operation.short_name, 1 << 20, mode="pipelined", **params)
-        records[placement] = ok_record(case, seconds=1e-5 * (1 + index))
-    text = render(*records.values())
-    for placement in (OUT_OF_PLACE, IN_PLACE):
-        # An operation with one placement repeats its numbers in the columns of the other.
-        metrics = records.get(placement, records[operation.placements[0]]).metrics
-        [numbers] = read_as_superbench(text, placement).values()
-        expected = [
-            1e6 * (metrics["time"].value or 0),
-            1e-9 * (metrics["algbw"].value or 0),
-            1e-9 * (metrics["busbw"].value or 0),
-        ]
-        assert numbers == pytest.approx(expected, rel=5e-3)
-    results = parse_nccl(text, "f", None).found
-    assert {str(result.params["placement"]) for result in results} == records.keys()
-    for result in results:
-        original = records[str(result.params["placement"])].metrics["time"].value
-        assert result.metrics["time"].value == pytest.approx(original, rel=2e-3)
-        assert result.check.passed

@@ -112,18 +112,6 @@ def test_unknown_ranks_leave_the_group_size(tmp_path: Path, ranks: str | None) -
     assert facts == CallFacts("all_reduce", "default_pg", None, 8, 4 * MB)
 
 
-def test_group_size_is_read_from_the_ranks(tmp_path: Path) -> None:
-    facts = read_text(tmp_path, edit_first_call(Group_size=None)).trace.facts[1]
-    assert facts is not None
-    assert facts.size == 2
-
-
-def test_step_marked_on_each_stream_is_one_step(tmp_path: Path) -> None:
-    file = make_file()
-    file.event("gpu_user_annotation", "ProfilerStep#0", 200, 300, 20)
-    assert get_spans(read_rank(file.write(tmp_path))) == TWO_STEPS
-
-
 def test_truncated_file_is_read_up_to_its_end(tmp_path: Path, trace: RankTrace) -> None:
     text = make_file().text()
     truncated = read_text(tmp_path, text[: text.rindex('"gpu_memcpy"') - 40])
@@ -153,13 +141,6 @@ def test_odd_events_are_left_out(tmp_path: Path, trace: RankTrace) -> None:
 def test_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=str(tmp_path / "rank0.json")):
         read_text(tmp_path, text)
-
-
-def test_trace_without_duration_is_refused(tmp_path: Path) -> None:
-    file = RankFile(0, 1)
-    file.event("cpu_op", "aten::mm", 5, 5)
-    with pytest.raises(UserError, match="nothing that lasts"):
-        read_rank(file.write(tmp_path))
 
 
 def test_folder_without_traces_is_refused(tmp_path: Path) -> None:

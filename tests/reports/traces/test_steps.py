@@ -47,17 +47,6 @@ def test_queued_time_is_not_transfer_time(tmp_path: Path) -> None:
     assert [call.transfer_ns for call in job.shared] == pytest.approx([1_000_000] * 3)
 
 
-def test_missing_ranks_are_noted(tmp_path: Path) -> None:
-    ranks = [read_rank_steps(tmp_path, rank, {0: 10_000}) for rank in (0, 1)]
-    assert "2 of 4 ranks" in job_of(ranks).notes[0]
-
-
-def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
-    rank = read_rank_steps(tmp_path, 0, {0: 10_000})
-    with pytest.raises(UserError, match="both of rank 0"):
-        job_of([rank, rank])
-
-
 def test_steps_that_not_all_ranks_traced_are_left_out(tmp_path: Path) -> None:
     first = read_rank_steps(tmp_path, 0, {1: 10_000, 2: 10_000})
     second = read_rank_steps(tmp_path, 1, {2: 10_000, 3: 50_000})
