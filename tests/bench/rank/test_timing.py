@@ -208,11 +208,6 @@ def test_rank_0_decides_for_all_ranks(two_ranks: Ranks) -> None:
     assert first.result.steps_per_sample == 5
 
 
-def test_noise_of_any_rank_counts(two_ranks: Ranks) -> None:
-    first, _ = run_script(two_ranks, Script(steps_ns=[[1 * MS], [2 * MS, 4 * MS]]))
-    assert first.result.stop == "converged"
-
-
 def count_samples_of_visits(ranks: Ranks, steps_ns: list[int], visits: int) -> tuple[int, ...]:
     measure = Measure(warmup=1, max_iterations=2000)
     script = Script(steps_ns=[steps_ns] * 2, measure=measure, visits=visits)

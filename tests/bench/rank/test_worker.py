@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch._C._distributed_c10d import HashStore, Store
 
 from parbench.bench.launch.control_channel import (
@@ -108,7 +109,10 @@ def run_in_process(hub: DriverServer) -> Iterator["subprocess.Popen[bytes]"]:
             process.kill()
 
 
-def test_rank_reports_hello_cases_and_done(hub: DriverServer, single_rank: None) -> None:
+def test_rank_reports_hello_cases_and_done(
+    hub: DriverServer, single_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "_lazy_init", pytest.fail)  # which ranks on a CPU never call
     cases = [fault_case("fine", number=0), fault_case("refusing"), fault_case("fine", number=1)]
     with run_in_thread(hub) as hello:
         hub.send(0, make_job(cases, budget_seconds=0.1))
@@ -121,6 +125,7 @@ def test_rank_reports_hello_cases_and_done(hub: DriverServer, single_rank: None)
     facts = {"host", "versions", "variables", "process", "load", "torch"}
     assert facts <= hello.environment.keys()
     assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "gpu" not in hello.environment
     assert [type(message) for message in messages] == [*[Started, Finished] * 3, Done]
     assert [message.index for message in messages[:-1]] == [0, 0, 1, 1, 2, 2]
     outcomes = [message.outcome for message in messages[1:-1:2]]

@@ -4,38 +4,10 @@ import jsonschema
 import msgspec
 import pytest
 
-from parbench.bench.results import metrics
-from parbench.bench.results.metrics import METRICS, Metric, MetricValue, declared, values
+from parbench.bench.results.metrics import METRICS, MetricValue, declared, values
 from parbench.bench.results.records import encode, json_schema
-from parbench.reports.report import Section, Table
 from tests.support.paths import ROOT
-from tests.support.report_rows import (
-    analyze_records,
-    column_texts,
-    find_analysis_table,
-    summarize_row,
-)
-from tests.support.reports_fixtures import ok_record, step_case, step_metrics, training_metrics
-
-LATENESS = Metric(
-    "late.AXIS", "s", "lower", "late AXIS", "how late AXIS is", "last - first", ("times",)
-)
-
-
-def test_new_metric_has_column_glossary_and_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "METRICS", (*METRICS, LATENESS))
-    lateness = values({"late.dp": 0.002}, "maximum")
-    record = ok_record(step_case(), metrics=training_metrics() | lateness)
-    columns = find_analysis_table(analyze_records(record), "step-time").columns
-    assert column_texts(columns, summarize_row(record))["late dp"] == "2.00 ms"
-    [column] = [column for column in columns if column.title == "late dp"]
-    assert column.help == "how late dp is"
-    table = Table(id="a", title="a", caption="", columns=columns, rows=())
-    glossary = Section(id="a", title="a", tables=(table, table)).glossary
-    [term] = [term for term in glossary if "late.AXIS" in term.name]
-    assert "last - first" in term.text
-    schema = json_schema()["$defs"]["Record"]["properties"]["metrics"]["patternProperties"]
-    assert schema[r"^late\.(.+)$"]["description"] == "how late AXIS is"
+from tests.support.reports_fixtures import ok_record, step_case, step_metrics
 
 
 @pytest.mark.parametrize("name", ["mine", "step_time", "exposed_comm.dp"])

@@ -1,8 +1,6 @@
 """Run folders: complete or absent, written by one process, read back as written."""
 
 import errno
-import gzip
-import json
 import os
 import subprocess
 import sys
@@ -242,10 +240,3 @@ def test_timeline_reads_back_or_is_refused(run: Path) -> None:
     file = run / trace_name(record)
     file.write_bytes(b"no timeline")
     assert str(file) in usage_error(load_timeline, loaded_run, record)
-
-
-def test_timeline_is_reproducible_json() -> None:
-    content = encode_timeline(TIMELINE)
-    assert content[4:8] == bytes(4)  # the time in gzip's header
-    [rank] = json.loads(gzip.decompress(content))["ranks"]
-    assert rank["intervals"] == [["comm dp", "all_reduce", 2.0, 4.25]]

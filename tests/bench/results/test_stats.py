@@ -177,8 +177,6 @@ def test_steadiness_of_known_series(levels: tuple[float, ...], verdict: str) -> 
 @pytest.mark.parametrize(
     ("levels", "verdict"),
     [
-        ((1.0, 1.0, 1.0, 1.09), "flat"),
-        ((1.0, 1.0, 1.0, 1.11), "drifting"),
         ((1.09, 1.0, 1.0, 1.0), "flat"),
         ((1.11, 1.0, 1.0, 1.0), "warm-up ended by iteration 25"),
     ],

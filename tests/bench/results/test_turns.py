@@ -1,12 +1,10 @@
 """Numbers over ranks and turns: unbiased where nothing differs, and right where something does."""
 
 import random
-from collections.abc import Callable
 from statistics import fmean, stdev
 
 import pytest
 
-from parbench.bench.results.stats import Estimate
 from parbench.bench.results.turns import (
     cross_fitted,
     paired_difference,
@@ -73,10 +71,3 @@ def test_pairs_of_turns_give_difference_and_ratio() -> None:
     assert [factor.value, factor.low, factor.high] == pytest.approx([2.0] * 3)
     assert overhead is not None
     assert [overhead.value, overhead.low, overhead.high] == pytest.approx([1.0] * 3)
-
-
-@pytest.mark.parametrize("compare", [paired_difference, paired_factor, paired_overhead])
-def test_single_pair_gives_nothing(
-    compare: Callable[[list[float], list[float]], Estimate | None],
-) -> None:
-    assert compare([1.0], [2.0]) is None

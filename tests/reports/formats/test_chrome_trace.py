@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.results.records import Interval, RankTimeline, Record, Timeline
+from parbench.bench.results.records import Record
 from parbench.reports.formats.chrome_trace import (
     Event,
     for_analysis,
@@ -111,13 +111,6 @@ def test_step_events_have_ranks_and_streams() -> None:
     streams = {"phases", "compute", "copies", "comm dp (1 of 2)", "comm dp (2 of 2)"}
     assert set(find_names(events, "thread_name")) == streams
     check_threads(events, 2 * 5)
-
-
-def test_step_events_do_not_overlap_after_rounding() -> None:
-    intervals = tuple(Interval("compute", "x", i / 1.5, (i + 1) / 1.5) for i in range(300))
-    rank = RankTimeline(rank=0, start_us=0.0, stop_us=1000.0, intervals=intervals)
-    timeline = Timeline(clock="c", uncertainty_seconds=0.0, ranks=(rank,))
-    check_threads(list(step_events(timeline, 0, "")), 1)
 
 
 def test_analysis_events_name_kernels_by_kind() -> None:

@@ -86,7 +86,7 @@ def test_pytest_benchmark_compares_exports(
         file.write_bytes(render_pytest(run_from_records(make_repetitions(CASE, factor))))
     args = ["pytest-benchmark", "compare", *map(str, files), "--columns=median,rounds"]
     monkeypatch.setattr(sys, "argv", args)
-    pytest_benchmark.main()
+    pytest_benchmark.main()  # type: ignore[no-untyped-call]
     output = capsys.readouterr().out
     assert output.count("collective.all_reduce size_bytes=1024") == 2
     assert "(1.50)" in output

@@ -1,6 +1,7 @@
 """Steps of a job: its ranks, common steps and clocks, and agreement with parbench's own probe."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,8 @@ def test_profiler_file_agrees_with_the_probe(
     assert {call.facts.size for call in job.shared} == {2}
     for rank, probe in zip(job.ranks, probes, strict=True):
         parts = rank.steps[0].parts
-        tolerance = {"rel": 0.05, "abs": 0.001 * parts.wall_seconds}
+        approx = partial(pytest.approx, rel=0.05, abs=0.001 * parts.wall_seconds)
         exposed_seconds = sum(probe["exposed_comm_seconds"].values())
-        assert parts.compute_seconds == pytest.approx(probe["compute_seconds"], **tolerance)
-        assert parts.exposed_seconds == pytest.approx(exposed_seconds, **tolerance)
-        assert parts.idle_seconds == pytest.approx(probe["idle_seconds"], **tolerance)
+        assert parts.compute_seconds == approx(probe["compute_seconds"])
+        assert parts.exposed_seconds == approx(exposed_seconds)
+        assert parts.idle_seconds == approx(probe["idle_seconds"])
