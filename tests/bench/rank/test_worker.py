@@ -202,7 +202,7 @@ def test_rank_meets_where_the_driver_says(
     assert os.environ["LOCAL_WORLD_SIZE"] == "2"
 
 
-def test_failed_rank_reports_waits_and_ends_with_its_driver(hub: DriverServer) -> None:
+def test_failed_rank_reports_and_ends_with_its_driver(hub: DriverServer) -> None:
     cases = [fault_case("fine"), fault_case("raising", rank=0)]
     with run_in_process(hub) as process:
         hub.send(0, make_job(cases, budget_seconds=0.2, hosts=(HOSTNAME,)))

@@ -25,12 +25,8 @@ def read_text(folder: Path, text: str) -> tuple[Budget, ...]:
         ("exposed_fraction", "<10%", "<", 0.1),
         ("bytes_ratio", "==1", "==", 1.0),
         ("step_time", "<=30ms", "<=", 0.030),
-        ("step_time_p99", "< 1.5 s", "<", 1.5),
-        ("time", "<250us", "<", 250e-6),
         ("memory_counted.parameters", "<= 1.5GiB", "<=", 1.5 * 2**30),
-        ("sent.dp.all_reduce", "==3000B", "==", 3000.0),
         ("busbw", ">=1.2GB/s", ">=", 1.2e9),
-        ("tokens_per_second", ">1e4", ">", 1e4),
         ("idle_rest", ">-1e-3s", ">", -1e-3),
     ],
 )
@@ -58,22 +54,6 @@ def test_comparison_keeps_its_values(comparison: str, kept_values: list[float]) 
     assert [value for value in (0.29, 0.3, 0.31) if budget.is_kept(value)] == kept_values
 
 
-@pytest.mark.parametrize(
-    ("pattern", "fits_ddp", "fits_all_reduce"),
-    [
-        ("ddp", True, False),
-        ("collective.*", False, True),
-        ("*size_bytes=1048576*", False, True),
-        ("*", True, True),
-    ],
-)
-def test_pattern_fits_names_and_parameters(
-    pattern: str, fits_ddp: bool, fits_all_reduce: bool
-) -> None:
-    budget = Budget(cases=pattern, metric="mfu", text="", comparison="<", number=0.0)
-    assert [budget.fits(case) for case in CASES] == [fits_ddp, fits_all_reduce]
-
-
 @pytest.mark.parametrize("name", ["bytes_ratio.dp", "calls", "bubble_fraction_simulated"])
 def test_name_without_axis_stands_for_every_axis(tmp_path: Path, name: str) -> None:
     [budget] = read_text(tmp_path, f'"ddp" = {{ "{name}" = ">0" }}')
@@ -89,14 +69,11 @@ def test_unknown_metric_is_refused(tmp_path: Path, name: str) -> None:
     ("text", "fact"),
     [
         ('"ddp" = { exposed_fracton = "<1" }', "did you mean 'exposed_fraction'?"),
-        ('"ddp" = { mfu = "30%" }', "'30%'"),
         ('"ddp" = { mfu = ">30ms" }', "'>30ms'"),
         ('"ddp" = { step_time = "<30" }', "unit s, ms or us"),
-        ('"ddp" = { mfu = ">=nan" }', "'>=nan'"),
         ('"ddp" = { mfu = 1 }', "got `int`"),
         ('"step.dpp" = { mfu = ">1" }', "did you mean"),
         ('"fsdp" = { mfu = ">1" }', "needs 4 ranks"),
-        ("", "it has none"),
         ('"ddp" = {', "is no TOML"),
     ],
 )

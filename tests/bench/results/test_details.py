@@ -7,7 +7,6 @@ import pytest
 from parbench.bench.results.details import (
     Calls,
     Communication,
-    Component,
     Details,
     Idle,
     Loads,
@@ -58,8 +57,3 @@ def test_damaged_details_name_case_and_key() -> None:
     assert isinstance(message, str)
     assert step_case().label in message
     assert "`$.chunks`" in message
-
-
-@pytest.mark.parametrize(("measured", "error"), [(2.0, 0.5), (0.0, None), (None, None)])
-def test_error_of_a_prediction_is_relative(measured: float | None, error: float | None) -> None:
-    assert Component(name="a", predicted=3.0, measured=measured, unit="s").error == error

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parbench.bench.results import samples
 from parbench.bench.results.runs import Run
 from parbench.bench.results.samples import load_rank_samples, samples_name
 from tests.support.refusals import usage_error
@@ -92,12 +91,6 @@ CONTENT = pack(make_arrays())
 def test_damaged_file_is_refused(run: Run, content: bytes) -> None:
     file = write_samples(run, content)
     assert str(file) in usage_error(load_rank_samples, run, RECORD)
-
-
-def test_large_file_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "MAX_BYTES", 100)
-    write_samples(run, CONTENT)
-    assert "100 bytes" in usage_error(load_rank_samples, run, RECORD)
 
 
 def test_samples_name_stays_in_the_folder(run: Run) -> None:

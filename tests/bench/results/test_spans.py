@@ -83,7 +83,7 @@ def test_breakdown_agrees_with_sets_of_points(
     assert parts.residual_seconds == 0
 
 
-def test_exposed_time_belongs_to_the_call_that_began_first() -> None:
+def test_exposed_time_belongs_to_the_first_call() -> None:
     comm = {"dp": [(2, 8), (20, 25)], "tp": [(4, 10), (20, 22)]}
     parts = break_down((0, 30), [(0, 3)], comm, [])
     assert parts.exposed_comm_seconds["dp"] == pytest.approx((5 + 5) * NS)
@@ -91,7 +91,7 @@ def test_exposed_time_belongs_to_the_call_that_began_first() -> None:
     assert parts.overlap == pytest.approx(1 / 13)
 
 
-def test_residual_is_the_difference_of_the_measured_wall() -> None:
+def test_residual_completes_the_measured_wall() -> None:
     parts = break_down((0, 20), [(0, 10)], {"dp": []}, [], measured_wall_seconds=25 * NS)
     assert parts.wall_seconds == 25 * NS
     assert parts.residual_seconds == pytest.approx(5 * NS)

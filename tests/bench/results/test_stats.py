@@ -117,14 +117,17 @@ def test_two_launches_have_no_interval(values: list[float]) -> None:
     [
         ("difference", [1.0, 2.0, 6.0], 3.0, 3.0 - 4.3026527 * math.sqrt(7 / 3)),
         ("from zero", [1.0, 2.0, 6.0], 3.0, 0.0),
-        ("factor", [1.0, 2.0, 4.0], 2.0, 2.0 / math.exp(4.3026527 * math.log(2) / math.sqrt(3))),
-        ("excess", [0.0, 1.0, 3.0], 1.0, 2.0 / math.exp(4.3026527 * math.log(2) / math.sqrt(3)) - 1),
+        ("factor", [1.0, 2.0, 4.0], 2.0, 0.357462),
+        ("excess", [0.0, 1.0, 3.0], 1.0, 0.357462 - 1),
     ],
-)  # fmt: skip
+)
 def test_mean_follows_the_kind_of_the_values(
     kind: Kind, values: list[float], mean: float, low: float
 ) -> None:
-    """The quantile of Student's t with 2 degrees of freedom is 4.3026527."""
+    """The quantile of Student's t with 2 degrees of freedom is 4.3026527.
+
+    The interval of the factors begins at 2 / exp(4.3026527 ln(2) / sqrt(3)).
+    """
     estimate = mean_of(values, "turns", kind)
     assert estimate.value == pytest.approx(mean)
     assert estimate.low == pytest.approx(low, abs=1e-6)
@@ -163,8 +166,6 @@ def make_quarters(levels: tuple[float, ...], noise: float = 0.02) -> list[float]
         ((1.5, 1.0, 1.0, 1.0), "warm-up ended by iteration 25"),
         ((0.5, 1.0, 1.0, 1.0), "slower from iteration 25 on"),
         ((1.0, 1.2, 1.4, 1.6), "drifting"),
-        ((1.6, 1.4, 1.2, 1.0), "drifting"),
-        ((1.0, 1.5, 1.0, 1.5), "unsteady"),
         ((2.0, 1.0, 1.3, 1.6), "unsteady"),
     ],
 )

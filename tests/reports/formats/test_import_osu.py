@@ -36,7 +36,6 @@ def test_rows_become_results() -> None:
         ("Reduce_scatter", "reduce_scatter", 1000),
         ("Broadcast", "broadcast", 1000),
         ("Allgather", "all_gather", 4000),
-        ("Scatter", "scatter", 4000),
         ("All-to-All Personalized Exchange", "all_to_all", 4000),
     ],
 )
@@ -81,9 +80,7 @@ def test_bandwidth_test_is_left_out() -> None:
     [
         (OSU[: OSU.index("         100 ")], "line 6: 4 of 6 values"),
         (OSU_CUDA.replace("Avg Latency(us)", "Overall(us)"), "overall(us)"),
-        (OSU_CUDA.replace("# Size  ", "# Sizes "), "line 3"),
         (OSU.replace("1000  ", "1.e3  "), "line 5: '1.e3'"),
-        (OSU.replace("3.17", "nan "), "line 5: 'nan'"),
         (OSU.replace("3.17", "1e999"), "line 5: '1e999'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Files of other tools as runs: detected, written, reported, refused, and equal after a round trip."""
+"""Files of other tools as runs: detected, written, refused, and equal after a round trip."""
 
 import json
 from pathlib import Path

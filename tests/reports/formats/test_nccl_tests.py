@@ -1,4 +1,4 @@
-"""A run in the layout of nccl-tests' text: its tables, its comments, and its numbers for readers."""
+"""A run in the layout of nccl-tests' text: its tables and its comments."""
 
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def test_group_has_a_table_of_its_ranks() -> None:
         ("all_to_all_v", "float32", "alltoallv_perf", ["4096", "256", "float", "none"]),
     ],
 )
-def test_program_type_and_count_are_those_of_nccl_tests(
+def test_program_type_and_count_follow_nccl_tests(
     operation: str, dtype: str, program: str, columns: list[str]
 ) -> None:
     """Counts of operations that gather or distribute are those of one rank."""

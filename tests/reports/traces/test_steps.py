@@ -83,7 +83,7 @@ def draw_computation(file: RankFile, rank: int, start: float) -> None:
     file.kernel(start + 10, start + 3000)
 
 
-def test_hosts_without_a_collective_have_no_common_clock(tmp_path: Path) -> None:
+def test_hosts_without_collectives_share_no_clock(tmp_path: Path) -> None:
     job = make_job(tmp_path, draw_computation, num_hosts=4)
     assert job.doubt_ns is None
     assert job.shared == ()
