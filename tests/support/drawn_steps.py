@@ -1,4 +1,4 @@
-"""Drawn traces of a job whose steps of 10 ms have one fault, or none."""
+"""Synthetic traces of a job whose steps of 10 ms have one fault, or none."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,88 +7,85 @@ from parbench.reports.traces.steps import Job, job_of, read_steps
 from tests.support.kineto_files import RankFile
 
 MB = 1 << 20
-Draw = Callable[[RankFile, int, float], None]
 RANKS = (0, 1, 2, 3)
-CLOCKS = (0.0, 7000.0, -2500.0, 400.0)  # us by which a host's clock is ahead of the first one's
+CLOCK_OFFSETS_US = (0.0, 7000.0, -2500.0, 400.0)
+Draw = Callable[[RankFile, int, float], None]
+"""Adds the events of a step, from the rank and the start of the step in us."""
 
 
-def job(folder: Path, draw: Draw, *, hosts: bool = False, steps: int = 4) -> Job:
-    """Return the job of four ranks whose steps of 10 ms ``draw`` draws, on one host or on four with their clocks."""
+def make_job(folder: Path, draw: Draw, *, steps: int = 4, num_hosts: int = 1) -> Job:
+    """Return a job of four ranks on one host, or on four hosts with different clocks."""
     sources = []
     for rank in RANKS:
-        file = RankFile(rank, len(RANKS), host=f"node{rank}" if hosts else "node0")
-        for step in range(steps):
-            at = 10_000.0 * step + (CLOCKS[rank] if hosts else 0.0)
-            file.step(step, at, at + 10_000)
-            draw(file, rank, at)
+        file = RankFile(rank, len(RANKS), host=f"node{rank % num_hosts}")
+        for number in range(steps):
+            start = 10_000.0 * number
+            if num_hosts > 1:
+                start += CLOCK_OFFSETS_US[rank]
+            file.step(number, start, start + 10_000)
+            draw(file, rank, start)
         sources.append(read_steps(file.write(folder)))
     return job_of(sources)
 
 
-def clean(file: RankFile, rank: int, at: float) -> None:
-    """Two all_reduces behind computing, of which 100 us at the end are not hidden."""
-    file.kernel(at + 10, at + 9890)
-    file.collective("allreduce", at + 3000 + rank, at + 5000, 8 * MB, RANKS)
-    file.collective("allreduce", at + 8000 + rank, at + 9990, 8 * MB, RANKS)
+def draw_clean(file: RankFile, rank: int, start: float) -> None:
+    """Hide two all_reduces behind computation, except 100 us at the end."""
+    file.kernel(start + 10, start + 9890)
+    file.collective("allreduce", start + 3000 + rank, start + 5000, 8 * MB, RANKS)
+    file.collective("allreduce", start + 8000 + rank, start + 9990, 8 * MB, RANKS)
 
 
-def late(file: RankFile, rank: int, at: float) -> None:
-    begin = 2000 if rank == 2 else 0
-    file.kernel(at + begin + 10, at + begin + 6000)
-    file.collective("allreduce", at + begin + 6000, at + 9000, 8 * MB, RANKS)
-    file.kernel(at + 9000, at + 10_000)
+def draw_late_rank(file: RankFile, rank: int, start: float) -> None:
+    begin = start + (2000 if rank == 2 else 0)
+    file.kernel(begin + 10, begin + 6000)
+    file.collective("allreduce", begin + 6000, start + 9000, 8 * MB, RANKS)
+    file.kernel(start + 9000, start + 10_000)
 
 
-def slow(file: RankFile, rank: int, at: float) -> None:
-    done = at + (8000 if rank == 1 else 6000)
-    file.kernel(at + 10, done)
-    file.collective("allreduce", done, at + 9000, 8 * MB, RANKS)
-    file.kernel(at + 9000, at + 10_000)
+def draw_slow_rank(file: RankFile, rank: int, start: float) -> None:
+    computed = start + (8000 if rank == 1 else 6000)
+    file.kernel(start + 10, computed)
+    file.collective("allreduce", computed, start + 9000, 8 * MB, RANKS)
+    file.kernel(start + 9000, start + 10_000)
 
 
-def one_bucket(file: RankFile, rank: int, at: float) -> None:
-    file.kernel(at + 10, at + 7000)
-    file.collective("allreduce", at + 7000 + rank, at + 9500, 32 * MB, RANKS)
-    file.kernel(at + 9500, at + 10_000)
+def draw_one_bucket(file: RankFile, rank: int, start: float) -> None:
+    file.kernel(start + 10, start + 7000)
+    file.collective("allreduce", start + 7000 + rank, start + 9500, 32 * MB, RANKS)
+    file.kernel(start + 9500, start + 10_000)
 
 
-def no_prefetch(file: RankFile, rank: int, at: float) -> None:
+def draw_no_prefetch(file: RankFile, rank: int, start: float) -> None:
     for layer in range(5):
-        begin = at + 2000 * layer
+        begin = start + 2000 * layer
         file.collective("_allgather_base", begin + rank, begin + 800, 8 * MB, RANKS)
         file.kernel(begin + 800, begin + 2000)
 
 
-def host_bound(file: RankFile, rank: int, at: float) -> None:
-    for kernel in range(20):
-        file.kernel(at + 500 * kernel, at + 500 * kernel + 350)
-    file.collective("allreduce", at + 4000 + rank, at + 4200, MB, RANKS)
+def draw_host_bound(file: RankFile, rank: int, start: float) -> None:
+    for number in range(20):
+        file.kernel(start + 500 * number, start + 500 * number + 350)
+    file.collective("allreduce", start + 4000 + rank, start + 4200, MB, RANKS)
 
 
-def copies(file: RankFile, rank: int, at: float) -> None:
-    file.event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 10, at + 2000, 7, stream=7)
-    file.kernel(at + 2000, at + 9990)
+def draw_copies(file: RankFile, rank: int, start: float) -> None:
+    name = "Memcpy HtoD (Pageable -> Device)"
+    file.event("gpu_memcpy", name, start + 10, start + 2000, 7)
+    file.kernel(start + 2000, start + 9990)
 
 
-def unbalanced(file: RankFile, rank: int, at: float) -> None:
-    done = at + (9000 if rank == 3 else 5000)
-    file.kernel(at + 10, done)
-    file.collective("send", done, at + 9800, MB, RANKS)
+def draw_uneven_stages(file: RankFile, rank: int, start: float) -> None:
+    computed = start + (9000 if rank == 3 else 5000)
+    file.kernel(start + 10, computed)
+    file.collective("send", computed, start + 9800, MB, RANKS)
 
 
-def queued(file: RankFile, rank: int, at: float) -> None:
-    """Three all_reduces that are issued together and carried one after the other, each for 1 ms."""
-    file.kernel(at + 10, at + 6000)
-    for i in range(3):
-        file.collective("allreduce", at + 6000 + i, at + 7000 + 1000 * i, 8 * MB, RANKS)
-
-
-DRAWN: dict[str, Draw] = {
-    "late rank": late,
-    "slow rank": slow,
-    "one bucket": one_bucket,
-    "no prefetch": no_prefetch,
-    "host-bound": host_bound,
-    "copies": copies,
-    "uneven stages": unbalanced,
+FAULTS: dict[str, Draw] = {
+    "late rank": draw_late_rank,
+    "slow rank": draw_slow_rank,
+    "one bucket": draw_one_bucket,
+    "no prefetch": draw_no_prefetch,
+    "host-bound": draw_host_bound,
+    "copies": draw_copies,
+    "uneven stages": draw_uneven_stages,
 }

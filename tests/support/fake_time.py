@@ -6,10 +6,11 @@ from parbench.workloads.model.timed_compute import TimedCompute
 
 
 class FakeTime:
-    """A clock on which sleeping takes as long as asked and ``late_seconds`` more."""
+    """A clock on which sleeping takes ``late_seconds`` longer than requested."""
 
     def __init__(self, late_seconds: float = 0.0) -> None:
-        self.now, self.late_seconds = 100.0, late_seconds
+        self.now = 100.0
+        self.late_seconds = late_seconds
         self.sleeps: list[float] = []
 
     def clock(self) -> float:
@@ -24,7 +25,7 @@ class FakeTime:
 
 
 class HeldTime:
-    """Stands for the module ``time``: a clock that moves only when somebody sleeps on it."""
+    """Stands for the module ``time``: a clock that moves only during a sleep."""
 
     def __init__(self, now_ns: int = 1_000_000_000) -> None:
         self.now_ns = now_ns

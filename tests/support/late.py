@@ -1,4 +1,4 @@
-"""Records of operations whose ranks come late, and raw samples that say by how much."""
+"""Records of operations with a late rank, and raw samples of its arrivals."""
 
 import io
 from collections.abc import Sequence
@@ -13,25 +13,22 @@ from tests.support.reports_fixtures import (
     seconds_metric,
 )
 
-
-def arrival(rank: int | None = 1) -> Arrival:
-    return Arrival(
-        method="one clock",
-        uncertainty=1e-6,
-        late_rank=rank,
-        share=0.8,
-        last_out_rank=0,
-        last_out_share=0.6,
-    )
+LATE_RANK_1 = Arrival(
+    method="one clock",
+    uncertainty=1e-6,
+    late_rank=1,
+    share=0.8,
+    last_out_rank=0,
+    last_out_share=0.6,
+)
 
 
 def late_record(size: int = 1024, launch: int = 0, skew: float | None = 50e-6) -> Record:
     case = collective_case(size_bytes=size)
-    metrics = collective_metrics(case, 1e-3) | {
-        "skew": seconds_metric(skew),
-        "transfer": seconds_metric(9e-4),
-    }
-    return ok_record(case, launch, metrics=metrics, arrival=arrival())
+    metrics = collective_metrics(case, 1e-3)
+    metrics["skew"] = seconds_metric(skew)
+    metrics["transfer"] = seconds_metric(9e-4)
+    return ok_record(case, launch, metrics=metrics, arrival=LATE_RANK_1)
 
 
 def samples(arrivals_ns: Sequence[Sequence[int]], ranks: Sequence[int] = (0, 1)) -> bytes:

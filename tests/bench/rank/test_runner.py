@@ -1,4 +1,4 @@
-"""Running one case: outcomes, visits, wrong results, refusals and explanations."""
+"""Running one case on the ranks: outcomes, visits, wrong results, refusals, explanations."""
 
 import io
 import sys
@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -17,45 +16,47 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from parbench.bench.launch.control_channel import Outcome, Work
-from parbench.bench.launch.driver import metrics_of
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.params import Value
-from parbench.bench.plan.plan import FaultSpec, Measure
-from parbench.bench.rank import runner
-from parbench.bench.rank.runner import CaseRun, _benchmark, load_target, refuse_float8
-from parbench.bench.rank.timing import Progress, Timed
+from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
+from parbench.bench.rank import runner, timing
+from parbench.bench.rank.runner import CaseRun, Disturbed, load_target
+from parbench.bench.rank.timing import Progress
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import Check, blame
+from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Description, Explanation
-from parbench.bench.world.world import Clock, Subgroups, World
+from parbench.bench.world.world import Subgroups, World
+from tests.support.fake_time import HeldTime
+from tests.support.fakes import NotingBenchmark
+from tests.support.filling import filling
 from tests.support.ranks import Ranks
 from tests.support.refusals import usage_error
 
+MODULE = "tests.bench.rank.test_runner"
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
 COMPUTE = MetricValue(value=4e-4, unit="s", better="lower", method="the slowest rank's")
-ALL_REDUCE = "parbench.bench.operations.collectives:all_reduce"
 Fault = Literal[
     "none",
     "refuse",
-    "refuse each",
-    "before",
-    "after",
-    "describe",
-    "raise",
+    "wrong before",
+    "wrong after",
+    "disagree",
+    "check raises",
     "describe raises",
-    "explain",
+    "explain raises",
 ]
 calls: list[str] = []
-"""The calls to this rank's last benchmark."""
+"""The calls of this rank to its last benchmark."""
 
 
 class FaultyBenchmark:
     """All-reduces one number, with an optional fault, and logs its calls."""
 
     def __init__(self, world: World, fault: Fault) -> None:
-        self.world, self.fault = world, fault
+        self.world = world
+        self.fault = fault
         self.number = torch.zeros(1)
         self.num_checks = 0
 
@@ -70,16 +71,17 @@ class FaultyBenchmark:
     def check(self) -> int:
         calls.append("check")
         self.num_checks += 1
-        if self.fault == "raise":
+        if self.fault == "check raises":
             raise RuntimeError("the roof is on fire")
-        if self.fault == {1: "before", 2: "after"}.get(self.num_checks):
+        wrong_check = {"wrong before": 1, "wrong after": 2}.get(self.fault)
+        if self.num_checks == wrong_check:
             return 3 + self.world.rank
         return int(self.number.item() != self.world.size)
 
     def describe(self) -> Description:
         if self.fault == "describe raises":
             raise RuntimeError("no description")
-        author = self.world.rank if self.fault == "describe" else "all"
+        author = self.world.rank if self.fault == "disagree" else "all"
         return Description(
             headline="step_time",
             hops=2,
@@ -102,67 +104,72 @@ class ExplainingBenchmark(FaultyBenchmark):
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         calls.append("explain")
-        begin_seconds, step_seconds = list[float](), list[float]()
+        begin_seconds: list[float] = []
+        step_seconds: list[float] = []
         for _ in range(3):
             start = time.perf_counter()
             begin()
-            started = time.perf_counter()
-            assert self.number.item() == 1.0
+            step_start = time.perf_counter()
             self.step()
-            begin_seconds.append(started - start)
-            step_seconds.append(time.perf_counter() - started)
-        if self.fault == "explain":
+            begin_seconds.append(step_start - start)
+            step_seconds.append(time.perf_counter() - step_start)
+        if self.fault == "explain raises":
             raise RuntimeError("no explanation")
-        return Explanation(
-            metrics={"compute": COMPUTE},
-            details={
-                "rank": self.world.rank,
-                "budget": budget_seconds,
-                "begins": begin_seconds,
-                "steps": step_seconds,
-            },
-            notes=("explained",),
-        )
+        details = {"budget": budget_seconds, "begins": begin_seconds, "steps": step_seconds}
+        return Explanation(metrics={"compute": COMPUTE}, details=details, notes=("explained",))
 
 
 def prepare(
-    world: World, *, fault: Fault = "none", ranks: str = "0,1", explains: str = ""
+    world: World, *, fault: Fault = "none", faulty_ranks: str = "0,1", explaining_ranks: str = ""
 ) -> FaultyBenchmark:
-    """Return a benchmark with a fault on these ranks; ``mode`` is not passed to it."""
+    """Return a benchmark with a fault on these ranks."""
     calls[:] = ["prepare"]
-    own_fault: Fault = fault if str(world.rank) in ranks.split(",") else "none"
-    if fault == "refuse each":
-        raise UserError(f"rank {world.rank} refuses")
+    own_fault: Fault = fault if str(world.rank) in faulty_ranks.split(",") else "none"
     if own_fault == "refuse":
         raise UserError("no flux capacitor")
-    kind = ExplainingBenchmark if str(world.rank) in explains.split(",") else FaultyBenchmark
-    return kind(world, own_fault)
+    if str(world.rank) in explaining_ranks.split(","):
+        return ExplainingBenchmark(world, own_fault)
+    return FaultyBenchmark(world, own_fault)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRun:
-    """One rank's outcome or error, the calls to its benchmark and its progress."""
+    """The outcomes of all visits on one rank or its error, and the calls to its benchmark."""
 
-    outcome: Outcome
+    outcomes: list[Outcome]
     error: str
     calls: list[str]
     phase: str
     steps: int
 
+    @property
+    def outcome(self) -> Outcome:
+        return self.outcomes[-1]
 
-def run_on_rank(
-    world: World, params: dict[str, Value], function: str, injection: FaultSpec | None
+
+def run_case_on_rank(
+    world: World,
+    params: dict[str, Value],
+    case_target: str,
+    injection: FaultSpec | None,
+    visits: int,
 ) -> RankRun:
+    calls.clear()
+    case = make_case("workload.faulty", case_target, params)
     progress = Progress()
-    progress.steps = 1000  # of the previous case
-    outcome, error = Outcome(status="failed"), ""
-    case = make_case("workload.faulty", f"{__name__}:{function}", params)
+    measure = replace(MEASURE, max_iterations=14) if visits > 1 else MEASURE
+    run = CaseRun(case, Subgroups(world), measure, progress, injection)
+    outcomes: list[Outcome] = []
+    error = ""
     try:
-        outcome = CaseRun(case, Subgroups(world), MEASURE, progress, injection).visit(60.0)
-    except RuntimeError as raised:
-        error = str(raised)
+        for remaining in reversed(range(visits)):
+            outcomes.append(run.visit(60.0, remaining, alone=visits == 1))
+            if not outcomes[-1].more:
+                break
+    except RuntimeError as exception:
+        error = str(exception)
     return RankRun(
-        outcome=outcome,
+        outcomes=outcomes,
         error=error,
         calls=list(calls),
         phase=progress.phase,
@@ -170,32 +177,19 @@ def run_on_rank(
     )
 
 
-def visit_on_rank(
-    world: World, params: dict[str, Value], visits: int, end: bool
-) -> list[tuple[Outcome, list[str]]]:
-    """Visit a case; return each outcome with all calls so far, last those of its early end."""
-    case = make_case("workload.faulty", "tests.bench.rank.test_runner:prepare", params)
-    measure = replace(MEASURE, max_iterations=14)
-    run = CaseRun(case, Subgroups(world), measure, Progress(), None)
-    outcomes = []
-    for remaining in reversed(range(visits)):
-        outcome = run.visit(60.0, remaining + end, alone=False)
-        outcomes.append((outcome, list(calls)))
-        if not outcome.more:
-            break
-    if end:
-        outcomes.append((run.end(), list(calls)))
-    return outcomes
-
-
 def run_case(
-    gang: Ranks, injection: FaultSpec | None = None, function: str = "prepare", /, **params: Value
+    ranks: Ranks,
+    injection: FaultSpec | None = None,
+    target: str = f"{MODULE}:prepare",
+    visits: int = 1,
+    **params: Value,
 ) -> list[RankRun]:
-    return gang.call(
-        "tests.bench.rank.test_runner:run_on_rank",
+    return ranks.call(
+        f"{MODULE}:run_case_on_rank",
         params=params,
-        function=function,
+        case_target=target,
         injection=injection,
+        visits=visits,
     )
 
 
@@ -204,298 +198,272 @@ def unpack(outcome: Outcome) -> dict[str, Any]:
         return dict(file)
 
 
-def test_outcome_holds_check_description_and_samples(two_ranks: Ranks) -> None:
+def test_outcome_has_check_description_and_samples(two_ranks: Ranks) -> None:
     first, second = run_case(two_ranks)
     outcome = first.outcome
-    assert (outcome.status, outcome.reason) == ("ok", "")
+    assert outcome.status == "ok"
     assert outcome.check == Check(passed=True, wrong=0)
     assert outcome.stop in ("precision", "max-iters")
-    assert (outcome.headline, outcome.notes, outcome.explained) == ("step_time", ["emulated"], {})
+    assert outcome.headline == "step_time"
+    assert outcome.notes == ["emulated"]
     assert outcome.work == [Work(name="tokens_per_second", amount=128.0, unit="tokens/s")]
     assert outcome.details == {"author": "all", "warmup": 3, "steps_per_sample": 1}
     assert 6 <= len(outcome.seconds) <= 8
     assert sum(outcome.seconds) < outcome.wall_seconds < 60
-    assert (second.outcome.status, second.outcome.seconds) == ("ok", [])
-    assert second.outcome.raw == b""
+    assert second.outcome.status == "ok"
+    assert second.outcome.seconds == []
+    timed_calls = ["reset", "step"] * (MEASURE.warmup + len(outcome.seconds))
     for rank in (first, second):
-        timed = ["reset", "step"] * (MEASURE.warmup + len(outcome.seconds))
-        checked = ["reset", "step", "check"]
-        assert rank.calls == ["prepare", *checked, *timed, "check", "close"]
-        assert (rank.phase, rank.steps) == ("check", rank.calls.count("reset"))
-
-
-def test_raw_samples_agree_with_the_outcome(two_ranks: Ranks) -> None:
-    outcome = run_case(two_ranks)[0].outcome
-    raw = unpack(outcome)
-    arrival, exits, duration = (raw[f"{name}_ns"] for name in ("arrival", "exit", "duration"))
-    assert arrival.shape == exits.shape == duration.shape == (2, len(outcome.seconds))
-    assert (exits - arrival == duration).all()
-    assert arrival.min() == 0
-
-    def approx(seconds: list[float]) -> Any:
-        return pytest.approx(seconds, rel=1e-12)
-
-    transfer_ns = exits.max(axis=0) - arrival.max(axis=0)
-    assert (duration.max(axis=0) / 2e9).tolist() == approx(outcome.seconds), "two hops"
-    assert (transfer_ns / 2e9).tolist() == approx(outcome.transfer_seconds)
-    assert (np.ptp(arrival, axis=0) / 1e9).tolist() == approx(outcome.skew_seconds)
-    last_in, last_out = arrival.argmax(axis=0).tolist(), exits.argmax(axis=0).tolist()
-    method = "one host, one monotonic clock"
-    assert outcome.arrival == blame(last_in, last_out, outcome.skew_seconds, method, 0.0)
-    assert raw["ranks"].tolist() == [0, 1]
-    assert raw["clock_offsets_ns"].tolist() == [0, 0]
+        assert rank.calls == [
+            "prepare", "reset", "step", "check", *timed_calls, "check", "close"
+        ]  # fmt: skip
+        assert rank.phase == "check"
+        assert rank.steps == rank.calls.count("reset")
 
 
 def test_visits_extend_one_case(two_ranks: Ranks) -> None:
-    by_rank = two_ranks.call(
-        "tests.bench.rank.test_runner:visit_on_rank",
-        params={"explains": "0,1"},
-        visits=3,
-        end=False,
-    )
-    outcomes = [outcome for outcome, _ in by_rank[0]]
+    runs = run_case(two_ranks, visits=3, explaining_ranks="0,1")
+    outcomes = runs[0].outcomes
     counts = [len(outcome.seconds) for outcome in outcomes]
     last = outcomes[-1]
+    assert [outcome.more for outcome in outcomes] == [True, True, False]
     assert 3 == counts[0] < counts[1] < counts[2] <= 14
     assert last.seconds[:3] == outcomes[0].seconds
     assert last.visits == [3, counts[1] - 3, counts[2] - counts[1]]
     assert [bool(outcome.raw) for outcome in outcomes] == [False, False, True]
     assert unpack(last)["duration_ns"].shape == (2, counts[2])
-    assert last.explained == {}
-    step = ["reset", "step"]
-    expected = ["prepare", *step, "check", *step * MEASURE.warmup]
-    for warmup, count in zip((0, 1, 1), last.visits, strict=True):
-        expected += [*step * (warmup + count), "check"]
-    for rank in by_rank:
-        assert [outcome.more for outcome, _ in rank] == [True, True, False]
-        assert rank[-1][1] == [*expected, "close"]
-
-
-def test_early_end_keeps_the_samples(two_ranks: Ranks) -> None:
-    first, _ = two_ranks.call(
-        "tests.bench.rank.test_runner:visit_on_rank", params={}, visits=2, end=True
-    )
-    (last_visit, _), (ended, log) = first[-2:]
-    assert (ended.seconds, ended.visits) == (last_visit.seconds, last_visit.visits)
-    assert (ended.more, bool(ended.raw)) == (False, True)
-    assert ended.stop in ("budget", "max-iters")
-    assert log[-1] == "close"
-
-
-def test_wrong_result_ends_the_visits(two_ranks: Ranks) -> None:
-    params = {"fault": "after", "ranks": "1"}
-    for rank in two_ranks.call(
-        "tests.bench.rank.test_runner:visit_on_rank", params=params, visits=2, end=False
-    ):
-        [(outcome, log)] = rank
-        assert (outcome.status, outcome.more, log[-1]) == ("wrong", False, "close")
-
-
-def test_pipelined_case_is_checked_on_a_fresh_step(two_ranks: Ranks) -> None:
-    ranks = run_case(two_ranks, mode="pipelined")
-    outcome = ranks[0].outcome
-    raw = unpack(outcome)
-    steps = int(raw["steps_per_sample"])
-    assert 4 <= steps == outcome.details["steps_per_sample"]
-    seconds = raw["duration_ns"].max(axis=0) / steps / 2e9
-    assert seconds.tolist() == pytest.approx(outcome.seconds, abs=1e-9)
-    assert outcome.transfer_seconds == []
-    for rank in ranks:
-        assert rank.calls[-5:] == ["step", "reset", "step", "check", "close"]
-
-
-@pytest.mark.parametrize("mode", ["blocking", "pipelined"])
-@pytest.mark.parametrize("fault", ["before", "after"])
-def test_wrong_result_has_no_time(two_ranks: Ranks, mode: str, fault: str) -> None:
-    for rank in run_case(two_ranks, fault=fault, ranks="1", mode=mode, explains="0,1"):
-        outcome = rank.outcome
-        assert outcome.status == "wrong"
-        assert f"{fault} the timed region: 4 on rank 1" in outcome.reason
-        assert outcome.check == Check(passed=False, wrong=4)
-        assert (outcome.seconds, outcome.stop, outcome.raw) == ([], None, b"")
-        assert "explain" not in rank.calls
-        is_untimed = rank.calls == ["prepare", "reset", "step", "check", "close"]
-        assert is_untimed == (fault == "before")
-
-
-def test_wrong_result_names_ranks_and_three_differences(two_ranks: Ranks) -> None:
-    differences = "number: wrong; rank 1: fault 0; rank 1: fault 1; and 2 more"
-    for explains, suffix in (("", ""), ("0", "; number: wrong"), ("0,1", f"; {differences}")):
-        outcome = run_case(two_ranks, fault="after", explains=explains)[0].outcome
-        assert outcome.check.wrong == 7
-        assert outcome.reason.endswith(f": 3 on rank 0, 4 on rank 1{suffix}"), explains
+    first_check = 1
+    later_warmups = 2  # one step in each later visit
+    for run in runs:
+        num_steps = first_check + MEASURE.warmup + counts[2] + later_warmups
+        assert run.calls.count("step") == num_steps
+        assert run.calls.count("check") == 1 + 3
+        assert run.calls.count("close") == 1
 
 
 @pytest.mark.parametrize(
-    ("params", "status", "fact", "log"),
+    ("fault", "mode", "visits"),
     [
-        ({"fault": "refuse"}, "skipped", "no flux capacitor", ["prepare"]),
-        ({"fault": "refuse each"}, "failed", "rank 0 refuses; rank 1: rank 1 refuses", None),
-        (
-            {"fault": "refuse", "ranks": "1"},
-            "failed",
-            "rank 0: ready; rank 1: no flux capacitor",
-            ["prepare", "close"],
-        ),
-        (
-            {"fault": "describe", "ranks": "1", "explains": "0,1"},
-            "failed",
-            "1 unlike rank 0",
-            ["prepare", "close"],
-        ),
+        ("wrong before", "blocking", 1),
+        ("wrong after", "blocking", 1),
+        ("wrong after", "pipelined", 1),
+        ("wrong after", "blocking", 2),
+    ],
+)
+def test_wrong_result_has_no_time(two_ranks: Ranks, fault: str, mode: str, visits: int) -> None:
+    runs = run_case(
+        two_ranks, visits=visits, fault=fault, faulty_ranks="1", mode=mode, explaining_ranks="0,1"
+    )
+    for run in runs:
+        [outcome] = run.outcomes
+        assert outcome.status == "wrong"
+        assert f"{fault.removeprefix('wrong ')} the timed region: 4 on rank 1" in outcome.reason
+        assert outcome.check == Check(passed=False, wrong=4)
+        assert outcome.seconds == []
+        assert outcome.raw == b""
+        assert "explain" not in run.calls
+        assert run.calls[-1] == "close"
+
+
+def test_wrong_result_names_three_differences(two_ranks: Ranks) -> None:
+    outcome = run_case(two_ranks, fault="wrong after", explaining_ranks="0,1")[0].outcome
+    assert outcome.check.wrong == 7
+    assert "3 on rank 0, 4 on rank 1" in outcome.reason
+    differences = "number: wrong; rank 1: fault 0; rank 1: fault 1; and 2 more"
+    assert outcome.reason.endswith(differences)
+
+
+@pytest.mark.parametrize(
+    ("params", "status", "fact"),
+    [
+        ({"fault": "refuse"}, "skipped", "no flux capacitor"),
+        ({"fault": "refuse", "faulty_ranks": "1"}, "failed", "rank 1: no flux capacitor"),
+        ({"fault": "disagree", "faulty_ranks": "1"}, "failed", "1 unlike rank 0"),
     ],
 )
 def test_refused_case_is_not_measured(
-    two_ranks: Ranks, params: dict[str, Any], status: str, fact: str, log: list[str] | None
+    two_ranks: Ranks, params: dict[str, Any], status: str, fact: str
 ) -> None:
-    ranks = run_case(two_ranks, **params)
-    for rank in ranks:
-        assert rank.outcome.status == status
-        assert fact in rank.outcome.reason
-        assert (rank.outcome.check, rank.outcome.seconds) == (Check(), [])
-    assert log is None or ranks[0].calls == log
+    runs = run_case(two_ranks, **params)
+    for run in runs:
+        assert run.outcome.status == status
+        assert fact in run.outcome.reason
+        assert run.outcome.check == Check()
+        assert run.outcome.seconds == []
+        assert "step" not in run.calls
+    # A benchmark that a rank has made is closed where another rank refuses.
+    is_prepared = params != {"fault": "refuse"}
+    assert runs[0].calls == (["prepare", "close"] if is_prepared else ["prepare"])
 
 
 def test_absent_function_is_skipped(two_ranks: Ranks) -> None:
-    for rank in run_case(two_ranks, None, "absent"):
-        assert rank.outcome.status == "skipped"
-        assert "'tests.bench.rank.test_runner:absent'" in rank.outcome.reason
+    for run in run_case(two_ranks, target=f"{MODULE}:absent"):
+        assert run.outcome.status == "skipped"
+        assert f"'{MODULE}:absent'" in run.outcome.reason
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "last_call"),
+    ("fault", "error"),
     [
-        ("raise", "the roof is on fire", "check"),
-        ("describe raises", "no description", "prepare"),
-        ("explain", "no explanation", "step"),
+        ("check raises", "the roof is on fire"),
+        ("describe raises", "no description"),
+        ("explain raises", "no explanation"),
     ],
 )
-def test_benchmark_that_raises_is_closed(
-    two_ranks: Ranks, fault: str, error: str, last_call: str
-) -> None:
-    for rank in run_case(two_ranks, fault=fault, explains="0,1"):
-        assert (rank.error, rank.calls[-2:]) == (error, [last_call, "close"])
+def test_benchmark_that_raises_is_closed(two_ranks: Ranks, fault: str, error: str) -> None:
+    for run in run_case(two_ranks, fault=fault, explaining_ranks="0,1"):
+        assert run.error == error
+        assert run.calls[-1] == "close"
 
 
 @pytest.mark.parametrize("mode", ["blocking", "pipelined"])
 def test_explanation_follows_the_checks(two_ranks: Ranks, mode: str) -> None:
-    ranks = run_case(two_ranks, mode=mode, explains="0,1")
-    for number, rank in enumerate(ranks):
+    runs = run_case(two_ranks, mode=mode, explaining_ranks="0,1")
+    for run in runs:
         last_calls = ["check", "explain", *["reset", "step"] * 3, "close"]
-        assert rank.calls[-len(last_calls) :] == last_calls
-        assert rank.calls.count("check") == 2
-        assert (rank.phase, rank.steps) == ("explain", rank.calls.count("reset"))
-        assert rank.outcome.details["rank"] == number
-    outcome = ranks[0].outcome
-    assert (outcome.status, outcome.headline) == ("ok", "step_time")
-    assert outcome.explained == {"compute": COMPUTE}
+        assert run.calls[-len(last_calls) :] == last_calls
+        assert run.calls.count("check") == 2
+        assert run.phase == "explain"
+        assert run.outcome.explained == {"compute": COMPUTE}
+    outcome = runs[0].outcome
     assert outcome.notes == ["emulated", "explained"]
     assert outcome.details["author"] == "all"
-    [budget] = {rank.outcome.details["budget"] for rank in ranks}
-    assert 0 < budget < 60
+    assert 0 < outcome.details["budget"] < 60
 
 
-def test_explanation_needs_all_ranks_undisturbed(two_ranks: Ranks) -> None:
-    slow = FaultSpec(kind="slow", rank=1, amount=0.005, text="slow:1:0.5%")
-    for injection, explains, injected in ((None, "0", ""), (slow, "0,1", slow.text)):
-        for rank in run_case(two_ranks, injection, explains=explains):
-            assert (rank.outcome.status, rank.outcome.explained) == ("ok", {})
-            assert rank.outcome.injected == injected
-            assert "explain" not in rank.calls
+@pytest.mark.parametrize(("explaining_ranks", "injection"), [("0", ""), ("0,1", "slow:1:0.5%")])
+def test_explanation_needs_all_ranks_undisturbed(
+    two_ranks: Ranks, explaining_ranks: str, injection: str
+) -> None:
+    fault = parse_fault(injection, 2) if injection else None
+    for run in run_case(two_ranks, fault, explaining_ranks=explaining_ranks):
+        assert run.outcome.status == "ok"
+        assert run.outcome.explained == {}
+        assert run.outcome.injected == injection
+        assert "explain" not in run.calls
 
 
 def test_injected_late_rank_delays_every_step(two_ranks: Ranks) -> None:
-    injection = FaultSpec(kind="late", rank=1, amount=LATE_SECONDS, text="late:1:20ms")
-    ranks = run_case(two_ranks, injection, explains="0,1")
-    waiting, late = (rank.outcome for rank in ranks)
-    assert waiting.explained == {"compute": COMPUTE}
+    runs = run_case(two_ranks, parse_fault("late:1:20ms", 2), explaining_ranks="0,1")
+    waiting, late = (run.outcome for run in runs)
     assert min(late.details["begins"]) >= LATE_SECONDS
     assert min(waiting.details["steps"]) >= LATE_SECONDS / 2
     assert min(waiting.skew_seconds) >= LATE_SECONDS / 2
+    assert waiting.arrival is not None
+    assert waiting.arrival.late_rank == 1
     assert late.injected == waiting.injected == "late:1:20ms"
+
+
+class CountingBenchmark(NotingBenchmark):
+    """Counts its steps since the last reset, up to one if it is repeatable."""
+
+    def __init__(self, *, repeatable: bool) -> None:
+        super().__init__()
+        self.repeatable = repeatable
+        self.number = 0
+
+    def reset(self) -> None:
+        self.number = 0
+
+    def step(self) -> None:
+        self.number = 1 if self.repeatable else self.number + 1
+
+    def check(self) -> int:
+        return int(self.number != 1)
+
+
+def prepare_counting(world: World, *, repeatable: bool) -> CountingBenchmark:
+    return CountingBenchmark(repeatable=repeatable)
+
+
+def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outcome:
+    """Measure in mode graph, where graphs of ``one`` step or of ``many`` steps contain nothing."""
+    original_sampler = timing.sampler
+
+    def make_sampler(
+        mode: str, benchmark: CountingBenchmark, world: World, steps: int
+    ) -> timing.Sample:
+        if mode != "graph":
+            return original_sampler(mode, benchmark, world, steps)
+        is_empty = empty_graph == ("one" if steps == 1 else "many")
+        return original_sampler("pipelined", benchmark, world, 0 if is_empty else steps)
+
+    params: dict[str, Value] = {"mode": "graph", "repeatable": repeatable}
+    case = make_case("workload.counting", f"{MODULE}:prepare_counting", params)
+    measure = Measure(warmup=1, max_iterations=8)
+    with mock.patch.object(timing, "sampler", make_sampler):
+        return CaseRun(case, Subgroups(world), measure, Progress(), None).visit(60.0)
+
+
+@pytest.mark.parametrize(
+    ("empty_graph", "repeatable", "place"),
+    [
+        ("none", True, ""),
+        ("one", False, "in a replay before the timed region"),
+        ("many", True, "in the last replay of the timed region"),
+        ("many", False, ""),  # No reference exists for the result of many steps.
+    ],
+)
+def test_empty_graph_is_a_wrong_result(
+    two_ranks: Ranks, empty_graph: str, repeatable: bool, place: str
+) -> None:
+    outcomes = two_ranks.call(
+        f"{MODULE}:run_graph_on_rank", empty_graph=empty_graph, repeatable=repeatable
+    )
+    assert outcomes[0].status == ("wrong" if place else "ok")
+    assert place in outcomes[0].reason
+
+
+class SlowDevice(NotingBenchmark):
+    """A step takes 1 s to launch, and its device 9 s to run it."""
+
+    def __init__(self, clock: HeldTime) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def step(self) -> None:
+        super().step()
+        self.clock.sleep(1.0)
+
+    def sync(self) -> None:
+        self.clock.sleep(9.0)
+
+
+@pytest.mark.parametrize(("fault", "seconds"), [("slow:1:300%", 40.0), ("late:1:3s", 1.0)])
+def test_slow_step_takes_its_share_of_device_time(
+    monkeypatch: pytest.MonkeyPatch, fault: str, seconds: float
+) -> None:
+    """A late rank is late at the start line, so its step takes no longer."""
+    clock = HeldTime(0)
+    monkeypatch.setattr(runner, "time", clock)
+    benchmark = SlowDevice(clock)
+    Disturbed(benchmark, parse_fault(fault, 2), benchmark.sync).step()
+    assert clock.perf_counter() == seconds
+
+
+def test_corrupt_step_has_one_wrong_element() -> None:
+    disturbed = Disturbed(filling(), parse_fault("corrupt:1", 2), lambda: None)
+    disturbed.reset()
+    disturbed.step()
+    assert disturbed.check() == 1
+
+
+def test_faults_that_a_benchmark_lacks_are_refused() -> None:
+    disturbed = Disturbed(NotingBenchmark(), parse_fault("corrupt:1", 2), lambda: None)
+    assert "corrupt:1" in usage_error(disturbed.step)
+    assert "mode async" in usage_error(disturbed.issue)
 
 
 def test_load_target_imports_or_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needy_step.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_target(ALL_REDUCE).__name__ == "all_reduce"
+    assert load_target("json:loads").__name__ == "loads"
     for target, name in (
         ("no_such_module:prepare", "'no_such_module'"),
         ("needy_step:prepare", "'no_such_dependency'"),
         ("parbench.bench.operations.collectives:CONVENTION", "'CONVENTION'"),
-        ("parbench.bench.rank.runner", "''"),
     ):
         message = usage_error(load_target, target)
-        assert message.startswith(f"target '{target}'")
+        assert f"target '{target}'" in message
         assert message.endswith(name)
     assert "needy_step" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("target", "fact"),
-    [
-        ("builtins:type", "the class SimpleNamespace"),
-        ("builtins:id", "int, which is no benchmark: it has no step, reset, check"),
-    ],
-)
-def test_target_must_return_a_benchmark(target: str, fact: str) -> None:
-    world = cast(World, SimpleNamespace(backend="gloo"))
-    with pytest.raises(TypeError, match=fact):
-        _benchmark(make_case("custom.odd", target, {}), world, None)
-
-
-def test_float8_needs_compute_capability_9() -> None:
-    for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        assert "8.9" in usage_error(refuse_float8, dtype, (8, 9))
-        for capability in ((9, 0), (10, 0)):
-            refuse_float8(dtype, capability)
-    refuse_float8("bfloat16", (8, 0))
-
-
-GIB = 1 << 30
-
-
-def test_case_too_large_for_any_device_is_refused() -> None:
-    params: dict[str, Value] = {"size_bytes": GIB, "dtype": "int8", "mode": "blocking"}
-    case = make_case("collective.all_reduce", ALL_REDUCE, params)
-    world = SimpleNamespace(device=torch.device("cpu"))
-    runner._refuse_too_large(case, cast(World, world))  # the plan has checked the host's memory
-    world.device = torch.device("cuda", 0)
-    with mock.patch.object(torch, "cuda") as cuda:
-        for own_gib, other_gib, cached_gib, is_refused in (
-            (8, 8, 0, False),
-            (8, 5, 0, True),
-            (5, 8, 0, True),
-            (5, 8, 2, False),  # torch reuses its cache
-        ):
-            cuda.mem_get_info.return_value = (own_gib * GIB, 80 * GIB)
-            cuda.memory_reserved.return_value = cached_gib * GIB + 7
-            cuda.memory_allocated.return_value = 7
-            world.gather = lambda free, other=other_gib: [free, other * GIB]
-            if is_refused:
-                assert "5.4 GB" in usage_error(runner._refuse_too_large, case, world)
-            else:
-                runner._refuse_too_large(case, cast(World, world))
-
-
-def test_device_arrivals_are_less_certain() -> None:
-    arrivals = np.array([[0, 100_000, 0], [15_000, 0, 30_000]])
-    durations = np.array([[9_000, 2_000, 9_000], [4_000, 8_000, 4_000]])
-    stamps = np.stack([arrivals, arrivals + durations, durations, 0 * durations])
-    clock = Clock(offsets_ns=(0, 0), uncertainty_ns=5_000, method="ping-pong")
-    world = cast(World, SimpleNamespace(clock=clock, hosts=("a", "b")))
-
-    def summarize(hidden: float | None) -> Outcome:
-        timed = Timed(stamps=stamps, stop="visits", steps_per_sample=1, warmup=1, hidden=hidden)
-        return runner._seen(Outcome(status="ok"), timed, Description(), world, [0, 1])
-
-    host, device = summarize(None), summarize(0.5)
-    assert host.arrival is not None
-    assert device.arrival is not None
-    assert (host.arrival.method, host.arrival.uncertainty) == ("ping-pong", 5e-6)
-    assert device.arrival.uncertainty == 25e-6
-    assert (host.arrival.share, device.arrival.share) == (0.6667, 0.3333)
-    assert (host.last_arriver_seconds, device.last_arriver_seconds) == ([], [4e-6, 2e-6, 4e-6])
-    assert device.details["launch_hidden"] == 0.5
-    assert metrics_of(device)["last_arriver"].value == 4e-6
-    assert "last_arriver" not in metrics_of(host)

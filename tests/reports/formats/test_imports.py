@@ -1,21 +1,18 @@
-"""A file of another tool as a run of ours: found out, written, reported, refused, and the same after there and back."""
+"""Files of other tools as runs: detected, written, refused, and equal after a round trip."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from parbench.bench.plan.cases import Case
+from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError
 from parbench.reports.analysis.summary import num_ranks, summarize
-from parbench.reports.formats.imports import PARSERS, detect, import_file
+from parbench.reports.formats.imports import detect, import_file
 from parbench.reports.formats.nccl_tests import render_text
-from parbench.reports.render.page import render_page
 from parbench.reports.render.show import build
-from parbench.reports.sections.one_run import report_of
 from tests.support.exchange_fixtures import NCCL, OSU, make_pairs_record, nccl_report
 from tests.support.reports_fixtures import (
     collective_case,
@@ -23,193 +20,131 @@ from tests.support.reports_fixtures import (
     make_run,
     ok_record,
     sample_run,
-    step_case,
     write_run,
 )
 
-SAMPLES = {"nccl-tests": NCCL, "osu": OSU}
+NCCL_JSON = json.dumps(nccl_report())
 
 
-def imported(tmp_path: Path, content: str, **more: Any) -> Run:
-    file = tmp_path / "other.log"
-    file.write_text(content)
-    return load_run(import_file(file, tmp_path / "runs", **more))
+def import_text(folder: Path, text: str, **options: Any) -> Run:
+    file = folder / "other.log"
+    file.write_text(text)
+    return load_run(import_file(file, folder / "runs", **options))
 
 
-def test_detect_knows_tools_by_their_output() -> None:
-    assert list(SAMPLES) == list(PARSERS)
-    for tool, text in SAMPLES.items():
-        assert detect(text.encode()) == tool
-    for content in (json.dumps(nccl_report()).encode(), b'{"version":3,"nccl_version":2,"con'):
-        assert detect(content) == "nccl-tests"
-    known = "^f has an unknown format. Formats that can be imported: output of nccl-tests or osu. Name the tool"
-    nothing = render_text(make_run(make_plan([step_case()]), [ok_record(step_case())])).encode()
-    param = b"\tCOMMS-RES-all_gather\t65536\t4096\t40.0\n"
-    for content in (b"", b"hello", b'{"results": []}', b"\xff\xfe\x00", param, nothing):
-        with pytest.raises(UserError, match=known):
-            detect(content, "f")
+@pytest.mark.parametrize(
+    ("text", "tool"), [(NCCL, "nccl-tests"), (NCCL_JSON, "nccl-tests"), (OSU, "osu")]
+)
+def test_tool_is_detected_by_its_output(text: str, tool: str) -> None:
+    assert detect(text.encode()) == tool
 
 
-def test_import_makes_a_run_with_a_report(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path / "ours", sample_run())]
-    for tool, count in (("nccl-tests", 4), ("osu", 2)):
-        run = imported(tmp_path, SAMPLES[tool], nproc=4)
-        assert len(run.records) == count, tool
-        plan = run.info.plan
-        assert (plan.preset, plan.launches, plan.nproc, plan.notes) == (f"import:{tool}", 1, 4, ())
-        assert [case.id for case in plan.cases] == [record.case.id for record in run.records]
-        for record in run.records:
-            assert record.case.target == f"import:{tool}"
-            assert (record.launch, record.world.size, record.stop) == (0, 4, None)
-            assert (record.details["source"]["tool"], record.details["source"]["file"]) == (
-                tool,
-                "other.log",
-            )
-            assert (record.details["convention"], record.details["busbw_factor"]) == (
-                "nccl-tests",
-                1.5,
-            )
-            assert record.notes[0].startswith(f"imported from {tool} (")
-            assert record.samples.values == []
-        assert summarize(run).tally.missing == 0
-        assert "all_reduce" in render_page(report_of(run)), tool
-        paths.append(run.path)
-    assert b"all_reduce" in build(paths, "markdown")[0]
+@pytest.mark.parametrize("content", [b"", b"hello", b'{"results": []}', b"\xff\xfe\x00"])
+def test_unknown_format_is_refused(content: bytes) -> None:
+    with pytest.raises(UserError, match=r"^f has an unknown format.*nccl-tests or osu"):
+        detect(content, "f")
 
 
-def test_import_keeps_wrong_results_and_hosts(tmp_path: Path) -> None:
-    runs = known, unknown = imported(tmp_path, NCCL), imported(tmp_path, OSU, nproc=4)
-    right, wrong = known.records[-2:]
-    assert (right.status, right.reason) == ("ok", "")
-    assert (wrong.status, wrong.reason, wrong.metrics) == (
-        "wrong",
-        "nccl-tests found 2 wrong results",
-        {},
-    )
-    assert (wrong.details["printed"]["time"], summarize(known).tally.code) == (70.8, 1)
-    assert (unknown.records[-1].status, unknown.records[-1].reason) == (
-        "wrong",
-        "osu found wrong results",
-    )
-    assert [run.info.host for run in runs] == ["hopper1, hopper2", "unknown"]
-    assert [run.records[0].world.nodes for run in runs] == [2, 0]
-    told = [any("number of nodes" in note for note in run.records[0].notes) for run in runs]
-    assert told == [False, True]
+@pytest.mark.parametrize(("text", "tool", "count"), [(NCCL, "nccl-tests", 4), (OSU, "osu", 2)])
+def test_import_makes_a_run(tmp_path: Path, text: str, tool: str, count: int) -> None:
+    run = import_text(tmp_path, text, nproc=4)
+    assert run.info.plan.preset == f"import:{tool}"
+    assert len(run.records) == count
+    assert [case.id for case in run.info.plan.cases] == [record.case.id for record in run.records]
+    record = run.records[0]
+    assert record.world.size == 4
+    assert record.samples.values == []
+    assert record.details["source"]["tool"] == tool
+    assert record.details["source"]["file"] == "other.log"
+    assert record.details["busbw_factor"] == 1.5
+    assert tool in record.notes[0]
+    assert summarize(run).tally.missing == 0
 
 
-def test_import_keeps_allowed_variables_and_samples(tmp_path: Path) -> None:
-    run = imported(tmp_path, json.dumps(nccl_report()))
+def test_imported_run_is_compared_with_others(tmp_path: Path) -> None:
+    own_run = write_run(tmp_path / "own", sample_run())
+    imported_run = import_text(tmp_path, NCCL)
+    content, *_ = build([own_run, imported_run.path], "markdown")
+    assert b"all_reduce" in content
+
+
+def test_wrong_results_stay_wrong(tmp_path: Path) -> None:
+    run = import_text(tmp_path, NCCL)
+    correct, wrong = run.records[-2:]
+    assert correct.status == "ok"
+    assert wrong.status == "wrong"
+    assert "2 wrong results" in wrong.reason
+    assert wrong.metrics == {}
+    assert wrong.details["printed"]["time"] == 70.8
+    assert summarize(run).tally.code == 1
+
+
+def test_json_keeps_samples_and_no_secrets(tmp_path: Path) -> None:
+    run = import_text(tmp_path, NCCL_JSON)
     assert run.info.environment == {"variables": {"NCCL_ALGO": "Ring"}}
-    assert imported(tmp_path, NCCL).info.environment is None
-    content = b"".join(path.read_bytes() for path in run.path.iterdir() if path.is_file())
-    assert b"s3cret" not in content
-    first, second = run.records
-    assert first.samples.values == pytest.approx([70e-6, 72e-6])
-    assert first.noise is not None
-    assert first.noise.grade == "stable"
-    assert second.noise is None
-    assert first.metrics["time"].value == pytest.approx(71.36e-6)
+    for file in run.path.iterdir():
+        assert file.is_dir() or b"s3cret" not in file.read_bytes()
+    out_of_place, in_place = run.records
+    assert out_of_place.samples.values == pytest.approx([70e-6, 72e-6])
+    assert out_of_place.noise is not None
+    assert out_of_place.noise.grade == "stable"
+    assert in_place.noise is None
 
 
-def test_import_keeps_repeats_and_notes_omissions(tmp_path: Path) -> None:
-    run = imported(tmp_path, OSU + OSU + "# OSU MPI Barrier Latency Test v7.5\n", nproc=4)
-    assert [record.case.params.get("repeat") for record in run.records] == [None, None, 2, 2]
-    assert len(summarize(run).rows) == 4
-    assert run.info.plan.notes == (
-        "not imported: OSU Barrier Latency: no case of ours measures the same",
-    )
-
-
-def test_import_refuses_without_making_a_run(tmp_path: Path) -> None:
-    document = nccl_report()
-    document["results"][0]["in_place"]["time"] = -71.0
-    barrier = "# OSU MPI Barrier Latency Test v7.5\n# Avg Latency(us)\n    1.2\n"
-    for content, more, told in (
-        (
-            barrier,
-            {"nproc": 4},
-            r"other\.log holds no result of osu: left out: OSU Barrier Latency: no case",
-        ),
-        (json.dumps(document), {}, r"other\.log, line 1: time -71 at 4194304 B is negative"),
-        (
-            OSU.replace("1048576", "9" * 30),
-            {"nproc": 4},
-            r"other\.log cannot be imported: the record of .* <= 922337",
-        ),
-        (NCCL.replace("Rank  0", f"Rank  {'9' * 5000}"), {}, r"other\.log cannot be imported: "),
-        (
-            NCCL,
-            {"tool": "osu", "nproc": 4},
-            r"other\.log holds no result of osu$",
-        ),  # a named tool is not looked for
-    ):
-        with pytest.raises(UserError, match=told):
-            imported(tmp_path, content, **more)
-    with pytest.raises(UserError, match=r"absent\.txt cannot be read"):
-        import_file(tmp_path / "absent.txt", tmp_path / "runs")
+@pytest.mark.parametrize(
+    ("text", "options", "fact"),
+    [
+        ("# OSU MPI Barrier Latency Test v7.5\n# Avg Latency(us)\n 1.2\n", {"nproc": 4}, "Barrier"),
+        (NCCL_JSON.replace("71.36", "-71.0"), {}, "time -71 at 4194304 B is negative"),
+        (OSU.replace("1048576", "9" * 30), {"nproc": 4}, "cannot be imported"),
+        (NCCL.replace("Rank  0", f"Rank  {'9' * 5000}"), {}, "cannot be imported"),
+        (NCCL, {"tool": "osu", "nproc": 4}, "no result of osu"),
+    ],
+)
+def test_refused_import_leaves_no_run(
+    tmp_path: Path, text: str, options: dict[str, Any], fact: str
+) -> None:
+    with pytest.raises(UserError, match=rf"other\.log.*{fact}"):
+        import_text(tmp_path, text, **options)
     assert not (tmp_path / "runs").exists()
 
 
-# --- our own, there and back ---
-
-
-def key(case: Case) -> tuple[object, ...]:
-    return (case.name, *(case.params.get(one) for one in ("size_bytes", "dtype", "mode", "root")))
+def get_key(record: Record) -> tuple[object, ...]:
+    params = record.case.params
+    names = ("size_bytes", "dtype", "mode", "root")
+    return (record.case.name, *(params.get(name) for name in names))
 
 
 def test_export_and_import_keep_numbers(tmp_path: Path) -> None:
-    run = sample_run()
-    expected = {
-        key(row.case): row
-        for row in summarize(run).rows
-        if row.is_communication and row.status == "ok"
-    }
-    once = imported(tmp_path, render_text(run))
-    assert len(once.records) == len(expected) == 49
-    for record in once.records:
-        row = expected[key(record.case)]
-        for name, digits in (("time", 5e-4), ("algbw", 1e-2)):
-            assert record.metrics[name].value == pytest.approx(
-                row.metrics[name].value, rel=digits
-            ), record.case
-        assert (record.check, record.world) == (row.check, row.world)
+    run = sample_run(launches=1)
+    originals = {get_key(record): record for record in run.records if record.status == "ok"}
+    imported_run = import_text(tmp_path, render_text(run))
+    assert len(imported_run.records) == 49
+    for record in imported_run.records:
+        original = originals[get_key(record)]
+        for name, tolerance in (("time", 5e-4), ("algbw", 1e-2)):
+            expected = pytest.approx(original.metrics[name].value, rel=tolerance)
+            assert record.metrics[name].value == expected
+        assert record.check == original.check
+        assert record.world == original.world
         assert record.details["source"]["written_by"] == "parbench 0.1.0"
-    assert render_text(imported(tmp_path, render_text(once))) == render_text(once)
+    text = render_text(imported_run)
+    assert render_text(import_text(tmp_path, text)) == text
 
 
 def test_export_and_import_keep_parameters(tmp_path: Path) -> None:
     records = [
-        ok_record(
-            collective_case(
-                "broadcast", 1 << 20, root=0, placement="out_of_place", dtype="float8_e4m3fn"
-            )
-        ),
-        ok_record(
-            collective_case(
-                "reduce_scatter", 1 << 20, redop="product", placement="in_place", group="node"
-            )
-        ),
-        ok_record(collective_case("all_gather", 1 << 20)),
+        ok_record(collective_case("broadcast", 1 << 20, root=0, placement="out_of_place")),
+        ok_record(collective_case("reduce_scatter", redop="product", placement="in_place")),
         make_pairs_record(1 << 20),
     ]
     run = make_run(make_plan([record.case for record in records]), records)
-    again = imported(tmp_path, render_text(run))
-    assert [record.case.params for record in again.records[:2]] == [
-        record.case.params for record in records[:2]
-    ]
-    group = again.records[3].case.params
-    assert (group["group"], "world" in group) == ("pairs", False)
-    assert [num_ranks(row) for row in summarize(again).rows] == [4, 4, 4, 2]
-    assert [row.world.size for row in summarize(again).rows] == [4] * 4
-    assert [record.details["busbw_factor"] for record in again.records] == [1.0, 0.75, 0.75, 0.5]
-    # The text has too few digits of so low a rate, so it is computed for the group's two ranks.
-    slow = imported(tmp_path, render_text(make_run(make_plan([]), [make_pairs_record()]))).records[
-        0
-    ]
-    algbw, busbw = (slow.metrics[name].value or 0 for name in ("algbw", "busbw"))
-    assert busbw == pytest.approx(algbw * 0.5)
-    two = msgspec.structs.replace(
-        records[2], world=msgspec.structs.replace(records[2].world, nodes=2)
-    )
-    spread = imported(tmp_path, render_text(make_run(make_plan([two.case]), [two])))
-    assert (spread.records[0].world.nodes, spread.info.host) == (2, "unknown")
+    imported_run = import_text(tmp_path, render_text(run))
+    broadcast, reduce_scatter, pairs = imported_run.records
+    assert broadcast.case.params == records[0].case.params
+    assert reduce_scatter.case.params == records[1].case.params
+    assert pairs.case.params["group"] == "pairs"
+    assert [num_ranks(row) for row in summarize(imported_run).rows] == [4, 4, 2]
+    assert [record.world.size for record in imported_run.records] == [4, 4, 4]
+    factors = [record.details["busbw_factor"] for record in imported_run.records]
+    assert factors == [1.0, 0.75, 0.5]

@@ -1,4 +1,4 @@
-"""Kineto's files are read in pieces: what they tell of kernels and collectives, and what is wrong with them."""
+"""Files of Kineto are read in pieces, and what is missing or odd is noted."""
 
 import json
 from pathlib import Path
@@ -13,174 +13,155 @@ from parbench.reports.traces.kineto import RankTrace, files_of, read_rank
 from tests.support.kineto_files import RankFile
 
 MB = 1 << 20
+TWO_STEPS = [(0, 1_000_000), (1_000_000, 2_000_000)]
 
 
-def drawn(rank: int = 0) -> RankFile:
-    """Two steps of 1 ms: a gathering that computing hides, then an all_reduce of which 200 us are exposed."""
-    file = RankFile(rank, 2)
-    for step in range(2):
-        at = 1000.0 * step
-        file.step(step, at, at + 1000)
-        file.kernel(at + 100, at + 600)
-        file.collective("_allgather_base", at + 200, at + 300, 2 * MB, [0, 1])
-        file.collective("allreduce", at + 500, at + 800, MB, [0, 1])
-        file.event("python_function", "train.py(3): step", at, at + 1000)
-        file.event(
-            "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", at + 850, at + 900, 7, correlation=1
-        )
+def make_file() -> RankFile:
+    """Return two steps of 1 ms: a hidden all_gather, and an all_reduce exposed for 200 us."""
+    file = RankFile(0, 2)
+    for start in (0.0, 1000.0):
+        file.step(int(start / 1000), start, start + 1000)
+        file.kernel(start + 100, start + 600)
+        file.collective("_allgather_base", start + 200, start + 300, 2 * MB, [0, 1])
+        file.collective("allreduce", start + 500, start + 800, MB, [0, 1])
+        file.event("python_function", "train.py(3): step", start, start + 1000)
+        file.event("gpu_memcpy", "Memcpy HtoD", start + 850, start + 900, 7, correlation=1)
     return file
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> RankTrace:
-    return read_rank(drawn().write(tmp_path))
+def trace(tmp_path: Path) -> RankTrace:
+    return read_rank(make_file().write(tmp_path))
 
 
-def test_kernels_collectives_and_copies_have_their_spans_and_facts(read: RankTrace) -> None:
-    assert (read.source.rank, read.source.world_size, read.source.host, read.source.on_device) == (
-        0,
-        2,
-        "node0",
-        True,
-    )
-    assert [span for _, span in read.steps] == [(0, 1_000_000), (1_000_000, 2_000_000)]
-    assert read.trace.compute[0] == (100_000, 600_000)
-    assert read.trace.copies == [(850_000, 900_000), (1_850_000, 1_900_000)]
-    assert read.trace.comm[:2] == [(200_000, 300_000), (500_000, 800_000)]
-    gathered, reduced = read.trace.facts[:2]
-    assert gathered == CallFacts("all_gather", "default_pg", (0, 1), 2, 8 * MB)  # what all end with
-    assert reduced == CallFacts("all_reduce", "default_pg", (0, 1), 2, 4 * MB)
-    assert read.trace.launched == [
-        181_000,
-        481_000,
-        1_181_000,
-        1_481_000,
-    ]  # where c10d's operator is in it
-    assert read.source.notes == ()
+def read_text(folder: Path, text: str, name: str = "rank0.json") -> RankTrace:
+    path = folder / name
+    path.write_text(text)
+    return read_rank(path)
 
 
-def test_a_file_is_read_alike_in_pieces_of_any_size_zipped_or_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: RankTrace
+def get_spans(trace: RankTrace) -> list[tuple[int, int]]:
+    return [span for _, span in trace.steps]
+
+
+def test_kernels_collectives_and_copies_are_read(trace: RankTrace) -> None:
+    assert trace.source.rank == 0
+    assert trace.source.world_size == 2
+    assert trace.source.host == "node0"
+    assert trace.source.on_device
+    assert trace.source.notes == ()
+    assert get_spans(trace) == TWO_STEPS
+    assert trace.trace.compute[0] == (100_000, 600_000)
+    assert trace.trace.copies == [(850_000, 900_000), (1_850_000, 1_900_000)]
+    assert trace.trace.comm[:2] == [(200_000, 300_000), (500_000, 800_000)]
+    # An operator of c10d contains the launch.
+    assert trace.trace.launched[:2] == [181_000, 481_000]
+    # The bytes of an all_gather are those that each rank ends with.
+    all_gather, all_reduce = trace.trace.facts[:2]
+    assert all_gather == CallFacts("all_gather", "default_pg", (0, 1), 2, 8 * MB)
+    assert all_reduce == CallFacts("all_reduce", "default_pg", (0, 1), 2, 4 * MB)
+
+
+@pytest.mark.parametrize("block_bytes", [100, 4096])
+def test_file_is_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: RankTrace, block_bytes: int
 ) -> None:
-    file = drawn()
-    file.event(
-        "cpu_op", 'aten::odd "},\n  {" [name', 1, 2
-    )  # a text that looks like the end of an event
-    zipped = file.write(tmp_path, zipped=True)
-    flat = tmp_path / "flat.json"
-    flat.write_text(file.text().replace("\n", " "))
-    for size in (100, 1000, 4096, 1 << 20):
-        monkeypatch.setattr(kineto, "_BLOCK", size)
-        for path in (zipped, flat):
-            found = read_rank(path)
-            assert (found.trace.comm, found.trace.facts) == (read.trace.comm, read.trace.facts), (
-                size
-            )
-            assert found.steps == read.steps, size
+    monkeypatch.setattr(kineto, "_BLOCK", block_bytes)
+    file = make_file()
+    file.event("cpu_op", 'aten::odd "},\n  {" [name', 1, 2)
+    one_line = read_text(tmp_path, file.text().replace("\n", " "), "flat.json")
+    for other in (read_rank(file.write(tmp_path, zipped=True)), one_line):
+        assert other.trace.comm == trace.trace.comm
+        assert other.trace.facts == trace.trace.facts
+        assert other.steps == trace.steps
 
 
-def test_a_collective_is_what_its_kernel_is_where_its_call_is_joined_with_others(
-    tmp_path: Path,
+def edit_first_call(**args: Any) -> str:
+    """Return the text of a file whose first all_reduce has other arguments, or lacks them."""
+    file = make_file()
+    [call, _] = [event for event in file.events if "AllReduce" in event["name"]]
+    for name, value in args.items():
+        key = name.replace("_", " ")
+        call["args"][key] = value
+        if value is None:
+            del call["args"][key]
+    call["name"] = call["args"].pop("kernel", call["name"])
+    return file.text()
+
+
+@pytest.mark.parametrize(
+    ("args", "op"),
+    [
+        ({"Collective_name": "nccl:coalesced"}, "all_reduce"),
+        ({"Collective_name": None}, "all_reduce"),
+        ({"kernel": "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage)"}, "all_reduce"),
+        ({"kernel": "ncclDevKernel_Generic_1", "Collective_name": None}, "communication"),
+    ],
+)
+def test_operation_is_read_from_call_or_kernel(
+    tmp_path: Path, args: dict[str, str | None], op: str
 ) -> None:
-    """Of ranks that are cut short only how many there are is known; a step is marked on each stream."""
-    text = drawn().text()
-    for old, new in (
-        ('"Collective name": "allreduce"', '"Collective name": "nccl:coalesced"'),
-        (
-            '"Collective name": "_allgather_base"',
-            '"Collective name": "allgather_into_tensor_coalesced"',
-        ),
-        ('"Process Group Ranks": "[0, 1]"', '"Process Group Ranks": "[0, 1, ..., 7]"'),
-        ('"Group size": 2', '"Group size": 8'),
-        ('"pg_config": [', '"pg_config": ["all", '),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    path = tmp_path / "rank0.json"
-    on_stream = {"ph": "X", "cat": "gpu_user_annotation", "tid": 20, "dur": 100, "args": {}}
-    marks = [
-        {**on_stream, "name": f"ProfilerStep#{step}", "ts": 1000 * step + 200} for step in range(2)
-    ]
-    path.write_text(
-        text.replace('"traceEvents": [', '"traceEvents": ' + json.dumps(marks)[:-1] + ",", 1)
-    )
-    found = read_rank(path)
-    gathered, reduced = found.trace.facts[:2]
-    assert (gathered, reduced) == (
-        CallFacts("all_gather", "default_pg", None, 8, 8 * MB),
-        CallFacts("all_reduce", "default_pg", None, 8, 4 * MB),
-    )
-    assert [span for _, span in found.steps] == [(0, 1_000_000), (1_000_000, 2_000_000)]
-    assert found.source.rank == 0
+    facts = read_text(tmp_path, edit_first_call(**args)).trace.facts[1]
+    assert facts is not None
+    assert facts.op == op
 
 
-def test_a_truncated_file_gives_what_is_whole_and_says_so(tmp_path: Path, read: RankTrace) -> None:
-    text = drawn().text()
-    cut = tmp_path / "rank0.json"
-    cut.write_text(text[: text.index('"gpu_memcpy"', len(text) // 2) - 40])
-    found = read_rank(cut)
-    assert found.trace.comm == read.trace.comm
-    assert found.source.notes[0] == "the file ends within an event: what comes after is missing"
-    whole = drawn().write(tmp_path, zipped=True)
-    short = tmp_path / "short.json.gz"
-    short.write_bytes(whole.read_bytes()[:-400])
-    assert read_rank(short).source.notes[0].startswith("the file ends within")
+@pytest.mark.parametrize("ranks", ["[0, 1, ..., 7]", "[]", None])
+def test_unknown_ranks_leave_the_group_size(tmp_path: Path, ranks: str | None) -> None:
+    """Kineto shortens long lists of ranks."""
+    text = edit_first_call(Process_Group_Ranks=ranks, Group_size=8)
+    facts = read_text(tmp_path, text).trace.facts[1]
+    assert facts == CallFacts("all_reduce", "default_pg", None, 8, 4 * MB)
 
 
-def test_an_event_that_is_odd_costs_that_event(tmp_path: Path, read: RankTrace) -> None:
-    file = drawn()
-    odd: list[Any] = [
+def test_truncated_file_is_read_up_to_its_end(tmp_path: Path, trace: RankTrace) -> None:
+    text = make_file().text()
+    truncated = read_text(tmp_path, text[: text.rindex('"gpu_memcpy"') - 40])
+    assert truncated.trace.comm == trace.trace.comm
+    assert "the file ends within an event" in truncated.source.notes[0]
+    archive = make_file().write(tmp_path, zipped=True)
+    archive.write_bytes(archive.read_bytes()[:-400])
+    assert "the file ends within an event" in read_rank(archive).source.notes[0]
+
+
+def test_odd_events_are_left_out(tmp_path: Path, trace: RankTrace) -> None:
+    file = make_file()
+    odd_events: list[Any] = [
         {"ph": "X", "cat": "kernel", "name": "mm", "ts": "soon"},
         3,
         {"name": [], "args": "none"},
     ]
-    file.events[4:4] = odd
-    found = read_rank(file.write(tmp_path))
-    assert found.trace.comm == read.trace.comm
-    assert found.source.notes == ("3 events are not as the profiler writes them, and left out",)
-    still = RankFile(0, 1)
-    still.event("cpu_op", "aten::mm", 5, 5)
-    with pytest.raises(UserError, match="holds nothing that lasts"):
-        read_rank(still.write(tmp_path))
+    file.events[4:4] = odd_events
+    other = read_rank(file.write(tmp_path))
+    assert other.trace.comm == trace.trace.comm
+    assert "3 events" in other.source.notes[0]
 
 
-def test_what_is_no_trace_is_said_in_one_sentence(tmp_path: Path) -> None:
-    texts = {
-        "empty.json": "",
-        "other.json": '{"cases": []}',
-        "list.json": "[1, 2, 3]",
-        "none.json": '{"traceEvents": []}',
-        "words.json": "the wrong file",
-    }
-    for name, text in texts.items():
-        path = tmp_path / name
-        path.write_text(text)
-        with pytest.raises(UserError, match=f"^{path} (is no trace|holds no)"):
-            read_rank(path)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(UserError, match="cannot be read"):
-        read_rank(tmp_path / "missing.json")
-    with pytest.raises(
-        UserError, match=r"holds no trace: allowed are files that end in .json or .json.gz"
-    ):
-        files_of([empty])
+@pytest.mark.parametrize(
+    "text", ["", '{"cases": []}', "[1, 2, 3]", '{"traceEvents": []}', "the wrong file"]
+)
+def test_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match=str(tmp_path / "rank0.json")):
+        read_text(tmp_path, text)
 
 
-def test_a_rank_is_told_by_its_file_by_its_name_or_by_its_place(tmp_path: Path) -> None:
-    text = drawn().text().replace('"distributedInfo"', '"other"')
-    for name, place, rank, why in (("job_rank3.json", 0, 3, "name"), ("trace.json", 5, 5, "place")):
-        (tmp_path / name).write_text(text)
-        found = read_rank(tmp_path / name, place)
-        assert (found.source.rank, found.source.notes) == (
-            rank,
-            (f"the file does not tell its rank: {rank} by its {why}",),
-        )
+def test_folder_without_traces_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no trace"):
+        files_of([tmp_path])
 
 
-def test_without_marked_steps_all_is_one(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.json"
-    path.write_text(drawn().text().replace("ProfilerStep#", "Other#"))
-    found = read_rank(path)
-    assert [name for name, _ in found.steps] == ["all"]
-    assert "no step is marked" in found.source.notes[0]
+@pytest.mark.parametrize(("name", "place", "rank"), [("job_rank3.json", 0, 3), ("t.json", 5, 5)])
+def test_rank_is_read_from_name_or_place(tmp_path: Path, name: str, place: int, rank: int) -> None:
+    path = tmp_path / name
+    document = json.loads(make_file().text())
+    del document["distributedInfo"]
+    path.write_text(json.dumps(document))
+    source = read_rank(path, place).source
+    assert source.rank == rank
+    assert "rank" in source.notes[0]
+
+
+def test_trace_without_steps_is_one_step(tmp_path: Path) -> None:
+    trace = read_text(tmp_path, make_file().text().replace("ProfilerStep#", "Other#"))
+    assert [name for name, _ in trace.steps] == ["all"]
+    assert "no step is marked" in trace.source.notes[0]

@@ -1,0 +1,144 @@
+"""A run in the layout of nccl-tests' text: its tables and its comments."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
+from parbench.bench.results.records import Check, Record
+from parbench.reports.formats.nccl_tests import render_text
+from tests.support.exchange_fixtures import FORMATS_FOLDER, make_pairs_record
+from tests.support.report_rows import run_from_records
+from tests.support.reports_fixtures import (
+    HOSTILE_TEXT,
+    WORLD,
+    collective_case,
+    failed_record,
+    ok_record,
+    step_case,
+)
+
+LAYOUT: Path = FORMATS_FOLDER / "nccl_layout.txt"
+"""The layout of nccl-tests 2.19.6, with numbers of parbench."""
+
+
+def render(*records: Record, launches: int = 1, **environment: Any) -> str:
+    return render_text(run_from_records(*records, launches=launches, environment=environment))
+
+
+def find_tables(text: str) -> list[str]:
+    return text.split("# nccl-tests version")[1:]
+
+
+def find_rows(text: str) -> list[list[str]]:
+    lines = text.splitlines()
+    return [line.split() for line in lines if line and not line.startswith("#")]
+
+
+def make_placements(size_bytes: int, out_of_place: float, in_place: float) -> list[Record]:
+    """Return the records of both placements, with their seconds."""
+    out_of_place_case = collective_case(size_bytes=size_bytes, placement=OUT_OF_PLACE)
+    in_place_case = collective_case(size_bytes=size_bytes, placement=IN_PLACE)
+    return [
+        ok_record(out_of_place_case, seconds=out_of_place),
+        ok_record(in_place_case, seconds=in_place),
+    ]
+
+
+def test_text_has_the_layout_of_nccl_tests() -> None:
+    assert render(*make_placements(1 << 20, 21.37e-6, 21.10e-6)) == LAYOUT.read_text()
+
+
+def test_sizes_are_rows_in_order() -> None:
+    large = ok_record(collective_case(size_bytes=4096))
+    rows = find_rows(render(large, *make_placements(1024, 2e-6, 4e-6)))
+    assert [row[0] for row in rows] == ["1024", "4096"]
+    assert (rows[0][5], rows[0][9]) == ("2.00", "4.00")
+    assert rows[1][5] == "N/A"
+    assert {len(row) for row in rows} == {13}
+
+
+@pytest.mark.parametrize(
+    "params", [{"mode": "pipelined"}, {"group": "node"}, {"operation": "broadcast"}]
+)
+def test_parameter_without_a_column_has_its_own_table(params: dict[str, Any]) -> None:
+    text = render(ok_record(collective_case()), ok_record(collective_case(**params)))
+    assert len(find_tables(text)) == 2
+
+
+def test_cuda_tables_have_modes_of_nccl_tests() -> None:
+    cuda = msgspec.structs.replace(WORLD, device="cuda", backend="nccl")
+    modes = ("blocking", "graph", "async", "pipelined")
+    records = [ok_record(collective_case(mode=mode), world=cuda) for mode in modes]
+    text = render(*records)
+    tables = find_tables(text)
+    assert "graph: 1" in tables[0]
+    assert "graph: 0" in tables[1]
+    comments = [line for line in text.splitlines() if line.startswith("# Not in any table")]
+    assert ["mode=blocking" in comments[0], "mode=async" in comments[1]] == [True, True]
+    failed = failed_record(collective_case(mode="graph"), world=cuda)
+    assert len(find_tables(render(records[0], failed))) == 2
+    cpu_records = [ok_record(collective_case(mode=mode)) for mode in modes]
+    assert len(find_tables(render(*cpu_records))) == 4
+
+
+def test_group_has_a_table_of_its_ranks() -> None:
+    text = render(make_pairs_record())
+    assert "world=4" in text
+    assert text.count("#  Rank") == 2
+    assert find_rows(text)[0][1] == "512"
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "program", "columns"),
+    [
+        ("all_reduce", "float64", "all_reduce_perf", ["4096", "512", "double", "sum"]),
+        ("reduce", "bfloat16", "reduce_perf", ["4096", "2048", "bfloat16", "sum"]),
+        ("broadcast", "uint8", "broadcast_perf", ["4096", "4096", "uint8", "none"]),
+        ("all_gather", "float32", "all_gather_perf", ["4096", "256", "float", "none"]),
+        ("all_to_all_v", "float32", "alltoallv_perf", ["4096", "256", "float", "none"]),
+    ],
+)
+def test_program_type_and_count_follow_nccl_tests(
+    operation: str, dtype: str, program: str, columns: list[str]
+) -> None:
+    """Counts of operations that gather or distribute are those of one rank."""
+    text = render(ok_record(collective_case(operation, 4096, dtype=dtype)))
+    assert f"test starting: {program}\n" in text
+    assert find_rows(text)[0][:4] == columns
+
+
+@pytest.mark.parametrize(
+    ("case", "fact"),
+    [
+        (step_case(), "no nccl-tests equivalent"),
+        (collective_case(dtype="complex64"), "complex64"),
+        (collective_case(redop="xor"), "xor"),
+        (make_case("collective.reduce", "x:y", {"size_bytes": "1K"}), "no size"),
+    ],
+)
+def test_case_without_a_counterpart_is_a_comment(case: Any, fact: str) -> None:
+    [comment] = render(failed_record(case, status="ok")).splitlines()
+    assert case.label in comment
+    assert fact in comment
+
+
+def test_bad_results_are_comments() -> None:
+    cases = [collective_case(size_bytes=1024 * size) for size in range(1, 6)]
+    text = render(
+        ok_record(cases[0]),
+        failed_record(cases[1], 0, "wrong", "7 differ", check=Check(passed=False, wrong=7)),
+        failed_record(cases[2], 0, "wrong", "many differ", check=Check(passed=False)),
+        failed_record(cases[3], 0, "hang", "rank 1\nis lost"),
+        failed_record(cases[4], 0, "failed", f"{HOSTILE_TEXT}\n1 2 3"),
+    )
+    assert [row[0] for row in find_rows(text)] == ["1024"]
+    comments = [line for line in text.splitlines() if line.startswith("# Left out: ")]
+    assert len(comments) == 4
+    assert "rank 1 is lost" in comments[2]
+    # A wrong result of unknown count counts once.
+    assert "# Out of bounds values : 8 FAILED\n" in text
+    assert "\x1b" not in text

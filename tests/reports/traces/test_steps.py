@@ -1,0 +1,137 @@
+"""Steps of a job: its ranks, common steps and clocks, and agreement with parbench's own probe."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.profiler import record_function
+
+from parbench.bench.results.traced import STEP, on_host
+from parbench.bench.text import UserError
+from parbench.bench.world.torch_compat import profiling, trace_events
+from parbench.bench.world.world import World
+from parbench.reports.traces.causes import step_seconds
+from parbench.reports.traces.steps import RankSteps, job_of, read_job, read_steps, timeline_of
+from parbench.workloads.step.overlap import broken_down, held_against
+from parbench.workloads.step.sent_bytes import counted
+from tests.support.drawn_steps import MB, RANKS, draw_late_rank, draw_one_bucket, make_job
+from tests.support.kineto_files import RankFile
+from tests.support.ranks import Ranks
+from tests.support.training_steps import build_small_step
+
+
+def read_rank_steps(folder: Path, rank: int, durations_us: dict[int, int]) -> RankSteps:
+    """Return the steps of one of four ranks, from the durations by number of its steps."""
+    file = RankFile(rank, 4)
+    for number, duration_us in durations_us.items():
+        start = 10_000.0 * number
+        file.step(number, start, start + duration_us)
+        draw_late_rank(file, rank, start)
+    return read_steps(file.write(folder))
+
+
+def test_bus_bandwidth_is_that_of_the_transfer(tmp_path: Path) -> None:
+    job = make_job(tmp_path, draw_one_bucket)
+    assert job.shared[0].busbw == pytest.approx(1.5 * 128 * MB / 2497e-6)
+
+
+def draw_queue(file: RankFile, rank: int, start: float) -> None:
+    """Issue three all_reduces together, which run one after another, for 1 ms each."""
+    for i in range(3):
+        file.collective("allreduce", start + 6000 + i, start + 7000 + 1000 * i, MB, RANKS)
+
+
+def test_queued_time_is_not_transfer_time(tmp_path: Path) -> None:
+    job = make_job(tmp_path, draw_queue, steps=1)
+    assert [call.transfer_ns for call in job.shared] == pytest.approx([1_000_000] * 3)
+
+
+def test_steps_that_not_all_ranks_traced_are_left_out(tmp_path: Path) -> None:
+    first = read_rank_steps(tmp_path, 0, {1: 10_000, 2: 10_000})
+    second = read_rank_steps(tmp_path, 1, {2: 10_000, 3: 50_000})
+    job = job_of([first, second])
+    assert "2 steps" in job.notes[0]
+    assert job.steps == 1
+    assert step_seconds(job) == pytest.approx(10e-3)
+
+
+def test_ranks_without_a_common_step_are_refused(tmp_path: Path) -> None:
+    first = read_rank_steps(tmp_path, 0, {1: 10_000})
+    second = read_rank_steps(tmp_path, 1, {8: 10_000})
+    with pytest.raises(UserError, match=r"rank 0: ProfilerStep#1 .*rank 1: ProfilerStep#8"):
+        job_of([first, second])
+
+
+def draw_uncertain_ends(file: RankFile, rank: int, start: float) -> None:
+    """End an all_reduce up to 60 us apart."""
+    jitter = 20 * rank * (int(start / 10_000) % 2)
+    file.kernel(start + 10, start + 3000)
+    file.collective("allreduce", start + 3000, start + 5000 + jitter, MB, RANKS)
+
+
+def test_timeline_has_the_doubt_of_the_clocks(tmp_path: Path) -> None:
+    job = make_job(tmp_path, draw_uncertain_ends, num_hosts=4)
+    assert job.doubt_ns
+    timeline = timeline_of(job)
+    assert timeline.uncertainty_seconds == job.doubt_ns / 1e9
+    assert [rank.rank for rank in timeline.ranks] == [0, 1, 2, 3]
+
+
+def draw_computation(file: RankFile, rank: int, start: float) -> None:
+    file.kernel(start + 10, start + 3000)
+
+
+def test_hosts_without_collectives_share_no_clock(tmp_path: Path) -> None:
+    job = make_job(tmp_path, draw_computation, num_hosts=4)
+    assert job.doubt_ns is None
+    assert job.shared == ()
+    assert timeline_of(job).uncertainty_seconds == 0.0
+
+
+def trace_and_profile(
+    world: World, name: str, params: dict[str, Any], folder: str
+) -> dict[str, Any]:
+    """Profile one step into a file, and return the breakdown of parbench's own probe."""
+    step = build_small_step(world, name, params)
+    for _ in range(2):
+        step.reset()
+        world.barrier()
+        step.step()
+    calls = counted(step.step, step.layout.axes)
+    step.reset()
+    world.barrier()
+    with profiling(world.device) as profiler, record_function(STEP):
+        step.step()
+    trace = on_host(trace_events(profiler), 0.0)
+    profiler.export_chrome_trace(str(Path(folder) / f"rank{world.rank}.json"))
+    step.close()
+    return asdict(broken_down(trace, held_against(trace, calls)))
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("fsdp", {"layers": 2, "compute": "timed:10ms"}),
+        pytest.param("ddp", {"bucket_mb": 1, "layers": 4, "hidden": 128}, marks=pytest.mark.full),
+    ],
+)
+def test_profiler_file_agrees_with_the_probe(
+    two_ranks: Ranks, name: str, params: dict[str, Any], tmp_path: Path
+) -> None:
+    probes = two_ranks.call(
+        "tests.reports.traces.test_steps:trace_and_profile",
+        name=name,
+        params=params,
+        folder=str(tmp_path),
+    )
+    job = read_job([tmp_path])
+    assert {call.facts.size for call in job.shared} == {2}
+    for rank, probe in zip(job.ranks, probes, strict=True):
+        parts = rank.steps[0].parts
+        approx = partial(pytest.approx, rel=0.05, abs=0.001 * parts.wall_seconds)
+        exposed_seconds = sum(probe["exposed_comm_seconds"].values())
+        assert parts.compute_seconds == approx(probe["compute_seconds"])
+        assert parts.exposed_seconds == approx(exposed_seconds)
+        assert parts.idle_seconds == approx(probe["idle_seconds"])
