@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 from unittest import mock
 
 import numpy as np
@@ -467,3 +468,52 @@ def test_load_target_imports_or_refuses(tmp_path: Path, monkeypatch: pytest.Monk
         assert f"target '{target}'" in message
         assert message.endswith(name)
     assert "needy_step" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("builtins:type", "the class SimpleNamespace"), ("builtins:id", "int, which is no benchmark")],
+)
+def test_target_must_return_a_benchmark(target: str, message: str) -> None:
+    world = cast(World, SimpleNamespace(backend="gloo"))
+    with pytest.raises(TypeError, match=message):
+        runner._benchmark(make_case("custom.odd", target, {}), world, None)
+
+
+def test_float8_needs_compute_capability_9() -> None:
+    assert "8.9" in usage_error(runner.refuse_float8, "float8_e4m3fn", (8, 9))
+    runner.refuse_float8("float8_e4m3fn", (9, 0))
+    runner.refuse_float8("bfloat16", (8, 0))
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("own_free_gib", "other_free_gib", "cached_gib", "is_refused"),
+    [(8, 8, 0, False), (8, 5, 0, True), (5, 8, 0, True), (5, 8, 2, False)],
+)
+def test_case_larger_than_free_gpu_memory_is_refused(
+    own_free_gib: int,
+    other_free_gib: int,
+    cached_gib: int,
+    is_refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = SimpleNamespace(
+        mem_get_info=lambda *args: (own_free_gib * GIB, 80 * GIB),
+        memory_reserved=lambda *args: cached_gib * GIB,
+        memory_allocated=lambda *args: 0,
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    world = SimpleNamespace(
+        device=torch.device("cuda", 0), gather=lambda free: [free, other_free_gib * GIB]
+    )
+    params: dict[str, str | int] = {"size_bytes": GIB, "dtype": "int8", "mode": "blocking"}
+    case = make_case(
+        "collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", params
+    )
+    if is_refused:
+        assert "5.4 GB" in usage_error(runner._refuse_too_large, case, world)
+    else:
+        runner._refuse_too_large(case, cast(World, world))

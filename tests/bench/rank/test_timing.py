@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from parbench.bench.launch.control_channel import StatusReply
+from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import timing
+from parbench.bench.rank.runner import load_target
 from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
@@ -32,6 +35,7 @@ from parbench.bench.rank.timing import (
     sampler,
 )
 from parbench.bench.text import UserError
+from parbench.bench.world.torch_compat import coalescing
 from parbench.bench.world.world import World
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
@@ -378,3 +382,28 @@ def test_progress_shows_which_rank_waits(two_ranks: Ranks, late_rank: int, opera
     assert statuses[1 - late_rank].communicates
     assert f"in {operation}" in statuses[1 - late_rank].stack
     assert not statuses[late_rank].communicates
+
+
+def find_gathered_operations(world: World) -> dict[str, tuple[bool, bool]]:
+    """Return by operation whether torch gathers its call while coalescing, and what it declares."""
+    gathered_by_name = {}
+    for spec in OPERATIONS:
+        is_single_kind = spec.short_name != "all_reduce_two_step"
+        if spec.name.startswith("collective.") and spec.busbw is not None and is_single_kind:
+            prepare = load_target(spec.definition.target)
+            operation: Any = prepare(world, size_bytes=1 << 12, dtype="float32")
+            with coalescing(world.group, None):
+                operation.step()
+                calls = distributed_c10d._world.pg_coalesce_state[world.group]
+                gathered_by_name[spec.short_name] = (bool(calls), operation.gathered)
+                calls.clear()
+    return gathered_by_name
+
+
+def test_operations_declare_which_calls_torch_gathers(two_ranks: Ranks) -> None:
+    """The others need a device: without it torch 2.11 never waits for an all_gather on NCCL."""
+    for gathered_by_name in two_ranks.call(f"{MODULE}:find_gathered_operations"):
+        assert gathered_by_name["all_reduce"] == (True, True)
+        assert gathered_by_name["broadcast"] == (False, False)
+        for name, (is_gathered, is_declared) in gathered_by_name.items():
+            assert is_gathered == is_declared, name
