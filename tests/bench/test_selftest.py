@@ -23,20 +23,20 @@ def test_undisturbed_run_must_be_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "share", "found"), [(1, 0.95, True), (1, 0.94, False), (0, 1.0, False)]
+    ("rank", "share", "is_proved"), [(1, 0.95, True), (1, 0.94, False), (0, 1.0, False)]
 )
-def test_late_rank_must_arrive_last(rank: int, share: float, found: bool) -> None:
+def test_late_rank_must_arrive_last(rank: int, share: float, is_proved: bool) -> None:
     proof = judge("late", make_record(late_rank=rank, share=share))
-    assert proof.found is found
+    assert proof.found is is_proved
     assert proof.told == f"rank {rank} arrived last in {share:.0%} of iterations"
 
 
 @pytest.mark.parametrize(
-    ("rank", "share", "found"), [(1, 0.8, True), (1, 0.79, False), (0, 1.0, False)]
+    ("rank", "share", "is_proved"), [(1, 0.8, True), (1, 0.79, False), (0, 1.0, False)]
 )
-def test_slow_rank_must_leave_last(rank: int, share: float, found: bool) -> None:
+def test_slow_rank_must_leave_last(rank: int, share: float, is_proved: bool) -> None:
     proof = judge("slow", make_record(last_out_rank=rank, last_out_share=share))
-    assert proof.found is found
+    assert proof.found is is_proved
     assert proof.told == f"rank {rank} left last in {share:.0%} of iterations"
 
 
@@ -50,7 +50,7 @@ def test_record_that_blames_no_rank_proves_nothing(injection: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "wrong_values", "found"),
+    ("status", "wrong_values", "is_proved"),
     [
         ("wrong", "1 on rank 1", True),
         ("wrong", "1 on rank 11", False),
@@ -59,11 +59,11 @@ def test_record_that_blames_no_rank_proves_nothing(injection: str) -> None:
     ],
 )
 def test_corrupt_rank_must_be_the_only_wrong_one(
-    status: str, wrong_values: str, found: bool
+    status: str, wrong_values: str, is_proved: bool
 ) -> None:
     reason = f"results differ from the reference before the timed region: {wrong_values}"
     proof = judge("corrupt", failed_record(CASE, status=status, reason=reason))  # type: ignore[arg-type]
-    assert proof.found is found
+    assert proof.found is is_proved
     assert proof.told == reason
 
 

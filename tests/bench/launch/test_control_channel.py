@@ -20,9 +20,6 @@ from parbench.bench.launch.control_channel import (
 from tests.support.fakes import (
     FakeRank,
     connect_ranks,
-    make_fake_case,
-    make_job,
-    make_outcome,
     time_limit,
     wait_until,
 )
@@ -70,15 +67,6 @@ def start_python(code: str, *args: str) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, text=True)
 
 
-def test_each_rank_receives_its_own_job(server: DriverServer) -> None:
-    ranks = connect_ranks(server)
-    assert {next_rank(server), next_rank(server)} == {0, 1}
-    for rank in (1, 0):
-        server.send(rank, make_job([make_fake_case(rank)]))
-    for rank in (0, 1):
-        assert ranks[rank].receive_job().plan.cases == (make_fake_case(rank),)
-
-
 def test_strangers_are_not_heard(server: DriverServer) -> None:
     address = server.variables()[ADDRESS_VARIABLE]
     host, _, port = address.rpartition(":")
@@ -112,15 +100,6 @@ def test_rank_tries_the_addresses_in_turn() -> None:
             assert RankClient(addresses, key).own_address == "127.0.0.1"
         with pytest.raises(ConnectionError):
             RankClient(refusing, key)
-
-
-def test_rank_without_driver_may_go_on_talking(server: DriverServer) -> None:
-    [rank] = connect_ranks(server, 1)
-    next_rank(server)
-    server.close()
-    assert rank.client.hear() is None
-    for index in range(3):
-        rank.finish(index, make_outcome(raw=b"x" * (1 << 20)))
 
 
 def test_rank_ends_itself_when_the_driver_is_killed() -> None:

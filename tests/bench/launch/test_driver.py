@@ -2,9 +2,8 @@
 
 import os
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,6 @@ from parbench.bench.launch.driver import (
     Driver,
     metrics_of,
     placement_warnings,
-    rank_placement,
     remaining,
 )
 from parbench.bench.machine.environment import RankPlace
@@ -50,7 +48,6 @@ from tests.support.fakes import (
     time_limit,
     wait_until,
 )
-from tests.support.nvidia import H100, gpus, install
 
 CASES = [make_fake_case(number) for number in range(4)]
 WRONG = Outcome(status="wrong", reason="off by one")
@@ -113,12 +110,10 @@ class FakeRun:
         launcher.run(ranks, self.acts[min(count, len(self.acts) - 1)])
         return launcher
 
-    def drive(
-        self, max_cases: int | None = None, *, fills: bool = False
-    ) -> list[tuple[int, int, str]]:
-        """Measure the pending cases; return repetition, case number and status of all records."""
+    def drive(self, max_cases: int | None = None) -> list[str]:
+        """Measure the pending cases, and return a line for each record of the run."""
         run = load_run(self.path)
-        pending = remaining(run, fills=fills)[:max_cases]
+        pending = remaining(run)[:max_cases]
         with open_writer(self.path) as writer:
             driver = Driver(
                 run,
@@ -130,10 +125,11 @@ class FakeRun:
                 began=time.monotonic(),
             )
             driver.drive(pending)
-        rows: list[tuple[int, int, str]] = []
+        lines = []
         for record in self.records():
-            rows.append((record.launch, int(record.case.params["number"]), record.status))
-        return rows
+            number = record.case.params["number"]
+            lines.append(f"launch {record.launch} case {number}: {record.status}")
+        return lines
 
     def records(self) -> list[Record]:
         return list(read_records(self.path / "records.jsonl"))
@@ -155,11 +151,7 @@ class FakeRun:
         job = rank.receive_job()
         if rank.rank == 0:
             self.jobs.append(job)
-        for index in range(len(job.plan.cases)):
-            rank.start(index)
-            if rank.rank == 0:
-                rank.finish(index)
-        rank.say(Done())
+        finish_visits(rank, [make_outcome()] * len(job.visits))
 
 
 @pytest.fixture
@@ -167,17 +159,21 @@ def make_run(tmp_path: Path) -> MakeRun:
     return lambda cases, *acts, **fields: FakeRun(tmp_path, make_plan(cases, **fields), *acts)
 
 
+def finish_visits(rank: FakeRank, outcomes: Sequence[Outcome]) -> None:
+    for number, outcome in enumerate(outcomes):
+        rank.start(number)
+        if rank.rank == 0:
+            rank.finish(number, outcome)
+    rank.say(Done())
+
+
 def finish_with(*outcomes: Outcome) -> Act:
     """Return an act whose visits end with these outcomes in turn."""
 
     def act(launcher: FakeLauncher, rank: FakeRank) -> None:
         rank.say_hello()
-        visits = rank.receive_job().visits
-        for number, outcome in zip(range(len(visits)), outcomes, strict=False):
-            rank.start(number)
-            if rank.rank == 0:
-                rank.finish(number, outcome)
-        rank.say(Done())
+        job = rank.receive_job()
+        finish_visits(rank, outcomes[: len(job.visits)])
 
     return act
 
@@ -206,12 +202,6 @@ def kill_rank_1(launcher: FakeLauncher, rank: FakeRank) -> None:
     wait_for_the_driver(launcher, rank)
 
 
-def raise_in_rank_1(launcher: FakeLauncher, rank: FakeRank) -> None:
-    if rank.rank == 1:
-        rank.fail(0)
-    wait_for_the_driver(launcher, rank)
-
-
 def die_at(number: int) -> Act:
     return fail_at(number, kill_rank_1)
 
@@ -237,11 +227,16 @@ def place_on(*hosts: str) -> Callable[[int, int], dict[str, Any]]:
 
 def test_driver_records_each_case_of_each_launch(make_run: MakeRun) -> None:
     run = make_run(CASES[:2], launches=2)
-    assert run.drive() == [(0, 0, "ok"), (0, 1, "ok"), (1, 0, "ok"), (1, 1, "ok")]
+    assert run.drive() == [
+        "launch 0 case 0: ok",
+        "launch 0 case 1: ok",
+        "launch 1 case 0: ok",
+        "launch 1 case 1: ok",
+    ]
     assert run.launches == [(1, 2, 2), (2, 2, 2)]
     assert run.starts == [0, 1]
     run.drive()
-    assert len(run.records()) == 4
+    assert len(run.reasons()) == 4
     assert run.starts == [0, 1], "a complete run starts no ranks"
 
 
@@ -267,7 +262,7 @@ def test_record_contains_the_outcome(make_run: MakeRun) -> None:
     assert record.details == {"loss": None}
     assert record.notes == ["of the plan", "of the case"]
     assert record.seconds == 0.25
-    assert (record.world.size, record.world.nodes, record.world.backend) == (2, 1, "gloo")
+    assert (record.world.size, record.world.backend) == (2, "gloo")
     assert (run.path / "samples" / f"{CASES[0].id}-0.npz").read_bytes() == b"npz"
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert b"spans" in [path.read_bytes() for path in files]
@@ -318,15 +313,6 @@ def test_hosts_of_ranks_reach_the_job_and_the_run(make_run: MakeRun) -> None:
     assert environment["locality"]["0-1"] == "other node"
 
 
-def test_gpu_links_are_recorded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "gpu_links", lambda environ: {frozenset("ab"): "NVLink"})
-    places = [RankPlace(host="n1", cpus=(0,), numa_nodes=(), gpu=gpu) for gpu in "ab"]
-    run = make_run(CASES[:1], device="cuda")
-    run.hello = lambda start, rank: {"place": places[rank]}
-    run.drive()
-    assert run.environment()["locality"] == {"0-1": "NVLink"}
-
-
 # --- several visits of a case ---
 
 
@@ -347,7 +333,7 @@ def test_case_is_recorded_after_its_last_visit(
     visit_in_order(monkeypatch, 0, 1, 1, 0)
     outcomes = [visited(1.0, more=True), visited(2.0, more=True), visited(2, 2), visited(1, 1)]
     run = make_run(CASES[:2], finish_with(*outcomes))
-    assert run.drive() == [(0, 1, "ok"), (0, 0, "ok")]
+    assert run.drive() == ["launch 0 case 1: ok", "launch 0 case 0: ok"]
     assert [record.samples.values for record in run.records()] == [[2, 2], [1, 1]]
 
 
@@ -375,7 +361,7 @@ def test_case_of_a_broken_launch_is_measured_again_or_kept(
     run = make_run(CASES[:2])
     run.acts = (die_in_second_visit, run.complete)
     run.can_restart = can_restart
-    assert run.drive() == [(0, 1, "failed"), (0, 0, "ok")]
+    assert run.drive() == ["launch 0 case 1: failed", "launch 0 case 0: ok"]
     record = run.records()[1]
     assert record.samples.values == values
     assert record.stop == stop
@@ -402,7 +388,12 @@ def test_partial_records_are_written_during_a_launch(
 
 def test_dead_rank_ends_its_case_only(make_run: MakeRun) -> None:
     run = make_run(CASES, die_at(1))
-    assert run.drive() == [(0, 0, "ok"), (0, 1, "failed"), (0, 2, "ok"), (0, 3, "ok")]
+    assert run.drive() == [
+        "launch 0 case 0: ok",
+        "launch 0 case 1: failed",
+        "launch 0 case 2: ok",
+        "launch 0 case 3: ok",
+    ]
     failed = run.records()[1]
     assert failed.reason == "rank 1 died: ended by SIGKILL"
     assert [state.state for state in failed.ranks] == ["alive", "died: ended by SIGKILL"]
@@ -412,39 +403,47 @@ def test_dead_rank_ends_its_case_only(make_run: MakeRun) -> None:
 
 def test_failed_case_is_skipped_in_later_launches(make_run: MakeRun) -> None:
     run = make_run(CASES[:2], die_at(0), launches=2)
-    assert run.drive() == [(0, 0, "failed"), (0, 1, "ok"), (1, 0, "skipped"), (1, 1, "ok")]
+    assert run.drive() == [
+        "launch 0 case 0: failed",
+        "launch 0 case 1: ok",
+        "launch 1 case 0: skipped",
+        "launch 1 case 1: ok",
+    ]
     assert "rank 1 died: ended by SIGKILL" in run.records()[2].reason
 
     wrong = make_run(CASES[:1], finish_with(WRONG), launches=3)
-    assert wrong.drive() == [(0, 0, "wrong"), (1, 0, "skipped"), (2, 0, "skipped")]
+    assert wrong.drive() == [
+        "launch 0 case 0: wrong",
+        "launch 1 case 0: skipped",
+        "launch 2 case 0: skipped",
+    ]
     assert wrong.starts == [0], "a launch without a case starts no ranks"
 
 
 def test_failed_start_is_retried_once(make_run: MakeRun) -> None:
     run = make_run(CASES[:1])
     run.acts = (do_not_start, run.complete)
-    assert run.drive() == [(0, 0, "ok")]
+    assert run.drive() == ["launch 0 case 0: ok"]
 
     run = make_run(CASES[:1], do_not_start, launches=2)
-    assert run.drive() == [(0, 0, "failed"), (1, 0, "skipped")]
+    assert run.drive() == ["launch 0 case 0: failed", "launch 1 case 0: skipped"]
     assert "ended before every rank had started" in run.records()[0].reason
     assert run.starts == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("act", "rows"),
+    ("act", "lines"),
     [
-        (die_at(1), [(0, 0, "ok"), (0, 1, "failed")]),
-        (fail_at(0, raise_in_rank_1), [(0, 0, "failed")]),
-        (do_not_start, [(0, number, "failed") for number in range(4)]),
+        (die_at(1), ["launch 0 case 0: ok", "launch 0 case 1: failed"]),
+        (do_not_start, [f"launch 0 case {number}: failed" for number in range(4)]),
     ],
 )
 def test_ranks_of_another_launcher_are_not_restarted(
-    make_run: MakeRun, act: Act, rows: list[tuple[int, int, str]]
+    make_run: MakeRun, act: Act, lines: list[str]
 ) -> None:
     run = make_run(CASES, act)
     run.can_restart = False
-    assert run.drive() == rows
+    assert run.drive() == lines
     assert run.starts == [0]
 
 
@@ -461,29 +460,6 @@ def test_process_left_by_ranks_is_noted(make_run: MakeRun) -> None:
     assert f"rank 1 (process {process.pid} is sleeping)" in second[0]
 
 
-def test_gpu_memory_left_by_ranks_is_noted(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def set_used_mib(gpu0: int, gpu1: int) -> None:
-        used = {"gpu0": {"memory.used": str(gpu0)}, "gpu1": {"memory.used": str(gpu1)}}
-        monkeypatch.setenv("PATH", install(tmp_path, gpus(H100, 2, **used))["PATH"])
-
-    def use_memory(launcher: FakeLauncher, rank: FakeRank) -> None:
-        if rank.rank == 0:
-            set_used_mib(3072, 9000)
-        run.complete(launcher, rank)
-
-    uuid = gpus(H100, 1)[0]["uuid"]
-    set_used_mib(1024, 1024)
-    run = make_run(CASES[:1], use_memory, launches=2, device="cuda")
-    place = RankPlace(host="here", cpus=(), numa_nodes=(), gpu=uuid)
-    run.hello = lambda start, rank: {"place": place}
-    run.drive()
-    first, [note] = run.notes()
-    assert first == []
-    assert note.endswith(f"2.0 GiB on {uuid}"), "GPU 1 belongs to another job"
-
-
 @pytest.mark.full
 def test_silent_host_is_named_and_not_retried(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
@@ -498,7 +474,11 @@ def test_silent_host_is_named_and_not_retried(
     acts = (fail_at(1, answer_from_rank_0), wait_for_the_driver)
     run = make_run(CASES[:3], *acts, timeout_seconds=1.0)
     run.hello = place_on("n1", "n2")
-    assert run.drive() == [(0, 0, "ok"), (0, 1, "hang"), (0, 2, "failed")]
+    assert run.drive() == [
+        "launch 0 case 0: ok",
+        "launch 0 case 1: hang",
+        "launch 0 case 2: failed",
+    ]
     _, hung, failed = run.records()
     assert hung.reason == "no end within 1 s: rank 1 (n2) did not arrive"
     assert "n2 did not answer" in failed.reason
@@ -515,35 +495,16 @@ def test_budget_is_shared_by_the_remaining_launches(make_run: MakeRun) -> None:
     assert run.messages == []
 
 
-def test_weight_is_higher_for_steps_and_wide_intervals(make_run: MakeRun) -> None:
-    names = ["collective.all_reduce", "collective.broadcast", "workload.ddp"]
-    cases = [make_fake_case(number, name) for number, name in enumerate(names)]
-    noisy = replace(make_outcome(), seconds=[1e-3, 1e-3, 9e-3, 9e-3] * 5)
-    run = make_run(cases, launches=2)
-    run.acts = (finish_with(make_outcome(), noisy, Outcome(status="skipped")), run.complete)
-    run.drive()
-    [job] = run.jobs
-    assert job.weights == [0.2, 5.0, 20.0]
-
-
-@pytest.fixture
-def take_20_seconds(monkeypatch: pytest.MonkeyPatch) -> Act:
-    """An act whose cases take 20 s each, by their records and by the driver's clock."""
-    offsets = [0.0]
-    show_record = FakeRun.record
-
-    def advance(run: FakeRun, record: Record) -> None:
-        show_record(run, record)
-        offsets[0] += record.seconds
-
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + offsets[0], sleep=time.sleep)
-    monkeypatch.setattr(FakeRun, "record", advance)
+def test_launches_beyond_the_budget_are_left_out(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = make_outcome(wall_seconds=20.0)
+    run = make_run(CASES[:2], finish_with(outcome, outcome), launches=5, budget_seconds=120.0)
+    # The driver's clock advances with the records, by 20 s per case.
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + 20.0 * len(run.reasons()), sleep=time.sleep
+    )
     monkeypatch.setattr(module, "time", clock)
-    return finish_with(*[make_outcome(wall_seconds=20.0)] * len(CASES))
-
-
-def test_launches_beyond_the_budget_are_left_out(make_run: MakeRun, take_20_seconds: Act) -> None:
-    run = make_run(CASES[:2], take_20_seconds, launches=5, budget_seconds=120.0)
     run.drive()
     assert run.reasons() == [""] * 6 + [LEFT_OUT] * 4
     [message] = run.messages
@@ -551,44 +512,26 @@ def test_launches_beyond_the_budget_are_left_out(make_run: MakeRun, take_20_seco
     assert "--budget" in message
 
 
-def test_fill_measures_what_the_budget_left_out(make_run: MakeRun, take_20_seconds: Act) -> None:
-    run = make_run(CASES[:2], take_20_seconds, launches=3, budget_seconds=80.0)
-    assert [status for _, _, status in run.drive()] == ["ok"] * 4 + ["skipped"] * 2
-    limited = load_run(run.path)
-    assert remaining(limited) == ()
-    assert remaining(limited, fills=True) == ((2, CASES[0]), (2, CASES[1]))
-    run.drive(fills=True)
-    filled = load_run(run.path)
-    assert {record.status for record in filled.records} == {"ok"}
-    assert remaining(filled, fills=True) == ()
-
-
-def test_spent_budget_leaves_only_the_first_launch(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], launches=2, budget_seconds=1e-6)
-    run.drive()
-    assert run.reasons() == ["", "", LEFT_OUT, LEFT_OUT]
-
-
 def test_resumed_run_measures_the_pending_cases(make_run: MakeRun) -> None:
     run = make_run(CASES[:3], launches=2)
     (run.path / "logs" / "gang-0").mkdir()
     run.drive(2)
-    assert run.drive() == [(launch, number, "ok") for launch in range(2) for number in range(3)]
-    job_cases = [[case.params["number"] for case in job.plan.cases] for job in run.jobs]
-    assert job_cases == [[0, 1], [2], [0, 1, 2]]
+    assert run.drive() == [
+        "launch 0 case 0: ok",
+        "launch 0 case 1: ok",
+        "launch 0 case 2: ok",
+        "launch 1 case 0: ok",
+        "launch 1 case 1: ok",
+        "launch 1 case 2: ok",
+    ]
+    assert [len(job.plan.cases) for job in run.jobs] == [2, 1, 3]
     assert run.starts == [1, 1, 2], "the existing log folder is not reused"
-
-
-def test_resumed_run_skips_what_failed_before(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], die_at(0), launches=2)
-    run.drive(1)
-    assert run.drive() == [(0, 0, "failed"), (0, 1, "ok"), (1, 0, "skipped"), (1, 1, "ok")]
 
 
 # --- where the ranks are ---
 
 
-def make_hellos(hosts: str, cpus: list[tuple[int, ...]], **place: Any) -> list[Hello]:
+def make_hellos(hosts: str, cpus: list[tuple[int, ...]]) -> list[Hello]:
     """Return the hellos of ranks on hosts with names of one letter, promised two CPUs each."""
     hellos = []
     for rank, (host, own_cpus) in enumerate(zip(hosts, cpus, strict=True)):
@@ -598,39 +541,30 @@ def make_hellos(hosts: str, cpus: list[tuple[int, ...]], **place: Any) -> list[H
             host=host,
             pid=1,
             environment={"variables": {"SLURM_CPUS_PER_TASK": "2"}},
-            place=RankPlace(host=host, cpus=own_cpus, numa_nodes=(0,), **place),
+            place=RankPlace(host=host, cpus=own_cpus, numa_nodes=(0,)),
         )
         hellos.append(hello)
     return hellos
 
 
-def test_rank_placement_lists_hosts_and_switches() -> None:
-    hellos = make_hellos("aba", [(0, 1)] * 3, switches="s.l1")
-    assert rank_placement(hellos) == {
-        "hosts": ["a", "b", "a"],
-        "switches": {"a": "s.l1", "b": "s.l1"},
-    }
-    assert rank_placement(make_hellos("aa", [(0, 1)] * 2)) == {}
-
-
 @pytest.mark.parametrize(
     ("placement", "hosts", "fact"),
     [
-        ("block", "bbaa", None),
-        ("cyclic", "baba", None),
-        ("block", "abab", "placement block was asked for; ranks are on a, b, a, b"),
-        ("cyclic", "abba", "placement cyclic"),
+        ("block", "abab", "ranks are on a, b, a, b"),
+        ("cyclic", "abba", "ranks are on a, b, b, a"),
         ("block", "aaab", "3 on a, 1 on b"),
-        ("block", "aabc", "2 on a, 1 on b, 1 on c"),
     ],
 )
-def test_unexpected_placement_is_reported(placement: Any, hosts: str, fact: str | None) -> None:
+def test_unexpected_placement_is_reported(placement: Any, hosts: str, fact: str) -> None:
     layout = NodeLayout(nodes=2, ntasks_per_node=2, placement=placement)
-    warnings = placement_warnings(layout, make_hellos(hosts, [(0, 1)] * 4))
-    if fact is None:
-        assert warnings == ()
-    else:
-        assert fact in warnings[0]
+    [warning] = placement_warnings(layout, make_hellos(hosts, [(0, 1)] * 4))
+    assert fact in warning
+
+
+@pytest.mark.parametrize(("placement", "hosts"), [("block", "bbaa"), ("cyclic", "baba")])
+def test_expected_placement_is_not_reported(placement: Any, hosts: str) -> None:
+    layout = NodeLayout(nodes=2, ntasks_per_node=2, placement=placement)
+    assert placement_warnings(layout, make_hellos(hosts, [(0, 1)] * 4)) == ()
 
 
 def test_missing_and_shared_cpus_are_reported() -> None:
@@ -639,16 +573,6 @@ def test_missing_and_shared_cpus_are_reported() -> None:
     assert first == "rank 0 on a may use CPUs 3; SLURM_CPUS_PER_TASK is 2"
     assert second.startswith("rank 1 on a")
     assert shared == "2 ranks share CPU 3 of a"
-
-
-def test_unexpected_placement_is_noted_in_records(make_run: MakeRun) -> None:
-    layout = NodeLayout(nodes=1, ntasks_per_node=2)
-    run = make_run(CASES[:1], spread=layout, notes=("of the plan",))
-    run.hello = place_on("n1", "n2")
-    run.drive()
-    [[plan_note, note]] = run.notes()
-    assert plan_note == "of the plan"
-    assert note.endswith("1 on n1, 1 on n2")
 
 
 # --- metrics of an outcome ---
@@ -663,7 +587,8 @@ def compute_metrics(seconds: list[float], *work: Work, **fields: Any) -> dict[st
 def test_time_is_the_median_and_rate_is_work_over_time() -> None:
     seconds = [0.001 * number for number in range(1, 22)]
     metrics = compute_metrics(seconds, Work(name="algbw", amount=4e6, unit="B/s"))
-    time, rate = metrics["time"], metrics["algbw"]
+    time = metrics["time"]
+    rate = metrics["algbw"]
     assert (time.unit, time.better) == ("s", "lower")
     assert (rate.unit, rate.better) == ("B/s", "higher")
     assert time.value == pytest.approx(0.011)
@@ -671,7 +596,8 @@ def test_time_is_the_median_and_rate_is_work_over_time() -> None:
     assert time.low is not None
     assert time.high is not None
     assert time.low < 0.011 < time.high
-    assert (rate.low, rate.high) == pytest.approx((4e6 / time.high, 4e6 / time.low))
+    assert rate.low == pytest.approx(4e6 / time.high)
+    assert rate.high == pytest.approx(4e6 / time.low)
 
 
 def test_percentiles_require_enough_iterations() -> None:
@@ -730,7 +656,6 @@ def test_rate_of_no_time_or_no_work_is_unknown(
         ([1, 1, 0, 1], [1e-3] * 4, 1, 0.75),
         # Skews below the uncertainty of the clock (5 us) do not count.
         ([1, 1], [1e-6, 2e-6], None, None),
-        ([1, 1, 0, 0], [1e-3, 1e-3, 1e-6, 1e-6], 1, 0.5),
         ([1, 1, 1, 0], [5e-6, 5e-6, 5e-6, 6e-6], 0, 0.25),
     ],
 )
@@ -742,9 +667,3 @@ def test_blame_names_the_rank_most_often_last(
     assert arrival.late_rank == late_rank
     assert arrival.share == share
     assert (arrival.last_out_rank, arrival.last_out_share) == (0, 1.0)
-
-
-def test_driver_leaves_no_thread(make_run: MakeRun) -> None:
-    threads = set(threading.enumerate())
-    make_run(CASES[:2], die_at(1)).drive()
-    wait_until(lambda: set(threading.enumerate()) <= threads)

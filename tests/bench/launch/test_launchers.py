@@ -24,7 +24,6 @@ from parbench.bench.launch.launchers import (
 )
 from parbench.bench.machine.slurm_allocation import NodeLayout, check_srun
 from parbench.bench.plan.cases import load_catalogue
-from parbench.bench.text import UserError
 from tests.support.fake_runs import MODULES
 from tests.support.fakes import HOSTNAME, wait_until
 from tests.support.paths import IMPORT_PATH
@@ -150,22 +149,6 @@ def test_rank_starts_a_new_python_if_forks_cannot_use_gpus(
         assert command[1:] == ["-m", "parbench.bench.rank.worker"]
         launcher.end([])
         wait_until(lambda: launcher.exits() == {0: -9})
-
-
-def test_launch_refuses_a_log_folder_it_cannot_make(
-    fork_server: ForkServer, tmp_path: Path
-) -> None:
-    (tmp_path / "logs").touch()
-    with pytest.raises(UserError, match=r"logs/gang-0 cannot be written"):
-        fork_server.launch(2, tmp_path / "logs" / "gang-0", {})
-
-
-def test_ranks_of_another_launcher_are_not_ended(sleeper: "subprocess.Popen[bytes]") -> None:
-    launcher = Launcher()
-    launcher.end([make_hello(sleeper.pid)])
-    assert sleeper.poll() is None
-    assert launcher.can_restart is False
-    assert launcher.ended() is False
 
 
 def test_local_state_of_a_rank(sleeper: "subprocess.Popen[bytes]") -> None:

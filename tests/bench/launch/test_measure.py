@@ -5,7 +5,6 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import Prices
 from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.launch.measure import Display, resume, run_options
-from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.slurm_allocation import reachable
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.options import Options
@@ -25,7 +23,6 @@ from parbench.bench.results.records import Record, WorldInfo
 from parbench.bench.results.runs import create_run, load_run, open_writer
 from parbench.bench.text import UserError
 from tests.support.fake_runs import (
-    MACHINE,
     MODULES,
     TORCHRUN,
     FakeRanks,
@@ -67,12 +64,6 @@ def run(options: Options = TWO_CASES, *, resume_path: Path | None = None) -> Pat
 
 def statuses(path: Path) -> list[str]:
     return [record.status for record in load_run(path).records]
-
-
-def test_run_over_one_node_listens_on_the_loopback(ranks: FakeRanks) -> None:
-    assert statuses(run()) == ["ok", "ok"]
-    [address] = ranks.driver_addresses
-    assert address.startswith("127.0.0.1:")
 
 
 def test_skipped_cases_are_recorded_first_and_once(
@@ -117,6 +108,7 @@ def test_signal_stops_the_run_which_can_be_resumed(
     handler = signal.getsignal(signal.SIGTERM)
     ranks.interrupt(case=2, records=1, sign=sign)
     path = run()
+    assert ranks.driver_addresses[0].startswith("127.0.0.1:")
     assert statuses(path) == ["ok"]
     last_line = capsys.readouterr().err.splitlines()[-1]
     assert "1 of 2 cases measured" in last_line
@@ -169,7 +161,6 @@ def test_full_disk_stops_the_run(
     [
         ({"settings": {"dtype": "float32"}}, "--set, --sizes and --dtype"),
         ({"plan_file": Path("plan.toml")}, "--plan"),
-        ({"allow_single": True}, "--allow-single"),
     ],
 )
 def test_resume_refuses_other_options(options: dict[str, Any], names: str) -> None:
@@ -256,15 +247,6 @@ def test_srun_gets_layout_nodes_and_threads(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("allocation")
-def test_srun_threads_fit_the_nodes_not_the_login_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURMD_NODENAME")
-    monkeypatch.setattr(node_machine, "_ask", lambda number, environ: replace(MACHINE, cores=64))
-    arguments = refuse_to_start(monkeypatch, "SrunLauncher")
-    run(SRUN)
-    assert arguments[3]["OMP_NUM_THREADS"] == "32"
-
-
-@pytest.mark.usefixtures("allocation")
 def test_run_over_nodes_resumes_in_an_allocation_that_fits(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,9 +263,6 @@ def test_run_over_nodes_resumes_in_an_allocation_that_fits(
     assert "--nodes 4: job 17 has 2" in usage_error(run, Options(), resume_path=path)
 
 
-# --- the display ---
-
-
 def make_record(number: int = 0) -> Record:
     return Record(
         case=make_fake_case(number),
@@ -295,33 +274,12 @@ def make_record(number: int = 0) -> Record:
     )
 
 
-def make_display(file: io.StringIO, *, as_json: bool = False) -> Display:
-    console = Console(file=file, force_terminal=False, width=200, soft_wrap=True)
-    return Display(4, 60.0, console, as_json=as_json)
-
-
-def test_display_without_a_terminal_prints_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    file = io.StringIO()
-    with make_display(file) as display:
-        display.launch(2, 3, 4)
-        for elapsed_seconds in (3, 3, 1):
-            now[0] += elapsed_seconds
-            display.visit(make_fake_case(), 0.5)
-        display.tell("a launch takes [long]")
-    assert file.getvalue().splitlines() == [
-        "launch 2/3: 4 cases",
-        "launch 2/3: 50% of the run, about 6 s left",
-        "a launch takes [long]",
-    ]
-
-
 def test_json_record_is_printed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = io.BytesIO()
     stdout = io.TextIOWrapper(io.BufferedWriter(pipe), encoding="utf-8")
     monkeypatch.setattr("sys.stdout", stdout)
-    with make_display(io.StringIO(), as_json=True) as display:
+    console = Console(file=io.StringIO())
+    with Display(2, 60.0, console, as_json=True) as display:
         for number in range(2):
             display.record(make_record(number))
             lines = pipe.getvalue().splitlines()

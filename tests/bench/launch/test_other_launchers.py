@@ -1,20 +1,16 @@
-"""Ranks that another launcher started: torchrun, mpirun, srun, or variables set by hand."""
+"""Ranks that another launcher started: torchrun, mpirun or srun."""
 
-import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.machine.environment import interface_of
 from parbench.bench.results.runs import Run, load_run, runs_in
-from tests.support.clusters import PARBENCH as SCRIPT
-from tests.support.clusters import run_in_cluster
+from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.paths import environment
 
 ALL_REDUCE = ("run", "--preset", "smoke", "--budget", "60s", "--only", "all_reduce")
@@ -76,46 +72,8 @@ def test_raising_rank_under_torchrun_leaves_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("size", "options"), [(2, ()), (1, ("--allow-single",))])
-def test_ranks_with_variables_set_by_hand(
-    tmp_path: Path, size: int, options: tuple[str, ...]
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = []
-    for rank in range(size):
-        process = subprocess.Popen(
-            [*PARBENCH, *ONE_CASE, "--json", *options],
-            cwd=tmp_path,
-            env={**environment(), **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-    outputs = [process.communicate(timeout=90) for process in processes]
-
-    assert [process.returncode for process in processes] == [0] * size, outputs
-    record = json.loads(outputs[0][0])
-    assert record["status"] == "ok"
-    assert record["world"]["size"] == size
-    assert outputs[1:] == [("", "")] * (size - 1)
-    run = load_only_run(tmp_path / "runs")
-    assert run.info.environment is not None
-    assert run.info.environment["torch"]["threads"] == 1
-
-
-@pytest.mark.full
 def test_mpirun_ranks_meet_on_one_host(tmp_path: Path) -> None:
-    command = ["mpirun", "-n", "2", SCRIPT, *ONE_CASE, "--json", "--out", str(tmp_path)]
+    command = ["mpirun", "-n", "2", PARBENCH, *ONE_CASE, "--json", "--out", str(tmp_path)]
     result = subprocess.run(
         command,
         env={**environment(), **AS_ROOT},
@@ -137,8 +95,8 @@ def test_mpirun_ranks_meet_on_one_host(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_ranks_of_two_hosts_meet_at_master_addr(tmp_path: Path) -> None:
-    args = f"{SCRIPT} {' '.join(ONE_CASE)} --json --out {tmp_path}"
-    args_of_module = args.replace(SCRIPT, "-m parbench")
+    args = f"{PARBENCH} {' '.join(ONE_CASE)} --json --out {tmp_path}"
+    args_of_module = args.replace(PARBENCH, "-m parbench")
     nodes = "--nnodes 2 --nproc-per-node 1"
     rendezvous = "--rdzv-backend c10d --rdzv-endpoint n1:29400 --rdzv-id it"
     torchrun = f"{' '.join(TORCHRUN)} {nodes} {rendezvous} {args_of_module}"
