@@ -30,6 +30,7 @@ from tests.support.paths import IMPORT_PATH
 from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
 
+PATIENCE = 60.0  # seconds that a process may take on a busy machine
 LAYOUT = NodeLayout(nodes=2, ntasks_per_node=3, placement="cyclic")
 
 
@@ -61,7 +62,7 @@ def launch(server: ForkServer, folder: Path, *acts: str, **variables: str) -> La
     for rank, act in enumerate(acts):
         variables[f"ACT_{rank}"] = act
     launcher = server.launch(len(acts), folder, variables)
-    wait_until(lambda: len(list(folder.glob("[0-9].pid"))) == len(acts), 60)
+    wait_until(lambda: len(list(folder.glob("[0-9].pid"))) == len(acts), PATIENCE)
     return launcher
 
 
@@ -77,7 +78,7 @@ def test_fork_server_isolates_launches(fork_server: ForkServer, tmp_path: Path) 
     processes: list[dict[str, Any]] = []
     for message in ("first", "second"):
         launcher = launch(fork_server, tmp_path / message, "look", "look", MESSAGE=message)
-        wait_until(launcher.ended)
+        wait_until(launcher.ended, PATIENCE)
         assert launcher.exits() == {0: 0, 1: 0}
         for rank in range(2):
             text = (tmp_path / message / f"rank-{rank}.log").read_text()
@@ -98,28 +99,24 @@ def test_fork_server_isolates_launches(fork_server: ForkServer, tmp_path: Path) 
 
 
 def test_fork_server_reports_and_ends_ranks(fork_server: ForkServer, tmp_path: Path) -> None:
-    launcher = launch(fork_server, tmp_path / "a", "wait", "stop", "exit 7", "raise")
-    wait_until(lambda: len(launcher.exits()) == 2)
-    assert launcher.ended()
-    assert launcher.exits() == {2: 7, 3: 1}
+    launcher = launch(fork_server, tmp_path / "a", "wait", "stop", "raise")
+    wait_until(launcher.ended, PATIENCE)
+    assert launcher.exits() == {2: 1}
+    assert launcher.last_error() == "RuntimeError: the roof is on fire (a/rank-2.log)"
     assert not are_gone(read_pids(tmp_path / "a")[:2])
     launcher.end([])
-    wait_until(lambda: len(launcher.exits()) == 4)
-    assert launcher.exits() == {0: -9, 1: -9, 2: 7, 3: 1}
+    wait_until(lambda: len(launcher.exits()) == 3, PATIENCE)
+    assert launcher.exits() == {0: -9, 1: -9, 2: 1}
     assert are_gone(read_pids(tmp_path / "a"))
-
-    launcher = launch(fork_server, tmp_path / "b", "raise")
-    wait_until(launcher.ended)
-    assert launcher.last_error() == "RuntimeError: the roof is on fire (b/rank-0.log)"
 
 
 def test_fork_server_ends_what_ranks_left_behind(fork_server: ForkServer, tmp_path: Path) -> None:
     launcher = launch(fork_server, tmp_path / "a", "leave a child")
-    wait_until(launcher.ended)
+    wait_until(launcher.ended, PATIENCE)
     child = psutil.Process(int((tmp_path / "a" / "child").read_text()))
     assert child.is_running()
     launcher.end([])
-    wait_until(lambda: not child.is_running())
+    wait_until(lambda: not child.is_running(), PATIENCE)
     assert not fork_server.ended()
 
 
@@ -127,11 +124,11 @@ def test_fork_server_ends_what_ranks_left_behind(fork_server: ForkServer, tmp_pa
 def test_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path) -> None:
     launcher = launch(fork_server, tmp_path / "a", "wait", "stop")
     fork_server._process.kill()
-    wait_until(lambda: are_gone(read_pids(tmp_path / "a")))
+    wait_until(lambda: are_gone(read_pids(tmp_path / "a")), PATIENCE)
     assert launcher.ended()
     launcher.end([])
     launcher = launch(fork_server, tmp_path / "b", "look")
-    wait_until(launcher.ended)
+    wait_until(launcher.ended, PATIENCE)
     assert launcher.exits() == {0: 0}
 
 
@@ -148,7 +145,7 @@ def test_rank_starts_a_new_python_if_forks_cannot_use_gpus(
         command = psutil.Process(event[1].pid).cmdline()
         assert command[1:] == ["-m", "parbench.bench.rank.worker"]
         launcher.end([])
-        wait_until(lambda: launcher.exits() == {0: -9})
+        wait_until(lambda: launcher.exits() == {0: -9}, PATIENCE)
 
 
 def test_local_state_of_a_rank(sleeper: "subprocess.Popen[bytes]") -> None:
@@ -240,7 +237,7 @@ def test_parse_exits_of_srun(text: str, exits: dict[int, int]) -> None:
 def test_srun_first_error_is_reported(slurm: Path) -> None:
     write_slurm_tool(slurm, "srun", "echo srun: queued; echo 'srun: error: n3: no answer' >&2")
     launcher = start_srun(slurm)
-    wait_until(launcher.ended)
+    wait_until(launcher.ended, PATIENCE)
     assert launcher.last_error() == "srun: error: n3: no answer"
     assert launcher.exits() == {}
     launcher.end([make_hello(os.getpid(), host="elsewhere")])
