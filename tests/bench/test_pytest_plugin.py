@@ -1,7 +1,6 @@
-"""The plug-in in a user's own pytest: one case measured, native JSON, compared without a warning; errors in words."""
+"""The pytest plug-in: a case as a benchmark of pytest-benchmark, and its errors."""
 
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -9,126 +8,107 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from pytest_benchmark.utils import NameWrapper
 
 from parbench.bench import pytest_plugin
 from parbench.bench.commands import run
-from parbench.bench.pytest_plugin import (
-    OPTIONS,
-    clock_of,
-    one_case,
-    words_of,
-)
-from tests.support.paths import ROOT
+from parbench.bench.pytest_plugin import OPTIONS, clock_of, one_case, words_of
+from tests.support.paths import ROOT, environment
 from tests.support.reports_fixtures import collective_case, failed_record, ok_record
 
-MEASURES = """
+MEASURE_ALL_REDUCE = """
 import pytest
 
 @pytest.mark.benchmark(group="mine")
 def test_all_reduce(parbench):
-    [record] = parbench("all_reduce", mode="blocking", size_bytes="4K", nproc=2, launches=1, budget="60s")
+    options = dict(mode="blocking", size_bytes="4K", nproc=2, launches=1, budget="60s")
+    [record] = parbench("all_reduce", **options)
     assert record.check.passed
     assert record.world.size == 2
 """
-ASKS_FOR_NOTHING_KNOWN = """
+MISSPELL_A_CASE = """
 def test_misspelt(parbench):
     parbench("all_reduse", nproc=2)
 """
 
 
-def user_pytest(folder: Path, text: str, *words: str) -> "subprocess.CompletedProcess[str]":
+def run_pytest(folder: Path, text: str, *args: str) -> "subprocess.CompletedProcess[str]":
+    """Run pytest on a file with this text, with the plug-in loaded."""
     (folder / "test_mine.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    installed = any(
-        found.value == "parbench.bench.pytest_plugin" for found in entry_points(group="pytest11")
-    )
-    loaded = [] if installed else ["-p", "parbench.bench.pytest_plugin"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "error",
-        *loaded,
-        *words,
-    ]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
+    plugins = [entry_point.value for entry_point in entry_points(group="pytest11")]
+    if pytest_plugin.__name__ not in plugins:
+        command += ["-p", pytest_plugin.__name__]
     return subprocess.run(
-        command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=180
+        [*command, *args],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
 
 
 @pytest.mark.full
-def test_a_users_test_measures_and_bad_input_fails_with_its_sentence(tmp_path: Path) -> None:
-    done = user_pytest(tmp_path, MEASURES + ASKS_FOR_NOTHING_KNOWN, "--benchmark-json=out.json")
-    assert done.returncode == 1
-    assert "1 failed, 1 passed" in done.stdout, done.stdout
-    assert "did you mean 'all_reduce'" in done.stdout
-    assert "Traceback" not in done.stdout
-    [found] = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
-    assert (found["name"], found["group"]) == ("test_all_reduce", "mine")
-    assert found["extra_info"]["case"]["params"]["size_bytes"] == 4096
-    assert found["extra_info"]["world"]["backend"] == "gloo"
-    assert found["stats"]["rounds"] == len(found["stats"]["data"]) >= 6
-    assert 0 < found["stats"]["median"] < 1
-    assert found["stats"]["median"] == pytest.approx(
-        found["extra_info"]["metrics"][0]["time"], rel=1e-6
-    )
+def test_case_is_measured_and_a_bad_name_fails(tmp_path: Path) -> None:
+    text = MEASURE_ALL_REDUCE + MISSPELL_A_CASE
+    result = run_pytest(tmp_path, text, "--benchmark-json=out.json")
+    assert result.returncode == 1
+    assert "1 failed, 1 passed" in result.stdout, result.stdout
+    assert "did you mean 'all_reduce'" in result.stdout
+    assert "Traceback" not in result.stdout
+    [benchmark] = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    assert benchmark["name"] == "test_all_reduce"
+    assert benchmark["group"] == "mine"
+    info = benchmark["extra_info"]
+    assert info["case"]["params"]["size_bytes"] == 4096
+    assert info["world"]["backend"] == "gloo"
+    stats = benchmark["stats"]
+    assert stats["rounds"] == len(stats["data"]) >= 6
+    assert stats["median"] == pytest.approx(info["metrics"][0]["time"], rel=1e-6)
 
 
-def test_without_pytest_benchmark_its_need_is_told(tmp_path: Path) -> None:
-    done = user_pytest(
-        tmp_path, MEASURES.replace("@pytest.mark.benchmark", "# "), "-p", "no:benchmark"
-    )
-    assert done.returncode == 1
-    assert "needs pytest-benchmark: pip install pytest-benchmark" in done.stdout
+@pytest.mark.full
+def test_missing_pytest_benchmark_is_reported(tmp_path: Path) -> None:
+    text = MEASURE_ALL_REDUCE.replace("@pytest.mark.benchmark", "# ")
+    result = run_pytest(tmp_path, text, "-p", "no:benchmark")
+    assert result.returncode == 1
+    assert "pip install pytest-benchmark" in result.stdout
 
 
-def test_a_clock_shows_the_durations_in_turn_and_exactly_and_has_a_name() -> None:
+def test_clock_shows_each_duration_exactly() -> None:
     durations = [0.1, 1e-9, 3.0000000001]
     timer = clock_of(durations)
-    seen = []
+    measured = []
     for _ in durations:
         start = timer()
-        seen.append(timer() - start)
-    assert seen == durations
-    with pytest.raises(StopIteration):
-        timer()
-    assert "parbench" in str(NameWrapper(timer))  # type: ignore[no-untyped-call]
+        measured.append(timer() - start)
+    assert measured == durations
 
 
-def test_options_of_the_command_and_parameters_become_words() -> None:
-    given = {"nproc": 2, "layers": 4, "budget": "5s"}
-    assert " ".join(words_of("ddp", given)) == "--only ddp --nproc 2 --set layers=4 --budget 5s"
+def test_arguments_become_options_and_settings() -> None:
+    arguments: dict[str, object] = {"nproc": 2, "layers": 4, "budget": "5s"}
+    command = " ".join(words_of("ddp", arguments))
+    assert command == "--only ddp --nproc 2 --set layers=4 --budget 5s"
     assert words_of(None, {"target": "mine:prepare"}) == ["--target", "mine:prepare"]
     assert set(OPTIONS) <= {param.name for param in run.params}
 
 
-def test_what_is_not_one_fine_case_fails() -> None:
-    fine = [ok_record(collective_case(), launch) for launch in range(2)]
-    assert one_case(fine) == tuple(fine)
-    for records, told in (
-        (
-            [ok_record(collective_case()), ok_record(collective_case("broadcast"))],
-            "this names 2: collective.all_reduce",
-        ),
-        (
-            [
-                ok_record(collective_case()),
-                failed_record(collective_case(), 1, "wrong", "3 values differ"),
-            ],
-            "wrong: 3 values differ",
-        ),
-        ([], "this names 0"),
-    ):
-        with pytest.raises(pytest.fail.Exception, match=told):
-            one_case(records)
+def test_one_case_may_have_several_launches() -> None:
+    records = [ok_record(collective_case(), launch) for launch in range(2)]
+    assert one_case(records) == tuple(records)
 
 
-def test_the_entry_point_names_this_module() -> None:
+def test_two_cases_and_bad_cases_fail() -> None:
+    record = ok_record(collective_case())
+    with pytest.raises(pytest.fail.Exception, match="names 2"):
+        one_case([record, ok_record(collective_case("broadcast"))])
+    wrong = failed_record(collective_case(), 1, "wrong", "3 values differ")
+    with pytest.raises(pytest.fail.Exception, match="wrong: 3 values differ"):
+        one_case([record, wrong])
+
+
+def test_entry_point_names_the_plugin() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"parbench": pytest_plugin.__name__}

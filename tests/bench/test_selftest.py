@@ -1,61 +1,77 @@
-"""A proof is found only where the records name the cause and the right rank."""
+"""The self-test: a fault is found only if the records name the cause and the right rank."""
 
 import pytest
 
 from parbench.bench.results.records import Arrival, Record
-from parbench.bench.selftest import Proof, judge, render, selftest
+from parbench.bench.selftest import judge, render, selftest
 from tests.support.reports_fixtures import collective_case, failed_record, ok_record
 
 CASE = collective_case()
-DIFFER = "results differ from the reference before the timed region: "
+OTHER_SHARES = {"late_rank": 0, "share": 1.0, "last_out_rank": 0, "last_out_share": 1.0}
 
 
-def blamed(
-    late: int | None, share: float | None, out: int | None, out_share: float | None
-) -> Record:
-    places = {"late_rank": late, "share": share, "last_out_rank": out, "last_out_share": out_share}
-    return ok_record(CASE, arrival=Arrival(method="one clock", uncertainty=1e-6, **places))  # type: ignore[arg-type]
+def make_record(**arrival: int | float | None) -> Record:
+    fields = {**OTHER_SHARES, **arrival}
+    return ok_record(CASE, arrival=Arrival(method="one clock", uncertainty=1e-6, **fields))  # type: ignore[arg-type]
 
 
-def test_undisturbed_is_proved_by_a_right_result_only() -> None:
-    assert judge("none", ok_record(CASE)) == Proof(injection="none", found=True, told="all right")
-    failed = judge("none", failed_record(CASE, reason="it broke"))
-    assert failed == Proof(injection="none", found=False, told="it broke")
+def test_undisturbed_run_must_be_right() -> None:
+    assert judge("none", ok_record(CASE)).found
+    proof = judge("none", failed_record(CASE, reason="it broke"))
+    assert not proof.found
+    assert proof.told == "it broke"
 
 
-def test_late_and_slow_are_proved_by_the_rank_that_arrived_and_that_left_last() -> None:
-    for rank, share, found in ((1, 1.0, True), (1, 0.95, True), (1, 0.94, False), (0, 1.0, False)):
-        told = f"rank {rank} arrived last in {share:.0%} of iterations"
-        proof = judge("late", blamed(rank, share, 1 - rank, 1.0))
-        assert proof == Proof(injection="late", found=found, told=told)
-    for rank, share, found in ((1, 1.0, True), (1, 0.8, True), (1, 0.79, False), (0, 1.0, False)):
-        told = f"rank {rank} left last in {share:.0%} of iterations"
-        proof = judge("slow", blamed(1 - rank, 1.0, rank, share))
-        assert proof == Proof(injection="slow", found=found, told=told)
+@pytest.mark.parametrize(
+    ("rank", "share", "is_proved"), [(1, 0.95, True), (1, 0.94, False), (0, 1.0, False)]
+)
+def test_late_rank_must_arrive_last(rank: int, share: float, is_proved: bool) -> None:
+    proof = judge("late", make_record(late_rank=rank, share=share))
+    assert proof.found is is_proved
+    assert proof.told == f"rank {rank} arrived last in {share:.0%} of iterations"
 
 
-def test_nobody_blamed_proves_nothing() -> None:
-    nobody = blamed(None, None, None, None)
-    assert [judge(injection, nobody).found for injection in ("late", "slow")] == [False, False]
-    assert judge("late", ok_record(CASE)).told == "no rank was late"
-    assert judge("slow", ok_record(CASE)).told == "no rank was slow"
-    assert judge("slow", failed_record(CASE, status="hang", reason="it hung")).told == "it hung"
+@pytest.mark.parametrize(
+    ("rank", "share", "is_proved"), [(1, 0.8, True), (1, 0.79, False), (0, 1.0, False)]
+)
+def test_slow_rank_must_leave_last(rank: int, share: float, is_proved: bool) -> None:
+    proof = judge("slow", make_record(last_out_rank=rank, last_out_share=share))
+    assert proof.found is is_proved
+    assert proof.told == f"rank {rank} left last in {share:.0%} of iterations"
 
 
-def test_corrupt_is_proved_by_a_wrong_result_on_that_rank_alone_without_a_time() -> None:
-    for status, reason, more, found in (
-        ("wrong", f"{DIFFER}1 on rank 1", {}, True),
-        ("wrong", f"{DIFFER}1 on rank 0", {}, False),
-        ("wrong", f"{DIFFER}1 on rank 11", {}, False),
-        ("wrong", f"{DIFFER}2 on rank 0, 1 on rank 1", {}, False),
-        ("failed", f"{DIFFER}1 on rank 1", {}, False),
-        ("wrong", f"{DIFFER}1 on rank 1", {"metrics": ok_record(CASE).metrics}, False),
-        ("ok", "", {}, False),
-    ):
-        proof = judge("corrupt", failed_record(CASE, status=status, reason=reason, **more))  # type: ignore[arg-type]
-        assert proof == Proof(
-            injection="corrupt", found=found, told=reason or "nothing was wrong"
-        ), (status, more)
+@pytest.mark.parametrize("injection", ["late", "slow"])
+def test_record_that_blames_no_rank_proves_nothing(injection: str) -> None:
+    nobody = dict.fromkeys(OTHER_SHARES)
+    assert not judge(injection, make_record(**nobody)).found
+    assert injection in judge(injection, ok_record(CASE)).told
+    hang = failed_record(CASE, status="hang", reason="it hung")
+    assert judge(injection, hang).told == "it hung"
+
+
+@pytest.mark.parametrize(
+    ("status", "wrong_values", "is_proved"),
+    [
+        ("wrong", "1 on rank 1", True),
+        ("wrong", "1 on rank 11", False),
+        ("wrong", "2 on rank 0, 1 on rank 1", False),
+        ("failed", "1 on rank 1", False),
+    ],
+)
+def test_corrupt_rank_must_be_the_only_wrong_one(
+    status: str, wrong_values: str, is_proved: bool
+) -> None:
+    reason = f"results differ from the reference before the timed region: {wrong_values}"
+    proof = judge("corrupt", failed_record(CASE, status=status, reason=reason))  # type: ignore[arg-type]
+    assert proof.found is is_proved
+    assert proof.told == reason
+
+
+def test_corrupt_result_must_have_no_time() -> None:
+    metrics = ok_record(CASE).metrics
+    record = failed_record(CASE, status="wrong", reason="1 on rank 1", metrics=metrics)
+    assert not judge("corrupt", record).found
+    assert not judge("corrupt", ok_record(CASE)).found
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""What a run meets in tests: a machine of four cores, launchers' variables, and ranks that are threads."""
+"""The surroundings of a run in tests: a machine of four cores, launchers' variables, fake ranks."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from parbench.bench.launch import driver
 from parbench.bench.launch import measure as measuring
-from parbench.bench.launch.control_channel import Done
+from parbench.bench.launch.control_channel import ADDRESS_VARIABLE, Done
 from parbench.bench.launch.driver import StartRanks
 from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.machine import Machine
@@ -41,7 +41,7 @@ FOUR_NODES = {
 
 
 def isolate_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Be a driver in an empty folder on that machine, among no ranks, of whose threads the user says nothing."""
+    """Let this process be a driver in an empty folder, on ``MACHINE``, without variables set."""
     for name in (*TORCHRUN, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PARBENCH_EMULATED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: MACHINE)
@@ -50,53 +50,59 @@ def isolate_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 class FakeRanks:
-    """Starts ranks, which begin cases (``begun``), do ``mischief`` on rank 0, and say what is ``said`` in turn."""
+    """Starts fake ranks that measure nothing: the case number ``n`` ends with ``said[n]``.
+
+    ``begun`` lists the ids of the cases that rank 0 began. ``shown`` is the number of records
+    shown so far, which the test counts.
+    """
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.shown = 0
-        self.gangs: list[FakeLauncher] = []
-        self.mischief: Callable[[int], None] = lambda count: None
+        self.launchers: list[FakeLauncher] = []
+        self.driver_addresses: list[str] = []
+        self.on_case: Callable[[int], None] = lambda count: None
         self.said = [make_outcome()]
 
     def starter(
         self, run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, *cpus: object
     ) -> StartRanks:
-        """Stand for ``measuring._starter``."""
+        """Replace ``measure._starter``."""
         size = run.info.plan.nproc
 
         def start(number: int, variables: Mapping[str, str]) -> FakeLauncher:
-            gang = FakeLauncher()
-            self.gangs.append(gang)
-            gang.run([FakeRank(variables, rank, size) for rank in range(size)], self._act)
-            return gang
+            launcher = FakeLauncher()
+            self.launchers.append(launcher)
+            self.driver_addresses.append(variables[ADDRESS_VARIABLE])
+            launcher.run([FakeRank(variables, rank, size) for rank in range(size)], self._act)
+            return launcher
 
         return start
 
-    def interrupt(self, at: int, records: int, sign: signal.Signals = signal.SIGINT) -> None:
-        """Send this process a signal when rank 0 begins its case of a number, and so many records are shown."""
+    def interrupt(self, case: int, records: int, sign: signal.Signals = signal.SIGINT) -> None:
+        """Send this process a signal in the case of this number, once so many records are shown."""
 
         def stop(count: int) -> None:
-            if count == at:
+            if count == case:
                 wait_until(lambda: self.shown == records)
                 os.kill(os.getpid(), sign)
                 threading.Event().wait(1)
 
-        self.mischief = stop
+        self.on_case = stop
 
-    def _act(self, gang: FakeLauncher, rank: FakeRank) -> None:
-        rank.hello()
-        for index, asked in enumerate(rank.job().plan.cases):
+    def _act(self, launcher: FakeLauncher, rank: FakeRank) -> None:
+        rank.say_hello()
+        for index, case in enumerate(rank.receive_job().plan.cases):
             rank.start(index)
             if rank.rank == 0:
-                self.begun.append(asked.id)
-                self.mischief(len(self.begun))
+                self.begun.append(case.id)
+                self.on_case(len(self.begun))
                 rank.finish(index, self.said[min(index, len(self.said) - 1)])
         rank.say(Done())
 
 
 def use_slurm_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be on the first of four nodes of an allocation in which there is srun."""
+    """Let this process be on the first of four nodes of an allocation where srun exists."""
     for name, value in FOUR_NODES.items():
         monkeypatch.setenv(name, value)
     for module in (options, measuring):

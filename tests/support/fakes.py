@@ -1,4 +1,4 @@
-"""Ranks without torch for tests of the driver: a real connection each, and they say what the test tells them to."""
+"""Ranks without torch for tests of the driver: real connections whose messages the test decides."""
 
 import os
 import signal
@@ -13,7 +13,6 @@ from typing import Any
 from parbench.bench.launch.control_channel import (
     ADDRESS_VARIABLE,
     KEY_VARIABLE,
-    Done,
     DriverServer,
     Finished,
     FromRank,
@@ -34,91 +33,93 @@ from parbench.bench.world.benchmark import Description
 HOSTNAME = socket.gethostname()
 
 
-def wait_until(true: Callable[[], object], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Return once the condition is true; fail after this many seconds."""
     deadline = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.005)
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Fail, in the main thread, what waits for ever: no test of a hang may hang itself."""
+    """Fail the block in the main thread after this many seconds, so that no test can hang."""
 
     def fail(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"no end within {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, fail)
+    previous = signal.signal(signal.SIGALRM, fail)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def make_fake_case(number: int = 0, name: str = "collective.all_reduce") -> Case:
-    return make_case(
-        name,
-        "parbench.bench.operations.collectives:all_reduce",
-        {"size_bytes": 1024, "number": number},
-    )
+    target = "parbench.bench.operations.collectives:all_reduce"
+    return make_case(name, target, {"size_bytes": 1024, "number": number})
 
 
-def make_outcome(seconds: float = 1e-3, **more: Any) -> Outcome:
-    samples = {"seconds": [seconds] * 20, "skew_seconds": [1e-6] * 20, "visits": [2] * 10}
-    fields = {"stop": "precision", **samples, "wall_seconds": 0.1}
-    return Outcome(**{"status": "ok", "check": Check(passed=True, wrong=0), **fields, **more})
+def make_outcome(seconds: float = 1e-3, **overrides: Any) -> Outcome:
+    fields = {
+        "status": "ok",
+        "check": Check(passed=True, wrong=0),
+        "stop": "precision",
+        "seconds": [seconds] * 20,
+        "skew_seconds": [1e-6] * 20,
+        "visits": [2] * 10,
+        "wall_seconds": 0.1,
+    }
+    return Outcome(**{**fields, **overrides})
 
 
 def case_order(
     cases: Sequence[Case], seed: int, launch: int, more: int
 ) -> tuple[list[int], list[int]]:
-    """Stand for ``order_of_visits``: every case once."""
+    """Replace ``order_of_visits``: each case once, in the order of the plan."""
     return [*range(len(cases))], []
 
 
-def make_status(**more: Any) -> StatusReply:
-    return StatusReply(
-        **{"phase": "timed", "steps": 7, "communicates": True, "stack": "in all_reduce", **more}
-    )
+def make_status(**overrides: Any) -> StatusReply:
+    fields = {"phase": "timed", "steps": 7, "communicates": True, "stack": "in all_reduce"}
+    return StatusReply(**{**fields, **overrides})
 
 
-def make_job(cases: Sequence[Case], **more: Any) -> Job:
-    own = {name: more.pop(name) for name in Job.__struct_fields__ if name in more}
-    return Job(
-        **{
-            "visits": [*range(len(cases))],
-            "weights": [1.0] * len(cases),
-            "budget_seconds": 1.0,
-            "run_seconds": 60.0,
-            **own,
-        },
-        plan=make_plan(cases, **more),
-    )
+def make_job(cases: Sequence[Case], **overrides: Any) -> Job:
+    """Return a job that visits each case once; overrides are fields of the job or of its plan."""
+    fields: dict[str, Any] = {
+        "visits": [*range(len(cases))],
+        "weights": [1.0] * len(cases),
+        "budget_seconds": 1.0,
+        "run_seconds": 60.0,
+    }
+    for name in Job.__struct_fields__:
+        if name in overrides:
+            fields[name] = overrides.pop(name)
+    return Job(plan=make_plan(cases, **overrides), **fields)
 
 
 def make_plan(
-    cases: Iterable[Case], *, nproc: int = 2, skipped: Iterable[Skipped] = (), **more: Any
+    cases: Iterable[Case], *, nproc: int = 2, skipped: Iterable[Skipped] = (), **overrides: Any
 ) -> Plan:
     fields = {
         "preset": "smoke",
+        "cases": tuple(cases),
+        "skipped": tuple(skipped),
+        "nproc": nproc,
         "backend": "gloo",
         "device": "cpu",
         "launches": 1,
         "budget_seconds": 60.0,
-    }
-    given = {
-        "cases": tuple(cases),
-        "skipped": tuple(skipped),
-        "nproc": nproc,
         "timeout_seconds": 30.0,
     }
-    return Plan(**{**fields, **given, **more})
+    return Plan(**{**fields, **overrides})
 
 
 class NotingBenchmark:
-    """A benchmark that does nothing and notes what it is asked."""
+    """A benchmark that only records the names of the methods that are called."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -140,76 +141,58 @@ class NotingBenchmark:
 
 
 class FakeRank:
-    """One rank's end of the channel, driven by hand."""
+    """One rank's end of the control channel, driven by the test."""
 
     def __init__(
         self, variables: Mapping[str, str], rank: int, size: int = 2, **hello: Any
     ) -> None:
+        fields = {"rank": rank, "size": size, "host": HOSTNAME, "pid": os.getpid()}
         self.rank = rank
-        usual = {
-            "rank": rank,
-            "size": size,
-            "host": HOSTNAME,
-            "pid": os.getpid(),
-            "environment": {},
-        }
-        self._hello = Hello(**{**usual, **hello})
-        self.line = RankClient(variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE])
+        self._hello = Hello(**{**fields, "environment": {}, **hello})
+        self.client = RankClient(variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE])
 
     def say(self, *messages: FromRank) -> None:
         for message in messages:
-            self.line.say(message)
+            self.client.say(message)
 
-    def hello(self) -> None:
+    def say_hello(self) -> None:
         self.say(self._hello)
 
     def start(self, index: int) -> None:
         self.say(Started(index=index))
 
-    def finish(self, index: int, what: Outcome | None = None) -> None:
-        self.say(Finished(index=index, outcome=what or make_outcome()))
+    def finish(self, index: int, outcome: Outcome | None = None) -> None:
+        self.say(Finished(index=index, outcome=outcome or make_outcome()))
 
-    def break_(self, index: int | None, error: str = "RuntimeError: fire") -> None:
+    def fail(self, index: int | None, error: str = "RuntimeError: fire") -> None:
         self.say(Raised(index=index, error=error, stack=f"the stack of rank {self.rank}"))
 
-    def answer(self, *what: StatusReply) -> None:
-        self.line.listen(answer=lambda: what, on_gone=lambda: None)
+    def answer(self, *replies: StatusReply) -> None:
+        """Answer each request for the status with these replies."""
+        self.client.listen(answer=lambda: replies, on_gone=lambda: None)
 
-    def job(self) -> Job:
-        heard = self.line.hear()
-        assert isinstance(heard, Job), heard
-        return heard
-
-    def work(
-        self, each: Callable[[int, Case], Outcome] = lambda index, make_fake_case: make_outcome()
-    ) -> None:
-        make_job = self.job()
-        for number, place in enumerate(make_job.visits):
-            self.start(number)
-            told = each(number, make_job.plan.cases[place])
-            if self.rank == 0:
-                self.finish(number, told)
-        self.say(Done())
+    def receive_job(self) -> Job:
+        message = self.client.hear()
+        assert isinstance(message, Job), message
+        return message
 
     def die(self) -> None:
         """Close the connection in both directions, as a process that ends does."""
-        connection = self.line._connection
-        with (
-            suppress(OSError),
-            socket.socket(fileno=os.dup(connection.fileno())) as duplicate,
-        ):  # the hub may be gone
+        connection = self.client._connection
+        # The driver may have closed its end before.
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
 
 
 class FakeLauncher(Launcher):
-    """A gang whose end and exit codes the test decides; with ``act``, each rank is a thread that does it."""
+    """A launcher whose end and exit codes the test decides; ``run`` starts a thread per rank."""
 
     def __init__(self, *, can_restart: bool = True) -> None:
         self.can_restart = can_restart
         self.has_ended = False
-        self.known_exits: dict[int, int] = {}
-        self.said = ""
-        self.told_to_end: list[int] | None = None
+        self.exit_codes: dict[int, int] = {}
+        self.error = ""
+        self.ended_ranks: list[int] | None = None
         self._ranks: Sequence[FakeRank] = ()
         self._threads: list[threading.Thread] = []
 
@@ -217,30 +200,30 @@ class FakeLauncher(Launcher):
         self, ranks: Sequence[FakeRank], act: Callable[["FakeLauncher", FakeRank], None]
     ) -> None:
         self._ranks = ranks
-        self._threads = [
-            threading.Thread(target=act, args=(self, rank), daemon=True) for rank in ranks
-        ]
-        for thread in self._threads:
+        for rank in ranks:
+            thread = threading.Thread(target=act, args=(self, rank), daemon=True)
+            self._threads.append(thread)
             thread.start()
 
     def ended(self) -> bool:
-        done = bool(self._threads) and not any(thread.is_alive() for thread in self._threads)
-        return self.has_ended or done
+        is_running = any(thread.is_alive() for thread in self._threads)
+        return self.has_ended or bool(self._threads and not is_running)
 
     def exits(self) -> dict[int, int]:
-        return self.known_exits
+        return self.exit_codes
 
     def last_error(self) -> str:
-        return self.said
+        return self.error
 
     def end(self, ranks: Iterable[Hello]) -> None:
-        self.told_to_end = sorted(hello.rank for hello in ranks)
-        for rank in self._ranks if self.can_restart else ():
-            rank.die()
+        self.ended_ranks = sorted(hello.rank for hello in ranks)
+        if self.can_restart:
+            for rank in self._ranks:
+                rank.die()
 
 
-def connect_ranks(hub: DriverServer, size: int = 2, **hello: Any) -> list[FakeRank]:
-    ranks = [FakeRank(hub.variables(), rank, size, **hello) for rank in range(size)]
+def connect_ranks(server: DriverServer, size: int = 2) -> list[FakeRank]:
+    ranks = [FakeRank(server.variables(), rank, size) for rank in range(size)]
     for rank in ranks:
-        rank.hello()
+        rank.say_hello()
     return ranks

@@ -22,16 +22,22 @@ from parbench.bench.world.world import World
 
 
 class Steps:
-    """All-reduces one number a step; does ``mischief`` on one rank before the step of a given number."""
+    """All-reduces one number per step; one rank calls ``mischief`` before its step ``at``.
+
+    Steps are counted from 1, so that the mischief of ``at=0`` never happens.
+    """
 
     def __init__(self, world: World, mischief: Callable[[], object], rank: int, at: int) -> None:
-        self.world, self.mischief, self.rank, self.at = world, mischief, rank, at
-        self.taken = 0
+        self.world = world
+        self.mischief = mischief
+        self.bad_rank = rank
+        self.bad_step = at
+        self.steps = 0
         self.number = torch.zeros(1, device=world.device)
 
     def step(self) -> None:
-        self.taken += 1
-        if self.world.rank == self.rank and self.taken == self.at:
+        self.steps += 1
+        if self.world.rank == self.bad_rank and self.steps == self.bad_step:
             self.mischief()
         time.sleep(0.001)
         dist.all_reduce(self.number, group=self.world.group)
@@ -49,12 +55,15 @@ class Steps:
         pass
 
 
+def do_nothing() -> None:
+    """Cause no fault."""
+
+
 def fine(world: World, *, number: int = 0) -> Steps:
-    return Steps(world, lambda: None, rank=0, at=0)
+    return Steps(world, do_nothing, rank=0, at=0)
 
 
 def killed(world: World, *, rank: int = 1, at: int = 10) -> Steps:
-    """at = 0 is never."""
     return Steps(world, lambda: os.kill(os.getpid(), signal.SIGKILL), rank, at)
 
 
@@ -67,7 +76,7 @@ def asleep(world: World, *, rank: int = 1, at: int = 10) -> Steps:
 
 
 def spinning(world: World, *, rank: int = 1, at: int = 10, synchronizes: bool = True) -> Steps:
-    """Keep the GPU busy for some minutes, and wait for it or go on to the collective."""
+    """Keep the GPU busy for minutes; wait for it on the host, or go on to the collective."""
 
     def mischief() -> None:
         torch.cuda._sleep(1 << 40)  # type: ignore[no-untyped-call]
@@ -78,15 +87,16 @@ def spinning(world: World, *, rank: int = 1, at: int = 10, synchronizes: bool = 
 
 
 def stubborn(world: World, *, number: int = 0) -> Steps:
-    """At first rank 1 takes no SIGTERM and sleeps; later ranks refuse where those of the first are still there."""
+    """Ignore SIGTERM and hang in case 0; refuse case 1 while a rank of case 0 still runs."""
     if number == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path(f"{os.getpid()}.pid").touch()
-    else:
-        alive = {one.pid for one in psutil.process_iter() if one.status() != psutil.STATUS_ZOMBIE}
-        if alive & {int(path.stem) for path in Path().glob("*.pid")}:
-            raise UserError("the ranks before these are still here")
-    return Steps(world, lambda: time.sleep(3600), rank=1, at=8 if number == 0 else 0)
+        return Steps(world, lambda: time.sleep(3600), rank=1, at=8)
+    for path in Path().glob("*.pid"):
+        pid = int(path.stem)
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            raise UserError(f"rank process {pid} of the previous case still runs")
+    return fine(world)
 
 
 def raising(world: World, *, rank: int = 1, at: int = 10) -> Steps:
@@ -97,45 +107,47 @@ def raising(world: World, *, rank: int = 1, at: int = 10) -> Steps:
 
 
 class Tangled(Steps):
-    """Holds itself in a cycle, as a model and its hooks do; ``last`` is the one before it."""
+    """Refers to itself in a cycle, as a model and its hooks do."""
 
-    last: "weakref.ref[Tangled] | None" = None
+    previous: "weakref.ref[Tangled] | None" = None
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        self.me = self
-        return Explanation(
-            metrics={"cycle": MetricValue(value=1.0, unit="", better="lower", method="as it is")}
-        )
+        self.cycle = self
+        metric = MetricValue(value=1.0, unit="", better="lower", method="constant")
+        return Explanation(metrics={"cycle": metric})
 
 
 def tangled(world: World, *, number: int = 0) -> Tangled:
-    """Refuse where the one before it is still there."""
-    if Tangled.last is not None and Tangled.last() is not None:
+    """Refuse while the previous benchmark of this kind is still in memory."""
+    if Tangled.previous is not None and Tangled.previous() is not None:
         raise UserError("the last one is still here")
-    made = Tangled(world, lambda: None, rank=0, at=0)
-    Tangled.last = weakref.ref(made)
-    return made
+    benchmark = Tangled(world, do_nothing, rank=0, at=0)
+    Tangled.previous = weakref.ref(benchmark)
+    return benchmark
 
 
 def refusing(world: World, *, rank: int = -1) -> Steps:
     if rank in (-1, world.rank):
         raise UserError("this device has no flux capacitor")
-    return Steps(world, lambda: None, rank=0, at=0)
+    return fine(world)
 
 
 def swapped(world: World, *, size_bytes: int = 4096) -> Operation:
-    """An all_gather whose backend swaps two chunks: torch's own name is patched underneath the benchmark."""
-    names = vars(collectives)
-    right = names["all_gather_single"]
+    """Return an all_gather whose backend swaps two chunks of the result.
 
-    def wrong(output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> None:
-        right(output, shard, group)
+    The function of torch is replaced underneath the benchmark.
+    """
+    functions = vars(collectives)
+    all_gather_single = functions["all_gather_single"]
+
+    def swap_chunks(output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> None:
+        all_gather_single(output, shard, group)
         first, second = output.chunk(world.size)[:2]
-        kept = first.clone()
+        copy = first.clone()
         first.copy_(second)
-        second.copy_(kept)
+        second.copy_(copy)
 
-    names["all_gather_single"] = wrong
+    functions["all_gather_single"] = swap_chunks
     return collectives.all_gather(world, size_bytes=size_bytes, dtype="float32")
 
 
@@ -143,9 +155,9 @@ Fault = Literal["fine", "killed", "stopped", "asleep", "spinning", "raising", "s
 
 
 def several(world: World, *, how: Fault = "fine") -> Benchmark:
-    """Be several faults of one run."""
-    fault: Benchmark = globals()[how](world)
-    return fault
+    """Return the benchmark of this name, so that one run can have several faults."""
+    benchmark: Benchmark = globals()[how](world)
+    return benchmark
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""The fork server and its ranks: what launches do not share, that they end whole, and what is known of their end."""
+"""The launchers: the fork server and srun, the exits they report, and that no process is left."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,200 +12,258 @@ from typing import Any
 import psutil
 import pytest
 
+from parbench.bench.launch import launchers
 from parbench.bench.launch.control_channel import DriverServer, Hello
-from parbench.bench.launch.launchers import ForkServer, Launcher, local_state
+from parbench.bench.launch.launchers import (
+    ForkServer,
+    Launcher,
+    SrunLauncher,
+    local_state,
+    parse_exits,
+    srun_command,
+)
+from parbench.bench.machine.slurm_allocation import NodeLayout, check_srun
 from parbench.bench.plan.cases import load_catalogue
-from parbench.bench.text import UserError
 from tests.support.fake_runs import MODULES
 from tests.support.fakes import HOSTNAME, wait_until
 from tests.support.paths import IMPORT_PATH
+from tests.support.refusals import usage_error
+from tests.support.trees import write_tool
+
+PATIENCE = 60.0  # seconds that a process may take on a busy machine
+LAYOUT = NodeLayout(nodes=2, ntasks_per_node=3, placement="cyclic")
 
 
-def hello(pid: int, *, rank: int = 0, host: str = HOSTNAME) -> Hello:
-    return Hello(rank=rank, size=2, host=host, pid=pid, environment={})
+def make_hello(pid: int, host: str = HOSTNAME, step: str = "17.3") -> Hello:
+    return Hello(rank=0, size=2, host=host, pid=pid, environment={}, step=step)
 
 
 @pytest.fixture
 def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+    with subprocess.Popen(["sleep", "60"]) as process:
         yield process
         process.kill()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """Fork ranks that do what ``acts`` says instead of a driver's job, with all modules of the catalogue imported."""
-    targets = {one.target.partition(":")[0] for one in load_catalogue(MODULES)}
-    log = tmp_path_factory.mktemp("server") / "log"
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """A fork server with the modules of the catalogue, whose ranks act as ``acts`` says."""
+    targets = {definition.target.partition(":")[0] for definition in load_catalogue(MODULES)}
+    modules = ["absent_module", "tests.support.acts", *sorted(targets)]
     variables = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "2"}
-    with ForkServer(
-        ["absent", "tests.support.acts", *sorted(targets)], variables, log, 60
-    ) as opened:
-        yield opened
+    log = tmp_path_factory.mktemp("server") / "log"
+    with ForkServer(modules, variables, log, 60) as server:
+        yield server
         assert log.read_text() == ""
 
 
-def launch(server: ForkServer, folder: Path, *acts: str) -> Launcher:
-    """Start a rank for each act, and return once all have begun."""
-    gang = server.launch(len(acts), folder, {f"ACT_{rank}": act for rank, act in enumerate(acts)})
-    wait_until(lambda: all((folder / f"{rank}.pid").exists() for rank in range(len(acts))), 60)
-    return gang
+def launch(server: ForkServer, folder: Path, *acts: str, **variables: str) -> Launcher:
+    """Start a rank for each act, and return when all have begun."""
+    for rank, act in enumerate(acts):
+        variables[f"ACT_{rank}"] = act
+    launcher = server.launch(len(acts), folder, variables)
+    wait_until(lambda: len(list(folder.glob("[0-9].pid"))) == len(acts), PATIENCE)
+    return launcher
 
 
-def pids(folder: Path) -> list[int]:
+def read_pids(folder: Path) -> list[int]:
     return [int(file.read_text()) for file in sorted(folder.glob("*.pid"))]
 
 
-def told(folder: Path, rank: int) -> dict[str, Any]:
-    return dict(json.loads((folder / f"rank-{rank}.log").read_text()))
+def are_gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_each_launch_has_its_own_variables_output_chance_and_place_in_memory_and_no_thread_or_gpu(
-    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_fork_server_isolates_launches(fork_server: ForkServer, tmp_path: Path) -> None:
+    processes: list[dict[str, Any]] = []
+    for message in ("first", "second"):
+        launcher = launch(fork_server, tmp_path / message, "look", "look", MESSAGE=message)
+        wait_until(launcher.ended, PATIENCE)
+        assert launcher.exits() == {0: 0, 1: 0}
+        for rank in range(2):
+            text = (tmp_path / message / f"rank-{rank}.log").read_text()
+            processes.append(json.loads(text))
+
+    assert [process["message"] for process in processes] == ["first", "first", "second", "second"]
+    for rank, process in enumerate(processes[:2]):
+        assert process["world"] == [str(rank), str(rank), "2"]
+    for process in processes:
+        assert process["threads"] == 1
+        assert process["torch_threads"] == 2
+        assert process["cuda"] is False
+        assert process["stdin"] == ""
+        # An interrupt on the terminal does not reach the ranks.
+        assert process["session"] != os.getsid(0)
+    for name in ("random", "numpy_random", "address"):
+        assert len({process[name] for process in processes}) == 4, name
+
+
+def test_fork_server_reports_and_ends_ranks(fork_server: ForkServer, tmp_path: Path) -> None:
+    launcher = launch(fork_server, tmp_path / "a", "wait", "stop", "raise")
+    wait_until(launcher.ended, PATIENCE)
+    assert launcher.exits() == {2: 1}
+    assert launcher.last_error() == "RuntimeError: the roof is on fire (a/rank-2.log)"
+    assert not are_gone(read_pids(tmp_path / "a")[:2])
+    launcher.end([])
+    wait_until(lambda: len(launcher.exits()) == 3, PATIENCE)
+    assert launcher.exits() == {0: -9, 1: -9, 2: 1}
+    assert are_gone(read_pids(tmp_path / "a"))
+
+
+def test_fork_server_ends_what_ranks_left_behind(fork_server: ForkServer, tmp_path: Path) -> None:
+    launcher = launch(fork_server, tmp_path / "a", "leave a child")
+    wait_until(launcher.ended, PATIENCE)
+    child = psutil.Process(int((tmp_path / "a" / "child").read_text()))
+    assert child.is_running()
+    launcher.end([])
+    wait_until(lambda: not child.is_running(), PATIENCE)
+    assert not fork_server.ended()
+
+
+@pytest.mark.full
+def test_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path) -> None:
+    launcher = launch(fork_server, tmp_path / "a", "wait", "stop")
+    fork_server._process.kill()
+    wait_until(lambda: are_gone(read_pids(tmp_path / "a")), PATIENCE)
+    assert launcher.ended()
+    launcher.end([])
+    launcher = launch(fork_server, tmp_path / "b", "look")
+    wait_until(launcher.ended, PATIENCE)
+    assert launcher.exits() == {0: 0}
+
+
+@pytest.mark.full
+def test_rank_starts_a_new_python_if_forks_cannot_use_gpus(
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("ACT_0", "raise")
-    one, other = (tmp_path / name for name in ("gang-0", "gang-1"))
-    for folder in (one, other):
-        gang = launch(server, folder, "look", "look")
-        wait_until(gang.ended)
-        assert gang.exits() == {0: 0, 1: 0}
-    gang = launch(server, tmp_path / "gang-2", "look")
-    wait_until(gang.ended)
-    ranks = [
-        told(one, 0),
-        told(one, 1),
-        told(other, 0),
-        told(other, 1),
-        told(tmp_path / "gang-2", 0),
-    ]
-    assert [rank["variables"] for rank in ranks] == [
-        {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": size,
-            **{f"ACT_{n}": "look" for n in range(int(size))},
-        }
-        for rank, size in (("0", "2"), ("1", "2"), ("0", "2"), ("1", "2"), ("0", "1"))
-    ]
-    for name, value in {"threads": 1, "parallel": 2, "cuda": False}.items():
-        assert [rank[name] for rank in ranks] == [value] * 5, name
-    for name in ("chance", "numpy_chance", "address", "pid"):
-        assert len({rank[name] for rank in ranks}) == 5, name
-    for rank in ranks:
-        assert (rank["stdin"], rank["parent"]) == ("", ranks[0]["parent"])
-        assert rank["session"] != os.getsid(0), (
-            "an interrupt on the terminal does not reach the ranks"
-        )
-
-
-def test_how_each_rank_ended_is_known_and_one_bad_end_is_the_launchs_but_the_others_stay_until_they_are_ended(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    gang = launch(server, tmp_path / "gang", "stay", "stop", "wait")
-    wait_until(lambda: psutil.Process(pids(tmp_path / "gang")[1]).status() == psutil.STATUS_STOPPED)
-    assert (gang.can_restart, gang.ended(), gang.exits()) == (True, False, {})
-    (tmp_path / "gang" / "go").touch()
-    wait_until(gang.ended)
-    assert gang.exits() == {2: 7}
-    assert "SystemExit" not in (tmp_path / "gang" / "rank-2.log").read_text()
-    assert all(map(psutil.pid_exists, pids(tmp_path / "gang")[:2]))
-    gang.end([])
-    wait_until(lambda: gang.exits() == {0: -9, 1: -9, 2: 7})
-    assert not any(map(psutil.pid_exists, pids(tmp_path / "gang")))
-    raised = launch(server, tmp_path / "raised", "raise")
-    wait_until(raised.ended)
-    assert raised.exits() == {0: 1}
-    assert raised.last_error() == "RuntimeError: the roof is on fire (raised/rank-0.log)"
-
-
-def test_a_rank_starts_a_new_python_where_forks_cannot_use_gpus(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    with DriverServer() as hub:
-        gang = server.launch(
-            1, tmp_path / "gang", {**hub.variables(), "PARBENCH_DEVICE": "cpu", "ACT_LOST": "1"}
-        )
-        event = hub.next(60)
+    with DriverServer() as driver:
+        variables = {**driver.variables(), "PARBENCH_DEVICE": "cpu", "ACT_LOST": "1"}
+        launcher = fork_server.launch(1, tmp_path / "a", variables)
+        event = driver.next(60)
         assert event is not None
         assert isinstance(event[1], Hello)
-        assert psutil.Process(event[1].pid).cmdline()[1:] == ["-m", "parbench.bench.rank.worker"]
-        gang.end([])
-        wait_until(lambda: gang.exits() == {0: -9})
+        command = psutil.Process(event[1].pid).cmdline()
+        assert command[1:] == ["-m", "parbench.bench.rank.worker"]
+        launcher.end([])
+        wait_until(lambda: launcher.exits() == {0: -9}, PATIENCE)
 
 
-def test_ranks_do_not_outlive_a_server_that_is_killed_and_the_next_launch_has_another(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    gang = launch(server, tmp_path / "gang-0", "stay", "stop")
-    server._process.kill()
-    wait_until(lambda: not any(map(psutil.pid_exists, pids(tmp_path / "gang-0"))))
-    assert (gang.ended(), gang.exits()) == (True, {})
-    gang.end([])
-    after = launch(server, tmp_path / "gang-1", "look")
-    wait_until(after.ended)
-    assert after.exits() == {0: 0}
-
-
-def test_a_server_and_its_ranks_end_with_the_driver_and_a_launch_ends_the_one_before(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    launch(server, tmp_path / "gang-0", "stay")
-    launch(server, tmp_path / "gang-1", "stop")
-    wait_until(lambda: not any(map(psutil.pid_exists, pids(tmp_path / "gang-0"))))
-    assert server._process.stdin is not None
-    server._process.stdin.close()  # as the system does when the driver is gone
-    wait_until(
-        lambda: server.ended() and not any(map(psutil.pid_exists, pids(tmp_path / "gang-1")))
-    )
-
-
-@pytest.mark.parametrize("end", ["the launch", "the driver"])
-def test_what_a_rank_started_and_left_behind_ends_with_the_launch_or_the_driver(
-    tmp_path: Path, end: str
-) -> None:
-    folder = tmp_path / "gang"
-    with ForkServer(
-        ["tests.support.acts"], {"PYTHONPATH": IMPORT_PATH}, tmp_path / "log", 60
-    ) as own:
-        gang = launch(own, folder, "litter")
-        wait_until(gang.ended)
-        assert gang.exits() == {0: 0}
-        child = psutil.Process(int((folder / "child.pid").read_text()))
-        assert child.ppid() == own._process.pid
-        if end == "the launch":
-            gang.end([])
-            wait_until(lambda: not child.is_running())
-            assert not own.ended()
-    wait_until(lambda: not child.is_running())
-
-
-def test_a_folder_of_logs_that_cannot_be_made_is_a_sentence_and_starts_nothing(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    (tmp_path / "logs").touch()
-    with pytest.raises(UserError, match=r"logs/gang-0 cannot be written: Not a directory$"):
-        server.launch(2, tmp_path / "logs" / "gang-0", {})
-
-
-def test_ranks_that_were_there_are_left_to_their_launcher(
-    sleeper: "subprocess.Popen[bytes]",
-) -> None:
-    joined = Launcher()
-    joined.end([hello(sleeper.pid)])
-    time.sleep(0.1)
-    assert sleeper.poll() is None
-    assert (joined.can_restart, joined.ended(), joined.exits()) == (False, False, {})
-
-
-def test_the_state_of_a_process_is_told_where_it_can_be_seen(
-    sleeper: "subprocess.Popen[bytes]",
-) -> None:
-    assert local_state(hello(os.getpid())) == "running"
+def test_local_state_of_a_rank(sleeper: "subprocess.Popen[bytes]") -> None:
+    rank = make_hello(sleeper.pid)
+    assert local_state(make_hello(os.getpid())) == "running"
+    assert local_state(make_hello(sleeper.pid, host="elsewhere")) is None
     sleeper.send_signal(signal.SIGSTOP)
-    wait_until(lambda: local_state(hello(sleeper.pid)) == "stopped")
-    assert local_state(hello(sleeper.pid, host="elsewhere")) is None
+    wait_until(lambda: local_state(rank) == "stopped")
+    # A zombie is gone, although nobody has asked for its exit code.
     sleeper.kill()
-    wait_until(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_ZOMBIE)
-    assert local_state(hello(sleeper.pid)) == "gone", "though nobody has asked for its exit code"
-    sleeper.wait()
-    assert local_state(hello(sleeper.pid)) == "gone"
+    wait_until(lambda: local_state(rank) == "gone")
+
+
+# --- srun ---
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the PATH with an srun that sleeps and an scancel; both note their arguments."""
+    write_slurm_tool(tmp_path, "srun", "exec sleep 60")
+    write_slurm_tool(tmp_path, "scancel", "true")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def write_slurm_tool(folder: Path, name: str, script: str) -> None:
+    note = f"echo $PARBENCH_DRIVER $@ > {folder}/.{name}; mv {folder}/.{name} {folder}/{name}.args"
+    write_tool(folder, name, f"{note}\n{script}")
+
+
+def start_srun(folder: Path, number: int = 0, nodelist: str | None = None) -> SrunLauncher:
+    variables = {"PARBENCH_DRIVER": "10.0.0.1:5"}
+    launcher = SrunLauncher(LAYOUT, folder / "logs", number, variables, nodelist)
+    wait_until((folder / "srun.args").exists)
+    return launcher
+
+
+def test_srun_command() -> None:
+    environ = {
+        "SLURM_CPUS_PER_TASK": "4",
+        "PARBENCH_SRUN_OPTIONS": "--container-image=a b\n\n--mem=0\n",
+    }
+    command = srun_command(LAYOUT, Path("/shared"), environ, "n[2-3]")
+    assert command == [
+        "srun",
+        "--nodes=2",
+        "--ntasks=6",
+        "--ntasks-per-node=3",
+        "--distribution=cyclic",
+        "--kill-on-bad-exit=1",
+        "--cpus-per-task=4",
+        "--nodelist=n[2-3]",
+        "--output=/shared/rank-%t.log",
+        "--error=/shared/rank-%t.log",
+        "--mpi=none",
+        "--overlap",
+        "--input=none",
+        "--export=ALL",
+        "--container-image=a b",
+        "--mem=0",
+        sys.executable,
+        "-m",
+        "parbench.bench.rank.worker",
+        "srun",
+    ]
+
+
+def test_missing_srun_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "srun is not in the PATH" in usage_error(check_srun)
+
+
+@pytest.mark.parametrize(
+    ("text", "exits"),
+    [
+        ("", {}),
+        ("srun: error: n3: task 2: Exited with exit code 3\n", {2: 3}),
+        ("srun: error: n1: tasks 4,6-7: Segmentation fault (core dumped)\n", {4: -11}),
+        # The first is the cause; srun killed the others.
+        ("srun: error: n3: task 2: Killed\nsrun: error: n1: tasks 0-1: Terminated\n", {2: -9}),
+        ("srun: error: n1: task 0: Out Of Memory\n", {}),
+        ("srun: error: Task launch for StepId=1.0 failed on node n3: Communication failure\n", {}),
+    ],
+)
+def test_parse_exits_of_srun(text: str, exits: dict[int, int]) -> None:
+    assert parse_exits(text) == exits
+
+
+def test_srun_first_error_is_reported(slurm: Path) -> None:
+    write_slurm_tool(slurm, "srun", "echo srun: queued; echo 'srun: error: n3: no answer' >&2")
+    launcher = start_srun(slurm)
+    wait_until(launcher.ended, PATIENCE)
+    assert launcher.last_error() == "srun: error: n3: no answer"
+    assert launcher.exits() == {}
+    launcher.end([make_hello(os.getpid(), host="elsewhere")])
+    assert not (slurm / "scancel.args").exists(), "the step has ended by itself"
+
+
+def test_srun_ranks_are_killed_here_and_on_other_nodes(
+    slurm: Path, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    launcher = start_srun(slurm, 4, "n2")
+    args = (slurm / "srun.args").read_text().split()
+    assert args[0] == "10.0.0.1:5"
+    assert "--nodelist=n2" in args
+    assert f"--output={slurm}/logs/gang-4/rank-%t.log" in args
+    assert not launcher.ended()
+    launcher.end([make_hello(sleeper.pid), make_hello(1, host="elsewhere")])
+    assert sleeper.wait(10) == -signal.SIGKILL
+    assert launcher.ended()
+    assert (slurm / "scancel.args").read_text().split() == ["--signal=KILL", "17.3"]
+
+
+def test_srun_that_ignores_sigterm_is_killed(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_PATIENCE_SECONDS", 0.3)
+    ready = slurm / "ready"
+    write_slurm_tool(slurm, "srun", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done")
+    launcher = start_srun(slurm)
+    wait_until(ready.exists)
+    launcher.end([])
+    assert launcher.ended()

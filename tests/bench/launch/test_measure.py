@@ -1,30 +1,28 @@
-"""``parbench run`` from its options to a finished folder, with ranks that are threads: no torch, no processes."""
+"""``parbench run`` from its options to a finished folder, with fake ranks and its display."""
 
+import io
 import os
 import signal
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import Prices
 from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.launch.measure import Display, resume, run_options
-from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.slurm_allocation import reachable
-from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import make_case
-from parbench.bench.plan.options import Options, plan_run
+from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Plan, Skipped
-from parbench.bench.results.records import Record
-from parbench.bench.results.runs import Run, create_run, load_run, open_writer
+from parbench.bench.results.records import Record, WorldInfo
+from parbench.bench.results.runs import create_run, load_run, open_writer
 from parbench.bench.text import UserError
 from tests.support.fake_runs import (
-    MACHINE,
     MODULES,
     TORCHRUN,
     FakeRanks,
@@ -35,191 +33,198 @@ from tests.support.fakes import make_fake_case, make_outcome, make_plan
 from tests.support.nvidia import L40S, gpus, install
 from tests.support.refusals import usage_error
 
-ONE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
+TWO_CASES = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
 SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun")
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def isolated_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     isolate_driver(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
-    fake = FakeRanks()
-    show = Display.record
+    fake_ranks = FakeRanks()
+    show_record = Display.record
 
-    def count(display: Display, record: Record) -> None:
-        show(display, record)
-        fake.shown += 1
+    def count_record(display: Display, record: Record) -> None:
+        show_record(display, record)
+        fake_ranks.shown += 1
 
-    monkeypatch.setattr(Display, "record", count)
-    monkeypatch.setattr(measuring, "_starter", fake.starter)
-    return fake
+    monkeypatch.setattr(Display, "record", count_record)
+    monkeypatch.setattr(measuring, "_starter", fake_ranks.starter)
+    return fake_ranks
 
 
-def run(options: Options = ONE, *, resume_path: Path | None = None) -> Path:
+def run(options: Options = TWO_CASES, *, resume_path: Path | None = None) -> Path:
     path = run_options(options, MODULES, out=Path("runs"), resume_path=resume_path, as_json=False)
     assert path is not None
     return path
 
 
-def test_what_cannot_run_is_written_first_and_once_and_counted_in_the_progress(
+def statuses(path: Path) -> list[str]:
+    return [record.status for record in load_run(path).records]
+
+
+def test_skipped_cases_are_recorded_first_and_once(
     ranks: FakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = make_plan(
-        [make_fake_case(0), make_fake_case(1)],
-        skipped=[Skipped(case=make_fake_case(2), reason="gloo carries no float8")],
-    )
-    ranks.interrupt(at=2, records=2)
+    skipped_case = Skipped(case=make_fake_case(2), reason="gloo carries no float8")
+    plan = make_plan([make_fake_case(0), make_fake_case(1)], skipped=[skipped_case])
     path = create_run(Path("runs"), plan, "0.1.0")[0]
+    ranks.interrupt(case=2, records=2)
     resume(path, as_json=False)
-    skipped, done = load_run(path).records
-    assert (skipped.status, skipped.reason, done.status) == (
-        "skipped",
-        "gloo carries no float8",
-        "ok",
-    )
-    assert "interrupted: 2 of 3 cases measured" in capsys.readouterr().err
+    skipped, measured = load_run(path).records
+    assert skipped.status == "skipped"
+    assert skipped.reason == "gloo carries no float8"
+    assert measured.status == "ok"
+    assert "2 of 3 cases measured" in capsys.readouterr().err
     resume(path, as_json=False)
-    assert [record.status for record in load_run(path).records] == ["skipped", "ok", "ok"]
+    assert statuses(path) == ["skipped", "ok", "ok"]
 
 
-def test_what_disturbs_at_the_start_is_kept_that_of_gpus_where_they_are_measured(
-    ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("device", "findings"), [("cpu", []), ("cuda", ["gpu persistence"])])
+def test_disturbances_of_gpus_are_kept_on_cuda(
+    ranks: FakeRanks,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    device: str,
+    findings: list[str],
 ) -> None:
     monkeypatch.setenv("PATH", install(tmp_path, gpus(L40S, 2))["PATH"])
-    for device in ("cpu", "cuda"):
-        path = create_run(Path("runs"), make_plan([make_fake_case(0)], device=device), "0.1.0")[0]
-        resume(path, as_json=False)
-        kept = (load_run(path).info.environment or {})["load"]["disturbances"]
-        expected = {"gpu persistence": "off"} if device == "cuda" else {}
-        assert {
-            topic: found for topic, found in kept.items() if topic.startswith("gpu")
-        } == expected
-        assert "interface" not in kept, "all ranks are on this host"
+    path = create_run(Path("runs"), make_plan([make_fake_case(0)], device=device), "0.1.0")[0]
+    resume(path, as_json=False)
+    environment = load_run(path).info.environment
+    assert environment is not None
+    disturbances = environment["load"]["disturbances"]
+    assert [topic for topic in disturbances if topic.startswith("gpu")] == findings
+    assert "interface" not in disturbances, "all ranks are on this host"
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_run_keeps_what_is_done_and_says_how_to_go_on_where_it_stopped(
+def test_signal_stops_the_run_which_can_be_resumed(
     ranks: FakeRanks, capsys: pytest.CaptureFixture[str], sign: signal.Signals
 ) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    ranks.interrupt(at=2, records=1, sign=sign)
+    handler = signal.getsignal(signal.SIGTERM)
+    ranks.interrupt(case=2, records=1, sign=sign)
     path = run()
+    assert ranks.driver_addresses[0].startswith("127.0.0.1:")
+    assert statuses(path) == ["ok"]
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert "1 of 2 cases measured" in last_line
+    assert last_line.endswith(f"parbench run --resume {path}")
+    assert ranks.launchers[0].ended_ranks == [0, 1, 2, 3]
+    assert signal.getsignal(signal.SIGTERM) is handler
+
     kept = load_run(path).records
-    assert len(kept) == 1
-    told = f"interrupted: 1 of 2 cases measured; go on with: parbench run --resume {path}\n"
-    assert capsys.readouterr().err.endswith(told)
-    assert ranks.gangs[0].told_to_end == [0, 1, 2, 3]
-    assert signal.getsignal(signal.SIGTERM) is before
-    first, second = (asked.id for asked in load_run(path).info.plan.cases)
+    first, second = (case.id for case in load_run(path).info.plan.cases)
     assert run(Options(), resume_path=path) == path
-    done = load_run(path).records
-    assert done[:1] == kept
-    assert [record.case.id for record in done] == [first, second]
+    records = load_run(path).records
+    assert records[:1] == kept
     assert ranks.begun == [first, second, second]
     run(Options(), resume_path=path)
-    assert load_run(path).records == done
-    assert len(ranks.gangs) == 2
+    assert load_run(path).records == records
+    assert len(ranks.launchers) == 2, "a complete run starts no ranks"
 
 
-def test_going_on_makes_what_the_budget_left_out_and_says_how_much_and_how_long(
+def test_resume_measures_what_the_budget_left_out(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = run(replace(ONE, launches=3, budget="0.001ms"))
+    path = run(replace(TWO_CASES, launches=3, budget="0.001ms"))
     assert [record.reason for record in load_run(path).records] == [""] * 2 + [LEFT_OUT] * 4
     monkeypatch.setattr(Prices, "launch", lambda prices, cases: 0.5)
     capsys.readouterr()
     run(Options(), resume_path=path)
     assert capsys.readouterr().err.splitlines()[0] == "4 measurements of 6 to make, about 1 s"
-    assert [record.status for record in load_run(path).records] == ["ok"] * 6
-    run(Options(budget="3m"), resume_path=path)
-    assert capsys.readouterr().err.splitlines() == ["0 measurements of 6 to make"]
-    assert len(ranks.gangs) == 3
+    assert statuses(path) == ["ok"] * 6
 
 
-def test_a_disk_that_takes_no_more_stops_the_run_with_a_sentence(
+def test_full_disk_stops_the_run(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(self: object, name: str, content: bytes) -> None:
+    def fail(self: object, name: str, content: bytes) -> None:
         raise UserError("samples/x.npz cannot be written: No space left on device")
 
-    monkeypatch.setattr("parbench.bench.results.runs.RecordWriter.write_file", full)
+    monkeypatch.setattr("parbench.bench.results.runs.RecordWriter.write_file", fail)
     ranks.said = [make_outcome(raw=b"npz")]
     path = run()
     assert "No space left on device: 1 of 2 cases measured" in capsys.readouterr().err
-    assert ranks.gangs[0].told_to_end == [0, 1, 2, 3]
-    assert len(load_run(path).records) == 1
+    assert ranks.launchers[0].ended_ranks == [0, 1, 2, 3]
+    assert statuses(path) == ["ok"]
 
 
-def test_going_on_takes_no_other_options_and_names_them_as_they_are_written() -> None:
-    given: dict[str, dict[str, Any]] = {
-        "--set, --sizes and --dtype": {"settings": {"dtype": "float32"}},
-        "--plan": {"plan_file": Path("plan.toml")},
-        "--allow-single": {"allow_single": True},
-    }
-    for told, options_given in given.items():
-        words = usage_error(run, Options(**options_given), resume_path=Path("runs/x"))
-        assert words.endswith(f"leave out {told}")
+# --- what --resume refuses ---
 
 
-def test_what_cannot_be_gone_on_with_is_refused_before_a_rank_is_started(
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"settings": {"dtype": "float32"}}, "--set, --sizes and --dtype"),
+        ({"plan_file": Path("plan.toml")}, "--plan"),
+    ],
+)
+def test_resume_refuses_other_options(options: dict[str, Any], names: str) -> None:
+    message = usage_error(run, Options(**options), resume_path=Path("runs/x"))
+    assert message.endswith(names)
+
+
+def test_resume_refuses_before_a_rank_starts(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = create_run(Path("runs"), make_plan([make_fake_case()]), "0.1.0")[0]
     with open_writer(path):
         assert "another process" in usage_error(resume, path, as_json=False)
-    told = f"--nodelist n1: {path} was not measured by srun, but on one node"
-    assert usage_error(run, Options(nodelist="n1"), resume_path=path) == told
+    assert "--nodelist n1" in usage_error(run, Options(nodelist="n1"), resume_path=path)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    assert "--resume starts its own ranks" in usage_error(run, Options(), resume_path=path)
-    assert ranks.gangs == []
+    assert "--resume" in usage_error(run, Options(), resume_path=path)
+    assert ranks.launchers == []
 
 
-def started(
-    monkeypatch: pytest.MonkeyPatch, launcher: str, plan: Plan, nodelist: str | None = None
-) -> tuple[Path, tuple[Any, ...]]:
-    """Return the folder of a run of a plan, and what ranks, or the server that forks them, are started with."""
-    made: list[tuple[Any, ...]] = []
-
-    def stand_in(*arguments: Any) -> Any:
-        made.append(arguments)
-        return MagicMock()
-
-    monkeypatch.setattr(measuring, launcher, stand_in)
-    path, info = create_run(Path("runs"), plan, "0.1.0")
-    with ExitStack() as stack:
-        measuring._starter(Run(path=path, info=info, records=()), None, nodelist, stack, ())(
-            3, {"PARBENCH_DRIVER": "here"}
-        )
-    [arguments] = made
-    return path, arguments
+# --- how ranks are started ---
 
 
-def test_ranks_share_the_cores_and_gloo_takes_the_loopback_unless_the_user_says_else(
-    monkeypatch: pytest.MonkeyPatch,
+def refuse_to_start(monkeypatch: pytest.MonkeyPatch, launcher: str) -> list[Any]:
+    """Replace a launcher by one that refuses; its arguments are added to the returned list."""
+    arguments: list[Any] = []
+
+    def refuse(*args: Any) -> None:
+        arguments.extend(args)
+        raise UserError("not started")
+
+    monkeypatch.setattr(measuring, launcher, refuse)
+    return arguments
+
+
+def start_fork_server(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> list[Any]:
+    arguments = refuse_to_start(monkeypatch, "ForkServer")
+    path = create_run(Path("runs"), plan, "0.1.0")[0]
+    assert usage_error(resume, path, as_json=False) == "not started"
+    return arguments
+
+
+def test_fork_server_imports_no_user_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    custom_case = make_case("custom.step", "absent.module:step", {})
+    plan = make_plan([make_fake_case(), custom_case])
+    modules, *_ = start_fork_server(monkeypatch, plan)
+    assert modules == ["parbench.bench.operations.collectives", "parbench.workloads.step.own"]
+
+
+@pytest.mark.parametrize(("nproc", "threads"), [(2, "2"), (8, "1")])
+def test_local_ranks_share_cores_and_use_the_loopback(
+    monkeypatch: pytest.MonkeyPatch, nproc: int, threads: str
 ) -> None:
-    own = make_case("custom.step", "absent.module:step", {})
-    path, (modules, given, log, _) = started(
-        monkeypatch, "ForkServer", make_plan([make_fake_case(), own])
-    )
-    assert modules == [
-        make_fake_case().target.partition(":")[0],
-        "parbench.workloads.step.own",
-    ]  # not the user's own module
-    assert log == path / "logs" / "fork-server.log"
-    assert given["OMP_NUM_THREADS"] == "2"
-    assert given["GLOO_SOCKET_IFNAME"].startswith("lo")
-    # the ranks of NCCL have a gloo group too
-    crowded = started(
-        monkeypatch, "ForkServer", make_plan([make_fake_case()], nproc=8, backend="nccl")
-    )[1][1]
-    assert crowded == {**given, "OMP_NUM_THREADS": "1"}
+    plan = make_plan([make_fake_case()], nproc=nproc)
+    _, variables, *_ = start_fork_server(monkeypatch, plan)
+    assert variables["OMP_NUM_THREADS"] == threads
+    assert variables["GLOO_SOCKET_IFNAME"].startswith("lo")
+
+
+def test_variables_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    assert started(monkeypatch, "ForkServer", make_plan([make_fake_case()]))[1][1] == {}
+    _, variables, *_ = start_fork_server(monkeypatch, make_plan([make_fake_case()]))
+    assert variables == {}
 
 
 @pytest.fixture
@@ -227,45 +232,56 @@ def allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     use_slurm_allocation(monkeypatch)
 
 
-def test_srun_is_given_the_spread_the_nodes_and_threads_that_fit_a_node(
-    allocation: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("allocation")
+def test_srun_gets_layout_nodes_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = refuse_to_start(monkeypatch, "SrunLauncher")
+    path = run(replace(SRUN, nodelist="n[1-4]"))
+    layout, logs, number, variables, nodelist = arguments
+    assert layout == load_run(path).info.plan.spread
+    assert logs == path / "logs"
+    assert number == 0
+    assert nodelist == "n[1-4]"
+    assert variables["OMP_NUM_THREADS"] == "2"
+    hosts = [address.rpartition(":")[0] for address in variables["PARBENCH_DRIVER"].split(",")]
+    assert hosts == [*reachable(os.environ)]
+
+
+@pytest.mark.usefixtures("allocation")
+def test_run_over_nodes_resumes_in_an_allocation_that_fits(
+    ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_run(SRUN, MODULES, None)
-    path, given = started(monkeypatch, "SrunLauncher", plan, "n[2-4]")
-    variables = {"OMP_NUM_THREADS": "2", "PARBENCH_DRIVER": "here"}
-    assert given == (plan.spread, path / "logs", 3, variables, "n[2-4]")
-    facts = {"slurm": {"job": "17", "nodelist": "n[1-4]", "placement": "block"}}
-    assert measuring._whereabouts(plan, None) == (reachable(os.environ), facts)
-    # on a login node threads are those that fit the job's nodes
-    monkeypatch.delenv("SLURMD_NODENAME")
-    monkeypatch.setattr(node_machine, "_ask", lambda number, environ: replace(MACHINE, cores=64))
-    assert (
-        started(monkeypatch, "SrunLauncher", plan_run(SRUN, MODULES, None))[1][3]["OMP_NUM_THREADS"]
-        == "32"
+    path = run(SRUN)
+    environment = load_run(path).info.environment
+    assert environment is not None
+    assert environment["slurm"] == {"job": "17", "nodelist": "n[1-4]", "placement": "block"}
+    records = path / "records.jsonl"
+    count = len(load_run(path).records)
+    records.write_bytes(b"")
+    run(Options(nodelist="n[1-4]"), resume_path=path)
+    assert len(load_run(path).records) == count
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert "--nodes 4: job 17 has 2" in usage_error(run, Options(), resume_path=path)
+
+
+def make_record(number: int = 0) -> Record:
+    return Record(
+        case=make_fake_case(number),
+        world=WorldInfo(size=2, nodes=1, backend="gloo", device="cpu"),
+        launch=0,
+        status="ok",
+        started="2026-01-02T03:04:05.678Z",
+        seconds=0.1,
     )
 
 
-def test_the_driver_of_one_node_is_on_its_loopback_and_that_of_many_where_the_ranks_meet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "n1")
-    joined = Joined(rank=0, size=2, local_size=2, one_node=True)
-    plan = make_plan([make_fake_case()])
-    for among, host in (
-        (None, "127.0.0.1"),
-        (joined, "127.0.0.1"),
-        (replace(joined, one_node=False), "n1"),
-    ):
-        assert measuring._whereabouts(plan, among) == ((host,), {})
-
-
-def test_a_run_over_nodes_goes_on_in_an_allocation_that_holds_it_on_nodes_that_may_be_others(
-    allocation: None, ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = run(SRUN)
-    kept = (path / "records.jsonl").read_bytes().splitlines(keepends=True)
-    (path / "records.jsonl").write_bytes(b"")
-    assert run(Options(nodelist="n[1-4]"), resume_path=path) == path
-    assert len((path / "records.jsonl").read_bytes().splitlines()) == len(kept)
-    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    assert "--nodes 4: job 17 has 2" in usage_error(run, Options(), resume_path=path)
+def test_json_record_is_printed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    stdout = io.TextIOWrapper(io.BufferedWriter(pipe), encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", stdout)
+    console = Console(file=io.StringIO())
+    with Display(2, 60.0, console, as_json=True) as display:
+        for number in range(2):
+            display.record(make_record(number))
+            lines = pipe.getvalue().splitlines()
+            assert len(lines) == number + 1
+            assert msgspec.json.decode(lines[-1], type=Record) == make_record(number)

@@ -1,81 +1,121 @@
-"""Real launchers before ours: mpirun on one host and over two, and torchrun with a place to meet."""
+"""Ranks that another launcher started: torchrun, mpirun or srun."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
+from parbench.bench.machine.environment import interface_of
 from parbench.bench.results.runs import Run, load_run, runs_in
 from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.paths import environment
 
-pytestmark = pytest.mark.full
-
-BIN = Path(sys.executable).parent
-RUN = [
-    PARBENCH,
-    "run",
-    "--only",
-    "all_reduce",
-    "--sizes",
-    "64K",
-    "--budget",
-    "10s",
-    "--timeout",
-    "60s",
-    "--json",
-]
+ALL_REDUCE = ("run", "--preset", "smoke", "--budget", "60s", "--only", "all_reduce")
+ONE_CASE = (*ALL_REDUCE, "--sizes", "1K")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def only_run(done: "subprocess.CompletedProcess[str]", out: Path) -> Run:
-    assert done.returncode == 0, done.stderr
+def load_only_run(out: Path) -> Run:
     [path] = runs_in(out)
-    run = load_run(path)
-    assert {(record.status, record.world.size) for record in run.records} == {("ok", 2)}
-    assert done.stdout.count('"collective.all_reduce"') == len(run.records), "rank 0 alone prints"
-    return run
+    return load_run(path)
 
 
-def test_mpirun_starts_ranks_of_one_host_which_meet_by_themselves(tmp_path: Path) -> None:
-    command = ["mpirun", "-n", "2", *RUN, "--out", str(tmp_path)]
-    environ = {**environment(), **AS_ROOT}
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, check=False, timeout=200
+def run_torchrun(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``parbench`` as two ranks of torchrun, which ends all ranks when one fails."""
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "parbench", *args]
+    variables = {**environment(), "OMP_NUM_THREADS": "1"}
+    variables.pop("GLOO_SOCKET_IFNAME", None)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
-    run = only_run(done, tmp_path)
+
+
+def test_torchrun_ranks_make_one_run(tmp_path: Path) -> None:
+    result = run_torchrun(tmp_path, *ONE_CASE)
+    assert result.returncode == 0, result.stderr
+    run = load_only_run(tmp_path / "runs")
     assert run.info.plan.launches == 1
-    bound = (run.info.environment or {})["process"]["cores"] == 1
-    shared = [note for note in run.info.plan.notes if note.startswith(FUNCTIONAL_ONLY)]
-    assert not shared or (os.cpu_count() or 1) < 2, (
-        "each rank has a core of its own, though it sees no other's"
-    )
-    assert bound or (os.cpu_count() or 1) < 2, "which mpirun gives to each of two"
+    assert [record.status for record in run.records] == ["ok"]
+    assert run.records[0].world.size == 2
+    assert run.info.environment is not None
+    # Nobody has set the interface, so the ranks choose the one that reaches the driver.
+    interface = run.info.environment["variables"]["GLOO_SOCKET_IFNAME"]
+    assert interface == interface_of("127.0.0.1")
+    # Only rank 0 prints.
+    lines = result.stdout.splitlines()
+    assert lines.count(str(run.path.relative_to(tmp_path))) == 1
+    assert sum(line.startswith("  all_reduce ") for line in lines) == 1
 
 
-def test_ranks_of_two_hosts_meet_where_mpirun_or_torchrun_says(tmp_path: Path) -> None:
-    run = f"{' '.join(RUN)} --out {tmp_path}"
-    meets = "--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint n1:29400 --rdzv-id it --no-python"
-    script = [
-        f"mpirun -n 2 {PARBENCH} run --only all_reduce",
-        f"mpirun -n 2 -x MASTER_ADDR=n1 {run}/mpirun",
-        f"srun -N 2 -n 2 --mpi=none {BIN / 'torchrun'} {meets} {run}/torchrun",
-        f"MASTER_ADDR=n1 srun -N 2 -n 2 --mpi=pmi2 {run}/pmi2",
-    ]
-    lines = "; echo next; ".join(f"({line}) || echo failed" for line in script)
-    done = run_in_cluster(
-        ["salloc", "-N2", "-n2", "sh", "-c", lines], nodes=2, timeout=300, variables=AS_ROOT
+@pytest.mark.full
+def test_raising_rank_under_torchrun_leaves_a_report(tmp_path: Path) -> None:
+    """torchrun exits with 1 and reports the exit code of each rank."""
+    target = ("--target", "tests.support.faults:raising")
+    result = run_torchrun(tmp_path, "run", "--preset", "smoke", *target)
+    run = load_only_run(tmp_path / "runs")
+    [record] = run.records
+    assert record.reason == "rank 1 raised RuntimeError: the roof is on fire"
+    assert "the roof is on fire" in " ".join(result.stdout.split())
+    assert (run.path / "report.html").exists(), result.stderr
+    assert result.returncode == 1
+    assert re.search(r"rank\s*: 0 .*\n\s*exitcode\s*: 4 ", result.stderr), result.stderr
+
+
+@pytest.mark.full
+def test_mpirun_ranks_meet_on_one_host(tmp_path: Path) -> None:
+    command = ["mpirun", "-n", "2", PARBENCH, *ONE_CASE, "--json", "--out", str(tmp_path)]
+    result = subprocess.run(
+        command,
+        env={**environment(), **AS_ROOT},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
-    refused, *outputs = done.stdout.split("next\n")
-    assert refused.count("failed") == 1, done.stderr
-    assert (
-        "Open MPI started 2 ranks on several hosts: name rank 0's, as mpirun -x MASTER_ADDR="
-        in done.stderr
+    assert result.returncode == 0, result.stderr
+    run = load_only_run(tmp_path)
+    assert run.info.plan.launches == 1
+    assert [record.world.size for record in run.records] == [2]
+    assert result.stdout.count('"collective.all_reduce"') == 1
+    if (os.cpu_count() or 1) >= 2:
+        # mpirun binds each rank to a core of its own.
+        assert run.info.environment is not None
+        assert run.info.environment["process"]["cores"] == 1
+
+
+@pytest.mark.full
+def test_ranks_of_two_hosts_meet_at_master_addr(tmp_path: Path) -> None:
+    args = f"{PARBENCH} {' '.join(ONE_CASE)} --json --out {tmp_path}"
+    args_of_module = args.replace(PARBENCH, "-m parbench")
+    nodes = "--nnodes 2 --nproc-per-node 1"
+    rendezvous = "--rdzv-backend c10d --rdzv-endpoint n1:29400 --rdzv-id it"
+    torchrun = f"{' '.join(TORCHRUN)} {nodes} {rendezvous} {args_of_module}"
+    commands = {
+        "refused": f"mpirun -n 2 {args}/refused",
+        "mpirun": f"mpirun -n 2 -x MASTER_ADDR=n1 {args}/mpirun",
+        "torchrun": f"srun -N 2 -n 2 --mpi=none {torchrun}/torchrun",
+        "pmi2": f"MASTER_ADDR=n1 srun -N 2 -n 2 --mpi=pmi2 {args}/pmi2",
+    }
+    script = "; ".join(f"({line}) || echo {name} failed" for name, line in commands.items())
+    result = run_in_cluster(
+        ["salloc", "-N2", "-n2", "sh", "-c", script], nodes=2, timeout=300, variables=AS_ROOT
     )
-    for name, output in zip(("mpirun", "torchrun", "pmi2"), outputs, strict=True):
-        ended = subprocess.CompletedProcess(name, int("failed" in output), output, done.stderr)
-        found = only_run(ended, tmp_path / name)
-        assert (found.info.environment or {})["hosts"] == ["n1", "n2"]
+
+    failures = re.findall(r"(\w+) failed", result.stdout)
+    assert failures == ["refused"], result.stderr
+    assert "mpirun -x MASTER_ADDR=" in result.stderr
+    for name in ("mpirun", "torchrun", "pmi2"):
+        run = load_only_run(tmp_path / name)
+        assert [(record.status, record.world.size) for record in run.records] == [("ok", 2)]
+        assert (run.info.environment or {})["hosts"] == ["n1", "n2"]
+    assert result.stdout.count('"collective.all_reduce"') == 3

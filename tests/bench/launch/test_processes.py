@@ -1,10 +1,9 @@
-"""A child that measures stops when its parent is told to, once, and is waited for: real processes, real signals."""
+"""A child that measures is stopped once with its parent, and no child is left."""
 
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,93 +11,81 @@ import pytest
 
 from parbench.bench.launch.processes import run_child, terminated_as_interrupted
 from tests.support.fakes import wait_until
-from tests.support.paths import ROOT
+from tests.support.paths import environment
 
+# The child notes each signal until it has taken 0.3 s to stop.
 CHILD = """
 import signal, sys, time
 from pathlib import Path
-folder, heard = Path(sys.argv[1]), []
-def stop(number, frame):
-    heard.append(signal.Signals(number).name)
-for sign in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(sign, stop)
+folder = Path(sys.argv[1])
+names = []
+def note(number, frame):
+    names.append(signal.Signals(number).name)
+signal.signal(signal.SIGTERM, note)
+signal.signal(signal.SIGINT, note)
 (folder / "ready").touch()
-while not heard:
+while not names:
     time.sleep(0.01)
-time.sleep(0.3)  # as long as it takes to stop cleanly
-(folder / "kept").write_text(" ".join(heard))
+time.sleep(0.3)
+(folder / "signals").write_text(" ".join(names))
 """
-PARENT = """
-import sys, time
+PARENT = f"""
+import sys
 from pathlib import Path
 from parbench.bench.launch.processes import run_child
+folder = Path(sys.argv[1])
 try:
-    run_child([sys.executable, "-c", {child!r}, sys.argv[1]])
+    run_child([sys.executable, "-c", {CHILD!r}, str(folder)])
 except KeyboardInterrupt:
-    Path(sys.argv[1], "interrupted").write_text(str(Path(sys.argv[1], "kept").exists()))
+    (folder / "interrupted").write_text(str((folder / "signals").exists()))
 """
 
 
-def parent(folder: Path) -> "subprocess.Popen[bytes]":
-    """Start a process that waits for a child, in a group of its own as a shell does, and return once that runs."""
-    command = [sys.executable, "-c", PARENT.format(child=CHILD), str(folder)]
-    process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, process_group=0
-    )
+def start_parent(folder: Path) -> "subprocess.Popen[bytes]":
+    """Start a process with a child in a process group of its own, as a shell does."""
+    command = [sys.executable, "-c", PARENT, str(folder)]
+    process = subprocess.Popen(command, env=environment(), process_group=0)
     wait_until((folder / "ready").exists, 20)
     return process
 
 
-def test_a_child_has_the_variables_that_are_given_and_ends_with_its_code_and_its_words() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    code = (
-        "import os, sys; print('a record'); print('no such case', file=sys.stderr); "
-        "sys.exit(int(os.environ['CODE']))"
-    )
-    words = [sys.executable, "-c", code]
-    done = run_child(words, env={**os.environ, "CODE": "7"}, catch_stderr=True)
-    assert (done.returncode, done.stderr) == (7, "no such case\n")
-    assert signal.getsignal(signal.SIGTERM) is before, "signals are heard as before afterwards"
+def test_run_child_passes_variables_and_returns_the_exit() -> None:
+    code = "import os, sys; print('no such case', file=sys.stderr); sys.exit(int(os.environ['X']))"
+    command = [sys.executable, "-c", code]
+    result = run_child(command, env={**os.environ, "X": "7"}, catch_stderr=True)
+    assert result.returncode == 7
+    assert result.stderr == "no such case\n"
+
+
+def test_run_child_reports_an_absent_program() -> None:
     with pytest.raises(FileNotFoundError):
         run_child(["absent-python"])
 
 
 @pytest.mark.parametrize(
-    ("tell", "sign"),
-    [
-        (os.kill, signal.SIGTERM),
-        (os.kill, signal.SIGINT),
-        (os.killpg, signal.SIGINT),
-    ],  # the last is a terminal's
+    ("kill", "sign"),
+    # A terminal sends Ctrl-C to the whole process group.
+    [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)],
 )
-def test_a_signal_stops_the_child_once_which_keeps_what_it_has(
-    tmp_path: Path, tell: Callable[[int, int], None], sign: signal.Signals
+def test_signal_to_the_parent_stops_the_child_once(
+    tmp_path: Path, kill: Callable[[int, int], None], sign: signal.Signals
 ) -> None:
-    with parent(tmp_path) as process:
-        tell(process.pid, sign)
+    with start_parent(tmp_path) as process:
+        kill(process.pid, sign)
         process.wait(timeout=20)
-    assert (tmp_path / "interrupted").read_text() == "True", "the parent waited for it"
-    assert (tmp_path / "kept").read_text() == "SIGTERM"
+    assert (tmp_path / "interrupted").read_text() == "True", "the parent waited for the child"
+    assert (tmp_path / "signals").read_text() == "SIGTERM"
 
 
-def test_a_parent_that_is_killed_leaves_no_child(tmp_path: Path) -> None:
-    with parent(tmp_path) as process:
+def test_killed_parent_leaves_no_child(tmp_path: Path) -> None:
+    with start_parent(tmp_path) as process:
         process.kill()
         process.wait(timeout=20)
-    wait_until((tmp_path / "kept").exists, 20)
+    wait_until((tmp_path / "signals").exists, 20)
 
 
-def test_sigterm_interrupts_within_on_the_main_thread_alone_and_is_as_before_after_it() -> None:
-    before, seen = signal.getsignal(signal.SIGTERM), []
+def test_sigterm_raises_keyboard_interrupt_and_is_restored() -> None:
+    handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), terminated_as_interrupted():
         os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
-
-    def look() -> None:
-        with terminated_as_interrupted():
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [before]
+    assert signal.getsignal(signal.SIGTERM) is handler

@@ -1,4 +1,4 @@
-"""The order in which a launch visits its cases: everything in passes, small things often, large things once."""
+"""The order of a launch: small cases are visited often and in passes, large ones once."""
 
 from collections import Counter
 
@@ -6,59 +6,62 @@ from parbench.bench.launch.visits import VISITS, order_of_visits, spread_over_vi
 from parbench.bench.plan.cases import Case, make_case
 from tests.support.fakes import make_fake_case, make_job
 
-
-def sized(number: int, megabytes: int) -> Case:
-    return make_case("p2p.sendrecv", "a:b", {"size_bytes": megabytes << 20, "number": number})
+ALL_REDUCES = [make_fake_case(number) for number in range(4)]
 
 
-def test_operations_are_visited_in_passes_in_an_order_of_chance_and_steps_once() -> None:
-    names = [
-        "collective.barrier",
-        "workload.ddp",
-        "memory.copy",
-        "custom.mine",
-        "compute.gemm",
-        "p2p.sendrecv",
-    ]
+def make_sized_case(megabytes: int) -> Case:
+    return make_case("p2p.sendrecv", "a:b", {"size_bytes": megabytes << 20})
+
+
+def compute_order(cases: list[Case], *, seed: int = 0, launch: int = 0) -> list[int]:
+    order, _ = order_of_visits(cases, seed, launch)
+    return order
+
+
+def test_operations_are_visited_often_and_steps_once() -> None:
+    names = ["collective.barrier", "memory.copy", "compute.gemm", "workload.ddp", "custom.mine"]
     cases = [make_fake_case(number, name) for number, name in enumerate(names)]
-    orders = [order_of_visits(cases, *asked)[0] for asked in ((1, 0), (1, 0), (2, 0), (1, 1))]
-    assert orders[0] == orders[1]
-    assert len({tuple(order) for order in orders}) == 3, "by seed and launch"
-    assert Counter(orders[0]) == {0: VISITS, 2: VISITS, 4: VISITS, 5: VISITS, 1: 1, 3: 1}
-    passes = [place for place in orders[0] if place not in (1, 3)]
-    each = [tuple(passes[i : i + 4]) for i in range(0, len(passes), 4)]
-    assert all(sorted(one) == [0, 2, 4, 5] for one in each), (
-        "all are visited before one is visited again"
-    )
-    assert len(set(each)) > 1
+    counts = Counter(compute_order(cases))
+    assert counts == {0: VISITS, 1: VISITS, 2: VISITS, 3: 1, 4: 1}
 
 
-def test_what_is_kept_ready_between_visits_is_bounded_and_the_smallest_come_first() -> None:
-    cases = [sized(number, megabytes) for number, megabytes in enumerate((300, 64, 300, 128, 1))]
-    counts = Counter(order_of_visits(cases, 0, 0)[0])
-    assert counts == {0: VISITS, 1: VISITS, 2: 1, 3: VISITS, 4: VISITS}
-    assert order_of_visits([], 0, 0, 2) == ([], [])
+def test_visits_are_passes_in_random_order() -> None:
+    order = compute_order(ALL_REDUCES)
+    passes = [tuple(order[i : i + 4]) for i in range(0, len(order), 4)]
+    for places in passes:
+        assert sorted(places) == [0, 1, 2, 3]
+    assert len(set(passes)) > 1
 
 
-def test_what_is_visited_once_comes_in_turn_in_the_first_launch_and_in_another_order_later() -> (
-    None
-):
+def test_order_depends_on_seed_and_launch() -> None:
+    order = compute_order(ALL_REDUCES)
+    assert compute_order(ALL_REDUCES) == order
+    assert compute_order(ALL_REDUCES, seed=1) != order
+    assert compute_order(ALL_REDUCES, launch=1) != order
+
+
+def test_cases_kept_ready_are_limited_in_size() -> None:
+    cases = [make_sized_case(megabytes) for megabytes in (300, 64, 300, 128)]
+    counts = Counter(compute_order(cases))
+    assert counts == {0: VISITS, 1: VISITS, 2: 1, 3: VISITS}
+
+
+def test_steps_are_shuffled_only_in_later_launches() -> None:
     steps = [make_fake_case(number, "custom.mine") for number in range(8)]
-    cases = [*steps, make_fake_case(8)]
-    first = [place for place in order_of_visits(cases, 0, 0)[0] if place != 8]
-    later = {
-        tuple(place for place in order_of_visits(cases, 0, launch)[0] if place != 8)
-        for launch in range(1, 4)
-    }
+    first = compute_order(steps)
+    second = compute_order(steps, launch=1)
     assert first == [*range(8)]
-    assert len(later) == 3
-    assert all(sorted(order) == first for order in later)
+    assert second != first
+    assert sorted(second) == first
 
 
-def test_more_visits_are_passes_after_all_others_and_have_no_share_of_the_time() -> None:
-    cases = [make_fake_case(0), make_fake_case(1, "custom.mine"), make_fake_case(2)]
-    usual, more = order_of_visits(cases, 0, 0, 3)
-    assert usual == order_of_visits(cases, 0, 0)[0]
-    assert [sorted(more[i : i + 2]) for i in (0, 2, 4)] == [[0, 2]] * 3
-    parts = spread_over_visits(make_job(cases, visits=[0, 2, 1, 2, 0, 2], more=2), [1.0, 4.0, 3.0])
-    assert parts == [1.0, 1.5, 4.0, 1.5, 0.0, 0.0], "over its usual visits"
+def test_extra_visits_are_passes_after_all_others() -> None:
+    order, extra = order_of_visits(ALL_REDUCES, 0, 0, more=2)
+    assert order == compute_order(ALL_REDUCES)
+    assert sorted(extra[:4]) == [0, 1, 2, 3]
+    assert sorted(extra[4:]) == [0, 1, 2, 3]
+
+
+def test_amounts_are_divided_over_all_but_the_extra_visits() -> None:
+    job = make_job(ALL_REDUCES[:3], visits=[0, 2, 1, 2, 0, 2], more=2)
+    assert spread_over_visits(job, [1.0, 4.0, 3.0]) == [1.0, 1.5, 4.0, 1.5, 0.0, 0.0]
