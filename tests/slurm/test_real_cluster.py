@@ -1,4 +1,4 @@
-"""Tests that need a real Slurm cluster: its links, screening, a cut link, and sweeps with faults."""
+"""Tests on a real Slurm cluster: its links, screening, a cut link, and sweeps with faults."""
 
 import json
 import signal
@@ -146,7 +146,7 @@ def test_ring_sends_its_bytes_over_the_interfaces(measured: Path) -> None:
 
 
 def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
-    """The link of n3 drops everything from step 3 of the first case until that case has a record."""
+    """The link of n3 is cut from step 3 of the first case until that case has a record."""
     run = f"{COUNTED} --set pause_step=3,-1 --budget 30s --timeout 5s --out run"
     script = f"""
         salloc -Q -N4 --ntasks-per-node=1 {run} & run=$!

@@ -22,7 +22,8 @@ def run_in_cluster(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command in a new cluster and return how it ended.
 
-    ``cluster`` are arguments of ``cluster_command``. ``subprocess.TimeoutExpired`` ends the cluster too.
+    ``cluster`` are arguments of ``cluster_command``. ``subprocess.TimeoutExpired`` ends the cluster
+    too.
     """
     return subprocess.run(
         [*cluster_command(**cluster), "--", *command],
@@ -39,7 +40,7 @@ def run_in_cluster(
 def cluster_command(
     *, nodes: int = 4, cpus: int = 2, link: str = "", delay: str = "", slow: str = ""
 ) -> list[str]:
-    """Return the command that starts a cluster; ``slow`` is one node and its rate, such as ``n3:50mbit``."""
+    """Return the command that starts a cluster; ``slow`` is a node and its rate: ``n3:50mbit``."""
     command = [*LOCAL_CLUSTER, "run", "--nodes", str(nodes), "--cpus", str(cpus)]
     options = {"--link": link, "--delay": delay, "--slow": slow}
     for name, value in options.items():

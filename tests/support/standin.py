@@ -1,7 +1,8 @@
 """A stand-in for ``parbench run`` as the child of a job: a shell that appends prepared records.
 
-``stand_in(...)`` is a ``Command`` of ``parbench.slurm.job.point_run``. It writes the run folder in this process and
-returns a shell command that appends the records which are missing, so the child needs no ranks and no Python.
+``stand_in(...)`` is a ``Command`` of ``parbench.slurm.job.point_run``. It writes the run folder in
+this process and returns a shell command that appends the records which are missing, so the child
+needs no ranks and no Python.
 """
 
 from collections import Counter
@@ -17,9 +18,9 @@ from parbench.slurm.job.point_run import Attempt, Command
 from tests.support.fakes import make_fake_case, make_plan
 from tests.support.reports_fixtures import failed_record, ok_record
 
-End = Literal["ok", "wrong", "hang", "bad-input", "killed", "ignores-sigterm", "ranks-died"]
-"""The way a child ends: ``killed`` writes all records except the last and ends with SIGKILL, ``ranks-died`` blames its
-last case when it receives SIGTERM, and ``ignores-sigterm`` continues."""
+Ending = Literal["ok", "wrong", "hang", "bad-input", "killed", "ignores-sigterm", "ranks-died"]
+"""The way a child ends: ``killed`` writes all records except the last and ends with SIGKILL,
+``ranks-died`` blames its last case when it receives SIGTERM, and ``ignores-sigterm`` continues."""
 
 _EXIT_CODES = {"wrong": 1, "hang": 4}
 
@@ -31,7 +32,7 @@ while IFS= read -r record; do
 done < "$1"
 eval "$5"
 """
-"""Arguments: the prepared records, the run's records, seconds per record, what to do first, what to do last."""
+"""Arguments: prepared records, the run's records, seconds per record, first and last action."""
 
 _FAR_FUTURE = "9999-01-01T00:00:00.000Z"
 
@@ -50,22 +51,22 @@ def stand_in(
     *,
     num_cases: int = 1,
     seconds_per_case: float = 0.0,
-    end: End = "ok",
+    ending: Ending = "ok",
     attempts: list[Attempt] | None = None,
 ) -> Command:
-    """Return a command whose child records ``num_cases`` cases; ``attempts`` collects its attempts."""
+    """Return a command whose child records ``num_cases``; ``attempts`` collects its attempts."""
 
     def command(attempt: Attempt) -> list[str]:
         if attempts is not None:
             attempts.append(attempt)
-        if end == "bad-input":
+        if ending == "bad-input":
             return ["sh", "-c", "echo 'parbench: --nodes 9: job 7 has 4' >&2; exit 2"]
         run = attempt.run or _create_run(attempt, num_cases)
-        records = _missing_records(run, end)
+        records = _missing_records(run, ending)
         prepared = attempt.folder / "logs" / f"{attempt.point.id}.prepared"
         prepared.write_bytes(b"".join(map(encode, records)))
         arguments = [str(prepared), str(run / "records.jsonl"), str(seconds_per_case)]
-        return ["sh", "-c", _APPEND_RECORDS, "sh", *arguments, *_shell_actions(run, end)]
+        return ["sh", "-c", _APPEND_RECORDS, "sh", *arguments, *_shell_actions(run, ending)]
 
     return command
 
@@ -76,29 +77,29 @@ def _create_run(attempt: Attempt, num_cases: int) -> Path:
     return run
 
 
-def _missing_records(run: Path, end: End) -> list[Record]:
+def _missing_records(run: Path, ending: Ending) -> list[Record]:
     records = [ok_record(case, launch, n=3) for launch, case in remaining(load_run(run))]
-    if end == "killed":
+    if ending == "killed":
         return records[:-1]
-    if end == "wrong":
+    if ending == "wrong":
         records[-1] = failed_record(records[-1].case, status="wrong", reason="3 results are wrong")
-    if end == "hang":
+    if ending == "hang":
         records[-1] = failed_record(records[-1].case, status="hang", reason="no end within 10 s")
     return records
 
 
-def _shell_actions(run: Path, end: End) -> tuple[str, str]:
+def _shell_actions(run: Path, ending: Ending) -> tuple[str, str]:
     """Return the first and the last shell command of a child."""
-    if end == "ignores-sigterm":
+    if ending == "ignores-sigterm":
         return "trap '' TERM", "exit 0"
-    if end == "ranks-died":
+    if ending == "ranks-died":
         _, case = remaining(load_run(run))[-1]
         blame = run / "blame"
         blame.write_bytes(encode(failed_record(case, started=_FAR_FUTURE)))
         return f"trap 'cat {blame} >> {run}/records.jsonl; exit 4' TERM", "exit 0"
-    if end == "killed":
+    if ending == "killed":
         return "", "kill -KILL $$"
-    return "", f"exit {_EXIT_CODES.get(end, 0)}"
+    return "", f"exit {_EXIT_CODES.get(ending, 0)}"
 
 
 def count_records(folder: Path, ignored_runs: Collection[str] = ()) -> Counter[RecordKey]:

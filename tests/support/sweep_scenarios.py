@@ -2,7 +2,8 @@
 
 Usage: python -m tests.support.sweep_scenarios NAME FOLDER
 
-Stand-ins replace ``parbench run`` in all scenarios except ``ranks``, so they test the sweep and not the ranks.
+Stand-ins replace ``parbench run`` in all scenarios except ``ranks``, so they test the sweep and not
+the ranks.
 """
 
 import os
@@ -30,7 +31,7 @@ from tests.support.sweeps import make_point, make_sweep
 
 
 def submit_points(
-    out: Path,
+    workspace: Path,
     points: Sequence[Point],
     *,
     num_cases: int,
@@ -38,16 +39,16 @@ def submit_points(
     **fields: Any,
 ) -> Path:
     """Submit a sweep of stand-ins and return its folder."""
-    python = out / "python"
-    pace = out / "pace"
+    python = workspace / "python"
+    pace = workspace / "pace"
     pace.write_text(str(seconds_per_case))
     command = [sys.executable, "-m", "tests.support.standin_job", str(num_cases), str(pace)]
     script = f'#!/bin/bash\nexport PYTHONPATH={IMPORT_PATH}\nexec {shlex.join(command)} "$@"\n'
     python.write_text(script)
     python.chmod(0o755)
-    settings = {"python": str(python), "working_directory": str(out), "partition": "lab"}
+    settings = {"python": str(python), "working_directory": str(workspace), "partition": "lab"}
     sweep = make_sweep(points, **{**settings, "time_seconds": 120, **fields})
-    folder = create_folder(out, sweep.name)
+    folder = create_folder(workspace, sweep.name)
     write_sweep(folder, sweep)
     send(sweep, folder, batches(sweep), Slurm())
     return folder
@@ -74,32 +75,32 @@ def assert_done(folder: Path, num_records: int, ignored_runs: Sequence[str] = ()
     assert_measured_once(folder, num_records, ignored_runs)
 
 
-def array(out: Path) -> None:
+def array(workspace: Path) -> None:
     """The real sbatch accepts options, quotes and prologues, and refuses an unknown license."""
     points = [make_point(0, nodes=4), make_point(1), make_point(2)]
     folder = submit_points(
-        out,
+        workspace,
         points,
         num_cases=3,
         mode="array",
-        prologue=(f"touch '{out}/prologue ran'",),
+        prologue=(f"touch '{workspace}/prologue ran'",),
         options={"comment": 'a "b" # c'},
     )
     assert_done(folder, num_records=9)
-    assert (out / "prologue ran").exists()
+    assert (workspace / "prologue ran").exists()
     assert len({state.job for state in read_states(folder, points).values()}) == 3
     assert [len(point.nodes) for point in look(folder).points] == [4, 2, 2]
     for job in load_jobs(folder):
         for task in Slurm().show_job(job.id):
             assert task["Comment"] == 'a "b" # c'
-    error = usage_error(submit_points, out, points, num_cases=1, options={"licenses": "none"})
+    error = usage_error(submit_points, workspace, points, num_cases=1, options={"licenses": "none"})
     assert error.startswith("nothing was submitted: sbatch refused: ")
 
 
-def time_ends(out: Path) -> None:
+def time_ends(workspace: Path) -> None:
     """A point that takes longer than its job is stopped, and its job requeues itself."""
     points = [make_point(0, seconds=1.0), make_point(1, seconds=1.0)]
-    folder = submit_points(out, points, num_cases=500, time_seconds=60)
+    folder = submit_points(workspace, points, num_cases=500, time_seconds=60)
     [job] = load_jobs(folder)
     wait_for_records(folder, 1)
     update_job(job.id, "EndTime=now+30")  # the limit is at least a minute
@@ -108,7 +109,7 @@ def time_ends(out: Path) -> None:
     assert read_states(folder, points)[point_id].reason == "the job's time ended"
     num_records = len(count_records(folder))
     assert 20 < num_records < 500
-    (out / "pace").write_text("0")
+    (workspace / "pace").write_text("0")
     wait_until(lambda: is_requeued(job.id), 30)
     time.sleep(1.2)  # Slurm ignores an earlier start in the first second
     update_job(job.id, "StartTime=now")  # a requeued job waits for two minutes
@@ -124,10 +125,10 @@ def is_requeued(job_id: str) -> bool:
     return job["JobState"] == "PENDING" and job["Restarts"] == "1"
 
 
-def killed(out: Path) -> None:
+def killed(workspace: Path) -> None:
     """SIGKILL of the process in the job, and then of a point's child, are reported and resumed."""
     points = [make_point(0), make_point(1)]
-    folder = submit_points(out, points, num_cases=15, requeue=False)
+    folder = submit_points(workspace, points, num_cases=15, requeue=False)
     wait_for_records(folder, 2)
     os.kill(find_worker(folder), signal.SIGKILL)
     picture = wait_for_end(folder)
@@ -156,12 +157,12 @@ def find_child(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
-def node_cut(out: Path) -> None:
+def node_cut(workspace: Path) -> None:
     """A node whose link is cut is reported, and the job continues with the other nodes."""
     points = [make_point(0, nodes=4), make_point(1, nodes=4), make_point(2, nodes=3)]
-    folder = submit_points(out, points, num_cases=900, on_dead_node="go-on", requeue=False)
+    folder = submit_points(workspace, points, num_cases=900, on_dead_node="go-on", requeue=False)
     wait_for_records(folder, 2)
-    (out / "pace").write_text("0")
+    (workspace / "pace").write_text("0")
     inject_fault("cut", "n3")
     picture = wait_for_end(folder)
     assert list_states(picture) == ["lost-node", "lost-node", "done"]
@@ -176,9 +177,9 @@ def node_cut(out: Path) -> None:
     assert_done(folder, num_records=2700, ignored_runs=states[points[0].id].lost_runs)
 
 
-def ranks(out: Path) -> None:
-    """Real ranks on four nodes are submitted, cancelled, resumed and collected by the command line."""
-    (out / "sweep.toml").write_text(
+def ranks(workspace: Path) -> None:
+    """Real ranks are submitted, cancelled, resumed and collected by the command line."""
+    (workspace / "sweep.toml").write_text(
         """
         nodes = [2, 4]
         backend = "gloo"
@@ -192,10 +193,10 @@ def ranks(out: Path) -> None:
     )
 
     def parbench_slurm(*args: str) -> int:
-        return subprocess.run([PARBENCH, "slurm", *args], cwd=out, check=False).returncode
+        return subprocess.run([PARBENCH, "slurm", *args], cwd=workspace, check=False).returncode
 
-    assert parbench_slurm("submit", "sweep.toml", "--out", str(out)) == 0
-    [path] = out.glob("*/sweep.json")
+    assert parbench_slurm("submit", "sweep.toml", "--out", str(workspace)) == 0
+    [path] = workspace.glob("*/sweep.json")
     folder = path.parent
     wait_for_records(folder, 1)
     assert parbench_slurm("cancel", str(folder)) == 0

@@ -48,9 +48,9 @@ def make_job(job_id: str, points: Sequence[Point], **fields: Any) -> Job:
     return Job(**{**defaults, "id": job_id, "points": ids, **fields})
 
 
-def make_folder(out: Path, sweep: Sweep, *jobs: Job) -> Path:
-    """Write a sweep and its jobs to ``out/sweep`` and return that folder."""
-    folder = out / "sweep"
+def make_folder(parent: Path, sweep: Sweep, *jobs: Job) -> Path:
+    """Write a sweep and its jobs to ``parent/sweep`` and return that folder."""
+    folder = parent / "sweep"
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_sweep(folder, sweep)

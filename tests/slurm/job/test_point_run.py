@@ -29,10 +29,10 @@ CASES = (make_fake_case(0), make_fake_case(1), make_fake_case(2))
 POINT = make_point()
 
 
-def make_attempt(out: Path, **fields: Any) -> Attempt:
+def make_attempt(parent: Path, **fields: Any) -> Attempt:
     sweep = make_sweep([POINT])
     defaults = {
-        "folder": make_folder(out, sweep),
+        "folder": make_folder(parent, sweep),
         "sweep": sweep,
         "point": POINT,
         "nodes": ("n1", "n3"),
@@ -47,9 +47,9 @@ def run_child(attempt: Attempt, command: Command) -> Child:
     return child
 
 
-def write_run(out: Path, *records: Record, hosts: list[str] | None = None) -> Path:
+def write_run(parent: Path, *records: Record, hosts: list[str] | None = None) -> Path:
     """Write a run of three cases and return its folder."""
-    run, info = create_run(out, make_plan(CASES), "0")
+    run, info = create_run(parent, make_plan(CASES), "0")
     write_info(run, msgspec.structs.replace(info, environment={"hosts": hosts}))
     with open_writer(run) as writer:
         for record in records:

@@ -38,11 +38,6 @@ def test_read_states_refuses_a_damaged_file(tmp_path: Path) -> None:
         read_states(folder, POINTS)
 
 
-def test_write_state_reports_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="absent"):
-        write_state(tmp_path / "absent", "p", DONE)
-
-
 @pytest.mark.parametrize(
     ("states", "code"),
     [

@@ -18,7 +18,7 @@ from parbench.slurm.job.state import SavedState, read_states
 from parbench.slurm.job.work import task_point, work
 from parbench.slurm.sweep.folder import Point, load_sweep
 from tests.support.fakes import time_limit, wait_until
-from tests.support.standin import End, assert_measured_once, count_records, stand_in
+from tests.support.standin import Ending, assert_measured_once, count_records, stand_in
 from tests.support.sweeps import FakeSlurm, make_folder, make_point, make_sweep
 
 POINTS = (make_point(0), make_point(1), make_point(2))
@@ -44,8 +44,8 @@ def make_slurm(seconds_left: float = 3600.0, **answers: Any) -> FakeSlurm:
     return FakeSlurm(jobs=job_facts(seconds_left), **answers)
 
 
-def write_sweep(out: Path, points: Sequence[Point] = POINTS, **fields: Any) -> Path:
-    return make_folder(out, make_sweep(points, **fields))
+def write_sweep(parent: Path, points: Sequence[Point] = POINTS, **fields: Any) -> Path:
+    return make_folder(parent, make_sweep(points, **fields))
 
 
 def run_job(
@@ -140,7 +140,7 @@ def test_work_resumes_a_run_after_sigkill(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "exit_code", "state", "reason"),
+    ("ending", "exit_code", "state", "reason"),
     [
         ("wrong", 1, "failed", "3 results are wrong"),
         ("hang", 4, "failed", "no end within 10 s"),
@@ -149,11 +149,11 @@ def test_work_resumes_a_run_after_sigkill(tmp_path: Path) -> None:
     ],
 )
 def test_work_continues_after_a_failed_point(
-    end: End, exit_code: int, state: str, reason: str, tmp_path: Path
+    ending: Ending, exit_code: int, state: str, reason: str, tmp_path: Path
 ) -> None:
     def command(attempt: Attempt) -> list[str]:
-        point_end = end if attempt.point == POINTS[0] else "ok"
-        return stand_in(num_cases=2, end=point_end)(attempt)
+        point_ending = ending if attempt.point == POINTS[0] else "ok"
+        return stand_in(num_cases=2, ending=point_ending)(attempt)
 
     folder = write_sweep(tmp_path, POINTS[:2])
     assert run_job(folder, command=command) == exit_code
@@ -163,39 +163,40 @@ def test_work_continues_after_a_failed_point(
     assert states[IDS[1]].state == "done"
     attempts: list[Attempt] = []
     assert run_job(folder, command=stand_in(attempts=attempts)) == (
-        0 if end == "killed" else exit_code
+        0 if ending == "killed" else exit_code
     )
-    assert len(attempts) == (1 if end == "killed" else 0)
+    assert len(attempts) == (1 if ending == "killed" else 0)
 
 
 LONG_AND_SHORT = (make_point(0, nodes=4, seconds=100), make_point(1, seconds=15))
 
 
-def test_work_postpones_a_point_and_requeues_the_job(tmp_path: Path) -> None:
-    folder = write_sweep(tmp_path, LONG_AND_SHORT)
-    slurm = make_slurm(seconds_left=30)
-    assert run_job(folder, slurm) == 4
-    assert state_names(folder) == ["postponed", "done"]
-    assert "needs about 108 s" in load_states(folder)[LONG_AND_SHORT[0].id].reason
-    assert slurm.arguments_of("requeue") == [("7",)]
-
-
 @pytest.mark.parametrize(
-    ("points", "requeue"), [(LONG_AND_SHORT[:1], True), (LONG_AND_SHORT, False)]
+    ("points", "requeue", "requeued_jobs"),
+    [
+        (LONG_AND_SHORT, True, [("7",)]),
+        (LONG_AND_SHORT, False, []),
+        (LONG_AND_SHORT[:1], True, []),
+    ],
+    ids=["requeued", "not-allowed", "nothing-measured"],
 )
-def test_work_does_not_requeue_without_progress_or_consent(
-    points: Sequence[Point], requeue: bool, tmp_path: Path
+def test_work_postpones_a_point_and_requeues_the_job(
+    points: Sequence[Point],
+    requeue: bool,
+    requeued_jobs: list[tuple[str, ...]],
+    tmp_path: Path,
 ) -> None:
     folder = write_sweep(tmp_path, points, requeue=requeue)
     slurm = make_slurm(seconds_left=30)
     assert run_job(folder, slurm) == 4
-    assert state_names(folder)[0] == "postponed"
-    assert slurm.arguments_of("requeue") == []
+    assert state_names(folder) == ["postponed", "done"][: len(points)]
+    assert "needs about 108 s" in load_states(folder)[points[0].id].reason
+    assert slurm.arguments_of("requeue") == requeued_jobs
 
 
 def test_work_needs_time_only_for_missing_records(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path, (make_point(0, seconds=40),))
-    assert run_job(folder, command=stand_in(num_cases=4, end="killed")) == 4
+    assert run_job(folder, command=stand_in(num_cases=4, ending="killed")) == 4
     assert len(count_records(folder)) == 3
     # a quarter of 40 s and the margin of 8 s
     assert run_job(folder, make_slurm(seconds_left=25)) == 0
@@ -218,12 +219,14 @@ def test_work_stops_a_point_when_the_job_ends(tmp_path: Path) -> None:
     assert slurm.arguments_of("requeue") == [("7",)]
 
 
-@pytest.mark.parametrize("end", ["ok", "ignores-sigterm"])
-def test_work_stops_at_sigterm(end: End, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["ok", "ignores-sigterm"])
+def test_work_stops_at_sigterm(ending: Ending, tmp_path: Path) -> None:
     folder = write_sweep(tmp_path)
     slurm = make_slurm()
     call_after_first_record(folder, send_sigterm)
-    assert run_job(folder, slurm, stand_in(num_cases=400, seconds_per_case=0.05, end=end)) == 4
+    assert (
+        run_job(folder, slurm, stand_in(num_cases=400, seconds_per_case=0.05, ending=ending)) == 4
+    )
     states = load_states(folder)
     assert list(states) == [IDS[0]]
     assert states[IDS[0]].state == "interrupted"
@@ -233,11 +236,11 @@ def test_work_stops_at_sigterm(end: End, tmp_path: Path) -> None:
 
 
 def test_work_does_not_blame_ranks_killed_by_the_job(tmp_path: Path) -> None:
-    """The driver may see its ranks die of the signal that ends the job before it gets the signal."""
+    """The signal that ends the job may reach the ranks before it reaches their driver."""
     folder = write_sweep(tmp_path, POINTS[:1])
     attempts: list[Attempt] = []
     call_after_first_record(folder, send_sigterm)
-    command = stand_in(num_cases=100, seconds_per_case=0.05, end="ranks-died")
+    command = stand_in(num_cases=100, seconds_per_case=0.05, ending="ranks-died")
     assert run_job(folder, command=command) == 4
     assert state_names(folder) == ["interrupted"]
     assert run_job(folder, command=stand_in(attempts=attempts)) == 0
@@ -251,8 +254,8 @@ def lose_n2(slurm: FakeSlurm, hanging_point: Point, attempts: list[Attempt]) -> 
 
     def command(attempt: Attempt) -> list[str]:
         slurm.nodes = {"n2": "down"}
-        end: End = "hang" if attempt.point == hanging_point else "ok"
-        return stand_in(end=end, attempts=attempts)(attempt)
+        ending: Ending = "hang" if attempt.point == hanging_point else "ok"
+        return stand_in(ending=ending, attempts=attempts)(attempt)
 
     return command
 
@@ -300,7 +303,7 @@ def test_work_stops_a_point_whose_node_dies(tmp_path: Path) -> None:
 
 def test_work_does_not_excuse_a_hang_by_an_unused_node(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path, POINTS[:1], on_dead_node="go-on")
-    assert run_job(folder, make_slurm(nodes={"n4": "down"}), stand_in(end="hang")) == 4
+    assert run_job(folder, make_slurm(nodes={"n4": "down"}), stand_in(ending="hang")) == 4
     assert state_names(folder) == ["failed"]
 
 

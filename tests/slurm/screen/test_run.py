@@ -1,4 +1,4 @@
-"""The runs of a screening: rounds of pairs, the command that measures them, and the records they leave."""
+"""The runs of a screening: rounds of pairs, their command, and the records they leave."""
 
 import io
 import json
@@ -147,14 +147,14 @@ ONE_MILLISECOND = encode_samples([[1], [1], [1], [1]])
 
 
 def write_run(
-    out: Path,
+    parent: Path,
     records: Sequence[Record],
     samples: bytes | None = None,
     hosts: Sequence[str] = NODES,
 ) -> Run:
     """Write a run of three rounds; ``samples`` are those of the first round."""
     plan = make_plan([make_case(index) for index in range(3)], nproc=4, notes=("emulated",))
-    path, info = create_run(out, plan, "1")
+    path, info = create_run(parent, plan, "1")
     write_info(path, msgspec.structs.replace(info, environment={"hosts": list(hosts)}))
     with open_writer(path) as writer:
         for record in records:

@@ -199,7 +199,7 @@ def test_plan_point_takes_the_settings_of_the_file() -> None:
     ],
 )
 def test_plan_point_chooses_a_backend(
-    params: dict[str, str], fields: dict[str, str], backend: str
+    params: dict[str, str], fields: dict[str, Any], backend: str
 ) -> None:
     assert plan_case(params, **fields).backend == backend
 

@@ -26,9 +26,9 @@ RUNNING = queue_job("7")
 PENDING = queue_job("7", "PENDING")
 
 
-def submit_points(out: Path, points: Sequence[Point] = POINTS) -> Path:
+def submit_points(parent: Path, points: Sequence[Point] = POINTS) -> Path:
     """Return the folder of a sweep whose points are measured by job 7."""
-    return make_folder(out, make_sweep(points), make_job("7", points))
+    return make_folder(parent, make_sweep(points), make_job("7", points))
 
 
 def save_state(folder: Path, number: int, state: State, **fields: Any) -> None:
@@ -78,11 +78,6 @@ def test_look_names_the_end_of_a_job(tmp_path: Path) -> None:
     assert picture.points[3].reason == "not begun: job 7 timeout"
     assert not picture.lives
     assert picture.words() == "0 of 4 done, 4 to do; no job is left"
-
-
-def test_look_at_a_job_that_slurm_forgot(tmp_path: Path) -> None:
-    picture = look(submit_points(tmp_path, POINTS[:1]), FakeSlurm())
-    assert picture.points[0].reason == "not begun: job 7 ended"
 
 
 def test_point_of_a_requeued_job_waits(tmp_path: Path) -> None:
@@ -175,53 +170,36 @@ def test_follow_outlasts_a_slurm_without_an_answer(tmp_path: Path) -> None:
     assert len(pauses) >= 5
 
 
-def save_run(folder: Path, number: int, state: State, **fields: Any) -> Path:
-    """Save a state with a run folder, and return that folder."""
-    run = folder / "runs" / POINTS[number].id / "r"
-    run.mkdir(parents=True)
-    (run / "run.json").touch()
-    save_state(folder, number, state, run=str(run.relative_to(folder)), **fields)
-    return run
-
-
-class FakeReport:
-    """Records the runs and the output file that a report is built from."""
-
-    def __init__(self) -> None:
-        self.runs: Sequence[Path] = ()
-        self.output: Path | None = None
-
-    def __call__(self, runs: Sequence[Path], output: Path) -> None:
-        self.runs = list(runs)
-        self.output = output
-
-
-def test_collect_reports_the_runs_of_final_points(
+def test_collect_reports_final_points_and_suggests_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = submit_points(tmp_path, POINTS[:2])
-    done = save_run(folder, 0, "done")
-    wrong = save_run(folder, 1, "failed", reason="wrong: 3 results", has_wrong_results=True)
-    report = FakeReport()
+    folder = submit_points(tmp_path)
+    runs = [folder / "runs" / point.id for point in POINTS[:3]]
+    for run in runs:
+        run.mkdir()
+        (run / "run.json").touch()
+    names = [str(run.relative_to(folder)) for run in runs]
+    save_state(folder, 0, "done", run=names[0])
+    save_state(folder, 1, "failed", run=names[1], reason="wrong: 3", has_wrong_results=True)
+    save_state(folder, 2, "lost-node", run=names[2], reason="n3 is down")
+    reports: list[tuple[list[Path], Path]] = []
+
+    def report(reported_runs: Sequence[Path], output: Path) -> None:
+        reports.append((list(reported_runs), output))
+
     assert collect(folder, report, FakeSlurm()) == 1
-    assert report.runs == [done, wrong]
-    assert report.output == folder / "report.html"
+    assert reports == [(runs[:2], folder / "report.html")]
     output = capsys.readouterr().out
-    assert str(done.relative_to(folder)) in output
-    assert "(wrong: 3 results)" in output
-    assert str(folder / "report.html") in output
-    assert "resume" not in output, "a failed point is not measured again"
-
-
-def test_collect_suggests_resume_for_missing_points(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = submit_points(tmp_path, POINTS[:3])
-    done = save_run(folder, 0, "done")
-    save_run(folder, 1, "lost-node", reason="n3 is down")
-    report = FakeReport()
-    assert collect(folder, report, FakeSlurm()) == 4
-    assert report.runs == [done]
-    output = capsys.readouterr().out
+    assert names[0] in output
+    assert "(wrong: 3)" in output
     assert "not begun: job 7 ended" in output
     assert f"parbench slurm resume {folder}" in output
+
+
+def test_collect_without_runs_builds_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = submit_points(tmp_path, POINTS[:1])
+    save_state(folder, 0, "failed", run="runs/deleted")
+    assert collect(folder, lambda runs, output: pytest.fail("no run"), FakeSlurm()) == 4
+    assert "resume" not in capsys.readouterr().out, "a failed point is not measured again"

@@ -1,4 +1,4 @@
-"""Submit, resume and cancel a sweep: batch scripts, the limits of partitions, and all jobs or none."""
+"""Submit, resume and cancel a sweep: batch scripts, limits of partitions, all jobs or none."""
 
 import subprocess
 import sys
@@ -11,13 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from parbench.bench.plan.catalogue import DEFINITIONS
-from parbench.bench.text import UserError
 from parbench.cli import main
 from parbench.slurm.job.state import SavedState, State, write_state
 from parbench.slurm.sweep.expand import expand
 from parbench.slurm.sweep.folder import Point, Sweep, load_jobs, load_sweep
 from parbench.slurm.sweep.submit import (
-    Batch,
     batches,
     cancel,
     estimate,
@@ -157,15 +155,6 @@ def test_send_cancels_jobs_at_an_interrupt(file: Path, tmp_path: Path) -> None:
     assert slurm.arguments_of("scancel") == [("101",)]
 
 
-def test_send_cancels_a_job_that_cannot_be_recorded(file: Path, tmp_path: Path) -> None:
-    sweep = read_sweep(file)
-    slurm = make_slurm()
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "jobs.jsonl").mkdir()
-    assert "cannot be written" in usage_error(send, sweep, tmp_path, batches(sweep), slurm)
-    assert slurm.arguments_of("scancel") == [("101",)]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -183,11 +172,6 @@ def test_submit_refuses_what_cannot_run(text: str, message: str, file: Path) -> 
     assert message in error
     assert slurm.arguments_of("sbatch") == []
     assert not (file.parent / "sweeps").exists()
-
-
-def test_partition_without_a_default_is_refused(file: Path) -> None:
-    assert "big" in usage_error(fit_partition, read_sweep(file), (BIG,))
-    assert "none" in usage_error(fit_partition, read_sweep(file), ())
 
 
 def test_partition_that_is_down_is_noted(file: Path) -> None:
@@ -294,15 +278,6 @@ def test_script_quotes_the_command_for_the_shell(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["-m", "parbench", "slurm", "work", str(folder), "0"]
 
 
-def test_batches_of_one_allocation_hold_all_points() -> None:
-    [batch] = batches(make_sweep(POINTS, time_seconds=None))
-    assert batch == Batch(stem="sweep", points=POINTS, nodes=4, ntasks_per_node=2, time_seconds=180)
-    [batch] = batches(make_sweep(POINTS, time_seconds=7200))
-    assert batch.time_seconds == 7200, "the limit of the user takes precedence"
-    [batch] = batches(make_sweep(POINTS), POINTS[2:])
-    assert batch.nodes == 2
-
-
 def test_batches_of_an_array_group_points_by_nodes() -> None:
     sweep = make_sweep(POINTS, mode="array", time_seconds=None)
     jobs = batches(sweep)
@@ -324,11 +299,11 @@ def test_estimate_counts_the_nodes_of_the_allocation() -> None:
     assert estimate(points, "array") == "3 points in 2 jobs, about 45 min, 2 node-hours"
 
 
-def submit_points(out: Path, *states: State, **fields: Any) -> tuple[Path, list[Point]]:
+def submit_points(parent: Path, *states: State, **fields: Any) -> tuple[Path, list[Point]]:
     """Return the folder of a sweep whose job 7 left the first points in these states."""
     node_counts = (4, 2, 2, 1)
     points = [make_point(number, nodes=count) for number, count in enumerate(node_counts)]
-    folder = make_folder(out, make_sweep(points, **fields), make_job("7", points))
+    folder = make_folder(parent, make_sweep(points, **fields), make_job("7", points))
     for point, state in zip(points, states, strict=False):
         write_state(folder, point.id, SavedState(state=state, job="7", time="t"))
     return folder, points
@@ -354,13 +329,6 @@ def test_resume_repeats_states_that_are_not_final(state: State, tmp_path: Path) 
     folder, points = submit_points(tmp_path, state, "done", "done", "done")
     resume(folder, FakeSlurm())
     assert load_jobs(folder)[-1].points == (points[0].id,)
-
-
-def test_resume_keeps_the_tasks_of_an_array(tmp_path: Path) -> None:
-    folder, _ = submit_points(tmp_path, "done", "done", mode="array")
-    resume(folder, FakeSlurm())
-    for job, task in zip(load_jobs(folder)[1:], (2, 3), strict=True):
-        assert f"#SBATCH --array={task}\n" in (folder / "scripts" / f"{job.name}.sh").read_text()
 
 
 @pytest.mark.parametrize(
@@ -393,11 +361,5 @@ def test_cancel_ends_only_own_living_jobs(
     assert cancel(folder, slurm) == 0
     assert slurm.arguments_of("scancel") == [("7", "9")]
     assert capsys.readouterr().out == "job 7: cancelled\njob 9: cancelled\n"
-
-
-def test_cancel_without_living_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_folder(tmp_path, make_sweep(POINTS), make_job("8", POINTS))
     assert cancel(folder, FakeSlurm(queued=[queue_job("88")])) == 0
     assert "no job" in capsys.readouterr().out
-    with pytest.raises(UserError, match="did not answer"):
-        cancel(folder, FakeSlurm(is_down=True))
