@@ -196,17 +196,12 @@ def test_screen_prints_verdicts_of_the_allocation(simulated: SimulatedNodes) -> 
     assert [line.split()[0] for line in lines[1:5]] == list(NODES)
     assert "note: emulated" in lines
     assert lines[-1] == "--exclude=n3"
-
-
-def test_screen_prints_json(simulated: SimulatedNodes) -> None:
-    simulated.runs = [N3_SLOW]
+    simulated.measured.clear()
     code, text = screen(Options(as_json=True), ENVIRON)
     assert code == 1
     content = json.loads(text)
     assert content["exclude"] == "--exclude=n3"
-    slow = content["nodes"][2]
-    assert slow["verdict"] == "slow"
-    assert slow["low"] < slow["factor"] < slow["high"]
+    assert content["nodes"][2]["verdict"] == "slow"
 
 
 @pytest.mark.usefixtures("simulated")

@@ -110,11 +110,3 @@ def test_plan_file_contains_the_settings_of_the_sweep(tmp_path: Path) -> None:
     assert msgspec.structs.replace(plan_file, case=()) == plan
     assert [case.name for case in plan_file.case] == ["all_reduce", "collective.*"]
     assert plan_file.case[0].set == {"dtype": "float32,int8"}
-
-
-@pytest.mark.parametrize("text", ['a"b\\c', "größe 😀", "a\x7fb\x01\t"])
-def test_plan_file_escapes_any_text(text: str, tmp_path: Path) -> None:
-    point = make_point(cases=(Entry(name=text, set={text: text}),))
-    [case] = write_plan(tmp_path / "p.json", make_sweep([]), point).case
-    assert case.name == text
-    assert case.set == {text: text}

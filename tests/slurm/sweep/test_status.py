@@ -62,8 +62,8 @@ def test_look_counts_the_tasks_of_an_array(tmp_path: Path) -> None:
     save_state(folder, 1, "started", job="8")
     tasks = [queue_job("7", task_id="7"), queue_job("7", task_id="8")]
     assert "array 7: 2 running" in look(folder, FakeSlurm(queued=tasks)).words()
-    picture = look(folder, FakeSlurm(queued=tasks[:1]))
-    assert point_states(picture) == ["running", "lost"], "the second task has ended"
+    picture = look(folder, FakeSlurm(queued=tasks[1:]))
+    assert point_states(picture) == ["lost", "running"], "the first task has ended"
 
 
 def test_look_names_the_end_of_a_job(tmp_path: Path) -> None:
@@ -71,7 +71,8 @@ def test_look_names_the_end_of_a_job(tmp_path: Path) -> None:
     save_state(folder, 0, "started")
     save_state(folder, 1, "postponed", reason="needs about 95 s, 60 s are left")
     save_state(folder, 2, "lost-node", reason="n3 is down")
-    picture = look(folder, FakeSlurm(jobs={"7": {"JobId": "7", "JobState": "TIMEOUT"}}))
+    facts = {"7": {"JobId": "7", "JobState": "TIMEOUT"}}
+    picture = look(folder, FakeSlurm(jobs=facts, queued=[queue_job("8")]))
     assert point_states(picture) == ["lost", "postponed", "lost-node", "missing"]
     assert picture.points[0].reason == "job 7 ended while it was measured: job 7 timeout"
     assert picture.points[1].reason == "needs about 95 s, 60 s are left"
@@ -98,15 +99,6 @@ def test_look_without_an_answer_of_slurm(tmp_path: Path) -> None:
     assert picture.trouble == "squeue did not answer within 30 s"
     assert picture.trouble in render(picture)
     assert picture.lives, "the end of the job is not known"
-
-
-def test_look_queries_no_job_whose_points_are_final(tmp_path: Path) -> None:
-    folder = submit_points(tmp_path, POINTS[:2])
-    save_state(folder, 0, "done")
-    save_state(folder, 1, "failed")
-    slurm = FakeSlurm()
-    look(folder, slurm)
-    assert slurm.calls == [("squeue",)]
 
 
 def test_show_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,19 +147,6 @@ def test_follow_prints_each_change_until_the_job_ends(
     assert lines[-1] == "1 of 1 done; no job is left"
     num_queries = len(slurm.arguments_of("squeue"))
     assert num_queries < len(pauses), "squeue runs less often than states are read"
-
-
-def test_follow_outlasts_a_slurm_without_an_answer(tmp_path: Path) -> None:
-    folder = submit_points(tmp_path, POINTS[:1])
-    slurm = FakeSlurm(is_down=True)
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        slurm.is_down = len(pauses) < 5
-
-    assert follow(folder, slurm, pause) == 4
-    assert len(pauses) >= 5
 
 
 def test_collect_reports_final_points_and_suggests_resume(

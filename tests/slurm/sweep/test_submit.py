@@ -25,7 +25,6 @@ from parbench.slurm.sweep.submit import (
     script_text,
     send,
     submit,
-    too_long,
 )
 from parbench.slurm.sweep.sweepfile import read_sweep_file
 from parbench.slurm.system import Partition, Slurm
@@ -193,13 +192,6 @@ def test_job_longer_than_the_limit_is_cut_if_it_can_requeue(file: Path) -> None:
     assert "allows 3 min" in usage_error(fit_partition, read_sweep(file, requeue=False), (short,))
     tiny = replace(LAB, limit_seconds=15)
     assert "allows 15 s" in usage_error(fit_partition, read_sweep(file), (tiny,))
-
-
-def test_points_longer_than_the_job_are_noted(file: Path) -> None:
-    assert too_long(read_sweep(file)) == []
-    assert too_long(read_sweep(file, time_seconds=16)) == []
-    [note] = too_long(read_sweep(file, time_seconds=15))
-    assert "2 points" in note
 
 
 POINTS = (
