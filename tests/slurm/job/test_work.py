@@ -240,13 +240,13 @@ def test_work_does_not_blame_ranks_killed_by_the_job(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path, POINTS[:1])
     attempts: list[Attempt] = []
     call_after_first_record(folder, send_sigterm)
-    command = stand_in(num_cases=100, seconds_per_case=0.05, ending="ranks-died")
+    command = stand_in(num_cases=30, seconds_per_case=0.1, ending="ranks-died")
     assert run_job(folder, command=command) == 4
     assert state_names(folder) == ["interrupted"]
     assert run_job(folder, command=stand_in(attempts=attempts)) == 0
     assert attempts[0].run is not None
     assert {record.status for record in count_records(folder)} == {"ok"}
-    assert_measured_once(folder, 100)
+    assert_measured_once(folder, 30)
 
 
 def lose_n2(slurm: FakeSlurm, hanging_point: Point, attempts: list[Attempt]) -> Command:

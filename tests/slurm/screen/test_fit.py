@@ -31,7 +31,8 @@ def make_exchanges(
     three times as long.
     """
     exchanges = []
-    for repeat in range(4):
+    repeats = 4 if num_nodes == 3 else 2
+    for repeat in range(repeats):
         for index in range(num_nodes - 1 + num_nodes % 2):
             for pair in round_pairs(num_nodes, index):
                 node_factor = max((nodes or {}).get(rank, 1.0) for rank in pair)
