@@ -1,166 +1,186 @@
-"""Slurm's programs as they are called: what is asked of them, what is made of their words, and how they can fail."""
+"""Calls of Slurm's programs: their arguments, the values in their output, their failures."""
 
 import math
 import os
-from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from parbench.slurm.system import Partition, Slurm, SlurmError, format_limit, parse_limit
+from parbench.slurm.system import (
+    Partition,
+    Slurm,
+    end_time,
+    format_limit,
+    parse_limit,
+    too_long,
+)
+from tests.support.refusals import usage_error
+from tests.support.trees import write_tool
 
 
 class Programs:
-    """Programs that stand first in the PATH, before any Slurm that is installed; each notes its words."""
+    """Shell scripts in place of Slurm's programs. Each writes its arguments to a file."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._folder = folder
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def write(self, name: str, text: str) -> None:
-        program = self._folder / name
-        program.write_text(
-            f'#!/bin/sh\nprintf "%s\\n" "$@" > {self._folder}/{name}.words\n{text}\n'
-        )
-        program.chmod(0o755)
+    def write(self, name: str, script: str) -> None:
+        write_tool(self.folder, name, f'printf "%s\\n" "$@" > {self.folder}/{name}.args\n{script}')
 
-    def words(self, name: str) -> list[str]:
-        return (self._folder / f"{name}.words").read_text().splitlines()
+    def args(self, name: str) -> list[str]:
+        return (self.folder / f"{name}.args").read_text().splitlines()
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    return Programs(tmp_path, monkeypatch)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return Programs(tmp_path)
 
 
-def refusal(call: Callable[..., object], *words: Any) -> str:
-    with pytest.raises(SlurmError) as caught:
-        call(*words)
-    return str(caught.value)
+@pytest.mark.parametrize(
+    ("output", "job_id"), [("17", "17"), ("17;cluster", "17"), ("site says hello\n18", "18")]
+)
+def test_sbatch_returns_the_job_id(output: str, job_id: str, programs: Programs) -> None:
+    programs.write("sbatch", f"echo '{output}'")
+    assert Slurm().sbatch(Path("a b.sh")) == job_id
+    assert programs.args("sbatch") == ["--parsable", "a b.sh"]
+    programs.write("sbatch", "echo Submitted")
+    assert "'Submitted'" in usage_error(Slurm().sbatch, Path("a b.sh"))
 
 
-def test_sbatch_is_asked_for_the_bare_id_and_what_is_none_is_refused_as_told(
-    programs: Programs,
-) -> None:
-    programs.write("sbatch", "echo '17;cluster'")
-    assert Slurm().sbatch(Path("a b.sh")) == "17"
-    assert programs.words("sbatch") == ["--parsable", "a b.sh"]
-    programs.write("sbatch", "echo site says hello; echo 18")
-    assert Slurm().sbatch(Path("x.sh")) == "18"
-    for text in ("", "Submitted", "-3"):
-        programs.write("sbatch", f"echo '{text}'")
-        assert refusal(Slurm().sbatch, Path("x.sh")) == f"sbatch told no job id but {text!r}"
-
-
-def test_a_program_that_fails_is_one_sentence_without_its_own_prefix(
-    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs.write(
-        "sbatch",
-        "echo 'sbatch: error: too big' >&2; echo 'sbatch: fatal: no' >&2; echo >&2; exit 1",
-    )
-    Slurm().check_program("sbatch")
-    assert refusal(Slurm().sbatch, Path("x.sh")) == "sbatch refused: too big; no"
+def test_failed_program_is_reported_in_one_line(programs: Programs) -> None:
+    script = "echo 'sbatch: error: too big' >&2; echo 'sbatch: fatal: no' >&2; exit 1"
+    programs.write("sbatch", script)
+    assert usage_error(Slurm().sbatch, Path("x.sh")) == "sbatch refused: too big; no"
     programs.write("sinfo", "exit 3")
-    assert refusal(Slurm().partitions) == "sinfo refused: it ended with 3"
+    assert usage_error(Slurm().partitions) == "sinfo refused: it ended with 3"
+
+
+def test_program_without_an_answer_times_out(programs: Programs) -> None:
     programs.write("squeue", "exec sleep 30")
-    assert refusal(Slurm(timeout_seconds=0.2).queue) == "squeue did not answer within 0.2 s"
+    error = usage_error(Slurm(timeout_seconds=0.1).queue)
+    assert error == "squeue did not answer within 0.1 s"
+
+
+def test_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "sinfo").write_text("no program")
-    assert refusal(Slurm().partitions).startswith("sinfo cannot be started: ")
-    (tmp_path / "sbatch").unlink()
-    assert refusal(Slurm().check_program, "sbatch").startswith("sbatch is not in the PATH: ")
-    assert refusal(Slurm().scancel, ["1"]).startswith("scancel is not in the PATH: ")
+    assert "sbatch is not in the PATH" in usage_error(Slurm().check_program, "sbatch")
+    assert "scancel is not in the PATH" in usage_error(Slurm().scancel, ["1"])
+    (tmp_path / "sinfo").write_text("not executable")
+    assert usage_error(Slurm().partitions).startswith("sinfo cannot be started: ")
 
 
-def test_the_queue_has_a_line_for_each_task_and_partitions_are_summed_over_lines(
-    programs: Programs,
-) -> None:
+def test_queue_has_a_line_for_each_task(programs: Programs) -> None:
     programs.write("squeue", "echo '12|15|RUNNING|None'; echo '7|7|PENDING|Resources'")
-    found = [(one.id, one.own_id, one.state, one.reason) for one in Slurm().queue()]
-    assert found == [("12", "15", "RUNNING", "None"), ("7", "7", "PENDING", "Resources")]
-    assert {"-h", "-r", "--me"} <= set(programs.words("squeue"))
-    programs.write("squeue", "")
-    assert Slurm().queue() == ()
-    programs.write(
-        "sinfo",
-        "echo 'lab*|4|1:00:00|up'; echo 'big|100|infinite|down'; echo 'big|28|infinite|down'",
-    )
+    task, job = Slurm().queue()
+    assert task.id == "12"
+    assert task.own_id == "15"
+    assert task.state == "RUNNING"
+    assert job.id == "7"
+    assert job.reason == "Resources"
+    assert {"-h", "-r", "--me"} <= set(programs.args("squeue"))
+
+
+def test_partitions_sum_the_nodes_of_their_lines(programs: Programs) -> None:
+    lines = "echo 'lab*|4|1:00:00|up'; echo 'big|100|infinite|down'; echo 'big|28|infinite|down'"
+    programs.write("sinfo", lines)
     assert Slurm().partitions() == (
         Partition(name="lab", nodes=4, limit_seconds=3600, is_default=True),
         Partition(name="big", nodes=128, limit_seconds=math.inf, is_up=False),
     )
-    programs.write("squeue", "echo 7 PENDING")
-    assert refusal(Slurm().queue).startswith("squeue told '7 PENDING', which is not of the form %F")
-    for line in ("lab 4", "lab|many|infinite|up"):
-        programs.write("sinfo", f"echo '{line}'")
-        assert refusal(Slurm().partitions).startswith(
-            f"sinfo told '{line}', which is not of the form %P"
-        )
 
 
-def test_times_are_read_in_every_form_of_slurm_s_and_written_in_whole_minutes() -> None:
-    known = {
-        "30": 1800,
-        "5:30": 330,
-        "1:00:00": 3600,
-        "2-00:00:00": 172800,
-        "1-12": 129600,
-        "1-12:30": 131400,
-    }
-    for text, seconds in {
-        **known,
-        **dict.fromkeys(("infinite", "UNLIMITED", "n/a"), math.inf),
-    }.items():
-        assert parse_limit(text) == seconds, text
-    for number, text in {
-        60: "0:01:00",
-        61: "0:02:00",
-        3600: "1:00:00",
-        90 * 3600: "90:00:00",
-    }.items():
-        assert format_limit(number) == text
-        assert parse_limit(text) >= number, "never less"
+@pytest.mark.parametrize("line", ["lab 4", "lab|many|infinite|up"])
+def test_partitions_refuse_an_unknown_format(line: str, programs: Programs) -> None:
+    programs.write("sinfo", f"echo '{line}'")
+    assert repr(line) in usage_error(Slurm().partitions)
 
 
-def test_a_job_is_shown_for_each_task_and_an_unknown_one_is_nothing_but_silence_is_not(
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("5:30", 330),
+        ("1:00:00", 3600),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("infinite", math.inf),
+        ("n/a", math.inf),
+    ],
+)
+def test_parse_limit_reads_every_form(text: str, seconds: float) -> None:
+    assert parse_limit(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(60, "0:01:00"), (61, "0:02:00"), (90 * 3600, "90:00:00")]
+)
+def test_format_limit_rounds_up_to_minutes(seconds: float, text: str) -> None:
+    assert format_limit(seconds) == text
+
+
+def test_show_job_reads_one_mapping_per_task(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    line = "JobId=7 JobName=a b Comment=x=1 y NodeList=n[1-4] Socks/Node=* NtasksPerN:B:S:C=2:0:*:* Power="
-    first = {
+    line = "JobId=7 JobName=a b Comment=x=1 y NodeList=n[1-4] Socks/Node=* Power="
+    programs.write("scontrol", f'echo "{line}"; echo; echo "JobId=3 End=$SLURM_TIME_FORMAT"')
+    first, second = Slurm().show_job("2")
+    assert first == {
         "JobId": "7",
         "JobName": "a b",
         "Comment": "x=1 y",
         "NodeList": "n[1-4]",
         "Socks/Node": "*",
+        "Power": "",
     }
-    programs.write("scontrol", f"echo '{line}'; echo; echo \"JobId=3 End=$SLURM_TIME_FORMAT\"")
-    values = {**first, "NtasksPerN:B:S:C": "2:0:*:*", "Power": ""}
-    assert Slurm().show_job("2") == (values, {"JobId": "3", "End": "standard"})
-    assert programs.words("scontrol") == ["show", "job", "-o", "2"]
+    assert second == {"JobId": "3", "End": "standard"}
+    assert programs.args("scontrol") == ["show", "job", "-o", "2"]
+
+
+def test_show_job_distinguishes_unknown_jobs_from_errors(programs: Programs) -> None:
     programs.write("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert Slurm().show_job("2") == ()
-    programs.write(
-        "scontrol", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
-    )
-    assert "Unable to contact" in refusal(Slurm().show_job, "2")
+    programs.write("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert "Unable to contact" in usage_error(Slurm().show_job, "2")
 
 
-def test_requeue_cancel_nodes_and_host_names(programs: Programs, tmp_path: Path) -> None:
-    programs.write("scancel", "exit 0")
-    Slurm().scancel([])
-    assert not (tmp_path / "scancel.words").exists(), "cancelling nothing calls nothing"
-    Slurm().scancel(["4", "5"])
-    assert programs.words("scancel") == ["4", "5"]
+def test_host_names_expands_a_list(programs: Programs) -> None:
     programs.write("scontrol", "echo n1; echo n2")
-    Slurm().requeue("9")
-    assert programs.words("scontrol") == ["requeue", "9"]
     assert Slurm().host_names("n[1-2]") == ("n1", "n2")
     assert Slurm().host_names("") == ()
+
+
+def test_node_states_of_some_or_all_nodes(programs: Programs) -> None:
     programs.write("sinfo", "echo 'n1|idle'; echo 'n2|down*'; echo 'n2|down*'")
     assert Slurm().node_states(["n1", "n2"]) == {"n1": "idle", "n2": "down*"}
-    assert programs.words("sinfo")[2:4] == ["-n", "n1,n2"]
+    assert programs.args("sinfo")[2:4] == ["-n", "n1,n2"]
     Slurm().node_states()
-    assert "-n" not in programs.words("sinfo")
+    assert "-n" not in programs.args("sinfo")
+
+
+LIMITED = {"TimeLimit": "01:00:00", "EndTime": "2026-11-21T21:38:33"}
+LOCAL_END = datetime(2026, 11, 21, 21, 38, 33).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("facts", "variable", "expected"),
+    [
+        (LIMITED, "12", LOCAL_END),
+        ({**LIMITED, "TimeLimit": "UNLIMITED"}, "", math.inf),
+        ({**LIMITED, "EndTime": "Unknown"}, "", math.inf),
+        ({"EndTime": "N/A"}, "1700000000", 1.7e9),
+        ({}, "0", math.inf),
+        ({}, "soon", math.inf),
+    ],
+)
+def test_end_time_prefers_scontrol(facts: dict[str, str], variable: str, expected: float) -> None:
+    assert end_time(facts, {"SLURM_JOB_END_TIME": variable}) == expected
+
+
+def test_too_long_rounds_against_the_point() -> None:
+    assert too_long(94.2, 60.9) == "needs about 95 s, 60 s are left"
+    assert too_long(5.0, -3.0) == "needs about 5 s, 0 s are left"
+    assert too_long(60.0, 60.0) == ""
+    assert too_long(1e9, math.inf) == ""

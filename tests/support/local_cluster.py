@@ -76,7 +76,10 @@ def run(
 @click.argument("action", type=click.Choice(("cut", "heal")))
 @click.argument("node")
 def fault(action: str, node: str) -> None:
-    """Inject a fault from inside of the cluster: the link of NODE silently drops everything until it is healed."""
+    """Cut or heal the link of NODE, from inside of the cluster.
+
+    A link that is cut silently drops everything.
+    """
     inject_fault(action, node)
 
 

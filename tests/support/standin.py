@@ -1,118 +1,129 @@
-"""A stand-in for ``parbench run``: writes a real run folder, a record each so many seconds, and needs no ranks.
+"""A stand-in for ``parbench run`` as the child of a job: a shell that appends prepared records.
 
-As a program it is the child of ``parbench.slurm.job.work``; ``standin(...)`` is the command that starts it.
+``stand_in(...)`` is a ``Command`` of ``parbench.slurm.job.point_run``. It writes the run folder in
+this process and returns a shell command that appends the records which are missing, so the child
+needs no ranks and no Python.
 """
 
-import signal
-import socket
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from parbench.bench.launch.driver import remaining
-from parbench.bench.results.records import RankState, Record
-from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
-from parbench.slurm.job.point_run import Attempt
-from tests.support import fakes
+from parbench.bench.results.records import Record, encode
+from parbench.bench.results.runs import create_run, load_run
+from parbench.slurm.job.point_run import Attempt, Command
+from tests.support.fakes import make_fake_case, make_plan
 from tests.support.reports_fixtures import failed_record, ok_record
 
-ENDS = ("ok", "wrong", "hang", "bad-input", "die", "stubborn", "blames")
+Ending = Literal["ok", "wrong", "hang", "bad-input", "killed", "ignores-sigterm", "ranks-died"]
+"""The way a child ends: ``killed`` writes all records except the last and ends with SIGKILL,
+``ranks-died`` blames its last case when it receives SIGTERM, and ``ignores-sigterm`` continues."""
+
+_EXIT_CODES = {"wrong": 1, "hang": 4}
+
+_APPEND_RECORDS = """
+eval "$4"
+while IFS= read -r record; do
+    sleep "$3"
+    printf '%s\\n' "$record" >> "$2"
+done < "$1"
+eval "$5"
+"""
+"""Arguments: prepared records, the run's records, seconds per record, first and last action."""
+
+_FAR_FUTURE = "9999-01-01T00:00:00.000Z"
 
 
-def standin(
+@dataclass(frozen=True, kw_only=True)
+class RecordKey:
+    """The identity and the status of a record in a sweep."""
+
+    point: str
+    case: str
+    launch: int
+    status: str
+
+
+def stand_in(
     *,
-    cases: int = 2,
-    each: float = 0.05,
-    end: str = "ok",
-    silent: str = "",
-    told: list[Attempt] | None = None,
-) -> Callable[[Attempt], list[str]]:
-    """Return a command for ``slurm.job.work.work``; ``told`` collects its attempts, ``silent`` is a host that hangs."""
+    num_cases: int = 1,
+    seconds_per_case: float = 0.0,
+    ending: Ending = "ok",
+    attempts: list[Attempt] | None = None,
+) -> Command:
+    """Return a command whose child records ``num_cases``; ``attempts`` collects its attempts."""
 
-    def words(attempt: Attempt) -> list[str]:
-        if told is not None:
-            told.append(attempt)
-        fresh = ["--out", f"{attempt.folder}/runs/{attempt.point.id}"]
-        where = ["--resume", str(attempt.run)] if attempt.run else fresh
-        return [
-            sys.executable,
-            "-m",
-            "tests.support.standin",
-            str(cases),
-            str(each),
-            end,
-            silent,
-            *where,
-        ]
+    def command(attempt: Attempt) -> list[str]:
+        if attempts is not None:
+            attempts.append(attempt)
+        if ending == "bad-input":
+            return ["sh", "-c", "echo 'parbench: --nodes 9: job 7 has 4' >&2; exit 2"]
+        run = attempt.run or _create_run(attempt, num_cases)
+        records = _missing_records(run, ending)
+        prepared = attempt.folder / "logs" / f"{attempt.point.id}.prepared"
+        prepared.write_bytes(b"".join(map(encode, records)))
+        arguments = [str(prepared), str(run / "records.jsonl"), str(seconds_per_case)]
+        return ["sh", "-c", _APPEND_RECORDS, "sh", *arguments, *_shell_actions(run, ending)]
 
-    return words
+    return command
 
 
-def counted(folder: Path, spoilt: Collection[str] = ()) -> Counter[tuple[str, str, int, str]]:
-    """Return how often each (point, case, launch, status) stands in a sweep's records, but for runs that are spoilt."""
+def _create_run(attempt: Attempt, num_cases: int) -> Path:
+    plan = make_plan([make_fake_case(number) for number in range(num_cases)])
+    run, _ = create_run(attempt.folder / "runs" / attempt.point.id, plan, "0")
+    return run
+
+
+def _missing_records(run: Path, ending: Ending) -> list[Record]:
+    records = [ok_record(case, launch, n=3) for launch, case in remaining(load_run(run))]
+    if ending == "killed":
+        return records[:-1]
+    if ending == "wrong":
+        records[-1] = failed_record(records[-1].case, status="wrong", reason="3 results are wrong")
+    if ending == "hang":
+        records[-1] = failed_record(records[-1].case, status="hang", reason="no end within 10 s")
+    return records
+
+
+def _shell_actions(run: Path, ending: Ending) -> tuple[str, str]:
+    """Return the first and the last shell command of a child."""
+    if ending == "ignores-sigterm":
+        return "trap '' TERM", "exit 0"
+    if ending == "ranks-died":
+        _, case = remaining(load_run(run))[-1]
+        blame = run / "blame"
+        blame.write_bytes(encode(failed_record(case, started=_FAR_FUTURE)))
+        return f"trap 'cat {blame} >> {run}/records.jsonl; exit 4' TERM", "exit 0"
+    if ending == "killed":
+        return "", "kill -KILL $$"
+    return "", f"exit {_EXIT_CODES.get(ending, 0)}"
+
+
+def count_records(folder: Path, ignored_runs: Collection[str] = ()) -> Counter[RecordKey]:
+    """Count the records of a sweep by point, case, repetition and status.
+
+    ``ignored_runs`` are run folders relative to the sweep's folder.
+    """
     return Counter(
-        (records.parents[1].name, record.case.id, record.launch, record.status)
-        for records in (folder / "runs").glob("*/*/records.jsonl")
-        if str(records.parent.relative_to(folder)) not in spoilt
-        for record in load_run(records.parent).records
+        RecordKey(
+            point=run.parent.name, case=record.case.id, launch=record.launch, status=record.status
+        )
+        for run in _find_runs(folder, ignored_runs)
+        for record in load_run(run).records
     )
 
 
-def _record(end: str, silent: str, record: Record, *, is_last: bool) -> Record:
-    if not is_last or end not in ("wrong", "hang"):
-        return record
-    ranks = [
-        RankState(rank=0, host=socket.gethostname(), pid=1, state="timed, step 3"),
-        RankState(rank=1, host=silent, pid=2, state="no answer"),
-    ]
-    reason = {"wrong": "3 results are wrong", "hang": "no end within 10 s: rank 1 did not arrive"}[
-        end
-    ]
-    return failed_record(
-        record.case,
-        0,
-        "wrong" if end == "wrong" else "hang",
-        reason,
-        ranks=ranks,
-        started=utc_now(),
-    )
+def _find_runs(folder: Path, ignored_runs: Collection[str]) -> Iterator[Path]:
+    for path in (folder / "runs").glob("*/*/records.jsonl"):
+        if str(path.parent.relative_to(folder)) not in ignored_runs:
+            yield path.parent
 
 
-def main() -> int:
-    cases, each, end, silent, option, where = sys.argv[1:]
-    assert end in ENDS
-    if end == "bad-input":
-        print("parbench: --nodes 9: job 7 has 4", file=sys.stderr)
-        return 2
-    is_fresh = option == "--out"
-    path = (
-        create_run(Path(where), fakes.make_plan(map(fakes.make_fake_case, range(int(cases)))), "0")[
-            0
-        ]
-        if is_fresh
-        else Path(where)
-    )
-    run = load_run(path)
-    todo = remaining(run)
-    with open_writer(path) as writer:
-
-        def stop(number: int, frame: object) -> None:
-            if end == "blames":  # it sees its ranks die of the signal that ends the job
-                writer.write(failed_record(todo[-1][1], started=utc_now()))
-            sys.exit(4)
-
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if end == "stubborn" else stop)
-        for index, (launch, case) in enumerate(todo):
-            time.sleep(float(each))
-            is_last = index == len(todo) - 1
-            if end == "die" and is_last:
-                signal.raise_signal(signal.SIGKILL)
-            done = ok_record(case, launch, started=utc_now())
-            writer.write(_record(end, silent, done, is_last=is_last))
-    return {"ok": 0, "wrong": 1}.get(end, 4)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def assert_measured_once(folder: Path, num_records: int, ignored_runs: Sequence[str] = ()) -> None:
+    """Check that a sweep has this number of records, none of them twice."""
+    counts = count_records(folder, ignored_runs)
+    assert len(counts) == num_records
+    assert set(counts.values()) == {1}

@@ -1,8 +1,8 @@
-"""What a batch script of a test starts in the place of Python: ``slurm work`` whose children are stand-ins.
+"""The Python of a test's batch script: ``slurm work`` whose children are stand-ins.
 
-Usage: standin_job.py CASES PACE -m parbench slurm work FOLDER [--array]
+Usage: python -m tests.support.standin_job CASES PACE -m parbench slurm work FOLDER [--array]
 
-PACE is a file with the seconds from one record to the next; each child reads it when it starts.
+PACE is a file with the seconds per record. Each child reads it when it starts.
 """
 
 import sys
@@ -10,17 +10,19 @@ from pathlib import Path
 
 from parbench.slurm.job.point_run import Attempt
 from parbench.slurm.job.work import work
-from tests.support.standin import standin
+from tests.support.standin import stand_in
 
 
-def main(words: list[str]) -> int:
-    cases, pace, *rest = words
-    folder, *more = rest[rest.index("work") + 1 :]
+def main(args: list[str]) -> int:
+    """Measure the points of a sweep in this allocation and return the exit code."""
+    num_cases, pace, *work_args = args
+    folder = work_args[work_args.index("work") + 1]
 
     def command(attempt: Attempt) -> list[str]:
-        return standin(cases=int(cases), each=float(Path(pace).read_text()))(attempt)
+        seconds = float(Path(pace).read_text())
+        return stand_in(num_cases=int(num_cases), seconds_per_case=seconds)(attempt)
 
-    return work(Path(folder), array=more == ["--array"], command=command)
+    return work(Path(folder), array="--array" in work_args, command=command)
 
 
 if __name__ == "__main__":

@@ -1,227 +1,256 @@
-"""One point's child: its words, its end, and what its run folder says came of it."""
+"""The child that measures one point: its command, its outcome, and the dead nodes of its job."""
 
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
+from click.testing import CliRunner
 
 from parbench.bench.launch.control_channel import LEFT_OUT
-from parbench.bench.results.records import Record
+from parbench.bench.results.records import RankState, Record
 from parbench.bench.results.runs import create_run, load_run, open_writer, write_info
+from parbench.cli import main
 from parbench.slurm.job.point_run import (
     Attempt,
     Child,
     Command,
+    DeadNodes,
     begun_run,
-    broken_records,
     forget_broken,
     outcome_of,
     parbench_run,
-    progress,
-    relative,
 )
-from parbench.slurm.job.state import State
 from tests.support.fakes import make_fake_case, make_plan
 from tests.support.reports_fixtures import failed_record, ok_record
-from tests.support.standin import standin
-from tests.support.sweeps import make_folder, make_point, make_sweep
+from tests.support.sweeps import FakeSlurm, make_folder, make_point, make_sweep
 
-CASES = tuple(make_fake_case(number) for number in range(3))
-P = make_point()
+CASES = (make_fake_case(0), make_fake_case(1), make_fake_case(2))
+POINT = make_point()
 
 
-def attempt(tmp_path: Path, **more: Any) -> Attempt:
-    sweep = make_sweep([P])
-    given = {
-        "folder": make_folder(tmp_path, sweep),
+def make_attempt(parent: Path, **fields: Any) -> Attempt:
+    sweep = make_sweep([POINT])
+    defaults = {
+        "folder": make_folder(parent, sweep),
         "sweep": sweep,
-        "point": P,
+        "point": POINT,
         "nodes": ("n1", "n3"),
         "run": None,
     }
-    return Attempt(**{**given, **more})
+    return Attempt(**{**defaults, **fields})
 
 
-def ended(asked: Attempt, command: Command) -> Child:
-    child = Child(asked, command)
+def run_child(attempt: Attempt, command: Command) -> Child:
+    child = Child(attempt, command)
     child.end(30.0)
     return child
 
 
-def written(out: Path, *records: Record, hosts: list[str] | None = None) -> Path:
-    path, info = create_run(out, make_plan(CASES), "0")
-    write_info(path, msgspec.structs.replace(info, environment={"hosts": hosts}))
-    with open_writer(path) as writer:
+def write_run(parent: Path, *records: Record, hosts: list[str] | None = None) -> Path:
+    """Write a run of three cases and return its folder."""
+    run, info = create_run(parent, make_plan(CASES), "0")
+    write_info(run, msgspec.structs.replace(info, environment={"hosts": hosts}))
+    with open_writer(run) as writer:
         for record in records:
             writer.write(record)
-    return path
+    return run
 
 
-def test_the_words_of_a_run_that_is_fresh_or_gone_on_with_are_such_as_parbench_takes(
-    tmp_path: Path,
-) -> None:
-    asked = attempt(tmp_path)
-    assert parbench_run(asked) == [
-        *(
-            sys.executable,
-            "-m",
-            "parbench",
-            "run",
-            "--json",
-            "--nodelist",
-            "n1,n3",
-            "--launcher",
-            "srun",
-        ),
-        *("--nodes", "2", "--ntasks-per-node", "1", "--placement", "block"),
-        *(
-            "--plan",
-            str(asked.folder / "points" / f"{P.id}.json"),
-            "--out",
-            str(asked.folder / "runs" / P.id),
-        ),
-    ]
-    words = parbench_run(attempt(tmp_path, sweep=make_sweep([P], link="400Gbit"), nodes=()))
-    assert words[-2:] == ["--link", "400Gbit"]
-    assert "--nodelist" not in words
-    words = parbench_run(attempt(tmp_path, run=tmp_path / "r"))
-    assert words[5:] == ["--nodelist", "n1,n3", "--resume", str(tmp_path / "r")]
-    child = ended(
-        asked, parbench_run
-    )  # the real command line reads them, and refuses that there is no allocation
-    assert child.code == 2
-    assert re.match("parbench: .*srun", child.last_line())
+def test_parbench_run_is_a_valid_command(tmp_path: Path) -> None:
+    args = parbench_run(make_attempt(tmp_path, sweep=make_sweep([POINT], link="400Gbit")))
+    line = " ".join(args)
+    assert "--nodelist n1,n3 --launcher srun --nodes 2 --ntasks-per-node 1" in line
+    assert f"--plan {tmp_path}/sweep/points/{POINT.id}.json" in line
+    assert f"--out {tmp_path}/sweep/runs/{POINT.id} --link 400Gbit" in line
+    result = CliRunner().invoke(main, args[3:])
+    assert result.exit_code == 2, "there is no allocation"
+    assert "srun" in result.output
 
 
-def test_a_child_measures_with_the_points_variables_and_its_last_words_are_kept(
-    tmp_path: Path,
-) -> None:
-    asked = attempt(tmp_path)
-    child = ended(asked, standin(cases=3, each=0))
-    run = begun_run(asked.folder, P, ())
-    assert run is not None
-    found = outcome_of(run, child.code, child.last_line())
-    assert (found.state, found.reason, found.measured) == ("done", "", 3)
-    assert relative(asked.folder, run) == f"runs/{P.id}/{run.name}"
-    options = ("--container-image=a", "--mem=0")
-    asked = attempt(
+def test_parbench_run_resumes_a_begun_run(tmp_path: Path) -> None:
+    args = parbench_run(make_attempt(tmp_path, run=tmp_path / "r"))
+    assert args[4:] == ["--json", "--nodelist", "n1,n3", "--resume", str(tmp_path / "r")]
+
+
+def test_child_gets_variables_and_srun_options(tmp_path: Path) -> None:
+    attempt = make_attempt(
         tmp_path,
         point=make_point(variables={"A": "7"}),
-        sweep=make_sweep([P], srun_options=options),
+        sweep=make_sweep([POINT], srun_options=("--container-image=a", "--mem=0")),
     )
     script = 'echo "$A" $PARBENCH_SRUN_OPTIONS >&2'
-    assert (
-        ended(asked, lambda _: ["sh", "-c", script]).last_line() == "7 --container-image=a --mem=0"
-    )
-    assert ended(asked, lambda _: ["true"]).last_line() == "", (
-        "an earlier attempt's are not its own"
-    )
+    child = run_child(attempt, lambda _: ["sh", "-c", script])
+    assert child.last_line() == "7 --container-image=a --mem=0"
 
 
-def test_the_verdict_of_records_and_where_no_run_was_begun_only_bad_input_is_final(
-    tmp_path: Path,
-) -> None:
-    missing = "measurements are missing, the run ended with exit code 4: words"
-    known: list[tuple[list[Record], State, str]] = [
-        ([ok_record(CASES[0]), ok_record(CASES[1]), ok_record(CASES[2])], "done", ""),
+def test_last_line_ignores_earlier_attempts(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    run_child(attempt, lambda _: ["sh", "-c", "echo first >&2"])
+    assert run_child(attempt, lambda _: ["true"]).last_line() == ""
+
+
+OK = ok_record(CASES[0])
+
+
+@pytest.mark.parametrize(
+    ("records", "state", "reason"),
+    [
+        ([OK, ok_record(CASES[1]), ok_record(CASES[2])], "done", ""),
         (
-            [
-                ok_record(CASES[0]),
-                ok_record(CASES[1]),
-                failed_record(CASES[2], 0, "skipped", LEFT_OUT),
-            ],
+            [OK, ok_record(CASES[1]), failed_record(CASES[2], status="skipped", reason=LEFT_OUT)],
             "done",
             "",
         ),
         (
-            [
-                ok_record(CASES[0]),
-                failed_record(CASES[1], 0, "hang", "late"),
-                failed_record(CASES[2], 0, "wrong", "3"),
-            ],
+            [OK, failed_record(CASES[1], status="hang"), failed_record(CASES[2], status="wrong")],
             "failed",
-            "wrong: {2}: 3",
+            f"wrong: {CASES[2].label}: it broke",
         ),
         (
-            [
-                ok_record(CASES[0]),
-                failed_record(CASES[1], reason="a"),
-                failed_record(CASES[2], reason="b"),
-            ],
+            [OK, failed_record(CASES[1]), failed_record(CASES[2])],
             "failed",
-            "failed: {1}: a (and 1 more)",
+            f"failed: {CASES[1].label}: it broke (and 1 more)",
         ),
-        ([ok_record(CASES[0])], "interrupted", f"2 of 3 {missing}"),
-        ([], "interrupted", f"3 of 3 {missing}"),
-        ([failed_record(CASES[0])], "interrupted", f"failed: {{0}}: it broke; 2 of 3 {missing}"),
-    ]
-    for records, state, reason in known:
-        found = outcome_of(written(tmp_path, *records), 4, "words")
-        assert (found.state, found.reason) == (
-            state,
-            reason.format(*(make_fake_case.label for make_fake_case in CASES)),
-        )
-        assert found.measured == len(records)
-        assert found.has_wrong_results == any(record.status == "wrong" for record in records)
-    run = written(tmp_path)
-    assert outcome_of(run, 4, str(run)).reason == f"3 of 3 {missing.removesuffix(': words')}", (
-        "its name is no reason"
-    )
-    assert outcome_of(run, 2, "parbench: the disk is full").state == "failed", "not tried for ever"
-    assert outcome_of(written(tmp_path, hosts=["n1", "n1", "n3"]), 0, "").hosts == ("n1", "n3")
-    assert outcome_of(run, 0, "").hosts == ()
-    (run / "run.json").write_text("{}")
-    found = outcome_of(run, 0, "")
-    assert (found.state, "run.json is not what parbench wrote" in found.reason) == ("failed", True)
-    found = outcome_of(None, 2, "parbench: --nodes 9: job 7 has 4")
-    assert (found.state, found.reason) == ("failed", "parbench: --nodes 9: job 7 has 4")
-    found = outcome_of(None, -9, "")
-    assert (found.state, found.reason) == (
-        "interrupted",
-        "the run ended with SIGKILL before it began",
-    )
-    assert outcome_of(None, -40, "").reason == "the run ended with signal 40 before it began", (
-        "which has no name"
-    )
-    assert outcome_of(None, 1, "Traceback").state == "interrupted"
-    assert broken_records(None) == ()
-
-
-def test_the_newest_whole_run_is_gone_on_with_and_no_spoilt_one(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, make_sweep([P]))
-    assert begun_run(folder, P, ()) is None
-    for name in ("20260101T000000Z-a", "20260102T000000Z-a", "20260103T000000Z-a"):
-        (folder / "runs" / P.id / name).mkdir(parents=True)
-        (folder / "runs" / P.id / name / "records.jsonl").touch()
-        if "03T" not in name:
-            (folder / "runs" / P.id / name / "run.json").touch()
-    newest, older = (
-        folder / "runs" / P.id / "20260102T000000Z-a",
-        folder / "runs" / P.id / "20260101T000000Z-a",
-    )
-    assert begun_run(folder, P, ()) == newest
-    assert begun_run(folder, P, {relative(folder, newest)}) == older
-
-
-def test_hangs_and_failures_alone_are_broken_and_those_of_the_jobs_end_forgotten(
-    tmp_path: Path,
+        (
+            [OK],
+            "interrupted",
+            "2 of 3 measurements are missing, the run ended with exit code 4: message",
+        ),
+    ],
+)
+def test_outcome_follows_from_the_records(
+    records: list[Record], state: str, reason: str, tmp_path: Path
 ) -> None:
-    run = written(
+    outcome = outcome_of(write_run(tmp_path, *records), 4, "message")
+    assert outcome.state == state
+    assert outcome.reason == reason
+    assert outcome.measured == len(records)
+    assert outcome.has_wrong_results == any(record.status == "wrong" for record in records)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "state", "reason"),
+    [
+        (2, "parbench: --nodes 9: job 7 has 4", "failed", "--nodes 9"),
+        (1, "Traceback", "interrupted", "Traceback"),
+        (-9, "", "interrupted", "SIGKILL"),
+        (-40, "", "interrupted", "signal 40"),
+    ],
+)
+def test_outcome_without_a_run(code: int, message: str, state: str, reason: str) -> None:
+    outcome = outcome_of(None, code, message)
+    assert outcome.state == state
+    assert reason in outcome.reason
+
+
+def test_outcome_of_bad_input_or_a_damaged_run_is_final(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    assert outcome_of(run, 2, "parbench: the disk is full").state == "failed"
+    (run / "run.json").write_text("{}")
+    outcome = outcome_of(run, 0, "")
+    assert outcome.state == "failed"
+    assert "run.json" in outcome.reason
+
+
+def test_begun_run_is_the_newest_complete_run(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, make_sweep([POINT]))
+    assert begun_run(folder, POINT, ()) is None
+    runs = folder / "runs" / POINT.id
+    for name in ("20260101T000000Z-a", "20260102T000000Z-a", "20260103T000000Z-a"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "records.jsonl").touch()
+    (runs / "20260101T000000Z-a" / "run.json").touch()
+    (runs / "20260102T000000Z-a" / "run.json").touch()
+    assert begun_run(folder, POINT, ()) == runs / "20260102T000000Z-a"
+    lost_run = f"runs/{POINT.id}/20260102T000000Z-a"
+    assert begun_run(folder, POINT, {lost_run}) == runs / "20260101T000000Z-a"
+
+
+def test_forget_broken_removes_failures_after_a_time(tmp_path: Path) -> None:
+    run = write_run(
         tmp_path,
-        ok_record(CASES[0]),
-        failed_record(CASES[1], 0, "hang"),
-        failed_record(CASES[2], 0, "wrong"),
-    )
-    assert [record.case.id for record in broken_records(run)] == [CASES[1].id]
-    early, late = "2026-01-01T00:00:01.000Z", "2026-01-01T00:00:09.000Z"
-    run = written(
-        tmp_path,
-        failed_record(CASES[0], started=early),
-        ok_record(CASES[1], started=late),
-        failed_record(CASES[2], started=late),
+        failed_record(CASES[0], started="2026-01-01T00:00:01.000Z"),
+        ok_record(CASES[1], started="2026-01-01T00:00:09.000Z"),
+        failed_record(CASES[2], started="2026-01-01T00:00:09.000Z"),
     )
     forget_broken(run, "2026-01-01T00:00:05.000Z")
-    assert [record.case.id for record in load_run(run).records] == [CASES[0].id, CASES[1].id]
-    assert progress(load_run(run)) == (2, 3)
+    assert [record.case for record in load_run(run).records] == [CASES[0], CASES[1]]
+
+
+@pytest.mark.parametrize("state", ["down", "down*", "idle*", "unknown"])
+def test_node_that_slurm_lost_is_dead(state: str) -> None:
+    nodes = DeadNodes(make_slurm({"n1": "mixed", "n2": "drained", "n3": state}), ENVIRON)
+    assert nodes.look() == {"n3"}
+    assert nodes.alive() == ("n1", "n2", "n4")
+    assert nodes.words() == "n3 is down"
+
+
+ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3,n4"}
+
+
+def make_slurm(
+    nodes: dict[str, str] | None = None, *, allocated: str = "n1,n2,n3,n4", state: str = "RUNNING"
+) -> FakeSlurm:
+    job = {"JobId": "7", "JobState": state, "NodeList": allocated}
+    return FakeSlurm(nodes=nodes, jobs={"7": job})
+
+
+def make_hang(**states: str) -> Record:
+    """Build a record of a hang with one rank on each host."""
+    ranks = [
+        RankState(rank=rank, host=host, pid=1, state=state)
+        for rank, (host, state) in enumerate(states.items())
+    ]
+    return failed_record(CASES[0], status="hang", ranks=ranks)
+
+
+def test_dead_node_stays_dead_for_the_job() -> None:
+    slurm = make_slurm({"n3": "down*"})
+    nodes = DeadNodes(slurm, ENVIRON)
+    assert nodes.look() == {"n3"}
+    slurm.nodes = {}
+    assert nodes.look() == {"n3"}
+
+
+@pytest.mark.parametrize(
+    ("allocated", "state", "dead"),
+    [
+        ("n1,n2,n4", "RUNNING", {"n3"}),
+        ("n1", "COMPLETING", set()),
+        ("(null)", "PENDING", set()),
+        ("", "RUNNING", set()),
+    ],
+)
+def test_node_that_a_running_job_lost_is_dead(allocated: str, state: str, dead: set[str]) -> None:
+    assert DeadNodes(make_slurm(allocated=allocated, state=state), ENVIRON).look() == dead
+
+
+NO_ANSWER = "no answer (process is stopped)"
+
+
+@pytest.mark.parametrize(
+    ("record", "dead"),
+    [
+        (make_hang(**{"n1.c": "timed", "n2.c": "timed", "n3.c": NO_ANSWER}), {"n3"}),
+        (make_hang(n1="timed", n2=NO_ANSWER, n3=NO_ANSWER), {"n2", "n3"}),
+        (make_hang(n1=NO_ANSWER, n2="timed", n3="timed"), set()),
+        (make_hang(n1=NO_ANSWER, n2=NO_ANSWER, n3=NO_ANSWER), set()),
+        (failed_record(CASES[0], ranks=make_hang(n1="timed", n2=NO_ANSWER).ranks), set()),
+    ],
+    ids=["full-names", "two-silent", "own-host", "all-silent", "not-a-hang"],
+)
+def test_silent_host_in_a_hang_is_dead(record: Record, dead: set[str]) -> None:
+    assert DeadNodes(make_slurm(), ENVIRON, host="n1.cluster").look([record]) == dead
+
+
+def test_dead_nodes_without_slurm() -> None:
+    record = make_hang(n1="timed", n2="timed", n3=NO_ANSWER)
+    slurm = make_slurm({"n2": "down"})
+    nodes = DeadNodes(slurm, ENVIRON, host="n1")
+    slurm.is_down = True
+    assert nodes.look([record]) == {"n3"}
+    assert nodes.words() == "n3 gives no answer"
+    nodes = DeadNodes(FakeSlurm(), {})
+    assert nodes.look([record]) == set()
+    assert nodes.alive() == ()

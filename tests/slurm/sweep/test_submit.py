@@ -1,65 +1,67 @@
-"""Submitting: what is checked before, that all jobs are submitted or none, and what is said of it."""
+"""Submit, resume and cancel a sweep: batch scripts, limits of partitions, all jobs or none."""
 
-import math
-import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import click.testing
 import msgspec
 import pytest
+from click.testing import CliRunner
 
-from parbench import cli
 from parbench.bench.plan.catalogue import DEFINITIONS
-from parbench.bench.text import UserError
+from parbench.cli import main
+from parbench.slurm.job.state import SavedState, State, write_state
 from parbench.slurm.sweep.expand import expand
-from parbench.slurm.sweep.folder import Sweep, load_jobs, load_sweep
-from parbench.slurm.sweep.submit import batches, fit_partition, freeze, send, submit, too_long
+from parbench.slurm.sweep.folder import Point, Sweep, load_jobs, load_sweep
+from parbench.slurm.sweep.submit import (
+    batches,
+    cancel,
+    estimate,
+    fit_partition,
+    freeze,
+    resume,
+    script_text,
+    send,
+    submit,
+)
 from parbench.slurm.sweep.sweepfile import read_sweep_file
-from parbench.slurm.system import Partition, Slurm, SlurmError
+from parbench.slurm.system import Partition, Slurm
 from tests.support.refusals import usage_error
-from tests.support.sweeps import FakeSlurm
+from tests.support.sweeps import (
+    FakeSlurm,
+    make_folder,
+    make_job,
+    make_point,
+    make_sweep,
+    queue_job,
+)
 
-SMALL = """
+TWO_POINTS = """
 nodes = [2, 4]
 budget = "6s"
 [[case]]
 name = "all_reduce"
 set = { size_bytes = "64K" }
 """
+THREE_JOBS = 'mode = "array"\n' + TWO_POINTS.replace("[2, 4]", "[2, 3, 4]")
 LAB = Partition(name="lab", nodes=4, limit_seconds=3600, is_default=True)
 BIG = Partition(name="big", nodes=128, limit_seconds=86400)
-REFUSAL = SlurmError("sbatch refused: too many jobs")
 
 
-def cluster(
-    refused: float = math.inf, error: BaseException = REFUSAL, *, cancels: bool = True
-) -> FakeSlurm:
-    """Return a Slurm of two partitions that refuses jobs from the ``refused``-th on."""
-    slurm = FakeSlurm().set(parts=(LAB, BIG))
-
-    def answer(words: tuple[str, ...]) -> None:
-        if words[0] == "sbatch" and len(told(slurm, "sbatch")) >= refused:
-            raise error
-        if words[0] == "scancel" and not cancels:
-            raise SlurmError("scancel did not answer within 30 s")
-
-    return slurm.set(on_call=answer)
-
-
-def told(slurm: FakeSlurm, program: str) -> list[list[str]]:
-    return [words for name, *words in slurm.told if name == program]
+def make_slurm(**answers: Any) -> FakeSlurm:
+    return FakeSlurm(partitions=(LAB, BIG), **answers)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"
-    path.write_text(SMALL)
+    path.write_text(TWO_POINTS)
     return path
 
 
-def run(file: Path, slurm: Slurm, *, dry_run: bool = False) -> int:
+def run_submit(file: Path, slurm: Slurm, *, dry_run: bool = False) -> int:
     return submit(
         file,
         ("parbench.bench.plan.catalogue",),
@@ -70,169 +72,286 @@ def run(file: Path, slurm: Slurm, *, dry_run: bool = False) -> int:
     )
 
 
-def frozen(file: Path, **changes: object) -> Sweep:
-    read = read_sweep_file(file)
-    return msgspec.structs.replace(freeze(read, file, expand(read, DEFINITIONS)[0]), **changes)
+def read_sweep(file: Path, **changes: object) -> Sweep:
+    sweep_file = read_sweep_file(file)
+    points, _ = expand(sweep_file, DEFINITIONS)
+    return msgspec.structs.replace(freeze(sweep_file, file, points), **changes)
 
 
-def test_a_sweep_is_written_submitted_noted_and_told(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slurm = cluster()
-    assert run(file, slurm) == 0
+def test_submit_writes_and_records_one_job(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slurm = make_slurm()
+    assert run_submit(file, slurm) == 0
     [folder] = (file.parent / "sweeps").iterdir()
-    sweep, [job] = load_sweep(folder), load_jobs(folder)
-    assert (sweep.name, sweep.file) == ("small", str(file))
-    assert (sweep.python, sweep.working_directory) == (sys.executable, str(Path.cwd()))
-    assert (job.id, job.nodes, job.points) == ("101", 4, tuple(point.id for point in sweep.points))
-    assert told(slurm, "sbatch") == [[str(folder / "scripts" / "sweep.sh")]]
-    assert (folder / "scripts" / "sweep.sh").read_text().endswith(f"slurm work {folder}\n")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        "point         label        time  node-hours",
-        f"{job.points[0]}  4 nodes x 1  16 s       0.018",
-        f"{job.points[1]}  2 nodes x 1  16 s      0.0089",
-        "2 points in 1 job, about 32 s, 0.036 node-hours",
-        "job 101: 2 points on 4 nodes",
-        f"next: parbench slurm status {folder}",
-    ]
-    assert run(file, cluster()) == 0
-    assert len(list(folder.parent.iterdir())) == 2, (
-        "a second sweep of the file has a folder of its own"
-    )
-    file.write_text(f'mode = "array"\n{SMALL}')
-    assert run(file, cluster()) == 0
-    [folder] = [one for one in folder.parent.iterdir() if load_sweep(one).mode == "array"]
-    sweep, jobs = load_sweep(folder), load_jobs(folder)
-    assert [(job.id, job.name, job.nodes, job.points) for job in jobs] == [
-        ("101", "4-nodes", 4, (sweep.points[0].id,)),
-        ("102", "2-nodes", 2, (sweep.points[1].id,)),
-    ]
+    sweep = load_sweep(folder)
+    assert sweep.name == "small"
+    assert sweep.file == str(file)
+    assert sweep.python == sys.executable
+    assert sweep.working_directory == str(Path.cwd())
+    [job] = load_jobs(folder)
+    assert job.id == "101"
+    assert job.nodes == 4
+    assert job.points == tuple(point.id for point in sweep.points)
+    script = folder / "scripts" / "sweep.sh"
+    assert slurm.arguments_of("sbatch") == [(str(script),)]
+    assert script.read_text().endswith(f"slurm work {folder}\n")
+    output = capsys.readouterr().out
+    assert f"{job.points[0]}  4 nodes x 1  16 s" in output
+    assert "2 points in 1 job, about 32 s, 0.036 node-hours" in output
+    assert f"parbench slurm status {folder}" in output
 
 
-def test_a_dry_run_shows_all_and_leaves_nothing_and_needs_no_slurm(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_submit_sends_an_array_for_each_number_of_nodes(file: Path) -> None:
+    file.write_text(THREE_JOBS)
+    assert run_submit(file, make_slurm()) == 0
+    [folder] = (file.parent / "sweeps").iterdir()
+    points = load_sweep(folder).points
+    jobs = load_jobs(folder)
+    assert [job.id for job in jobs] == ["101", "102", "103"]
+    assert [job.nodes for job in jobs] == [4, 3, 2]
+    assert [job.points for job in jobs] == [(point.id,) for point in points]
+
+
+def test_dry_run_submits_nothing_and_needs_no_slurm(
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file.write_text(f'mode = "array"\n{SMALL}')
-    slurm = cluster()
-    assert run(file, slurm, dry_run=True) == 0
-    assert told(slurm, "sbatch") == []
-    out = capsys.readouterr().out
-    assert "2 points in 2 jobs, about 32 s, 0.027 node-hours" in out
-    assert "#SBATCH --nodes=4" in out
-    assert out.endswith("dry run: nothing was submitted; 1 script more, of the same form\n")
     monkeypatch.setenv("PATH", str(file.parent))
-    done = click.testing.CliRunner().invoke(cli.main, ["slurm", "submit", str(file), "--dry-run"])
-    assert done.exit_code == 0, done.output
-    unchecked = "note: the partition, its nodes and its time limit were not checked: sinfo is not in the PATH"
-    assert done.output.startswith(unchecked)
-    with pytest.raises(
-        UserError, match=r"^sbatch is not in the PATH: submit where Slurm's programs are installed$"
-    ):
-        run(file, Slurm())
+    args = ["slurm", "submit", str(file), "--dry-run", "--out", str(file.parent / "sweeps")]
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 0, result.output
+    assert "sinfo is not in the PATH" in result.output
+    assert "#SBATCH --nodes=4" in result.output
     assert not (file.parent / "sweeps").exists()
+    assert "sbatch is not in the PATH" in usage_error(run_submit, file, Slurm())
 
 
-def test_all_jobs_are_submitted_or_none(file: Path) -> None:
-    file.write_text(f'mode = "array"\n{SMALL}'.replace("[2, 4]", "[2, 3, 4]"))
-    why = "sbatch refused: too many jobs"
-    kept = "jobs 101 are submitted and could not be cancelled (scancel did not answer within 30 s)"
-    for slurm, cancelled, words in (
-        (cluster(1), [], "nothing was submitted"),
-        (cluster(3), [["101", "102"]], "nothing is left submitted: jobs 101 102 were cancelled"),
-        (cluster(2, cancels=False), [["101"]], kept),
-    ):
-        assert usage_error(run, file, slurm) == f"{words}: {why}"
-        assert told(slurm, "scancel") == cancelled
-        assert any((file.parent / "sweeps").iterdir()) == bool(cancelled), (
-            "a folder without jobs is removed"
-        )
-
-
-def test_a_job_that_cannot_be_noted_and_an_interrupt_take_back_what_was_submitted(
-    file: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("refused_from", "cancelled", "message"),
+    [
+        ({"sbatch": 1}, [], "nothing was submitted"),
+        ({"sbatch": 3}, [("101", "102")], "jobs 101 102 were cancelled"),
+        ({"sbatch": 2, "scancel": 1}, [("101",)], "jobs 101 are submitted"),
+    ],
+)
+def test_submit_sends_all_jobs_or_none(
+    refused_from: dict[str, int], cancelled: list[tuple[str, ...]], message: str, file: Path
 ) -> None:
-    sweep, slurm = frozen(file, mode="array"), cluster(2, KeyboardInterrupt())
+    file.write_text(THREE_JOBS)
+    slurm = make_slurm(refused_from=refused_from)
+    error = usage_error(run_submit, file, slurm)
+    assert message in error
+    assert "sbatch did not answer" in error
+    assert slurm.arguments_of("scancel") == cancelled
+    has_folder = any((file.parent / "sweeps").iterdir())
+    assert has_folder == bool(cancelled), "a folder without jobs is removed"
+
+
+def test_send_cancels_jobs_at_an_interrupt(file: Path, tmp_path: Path) -> None:
+    sweep = read_sweep(file, mode="array")
+    slurm = make_slurm(refused_from={"sbatch": 2}, refusal=KeyboardInterrupt())
     (tmp_path / "scripts").mkdir()
     with pytest.raises(KeyboardInterrupt):
         send(sweep, tmp_path, batches(sweep), slurm)
-    assert told(slurm, "scancel") == [["101"]]
-    slurm = cluster()
-    (tmp_path / "jobs.jsonl").unlink()
-    (tmp_path / "jobs.jsonl").mkdir()
-    with pytest.raises(
-        UserError, match=r"nothing is left submitted: jobs 101 were cancelled: .*cannot be written"
-    ):
-        send(sweep, tmp_path, batches(sweep), slurm)
-    assert told(slurm, "scancel") == [["101"]]
+    assert slurm.arguments_of("scancel") == [("101",)]
 
 
-def test_bad_input_is_one_sentence_that_names_the_file_and_nothing_is_submitted(file: Path) -> None:
-    for text, words in (
-        ("nods = 2", "unknown field `nods`"),
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("nodes = 8", "nodes(8) > 4, the nodes of partition lab"),
-        ("nodes = 2\nexclude = [{ nodes = 2 }]", "$.exclude removes all 1 points"),
-        (
-            "nodes = 2\nslurm.partition = 'bog'",
-            "no partition is named 'bog': there are lab or big; did you mean 'big'?",
-        ),
-        (
-            "nodes = 2\nslurm.time = '2h'",
-            "$.slurm.time(120 min) > 60 min, the limit of partition lab",
-        ),
-    ):
-        file.write_text(f"{text}\n[[case]]\nname = 'all_reduce'\n")
-        slurm = cluster()
-        with pytest.raises(
-            UserError, match=f"^sweep file {re.escape(str(file))}: .*{re.escape(words)}"
-        ):
-            run(file, slurm)
-        assert told(slurm, "sbatch") == []
-        assert not (file.parent / "sweeps").exists()
-    done = click.testing.CliRunner().invoke(
-        cli.main, ["slurm", "submit", str(file.parent / "absent.toml")]
-    )
-    assert (done.exit_code, "absent.toml cannot be read" in done.output) == (2, True)
-    file.write_text(SMALL)
-    (file.parent / "sweeps").write_text("a file")
-    slurm = cluster()
-    with pytest.raises(UserError, match="cannot hold a sweep: Not a directory"):
-        run(file, slurm)
-    assert told(slurm, "sbatch") == []
+        ("nodes = 2\nslurm.partition = 'bog'", "did you mean 'big'?"),
+        ("nodes = 2\nslurm.time = '2h'", "$.slurm.time(120 min) > 60 min"),
+        ("nodes = 2\nexclude = [{ nodes = 2 }]", "$.exclude"),
+    ],
+)
+def test_submit_refuses_what_cannot_run(text: str, message: str, file: Path) -> None:
+    file.write_text(f"{text}\n[[case]]\nname = 'all_reduce'\n")
+    slurm = make_slurm()
+    error = usage_error(run_submit, file, slurm)
+    assert error.startswith(f"sweep file {file}: ")
+    assert message in error
+    assert slurm.arguments_of("sbatch") == []
+    assert not (file.parent / "sweeps").exists()
 
 
-def test_the_default_partition_is_the_one_that_slurm_marks_and_one_that_is_down_is_noted(
-    file: Path,
-) -> None:
-    for default, there in (((BIG,), "big"), ((), "none")):
-        told = usage_error(fit_partition, frozen(file), default)
-        assert told == f"$.slurm.partition is missing, and Slurm has no default: there are {there}"
-    sweep = frozen(file)
+def test_partition_that_is_down_is_noted(file: Path) -> None:
+    sweep = read_sweep(file)
     assert fit_partition(sweep, (LAB,)) == (sweep, [])
-    down = replace(LAB, is_up=False)
-    for name, notes in ((None, ["partition lab is not up: jobs wait"]), ("big", [])):
-        assert (
-            fit_partition(msgspec.structs.replace(sweep, partition=name), (BIG, down))[1] == notes
-        )
-    wide = msgspec.structs.replace(frozen(file, time_seconds=7200), partition="lab,big")
-    assert fit_partition(wide, (LAB, BIG)) == (wide, []), (
-        "the longest limit of the partitions named counts"
+    _, notes = fit_partition(sweep, (BIG, replace(LAB, is_up=False)))
+    assert notes == ["partition lab is not up: jobs wait"]
+    sweep = read_sweep(file, partition="big")
+    assert fit_partition(sweep, (BIG, replace(LAB, is_up=False))) == (sweep, [])
+
+
+def test_job_longer_than_the_limit_is_cut_if_it_can_requeue(file: Path) -> None:
+    file.write_text(f"repeat = 10\n{TWO_POINTS}")
+    short = replace(LAB, limit_seconds=180)
+    sweep, notes = fit_partition(read_sweep(file), (short,))
+    assert sweep.time_seconds == 180
+    assert "8 min" in notes[0]
+    assert "3 min" in notes[0]
+    assert "allows 3 min" in usage_error(fit_partition, read_sweep(file, requeue=False), (short,))
+    tiny = replace(LAB, limit_seconds=15)
+    assert "allows 15 s" in usage_error(fit_partition, read_sweep(file), (tiny,))
+
+
+POINTS = (
+    make_point(0, nodes=4),
+    make_point(1, nodes=4, ntasks_per_node=2),
+    make_point(2),
+    make_point(3, nodes=1, ntasks_per_node=2),
+)
+
+
+def build_script(folder: Path = Path("/shared/s"), **fields: Any) -> str:
+    sweep = make_sweep(POINTS, **fields)
+    return script_text(sweep, folder, batches(sweep)[0])
+
+
+def read_directives(script: str) -> dict[str, str]:
+    directives = {}
+    for line in script.splitlines():
+        if line.startswith("#SBATCH --"):
+            name, _, value = line.removeprefix("#SBATCH --").partition("=")
+            directives[name] = value
+    return directives
+
+
+def test_script_of_one_allocation() -> None:
+    script = build_script(
+        name="my sweep",
+        python="/v/bin/python",
+        working_directory="/home/me",
+        time_seconds=1800,
+        prologue=("module load cuda", "source venv/bin/activate"),
+        on_dead_node="go-on",
+        partition="gpu",
+        options={"account": "me", "exclusive": True},
+    )
+    assert (
+        script
+        == """#!/bin/bash
+#SBATCH --job-name=my-sweep
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=2
+#SBATCH --time=0:30:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/s/logs/%j.out
+#SBATCH --chdir=/home/me
+#SBATCH --no-kill
+#SBATCH --partition=gpu
+#SBATCH --account=me
+#SBATCH --exclusive
+ulimit -c 0
+module load cuda
+source venv/bin/activate
+exec /v/bin/python -m parbench slurm work /shared/s
+"""
     )
 
 
-def test_a_sweep_longer_than_allowed_is_cut_where_it_can_queue_itself_again(file: Path) -> None:
-    file.write_text(f"repeat = 10\n{SMALL}")
-    short, tiny = replace(LAB, limit_seconds=180), replace(LAB, limit_seconds=15)
-    cut, notes = fit_partition(frozen(file), (short,))
-    assert cut.time_seconds == 180
-    assert notes == ["the job takes about 8 min, in parts of 3 min, all that partition lab allows"]
-    with pytest.raises(
-        UserError, match="a job needs 8 min, and partition lab allows 3 min: try mode = 'array'"
-    ):
-        fit_partition(frozen(file, requeue=False), (short,))
-    with pytest.raises(UserError, match="a job needs 8 min, and partition lab allows 15 s"):
-        fit_partition(frozen(file), (tiny,))
-    assert too_long(frozen(file)) == too_long(frozen(file, time_seconds=16)) == []
-    assert too_long(frozen(file, time_seconds=15)) == [
-        "20 points of up to 16 s may not fit into jobs of 15 s, and would be postponed"
+def test_script_quotes_values_for_sbatch() -> None:
+    script = build_script(
+        Path("/a%jb"), options={"comment": 'a "b" # \\c'}, working_directory="/my data"
+    )
+    directives = read_directives(script)
+    assert directives["comment"] == '"a \\"b\\" # \\\\c"'
+    assert directives["chdir"] == '"/my data"'
+    assert directives["output"] == "/a%%jb/logs/%j.out"
+
+
+def test_script_quotes_the_command_for_the_shell(tmp_path: Path) -> None:
+    program = tmp_path / "my python"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$(ulimit -c)"\n')
+    program.chmod(0o755)
+    folder = tmp_path / "it's a $HOME; folder"
+    script = build_script(folder, python=str(program))
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["-m", "parbench", "slurm", "work", str(folder), "0"]
+
+
+def test_batches_of_an_array_group_points_by_nodes() -> None:
+    sweep = make_sweep(POINTS, mode="array", time_seconds=None)
+    jobs = batches(sweep)
+    assert [job.stem for job in jobs] == ["4-nodes", "2-nodes", "1-nodes"]
+    assert [job.nodes for job in jobs] == [4, 2, 1]
+    assert [job.tasks for job in jobs] == [(0, 1), (2,), (3,)]
+    assert {job.time_seconds for job in jobs} == {120}, "the time of one task"
+    [job] = batches(sweep, [POINTS[1]])
+    assert job.tasks == (1,), "a point keeps its index in the sweep"
+
+
+def test_estimate_counts_the_nodes_of_the_allocation() -> None:
+    points = [
+        make_point(0, nodes=4, seconds=900),
+        make_point(1, nodes=2, seconds=900),
+        make_point(2, nodes=2, seconds=900),
     ]
+    assert estimate(points, "one") == "3 points in 1 job, about 45 min, 3 node-hours"
+    assert estimate(points, "array") == "3 points in 2 jobs, about 45 min, 2 node-hours"
+
+
+def submit_points(parent: Path, *states: State, **fields: Any) -> tuple[Path, list[Point]]:
+    """Return the folder of a sweep whose job 7 left the first points in these states."""
+    node_counts = (4, 2, 2, 1)
+    points = [make_point(number, nodes=count) for number, count in enumerate(node_counts)]
+    folder = make_folder(parent, make_sweep(points, **fields), make_job("7", points))
+    for point, state in zip(points, states, strict=False):
+        write_state(folder, point.id, SavedState(state=state, job="7", time="t"))
+    return folder, points
+
+
+def test_resume_submits_one_job_for_missing_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, points = submit_points(tmp_path, "done", "lost-node", "failed")
+    assert resume(folder, FakeSlurm()) == 0
+    job = load_jobs(folder)[-1]
+    assert job.id == "101"
+    assert job.nodes == 2
+    assert job.points == (points[1].id, points[3].id)
+    assert "#SBATCH --nodes=2\n" in (folder / "scripts" / f"{job.name}.sh").read_text()
+    assert "2 of 4 points" in capsys.readouterr().out
+    resume(folder, FakeSlurm())
+    assert len({job.name for job in load_jobs(folder)}) == 3, "no script is overwritten"
+
+
+@pytest.mark.parametrize("state", ["started", "interrupted", "postponed"])
+def test_resume_repeats_states_that_are_not_final(state: State, tmp_path: Path) -> None:
+    folder, points = submit_points(tmp_path, state, "done", "done", "done")
+    resume(folder, FakeSlurm())
+    assert load_jobs(folder)[-1].points == (points[0].id,)
+
+
+@pytest.mark.parametrize(
+    ("states", "slurm", "message"),
+    [
+        (("done", "done", "failed", "done"), FakeSlurm(), "nothing of"),
+        ((), FakeSlurm(queued=[queue_job("7", "PENDING")]), "still wait or run (7)"),
+        ((), FakeSlurm(is_down=True), "squeue did not answer"),
+        ((), FakeSlurm(refused_from={"sbatch": 1}), "sbatch did not answer"),
+    ],
+)
+def test_resume_refuses_and_changes_nothing(
+    states: tuple[State, ...], slurm: FakeSlurm, message: str, tmp_path: Path
+) -> None:
+    folder, _ = submit_points(tmp_path, *states)
+    content = (folder / "sweep.json").read_bytes()
+    assert message in usage_error(resume, folder, slurm)
+    assert (folder / "sweep.json").read_bytes() == content
+    assert len(load_jobs(folder)) == 1
+
+
+def test_cancel_ends_only_own_living_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [make_job(job_id, POINTS) for job_id in ("7", "8", "9")]
+    folder = make_folder(tmp_path, make_sweep(POINTS), *jobs)
+    slurm = FakeSlurm(
+        queued=[queue_job("7"), queue_job("9", task_id="20"), queue_job("9", task_id="21")]
+    )
+    assert cancel(folder, slurm) == 0
+    assert slurm.arguments_of("scancel") == [("7", "9")]
+    assert capsys.readouterr().out == "job 7: cancelled\njob 9: cancelled\n"
+    assert cancel(folder, FakeSlurm(queued=[queue_job("88")])) == 0
+    assert "no job" in capsys.readouterr().out

@@ -1,1 +1,1 @@
-"""A throw-away Slurm cluster on one machine, for tests of sweeps, screening and ranks on several hosts."""
+"""A temporary Slurm cluster on one machine, for tests that need several hosts."""

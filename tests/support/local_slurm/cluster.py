@@ -1,6 +1,7 @@
-"""The inside of a cluster on one machine: the first process of its namespaces starts Slurm and then a command.
+"""The inside of a cluster on one machine: its first process starts Slurm and then a command.
 
-It starts everything, each node's daemon in namespaces of its own, so the kernel ends all of it with this process.
+Each node's daemon has namespaces of its own below those of this process. When this process ends,
+the kernel ends the whole cluster.
 """
 
 import os
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,25 +29,40 @@ from tests.support.local_slurm.cluster_conf import (
     ClusterSpec,
     address,
     config_files,
-    emulated,
+    describe_emulation,
 )
-from tests.support.local_slurm.links import ClusterError, Node, lay_fabric, plug, port, shape
+from tests.support.local_slurm.links import (
+    ClusterError,
+    Node,
+    connect_nodes,
+    controller_port,
+    create_fabric,
+    shape_link,
+)
 
 PROGRAM = ("-m", "tests.support.local_cluster")
-"""The command line of this package."""
+"""The arguments of Python that run this package."""
 
 FOLDER_VARIABLE = "PARBENCH_CLUSTER"
 ORDER_FILE = "cluster.json"
 NODES_FILE = "run/nodes.json"
-_FOREIGN = (
-    *("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SCANCEL_"),
-    *(
-        "GLOO_SOCKET_IFNAME",
-        "NCCL_SOCKET_IFNAME",
-    ),  # interfaces of this machine, which nodes do not have
+
+_OUTER_VARIABLES = (
+    "SLURM_",
+    "SBATCH_",
+    "SRUN_",
+    "SALLOC_",
+    "SINFO_",
+    "SQUEUE_",
+    "SCANCEL_",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
 )
+"""Prefixes of variables that describe another Slurm or the interfaces of this machine."""
+
 _START_SECONDS = 30.0
-_NODE = """
+
+_NODE_SCRIPT = """
 set -e
 hostname "$1"
 mount -t tmpfs -o mode=1777 shm /dev/shm
@@ -58,7 +74,10 @@ exec slurmd -D -N "$1" < /dev/null >&2
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """The contents of ``cluster.json``: the cluster, the command, and the descriptor of the pipe to the outside."""
+    """The contents of ``cluster.json``.
+
+    ``lifeline`` is the descriptor of the pipe to the process outside.
+    """
 
     spec: ClusterSpec
     command: tuple[str, ...]
@@ -66,175 +85,209 @@ class Order:
 
 
 def main(folder: Path) -> int:
-    """Start the cluster of a folder, run its command, and return the command's exit code, 4 without a cluster."""
+    """Start the cluster of a folder, run its command, and return the exit code.
+
+    The code is 4 if the cluster does not start, and 126 if the command does not.
+    """
     order = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=Order)
-    running: list[subprocess.Popen[bytes]] = []
-    starting = threading.Lock()
-    threading.Thread(
-        target=_watch_lifeline, args=(order.lifeline, running, starting), daemon=True
-    ).start()
-    inside = inner_environment(os.environ, folder, order.spec)
-    os.environ.clear()  # all that this process starts is inside
-    os.environ.update(inside)
+    runner = _CommandRunner()
+    watcher = threading.Thread(target=_watch_lifeline, args=(order.lifeline, runner), daemon=True)
+    watcher.start()
+    variables = inner_environment(os.environ, folder, order.spec)
+    os.environ.clear()
+    os.environ.update(variables)
     try:
         start_cluster(folder, order.spec)
     except (ClusterError, OSError, subprocess.CalledProcessError) as error:
-        sys.stderr.write(f"local_cluster: the cluster did not come up: {error}\n")
+        sys.stderr.write(f"local_cluster: the cluster did not start: {error}\n")
         return 4
-    signal.signal(
-        signal.SIGINT, lambda *_: None
-    )  # the terminal's Ctrl-C is the command's; SIG_IGN it would inherit
-    try:
-        with starting:  # a command that has begun is told of a signal, however early
-            process = subprocess.Popen(order.command)
-            running.append(process)
-    except OSError as error:
-        sys.stderr.write(f"local_cluster: {order.command[0]} cannot be started: {error.strerror}\n")
-        return 126
-    while True:  # what else ends meanwhile has nobody but us to be reaped by
-        pid, status = os.wait()
-        if pid == process.pid:
-            code = process.returncode = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+    # The command handles a Ctrl-C of the terminal. It would inherit SIG_IGN.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    return runner.run(order.command)
 
 
-def _watch_lifeline(
-    lifeline: int, running: Sequence["subprocess.Popen[bytes]"], starting: threading.Lock
-) -> None:
-    """Forward each byte of the pipe as a signal to the command; end everything when the pipe ends."""
-    while received := os.read(lifeline, 1):
-        with starting, suppress(ProcessLookupError):  # it has just ended
-            if not running:
-                os._exit(128 + received[0])
-            os.kill(running[0].pid, received[0])
+class _CommandRunner:
+    """Runs the command and forwards signals to it from another thread."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run the command to its end and return its exit code; reap all orphans meanwhile."""
+        try:
+            with self._lock:
+                process = self._process = subprocess.Popen(command)
+        except OSError as error:
+            sys.stderr.write(f"local_cluster: {command[0]} cannot be started: {error.strerror}\n")
+            return 126
+        while True:
+            pid, status = os.wait()
+            if pid == process.pid:
+                code = process.returncode = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+
+    def send_signal(self, number: int) -> None:
+        """Forward a signal; before the command has started, end the cluster."""
+        with self._lock, suppress(ProcessLookupError):
+            if self._process is None:
+                os._exit(128 + number)
+            os.kill(self._process.pid, number)
+
+
+def _watch_lifeline(lifeline: int, runner: _CommandRunner) -> None:
+    """Forward each byte of the pipe as a signal, and end the cluster at the end of the pipe."""
+    while content := os.read(lifeline, 1):
+        runner.send_signal(content[0])
     os._exit(128 + signal.SIGKILL)
 
 
 def inner_environment(
     environ: Mapping[str, str], folder: Path, spec: ClusterSpec
 ) -> dict[str, str]:
-    """Return the environment inside the cluster, without variables of an outer Slurm or network."""
+    """Return the environment inside the cluster."""
+    inherited = {
+        name: value for name, value in environ.items() if not name.startswith(_OUTER_VARIABLES)
+    }
     return {
-        **{name: value for name, value in environ.items() if not name.startswith(_FOREIGN)},
+        **inherited,
         "SLURM_CONF": f"{folder}/slurm.conf",
         FOLDER_VARIABLE: str(folder),
-        EMULATED_VARIABLE: emulated(spec, available_cores()),
+        EMULATED_VARIABLE: describe_emulation(spec, available_cores()),
     }
 
 
 def start_cluster(folder: Path, spec: ClusterSpec) -> None:
     """Start the cluster of a folder, and return when every node is idle.
 
-    ``ClusterError``, ``OSError`` or ``subprocess.CalledProcessError`` if it does not come up.
+    Raises ``ClusterError``, ``OSError`` or ``subprocess.CalledProcessError`` if it does not start.
     """
     for name in ("run", "log", "state", "spool", "tmp", *(f"spool/{node}" for node in spec.names)):
         (folder / name).mkdir()
     for name, text in config_files(spec, folder, pwd.getpwuid(os.getuid()).pw_name).items():
         (folder / name).write_text(text)
-    run = folder / "run"
-    (run / "munge.key").touch(mode=0o600)
-    (run / "munge.key").write_bytes(secrets.token_bytes(128))
     socket.sethostname(CONTROLLER)
     subprocess.run(["mount", "--bind", str(folder / "hosts"), "/etc/hosts"], check=True)
-    lay_fabric(delayed=bool(spec.delay))
-    munged = ["munged", "--force", f"--key-file={run}/munge.key", f"--socket={run}/munge.sock"]
-    munged += [
+    create_fabric(has_delay=bool(spec.delay))
+    _start_daemon(_munged_command(folder), folder)
+    _start_daemon(["slurmctld", "-c"], folder)
+    _wait_until_idle(folder, _start_nodes(folder, spec))
+
+
+def _munged_command(folder: Path) -> list[str]:
+    run = folder / "run"
+    key = run / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    return [
+        "munged",
+        "--force",
+        f"--key-file={key}",
+        f"--socket={run}/munge.sock",
         f"--pid-file={run}/munged.pid",
         f"--log-file={folder}/log/munged.log",
         f"--seed-file={run}/munge.seed",
     ]
-    for command in (
-        munged,
-        ["slurmctld", "-c"],
-    ):  # both return when they are there for others, and stay
-        log = folder / f"log/{command[0]}.out"
-        if code := _start(command, log, talks=False).wait():
-            raise ClusterError(f"{command[0]} ended with {code}: {_last_line(log)}")
-    _wait_for_nodes(folder, _start_nodes(folder, spec))
 
 
-def _start(command: Sequence[str], log: Path, *, talks: bool = True) -> subprocess.Popen[bytes]:
-    """Start a process without the terminal; one that ``talks`` gets pipes, through which it reports ``ready``."""
-    with log.open("wb") as out:
+def _start_daemon(command: Sequence[str], folder: Path) -> None:
+    """Start a daemon, whose first process ends as soon as it serves."""
+    log = folder / f"log/{command[0]}.out"
+    with log.open("wb") as output:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    if done.returncode:
+        raise ClusterError(f"{command[0]} ended with {done.returncode}: {_last_line(log)}")
+
+
+def _start_process(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process that reports ``ready`` through a pipe."""
+    with log.open("wb") as output:
         return subprocess.Popen(
             command,
-            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if talks else out,
-            stderr=out,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
             start_new_session=True,
         )
 
 
-def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[bytes]]:
-    """Start every node, and return its slurmd, whose namespaces are the node's."""
-    unshare = ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-c", _NODE, "sh"]
-    logs = {name: folder / f"log/slurmd.{name}.out" for name in spec.names}
-    holders = {name: _start([*unshare, name], log) for name, log in logs.items()}
-    for (
-        name,
-        holder,
-    ) in holders.items():  # each waits for its link; its process becomes the node's slurmd
-        _wait_until_ready(holder, f"{name} got no namespaces of its own", logs[name])
-    nodes = [Node(name=name, pid=holder.pid) for name, holder in holders.items()]
-    plug(nodes, delayed=bool(spec.delay))
-    for node in nodes:
-        if spec.rate(node.name):
-            shape(node, spec.rate(node.name))
-    (folder / NODES_FILE).write_bytes(msgspec.json.encode(nodes))
-    if spec.delay:
-        links = [sys.executable, *PROGRAM, "forward", str(spec.delay_seconds)]
-        log = folder / "log/delayed.out"
-        carrier = _start([*links, *(port(name) for name in (CONTROLLER, *spec.names))], log)
-        _wait_until_ready(carrier, "the delayed fabric ended", log)
-    _wait_for_controller(folder)
-    for holder in holders.values():
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        with holder.stdin as go, holder.stdout:
-            go.write(b"go\n")
-    return holders
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], complaint: str, log: Path) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
     assert process.stdout is not None
     if process.stdout.readline() != b"ready\n":
-        raise ClusterError(f"{complaint}: {_last_line(log)}")
+        raise ClusterError(f"{log.stem} did not start: {_last_line(log)}")
+
+
+def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[bytes]]:
+    """Start every node, and return its slurmd by name.
+
+    The process of a node first waits in its new namespaces until the node has a link. Then it
+    becomes slurmd.
+    """
+    unshare = ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-c", _NODE_SCRIPT, "sh"]
+    logs = {name: folder / f"log/slurmd.{name}.out" for name in spec.names}
+    daemons = {name: _start_process([*unshare, name], log) for name, log in logs.items()}
+    for name, daemon in daemons.items():
+        _wait_until_ready(daemon, logs[name])
+    nodes = [Node(name=name, pid=daemon.pid) for name, daemon in daemons.items()]
+    connect_nodes(nodes, has_delay=bool(spec.delay))
+    for node in nodes:
+        if spec.rate(node.name):
+            shape_link(node, spec.rate(node.name))
+    (folder / NODES_FILE).write_bytes(msgspec.json.encode(nodes))
+    if spec.delay:
+        _start_forwarder(folder, spec)
+    _wait_for_controller(folder)
+    for daemon in daemons.values():
+        assert daemon.stdin is not None
+        with daemon.stdin as pipe:
+            pipe.write(b"go\n")
+    return daemons
+
+
+def _start_forwarder(folder: Path, spec: ClusterSpec) -> None:
+    """Start the process that forwards the frames of a fabric with a delay."""
+    ports = [controller_port(name) for name in (CONTROLLER, *spec.names)]
+    log = folder / "log/forwarder.out"
+    command = [sys.executable, *PROGRAM, "forward", str(spec.delay_seconds), *ports]
+    _wait_until_ready(_start_process(command, log), log)
+
+
+def _wait_for(condition: Callable[[], bool], subject: str, folder: Path) -> None:
+    """Wait until a condition holds, or raise ``ClusterError`` with the last line of slurmctld."""
+    end = time.monotonic() + _START_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            message = _last_line(folder / "log/slurmctld.log")
+            raise ClusterError(f"{subject} within {_START_SECONDS:.0f} s: {message}")
+        time.sleep(0.01)
 
 
 def _wait_for_controller(folder: Path) -> None:
-    """Wait until slurmctld listens: a slurmd that is earlier waits for seconds before it tries again."""
-    end = time.monotonic() + _START_SECONDS
-    while time.monotonic() < end:
-        with (
-            suppress(OSError),
-            socket.create_connection((address(CONTROLLER), CONTROLLER_PORT), timeout=1),
-        ):
-            return
-        time.sleep(0.003)
-    message = _last_line(folder / "log/slurmctld.log")
-    raise ClusterError(f"slurmctld is not there within {_START_SECONDS:.0f} s: {message}")
+    """Wait until slurmctld listens. A slurmd that starts earlier waits for seconds."""
+
+    def is_listening() -> bool:
+        with suppress(OSError):
+            socket.create_connection((address(CONTROLLER), CONTROLLER_PORT), timeout=1).close()
+            return True
+        return False
+
+    _wait_for(is_listening, "slurmctld does not listen", folder)
 
 
-def _wait_for_nodes(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
+def _wait_until_idle(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
     command = ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"]
-    end = time.monotonic() + _START_SECONDS
-    late = set(daemons)
-    while time.monotonic() < end:
+
+    def are_idle() -> bool:
         for name, daemon in daemons.items():
             if daemon.poll() is not None:
                 message = _last_line(folder / f"log/slurmd.{name}.out")
                 raise ClusterError(f"slurmd of {name} ended with {daemon.returncode}: {message}")
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        late = set(daemons) - set(done.stdout.split())
-        if not late:
-            return
-        time.sleep(0.03)
-    message = _last_line(folder / "log/slurmctld.log")
-    raise ClusterError(
-        f"not idle within {_START_SECONDS:.0f} s: {', '.join(sorted(late))}; slurmctld: {message}"
-    )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        return set(daemons) <= set(done.stdout.split())
+
+    _wait_for(are_idle, "not all nodes are idle", folder)
 
 
 def _last_line(path: Path) -> str:

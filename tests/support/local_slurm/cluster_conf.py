@@ -8,13 +8,17 @@ from parbench.bench.text import counted
 CONTROLLER = "ctl"
 CONTROLLER_PORT = 6817
 
+_SECONDS = {"us": 1e-6, "ms": 1e-3}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
-    """A cluster on one machine, its nodes n1 and on.
+    """A cluster on one machine. Its nodes are n1, n2, and so on.
 
-    ``link`` is a rate as ``tc`` reads it and ``delay`` a one-way latency in us or ms; empty leaves links as they are.
-    ``slow`` lists the (node, rate) of slower links.
+    Attributes:
+        link: the rate of every link as ``tc`` reads it; empty for no limit.
+        delay: the one-way latency in us or ms; empty for no delay.
+        slow: pairs of a node and the rate of its slower link.
     """
 
     nodes: int
@@ -29,35 +33,43 @@ class ClusterSpec:
 
     @property
     def delay_seconds(self) -> float:
-        if not self.delay:
-            return 0.0
-        unit = {"us": 1e-6, "ms": 1e-3}[self.delay[-2:]]
-        return float(self.delay[:-2]) * unit
+        return float(self.delay[:-2]) * _SECONDS[self.delay[-2:]] if self.delay else 0.0
 
     def rate(self, name: str) -> str:
+        """Return the rate of a node's link."""
         return dict(self.slow).get(name, self.link)
 
 
 def address(name: str) -> str:
+    """Return the address of a node or of the controller."""
     return f"10.77.0.{254 if name == CONTROLLER else name.removeprefix('n')}"
 
 
-def emulated(spec: ClusterSpec, cores: int) -> str:
-    """Describe the machine that stands in for a cluster; the text marks every record that is measured there."""
-    words = [f"{counted(spec.nodes, 'node')} on one machine of {counted(cores, 'core')}"]
-    words += [f"links of {spec.link}"] if spec.link else []
-    words += [f"{name} of {rate}" for name, rate in spec.slow]
-    words += [f"delay {spec.delay}"] if spec.delay else []
-    return ", ".join(words)
+def describe_emulation(spec: ClusterSpec, cores: int) -> str:
+    """Describe the emulated cluster; every record that is measured in it contains this text."""
+    parts = [f"{counted(spec.nodes, 'node')} on one machine of {counted(cores, 'core')}"]
+    if spec.link:
+        parts.append(f"links of {spec.link}")
+    parts += [f"{name} of {rate}" for name, rate in spec.slow]
+    if spec.delay:
+        parts.append(f"delay {spec.delay}")
+    return ", ".join(parts)
 
 
 def config_files(spec: ClusterSpec, folder: Path, user: str) -> dict[str, str]:
-    """Return configuration files by name; the daemons run as ``user`` and write only into ``folder``."""
-    half = spec.nodes // 2
-    leaves = [(1, half), (half + 1, spec.nodes)] if spec.nodes >= 4 else [(1, spec.nodes)]
-    names = ["n1" if last == 1 else f"n[{first}-{last}]" for first, last in leaves]
-    topology = [f"SwitchName=leaf{number} Nodes={nodes}" for number, nodes in enumerate(names, 1)]
-    topology += ["SwitchName=spine Switches=leaf[1-2]"] if len(leaves) > 1 else []
+    """Return the configuration files by name; daemons run as ``user`` and write into ``folder``."""
+    addresses = [f"{address(name)} {name}" for name in (CONTROLLER, *spec.names)]
+    files = {
+        "slurm.conf": _slurm_lines(spec, folder, user),
+        "topology.conf": _topology_lines(spec.nodes),
+        # No cgroup is used, but the search for a plugin may fail.
+        "cgroup.conf": ["CgroupPlugin=cgroup/v1"],
+        "hosts": ["127.0.0.1 localhost", *addresses],
+    }
+    return {name: "\n".join(lines) + "\n" for name, lines in files.items()}
+
+
+def _slurm_lines(spec: ClusterSpec, folder: Path, user: str) -> list[str]:
     settings = {
         "ClusterName": "parbench",
         "SlurmctldHost": f"{CONTROLLER}({address(CONTROLLER)})",
@@ -75,13 +87,15 @@ def config_files(spec: ClusterSpec, folder: Path, user: str) -> dict[str, str]:
         "SlurmdLogFile": f"{folder}/log/slurmd.%n.log",
         "JobCompLoc": f"{folder}/log/jobcomp.log",
         "JobCompType": "jobcomp/filetxt",
-        "ProctrackType": "proctrack/linuxproc",  # cgroups would need systemd, or more rights than a user has
+        # Cgroups need systemd, or more rights than a user has.
+        "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
         "JobAcctGatherType": "jobacct_gather/none",
         "MpiDefault": "none",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
-        "SlurmdParameters": "config_overrides",  # a node has the CPUs it claims, not the machine's
+        # A node has the CPUs that it reports, not those of the machine.
+        "SlurmdParameters": "config_overrides",
         "TopologyPlugin": "topology/tree",
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=2,bf_interval=2",
         "ReturnToService": 2,
@@ -92,16 +106,21 @@ def config_files(spec: ClusterSpec, folder: Path, user: str) -> dict[str, str]:
         "SlurmctldTimeout": 15,
         "PropagateResourceLimits": "NONE",
     }
-    cpus = f"CPUs={spec.cpus} SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1 RealMemory=2000"
-    lines = [f"{name}={value}" for name, value in settings.items()]
-    lines += [f"NodeName={name} NodeAddr={address(name)} {cpus}" for name in spec.names]
-    addresses = [
-        f"{address(name)} {name}" for name in (CONTROLLER, *spec.names)
-    ]  # each has its own, as gloo needs
-    files = {
-        "slurm.conf": [*lines, "PartitionName=lab Nodes=ALL Default=YES MaxTime=60 State=UP"],
-        "topology.conf": topology,
-        "cgroup.conf": ["CgroupPlugin=cgroup/v1"],  # none is used; looking for one may fail
-        "hosts": ["127.0.0.1 localhost", *addresses],
-    }
-    return {name: "\n".join(words) + "\n" for name, words in files.items()}
+    cpus = f"CPUs={spec.cpus} SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1"
+    return [
+        *(f"{name}={value}" for name, value in settings.items()),
+        *(f"NodeName={n} NodeAddr={address(n)} {cpus} RealMemory=2000" for n in spec.names),
+        "PartitionName=lab Nodes=ALL Default=YES MaxTime=60 State=UP",
+    ]
+
+
+def _topology_lines(num_nodes: int) -> list[str]:
+    """Return one switch, or from four nodes on two leaf switches below a spine."""
+    if num_nodes < 4:
+        return [f"SwitchName=leaf1 Nodes=n[1-{num_nodes}]"]
+    half = num_nodes // 2
+    return [
+        f"SwitchName=leaf1 Nodes=n[1-{half}]",
+        f"SwitchName=leaf2 Nodes=n[{half + 1}-{num_nodes}]",
+        "SwitchName=spine Switches=leaf[1-2]",
+    ]

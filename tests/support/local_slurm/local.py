@@ -1,4 +1,4 @@
-"""The outside of a cluster on one machine: makes its namespaces and removes everything afterwards."""
+"""The outside of a cluster on one machine: it creates namespaces and removes everything."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from tests.support.local_slurm.cluster import (
     Order,
 )
 from tests.support.local_slurm.cluster_conf import ClusterSpec
-from tests.support.local_slurm.links import Node, shape
+from tests.support.local_slurm.links import Node, shape_link
 from tests.support.paths import environment
 
 _PACKAGES = {
@@ -38,36 +38,41 @@ _PACKAGES = {
     "mount": "mount",
     "hostname": "hostname",
 }
-"""Each program that a cluster needs, and the Debian package that has it."""
+"""The programs that a cluster needs, and their Debian packages."""
+
+_NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc")
 
 _MAX_PARENT_LENGTH = 55
-"""Slurm's sockets lie deep in the folder, and the path of a socket has at most 107 characters."""
+"""The path of a socket has at most 107 characters, and those of Slurm lie deep in the folder."""
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SI_KERNEL = 0x80
+_END_SECONDS = 30.0
 
 
 def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
-    """Run a command in a new cluster on this machine and return its exit code, 4 if the cluster does not come up.
+    """Run a command in a new cluster on this machine and return its exit code.
 
-    Raises UserError, before anything starts, if this machine cannot run a cluster.
+    The code is 4 if the cluster does not start. ``keep`` leaves its folder. Raises UserError,
+    before anything starts, if this machine cannot run a cluster.
     """
-    # the user's path may lack the commands of this Python and the daemons of the system
-    places = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
-    path = os.pathsep.join([*places, "/usr/local/sbin", "/usr/sbin", "/sbin"])
+    # The path of a user may lack the commands of this Python and the daemons of the system.
+    folders = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
+    path = os.pathsep.join([*folders, "/usr/local/sbin", "/usr/sbin", "/sbin"])
     check_programs(path)
     if shutil.which(command[0], path=path) is None:
         raise UserError(f"the command {command[0]!r} is not found")
-    namespaces = sandbox(os.geteuid())
-    with _folder(keep=keep) as (folder, alive):
-        end, lifeline = os.pipe()
-        order = Order(spec=spec, command=tuple(command), lifeline=end)
+    namespaces = namespace_command(os.geteuid())
+    with _cluster_folder(keep=keep) as (folder, alive):
+        read_end, lifeline = os.pipe()
+        order = Order(spec=spec, command=tuple(command), lifeline=read_end)
         (folder / ORDER_FILE).write_bytes(msgspec.json.encode(order))
         process = subprocess.Popen(
             [*namespaces, sys.executable, *PROGRAM, "inside", str(folder)],
             env={**environment(), "PATH": path},
-            pass_fds=(end, alive),
+            pass_fds=(read_end, alive),
         )
-        os.close(end)
+        os.close(read_end)
         try:
             return _wait(process, lifeline)
         finally:
@@ -86,37 +91,24 @@ def check_programs(path: str) -> None:
         )
 
 
-def sandbox(user: int) -> list[str]:
-    """Return the command prefix for new namespaces; UserError if the kernel refuses them to ``user``.
+def namespace_command(user: int) -> list[str]:
+    """Return the command prefix for new namespaces; UserError if the kernel refuses them.
 
-    Other users need a user namespace. Root must not have one, because Slurm's daemons drop groups when they are root.
+    Users other than root need a user namespace. Root must not have one, because the daemons of
+    Slurm drop groups when they run as root.
     """
-    command = [
-        "unshare",
-        "--net",
-        "--mount",
-        "--uts",
-        "--ipc",
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        "--kill-child",
-    ]
-    command += ["--user", "--map-current-user", "--keep-caps"] if user != 0 else []
-    refusal = _run_quietly([*command, "true"])
-    if refusal is not None:
+    command = ["unshare", *_NAMESPACES, "--kill-child"]
+    if user != 0:
+        command += ["--user", "--map-current-user", "--keep-caps"]
+    done = subprocess.run(
+        [*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode:
+        message = " ".join((done.stderr or done.stdout).split())
         raise UserError(
-            f"the kernel refuses namespaces ({refusal}): run as root, or allow user namespaces"
+            f"the kernel refuses namespaces ({message}): run as root, or allow user namespaces"
         )
     return command
-
-
-def _run_quietly(command: Sequence[str]) -> str | None:
-    """Run a command; return None if it succeeds, otherwise its message in one line."""
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    return " ".join((done.stderr or done.stdout).split()) if done.returncode else None
 
 
 def check_parent(parent: Path) -> None:
@@ -124,67 +116,76 @@ def check_parent(parent: Path) -> None:
     is_plain = re.fullmatch(r"[\w/.+-]+", str(parent), re.ASCII)
     if len(str(parent)) > _MAX_PARENT_LENGTH or not is_plain or parent.is_relative_to("/dev/shm"):
         raise UserError(
-            f"Slurm cannot work in {str(parent)!r}: set TMPDIR to a shorter, plain path, such as /tmp"
+            f"Slurm cannot work in {str(parent)!r}: set TMPDIR to a short, plain path, such as /tmp"
         )
 
 
 @contextmanager
-def _folder(*, keep: bool) -> Iterator[tuple[Path, int]]:
-    """Make the folder of a cluster; it is removed when every process that holds the yielded descriptor has ended."""
+def _cluster_folder(*, keep: bool) -> Iterator[tuple[Path, int]]:
+    """Create the folder of a cluster, and yield it with a descriptor.
+
+    A shell removes the folder when every process that holds the descriptor has ended, even if this
+    process is killed.
+    """
     parent = Path(tempfile.gettempdir()).resolve()
     check_parent(parent)
     folder = Path(tempfile.mkdtemp(prefix="parbench-", dir=parent))
-    watched, alive = os.pipe()
-    # the folder goes when the pipe ends, even if this process is killed
-    sweep = ["sh", "-c", 'trap "" INT TERM HUP; read -r nothing; rm -rf -- "$1"', "sh", str(folder)]
-    sweeper = None if keep else subprocess.Popen(sweep, stdin=watched, start_new_session=True)
-    os.close(watched)
+    read_end, alive = os.pipe()
+    script = 'trap "" INT TERM HUP; read -r nothing; rm -rf -- "$1"'
+    command = ["true"] if keep else ["sh", "-c", script, "sh", str(folder)]
+    remover = subprocess.Popen(command, stdin=read_end, start_new_session=True)
+    os.close(read_end)
     try:
         yield folder, alive
     finally:
         os.close(alive)
-        if sweeper is None:
-            sys.stderr.write(f"local_cluster: the cluster's folder is kept: {folder}\n")
-        else:
-            sweeper.wait()
+        remover.wait()
+        if keep:
+            sys.stderr.write(f"local_cluster: the folder of the cluster is kept: {folder}\n")
 
 
 def _wait(process: subprocess.Popen[bytes], lifeline: int) -> int:
-    """Return the exit code; forward the first signal, and end everything at a second one or after 30 s."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*_WATCHED, signal.SIGCHLD))
-    deadline = None
+    """Return the exit code of the cluster.
+
+    The first signal is forwarded. A second one ends everything, as do 30 s after the first.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED_SIGNALS, signal.SIGCHLD))
+    deadline: float | None = None
     try:
         while process.poll() is None:
-            got = signal.sigtimedwait((*_WATCHED, signal.SIGCHLD), 1.0)
-            if deadline is not None and (
-                time.monotonic() > deadline or (got and got.si_signo in _WATCHED)
-            ):
+            info = signal.sigtimedwait((*_FORWARDED_SIGNALS, signal.SIGCHLD), 1.0)
+            is_forwarded = info is not None and info.si_signo in _FORWARDED_SIGNALS
+            if deadline is not None and (is_forwarded or time.monotonic() > deadline):
                 return 128 + signal.SIGKILL
-            # the kernel's own signal (SI_KERNEL) is a terminal's Ctrl-C, which the command gets as well
-            if got and got.si_signo in _WATCHED and got.si_code != 0x80:
-                with suppress(BrokenPipeError):  # it is ending anyway
-                    os.write(lifeline, bytes([got.si_signo]))
-                deadline = time.monotonic() + 30
+            # The command gets the Ctrl-C of a terminal, which the kernel sends, as well.
+            if info is not None and is_forwarded and info.si_code != _SI_KERNEL:
+                with suppress(BrokenPipeError):  # the cluster is ending
+                    os.write(lifeline, bytes([info.si_signo]))
+                deadline = time.monotonic() + _END_SECONDS
         return process.returncode
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_WATCHED, signal.SIGCHLD))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_FORWARDED_SIGNALS, signal.SIGCHLD))
 
 
 def inject_fault(action: str, name: str) -> None:
-    """``cut`` the link of a node, or ``heal`` it. Raises UserError outside of a cluster and for an unknown node."""
-    folder = _cluster_folder()
+    """``cut`` or ``heal`` the link of a node.
+
+    Raises UserError outside of a cluster and for an unknown node.
+    """
+    folder = _running_cluster()
     spec = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=Order).spec
-    nodes = {
-        node.name: node
-        for node in msgspec.json.decode((folder / NODES_FILE).read_bytes(), type=list[Node])
-    }
-    if name not in nodes:
-        raise UserError(f"{name!r} is not a node of the cluster: {', '.join(nodes)}")
-    shape(nodes[name], None if action == "cut" else spec.rate(name))
+    nodes = msgspec.json.decode((folder / NODES_FILE).read_bytes(), type=list[Node])
+    by_name = {node.name: node for node in nodes}
+    if name not in by_name:
+        raise UserError(f"{name!r} is not a node of the cluster: {', '.join(by_name)}")
+    shape_link(by_name[name], None if action == "cut" else spec.rate(name))
 
 
-def _cluster_folder() -> Path:
-    """Return the folder of the cluster around this process. The links of this machine itself must never be changed."""
+def _running_cluster() -> Path:
+    """Return the folder of the cluster around this process.
+
+    The check protects the links of the machine itself.
+    """
     folder = os.environ.get(FOLDER_VARIABLE, "")
     if not folder or folder.encode() not in Path("/proc/1/cmdline").read_bytes():
         raise UserError("faults can only be injected inside of a running cluster")

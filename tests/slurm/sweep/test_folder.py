@@ -1,0 +1,112 @@
+"""The folder of a submitted sweep: created once, written completely, read back unchanged."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from parbench.bench.files import encode_json
+from parbench.bench.plan.plan import Entry, PlanFile, read_plan_file
+from parbench.slurm.sweep.folder import (
+    FOLDERS,
+    Point,
+    Sweep,
+    append_job,
+    create_folder,
+    load_jobs,
+    load_sweep,
+    plan_of,
+    slug,
+    write_sweep,
+)
+from tests.support.refusals import usage_error
+from tests.support.sweeps import make_job, make_point, make_sweep
+
+
+def test_create_folder_at_the_same_time(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "sweeps"
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: create_folder(out, "s"), range(12)))
+    assert len(set(folders)) == 12
+    for folder in folders:
+        assert {entry.name for entry in folder.iterdir()} == set(FOLDERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ring vs tree!", "ring-vs-tree"),
+        ("../x", "x"),
+        ("..", "sweep"),
+        ("x" * 300, "x" * 40),
+    ],
+)
+def test_slug_is_safe_for_files(name: str, expected: str) -> None:
+    assert slug(name) == expected
+
+
+def test_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    error = usage_error(create_folder, file, "s")
+    assert f"out = '{file}'" in error
+    assert "Not a directory" in error
+    absent = tmp_path / "absent"
+    assert str(absent) in usage_error(write_sweep, absent, make_sweep([make_point()]))
+    assert "jobs.jsonl" in usage_error(append_job, absent, make_job("1", []))
+
+
+def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
+    folder = create_folder(tmp_path, "s")
+    points = [make_point(0), make_point(1)]
+    sweep = make_sweep(points, options={"mem": "0", "exclusive": True}, link="200mbit")
+    write_sweep(folder, sweep)
+    assert load_sweep(folder) == sweep
+    plan_files = {path.name for path in (folder / "points").iterdir()}
+    assert plan_files == {f"{point.id}.json" for point in points}
+
+
+def test_load_jobs_skips_a_truncated_line(tmp_path: Path) -> None:
+    assert load_jobs(tmp_path) == ()
+    jobs = (make_job("1", [make_point()]), make_job("2", [make_point()]))
+    for job in jobs:
+        append_job(tmp_path, job)
+        with (tmp_path / "jobs.jsonl").open("ab") as file:
+            file.write(b'{"id": "9", "na')
+    assert load_jobs(tmp_path) == jobs
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message", "load"),
+    [
+        ("sweep.json", b'{"schema": 1, "name"', "is not what parbench wrote", load_sweep),
+        ("sweep.json", b'{"schema": 99, "points": 3}', "schema 99", load_sweep),
+        ("sweep.json", b'{"id": "\xff"}\n', "is not what parbench wrote", load_sweep),
+        ("jobs.jsonl", b"{}\n", "is not what parbench wrote", load_jobs),
+    ],
+)
+def test_damaged_file_is_refused_by_name(
+    name: str, content: bytes, message: str, load: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    error = usage_error(load, tmp_path)
+    assert name in error
+    assert message in error
+
+
+def write_plan(file: Path, sweep: Sweep, point: Point) -> PlanFile:
+    file.write_bytes(encode_json(plan_of(sweep, point)))
+    return read_plan_file(file)
+
+
+def test_plan_file_contains_the_settings_of_the_sweep(tmp_path: Path) -> None:
+    plan = PlanFile(
+        preset="smoke", budget="6s", timeout="10", launches=2, backend="gloo", device="cpu"
+    )
+    cases = (Entry(name="all_reduce", set={"dtype": "float32,int8"}), Entry(name="collective.*"))
+    plan_file = write_plan(tmp_path / "p.json", make_sweep([], plan=plan), make_point(cases=cases))
+    assert msgspec.structs.replace(plan_file, case=()) == plan
+    assert [case.name for case in plan_file.case] == ["all_reduce", "collective.*"]
+    assert plan_file.case[0].set == {"dtype": "float32,int8"}
