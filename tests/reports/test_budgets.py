@@ -1,6 +1,5 @@
 """Limits that a run keeps, exceeds, or cannot answer, with a sentence and an exit code."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.budgets import Budget
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.budgets import exit_code, judge, sentences
+from parbench.reports.budgets import exit_code, judge
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
@@ -143,12 +142,6 @@ def test_exit_code_is_the_worst_of_budgets_and_run(
     assert exit_code(judge(run, budgets), run_code) == code
 
 
-def test_kept_budgets_are_one_sentence() -> None:
-    assert len(sentences(judge(TRAINED, [KEPT, KEPT]))) == 1
-    assert len(sentences(judge(TRAINED, [KEPT, OVER, UNKNOWN]))) == 2
-    assert sentences(()) == ()
-
-
 @pytest.mark.parametrize(
     ("limits", "code"),
     [
@@ -163,9 +156,5 @@ def test_compare_checks_the_budgets_of_new(tmp_path: Path, limits: str, code: in
     file.write_text(limits)
     base = write_run(tmp_path, run_from_records(train_record(mfu=0.5)))
     new = write_run(tmp_path, run_from_records(train_record(mfu=0.1)))
-    args = ["compare", str(base), str(new), "--budgets", str(file), "--format", "json"]
-    result = CliRunner().invoke(cli.main, args)
-    assert result.exit_code == code
-    if code != 2:
-        (verdict,) = json.loads(result.stdout)["budgets"]
-        assert verdict["word"] == {0: "KEPT", 1: "OVER", 3: "UNKNOWN"}[code]
+    args = ["compare", str(base), str(new), "--budgets", str(file)]
+    assert CliRunner().invoke(cli.main, args).exit_code == code

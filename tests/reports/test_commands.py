@@ -63,19 +63,6 @@ def test_report_writes_a_page_and_prints_its_path(run: Path, tmp_path: Path) -> 
     assert "all_reduce" in target.read_text()
 
 
-@pytest.mark.parametrize(
-    ("form", "start"), [("markdown", "# parbench run-1"), ("csv", "run,case,"), ("json", '{"run":')]
-)
-def test_report_formats_go_to_stdout_or_a_file(
-    run: Path, tmp_path: Path, form: str, start: str
-) -> None:
-    text = read_output(report, run, "--format", form)
-    assert text.startswith(start)
-    read_output(report, run, "--format", form, "--output", tmp_path / "file")
-    assert (tmp_path / "file").read_text() == text
-    assert not (run / "report.html").exists()
-
-
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """Return the folder of a sweep with a point that hangs and one that has not run."""

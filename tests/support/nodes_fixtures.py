@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import RankState, Record, WorldInfo
@@ -38,16 +39,16 @@ def make_hosts(num_nodes: int, ranks_per_node: int, placement: str = "block") ->
     return [host for host in hosts for _ in range(ranks_per_node)]
 
 
-def make_environment(
-    hosts: Sequence[str], placement: str = "block", **fields: Any
-) -> dict[str, Any]:
+def make_environment(hosts: Sequence[str], placement: str = "block") -> dict[str, Any]:
     """Return the environment of a run on these hosts, of which each leaf switch connects two."""
-    environment = {**ENVIRONMENT, **fields}
-    if len(set(hosts)) > 1:
-        environment["hosts"] = list(hosts)
-        environment["switches"] = {host: f"spine.{LEAVES[host]}.{host}" for host in set(hosts)}
-        environment["slurm"] = {"job": "17", "nodelist": "n[1-4]", "placement": placement}
-    return environment
+    if len(set(hosts)) == 1:
+        return ENVIRONMENT
+    return {
+        **ENVIRONMENT,
+        "hosts": list(hosts),
+        "switches": {host: f"spine.{LEAVES[host]}.{host}" for host in set(hosts)},
+        "slurm": {"job": "17", "nodelist": "n[1-4]", "placement": placement},
+    }
 
 
 def make_world(hosts: Sequence[str]) -> WorldInfo:
@@ -129,28 +130,24 @@ def make_node_run(
     hosts: Sequence[str],
     placement: str = "block",
     notes: Sequence[str] = (),
-    **fields: Any,
 ) -> Run:
     """Return a run of these records on these hosts, each record with the facts of its ranks."""
     environment = make_rank_environment(hosts) if len(set(hosts)) > 1 else {}
     placed = []
     for record in records:
         all_notes = [*record.notes, *notes]
-        placed.append(msgspec.structs.replace(record, environment=environment, notes=all_notes))
-    plan = make_plan([record.case for record in placed])
-    plan = msgspec.structs.replace(plan, nproc=len(hosts))
-    run = make_run(plan, placed, make_environment(hosts, placement, **fields))
-    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, host=hosts[0]))
+        placed.append(replace(record, environment=environment, notes=all_notes))
+    plan = replace(make_plan([record.case for record in placed]), nproc=len(hosts))
+    run = make_run(plan, placed, make_environment(hosts, placement))
+    return replace(run, info=replace(run.info, host=hosts[0]))
 
 
-def sample_node_run(
-    placement: str = "block", notes: Sequence[str] = (EMULATION,), **fields: Any
-) -> Run:
-    """Return a run of groups, pairs and a step on four nodes of two ranks."""
+def sample_node_run(placement: str = "block") -> Run:
+    """Return an emulated run of groups, pairs and a step on four nodes of two ranks."""
     hosts = make_hosts(4, 2, placement)
     step = ok_record(step_case(), world=make_world(hosts))
     records = [*group_records(hosts), *pair_records(hosts), step]
-    return make_node_run(records, hosts, placement, notes, **fields)
+    return make_node_run(records, hosts, placement, [EMULATION])
 
 
 def scaling_run(
@@ -158,11 +155,10 @@ def scaling_run(
     ranks_per_node: int = 1,
     placement: str = "block",
     factor: float = 1.0,
-    **fields: Any,
+    notes: Sequence[str] = (),
 ) -> Run:
     """Return a run of two sizes and a step; rates fall with the nodes, and cyclic halves them."""
     hosts = make_hosts(num_nodes, ranks_per_node, placement)
-    world = make_world(hosts)
     share = 1.0
     if num_nodes > 1:
         share = 0.25 / num_nodes
@@ -173,8 +169,8 @@ def scaling_run(
         "step_time": seconds_metric(seconds),
         "tokens_per_second": rate_metric(1024 * len(hosts) / seconds, "tokens/s"),
     }
-    records.append(ok_record(step_case(), world=world, metrics=metrics))
-    return make_node_run(records, hosts, placement, **fields)
+    records.append(ok_record(step_case(), world=make_world(hosts), metrics=metrics))
+    return make_node_run(records, hosts, placement, notes)
 
 
 def failed_node_run() -> Run:
@@ -191,14 +187,9 @@ def failed_node_run() -> Run:
 
 def make_sweep_point(number: int, label: str, **fields: Any) -> dict[str, Any]:
     """Return a point as sweep.json has it, with fields that no report reads."""
-    usual = {
-        "placement": "block",
-        "environment": "",
-        "repeat": 1,
-        "variables": {"A": "1"},
-        "seconds": 60.0,
-    }
-    return {"id": f"{number:012x}", "label": label, **usual, **fields}
+    unread = {"repeat": 1, "variables": {"A": "1"}, "seconds": 60.0}
+    usual = {"placement": "block", "environment": ""}
+    return {"id": f"{number:012x}", "label": label, **unread, **usual, **fields}
 
 
 def write_sweep(folder: Path, points: Sequence[tuple[dict[str, Any], Sequence[Run]]]) -> Path:
@@ -212,18 +203,17 @@ def write_sweep(folder: Path, points: Sequence[tuple[dict[str, Any], Sequence[Ru
 
 
 def sample_sweep(folder: Path) -> Path:
-    """Write a sweep of 1, 2 and 4 nodes of two ranks, in two placements and environments.
+    """Write a sweep of 1, 2 and 4 nodes in two environments.
 
     The run of one more point failed, and another point has not run.
     """
     points: list[tuple[dict[str, Any], Sequence[Run]]] = []
-    layouts = [(4, "block"), (4, "cyclic"), (2, "block"), (2, "cyclic"), (1, "block")]
     for environment, factor in (("plain", 1.0), ("tuned", 1.2)):
-        for nodes, placement in layouts:
-            label = f"{nodes} nodes x 2, {placement}, {environment}"
-            fields = {"placement": placement, "environment": environment}
-            run = scaling_run(nodes, 2, placement, factor, notes=[EMULATION])
-            points.append((make_sweep_point(len(points), label, **fields), [run]))
-    points.append((make_sweep_point(98, "4 nodes x 1, block"), [failed_node_run()]))
-    points.append((make_sweep_point(99, "8 nodes x 1, block"), []))
+        for nodes in (4, 2, 1):
+            label = f"{nodes} nodes x 2, {environment}"
+            run = scaling_run(nodes, 2, "block", factor, [EMULATION])
+            point = make_sweep_point(len(points), label, environment=environment)
+            points.append((point, [run]))
+    points.append((make_sweep_point(98, "4 nodes x 1"), [failed_node_run()]))
+    points.append((make_sweep_point(99, "8 nodes x 1"), []))
     return write_sweep(folder, points)

@@ -1,6 +1,6 @@
 """Short ways from records to a run, its rows, its analysis, and the cells of its tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from parbench.bench.plan.cases import Case, make_case
@@ -65,6 +65,11 @@ def column_texts(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
 def table_lines(table: Table[Any]) -> list[dict[str, str]]:
     """Return the text of each row by the title of its column."""
     return [column_texts(table.columns, row) for row in table.rows]
+
+
+def assert_cells(line: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """Check the text of these columns of a line."""
+    assert {title: line.get(title) for title in expected} == expected
 
 
 def report_lines(table_id: str, *records: Record) -> list[dict[str, str]]:

@@ -28,7 +28,6 @@ def test_operation_leaves_out_what_has_a_column() -> None:
     ("cases", "labels"),
     [
         ([step_case("ddp"), step_case("ddp", bucket_mb=1.0)], ["ddp", "ddp bucket_mb=1.0"]),
-        ([step_case("ddp", a=1), step_case("tp", a=2)], ["ddp", "tp"]),
         ([step_case("ddp"), make_case("mine.ddp", "m:f", {})], ["step.ddp", "mine.ddp"]),
         ([step_case("a", b="\x1b[1m"), step_case("a", b="c")], ["a b=\\x1b[1m", "a b=c"]),
     ],
@@ -60,12 +59,6 @@ def test_differences_leave_out_names_and_empty_values() -> None:
 )
 def test_flatten_shows_unknown_values_as_dashes(value: Any, text: str) -> None:
     assert flatten({"name": value}) == [("name", text)]
-
-
-def test_flatten_has_dotted_names() -> None:
-    calls = [{"axis": "dp", "ranks": 4}, {"axis": "tp", "ranks": None}]
-    facts = flatten({"a": {"b": {"c": 1}}, "calls": calls})
-    assert facts == [("a.b.c", "1"), ("calls", "axis=dp ranks=4, axis=tp ranks=-")]
 
 
 def test_pairs_of_ranks_are_joined_by_kind() -> None:

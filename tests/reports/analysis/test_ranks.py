@@ -12,15 +12,13 @@ from parbench.bench.results.runs import LaunchInfo, Run, load_run
 from parbench.reports.analysis.ranks import (
     Late,
     Nodes,
-    disturbed_words,
     late_rows,
     launches_of,
-    measuring_words,
     nodes_of,
 )
 from parbench.reports.analysis.summary import summarize
 from tests.support.late import late_record, samples
-from tests.support.nodes_fixtures import make_node_run, make_rank_environment, sample_node_run
+from tests.support.nodes_fixtures import make_rank_environment, sample_node_run
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import collective_case, ok_record, write_run
 
@@ -65,24 +63,6 @@ def test_nodes_have_ranks_switches_and_cores() -> None:
     assert nodes.job == "17"
     assert nodes.switches["n2"] == "spine.leaf1"
     assert nodes.affinities[1] == "1"
-
-
-def test_nodes_under_one_switch_are_neighbors() -> None:
-    nodes = nodes_of(make_node_run([ok_record(collective_case())], ["n1", "n3", "n2", "n4"]))
-    assert nodes is not None
-    assert nodes.names == ("n1", "n2", "n3", "n4")
-
-
-def test_shared_affinity_is_that_of_each_rank() -> None:
-    nodes = require_nodes({"hosts": ["a", "b"], "process": {"affinity": [0, 1, 2]}})
-    assert nodes.affinities == {0: "0-2", 1: "0-2"}
-
-
-def test_hostile_slurm_fields_are_escaped() -> None:
-    slurm = {"job": "1\x1b[31m", "placement": ["x"]}
-    nodes = require_nodes({"hosts": ["a", "b"], "slurm": slurm})
-    assert nodes.job == "1\\x1b[31m"
-    assert nodes.asked == ""
 
 
 def test_hosts_may_come_from_each_rank() -> None:
@@ -136,11 +116,6 @@ def test_switches_come_from_hosts_or_ranks(
     assert nodes.switches == {"n1": "spine.leaf1", "n2": "spine.leaf2"}
 
 
-def test_switches_without_a_path_are_unknown() -> None:
-    switches = {"n1": "n1", "n2": None}
-    assert require_nodes({"hosts": ["n1", "n2"], "switches": switches}).switches == {}
-
-
 CALM = HostLoad(cores=2, one_minute=0.5, other_cores=0.1, steal_percent=0.0)
 BUSY = HostLoad(cores=2, one_minute=0.5, other_cores=1.6, steal_percent=0.0)
 
@@ -150,12 +125,6 @@ def run_with_launches(*launches: LaunchInfo) -> Run:
     records = [ok_record(collective_case(), launch, seconds=1.5) for launch in range(3)]
     run = run_from_records(*(replace(record, seconds=1.5) for record in records), launches=3)
     return replace(run, info=replace(run.info, launches=launches))
-
-
-def test_measuring_share_needs_the_time_of_repetitions() -> None:
-    launches = [LaunchInfo(launch=launch, seconds=5.0) for launch in range(2)]
-    assert measuring_words(run_with_launches(*launches)) == "measuring 45 % of 10 s"
-    assert measuring_words(run_with_launches()) == "measuring took 4 s"
 
 
 def test_restarted_ranks_belong_to_their_repetition() -> None:
@@ -172,16 +141,6 @@ def test_restarted_ranks_belong_to_their_repetition() -> None:
     assert second.number == 2
     assert second.seconds == 6.0
     assert second.load == BUSY
-
-
-def test_most_disturbed_repetition_is_named() -> None:
-    launches = []
-    for launch, load in enumerate([CALM, BUSY, replace(BUSY, other_cores=0.9)]):
-        launches.append(LaunchInfo(launch=launch, seconds=5.0, load=load))
-    assert disturbed_words(run_with_launches(*launches[:1])) == ""
-    words = disturbed_words(run_with_launches(*launches))
-    for fact in ("launch 2", "1.6 of 2 cores", "2 of 3"):
-        assert fact in words
 
 
 def read_late(folder: Path, *records: tuple[Record, bytes]) -> Late:

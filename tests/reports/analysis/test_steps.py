@@ -13,7 +13,6 @@ from parbench.reports.analysis.steps import (
     Traced,
     busy_ranks,
     lanes,
-    longest_computing,
     predict_comm,
     traced_steps,
 )
@@ -24,7 +23,6 @@ from tests.support.reports_fixtures import (
     collective_case,
     comm_call,
     curve_records,
-    failed_record,
     ok_record,
     step_case,
 )
@@ -55,14 +53,6 @@ def test_predict_comm_sums_calls_by_axis() -> None:
     assert prediction.seconds_by_axis == pytest.approx({"dp": dp, "tp": tp})
     assert prediction.seconds == pytest.approx(dp + tp)
     assert prediction.notes == ()
-
-
-def test_predict_comm_names_operations_without_curve() -> None:
-    calls = [comm_call(axis="dp"), comm_call("reduce_scatter", axis="tp")]
-    prediction = predict(calls, *curve_records())
-    assert list(prediction.seconds_by_axis) == ["dp"]
-    assert prediction.missing == ("tp: reduce_scatter on 4 ranks",)
-    assert prediction.seconds is None
 
 
 def with_world(records: list[Record], **fields: Any) -> list[Record]:
@@ -101,13 +91,6 @@ def test_predict_comm_prefers_worlds_then_slowest_group() -> None:
     assert predict(calls, *groups, *concurrent).seconds == pytest.approx(35e-6 + transfer)
 
 
-@pytest.mark.parametrize(("num_bytes", "count"), [(512, 1), (1024, 0), (1 << 24, 0), (1 << 25, 1)])
-def test_predict_comm_flags_extrapolation(num_bytes: int, count: int) -> None:
-    prediction = predict([comm_call(num_bytes=num_bytes)], *curve_records(latency=20e-6))
-    assert len(prediction.extrapolated) == count
-    assert prediction.seconds == pytest.approx(20e-6 + num_bytes / 3e9)
-
-
 @pytest.mark.parametrize(
     "repetitions",
     [
@@ -144,10 +127,6 @@ def test_traced_step_is_that_of_the_first_repetition(tmp_path: Path) -> None:
     assert traced.timeline == make_timeline(2)
 
 
-def test_failed_step_is_not_traced(tmp_path: Path) -> None:
-    assert read_traces(tmp_path, (failed_record(step_case("ddp")), make_timeline())) == ()
-
-
 @pytest.mark.parametrize(
     ("trace", "reason"),
     [
@@ -163,11 +142,6 @@ def test_bad_trace_is_refused_with_a_reason(
     assert traced.timeline is None
     assert reason in traced.why_not
     assert busy_ranks([traced]) == ()
-
-
-def test_trace_without_ranks_names_no_rank(tmp_path: Path) -> None:
-    run = write_traced_run(tmp_path, [(traced_record(), make_timeline(0))])
-    assert longest_computing(run, *summarize(run).rows) is None
 
 
 def test_busy_seconds_of_a_rank_equal_its_metrics(tmp_path: Path) -> None:

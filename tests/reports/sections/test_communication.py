@@ -34,13 +34,6 @@ def test_fit_shows_latency_bandwidth_and_breakpoint() -> None:
     assert line["lines"].startswith("1K to 64K: 10.0 us + size / 1.00 GB/s")
 
 
-def test_fit_names_outliers() -> None:
-    records = curve_records()
-    records[3] = ok_record(records[3].case, seconds=0.2e-3)
-    (line,) = report_lines("fits", *records)
-    assert line["off the curve"].startswith("64K +")
-
-
 def test_fit_of_one_repetition_is_marked_next_to_others() -> None:
     repeated = curve_records("broadcast")
     for launch in (1, 2):
@@ -59,11 +52,3 @@ def test_efficiency_above_the_link_has_a_note() -> None:
     (line,) = table_lines(table)
     assert line["of link"].startswith("150 %")
     assert any("over 100 %" in note for note in table.notes)
-
-
-def test_sizes_are_columns() -> None:
-    records = [ok_record(collective_case(size_bytes=size)) for size in (1024, 4096)]
-    (line,) = report_lines("time-over-size", *records)
-    assert line["1K"].startswith("1.00 ms")
-    (line,) = report_lines("busbw-over-size", *records)
-    assert line["4K"] == "0.00614"

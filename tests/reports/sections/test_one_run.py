@@ -7,9 +7,15 @@ import pytest
 from msgspec.structs import replace
 
 from parbench.bench.launch.control_channel import LEFT_OUT
-from parbench.bench.results.runs import LaunchInfo, Run
+from parbench.bench.results.runs import Run
 from parbench.reports.sections.one_run import draw_first_screen, report_of
-from tests.support.report_rows import analyze_records, analyze_run, make_sections, run_from_records
+from tests.support.report_rows import (
+    analyze_records,
+    analyze_run,
+    make_sections,
+    matrix_case,
+    run_from_records,
+)
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
@@ -29,9 +35,12 @@ def test_sections_are_ordered() -> None:
         ok_record(step_case()),
         ok_record(collective_case(**group)),
         ok_record(collective_case(**group, concurrent=True)),
+        ok_record(matrix_case(0, 1)),
+        ok_record(matrix_case(1, 0)),
     )
     ids = [section.id for section in make_sections(analysis)]
-    assert ids == ["communication", "contrasts", "groups", "steps"]
+    assert ids == ["communication", "contrasts", "groups", "pairs", "steps"]
+    assert len(analysis.communication) == 2
     assert make_sections(analyze_records(failed_record(collective_case()))) == []
 
 
@@ -47,7 +56,6 @@ def test_anchors_are_unique_and_columns_explained() -> None:
     ("environment", "facts"),
     [
         (ENVIRONMENT, ["preset node", "4 ranks on 1 node", "gloo", "node-a", "Example CPU"]),
-        ({"host": {"cpu_model": None}}, ["node-a"]),
         ({"torch": {"gpu": "Example GPU"}}, ["Example GPU"]),
     ],
 )
@@ -97,10 +105,3 @@ def test_footnotes_count_repetitions_without_time() -> None:
         records.append(failed_record(case, launch, "skipped", LEFT_OUT))
     notes = footnotes(run_from_records(*records, launches=3))
     assert "2 of 3 launches of 1 case, 1 of 3 launches of 1 case" in notes
-
-
-def test_footnotes_have_the_measuring_share() -> None:
-    run = run_from_records(replace(ok_record(step_case()), seconds=4.5))
-    launch = LaunchInfo(launch=0, seconds=5.0)
-    assert "Measuring 90 %" in footnotes(replace(run, info=replace(run.info, launches=(launch,))))
-    assert "Measuring" not in footnotes(run)

@@ -54,12 +54,7 @@ def test_run_without_predictions_has_no_section(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "fact"),
-    [
-        (b"{", "parbench plan --validate"),
-        (b'{"schema": 1}', "parbench plan --validate"),
-        (b"\xff", "parbench plan --validate"),
-        (b'{"schema": 2, "rows": []}', "schema 2 is newer than 1"),
-    ],
+    [(b"{", "parbench plan --validate"), (b'{"schema": 2, "rows": []}', "schema 2 is newer")],
 )
 def test_damaged_predictions_are_a_note(tmp_path: Path, content: bytes, fact: str) -> None:
     (tmp_path / PLAN_FILE).write_bytes(content)

@@ -23,11 +23,6 @@ def test_unknown_values_are_dashes() -> None:
         assert line[title] == "-"
 
 
-def test_parameters_follow_the_operation() -> None:
-    (line,) = report_lines("communication", ok_record(collective_case("broadcast", root=1)))
-    assert line["operation"] == "broadcast root=1"
-
-
 def test_interval_of_one_repetition_is_marked() -> None:
     (line,) = report_lines("communication", ok_record(collective_case()))
     assert line["time, within this launch"] == "1.00 ms [0.900, 1.10]"
