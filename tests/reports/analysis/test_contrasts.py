@@ -138,16 +138,17 @@ def test_kinds_are_compared_within_and_across_nodes() -> None:
         assert fact in table.notes[0]
 
 
-def test_mesh_axes_are_kinds() -> None:
+def test_mesh_axes_are_kinds_with_median_rates() -> None:
     tp = group_record(HOSTS, SIZE, 4e9, group="dp=2 tp=2:tp", group_index=0, group_ranks=[0, 1])
     dp = group_record(HOSTS, SIZE, 1e9, group="dp=2 tp=2:dp", group_index=0, group_ranks=[0, 2])
-    (line,) = kind_lines(tp, dp)
+    slow = group_record(HOSTS, SIZE, 2e9, group="dp=2 tp=2:dp", group_index=1, group_ranks=[1, 3])
+    (line,) = kind_lines(tp, dp, slow)
     assert_cells(
         line,
         {
             "tp of dp=2 tp=2, within a node": "3.93",
-            "dp of dp=2 tp=2, across nodes": "0.995",
-            "across / within": "0.254",
+            "dp of dp=2 tp=2, across nodes": "1.49",
+            "across / within": "0.379",
         },
     )
 

@@ -112,6 +112,16 @@ def test_late_rank_needs_a_share_and_a_skew() -> None:
     assert find_kinds(*(late_record(launch=i, skew=4e-4) for i in range(3))) == []
 
 
+@pytest.mark.parametrize(("ranks", "kinds"), [((1, 1, 1, 2), ["late rank"]), ((1, 1, 2, 3), [])])
+def test_late_rank_needs_two_thirds_of_the_cases(ranks: Sequence[int], kinds: list[str]) -> None:
+    records = []
+    for i, rank in enumerate(ranks):
+        for launch in range(3):
+            record = late_record(1024 * (i + 1), launch, skew=6e-4)
+            records.append(replace(record, arrival=arrival(rank)))
+    assert find_kinds(*records) == kinds
+
+
 def test_late_rank_ignores_pipeline_stages() -> None:
     skew = seconds_metric(0.01)
     records = [with_metrics(pipeline_with({}, launch=i), skew=skew) for i in range(3)]
@@ -315,6 +325,8 @@ def test_outlier_size_is_slower_than_its_fit() -> None:
     assert "182 %" in finding.sentence
     assert finding.command == "parbench run --only all_reduce --sizes 1M:16M:x2"
     assert find_kinds(*others, ok_record(case, 0, 0.5e-3)) == []
+    repeated = [replace(record, launch=launch) for record in others for launch in range(3)]
+    assert find_kinds(*repeated, *repeat(case, 40e-3, 1.417e-3, 1.417e-3)) == []
 
 
 def test_part_slower_than_the_whole_is_found() -> None:

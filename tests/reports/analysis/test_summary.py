@@ -54,6 +54,12 @@ def test_differences_merge_to_an_arithmetic_mean() -> None:
     assert merged.high == pytest.approx(-1.0 + reach)
 
 
+def test_shares_have_no_bound_below_zero() -> None:
+    merged = merge("drop_rate", 0.0, 1.0, 2.0, unit="")
+    assert merged.value == pytest.approx(1.0)
+    assert merged.low == 0.0
+
+
 @pytest.mark.parametrize(
     ("name", "values", "unit", "mean"),
     [
