@@ -297,7 +297,7 @@ def pipeline_metrics(seconds: float = 0.020) -> Metrics:
 def pipeline_record(
     schedule: str = "1f1b", launch: int = 0, seconds: float = 0.020, **fields: Any
 ) -> Record:
-    """Return a record of a pipeline step with these details; `split` and `hidden` are parameters."""
+    """Return a pipeline step with these details; `split` and `hidden` are parameters."""
     params = {name: fields.pop(name) for name in ("split", "hidden") if name in fields}
     case = pipeline_case(schedule, fields.get("microbatches", 4), **params)
     details = {"pipeline": pipeline_details(schedule, **fields)}
