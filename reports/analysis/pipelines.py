@@ -1,7 +1,7 @@
 """What the records of pipeline steps tell. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -61,7 +61,7 @@ def without_timelines(summary: Summary) -> Summary:
 
     def thinned(record: Record) -> Record:
         told = record.details.get("pipeline")
-        if not told:
+        if not isinstance(told, Mapping):  # a custom step may have a detail of that name
             return record
         kept = {name: told[name] for name in told if name not in ("measured", "predicted", "idle")}
         return msgspec.structs.replace(record, details=record.details | {"pipeline": kept})

@@ -1,7 +1,6 @@
-"""A damaged file is one error message that names it, and no traceback."""
+"""A damaged file is one error message that names it, without a traceback."""
 
 import gzip
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,74 +8,91 @@ from click.testing import CliRunner, Result
 
 from parbench import cli
 from parbench.bench.files import MAX_BYTES
-from tests.support.paths import TESTS
-
-STEPS = TESTS / "golden" / "runs" / "steps"
+from tests.support.report_rows import run_from_records
+from tests.support.reports_fixtures import collective_case, ok_record, write_run
+from tests.support.traced import make_timeline, traced_record, write_traced_run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(STEPS, tmp_path / "run"))
+    records = [ok_record(collective_case()), ok_record(collective_case("broadcast"))]
+    return write_run(tmp_path, run_from_records(*records))
 
 
-def invoke(*words: str) -> Result:
-    done = CliRunner().invoke(cli.main, words)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+def invoke(*args: object) -> Result:
+    result = CliRunner().invoke(cli.main, [str(arg) for arg in args])
+    assert "Traceback" not in result.stderr
+    return result
 
 
-def assert_refused(message: str, *words: str) -> None:
-    done = invoke(*words)
-    assert done.exit_code == 2, done.output
-    [line] = done.stderr.strip().splitlines()
+def assert_refused(message: str, *args: object) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
     assert line.startswith("parbench: ")
     assert message in line
 
 
-BAD_RUNS = {
-    "truncated JSON": (b'{"id": ', "run.json is not what parbench wrote"),
-    "wrong type": (b'{"schema": 2, "id": 7}', "run.json is not what parbench wrote"),
-    "not UTF-8": (b'{"id": "\xff"}', "run.json is not what parbench wrote"),
-    "nested too deeply": (b"[" * 100_000, "run.json is not what parbench wrote"),
-    "newer schema": (b'{"schema": 99}', "schema 99 is newer"),
-    "missing": (None, "no readable run.json"),
-}
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b'{"id": ', "run.json is not", id="truncated"),
+        pytest.param(b'{"schema": 2, "id": 7}', "run.json is not", id="wrong-type"),
+        pytest.param(b'{"id": "\xff"}', "run.json is not", id="not-utf-8"),
+        pytest.param(b"[" * 100_000, "run.json is not", id="nested-too-deeply"),
+        pytest.param(b'{"schema": 99}', "schema 99 is newer", id="newer-schema"),
+    ],
+)
+def test_show_refuses_a_bad_run_json(run: Path, content: bytes, message: str) -> None:
+    (run / "run.json").write_bytes(content)
+    assert_refused(message, "show", run)
 
 
-@pytest.mark.parametrize("name", BAD_RUNS)
-def test_show_refuses_a_bad_run_json(run: Path, name: str) -> None:
-    content, message = BAD_RUNS[name]
+def test_show_refuses_a_missing_run_json(run: Path) -> None:
     (run / "run.json").unlink()
-    if content is not None:
-        (run / "run.json").write_bytes(content)
-    assert_refused(message, "show", str(run))
+    assert_refused("no readable run.json", "show", run)
 
 
 def test_show_refuses_a_file_that_is_too_large(run: Path) -> None:
     with (run / "run.json").open("r+b") as file:
         file.truncate(MAX_BYTES + 1)
-    assert_refused("run.json has ", "show", str(run))
+    assert_refused("run.json has ", "show", run)
 
 
-def test_show_leaves_a_bad_record_out_and_compare_refuses_it(run: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b"{}", id="empty"),
+        pytest.param(b'{"schema": 2, "case": 7}', id="wrong-type"),
+        pytest.param(b"[" * 100_000, id="nested-too-deeply"),
+    ],
+)
+def test_bad_record_is_left_out_or_refused(run: Path, line: bytes) -> None:
     records = run / "records.jsonl"
-    lines = records.read_bytes().splitlines(keepends=True)
-    for bad in (b"{}\n", b'{"schema": 2, "case": 7}\n', b"[" * 100_000 + b"\n"):
-        records.write_bytes(bad + b"".join(lines[1:]))
-        done = invoke("show", "--all", str(run))
-        assert done.exit_code == 4
-        assert "1 line of records.jsonl cannot be read" in " ".join(done.stdout.split())
-        assert_refused("records.jsonl, line 1 is no record", "compare", str(run), str(STEPS))
+    first, _ = records.read_bytes().splitlines()
+    records.write_bytes(records.read_bytes().replace(first, line))
+    result = invoke("show", "--all", run)
+    assert result.exit_code == 4
+    assert "1 line of records.jsonl" in " ".join(result.stdout.split())
+    assert_refused("records.jsonl, line 1", "compare", run, run)
 
 
-def test_report_leaves_a_damaged_timeline_out(run: Path) -> None:
-    [trace] = (run / "traces").glob("*.gz")
-    for content in (b"text", gzip.compress(b"{}"), trace.read_bytes()[:-20]):
-        trace.write_bytes(content)
-        assert invoke("report", str(run), "-o", str(run / "report.html")).exit_code in (0, 4)
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"text", id="no-gzip"),
+        pytest.param(gzip.compress(b"{}"), id="wrong-type"),
+        pytest.param(gzip.compress(b"{}")[:-5], id="truncated"),
+    ],
+)
+def test_report_leaves_a_damaged_timeline_out(tmp_path: Path, content: bytes) -> None:
+    run = write_traced_run(tmp_path, [(traced_record(), make_timeline())]).path
+    (trace,) = (run / "traces").glob("*.gz")
+    trace.write_bytes(content)
+    assert invoke("report", run, "-o", run / "report.html").exit_code == 0
 
 
-def test_history_refuses_what_is_not_a_database(run: Path) -> None:
-    file = run / "history.sqlite"
+def test_history_refuses_what_is_not_a_database(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite"
     file.write_text("not a database " * 100)
-    assert_refused("not an SQLite file", "history", "list", "--history", str(file))
+    assert_refused("not an SQLite file", "history", "list", "--history", file)

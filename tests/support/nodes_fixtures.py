@@ -1,19 +1,19 @@
-"""Synthetic runs over several nodes for the tests of reports/: hosts, switches, groups, pairs; and a sweep of them."""
+"""Synthetic runs over several nodes, and a sweep of them."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import RankState, Record, WorldInfo
 from parbench.bench.results.runs import Run
 from tests.support.report_rows import matrix_case
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
-    METHOD,
+    collective_case,
     failed_record,
     make_plan,
     make_run,
@@ -24,22 +24,31 @@ from tests.support.reports_fixtures import (
     write_run,
 )
 
-WITHIN_RATE, SWITCH_RATE, FAR_RATE = 4e9, 1e9, 0.5e9
+WITHIN_RATE = 4e9
+SWITCH_RATE = 1e9
+FAR_RATE = 0.5e9
+LEAVES = {"n1": "leaf1", "n2": "leaf1", "n3": "leaf2", "n4": "leaf2"}
 EMULATION = "emulated: 4 nodes on one machine of 2 cores, links of 200mbit"
 
 
-def make_hosts(num_nodes: int, each: int, placement: str = "block") -> list[str]:
-    names = [f"n{i}" for i in range(1, num_nodes + 1)]
-    return [name for name in names for _ in range(each)] if placement == "block" else names * each
+def make_hosts(num_nodes: int, ranks_per_node: int, placement: str = "block") -> list[str]:
+    """Return the host of each rank: n1, n2 and so on."""
+    hosts = [f"n{i}" for i in range(1, num_nodes + 1)]
+    if placement == "cyclic":
+        return hosts * ranks_per_node
+    return [host for host in hosts for _ in range(ranks_per_node)]
 
 
-def make_environment(hosts: Sequence[str], placement: str = "block", **more: Any) -> dict[str, Any]:
-    """Return what the run's environment tells of its nodes: n1 and n2 are under leaf1, n3 and n4 under leaf2."""
-    if len(set(hosts)) < 2:
-        return {**ENVIRONMENT, **more}
-    switches = {host: f"spine.leaf{(int(host[1:]) + 1) // 2}.{host}" for host in set(hosts)}
-    slurm = {"job": "17", "nodelist": "n[1-4]", "placement": placement}
-    return {**ENVIRONMENT, "hosts": list(hosts), "switches": switches, "slurm": slurm, **more}
+def make_environment(hosts: Sequence[str], placement: str = "block") -> dict[str, Any]:
+    """Return the environment of a run on these hosts, of which each leaf switch connects two."""
+    if len(set(hosts)) == 1:
+        return ENVIRONMENT
+    return {
+        **ENVIRONMENT,
+        "hosts": list(hosts),
+        "switches": {host: f"spine.{LEAVES[host]}.{host}" for host in set(hosts)},
+        "slurm": {"job": "17", "nodelist": "n[1-4]", "placement": placement},
+    }
 
 
 def make_world(hosts: Sequence[str]) -> WorldInfo:
@@ -47,81 +56,73 @@ def make_world(hosts: Sequence[str]) -> WorldInfo:
 
 
 def make_rates(size_bytes: int, busbw: float) -> dict[str, MetricValue]:
-    return {
-        "time": seconds_metric(20e-6 + size_bytes / busbw),
-        "algbw": rate_metric(size_bytes / (20e-6 + size_bytes / busbw)),
-        "busbw": MetricValue(
-            value=size_bytes / (20e-6 + size_bytes / busbw),
-            unit="B/s",
-            better="higher",
-            method=METHOD,
-        ),
-    }
+    """Return the metrics of a message with 20 us of latency; all rates are equal."""
+    seconds = 20e-6 + size_bytes / busbw
+    rate = rate_metric(size_bytes / seconds)
+    return {"time": seconds_metric(seconds), "algbw": rate, "busbw": rate}
 
 
-def make_group_case(size_bytes: int, name: str = "all_reduce", **params: Any) -> Case:
-    given: dict[str, Any] = {
-        "size_bytes": size_bytes,
-        "dtype": "float32",
-        "mode": "blocking",
-        **params,
-    }
-    return make_case(f"collective.{name}", f"parbench.bench.operations.collectives:{name}", given)
-
-
-def pair_rate(one: str, other: str) -> float:
-    if one == other:
-        return WITHIN_RATE
-    return SWITCH_RATE if (int(one[1:]) + 1) // 2 == (int(other[1:]) + 1) // 2 else FAR_RATE
+def group_record(hosts: Sequence[str], size: int, rate: float, **fields: Any) -> Record:
+    """Return an all_reduce; `group_ranks` is a detail, other fields are parameters."""
+    details = {}
+    if "group_ranks" in fields:
+        ranks = fields.pop("group_ranks")
+        details = {"group_size": len(ranks), "group_ranks": ranks}
+    case = collective_case(size_bytes=size, **fields)
+    metrics = make_rates(size, rate)
+    return ok_record(case, world=make_world(hosts), metrics=metrics, details=details)
 
 
 def group_records(
     hosts: Sequence[str], sizes: Iterable[int] = (1 << 16, 1 << 20, 1 << 22)
 ) -> list[Record]:
-    """Return an all_reduce by node, across nodes, alone and together, and over the world."""
-    world = make_world(hosts)
+    """Return an all_reduce over the world, within each node and across nodes.
+
+    The groups run alone and concurrently, in which case those across nodes share their links.
+    """
     names = list(dict.fromkeys(hosts))
     nodes = [[rank for rank, host in enumerate(hosts) if host == name] for name in names]
     across = [list(ranks) for ranks in zip(*nodes, strict=True)]
     records = []
     for size in sizes:
-        records.append(
-            ok_record(make_group_case(size), world=world, metrics=make_rates(size, FAR_RATE * 1.1))
-        )
-        for group, members, rate in (("node", nodes, WITHIN_RATE), ("across", across, FAR_RATE)):
-            for i, ranks in enumerate(members):
-                for together in (False, True):
-                    more: dict[str, Any] = {"concurrent": True} if together else {}
-                    case = make_group_case(size, group=group, group_index=i, **more)
-                    share = rate / (len(members) if together and group == "across" else 1)
-                    details = {"group_size": len(ranks), "group_ranks": ranks}
-                    records.append(
-                        ok_record(
-                            case, world=world, metrics=make_rates(size, share), details=details
-                        )
-                    )
+        records.append(group_record(hosts, size, FAR_RATE * 1.1))
+        for i, ranks in enumerate(nodes):
+            group: dict[str, Any] = {"group": "node", "group_index": i, "group_ranks": ranks}
+            records.append(group_record(hosts, size, WITHIN_RATE, **group))
+            records.append(group_record(hosts, size, WITHIN_RATE, **group, concurrent=True))
+        for i, ranks in enumerate(across):
+            group = {"group": "across", "group_index": i, "group_ranks": ranks}
+            shared_rate = FAR_RATE / len(across)
+            records.append(group_record(hosts, size, FAR_RATE, **group))
+            records.append(group_record(hosts, size, shared_rate, **group, concurrent=True))
     return records
 
 
+def pair_rate(source: str, target: str) -> float:
+    if source == target:
+        return WITHIN_RATE
+    return SWITCH_RATE if LEAVES[source] == LEAVES[target] else FAR_RATE
+
+
 def pair_records(hosts: Sequence[str]) -> list[Record]:
-    world = make_world(hosts)
-    ranks = range(len(hosts))
-    ends = [(a, b) for a in ranks for b in ranks if a != b]
-    return [
-        ok_record(
-            matrix_case(a, b),
-            world=world,
-            metrics=make_rates(1 << 20, pair_rate(hosts[a], hosts[b]) * (1 + 0.01 * b)),
-        )
-        for a, b in ends
-    ]
+    """Return the records of all pairs of ranks; rates grow by 1 % with each receiving rank."""
+    records = []
+    for source, source_host in enumerate(hosts):
+        for target, target_host in enumerate(hosts):
+            if source != target:
+                rate = pair_rate(source_host, target_host) * (1 + 0.01 * target)
+                metrics = make_rates(1 << 20, rate)
+                case = matrix_case(source, target)
+                records.append(ok_record(case, world=make_world(hosts), metrics=metrics))
+    return records
 
 
 def make_rank_environment(hosts: Sequence[str]) -> dict[str, Any]:
-    return {
-        f"rank {rank}": {"host": {"name": host}, "process": {"affinity": str(rank % 2)}}
-        for rank, host in enumerate(hosts)
-    }
+    environment = {}
+    for rank, host in enumerate(hosts):
+        process = {"affinity": str(rank % 2)}
+        environment[f"rank {rank}"] = {"host": {"name": host}, "process": process}
+    return environment
 
 
 def make_node_run(
@@ -129,93 +130,72 @@ def make_node_run(
     hosts: Sequence[str],
     placement: str = "block",
     notes: Sequence[str] = (),
-    **more: Any,
 ) -> Run:
-    """Return a run of these records on these hosts, each record with what its ranks do not share."""
-    own = make_rank_environment(hosts) if len(set(hosts)) > 1 else {}
-    told = [
-        msgspec.structs.replace(one, environment=own, notes=[*one.notes, *notes]) for one in records
-    ]
-    run = make_run(
-        make_plan([one.case for one in told]), told, make_environment(hosts, placement, **more)
-    )
-    plan = msgspec.structs.replace(run.info.plan, nproc=len(hosts))
-    return msgspec.structs.replace(
-        run, info=msgspec.structs.replace(run.info, plan=plan, host=hosts[0])
-    )
+    """Return a run of these records on these hosts, each record with the facts of its ranks."""
+    environment = make_rank_environment(hosts) if len(set(hosts)) > 1 else {}
+    placed = []
+    for record in records:
+        all_notes = [*record.notes, *notes]
+        placed.append(replace(record, environment=environment, notes=all_notes))
+    plan = replace(make_plan([record.case for record in placed]), nproc=len(hosts))
+    run = make_run(plan, placed, make_environment(hosts, placement))
+    return replace(run, info=replace(run.info, host=hosts[0]))
 
 
-def sample_node_run(
-    placement: str = "block", notes: Sequence[str] = (EMULATION,), **more: Any
-) -> Run:
+def sample_node_run(placement: str = "block") -> Run:
+    """Return an emulated run of groups, pairs and a step on four nodes of two ranks."""
     hosts = make_hosts(4, 2, placement)
-    records = [
-        *group_records(hosts),
-        *pair_records(hosts),
-        ok_record(step_case(), world=make_world(hosts)),
-    ]
-    return make_node_run(records, hosts, placement, notes, **more)
+    step = ok_record(step_case(), world=make_world(hosts))
+    records = [*group_records(hosts), *pair_records(hosts), step]
+    return make_node_run(records, hosts, placement, [EMULATION])
 
 
 def scaling_run(
-    num_nodes: int, each: int = 1, placement: str = "block", factor: float = 1.0, **more: Any
+    num_nodes: int,
+    ranks_per_node: int = 1,
+    placement: str = "block",
+    factor: float = 1.0,
+    notes: Sequence[str] = (),
 ) -> Run:
-    """Return a run of two operations and a step, whose rates fall with the nodes; cyclic halves them."""
-    hosts = make_hosts(num_nodes, each, placement)
-    world = make_world(hosts)
-    share = (1.0 if num_nodes == 1 else 0.25 / num_nodes) / (
-        2 if placement == "cyclic" and num_nodes > 1 else 1
-    )
-    records = [
-        ok_record(
-            make_group_case(size), world=world, metrics=make_rates(size, factor * 4e9 * share)
-        )
-        for size in (1 << 16, 1 << 22)
-    ]
+    """Return a run of two sizes and a step; rates fall with the nodes, and cyclic halves them."""
+    hosts = make_hosts(num_nodes, ranks_per_node, placement)
+    share = 1.0
+    if num_nodes > 1:
+        share = 0.25 / num_nodes
+        share /= 2 if placement == "cyclic" else 1
+    records = [group_record(hosts, size, factor * 4e9 * share) for size in (1 << 16, 1 << 22)]
     seconds = 0.01 / share**0.25 / factor
-    tokens = rate_metric(1024 * len(hosts) / seconds, "tokens/s")
-    records.append(
-        ok_record(
-            step_case(),
-            world=world,
-            metrics={"step_time": seconds_metric(seconds), "tokens_per_second": tokens},
-        )
-    )
-    return make_node_run(records, hosts, placement, **more)
+    metrics = {
+        "step_time": seconds_metric(seconds),
+        "tokens_per_second": rate_metric(1024 * len(hosts) / seconds, "tokens/s"),
+    }
+    records.append(ok_record(step_case(), world=make_world(hosts), metrics=metrics))
+    return make_node_run(records, hosts, placement, notes)
 
 
 def failed_node_run() -> Run:
+    """Return a run on four nodes whose only case hangs, because n3 does not arrive."""
     hosts = make_hosts(4, 1)
     ranks = [
         RankState(rank=i, host=host, pid=40 + i, state="waiting") for i, host in enumerate(hosts)
     ]
     reason = "no end within 10 s: rank 2 (n3) did not arrive"
-    return make_node_run(
-        [
-            failed_record(
-                make_group_case(1 << 22), 0, "hang", reason, world=make_world(hosts), ranks=ranks
-            )
-        ],
-        hosts,
-    )
+    case = collective_case(size_bytes=1 << 22)
+    record = failed_record(case, 0, "hang", reason, world=make_world(hosts), ranks=ranks)
+    return make_node_run([record], hosts)
 
 
-def make_sweep_point(number: int, label: str, **more: Any) -> dict[str, Any]:
+def make_sweep_point(number: int, label: str, **fields: Any) -> dict[str, Any]:
     """Return a point as sweep.json has it, with fields that no report reads."""
-    told = {
-        "placement": "block",
-        "environment": "",
-        "repeat": 1,
-        "variables": {"A": "1"},
-        "seconds": 60.0,
-    }
-    return {"id": f"{number:012x}", "label": label, **told, **more}
+    unread = {"repeat": 1, "variables": {"A": "1"}, "seconds": 60.0}
+    usual = {"placement": "block", "environment": ""}
+    return {"id": f"{number:012x}", "label": label, **unread, **usual, **fields}
 
 
 def write_sweep(folder: Path, points: Sequence[tuple[dict[str, Any], Sequence[Run]]]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"schema": 1, "name": "links", "mode": "one", "points": [point for point, _ in points]}
-    (folder / "sweep.json").write_bytes(msgspec.json.encode(told))
+    sweep = {"schema": 1, "name": "links", "mode": "one", "points": [point for point, _ in points]}
+    (folder / "sweep.json").write_bytes(msgspec.json.encode(sweep))
     for point, runs in points:
         for run in runs:
             write_run(folder / "runs" / str(point["id"]), run)
@@ -223,17 +203,17 @@ def write_sweep(folder: Path, points: Sequence[tuple[dict[str, Any], Sequence[Ru
 
 
 def sample_sweep(folder: Path) -> Path:
-    """Write a sweep of 1, 2 and 4 nodes x 2 ranks, block and cyclic, in two environments; a point lost, one not run."""
+    """Write a sweep of 1, 2 and 4 nodes in two environments.
+
+    The run of one more point failed, and another point has not run.
+    """
     points: list[tuple[dict[str, Any], Sequence[Run]]] = []
     for environment, factor in (("plain", 1.0), ("tuned", 1.2)):
         for nodes in (4, 2, 1):
-            for placement in ("block", "cyclic"):
-                if nodes == 1 and placement == "cyclic":
-                    continue
-                label = f"{nodes} nodes x 2, {placement}, {environment}"
-                more = {"placement": placement, "environment": environment}
-                run = scaling_run(nodes, 2, placement, factor, notes=[EMULATION])
-                points.append((make_sweep_point(len(points), label, **more), [run]))
-    points.append((make_sweep_point(98, "4 nodes x 1, block"), [failed_node_run()]))
-    points.append((make_sweep_point(99, "8 nodes x 1, block"), []))
+            label = f"{nodes} nodes x 2, {environment}"
+            run = scaling_run(nodes, 2, "block", factor, [EMULATION])
+            point = make_sweep_point(len(points), label, environment=environment)
+            points.append((point, [run]))
+    points.append((make_sweep_point(98, "4 nodes x 1"), [failed_node_run()]))
+    points.append((make_sweep_point(99, "8 nodes x 1"), []))
     return write_sweep(folder, points)

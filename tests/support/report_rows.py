@@ -1,12 +1,9 @@
-"""Short ways from records to what reports make of them: a run, its rows, its findings, the cells of a row."""
+"""Short ways from records to a run, its rows, its analysis, and the cells of its tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
-
 from parbench.bench.plan.cases import Case, make_case
-from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.analysis import Analysis, analyse
@@ -42,18 +39,22 @@ def analyze_records(*records: Record) -> Analysis:
     return analyze_run(run_from_records(*records))
 
 
-def make_sections(found: Analysis) -> tuple[Section, ...]:
-    return tuple(section for make in SECTIONS if (section := make(found)))
+def make_sections(analysis: Analysis) -> list[Section]:
+    sections = [make_section(analysis) for make_section in SECTIONS]
+    return [section for section in sections if section]
 
 
-def analysis_tables(found: Analysis) -> list[Table[Any]]:
-    return [table for section in make_sections(found) for table in section.tables]
+def analysis_tables(analysis: Analysis) -> list[Table[Any]]:
+    return [table for section in make_sections(analysis) for table in section.tables]
 
 
-def find_analysis_table(found: Analysis, table_id: str, where: str | None = None) -> Table[Any]:
-    (table,) = [
-        one for one in analysis_tables(found) if one.id == table_id and where in (None, one.where)
-    ]
+def find_analysis_table(analysis: Analysis, table_id: str) -> Table[Any]:
+    return find_table(make_sections(analysis), table_id)
+
+
+def find_table(sections: Iterable[Section], table_id: str) -> Table[Any]:
+    tables = [table for section in sections for table in section.tables]
+    (table,) = [table for table in tables if table.id == table_id]
     return table
 
 
@@ -61,38 +62,22 @@ def column_texts(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
     return {column.title: column.text(row) for column in columns}
 
 
-def row_text(columns: Sequence[Column[T]], row: T) -> str:
-    return " | ".join(f"{title}: {text}" for title, text in column_texts(columns, row).items())
+def table_lines(table: Table[Any]) -> list[dict[str, str]]:
+    """Return the text of each row by the title of its column."""
+    return [column_texts(table.columns, row) for row in table.rows]
 
 
-def require(found: T | None) -> T:
-    assert found is not None
-    return found
+def assert_cells(line: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """Check the text of these columns of a line."""
+    assert {title: line.get(title) for title in expected} == expected
 
 
-def cell_texts(table: Table[Any]) -> list[list[str]]:
-    return [[column.text(row) for column in table.columns] for row in table.rows]
-
-
-def find_table(make_sections: Iterable[Section], table_id: str) -> Table[Any]:
-    (found,) = [
-        table for section in make_sections for table in section.tables if table.id == table_id
-    ]
-    return found
+def report_lines(table_id: str, *records: Record) -> list[dict[str, str]]:
+    """Return the lines of one table of the report on a run of these records."""
+    return table_lines(find_analysis_table(analyze_records(*records), table_id))
 
 
 def matrix_case(source: int, target: int, size_bytes: int = 1 << 20) -> Case:
     params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
-    return make_case(
-        "p2p.matrix",
-        "parbench.bench.operations.p2p:unidirectional",
-        {**params, "source": source, "target": target},
-    )
-
-
-def replace_metrics(record: Record, **metrics: MetricValue | None) -> Record:
-    """Return the record with these metrics in place of its own, those that are None left out; ``__`` is a dot."""
-    changed = record.metrics | {name.replace("__", "."): metric for name, metric in metrics.items()}
-    return msgspec.structs.replace(
-        record, metrics={name: one for name, one in changed.items() if one is not None}
-    )
+    params |= {"source": source, "target": target}
+    return make_case("p2p.matrix", "parbench.bench.operations.p2p:unidirectional", params)

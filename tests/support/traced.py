@@ -1,4 +1,4 @@
-"""Timelines of training steps for the tests of reports/: two ranks, their streams, and metrics that agree with them."""
+"""Timelines of training steps of two ranks, and records whose metrics agree with them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Interval, RankTimeline, Record, Timeline, encode_timeline
 from parbench.bench.results.runs import Run, load_run, trace_name
 from tests.support.reports_fixtures import (
-    counted_metric,
+    counted_metrics,
     make_plan,
     make_run,
     ok_record,
@@ -16,12 +16,13 @@ from tests.support.reports_fixtures import (
     write_run,
 )
 
-CLOCK = "one host, one monotonic clock"
-
 
 def make_rank_timeline(rank: int = 0, late_us: float = 0.0, *, axis: str = "dp") -> RankTimeline:
-    """Return 10 ms of a step: 6 ms of arithmetic, and two messages that overlap each other, 3 ms of them exposed."""
-    told = [
+    """Return 10 ms of a step with 6 ms of compute and two messages that overlap each other.
+
+    3 ms of communication are exposed.
+    """
+    spans = [
         ("phase", "forward", 0.0, 3000.0),
         ("phase", "backward", 3000.0, 8500.0),
         ("phase", "update", 8500.0, 10_000.0),
@@ -32,42 +33,40 @@ def make_rank_timeline(rank: int = 0, late_us: float = 0.0, *, axis: str = "dp")
         (f"comm {axis}", "all_reduce", 5000.0, 8000.0),
         ("copy", "copy", 9500.0, 9750.0),
     ]
-    intervals = tuple(
-        Interval(stream, name, a + late_us, b + late_us) for stream, name, a, b in told
-    )
+    intervals = [
+        Interval(stream, name, start + late_us, stop + late_us)
+        for stream, name, start, stop in spans
+    ]
     return RankTimeline(
-        rank=rank, start_us=late_us, stop_us=10_000.0 + late_us, intervals=intervals
+        rank=rank, start_us=late_us, stop_us=10_000.0 + late_us, intervals=tuple(intervals)
     )
 
 
-def make_timeline(ranks: int = 2, clock: str = CLOCK) -> Timeline:
-    """Return a step whose rank r begins r x 100 us late."""
-    every = tuple(make_rank_timeline(rank, 100.0 * rank) for rank in range(ranks))
-    return Timeline(clock=clock, uncertainty_seconds=2e-6, ranks=every)
+def make_timeline(ranks: int = 2, clock: str = "one host, one monotonic clock") -> Timeline:
+    """Return a step in which each rank begins 100 us after the rank before it."""
+    timelines = tuple(make_rank_timeline(rank, 100.0 * rank) for rank in range(ranks))
+    return Timeline(clock=clock, uncertainty_seconds=2e-6, ranks=timelines)
 
 
 def traced_record(case: Case | None = None, launch: int = 0) -> Record:
-    """Return the record of such a step: what its metrics say is what its timeline adds up to."""
-    shares = {
+    """Return the record of such a step, whose metrics are the sums of its timeline."""
+    seconds = {
         "compute": 6e-3,
         "exposed_comm.dp": 3e-3,
         "exposed_copy": 0.25e-3,
         "idle": 0.75e-3,
         "residual": 0.0,
     }
-    metrics = step_metrics(10e-3) | {
-        name: counted_metric(seconds, "s") for name, seconds in shares.items()
-    }
+    metrics = step_metrics(10e-3) | counted_metrics("s", seconds)
     return ok_record(case or step_case("ddp"), launch, 10e-3, metrics=metrics)
 
 
 def write_traced_run(folder: Path, traces: Sequence[tuple[Record, Timeline | bytes | None]]) -> Run:
-    """Write a run's folder with a trace for each record that has one, and return the run as it is read back."""
+    """Write a run's folder with the trace of each record that has one, and read it back."""
     records = [record for record, _ in traces]
     cases = {record.case.id: record.case for record in records}.values()
-    path = write_run(
-        folder, make_run(make_plan(cases, launches=1 + max(one.launch for one in records)), records)
-    )
+    launches = 1 + max(record.launch for record in records)
+    path = write_run(folder, make_run(make_plan(cases, launches=launches), records))
     for record, trace in traces:
         if trace is not None:
             content = trace if isinstance(trace, bytes) else encode_timeline(trace)

@@ -1,6 +1,5 @@
-"""Kinds of groups within and across nodes, and settings compared with their defaults."""
+"""Slow-down under load, groups within and across nodes, and settings compared with defaults."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,158 +7,161 @@ import pytest
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.contrasts import (
-    Kind,
-    Kinds,
-    kinds,
-    largest,
-    ratio_words,
-    series_of_kinds,
-    settings_words,
-)
-from parbench.reports.analysis.ranks import nodes_of
-from parbench.reports.analysis.summary import summarize
-from parbench.reports.sections.communication import kind_columns
+from parbench.reports.analysis.contrasts import settings_words, slow_down
+from parbench.reports.report import Table
 from tests.support.nodes_fixtures import (
-    group_records,
-    make_group_case,
+    group_record,
     make_hosts,
     make_node_run,
-    make_rates,
-    make_world,
     sample_node_run,
 )
-from tests.support.report_rows import column_texts, summarize_rows
+from tests.support.report_rows import (
+    analysis_tables,
+    analyze_run,
+    assert_cells,
+    report_lines,
+    summarize_rows,
+    table_lines,
+)
 from tests.support.reports_fixtures import collective_case, ok_record, seconds_metric
 
 SIZE = 1 << 22
-WITHIN, ACROSS, OVER = "within a node", "across nodes", "over nodes"
 HOSTS = make_hosts(2, 2)
 
 
-def kinds_in(run: Run) -> tuple[Kinds, ...]:
-    return kinds(summarize(run).rows, nodes_of(run))
+def repeat(case: Case, *seconds: float) -> list[Record]:
+    return [ok_record(case, launch, value) for launch, value in enumerate(seconds)]
 
 
-def group(
-    name: str, ranks: list[int], rate: float, index: int = 0, hosts: list[str] = HOSTS
-) -> Record:
-    case = make_group_case(SIZE, group=name, group_index=index)
-    metrics = make_rates(SIZE, rate)
-    return ok_record(case, world=make_world(hosts), metrics=metrics, details={"group_ranks": ranks})
+def test_slowdown_has_a_column_per_load() -> None:
+    records = [
+        ok_record(collective_case(), seconds=2e-3),
+        ok_record(collective_case(background="gemm"), seconds=3e-3),
+        ok_record(collective_case(background="all_to_all"), seconds=8e-3),
+        ok_record(collective_case(size_bytes=2048), seconds=2e-3),
+        ok_record(collective_case(size_bytes=2048, background="gemm"), seconds=2e-3),
+    ]
+    first, second = report_lines("contrast-1", *records)
+    assert first["operation"] == "all_reduce"
+    assert first["beside gemm, within this launch"].startswith("1.50 [")
+    assert first["beside all_to_all, within this launch"].startswith("4.00 [")
+    assert second["beside all_to_all, within this launch"] == "-"
 
 
-def world(hosts: list[str] = HOSTS) -> Record:
-    return ok_record(make_group_case(SIZE), world=make_world(hosts), metrics=make_rates(SIZE, 2e9))
+def test_slowdown_is_paired_by_repetition() -> None:
+    base = repeat(collective_case(), 1e-3, 2e-3, 4e-3)
+    loaded = repeat(collective_case(background="gemm"), 1.5e-3, 3e-3, 6e-3)
+    (line,) = report_lines("contrast-1", *base, *loaded)
+    assert line["beside gemm"] == "1.50 [1.50, 1.50]"
 
 
-def only(*records: Record, hosts: list[str] = HOSTS) -> Kinds:
-    (row,) = kinds_in(make_node_run(records, hosts))
-    return row
+def test_slowdown_of_one_repetition_joins_both_intervals() -> None:
+    exact = {"time": seconds_metric(1e-3, reach=0.0)}
+    wide = {"time": seconds_metric(2e-3, reach=0.2)}
+    base = ok_record(collective_case(), metrics=exact)
+    loaded = ok_record(collective_case(background="gemm"), metrics=wide)
+    ratio = slow_down(*summarize_rows(base, loaded))
+    assert ratio is not None
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert ratio.low < 2.0 < ratio.high
+    assert ratio.high / ratio.low == pytest.approx(1.2 / 0.8)
 
 
-def test_kinds_group_rows_by_reach() -> None:
-    row, *_ = kinds_in(sample_node_run("cyclic"))
-    counts = {kind.label: len(rows) for kind, rows in row.rows.items()}
-    assert counts == {
-        "world": 1, "node": 4, "node, together": 4, "across": 2, "across, together": 2
-    }  # fmt: skip
+def test_contention_compares_concurrent_groups() -> None:
+    records = []
+    for i, seconds in enumerate((3e-3, 5e-3)):
+        group: dict[str, Any] = {"group": "pairs", "group_index": i}
+        records.append(ok_record(collective_case(**group), seconds=(i + 1) * 1e-3))
+        records.append(ok_record(collective_case(**group, concurrent=True), seconds=seconds))
+    lines = report_lines("contrast-1", *records)
+    factors = [line["factor together, within this launch"] for line in lines]
+    assert [factor.partition(" ")[0] for factor in factors] == ["3.00", "2.50"]
 
 
-@pytest.mark.parametrize(("placement", "reach"), [("block", WITHIN), ("cyclic", ACROSS)])
-def test_reach_of_neighbors_follows_placement(placement: str, reach: str) -> None:
-    hosts = make_hosts(2, 2, placement)
-    row = only(group("pairs", [0, 1], 1e9, hosts=hosts), world(hosts), hosts=hosts)
-    assert Kind(group="pairs", together=False, reach=reach) in row.rows
+def pair_record(number: int, seconds: float, **params: Any) -> Record:
+    case = collective_case(group="pairs", group_index=number, **params)
+    details = {"group_ranks": [2 * number, 2 * number + 1]}
+    return ok_record(case, seconds=seconds, details=details)
 
 
-def test_mesh_axes_are_kinds() -> None:
-    row = only(group("dp=2 tp=2:tp", [0, 1], 4e9), group("dp=2 tp=2:dp", [0, 2], 1e9))
-    labels = [f"tp of dp=2 tp=2, {WITHIN}", f"dp of dp=2 tp=2, {ACROSS}"]
-    assert [kind.label for kind in row.rows] == labels
-    assert row.ratio() == pytest.approx(0.25, rel=0.02)
-
-
-def test_rate_of_a_kind_is_the_median_of_groups() -> None:
-    hosts = make_hosts(3, 2)
-    rates = enumerate((1e9, 4e9, 2e9))
-    groups = [group("node", [2 * i, 2 * i + 1], rate, i, hosts) for i, rate in rates]
-    row = only(*groups, world(hosts), hosts=hosts)
-    kind = row.standing_for(WITHIN)
-    assert kind is not None
-    assert row.rate(kind) == pytest.approx(2e9, rel=0.02)
-
-
-def test_ratio_divides_across_by_within() -> None:
-    row = kinds_in(sample_node_run())[-1]
-    assert row.ratio() == pytest.approx(1 / 8, rel=0.05)
-    assert row.ratio(together=True) == pytest.approx(1 / 16, rel=0.05)
-
-
-def test_standing_for_prefers_nodes_and_groups_to_the_world() -> None:
-    node = group("node", [0, 1], 4e9)
-    over = Kind(group="world", together=False, reach=OVER)
-    assert only(world(), node).standing_for(ACROSS, OVER) == over
-    across = Kind(group="across", together=False, reach=ACROSS)
-    row = only(world(), node, group("across", [0, 2], 1e9))
-    assert row.standing_for(ACROSS, OVER) == across
-    pairs = group("pairs", [0, 1], 4e9)
-    kind = only(pairs, node, group("across", [0, 2], 1e9)).standing_for(WITHIN)
-    assert kind is not None
-    assert kind.group == "node"
-
-
-def test_largest_size_is_described_with_both_rates() -> None:
-    (row,) = largest(kinds_in(sample_node_run()))
-    assert row.first.size_bytes == SIZE
-    for fact in ("all_reduce", "4M", "0.127", "0.499 GB/s", "3.93 GB/s"):
-        assert fact in ratio_words(row)
-
-
-def test_series_of_kinds_are_ordered_by_size() -> None:
-    series = series_of_kinds(
-        kinds_in(make_node_run(group_records(HOSTS, (1 << 22, 1 << 10)), HOSTS))
+def test_groups_are_columns_and_sizes_lines() -> None:
+    small, large = report_lines(
+        "operation-group",
+        pair_record(0, 1e-3),
+        pair_record(1, 4e-3),
+        pair_record(1, 8e-3, concurrent=True),
+        pair_record(0, 1e-3, size_bytes=4096),
+        pair_record(2, 1e-3, size_bytes=4096),
     )
-    sizes = {name: [row.first.size_bytes for row in rows] for name, rows in series.items()}
-    assert sizes == {("all_reduce", "blocking", "float32"): [1 << 10, 1 << 22]}
+    assert_cells(
+        small,
+        {
+            "size": "1K",
+            "pairs 0,1": "0.00154",
+            "pairs 2,3": "0.000384",
+            "pairs 2,3 together": "0.000192",
+            "slowest alone": "pairs 2,3",
+            "pairs 4,5": "-",
+        },
+    )
+    assert large["size"] == "4K"
+    assert large["pairs 2,3"] == "-"
 
 
-def test_kind_columns_are_ordered_by_reach() -> None:
-    rows = kinds_in(sample_node_run())
-    cells = column_texts(kind_columns(rows), rows[-1])
-    kinds_shown = ["node", "across", "world", "node, together", "across, together"]
-    assert list(cells)[4:] == [*kinds_shown, "across / within", "across / within, together"]
-    assert (cells["size"], cells["node"], cells["across / within"]) == ("4M", "3.93", "0.127")
+def find_kinds_table(run: Run) -> Table[Any] | None:
+    tables = analysis_tables(analyze_run(run))
+    return next((table for table in tables if table.id == "group-kinds"), None)
 
 
-@pytest.mark.parametrize("details", [{"group_ranks": "0,1"}, {"group_ranks": [0, 99]}, {}])
-def test_kinds_need_known_ranks(details: dict[str, Any]) -> None:
-    case = make_group_case(SIZE, group="node", group_index=1)
-    unknown = ok_record(case, world=make_world(HOSTS), details=details)
-    assert kinds_in(make_node_run([unknown, world()], HOSTS)) == ()
+def kind_lines(*records: Record, hosts: list[str] = HOSTS) -> list[dict[str, str]]:
+    table = find_kinds_table(make_node_run(records, hosts))
+    return table_lines(table) if table else []
 
 
-def test_kinds_need_two_nodes_and_two_kinds() -> None:
-    assert kinds_in(make_node_run(group_records(HOSTS), make_hosts(1, 4))) == ()
-    assert kinds_in(make_node_run([group("node", [0, 1], 4e9)], HOSTS)) == ()
+def test_kinds_are_compared_within_and_across_nodes() -> None:
+    table = find_kinds_table(sample_node_run())
+    assert table is not None
+    line = table_lines(table)[-1]
+    kinds = ["node", "across", "world", "node, together", "across, together"]
+    assert list(line)[4:] == [*kinds, "across / within", "across / within, together"]
+    assert_cells(
+        line,
+        {
+            "size": "4M",
+            "node": "3.93",
+            "across / within": "0.127",
+            "across / within, together": "0.0636",
+        },
+    )
+    for fact in ("all_reduce", "4M", "0.127", "0.499 GB/s", "3.93 GB/s"):
+        assert fact in table.notes[0]
 
 
-def launches(case: Case, seconds: Sequence[float]) -> list[Record]:
-    return [ok_record(case, i, time) for i, time in enumerate(seconds)]
+def test_mesh_axes_are_kinds_with_median_rates() -> None:
+    tp = group_record(HOSTS, SIZE, 4e9, group="dp=2 tp=2:tp", group_index=0, group_ranks=[0, 1])
+    dp = group_record(HOSTS, SIZE, 1e9, group="dp=2 tp=2:dp", group_index=0, group_ranks=[0, 2])
+    slow = group_record(HOSTS, SIZE, 2e9, group="dp=2 tp=2:dp", group_index=1, group_ranks=[1, 3])
+    (line,) = kind_lines(tp, dp, slow)
+    assert_cells(
+        line,
+        {
+            "tp of dp=2 tp=2, within a node": "3.93",
+            "dp of dp=2 tp=2, across nodes": "1.49",
+            "across / within": "0.379",
+        },
+    )
 
 
-def fsdp(**params: Any) -> Case:
+def fsdp_case(**params: Any) -> Case:
     usual: dict[str, Any] = {"prefetch": "default", "reshard": True}
     defaults = {name: value for name, value in usual.items() if name not in params}
     target = "parbench.workloads.fsdp:prepare"
     return make_case("workload.fsdp", target, {"shape": "tiny", **params}, defaults)
 
 
-def compared(*records: Record) -> list[str]:
-    return list(settings_words(summarize_rows(*records, launches=6)))
-
-
-DEFAULT = launches(fsdp(), [0.1, 0.2, 0.4, 0.1])
+def compare_settings(*records: Record) -> list[str]:
+    return list(settings_words(summarize_rows(*records)))
 
 
 @pytest.mark.parametrize(
@@ -172,46 +174,26 @@ DEFAULT = launches(fsdp(), [0.1, 0.2, 0.4, 0.1])
     ],
 )
 def test_setting_is_compared_with_its_default(seconds: list[float], facts: tuple[str, ...]) -> None:
-    (text,) = compared(*launches(fsdp(prefetch="explicit"), seconds), *DEFAULT)
+    default = repeat(fsdp_case(), 0.1, 0.2, 0.4, 0.1)
+    (text,) = compare_settings(*repeat(fsdp_case(prefetch="explicit"), *seconds), *default)
     assert "prefetch explicit" in text
     assert [fact for fact in facts if fact not in text] == []
 
 
-def test_settings_differ_in_one_parameter_without_a_table() -> None:
-    assert compared(*DEFAULT, *launches(fsdp(prefetch="explicit", hidden=64), [0.1] * 4)) == []
-    pipelined = launches(collective_case(mode="pipelined"), [2e-3] * 4)
-    assert compared(*launches(collective_case(), [1e-3] * 4), *pipelined) == []
+def test_settings_differ_in_one_parameter() -> None:
+    default = repeat(fsdp_case(), 0.1, 0.1, 0.1)
+    two_changes = repeat(fsdp_case(prefetch="explicit", hidden=64), 0.2, 0.2, 0.2)
+    assert compare_settings(*default, *two_changes) == []
 
 
 def test_comparisons_share_their_error_rate() -> None:
-    default = launches(fsdp(), [0.1] * 4)
-    explicit = launches(fsdp(prefetch="explicit"), [0.09, 0.091, 0.092, 0.09])
-    whole = launches(fsdp(reshard=False), [0.13, 0.12, 0.131, 0.125])
-    (single,) = compared(*default, *explicit)
+    default = repeat(fsdp_case(), 0.1, 0.1, 0.1, 0.1)
+    explicit = repeat(fsdp_case(prefetch="explicit"), 0.09, 0.091, 0.092, 0.09)
+    unclear = repeat(fsdp_case(reshard=False), 0.2, 0.05, 0.3, 0.1)
+    (single,) = compare_settings(*default, *explicit)
     assert "[-11, -8]" in single
-    first, second, note = compared(*default, *explicit, *whole)
-    assert "reshard False" in first
-    assert "[-11, -7]" in second, "wider than one comparison"
-    assert "Bonferroni" in note
-
-
-def test_comparisons_end_with_the_unclear() -> None:
-    default = launches(fsdp(), [0.1] * 4)
-    explicit = launches(fsdp(prefetch="explicit"), [0.09, 0.091, 0.092, 0.09])
-    unclear = launches(fsdp(reshard=False), [0.2, 0.05, 0.3, 0.1])
-    first, second, _ = compared(*default, *explicit, *unclear)
+    first, second, note = compare_settings(*default, *unclear, *explicit)
     assert "prefetch" in first
+    assert "[-11, -7]" in first
     assert "cannot tell" in second
-
-
-def test_comparisons_are_limited() -> None:
-    sizes = [launches(fsdp(hidden=64 * (i + 1)), [0.1 + 0.01 * i] * 4) for i in range(8)]
-    *shown, rest, _ = compared(*(record for records in sizes for record in records))
-    assert (len(shown), rest[0]) == (5, "2")
-
-
-def test_comparison_of_extreme_times_is_no_error() -> None:
-    metrics = [{"step_time": seconds_metric(seconds)} for seconds in (0.1, 1e-90, 1e29)]
-    extreme = [ok_record(fsdp(hidden=64), i, metrics=metric) for i, metric in enumerate(metrics)]
-    usual = [ok_record(fsdp(hidden=128), i, metrics=metrics[0]) for i in range(3)]
-    assert len(compared(*usual, *extreme)) == 1
+    assert "Bonferroni" in note

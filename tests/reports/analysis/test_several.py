@@ -1,206 +1,245 @@
-"""Several runs: in what they differ, how rows are matched, verdicts, and the tables that hold them side by side."""
+"""Several runs: their differences, matched cases, scaling, verdict, and the folder of a sweep."""
 
+from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from parbench.bench.machine.slurm_allocation import NodeLayout
+from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.several import Point, RunSet, beside, several
+from parbench.bench.text import UserError
+from parbench.reports.analysis.several import (
+    Point,
+    RunSet,
+    gather,
+    load_sweep,
+    point_of,
+    runs_of,
+    several,
+)
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.report import Section
 from parbench.reports.sections.several import report_of_several
-from tests.support.nodes_fixtures import sample_node_run, scaling_run
-from tests.support.report_rows import column_texts, find_table, run_from_records
+from tests.support.nodes_fixtures import (
+    failed_node_run,
+    make_sweep_point,
+    sample_node_run,
+    scaling_run,
+    write_sweep,
+)
+from tests.support.report_rows import assert_cells, find_table, run_from_records, table_lines
 from tests.support.reports_fixtures import (
     WORLD,
     collective_case,
     failed_record,
     ok_record,
     step_case,
+    write_run,
 )
 
 
-def a_run(*records: Record, environment: dict[str, Any] | None = None, **plan: Any) -> Run:
+def plan_run(
+    *records: Record, environment: dict[str, Any] | None = None, **plan_fields: Any
+) -> Run:
     run = run_from_records(*records, environment=environment)
-    return msgspec.structs.replace(
-        run,
-        info=msgspec.structs.replace(run.info, plan=msgspec.structs.replace(run.info.plan, **plan)),
-    )
+    plan = replace(run.info.plan, **plan_fields)
+    return replace(run, info=replace(run.info, plan=plan))
 
 
-def of(*runs: Run, points: list[Point] | None = None) -> RunSet:
-    pairs = [(run, summarize(run)) for run in runs]
-    return several(pairs, points) if points else several(pairs)
+def join(*runs: Run, points: tuple[Point, ...] = (), lacking: tuple[str, ...] = ()) -> RunSet:
+    return several([(run, summarize(run)) for run in runs], points, lacking)
 
 
-FINE, FAILED = a_run(ok_record(step_case())), a_run(failed_record(step_case()))
+def lines_of(run_set: RunSet, table_id: str) -> list[dict[str, str]]:
+    return table_lines(find_table(report_of_several(run_set).sections, table_id))
 
 
-def sections(found: RunSet) -> tuple[Section, ...]:
-    return report_of_several(found).sections
+def section_ids(run_set: RunSet) -> list[str]:
+    return [section.id for section in report_of_several(run_set).sections]
 
 
-def differences(found: RunSet) -> list[tuple[str, tuple[str, ...]]]:
-    return [(one.name, one.texts) for one in found.differences]
+STEP = ok_record(step_case())
+FINE = plan_run(STEP)
+FAILED = plan_run(failed_record(step_case()))
+WRONG = plan_run(failed_record(step_case(), status="wrong"))
 
 
 def test_differences_are_listed_by_run() -> None:
-    found = of(
-        a_run(ok_record(step_case()), environment={"torch": {"version": "2.12"}, "a": 1}, nproc=2),
-        a_run(ok_record(step_case()), environment={"torch": {"version": "2.13"}}, nproc=4),
-    )
-    assert [one.name for one in found.runs] == ["run 1", "run 2"]
-    assert differences(found) == [
-        ("plan.nproc", ("2", "4")),
-        ("environment.torch.version", ("2.12", "2.13")),
-        ("environment.a", ("1", "-")),
-    ]
-    assert found.words.startswith("They differ in 3 things")
-    assert of(a_run(nproc=2), a_run(nproc=4)).words == "They differ in one thing, plan.nproc: 2, 4."
+    first = plan_run(STEP, environment={"torch": {"version": "2.12"}, "a": 1}, nproc=2)
+    second = plan_run(STEP, environment={"torch": {"version": "2.13"}}, nproc=4)
+    run_set = join(first, second)
+    differences = {difference.name: difference.texts for difference in run_set.differences}
+    assert differences == {
+        "plan.nproc": ("2", "4"),
+        "environment.torch.version": ("2.12", "2.13"),
+        "environment.a": ("1", "-"),
+    }
+    assert "3 things" in run_set.words
+    assert "plan.nproc: 2, 4" in join(plan_run(nproc=2), plan_run(nproc=4)).words
 
 
-def test_differences_ignore_circumstances() -> None:
-    boots = of(*(a_run(environment={"host": {"boot_id": boot}}) for boot in ("a", "b")))
-    loads = of(*(a_run(environment={"load": {"one_minute": load}}) for load in (0.1, 3.0)))
-    jobs = [
-        {"slurm": {"job": job, "nodelist": f"n{job}"}, "variables": {"SLURM_JOB_ID": job}}
-        for job in "12"
-    ]
-    slurm = of(*(a_run(environment=one) for one in jobs))
-    assert differences(boots) == []
-    assert differences(loads) == [("environment.load.one_minute", ("0.1", "3"))]
-    assert differences(slurm) == [("environment.slurm.nodelist", ("n1", "n2"))]
-    for found in (boots, loads, slurm):
-        assert found.words.startswith("Same setup")
-    ranks = [{"locality": dict.fromkeys(pairs, "same node")} for pairs in (["0-1"], ["0-1", "0-2"])]
-    busy: list[dict[str, Any]] = [{"load": {"one_minute": load}} for load in (0.1, 3.0)]
-    for both in (ranks, busy):
-        found = of(*(a_run(environment=one, nproc=2 * i) for i, one in enumerate(both, start=1)))
-        assert len(found.differences) == 2
-        assert found.words == "They differ in one thing, plan.nproc: 2, 4."
+@pytest.mark.parametrize(
+    ("environments", "names"),
+    [
+        ([{"host": {"boot_id": "a"}}, {"host": {"boot_id": "b"}}], []),
+        ([{"load": {"one_minute": 0.1}}, {"load": {"one_minute": 3}}], ["load.one_minute"]),
+    ],
+)
+def test_circumstances_are_not_another_setup(
+    environments: list[dict[str, Any]], names: list[str]
+) -> None:
+    run_set = join(*(plan_run(environment=environment) for environment in environments))
+    differences = [difference.name for difference in run_set.differences]
+    assert differences == [f"environment.{name}" for name in names]
+    assert run_set.words.startswith("Same setup")
+
+
+def test_cases_match_with_a_ratio() -> None:
+    slow = plan_run(ok_record(step_case(), seconds=2e-3))
+    (line,) = lines_of(join(FINE, slow), "beside-table")
+    assert line["run 1, within this launch"] == "1.00 ms [0.900, 1.10]"
+    assert line["run 2 / first, within this launch"].startswith("2.00 [1.7")
 
 
 def test_cases_match_across_a_varied_parameter() -> None:
-    (one,) = beside(
-        of(
-            a_run(ok_record(step_case()), ok_record(collective_case())),
-            a_run(ok_record(step_case(), seconds=2e-3)),
-        )
-    )
-    assert sorted(one.rows) == [1, 2]
-    ratio = one.ratio(2)
-    assert ratio is not None
-    assert ratio.value == pytest.approx(2.0)
-    assert (ratio.low or 9) < 2.0 < (ratio.high or 0)
-    found = of(a_run(ok_record(step_case(bucket_mb=1))), a_run(ok_record(step_case(bucket_mb=25))))
-    assert differences(found) == [("step.ddp bucket_mb", ("1", "25"))]
-    assert len(beside(found)) == 1
-    varies = a_run(ok_record(step_case(bucket_mb=1)), ok_record(step_case(bucket_mb=5)))
-    assert (
-        beside(of(varies, a_run(ok_record(step_case(bucket_mb=25)))))
-        == beside(of(FINE, FAILED))
-        == ()
-    )
-    (one,) = beside(
-        of(
-            FINE,
-            a_run(
-                ok_record(
-                    step_case(),
-                    metrics={"step_time": ok_record(step_case()).metrics["bytes_sent.dp"]},
-                )
-            ),
-        )
-    )
-    assert (one.ratio(3), one.ratio(1) is None) == (None, False)
+    small, medium, large = (ok_record(step_case(bucket_mb=size)) for size in (1, 5, 25))
+    run_set = join(plan_run(small), plan_run(large))
+    assert [(d.name, d.texts) for d in run_set.differences] == [("step.ddp bucket_mb", ("1", "25"))]
+    assert len(lines_of(run_set, "beside-table")) == 1
+    assert "beside" not in section_ids(join(plan_run(small, medium), plan_run(large)))
+    assert "beside" not in section_ids(join(FINE, FAILED))
 
 
-def test_verdict_is_that_of_the_worst_run() -> None:
-    wrong = a_run(failed_record(step_case(), status="wrong"))
-    told: list[tuple[tuple[Run, ...], int, str]] = [
-        ((FINE, FINE), 0, "FINE all 2 runs"),
-        ((FINE, FAILED), 4, "NOT FINE run 2 of 2"),
-        ((FINE, FAILED, wrong), 1, "NOT FINE run 2, run 3 of 3"),
-    ]
-    for runs, code, words in told:
-        found = of(*runs)
-        assert (found.code, f"{found.verdict.word} {found.verdict.told}") == (code, words)
-    lacking = several([(run, summarize(run)) for run in (FINE, FINE)], lacking=("Not run: a.",))
-    assert lacking.code == 4
-    assert lacking.verdict.word == "INCOMPLETE"
-    assert lacking.verdict.told == "all 2 runs are fine; 1 more that should be here is not"
+@pytest.mark.parametrize(
+    ("run_set", "code", "word"),
+    [
+        (join(FINE, FINE), 0, "FINE"),
+        (join(FINE, FAILED), 4, "NOT FINE"),
+        (join(FAILED, WRONG), 1, "NOT FINE"),
+        (join(FINE, FINE, lacking=("Not run: a.",)), 4, "INCOMPLETE"),
+    ],
+)
+def test_verdict_is_that_of_the_worst_run(run_set: RunSet, code: int, word: str) -> None:
+    assert run_set.code == code
+    assert run_set.verdict.word == word
 
 
 def test_last_run_of_a_point_decides() -> None:
     point = Point(id="a")
-    again, broken = of(FAILED, FINE, points=[point, point]), of(FINE, FAILED, points=[point, point])
-    assert (again.code, broken.code) == (0, 4)
-    assert of(FAILED, FINE, points=[point, Point(id="b")]).code == 4
-    lost = a_run(failed_record(step_case()), spread=NodeLayout(nodes=4, ntasks_per_node=1))
-    assert [one.num_nodes for one in of(lost, FINE).runs] == [
-        4,
-        1,
-    ]  # those asked for where no rank started
+    assert join(FAILED, FINE, points=(point, point)).code == 0
+    assert join(FINE, FAILED, points=(point, point)).code == 4
+    assert join(FAILED, FINE, points=(point, Point(id="b"))).code == 4
 
 
-def run_on(ranks: int, seconds: float = 1e-3) -> Run:
-    world = msgspec.structs.replace(WORLD, size=ranks)
-    run = a_run(
-        *(
-            ok_record(case, seconds=seconds, world=world)
-            for case in (step_case(), collective_case())
-        ),
-        nproc=ranks,
-    )
-    return msgspec.structs.replace(
-        run, info=msgspec.structs.replace(run.info, id=f"run-on-{ranks}")
-    )
+def run_on(ranks: int, *timed_cases: tuple[Case, float]) -> Run:
+    world = replace(WORLD, size=ranks)
+    records = [ok_record(case, seconds=seconds, world=world) for case, seconds in timed_cases]
+    return plan_run(*records, nproc=ranks)
 
 
-def cells(found: RunSet, table_id: str) -> list[dict[str, str]]:
-    table = find_table(sections(found), table_id)
-    return [column_texts(table.columns, row) for row in table.rows]
+@pytest.mark.parametrize(
+    ("case", "seconds", "efficiency"),
+    [
+        (step_case(), 1e-3, "25.0 %"),
+        (step_case(), 0.25e-3, "100 %"),
+        (collective_case(), 2e-3, "50.0 %"),
+    ],
+)
+def test_scaling_expects_rate_or_busbw(case: Case, seconds: float, efficiency: str) -> None:
+    run_set = join(run_on(2, (case, 1e-3)), run_on(8, (case, seconds)))
+    (line,) = lines_of(run_set, "scaling-table")
+    assert line["efficiency 8"] == efficiency
 
 
-def ids(found: RunSet) -> list[str]:
-    return [section.id for section in sections(found)]
-
-
-def test_report_has_runs_differences_and_ratios() -> None:
-    found, alike = of(run_on(2), run_on(4)), of(run_on(2), run_on(2, 2e-3))
-    first, second = cells(found, "runs-table")
-    assert (first["run"], first["id"], first["verdicts"]) == (
-        "run 1",
-        "run-on-2",
-        "CORRECT, COMPLETE, NOISE UNKNOWN",
-    )
-    assert "4 ranks on 1 node" in second["what"]
-    assert cells(found, "differences-table") == [{"what": "plan.nproc", "run 1": "2", "run 2": "4"}]
-    first, _ = cells(alike, "beside-table")
-    assert first["run 1, within this launch"] == "1.00 ms [0.900, 1.10]"
-    assert first["run 2 / first, within this launch"].startswith("2.00 [1.7")
-    assert ids(alike) == ["runs", "differences", "beside"]
+def test_scaling_needs_two_sizes_of_the_world() -> None:
+    step = (step_case(), 1e-3)
+    assert "scaling" not in section_ids(join(run_on(2, step), run_on(2, step)))
+    group = (collective_case(group="pairs"), 1e-3)
+    assert "scaling" not in section_ids(join(run_on(2, group), run_on(4, group)))
 
 
 def test_runs_table_shows_nodes_and_placement() -> None:
-    first, second = cells(of(sample_node_run("cyclic"), scaling_run(1, 2)), "runs-table")
-    assert (first["nodes"], first["placement"], first["hosts"]) == ("4", "cyclic", "n1, n2, n3, n4")
-    assert (second["nodes"], second["placement"], second["hosts"]) == ("1", "-", "n1")
-    shared = a_run(ok_record(step_case()), notes=("functional only: 4 ranks on 2 cores",))
-    section, *_ = sections(of(FINE, shared))
-    assert section.notes == ("What run 2 cannot show: functional only: 4 ranks on 2 cores",)
+    lost = plan_run(failed_record(step_case()), spread=NodeLayout(nodes=8, ntasks_per_node=1))
+    nodes, local, unstarted = lines_of(
+        join(sample_node_run("cyclic"), scaling_run(1, 2), lost), "runs-table"
+    )
+    assert_cells(
+        nodes,
+        {
+            "nodes": "4",
+            "placement": "cyclic",
+            "hosts": "n1, n2, n3, n4",
+        },
+    )
+    assert local["nodes"] == "1"
+    assert local["placement"] == "-"
+    assert unstarted["nodes"] == "8"
 
 
-def test_over_nodes_replaces_scaling_by_ranks() -> None:
-    """By ranks, block and cyclic runs of one size would be one series, and the first would hide the other."""
-    told = ids(of(scaling_run(2, 2), scaling_run(4, 2), scaling_run(4, 2, "cyclic")))
-    assert "over-nodes" in told
-    assert "scaling" not in told
-    shown = sections(of(sample_node_run(), scaling_run(1, 2), scaling_run(2, 2)))
-    ids_shown = [
-        section.id for section in shown if any(table.where != "page" for table in section.tables)
-    ]
-    assert ids_shown == ["runs", "over-nodes"]  # none widens with the runs
+FIRST = make_sweep_point(1, "2 nodes x 1", placement="cyclic", environment="plain")
+SECOND = make_sweep_point(2, "4 nodes x 1")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Return the folder of a sweep whose first point ran twice and whose second did not run."""
+    return write_sweep(
+        tmp_path / "links", [(FIRST, [scaling_run(2), scaling_run(2)]), (SECOND, [])]
+    )
+
+
+def test_sweep_has_points_with_their_runs(sweep: Path) -> None:
+    first, second = load_sweep(sweep).points
+    assert first.label == "2 nodes x 1"
+    assert first.placement == "cyclic"
+    assert first.environment == "plain"
+    (sweep / "runs" / first.id / "unfinished").mkdir()
+    assert len(runs_of(sweep, first)) == 2
+    assert runs_of(sweep, second) == ()
+
+
+def test_run_has_the_point_of_its_folder(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_sweep(sweep).points[0]
+    run = runs_of(sweep, first)[0]
+    assert point_of(run) == first
+    for place in ("runs/unknown", f"elsewhere/{first.id}"):
+        assert point_of(write_run(sweep / place, scaling_run(2))) is None
+    assert point_of(Path("/")) is None
+    monkeypatch.chdir(run.parent)
+    assert point_of(Path(run.name)) == first
+
+
+def test_gather_reads_the_runs_of_a_sweep(sweep: Path, tmp_path: Path) -> None:
+    alone = write_run(tmp_path / "elsewhere", failed_node_run())
+    run_set = gather([sweep, alone])
+    labels = [run.point.label if run.point else "" for run in run_set.runs]
+    assert labels == ["2 nodes x 1", "2 nodes x 1", ""]
+    assert run_set.lacking == ("Not run: 4 nodes x 1.",)
+    assert run_set.code == 4
+
+
+def test_gather_leaves_out_a_damaged_run_of_a_sweep(sweep: Path) -> None:
+    damaged = runs_of(sweep, load_sweep(sweep).points[0])[0]
+    (damaged / "run.json").write_text('{"schema": 99}')
+    run_set = gather([sweep], whole=True)
+    assert len(run_set.runs) == 1
+    assert "schema 99" in run_set.lacking[1]
+
+
+def test_gather_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none of its 1 points has a run"):
+        gather([write_sweep(tmp_path / "waiting", [(FIRST, [])])])
+    with pytest.raises(UserError, match="no run was named"):
+        gather([])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b'{"points": [{"label": "x"}]}', b"\xff", b'{"points": [{"id": "x"}, {"id": "x"}]}'],
+)
+def test_damaged_sweep_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "sweep.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"sweep\.json is not what parbench wrote"):
+        gather([tmp_path])

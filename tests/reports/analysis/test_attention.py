@@ -1,0 +1,125 @@
+"""Context-parallel steps: their table, contradictory facts, and methods compared."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from parbench.bench.results.records import Record
+from parbench.reports.analysis.attention import Comparison
+from parbench.reports.sections.attention import attention_section
+from tests.support.report_rows import analyze_records, assert_cells, report_lines
+from tests.support.reports_fixtures import (
+    WORLD,
+    context_case,
+    context_details,
+    context_record,
+    counted_metric,
+    ok_record,
+    step_case,
+)
+
+
+def test_table_shows_method_bytes_and_exposed_share() -> None:
+    (line,) = report_lines("context-table", context_record("ring", num_bytes=1 << 20, ranks=2))
+    assert_cells(
+        line,
+        {
+            "method": "ring",
+            "mask": "causal",
+            "cp": "2",
+            "bytes sent": "3.00 MiB",
+            "ratio backward": "1.250",
+            "exposed cp": "30.0 %",
+            "load balance": "65.0 %",
+        },
+    )
+
+
+def test_usp_sums_over_both_axes() -> None:
+    record = context_record("usp", ranks=4, num_bytes=1000)
+    ratio = counted_metric(0.5, "")
+    record = replace(record, metrics={**record.metrics, "bytes_ratio.ring.forward": ratio})
+    (line,) = report_lines("context-table", record)
+    assert_cells(
+        line,
+        {
+            "method": "usp ulysses=2",
+            "bytes sent": "5.86 KiB",
+            "exposed cp": "60.0 %",
+            "ratio forward": "0.500",
+        },
+    )
+
+
+def test_unknown_part_makes_the_sum_unknown() -> None:
+    record = context_record("usp", ranks=4)
+    unknown = {**record.metrics, "bytes_sent.ring": counted_metric(None, "B")}
+    (context,) = analyze_records(replace(record, metrics=unknown)).contexts
+    assert context.sent_bytes() is None
+    bare = ok_record(context_case(), details=context_details())
+    (context,) = analyze_records(bare).contexts
+    assert context.exposed_share is None
+
+
+@pytest.mark.parametrize(
+    ("details", "value"),
+    [
+        ({"tokens_per_rank": 30}, "sequence(64) % tokens_per_rank(30)"),
+        ({"tokens_per_rank": 0}, "tokens_per_rank(0)"),
+        ({"method": 3}, "$.method"),
+    ],
+)
+def test_contradictory_facts_are_notes(details: dict[str, Any], value: str) -> None:
+    record = ok_record(context_case(), details={**context_details(), **details})
+    section = attention_section(analyze_records(record))
+    assert section is not None
+    assert section.tables == ()
+    (note,) = section.notes
+    assert record.case.label in note
+    assert value in note
+
+
+def test_other_steps_have_no_attention_section() -> None:
+    step = ok_record(step_case(), details={"method": "ring"})
+    assert attention_section(analyze_records(step)) is None
+
+
+def compare(*records: Record) -> tuple[Comparison, ...]:
+    return analyze_records(*records).context_comparisons
+
+
+@pytest.mark.parametrize(
+    ("ranks", "verdict"), [(2, "more on cp = 2"), (4, "as much on cp = 4"), (8, "less on cp = 8")]
+)
+def test_crossover_depends_on_the_ranks(ranks: int, verdict: str) -> None:
+    methods = ("ring", "zigzag")
+    records = [context_record(name, ranks=ranks, crossover_ranks=4.0) for name in methods]
+    (comparison,) = compare(*records)
+    assert "= 4 ranks" in comparison.crossover
+    assert verdict in comparison.crossover
+
+
+def test_crossover_counts_bytes_of_equal_sequences() -> None:
+    ring = context_record("ring", sequence=128, num_bytes=5 << 20)
+    zigzag = context_record("zigzag", sequence=64, num_bytes=3 << 20)
+    ulysses = context_record("ulysses", sequence=64, num_bytes=2 << 20)
+    (comparison,) = compare(ring, zigzag, ulysses)
+    for fact in ("sequence 64", "2.00 MiB", "zigzag's 3.00 MiB"):
+        assert fact in comparison.crossover
+    (comparison,) = compare(ring, ulysses)
+    assert "MiB" not in comparison.crossover
+
+
+def test_methods_are_compared_on_equal_setups() -> None:
+    elsewhere = replace(context_record("contiguous"), world=replace(WORLD, size=8))
+    (comparison,) = compare(
+        context_record("ring"),
+        context_record("zigzag"),
+        context_record("ulysses", ranks=4),
+        context_record("striped", mask="full"),
+        elsewhere,
+    )
+    assert [context.method for context in comparison.contexts] == ["ring", "zigzag"]
+    assert "cp = 2, causal mask" in comparison.title
+    assert compare(context_record("ring"), context_record("ring", sequence=128)) == ()

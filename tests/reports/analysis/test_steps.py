@@ -1,0 +1,162 @@
+"""Predicted communication of steps, and their traced timelines."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from parbench.bench.results.records import Interval, Record, Timeline
+from parbench.reports.analysis.fits import fit_curves
+from parbench.reports.analysis.steps import (
+    Prediction,
+    Traced,
+    busy_ranks,
+    lanes,
+    predict_comm,
+    traced_steps,
+)
+from parbench.reports.analysis.summary import summarize
+from tests.support.report_rows import summarize_row, summarize_rows
+from tests.support.reports_fixtures import (
+    WORLD,
+    collective_case,
+    comm_call,
+    curve_records,
+    ok_record,
+    step_case,
+)
+from tests.support.traced import make_timeline, traced_record, write_traced_run
+
+MEGABYTE = 1 << 20
+Call = dict[str, Any]
+
+
+def predict(calls: list[Call], *records: Record) -> Prediction:
+    step = summarize_row(ok_record(step_case(), details={"comm_calls": calls}))
+    prediction = predict_comm(step, fit_curves(summarize_rows(*records), None))
+    assert prediction is not None
+    return prediction
+
+
+def test_predict_comm_sums_calls_by_axis() -> None:
+    calls = [
+        comm_call("all_reduce", MEGABYTE, "dp", count=3),
+        comm_call("all_reduce", 4096, "tp"),
+        comm_call("all_gather", 65536, "tp", count=2),
+    ]
+    reduce_curve = curve_records("all_reduce", latency=20e-6)
+    gather_curve = curve_records("all_gather", latency=70e-6)
+    prediction = predict(calls, *reduce_curve, *gather_curve)
+    dp = 3 * (20e-6 + MEGABYTE / 3e9)
+    tp = 20e-6 + 4096 / 3e9 + 2 * (70e-6 + 65536 / 3e9)
+    assert prediction.seconds_by_axis == pytest.approx({"dp": dp, "tp": tp})
+    assert prediction.seconds == pytest.approx(dp + tp)
+    assert prediction.notes == ()
+
+
+def with_world(records: list[Record], **fields: Any) -> list[Record]:
+    world = replace(WORLD, **fields)
+    return [replace(record, world=world) for record in records]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        curve_records(mode="pipelined"),
+        curve_records(dtype="float16"),
+        curve_records(background="gemm"),
+        curve_records(redop="max"),
+        with_world(curve_records(), size=8),
+        with_world(curve_records(), device="cuda"),
+    ],
+)
+def test_predict_comm_ignores_curves_of_other_settings(records: list[Record]) -> None:
+    assert predict([comm_call()], *records).missing == ("dp: all_reduce on 4 ranks",)
+
+
+def group_curve(latency: float, index: int = 0, **params: Any) -> list[Record]:
+    records = curve_records(latency=latency, group="pairs", group_index=index, **params)
+    return [replace(record, details={"group_size": 2}) for record in records]
+
+
+def test_predict_comm_prefers_worlds_then_slowest_group() -> None:
+    world = with_world(curve_records(latency=20e-6), size=2)
+    groups = [*group_curve(30e-6), *group_curve(40e-6, 1)]
+    concurrent = [*group_curve(35e-6, concurrent=True), *group_curve(25e-6, 1, concurrent=True)]
+    calls = [comm_call(ranks=2)]
+    transfer = MEGABYTE / 3e9
+    assert predict(calls, *groups, *world).seconds == pytest.approx(20e-6 + transfer)
+    assert predict(calls, *groups).seconds == pytest.approx(40e-6 + transfer)
+    assert predict(calls, *groups, *concurrent).seconds == pytest.approx(35e-6 + transfer)
+
+
+@pytest.mark.parametrize(
+    "repetitions",
+    [
+        pytest.param([None], id="absent"),
+        pytest.param(["all"], id="text"),
+        pytest.param([[{"axis": "dp", "op": "all_reduce"}]], id="incomplete"),
+        pytest.param([[comm_call(count=1)], [comm_call(count=2)]], id="repetitions-disagree"),
+    ],
+)
+def test_predict_comm_needs_calls_that_agree(repetitions: list[Any]) -> None:
+    records = []
+    for launch, calls in enumerate(repetitions):
+        records.append(ok_record(step_case(), launch, details={"comm_calls": calls}))
+    curves = fit_curves(summarize_rows(*curve_records()), None)
+    assert predict_comm(summarize_row(*records), curves) is None
+
+
+def read_traces(
+    folder: Path, *traces: tuple[Record, Timeline | bytes | None]
+) -> tuple[Traced, ...]:
+    run = write_traced_run(folder, traces)
+    return traced_steps(run, summarize(run).rows)
+
+
+def test_traced_step_is_that_of_the_first_repetition(tmp_path: Path) -> None:
+    (traced,) = read_traces(
+        tmp_path,
+        (traced_record(launch=0), None),
+        (traced_record(launch=1), make_timeline(2)),
+        (traced_record(launch=2), make_timeline(4)),
+        (ok_record(collective_case()), None),
+    )
+    assert traced.launch == 1
+    assert traced.timeline == make_timeline(2)
+
+
+@pytest.mark.parametrize(
+    ("trace", "reason"),
+    [
+        (make_timeline(clock=""), "names no clock"),
+        (b"", "is not what parbench wrote"),
+        (b"no gzip", "is not what parbench wrote"),
+    ],
+)
+def test_bad_trace_is_refused_with_a_reason(
+    tmp_path: Path, trace: Timeline | bytes, reason: str
+) -> None:
+    (traced,) = read_traces(tmp_path, (traced_record(), trace))
+    assert traced.timeline is None
+    assert reason in traced.why_not
+    assert busy_ranks([traced]) == ()
+
+
+def test_busy_seconds_of_a_rank_equal_its_metrics(tmp_path: Path) -> None:
+    record = traced_record()
+    first, second = busy_ranks(read_traces(tmp_path, (record, make_timeline())))
+    assert first.by_stream["compute"] == pytest.approx(record.metrics["compute"].value)
+    assert first.by_stream["copy"] == pytest.approx(record.metrics["exposed_copy"].value)
+    assert first.by_stream["comm dp"] == pytest.approx(4e-3)
+    assert first.wall_seconds == pytest.approx(10e-3)
+    assert first.by_phase == pytest.approx({"forward": 3e-3, "backward": 5.5e-3, "update": 1.5e-3})
+    assert second.by_stream == pytest.approx(first.by_stream)
+
+
+def test_lanes_hold_intervals_without_overlap() -> None:
+    spans = [(0, 10), (5, 15), (10, 20), (15, 30)]
+    a, b, c, d = (Interval("comm dp", "all_reduce", start, stop) for start, stop in spans)
+    assert lanes([d, c, b, a]) == ((a, c), (b, d))
+    assert lanes([]) == ()

@@ -1,0 +1,54 @@
+"""The table of fits, and operations over sizes."""
+
+from msgspec.structs import replace
+
+from parbench.bench.results.records import Record
+from parbench.reports.sections.communication import communication_section
+from tests.support.report_rows import (
+    analyze_run,
+    find_table,
+    report_lines,
+    run_from_records,
+    table_lines,
+)
+from tests.support.reports_fixtures import collective_case, curve_records, ok_record
+
+
+def breakpoint_records() -> list[Record]:
+    """Return an operation whose messages above 64K take another protocol."""
+    records = []
+    for size in [1024 * 2**i for i in range(17)]:
+        seconds = 10e-6 + size / 1e9 if size <= 1 << 16 else 100e-6 + size / 5e9
+        records.append(ok_record(collective_case(size_bytes=size), seconds=seconds))
+    return records
+
+
+def test_fit_shows_latency_bandwidth_and_breakpoint() -> None:
+    (line,) = report_lines("fits", *breakpoint_records())
+    assert line["operation"] == "all_reduce"
+    assert line["latency, within this launch"].startswith("10.0 us [")
+    assert line["algbw GB/s"].startswith("5.00 [")
+    assert line["busbw GB/s"].startswith("7.50 [")
+    assert line["n_1/2"] == "488 KiB"
+    assert "[64K, 128K]" in line["knee"]
+    assert line["lines"].startswith("1K to 64K: 10.0 us + size / 1.00 GB/s")
+
+
+def test_fit_of_one_repetition_is_marked_next_to_others() -> None:
+    repeated = curve_records("broadcast")
+    for launch in (1, 2):
+        repeated += [replace(record, launch=launch) for record in curve_records("broadcast")]
+    single, several = report_lines("fits", *curve_records(), *repeated)
+    assert single["latency"] == "20.0 us (one launch)"
+    assert several["latency"].startswith("20.0 us [")
+
+
+def test_efficiency_above_the_link_has_a_note() -> None:
+    run = run_from_records(*curve_records())
+    plan = replace(run.info.plan, link_bytes_per_second=3e9)
+    section = communication_section(analyze_run(replace(run, info=replace(run.info, plan=plan))))
+    assert section is not None
+    table = find_table([section], "fits")
+    (line,) = table_lines(table)
+    assert line["of link"].startswith("150 %")
+    assert any("over 100 %" in note for note in table.notes)

@@ -1,0 +1,178 @@
+"""The tables of training steps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parbench.bench.results.metrics import MetricValue
+from parbench.reports.sections.steps import step_section
+from tests.support.report_rows import (
+    analyze_records,
+    analyze_run,
+    assert_cells,
+    find_analysis_table,
+    report_lines,
+)
+from tests.support.reports_fixtures import (
+    comm_call,
+    counted_metric,
+    counted_metrics,
+    curve_records,
+    ok_record,
+    pipeline_record,
+    simulated_schedule,
+    step_case,
+    step_metrics,
+    training_metrics,
+)
+from tests.support.traced import make_timeline, traced_record, write_traced_run
+
+
+def step_line(metrics: dict[str, MetricValue]) -> dict[str, str]:
+    (line,) = report_lines("steps-table", ok_record(step_case(), metrics=metrics))
+    return line
+
+
+def test_step_tables_are_those_with_content(tmp_path: Path) -> None:
+    trained = ok_record(step_case("fsdp"), metrics=training_metrics())
+    pipeline = pipeline_record(comparison=[simulated_schedule("zb_v", 0.018, 2)])
+    traces = [(trained, None), (traced_record(), make_timeline()), (pipeline, None)]
+    section = step_section(analyze_run(write_traced_run(tmp_path, traces)))
+    assert section is not None
+    assert [table.id for table in section.on_page] == [
+        "steps-table",
+        "step-time",
+        "strategies",
+        "step-timelines",
+        "pipelines",
+        "schedules-1",
+        "schedules-1-simulated",
+        "step-memory",
+    ]
+    assert step_section(analyze_records()) is None
+
+
+def test_step_shows_exposed_communication_and_memory() -> None:
+    line = step_line(training_metrics(axes=("dp", "tp")))
+    assert_cells(
+        line,
+        {
+            "exposed": "30.0 %",
+            "mfu": "34.5 %",
+            "memory": "7.00 MiB",
+        },
+    )
+    unknown = {"exposed_comm.tp": counted_metric(None, "s")}
+    assert "exposed" not in step_line(training_metrics(axes=("dp", "tp")) | unknown)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text"),
+    [
+        ({"dp": 1.0, "tp": 1.0004}, "1.000"),
+        ({"dp": 1.02, "tp": 0.9}, "0.900 (tp)"),
+        ({"cp": 1.0, "cp.forward": 3.0}, "1.000"),
+    ],
+)
+def test_bytes_ratio_is_that_of_the_worst_axis(ratios: dict[str, float | None], text: str) -> None:
+    metrics = {f"bytes_ratio.{axis}": ratio for axis, ratio in ratios.items()}
+    assert step_line(step_metrics(1.0) | counted_metrics("", metrics))["bytes ratio"] == text
+
+
+@pytest.mark.parametrize(
+    ("call", "predicted", "note"),
+    [
+        (comm_call(count=2), "739 us", ""),
+        (comm_call(num_bytes=1 << 30), "358 ms (extrapolated)", "1K to 16M were measured"),
+        (comm_call("all_gather"), None, "all_gather on 4 ranks"),
+    ],
+)
+def test_step_shows_predicted_communication(
+    call: dict[str, Any], predicted: str | None, note: str
+) -> None:
+    step = ok_record(step_case(), details={"comm_calls": [call]})
+    table = find_analysis_table(analyze_records(step, *curve_records(latency=20e-6)), "steps-table")
+    line = {column.title: column.text(table.rows[0]) for column in table.columns}
+    assert line.get("predicted comm") == predicted
+    assert note in " ".join(table.notes)
+
+
+def test_step_time_is_divided_into_parts() -> None:
+    rounding = {"residual": counted_metric(-1e-18, "s")}
+    first = ok_record(step_case("ddp"), metrics=training_metrics(0.010) | rounding)
+    second = ok_record(step_case("fsdp"), metrics=training_metrics(0.010, axes=("shard",)))
+    ddp, fsdp = report_lines("step-time", first, second, ok_record(step_case("untraced")))
+    assert ddp["residual"] == "0.00 %"
+    assert_cells(
+        fsdp,
+        {
+            "residual": "2.00 %",
+            "step": "fsdp",
+            "traced step": "10.0 ms",
+            "exposed dp": "-",
+            "exposed shard": "3.00 ms",
+        },
+    )
+
+
+def test_strategies_compare_bytes_with_formulas() -> None:
+    metrics = {
+        "bytes_sent.dp": counted_metric(8192.0, "B"),
+        "bytes_expected.dp": counted_metric(4096.0, "B"),
+        "bytes_ratio.dp": counted_metric(2.0, ""),
+        "exposed_comm.dp": counted_metric(0.003, "s"),
+        "bytes_sent.tp": counted_metric(512.0, "B"),
+        "calls.dp": counted_metric(4.0, ""),
+    }
+    details = {"axes": {"dp": {"ranks": 4}}, "bytes_formula": {"dp": "M Psi e"}}
+    dp, tp = report_lines("strategies", ok_record(step_case(), metrics=metrics, details=details))
+    assert_cells(
+        dp,
+        {
+            "axis": "dp",
+            "ranks": "4",
+            "formula": "M Psi e",
+            "calls": "4.00",
+            "bytes expected": "4.00 KiB",
+            "bytes sent": "8.00 KiB",
+            "bytes ratio": "2.000",
+            "exposed comm": "3.00 ms",
+        },
+    )
+    assert tp["formula"] == "-"
+    assert tp["bytes sent"] == "512 B"
+
+
+def test_memory_joins_all_sources() -> None:
+    metrics = {
+        "memory_formula.buffers": 8.0,
+        "memory.parameters": 16.0,
+        "memory_counted.cache": 32.0,
+    }
+    record = ok_record(step_case(), metrics=step_metrics(1.0) | counted_metrics("B", metrics))
+    lines = report_lines("step-memory", record)
+    assert [list(line.values())[1:] for line in lines] == [
+        ["parameters", "-", "-", "16.0 B"],
+        ["buffers", "8.00 B", "-", "-"],
+        ["cache", "-", "32.0 B", "-"],
+    ]
+
+
+def test_memory_over_time_shows_its_peak() -> None:
+    memory = {
+        "rank": 1,
+        "points": [[0, 0], [2000, 3 << 20], [4000, 1 << 20]],
+        "phases": [["forward", 0, 1500], ["backward", 1600, 4000]],
+    }
+    record = ok_record(step_case(), details={"memory_over_time": memory})
+    (line,) = report_lines("step-memory-time", record)
+    assert_cells(
+        line,
+        {
+            "rank": "1",
+            "rise": "3.00 MiB",
+            "at": "2.00 ms",
+            "in": "backward",
+        },
+    )

@@ -1,0 +1,203 @@
+"""The commands report, show, import and export: output, files, and refused arguments."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from parbench.bench.results.runs import load_run
+from parbench.bench.text import UserError
+from parbench.reports.commands import TOOLS, compare, export, import_files, report, show
+from parbench.reports.formats.imports import PARSERS
+from tests.support.nodes_fixtures import (
+    failed_node_run,
+    make_sweep_point,
+    scaling_run,
+    write_sweep,
+)
+from tests.support.report_rows import run_from_records
+from tests.support.reports_fixtures import (
+    collective_case,
+    failed_record,
+    ok_record,
+    pipeline_record,
+    write_run,
+)
+from tests.support.traced import make_timeline, traced_record, write_traced_run
+
+RUN = run_from_records(ok_record(collective_case()))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path, RUN)
+
+
+def invoke(command: click.Command, *args: object) -> Result:
+    return CliRunner().invoke(command, [str(arg) for arg in args])
+
+
+def read_output(command: click.Command, *args: object) -> str:
+    result = invoke(command, *args)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def read_error(command: click.Command, *args: object) -> str:
+    result = invoke(command, *args)
+    assert isinstance(result.exception, UserError), result.output
+    return str(result.exception)
+
+
+def test_report_writes_a_page_and_prints_its_path(run: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target.html"
+    assert read_output(report, run, "-o", target) == f"{target}\n"
+    assert not (run / "report.html").exists()
+    (run / "report.html").write_text("stale")
+    assert read_output(report, run) == f"{run / 'report.html'}\n"
+    assert (run / "report.html").read_bytes() == target.read_bytes()
+    assert "all_reduce" in target.read_text()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Return the folder of a sweep with a point that hangs and one that has not run."""
+    points = [(make_sweep_point(nodes, f"{nodes} nodes"), [scaling_run(nodes)]) for nodes in (1, 2)]
+    points.append((make_sweep_point(4, "4 nodes"), [failed_node_run()]))
+    points.append((make_sweep_point(8, "8 nodes"), []))
+    return write_sweep(tmp_path / "links", points)
+
+
+def test_report_of_several_runs_or_a_sweep(
+    run: Path, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_output(report, run, write_run(tmp_path, RUN)) == "report.html\n"
+    assert "Side by side" in (tmp_path / "report.html").read_text()
+    result = invoke(report, sweep)
+    assert result.output == f"{sweep / 'report.html'}\n"
+    assert "Over nodes" in (sweep / "report.html").read_text()
+
+
+def test_show_of_a_sweep_has_tables_over_nodes(sweep: Path) -> None:
+    result = invoke(show, sweep)
+    assert result.exit_code == 4
+    lines = result.output.splitlines()
+    assert {"Runs", "Wrong, hung or failed", "Over nodes"} <= set(lines)
+    assert lines[-2].startswith("NOT FINE  run 3 of 3; 1 more")
+    assert lines[-1] == str(sweep)
+    assert not (sweep / "report.html").exists()
+
+
+def test_show_exits_with_the_code_of_the_run(run: Path, tmp_path: Path) -> None:
+    text = read_output(show, run)
+    assert text.endswith(f"{run}\n")
+    assert "1 of 1 results equal the reference" in text
+    assert "1 of 1 results equal the reference" in read_output(show, run, "--watch")
+    failed = write_run(tmp_path, run_from_records(failed_record(collective_case())))
+    assert invoke(show, failed).exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        (report, []),
+        (export, ["."]),
+        (import_files, []),
+        (import_files, ["a.txt", "--from", "imb"]),
+        (import_files, ["a.txt", "--nproc", "0"]),
+    ],
+)
+def test_commands_refuse_bad_arguments(command: click.Command, args: list[str]) -> None:
+    assert invoke(command, *args).exit_code == 2
+
+
+def test_commands_name_the_run_in_a_folder(run: Path, tmp_path: Path) -> None:
+    for args in ((show, tmp_path), (export, tmp_path, "--format", "nccl-tests")):
+        message = read_error(*args)
+        assert f"{tmp_path} is no run" in message
+        assert str(run) in message
+
+
+def test_latest_names_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "runs holds no run" in read_error(show, "latest")
+    for folder in ("runs", "elsewhere"):
+        for day in ("20260102", "20260101"):
+            path = write_run(tmp_path / folder, RUN)
+            path.rename(path.with_name(f"{day}T000000Z-host-1a2b3c"))
+    newest = "20260102T000000Z-host-1a2b3c"
+    assert read_output(show, "latest").endswith(f"\nruns/{newest}\n")
+    assert read_output(show, "elsewhere/latest").endswith(f"\nelsewhere/{newest}\n")
+    assert "same run" in read_error(compare, "latest", f"runs/{newest}")
+
+
+OSU = "# OSU MPI Allreduce Latency Test v7.5\n# Size       Avg Latency(us)\n1024        10.00\n"
+
+
+def test_import_prints_the_folder_of_each_run(tmp_path: Path) -> None:
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file in files:
+        file.write_text(OSU)
+    text = read_output(import_files, *files, "--nproc", 3, "--out", tmp_path / "out")
+    runs = [load_run(Path(line)) for line in text.splitlines()]
+    assert [run.records[0].details["source"]["file"] for run in runs] == ["a.txt", "b.txt"]
+    assert [run.info.plan.nproc for run in runs] == [3, 3]
+    assert "nccl-tests" in read_error(import_files, files[0], "--nproc", 2, "--from", "nccl-tests")
+    assert tuple(PARSERS) == TOOLS
+
+
+@pytest.mark.parametrize(
+    ("form", "fact"), [("nccl-tests", "all_reduce_perf"), ("chrome-trace", '"0F0"')]
+)
+def test_export_goes_to_stdout_or_a_file(tmp_path: Path, form: str, fact: str) -> None:
+    path = write_run(tmp_path, run_from_records(pipeline_record(), ok_record(collective_case())))
+    text = read_output(export, path, "--format", form)
+    assert fact in text
+    assert read_output(export, path, "--format", form, "-o", tmp_path / "out.txt") == ""
+    assert (tmp_path / "out.txt").read_text() == text
+
+
+def test_export_without_a_timeline_writes_nothing(run: Path, tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    message = read_error(export, run, "--format", "chrome-trace", "-o", target)
+    assert "holds no timeline" in message
+    assert not target.exists()
+    absent = tmp_path / "absent" / "x.txt"
+    assert "cannot be written" in read_error(export, run, "--format", "nccl-tests", "-o", absent)
+
+
+def test_export_writes_traces_into_a_folder(tmp_path: Path) -> None:
+    record = traced_record()
+    run = write_traced_run(tmp_path, [(record, make_timeline())]).path
+    target = tmp_path / "new"
+    text = read_output(export, run, "--format", "chrome-trace", "-o", target)
+    assert text == f"{target / record.case.id}.json\n"
+    text = read_output(export, run, "--format", "hta", "-o", target)
+    files = [target / record.case.id / f"rank-{rank}.json" for rank in (0, 1)]
+    assert text.splitlines() == [str(file) for file in files]
+    assert "-o FOLDER" in read_error(export, run, "--format", "hta")
+    assert "-o FOLDER" in read_error(export, run, "--format", "hta", "-o", tmp_path / "x.json")
+
+
+IMPORTS = {
+    "parbench.reports.commands": ["torch", "jinja2", "rich", "msgspec"],
+    "parbench.reports.formats.chrome_trace": ["torch"],
+    "parbench.reports.render.page": ["torch"],
+}
+PROGRAM = """
+import importlib, json, sys
+for module, heavy in json.loads(sys.argv[1]).items():
+    importlib.import_module(module)
+    print(*[name for name in heavy if name in sys.modules])
+"""
+
+
+def test_imports_are_light() -> None:
+    args = [sys.executable, "-c", PROGRAM, json.dumps(IMPORTS)]
+    result = subprocess.run(args, capture_output=True, check=True, text=True)
+    assert result.stdout.split() == []
