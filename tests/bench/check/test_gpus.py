@@ -55,8 +55,8 @@ def test_complaints_are_about_the_faulty_gpu(tmp_path: Path) -> None:
     environ = install(tmp_path, listed, links=list_link_rates)
     with Watch(environ, gpus_of(environ)) as watch:
         pass
-    bad = []
-    watched = []
+    bad: list[tuple[int | None, str]] = []
+    watched: list[tuple[int | None, str]] = []
     for gpu in watch.gpus:
         for reason in complaints(gpu, watch.gpus, {}):
             (bad if reason.is_bad else watched).append((gpu.index, reason.text.split(":")[0]))

@@ -278,7 +278,7 @@ def test_rank_place_of_this_process(tmp_path: Path) -> None:
 
 
 def test_hoist_separates_common_values() -> None:
-    ranks = [
+    ranks: list[dict[str, Any]] = [
         {"host": {"name": "n1", "os": "Debian", "boot": None}, "load": {"one": 1}},
         {"host": {"name": "n2", "os": "Debian", "boot": None}, "load": 1},
         {"host": {"name": "n1", "os": "Debian", "boot": None, "address": "a"}},

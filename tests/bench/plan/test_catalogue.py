@@ -1,5 +1,6 @@
 """The catalogue refuses what a world cannot run, and expands groups, pairs and rounds."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ def test_impossible_groups_are_refused() -> None:
     assert "group_index 2" in index
 
 
-def expand(name: str, num_ranks: int, **params: Any) -> list[dict[str, Any]]:
+def expand(name: str, num_ranks: int, **params: Any) -> list[Mapping[str, Any]]:
     return list(BY_NAME[name].expand(params, gloo(num_ranks)))
 
 
