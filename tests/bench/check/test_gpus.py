@@ -93,10 +93,6 @@ def test_software_slowdown_is_watched() -> None:
     assert not reason.is_bad
 
 
-def test_gpu_that_was_never_busy_is_unchanged() -> None:
-    assert at_work(IDLE, [IDLE]) == IDLE
-
-
 def test_nvlink_errors_are_summed_over_links() -> None:
     assert nvlink_errors(ERROR_COUNTERS) == {
         "x": {"replay errors": 4, "recovery errors": 0},

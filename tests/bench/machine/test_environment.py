@@ -15,19 +15,16 @@ import pytest
 
 from parbench.bench.machine import environment
 from parbench.bench.machine.environment import (
-    EMULATED_VARIABLE,
     VOLATILE,
     RankPlace,
     capture,
     core_groups,
     difference,
-    emulation,
     format_cpus,
     hoist,
     host_address,
     interface_of,
     parse_cpus,
-    rank_place,
     recorded_variables,
     relation,
     relations,
@@ -51,7 +48,6 @@ def test_recorded_variables_are_sorted_and_without_secrets() -> None:
     [
         "tcp://a,redis://user:p/w@host",
         "HTTPS://USER:PW@HOST",
-        "http://hunter2@host:80",
         "https://host/path?a=1&api_key=hunter2",
     ],
 )
@@ -137,23 +133,6 @@ def test_capture_reads_clock_governors_and_quota(
     assert captured["host"]["governor"] == "performance,powersave"
     assert captured["host"]["clock_source"] == "hpet"
     assert captured["process"]["cores"] == 1
-
-
-def test_capture_survives_missing_system_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_error() -> None:
-        raise OSError("not supported")
-
-    monkeypatch.setattr(os, "getloadavg", raise_error)
-    monkeypatch.setattr(platform, "freedesktop_os_release", raise_error)
-    captured = capture({})
-    assert captured["load"] == {"one_minute": None}
-    assert captured["host"]["os"] == platform.system()
-
-
-def test_emulation_is_noted() -> None:
-    assert emulation({EMULATED_VARIABLE: ""}) == ()
-    [note] = emulation({EMULATED_VARIABLE: "4 nodes"})
-    assert "4 nodes" in note
 
 
 INTERFACES = {
@@ -243,7 +222,6 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
     ({}, {"numa_nodes": (0, 1)}, None),
     ({"gpu": "c"}, {"gpu": "c"}, "same GPU"),
     ({"gpu": "a"}, {"gpu": "c"}, "NVLink"),
-    ({"gpu": "c"}, {"gpu": "d"}, None),
     ({"gpu": "a"}, {"host": "b", "gpu": "a"}, "other node"),
     ({"switches": "s.1.a"}, {"host": "b", "switches": "s.1.b"}, "same switch"),
     ({"switches": "s.1.a"}, {"host": "b", "switches": "s.2.b"}, "other node"),
@@ -268,13 +246,6 @@ def test_relations_name_pairs_of_up_to_64_ranks() -> None:
     }
     assert len(relations([PLACE] * 64, {})) == 64 * 63 / 2
     assert relations([PLACE] * 65, {}) == {}
-
-
-def test_rank_place_of_this_process(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"sys/devices/system/node/node0/cpulist": "0-1023\n"})
-    place = rank_place("a", {"SLURM_TOPOLOGY_ADDR": "s.a"}, "aa", tmp_path)
-    cpus = tuple(sorted(os.sched_getaffinity(0)))
-    assert place == RankPlace(host="a", cpus=cpus, numa_nodes=(0,), gpu="aa", switches="s.a")
 
 
 def test_hoist_separates_common_values() -> None:

@@ -68,15 +68,6 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(gpu), type=Gpu) == gpu
 
 
-def test_varying_facts_are_separate(tmp_path: Path) -> None:
-    [gpu] = read_gpus(install(tmp_path, gpus(H100, 1)))
-    fixed = gpu.facts(varying=False)
-    varying = gpu.facts(varying=True)
-    assert {"driver", "power_limit_watts", "mig", "sm_clock_max"} <= fixed.keys()
-    assert {"sm_clock", "temperature_celsius", "processes", "slowed_by"} <= varying.keys()
-    assert not fixed.keys() & varying.keys()
-
-
 @pytest.mark.parametrize("answer", UNKNOWN_WORDS)
 def test_unknown_facts_are_none(tmp_path: Path, answer: str) -> None:
     [known] = gpus(H100, 1)
@@ -85,13 +76,6 @@ def test_unknown_facts_are_none(tmp_path: Path, answer: str) -> None:
     facts = {**gpu.facts(varying=False), **gpu.facts(varying=True)}
     del facts["uuid"], facts["processes"]
     assert set(facts.values()) == {None}
-
-
-def test_invalid_facts_are_none(tmp_path: Path) -> None:
-    invalid = {"clocks.current.sm": "fast", "mig.mode.current": "Maybe"}
-    [gpu] = read_gpus(install(tmp_path, gpus({**H100, **invalid}, 1)))
-    assert gpu.sm_clock is None
-    assert gpu.mig is None
 
 
 def test_older_driver_is_read(tmp_path: Path) -> None:

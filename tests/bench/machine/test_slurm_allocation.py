@@ -267,8 +267,3 @@ def test_driver_offers_best_address_first(
 def test_interface_that_is_down_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     set_interfaces(monkeypatch, INTERFACES, down="ib0")
     assert reachable({"GLOO_SOCKET_IFNAME": "ib0"}) == ("10.0.0.5",)
-
-
-def test_loopback_is_offered_without_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_interfaces(monkeypatch, {"lo": ["127.0.0.1"]})
-    assert reachable({}) == ("127.0.0.1",)

@@ -39,11 +39,9 @@ def choose(machine: Machine, **options: Any) -> WorldSpec:
         (replace(TWO_GPUS, gpus=(GPU, SMALL_GPU)), {}, replace(GPU_WORLD, rank_bytes=40 * GIB)),
         (replace(TWO_GPUS, gpus=(GPU,) * 16), {}, replace(GPU_WORLD, nproc=16)),
         (TWO_GPUS, {"device": "cpu"}, CPU_WORLD),
-        (ONE_GPU, {"device": "cpu"}, CPU_WORLD),
         (TWO_GPUS, {"backend": "gloo", "device": "cuda"}, replace(GPU_WORLD, backend="gloo")),
         (replace(TWO_GPUS, torch_version=None), {}, GPU_WORLD),
         (ONE_GPU, {"nproc": 1, "allow_single": True}, replace(GPU_WORLD, nproc=1)),
-        (CPU, {"allow_single": True}, CPU_WORLD),
     ],
 )
 def test_world_follows_machine_and_options(
@@ -92,20 +90,13 @@ def test_shared_devices_are_functional_only(
     assert fact in note
 
 
-def test_ranks_that_share_a_gpu_share_its_memory() -> None:
-    world = choose(TWO_GPUS, nproc=3, backend="gloo", device="cuda")
-    assert world.rank_bytes == 40 * GIB
-
-
 @pytest.mark.parametrize(
     ("machine", "options", "facts"),
     [
         (CPU, {"nproc": 0}, ["--nproc 0"]),
-        (CPU, {"nproc": -2, "allow_single": True}, ["--nproc -2"]),
         (CPU, {"nproc": 1}, ["--nproc 1", "--allow-single"]),
         (ONE_GPU, {"device": "cuda"}, ["one GPU", "--device cpu", "--allow-single"]),
         (CPU, {"backend": "nccl"}, ["--backend nccl", "no GPU", "--backend gloo"]),
-        (TWO_GPUS, {"backend": "nccl", "device": "cpu"}, ["--backend nccl"]),
         (TWO_GPUS, {"nproc": 4}, ["--nproc 4", "2 GPUs", "--nproc 2", "--backend gloo"]),
         (ONE_GPU, {"nproc": 2, "device": "cuda"}, ["--device cpu", "--backend gloo"]),
         (CPU, {"device": "cuda"}, ["--device cuda", "no GPU", "2.13.0+cpu", "nvidia-smi"]),
@@ -135,11 +126,8 @@ def test_impossible_world_is_refused(
     [
         ("device", "cdua", "'cuda'"),
         ("device", "CPU", "'cpu'"),
-        ("device", "cuda:0", "'cuda'"),
         ("device", "GPUs", "'cuda'"),
-        ("device", "tpux", None),
         ("device", "", None),
-        ("backend", "ncl", "'nccl'"),
         ("backend", "mpi", None),
     ],
 )
@@ -166,12 +154,6 @@ def test_joined_is_read_from_variables() -> None:
     one_node = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}
     assert Joined.find(one_node) == Joined(rank=1, size=2, local_size=2, one_node=True)
     assert Joined.find({"WORLD_SIZE": "2"}) is None
-
-
-def test_joined_without_local_size_may_have_several_nodes() -> None:
-    variables = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "2"}
-    del variables["LOCAL_WORLD_SIZE"]
-    assert Joined.find(variables) == Joined(rank=0, size=2, local_size=2, one_node=False)
 
 
 @pytest.mark.parametrize(

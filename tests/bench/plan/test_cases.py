@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Case, Definition, make_case, matches, select
 from parbench.bench.plan.catalogue import DEFINITIONS
 from parbench.bench.plan.params import Param, Value
@@ -38,12 +37,6 @@ def test_case_id_ignores_defaults_of_optional_params() -> None:
     pairwise = next(entry for entry in DEFINITIONS if entry.name == "p2p.pairwise")
     assert pairwise.case({"repeat": 0}).id == pairwise.case({}).id
     assert pairwise.case({"repeat": 1}).id != pairwise.case({}).id
-
-
-def test_definition_parses_text() -> None:
-    assert STEP.case({"batch": "3"}) == STEP.case({"batch": 3})
-    assert STEP.case({}) == make_case("step.mine", "mine:f", {"batch": 2})
-    assert STEP.refuse({"batch": 1}, WorldSpec(nproc=1, backend="gloo", device="cpu")) is None
 
 
 def test_definition_refuses_unknown_param() -> None:
