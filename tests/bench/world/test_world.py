@@ -61,7 +61,7 @@ def test_ranks_exchange_objects_and_decisions(two_ranks: Ranks) -> None:
 
 
 def stamp_barrier(world: World) -> tuple[int, int]:
-    """Return when this rank reached a barrier and when it left; rank 1 is late."""
+    """Return the times at which this rank reached and left a barrier; rank 1 is late."""
     world.barrier()
     time.sleep(0.02 * world.rank)
     reached = time.perf_counter_ns()
@@ -208,7 +208,7 @@ def test_traffic_stays_in_subgroup(two_ranks: Ranks, group: str, sums: list[floa
 
 
 def compare_process_groups(world: World) -> tuple[bool, bool]:
-    """Return whether equal texts share a process group, and different texts do not."""
+    """Compare the process groups of equal texts, and of different texts."""
     parts = Subgroups(world)
     pairs = parts.of({"group": "pairs"}).world
     pairs_again = parts.of({"group": "pairs"}).world
