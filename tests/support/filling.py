@@ -1,4 +1,4 @@
-"""An operation without a world, for what judges or disturbs one."""
+"""A small operation that needs no process group."""
 
 from typing import Any
 
@@ -8,14 +8,17 @@ from parbench.bench.operations.operation import Operation
 from parbench.bench.world.benchmark import Description
 
 
-def filling(found: float = 2.0, **more: Any) -> Operation:
-    """Return what fills its four elements with ``found`` where 2 is expected."""
+def filling(value: float = 2.0, **fields: Any) -> Operation:
+    """Return an operation that fills four elements with ``value`` and expects 2.
+
+    ``fields`` are other fields of ``Operation``.
+    """
     output = torch.empty(4)
     return Operation(
-        call=lambda: output.fill_(found),
+        call=lambda: output.fill_(value),
         restore=lambda: output.fill_(float("nan")),
         output=output,
         expected=lambda: torch.full((4,), 2.0),
         description=Description(headline="here"),
-        **more,
+        **fields,
     )

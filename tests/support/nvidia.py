@@ -1,71 +1,85 @@
-"""An ``nvidia-smi`` that answers as that of a machine with these GPUs, in the driver's own words."""
+"""A fake ``nvidia-smi`` that answers as the tool of a machine with given GPUs."""
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.support.trees import write_tool
 
-
-def _properties(text: str) -> dict[str, str]:
-    pairs = (
-        pair.partition(": ") for line in text.strip().splitlines() for pair in line.split("; ")
-    )
-    return {name.strip(): value for name, _, value in pairs}
-
-
-# one idle GPU of a DGX H100
-H100 = _properties("""
-    name: NVIDIA H100 80GB HBM3; driver_version: 580.95.05; compute_cap: 9.0; memory.total: 81559; memory.used: 0
-    persistence_mode: Enabled; mig.mode.current: Disabled; ecc.mode.current: Enabled; utilization.gpu: 0
-    enforced.power.limit: 700.00; power.default_limit: 700.00; temperature.gpu: 28
-    clocks.max.sm: 1980; clocks.max.memory: 2619; clocks.current.sm: 345; clocks.current.memory: 2619
-    clocks.applications.graphics: 1980; clocks.applications.memory: 2619
-    clocks_event_reasons.active: 0x0000000000000001
-    pcie.link.gen.max: 5; pcie.link.gen.current: 5; pcie.link.width.max: 16; pcie.link.width.current: 16
-    ecc.errors.corrected.volatile.total: 0; ecc.errors.uncorrected.volatile.total: 0
-    remapped_rows.uncorrectable: 0; remapped_rows.pending: No; remapped_rows.failure: No
-""")
-# one of a box without NVLink, whose GPUs have no MIG
-L40S = H100 | _properties("""
-    name: NVIDIA L40S; compute_cap: 8.9; memory.total: 46068; mig.mode.current: [N/A]; persistence_mode: Disabled
-    enforced.power.limit: 350.00; power.default_limit: 350.00
-    clocks.max.sm: 2520; clocks.max.memory: 9001; clocks.current.sm: 210; clocks.current.memory: 405
-    clocks.applications.graphics: [N/A]; clocks.applications.memory: [Requested functionality has been deprecated]
-    pcie.link.gen.max: 4; pcie.link.gen.current: 1
-""")
-# a driver that knows no compute_cap and calls event reasons throttle reasons
-A100 = {
-    name: value
-    for name, value in H100.items()
-    if name not in ("clocks_event_reasons.active", "compute_cap")
+NUM_GPUS_IN_TOPOLOGY = 8
+# An idle GPU of a DGX H100.
+H100 = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "driver_version": "580.95.05",
+    "compute_cap": "9.0",
+    "memory.total": "81559",
+    "memory.used": "0",
+    "persistence_mode": "Enabled",
+    "mig.mode.current": "Disabled",
+    "ecc.mode.current": "Enabled",
+    "utilization.gpu": "0",
+    "enforced.power.limit": "700.00",
+    "power.default_limit": "700.00",
+    "temperature.gpu": "28",
+    "clocks.max.sm": "1980",
+    "clocks.max.memory": "2619",
+    "clocks.current.sm": "345",
+    "clocks.current.memory": "2619",
+    "clocks.applications.graphics": "1980",
+    "clocks.applications.memory": "2619",
+    "clocks_event_reasons.active": "0x0000000000000001",
+    "pcie.link.gen.max": "5",
+    "pcie.link.gen.current": "5",
+    "pcie.link.width.max": "16",
+    "pcie.link.width.current": "16",
+    "ecc.errors.corrected.volatile.total": "0",
+    "ecc.errors.uncorrected.volatile.total": "0",
+    "remapped_rows.uncorrectable": "0",
+    "remapped_rows.pending": "No",
+    "remapped_rows.failure": "No",
 }
-A100 |= _properties("""
-    name: NVIDIA A100-SXM4-40GB; driver_version: 470.256.02; memory.total: 40960; temperature.gpu: 41
-    enforced.power.limit: 400.00; power.default_limit: 400.00
-    clocks.max.sm: 1410; clocks.max.memory: 1215; clocks.current.sm: 1095; clocks.current.memory: 1215
-    clocks.applications.graphics: 1095; clocks.applications.memory: 1215
-    clocks_throttle_reasons.active: 0x0000000000000000; pcie.link.gen.max: 4; pcie.link.gen.current: 4
-""")
+# A GPU without NVLink and MIG.
+L40S = {
+    **H100,
+    "name": "NVIDIA L40S",
+    "persistence_mode": "Disabled",
+    "compute_cap": "8.9",
+    "memory.total": "46068",
+    "mig.mode.current": "[N/A]",
+    "clocks.applications.graphics": "[N/A]",
+    "clocks.applications.memory": "[Requested functionality has been deprecated]",
+    "pcie.link.gen.max": "4",
+    "pcie.link.gen.current": "1",
+}
+# A GPU with a driver that has no compute_cap, and calls event reasons throttle reasons.
+A100 = {
+    **H100,
+    "name": "NVIDIA A100-SXM4-40GB",
+    "driver_version": "470.256.02",
+    "memory.total": "40960",
+    "clocks_throttle_reasons.active": "0x0000000000000000",
+    "pcie.link.gen.max": "4",
+    "pcie.link.gen.current": "4",
+}
+del A100["clocks_event_reasons.active"], A100["compute_cap"]
 UNKNOWN_WORDS = ("[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]", "N/A", "")
 
-_ANSWER = """\
+_SCRIPT = """\
 import json, sys
-told = json.loads(open({path!r}).read())
-words = sys.argv[1:]
-gpus = told["gpus"]
-if "-i" in words:
-    which = words.pop()
-    words.remove("-i")
-    gpus = [gpu for gpu in gpus if gpu["uuid"] == which]
+answers = json.loads(open({path!r}).read())
+args = sys.argv[1:]
+gpus = answers["gpus"]
+if "-i" in args:
+    uuid = args.pop()
+    args.remove("-i")
+    gpus = [gpu for gpu in gpus if gpu["uuid"] == uuid]
     if not gpus:
         sys.exit("No devices were found")
-kind, _, names = words[0].removeprefix("--query-").partition("=")
+kind, _, names = args[0].removeprefix("--query-").partition("=")
 if kind in ("gpu", "remapped-rows", "compute-apps"):
-    assert words[1:] == ["--format=csv,noheader,nounits"], words
-    rows = told["processes"] if kind == "compute-apps" else gpus
+    assert args[1:] == ["--format=csv,noheader,nounits"], args
+    rows = answers["processes"] if kind == "compute-apps" else gpus
     names = names.split(",")
     for name in names:
         if any(name not in row for row in gpus) and kind != "compute-apps":
@@ -73,22 +87,23 @@ if kind in ("gpu", "remapped-rows", "compute-apps"):
             sys.exit(2)
     for row in rows:
         print(", ".join(row[name] for name in names))
-elif words == ["nvlink", "--status"]:
-    print(told["nvlink"])
-elif words == ["topo", "-m"]:
-    print(told["topology"])
+elif args == ["nvlink", "--status"]:
+    print(answers["nvlink"])
+elif args == ["topo", "-m"]:
+    print(answers["topology"])
 else:
-    sys.exit(f"Invalid combination of input arguments: {{words}}")
+    sys.exit(f"Invalid combination of input arguments: {{args}}")
 """
 
 
-def gpus(kind: Mapping[str, str], count: int, **of_one: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return so many GPUs of a kind; ``gpu3`` and the like hold what is different of one."""
-    uuids = [f"GPU-{index:08d}-0000-0000-0000-000000000000" for index in range(count)]
-    own = [
-        {"index": str(index), "uuid": uuid, "gpu_uuid": uuid} for index, uuid in enumerate(uuids)
-    ]
-    return [{**kind, **one, **of_one.get(f"gpu{index}", {})} for index, one in enumerate(own)]
+def gpus(kind: Mapping[str, str], count: int, **changes: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return GPUs of a kind; ``gpu3`` and the like are changes of a single GPU."""
+    listed = []
+    for index in range(count):
+        uuid = f"GPU-{index:08d}-0000-0000-0000-000000000000"
+        names = {"index": str(index), "uuid": uuid, "gpu_uuid": uuid}
+        listed.append({**kind, **names, **changes.get(f"gpu{index}", {})})
+    return listed
 
 
 def install(
@@ -99,30 +114,39 @@ def install(
     links: Callable[[int], Sequence[str]] | None = None,
     topology: str = "",
 ) -> dict[str, str]:
-    """Write the tool for these GPUs, and return an environment in which no other is found.
+    """Write the tool for these GPUs, and return an environment that contains no other tool.
 
-    A process is the GPU's index, its number and its name; ``links`` gives what is told of each link of a GPU.
+    A process has the GPU's index, a process id and a name. ``links`` returns the state of each
+    link of a GPU.
     """
-    running = [
-        {"gpu_uuid": listed[index]["uuid"], "pid": str(pid), "process_name": name}
-        for index, pid, name in processes
-    ]
-    told: dict[str, Any] = {"gpus": listed, "processes": running, "topology": topology}
-    told["nvlink"] = (
-        "" if links is None else "\n".join(_status(gpu, links(i)) for i, gpu in enumerate(listed))
-    )
+    running = []
+    for index, pid, name in processes:
+        uuid = listed[index]["uuid"]
+        running.append({"gpu_uuid": uuid, "pid": str(pid), "process_name": name})
+    states = []
+    if links is not None:
+        states = [_format_links(gpu, links(index)) for index, gpu in enumerate(listed)]
+    answers = {
+        "gpus": listed,
+        "processes": running,
+        "topology": topology,
+        "nvlink": "\n".join(states),
+    }
     path = folder / "gpus.json"
-    path.write_text(json.dumps(told), encoding="utf-8")
+    path.write_text(json.dumps(answers), encoding="utf-8")
     script = folder / "answer.py"
-    script.write_text(_ANSWER.format(path=str(path)), encoding="utf-8")
+    script.write_text(_SCRIPT.format(path=str(path)), encoding="utf-8")
     write_tool(folder, "nvidia-smi", f'exec {sys.executable} -IS {script} "$@"')
     return {"PATH": str(folder)}
 
 
-def _status(gpu: Mapping[str, str], links: Sequence[str]) -> str:
-    none = ["NVML: Unable to retrieve NVLink information as all links are inActive"]
-    lines = [f"\t Link {number}: {word}" for number, word in enumerate(links)] or none
-    return "\n".join([f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})", *lines])
+def _format_links(gpu: Mapping[str, str], links: Sequence[str]) -> str:
+    lines = [f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})"]
+    for number, state in enumerate(links):
+        lines.append(f"\t Link {number}: {state}")
+    if not links:
+        lines.append("NVML: Unable to retrieve NVLink information as all links are inActive")
+    return "\n".join(lines)
 
 
 def topology(
@@ -132,30 +156,23 @@ def topology(
     nics: Sequence[str] = (),
     has_numa_id: bool = True,
 ) -> str:
-    """Return the matrix of GPUs by ``nvidia-smi topo -m``: half of them near each of the sockets' CPUs."""
-    count = 8
-    columns = [*(f"GPU{index}" for index in range(count)), *nics, "CPU Affinity", "NUMA Affinity"]
-    lines = ["\t\x1b[4m" + "\t".join([*columns, *["GPU NUMA ID"] * has_numa_id]) + "\x1b[0m"]
-    for one in range(count):
-        near = 2 * one // count
-        words = [" X " if one == other else link(one, other) for other in range(count)]
-        words += ["PIX" if nic == one % max(len(nics), 1) else "SYS" for nic in range(len(nics))]
-        lines.append(
-            "\t".join([f"GPU{one}", *words, cpus[near], str(near), *["", "N/A"] * has_numa_id])
-        )
-    for number, name in enumerate(nics):
-        words = ["PIX" if one % len(nics) == number else "SYS" for one in range(count)]
-        lines.append(
-            "\t".join([name, *words, *(" X " if name == other else "SYS" for other in nics)])
-        )
-    lines += [
-        "",
-        "Legend:",
-        "",
-        "  X    = Self",
-        "  NV#  = Connection traversing a bonded set of # NVLinks",
-        "",
-    ]
-    return "\n".join(
-        [*lines, "NIC Legend:", "", *(f"  {name}: mlx5_{n}" for n, name in enumerate(nics))]
-    )
+    """Return the matrix of ``nvidia-smi topo -m`` for eight GPUs, half of them at each socket."""
+    names = [f"GPU{index}" for index in range(NUM_GPUS_IN_TOPOLOGY)]
+    titles = [*names, *nics, "CPU Affinity", "NUMA Affinity"]
+    if has_numa_id:
+        titles.append("GPU NUMA ID")
+    lines = ["\t\x1b[4m" + "\t".join(titles) + "\x1b[0m"]
+    for row, name in enumerate(names):
+        cells = [" X " if row == column else link(row, column) for column in range(len(names))]
+        cells += ["SYS" for _ in nics]
+        socket = 2 * row // len(names)
+        cells += [cpus[socket], str(socket)]
+        if has_numa_id:
+            cells += ["", "N/A"]
+        lines.append("\t".join([name, *cells]))
+    for row, name in enumerate(nics):
+        cells = ["PIX" for _ in names]
+        cells += [" X " if row == column else "SYS" for column in range(len(nics))]
+        lines.append("\t".join([name, *cells]))
+    legend = ["", "Legend:", "", "  X    = Self", "  NV#  = Connection of # NVLinks", ""]
+    return "\n".join([*lines, *legend])

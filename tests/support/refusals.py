@@ -1,4 +1,4 @@
-"""The sentence with which something refuses what it was given."""
+"""The message of a refusal."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 from parbench.bench.text import UserError
 
 
-def usage_error(call: Callable[..., Any], *given: Any, **more: Any) -> str:
+def usage_error(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Return the message of the ``UserError`` that the call raises."""
     try:
-        call(*given, **more)
+        call(*args, **kwargs)
     except UserError as error:
         return str(error)
-    raise AssertionError(f"not refused: {given} {more}")
+    raise AssertionError(f"no UserError: {args} {kwargs}")

@@ -1,4 +1,4 @@
-"""A real check of this machine: fine twice in a row, and a slow or a wrong rank is named."""
+"""The command checks this machine and exits with the verdict's code."""
 
 import json
 import subprocess
@@ -7,18 +7,68 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from parbench.bench.check import check as check_module
+from parbench.bench.check.check import check
+from parbench.bench.check.health import Device, Health, Reason
 from parbench.bench.results.runs import load_run
+from parbench.cli import main
 from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.paths import environment
+from tests.support.refusals import usage_error
 
-pytestmark = [pytest.mark.full, pytest.mark.measures]
+DEVICE = Device(host="n1", name="GPU 0", uuid="a", kind="H100", rank=0)
+SLOW_LINK = Reason(text="GPU 0 - GPU 1: slow", remedy="see")
 
 
-def check(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "parbench", "check", "--json", *words]
-    done = subprocess.run(
-        command,
+@pytest.mark.parametrize(
+    ("code", "verdict", "fields"),
+    [
+        (0, "ok", {}),
+        (1, "bad", {"links": (SLOW_LINK,)}),
+        (1, "bad", {"links": (SLOW_LINK,), "problems": ("no result",)}),
+        (4, "did not run", {"problems": ("no result",)}),
+        (4, "did not run", {"devices": ()}),
+    ],
+)
+def test_command_exits_with_code_of_verdict(
+    code: int, verdict: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    basis: dict[str, Any] = {"devices": (DEVICE,), "device": "cuda", **fields}
+    health = Health(host="n1", started="2026", seconds=41.0, **basis)
+    monkeypatch.setattr(check_module, "check", lambda *args, **kwargs: health)
+    text = CliRunner().invoke(main, ["check"])
+    assert text.exit_code == code
+    assert f"n1: {verdict}" in text.stdout
+    document = CliRunner().invoke(main, ["check", "--json"])
+    assert document.exit_code == code
+    assert json.loads(document.stdout)["code"] == code
+
+
+TOO_MANY_RANKS: dict[str, Any] = {
+    "device": "cpu",
+    "nproc": 1 << 20,
+    "budget": "9s",
+    "timeout": "9s",
+    "out": Path(),
+    "inject": None,
+}
+
+
+def test_check_refuses_more_groups_than_cores() -> None:
+    message = usage_error(check, (), {}, **TOO_MANY_RANKS)
+    assert f"--nproc {1 << 20}" in message
+
+
+def test_check_refuses_to_start_in_a_rank() -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
+    assert "RANK" in usage_error(check, (), variables, **TOO_MANY_RANKS)
+
+
+def run_check(folder: Path, *args: str) -> tuple[int, dict[str, Any]]:
+    process = subprocess.run(
+        [sys.executable, "-m", "parbench", "check", "--json", *args],
         cwd=folder,
         env=environment(),
         capture_output=True,
@@ -26,52 +76,68 @@ def check(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
         check=False,
         timeout=120,
     )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    assert process.stdout, process.stderr
+    return process.returncode, json.loads(process.stdout)
 
 
-def test_check_passes_a_good_machine_and_names_a_bad_device(tmp_path: Path) -> None:
-    code, found = check(tmp_path)
-    assert (code, found["verdict"]) == (0, "ok"), found
-    assert found["seconds"] < 60
-    own = load_run(tmp_path / found["run"]).records[0].environment
-    bound = [own[f"rank {device['rank']}"]["process"]["affinity"] for device in found["devices"]]
-    assert [f"core{'s' * (not cores.isdecimal())} {cores}" for cores in bound] == [
-        one["name"] for one in found["devices"]
-    ]
-    code, found = check(tmp_path, "--inject", "slow:1:20%")
+def list_bad(document: dict[str, Any]) -> list[bool]:
+    return [device["verdict"] == "bad" for device in document["devices"]]
+
+
+@pytest.mark.full
+@pytest.mark.measures
+def test_good_machine_is_ok(tmp_path: Path) -> None:
+    code, document = run_check(tmp_path)
+    assert code == 0, document
+    assert document["seconds"] < 60
+    ranks = load_run(tmp_path / document["run"]).records[0].environment
+    for device in document["devices"]:
+        cores = ranks[f"rank {device['rank']}"]["process"]["affinity"]
+        assert device["name"].split() == ["core" if cores.isdecimal() else "cores", cores]
+
+
+@pytest.mark.full
+@pytest.mark.measures
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--inject", "slow:1:20%"], "under its peers in"),
+        (["--inject", "corrupt:1", "--budget", "20s"], "wrong results in"),
+    ],
+)
+def test_injected_fault_of_device_is_found(tmp_path: Path, args: list[str], reason: str) -> None:
+    code, document = run_check(tmp_path, *args)
     assert code == 1
-    assert [device["verdict"] == "bad" for device in found["devices"]][:2] == [False, True], found
-    assert "under its peers in" in found["devices"][1]["reasons"][0]["text"]
-    code, found = check(tmp_path, "--inject", "corrupt:1", "--budget", "20s")
-    assert code == 1
-    assert found["devices"][1]["reasons"][0]["text"].startswith("wrong results in ")
-    assert [device["verdict"] == "bad" for device in found["devices"]][:2] == [False, True], found
+    assert list_bad(document)[:2] == [False, True]
+    assert reason in document["devices"][1]["reasons"][0]["text"]
 
 
-def test_hosts_are_checked_over_an_agent_and_by_a_screening_with_all_that_they_have(
-    tmp_path: Path,
-) -> None:
+STEP = "srun --overlap --mpi=none --cpu-bind=none -N1 -n1"
+SRUN_AGENT = f"""#!/bin/sh
+host=$1
+shift
+[ $host = n2 ] && fault="--inject corrupt:1"
+exec {STEP} -w $host sh -c "$* $fault"
+"""
+
+
+@pytest.mark.full
+@pytest.mark.measures
+def test_hosts_of_a_cluster_are_checked_and_screened(tmp_path: Path) -> None:
     agent = tmp_path / "agent"
-    step = "srun --overlap --mpi=none --cpu-bind=none -N1 -n1"
-    agent.write_text(f'#!/bin/sh\nhost=$1; shift\n[ $host = n2 ] && more="--inject corrupt:1"\n'
-                     f'exec {step} -w $host sh -c "$* $more"\n')  # fmt: skip
+    agent.write_text(SRUN_AGENT)
     agent.chmod(0o755)
-    asked = f"{PARBENCH} check --hosts n1,n2 --ssh {agent} --budget 20s --json -o hosts.json"
-    screened = f"{PARBENCH} slurm screen --size 512K --rounds 3"
-    script = f"{asked}; echo; {screened} >screen.txt"
-    done = run_in_cluster(
-        ["salloc", "-Q", "-N3", "-n3", "sh", "-c", script], nodes=3, cwd=tmp_path, timeout=400
-    )
-    told = json.loads((tmp_path / "hosts.json").read_text())
-    bad = {
-        one["host"]: [device["verdict"] == "bad" for device in one["devices"]]
-        for one in told["hosts"]
-    }
-    assert bad == {"n1": [False, False], "n2": [False, True]}, done.stderr
-    assert told["code"] == 1
+    options = "--budget 20s --json -o hosts.json"
+    check_hosts = f"{PARBENCH} check --hosts n1,n2 --ssh {agent} {options}"
+    screen = f"{PARBENCH} slurm screen --size 512K --rounds 3 >screen.txt"
+    command = ["salloc", "-Q", "-N3", "-n3", "sh", "-c", f"{check_hosts}; {screen}"]
+    process = run_in_cluster(command, nodes=3, cwd=tmp_path, timeout=400)
+    document = json.loads((tmp_path / "hosts.json").read_text())
+    assert document["code"] == 1
+    bad = {host["host"]: list_bad(host) for host in document["hosts"]}
+    assert bad == {"n1": [False, False], "n2": [False, True]}, process.stderr
     text = (tmp_path / "screen.txt").read_text()
-    assert "3 hosts: 0 bad" in text, done.stderr
+    assert "3 hosts: 0 bad" in text, process.stderr
     assert text.splitlines()[-1] == "nothing to exclude"
     assert len([line for line in text.splitlines() if line.startswith("ok       n")]) == 6
     assert "bad device" not in text

@@ -1,4 +1,4 @@
-"""Verdicts of a check, from runs as they are written: rates, wrong results, what did not run, slow links."""
+"""A check finds slow and wrong devices, slow links and missing results in the records of a run."""
 
 import io
 from collections.abc import Mapping
@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from parbench.bench.check.cases import ALONE, QUANTITIES, name_of, options_of
+from parbench.bench.check.cases import QUANTITIES, name_of, options_of
 from parbench.bench.check.health import Device, Health, compared, measured, problems_of
-from parbench.bench.check.rule import LEAST_LAUNCHES
 from parbench.bench.check.show import render
 from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.machine.world_spec import WorldSpec
@@ -24,205 +23,222 @@ from parbench.cli import DEFINITIONS
 from tests.support.fakes import make_plan as make_fake_plan
 
 CATALOGUE = load_catalogue(DEFINITIONS)
-N = 4
+NUM_RANKS = 4
+NUM_LAUNCHES = 3
+ROUNDS = ["0-3 1-2", "0-2 1-3", "0-1 2-3"]
+Failures = dict[str, tuple[Status, str]]
+"""Status and reason by the name of a quantity."""
 
 
-def cases_of(device: str, nproc: int) -> tuple[Case, ...]:
-    options = options_of(device, nproc, budget="40s", timeout="20s", inject=None)
-    spec = WorldSpec(nproc=nproc, backend="nccl" if device == "cuda" else "gloo", device=device)
+def plan_cases(device: str, num_ranks: int) -> tuple[Case, ...]:
+    options = options_of(device, num_ranks, budget="40s", timeout="20s", inject=None)
+    backend = "nccl" if device == "cuda" else "gloo"
+    spec = WorldSpec(nproc=num_ranks, backend=backend, device=device)
     return make_plan(options, CATALOGUE, spec).cases
 
 
-def a_run(
-    folder: Path,
-    speeds: Mapping[int, float],
-    *,
-    device: str = "cuda",
-    pairs: Mapping[str, float] | None = None,
-    bad: Mapping[str, tuple[Status, str]] | None = None,
-    only: int = LEAST_LAUNCHES,
-) -> Run:
-    """Return a run in which ranks and pairs are so many times as slow as others, and some quantities went badly."""
-    records = []
-    for case in cases_of(device, N):
-        group = int(case.whole.get("group_index", 0))
-        alone = case.whole.get("group", "world") != "world"
-        ranks = [group] if alone else list(range(N))
-        details: dict[str, Any] = {"size_bytes": 1 << 20}
-        if "m" in case.whole:
-            details = {"m": 1000}
-        if case.name == "p2p.pairwise":
-            details["pairs"] = ["0-3 1-2", "0-2 1-3", "0-1 2-3"][int(str(case.whole["round"]))]
-        for launch in range(only):
-            record = Record(
-                case=case,
-                world=WorldInfo(size=N, nodes=1, backend="nccl", device=device),
-                launch=launch,
-                status="ok",
-                details=details,
-                started="2026-01-01T00:00:00Z",
-                seconds=1.0,
-            )
-            if told := (bad or {}).get(name_of(record)):
-                records.append(msgspec.structs.replace(record, status=told[0], reason=told[1]))
-                continue
-            slow = {rank: speeds.get(rank, 1.0) for rank in ranks}
-            for pair in str(details.get("pairs", "")).split():
-                one, other = map(int, pair.split("-"))
-                slow[one] = slow[other] = max(slow[one], slow[other], (pairs or {}).get(pair, 1.0))
-            if name_of(record) == "all ranks":
-                slow = dict.fromkeys(slow, max(slow.values()))
-            nanoseconds = np.array([[1e6 * slow[rank] * (1 + launch / 10)] * 9 for rank in ranks])
-            arrays: dict[str, Any] = {
-                name: nanoseconds.astype(np.int64)
-                for name in ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
-            }
-            content = io.BytesIO()
-            arrays |= {"ranks": np.array(ranks), "steps_per_sample": np.array(1)}
-            np.savez(content, **arrays)
-            file = folder / samples_name(record)
-            file.parent.mkdir(exist_ok=True, parents=True)
-            file.write_bytes(content.getvalue())
-            records.append(record)
-    asked = make_fake_plan(cases_of(device, N), nproc=N, launches=LEAST_LAUNCHES, device=device)
-    info = RunInfo(id="1", started="", host="n1", parbench="1", plan=asked, environment={})
-    return Run(path=folder, info=info, records=tuple(records))
-
-
-def devices(kind: str = "NVIDIA H100", host: str = "n1") -> tuple[Device, ...]:
-    return tuple(
-        Device(host=host, name=f"GPU {i}", uuid=f"{host}-{i}", kind=kind, rank=i) for i in range(N)
+def build_record(case: Case, launch: int = 0) -> Record:
+    details: dict[str, Any] = {"size_bytes": 1 << 20}
+    if "m" in case.whole:
+        details = {"m": 1000}
+    if case.name == "p2p.pairwise":
+        details["pairs"] = ROUNDS[int(str(case.whole["round"])) % len(ROUNDS)]
+    return Record(
+        case=case,
+        world=WorldInfo(size=NUM_RANKS, nodes=1, backend="nccl", device="cuda"),
+        launch=launch,
+        status="ok",
+        details=details,
+        started="2026-01-01T00:00:00Z",
+        seconds=1.0,
     )
 
 
-def checked(run: Run) -> Health:
-    told, links, together = measured(devices(), run)
+def write_samples(folder: Path, record: Record, duration_by_rank: Mapping[int, float]) -> None:
+    """Write nine equal samples of each rank, in ms."""
+    milliseconds = np.array(list(duration_by_rank.values()))
+    durations = np.repeat(milliseconds[:, None] * 1e6, 9, axis=1).astype(np.int64)
+    names = ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
+    arrays: dict[str, Any] = dict.fromkeys(names, durations)
+    arrays["ranks"] = np.array(list(duration_by_rank))
+    arrays["steps_per_sample"] = np.array(1)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    path = folder / samples_name(record)
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_bytes(content.getvalue())
+
+
+def compute_durations(
+    record: Record, slowdowns: Mapping[int, float], slow_pair: str
+) -> dict[int, float]:
+    """Return the duration of each measured rank; launches differ by 10 %."""
+    launch = 1 + record.launch / 10
+    if record.case.whole.get("group", "world") != "world":
+        rank = int(str(record.case.whole.get("group_index", 0)))
+        return {rank: launch * slowdowns.get(rank, 1.0)}
+    durations = {rank: launch * slowdowns.get(rank, 1.0) for rank in range(NUM_RANKS)}
+    if name_of(record) == "all ranks":
+        return dict.fromkeys(durations, max(durations.values()))
+    for pair in str(record.details.get("pairs", "")).split():
+        first, second = map(int, pair.split("-"))
+        slowest = max(durations[first], durations[second])
+        if pair == slow_pair:
+            slowest *= 1.4
+        durations[first] = durations[second] = slowest
+    return durations
+
+
+def build_run(
+    folder: Path,
+    slowdowns: Mapping[int, float] | None = None,
+    *,
+    slow_pair: str = "",
+    failures: Failures | None = None,
+    num_launches: int = NUM_LAUNCHES,
+) -> Run:
+    """Write a run, in which ranks are slower by factors."""
+    cases = plan_cases("cuda", NUM_RANKS)
+    records = []
+    for case in cases:
+        for launch in range(num_launches):
+            record = build_record(case, launch)
+            status, reason = (failures or {}).get(name_of(record), ("ok", ""))
+            if status == "ok":
+                write_samples(folder, record, compute_durations(record, slowdowns or {}, slow_pair))
+            records.append(msgspec.structs.replace(record, status=status, reason=reason))
+    plan = make_fake_plan(cases, nproc=NUM_RANKS, launches=NUM_LAUNCHES, device="cuda")
+    info = RunInfo(id="1", started="", host="n1", parbench="1", plan=plan, environment={})
+    return Run(path=folder, info=info, records=tuple(records))
+
+
+def list_devices(host: str = "n1") -> list[Device]:
+    devices = []
+    for rank in range(NUM_RANKS):
+        uuid = f"{host}-{rank}"
+        name = f"GPU {rank}"
+        devices.append(Device(host=host, name=name, uuid=uuid, kind="NVIDIA H100", rank=rank))
+    return devices
+
+
+def check_run(run: Run) -> Health:
+    devices, links, together = measured(list_devices(), run)
     return Health(
         host="n1",
         started="2026-01-01T00:00:00Z",
         seconds=42.0,
         device="cuda",
-        devices=compared(told, 0.05),
+        devices=compared(devices, 0.05),
         links=links,
         together=together,
         problems=problems_of(run),
     )
 
 
-def verdicts(health: Health) -> list[str]:
+def list_verdicts(health: Health) -> list[str]:
     return [device.verdict for device in health.devices]
 
 
-def test_every_quantity_is_planned_alone_and_together_on_a_gpu_and_what_cores_have_on_them() -> (
-    None
-):
-    for device, nproc, names in (
-        ("cuda", 8, {one.name for one in QUANTITIES}),
-        ("cpu", 2, {"bfloat16", "pairs"}),
-    ):
-        cases = cases_of(device, nproc)
-        record = Record(case=cases[0], world=WorldInfo(size=1, nodes=1, backend="", device=""), launch=0, status="ok",
-                        started="", seconds=0.0)  # fmt: skip
-        found = [name_of(msgspec.structs.replace(record, case=case)) for case in cases]
-        assert names <= set(found)
-        for one in QUANTITIES:
-            if (one.on_gpu if device == "cuda" else one.on_cpu) is not None:
-                rounds = 7 if (one.name, nproc) == ("pairs", 8) else 1
-                assert found.count(one.name) == rounds, one.name
-                assert found.count(f"{one.name} alone") == (nproc if one.alone else 0), one.name
-    assert {case.whole.get("group") for case in cases_of("cuda", 1)} == {"world"}, (
-        "one alone is alone already"
-    )
-    assert ALONE["concurrent"] == "false"
+@pytest.mark.parametrize(("device", "num_ranks", "num_rounds"), [("cuda", 8, 7), ("cpu", 2, 1)])
+def test_every_quantity_is_planned(device: str, num_ranks: int, num_rounds: int) -> None:
+    names = [name_of(build_record(case)) for case in plan_cases(device, num_ranks)]
+    for quantity in QUANTITIES:
+        if device == "cpu" and quantity.on_cpu is None:
+            continue
+        expected = num_rounds if quantity.name == "pairs" else 1
+        assert names.count(quantity.name) == expected
+        assert names.count(f"{quantity.name} alone") == (num_ranks if quantity.alone else 0)
 
 
-def test_a_host_whose_devices_are_alike_is_well(tmp_path: Path) -> None:
-    health = checked(a_run(tmp_path, {}))
-    assert (health.code, verdicts(health), health.problems, health.links) == (0, ["ok"] * N, (), ())
+def test_single_device_is_measured_once() -> None:
+    assert {case.whole.get("group") for case in plan_cases("cuda", 1)} == {"world"}
+
+
+def test_equal_devices_are_ok(tmp_path: Path) -> None:
+    health = check_run(build_run(tmp_path))
+    assert health.code == 0
+    assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
+    assert health.links == ()
     assert health.together == pytest.approx(1.1 * (1 << 20) * 1e3 / 1.21, rel=0.01)
-    [head, titles, first, *_] = render(health).splitlines()
-    assert head == "n1: ok · 4 x NVIDIA H100 · 42 s"
+    head, titles, first_row, *_ = render(health).splitlines()
+    assert "n1: ok" in head
     assert titles.split()[:2] == ["verdict", "device"]
-    assert first.split()[:3] == ["ok", "GPU", "0"]
+    assert first_row.split()[:3] == ["ok", "GPU", "0"]
 
 
-def test_a_slow_device_is_named_with_its_share_and_what_to_do(tmp_path: Path) -> None:
-    health = checked(a_run(tmp_path, {2: 1.25}))
-    assert (health.code, verdicts(health), health.bad) == (1, ["ok", "ok", "bad", "ok"], ["GPU 2"])
-    [one, host, links] = health.devices[2].reasons
-    assert one.text.startswith("20 % under its peers in bfloat16 (")
-    assert "20 % in copy (" in one.text
-    assert "alone" not in one.text, "which it is in company, too"
-    assert one.text.endswith("MADs), in 3 of 3 launches")
-    assert host.text.startswith("20 % under its peers in to device (")
-    assert links.text.startswith("20 % under its peers in pairs (")
-    lines = render(health).splitlines()
-    assert any(line.startswith("bad  GPU 2: 20 % under its peers in bfloat16") for line in lines)
-    assert health.links == (), "all its pairs are slow, and it is named itself"
+def test_slow_device_is_bad(tmp_path: Path) -> None:
+    health = check_run(build_run(tmp_path, {2: 1.25}))
+    assert health.code == 1
+    assert health.bad == ["GPU 2"]
+    assert health.links == ()
+    compute, host, pairs = health.devices[2].reasons
+    assert "20 % under its peers in bfloat16" in compute.text
+    assert "20 % in copy" in compute.text
+    assert "alone" not in compute.text
+    assert "to device" in host.text
+    assert "pairs" in pairs.text
+    assert "bad  GPU 2" in render(health)
 
 
-def test_a_slow_link_is_named_and_not_its_ends(tmp_path: Path) -> None:
-    health = checked(a_run(tmp_path, {}, pairs={"1-3": 1.4}))
-    assert [link.text.partition(",")[0] for link in health.links] == [
-        "GPU 1 - GPU 3: 29 % under its peers"
-    ]
-    assert (health.code, verdicts(health)) == (1, ["ok"] * N)
+def test_slow_link_is_bad_and_its_devices_are_not(tmp_path: Path) -> None:
+    health = check_run(build_run(tmp_path, slow_pair="1-3"))
+    assert health.code == 1
+    assert health.bad == ["GPU 1 - GPU 3"]
+    assert "29 % under its peers" in health.links[0].text
+    assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
 
 
-def test_wrong_results_are_the_ranks_that_alone_had_them(tmp_path: Path) -> None:
-    told: dict[str, tuple[Status, str]] = {
-        "float32": (
-            "wrong",
-            "results differ from the reference before the timed region: 3 on rank 1",
-        ),
-        "all ranks": (
-            "wrong",
-            "results differ from the reference: 1 on rank 0, 1 on rank 1, 1 on rank 2, 1 on rank 3",
-        ),
-        "copy": ("skipped", "not tried again: wrong in launch 1 (1 on rank 1)"),
-    }
-    health = checked(a_run(tmp_path, {}, bad=told))
-    assert (health.code, verdicts(health), health.problems) == (1, ["ok", "bad", "ok", "ok"], ())
-    assert health.devices[1].reasons[0].text == "wrong results in compute.gemm (3 times)"
-    shared = {"all ranks": told["all ranks"]}
-    health = checked(a_run(tmp_path, {}, bad=shared))
-    assert (health.code, verdicts(health)) == (4, ["ok"] * N), (
-        "nobody alone: what ranks do together cannot tell who"
-    )
-    assert health.problems[0].startswith("collective.all_reduce: results differ")
+WRONG_ON_ONE: Failures = {
+    "float32": ("wrong", "results differ from the reference: 3 on rank 1"),
+    "all ranks": ("wrong", "results differ from the reference: 1 on rank 0, 1 on rank 1"),
+    "copy": ("skipped", "not tried again: wrong in launch 1 (1 on rank 1)"),
+}
 
 
-def test_what_did_not_run_is_said(tmp_path: Path) -> None:
-    hang: dict[str, tuple[Status, str]] = {
-        "pairs": ("hang", "no end within 20 s: rank 3 did not arrive")
-    }
-    health = checked(a_run(tmp_path, {}, bad=hang))
-    assert (health.code, health.verdict) == (4, "did not run")
-    assert health.problems == ("p2p.pairwise: no end within 20 s: rank 3 did not arrive",)
-    late: dict[str, tuple[Status, str]] = {"copy": ("skipped", LEFT_OUT)}
-    health = checked(a_run(tmp_path, {}, bad=late))
-    assert health.problems == (
-        f"memory.copy: {LEFT_OUT} -> stop other work here, or allow more time (--budget 2m)",
-    )
-    health = checked(a_run(tmp_path, {2: 1.25}, only=2))
-    assert health.code == 4
-    assert health.problems[0].startswith("not reached: ")
-    assert verdicts(health) == ["ok"] * N, "two launches name nobody"
-    assert Health(host="n1", started="", seconds=0.0, device="cuda").code == 4
+def test_device_with_wrong_results_is_bad(tmp_path: Path) -> None:
+    health = check_run(build_run(tmp_path, failures=WRONG_ON_ONE))
+    assert health.code == 1
+    assert list_verdicts(health) == ["ok", "bad", "ok", "ok"]
+    assert "wrong results in compute.gemm (3 times)" in health.devices[1].reasons[0].text
+    assert health.problems == ()
 
 
-def test_devices_of_several_hosts_are_compared_once_and_only_with_their_kind(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("all ranks", WRONG_ON_ONE["all ranks"]),
+        ("pairs", ("hang", "rank 3 did not arrive")),
+        ("copy", ("skipped", LEFT_OUT)),
+    ],
+)
+def test_failure_of_no_single_device_is_a_problem(
+    tmp_path: Path, name: str, failure: tuple[Status, str]
 ) -> None:
-    fast, _, _ = measured(devices(), a_run(tmp_path / "a", {}))
-    slow, _, _ = measured(devices(host="n2"), a_run(tmp_path / "b", dict.fromkeys(range(N), 1.2)))
-    alone = compared(slow, 0.05)
-    assert [one.verdict for one in alone] == ["ok"] * N, (
-        "a whole host that is slow has no peers in itself"
-    )
-    other, _, _ = measured(devices(host="n3"), a_run(tmp_path / "c", {}))
-    both = compared(compared([*fast, *alone, *other], 0.05), 0.05)
-    assert [one.verdict for one in both] == ["ok"] * N + ["bad"] * N + ["ok"] * N
-    assert all(len(one.reasons) <= 3 for one in both), "said once"
-    apart = [msgspec.structs.replace(one, kind="NVIDIA A100") for one in slow]
-    assert {one.verdict for one in compared([*fast, *apart], 0.05)} == {"ok"}
+    health = check_run(build_run(tmp_path, failures={name: failure}))
+    assert health.code == 4
+    assert health.verdict == "did not run"
+    assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
+    assert len(health.problems) == 1
+    assert failure[1] in health.problems[0]
+
+
+def test_two_launches_name_no_device(tmp_path: Path) -> None:
+    health = check_run(build_run(tmp_path, {2: 1.25}, num_launches=2))
+    assert health.code == 4
+    assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
+    assert "not reached" in health.problems[0]
+
+
+def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
+    fast, _, _ = measured(list_devices("n1"), build_run(tmp_path / "fast"))
+    slow_run = build_run(tmp_path / "slow", dict.fromkeys(range(NUM_RANKS), 1.2))
+    slow, _, _ = measured(list_devices("n2"), slow_run)
+    peers, _, _ = measured(list_devices("n3"), build_run(tmp_path / "peers"))
+    single_host = compared(slow, 0.05)
+    assert {device.verdict for device in single_host} == {"ok"}
+    # A second comparison does not repeat a reason.
+    hosts = compared(compared([*fast, *single_host, *peers], 0.05), 0.05)
+    assert [device.host for device in hosts if device.verdict == "bad"] == ["n2"] * NUM_RANKS
+    assert all(len(device.reasons) <= 3 for device in hosts)
+    other_kind = [msgspec.structs.replace(device, kind="NVIDIA A100") for device in slow]
+    assert {device.verdict for device in compared([*fast, *other_kind], 0.05)} == {"ok"}

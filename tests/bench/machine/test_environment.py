@@ -1,52 +1,92 @@
-"""The environment: captured without secrets, split by rank and compared."""
+"""The environment is captured without secrets, split by rank and compared."""
 
-import math
 import os
 import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from parbench.bench.machine import environment
 from parbench.bench.machine.environment import (
-    EMULATED_VARIABLE,
     VOLATILE,
+    RankPlace,
     capture,
+    core_groups,
     difference,
-    emulation,
     format_cpus,
     hoist,
     host_address,
     interface_of,
     parse_cpus,
     recorded_variables,
+    relation,
+    relations,
 )
-from parbench.bench.machine.machine import affinity, available_cores, package_version
+from parbench.bench.machine.machine import affinity, package_version
 from tests.support.paths import ROOT
 from tests.support.trees import write_tree
 
-RECORDED = """
-CUDA_DEVICE_MAX_CONNECTIONS CUDA_VISIBLE_DEVICES FI_PROVIDER GLOO_SOCKET_IFNAME MKL_NUM_THREADS
-NCCL_DEBUG OMP_NUM_THREADS PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF SLURM_CLUSTER_NAME
-SLURM_CPUS_PER_TASK SLURM_CPU_BIND SLURM_DISTRIBUTION SLURM_GPUS_ON_NODE SLURM_JOB_ID
-SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_JOB_PARTITION SLURM_NNODES SLURM_NTASKS
-SLURM_NTASKS_PER_NODE SLURM_RESTART_COUNT SLURM_TASKS_PER_NODE SLURM_TOPOLOGY_ADDR
-SLURM_TOPOLOGY_ADDR_PATTERN TORCH_NCCL_BLOCKING_WAIT UCX_TLS
-"""
-IGNORED = "HOME PATH MY_NCCL_DEBUG nccl_debug SLURM_JOB_USER SLURM_CONF PYTORCH_TEST OMP_X"
-SECRET_NAMES = "NCCL_AUTH_TOKEN UCX_KEY FI_SECRET_FILE GLOO_PASSWORD NCCL_api_key"
+RECORDED = ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS", "SLURM_JOB_ID", "UCX_TLS"]
+IGNORED = ["HOME", "PATH", "MY_NCCL_DEBUG", "nccl_debug", "SLURM_JOB_USER", "OMP_X"]
+SECRET = ["NCCL_AUTH_TOKEN", "UCX_KEY", "FI_SECRET_FILE", "GLOO_PASSWORD", "NCCL_api_key"]
+
+
+def test_recorded_variables_are_sorted_and_without_secrets() -> None:
+    names = [*IGNORED, *reversed(RECORDED), *SECRET]
+    assert list(recorded_variables(dict.fromkeys(names, "1"))) == RECORDED
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "tcp://a,redis://user:p/w@host",
+        "HTTPS://USER:PW@HOST",
+        "https://host/path?a=1&api_key=hunter2",
+    ],
+)
+def test_captured_variables_omit_credentials(value: str) -> None:
+    assert capture({"GLOO_X": value, "NCCL_DEBUG": "1"})["variables"] == {"NCCL_DEBUG": "1"}
+
+
+@pytest.mark.parametrize("value", ["https://host:80/path?a=1", "=mlx5_0:1", "a@b", "^docker", ""])
+def test_captured_variables_keep_harmless_values(value: str) -> None:
+    assert capture({"NCCL_X": value})["variables"] == {"NCCL_X": value}
+
+
+def test_capture_describes_this_machine() -> None:
+    captured = capture(os.environ)
+    host = captured["host"]
+    assert host["name"] == socket.gethostname()
+    assert host["kernel"] == platform.release()
+    assert host["memory_bytes"] == psutil.virtual_memory().total
+    assert host["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert parse_cpus(captured["process"]["affinity"]) == affinity()
+    assert captured["versions"]["torch"] == package_version("torch")
+    assert msgspec.json.decode(msgspec.json.encode(captured)) == captured
+
+
+def test_capture_imports_no_heavy_package() -> None:
+    program = (
+        "import os, sys; "
+        "from parbench.bench.machine.environment import capture; "
+        "capture(os.environ); "
+        "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", program]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
+
+
 CPUINFO = """processor\t: 0
-model name\t: AMD EPYC 9654 96-Core Processor
-flags\t\t: fpu vme {flags}
+model name\t: AMD EPYC 9654
+flags\t\t: fpu {flag} vme
 
 processor\t: 1
 model name\t: Another
@@ -54,280 +94,188 @@ flags\t\t: fpu hypervisor
 """
 
 
-def fake_network(
-    monkeypatch: pytest.MonkeyPatch,
-    *resolved: str,
-    error: Exception | None = None,
-    **interfaces: list[str],
-) -> None:
-    """Let the host's name resolve to these addresses and its interfaces have those."""
-
-    class Entry:
-        def __init__(self, address: str) -> None:
-            self.address = address
-
-    def getaddrinfo(
-        host: str, port: None, **_: object
-    ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-        assert (host, port) == (socket.gethostname(), None)
-        if error is not None:
-            raise error
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in resolved]
-
-    entries = {name: [Entry(address) for address in ips] for name, ips in interfaces.items()}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: entries)
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-
-
-# --- variables ---
-
-
-def test_recorded_variables_are_sorted_and_without_secrets() -> None:
-    expected = RECORDED.split()
-    names = [*IGNORED.split(), *reversed(expected), *SECRET_NAMES.split()]
-    recorded = recorded_variables(dict.fromkeys(names, "1"))
-    assert list(recorded.items()) == [(name, "1") for name in expected]
-
-
 @pytest.mark.parametrize(
-    "value",
+    ("cpuinfo", "model", "virtualised"),
     [
-        "https://user:pw@host",
-        "https://user:p/w@host/path",
-        "http://hunter2@host:80",
-        "tcp://a,redis://user:pw@host",
-        "HTTPS://USER:PW@HOST",
-        "https://host/path?a=1&api_key=hunter2",
+        (CPUINFO.format(flag="hypervisor"), "AMD EPYC 9654", True),
+        (CPUINFO.format(flag="hypervisors"), "AMD EPYC 9654", False),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", None, None),
     ],
 )
-def test_recorded_variables_omit_credentials(value: str) -> None:
-    assert recorded_variables({"GLOO_X": value}) == {}
-
-
-@pytest.mark.parametrize("value", ["https://host:80/path?a=1", "=mlx5_0:1", "a@b", "^docker", ""])
-def test_recorded_variables_keep_harmless_values(value: str) -> None:
-    assert recorded_variables({"NCCL_X": value}) == {"NCCL_X": value}
-
-
-def test_capture_contains_no_secret() -> None:
-    secret = "https://user:hunter2@host"
-    environ = {"NCCL_AUTH_TOKEN": "hunter2", "GLOO_SOCKET_IFNAME": secret, "NCCL_DEBUG": "INFO"}
-    captured = capture(environ)
-    assert captured["variables"] == {"NCCL_DEBUG": "INFO"}
-    assert b"hunter2" not in msgspec.json.encode(captured)
-
-
-def test_recorded_variables_encode_invalid_text() -> None:
-    value = os.fsdecode(b"eth\xff")
-    encoded = msgspec.json.encode(recorded_variables({"NCCL_X": value}))
-    assert encoded == b'{"NCCL_X":"eth\\\\udcff"}'
-
-
-# --- capture ---
-
-
-def test_capture_describes_this_machine() -> None:
-    captured = capture(os.environ)
-    host, process = captured["host"], captured["process"]
-    assert host["name"] == socket.gethostname()
-    assert host["kernel"] == platform.release()
-    assert host["os"] == platform.freedesktop_os_release()["PRETTY_NAME"]
-    assert host["memory_bytes"] == psutil.virtual_memory().total
-    assert host["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert process["cores"] == available_cores()
-    assert parse_cpus(process["affinity"]) == affinity()
-    packages = {name: package_version(name) for name in ("torch", "numpy", "parbench")}
-    assert captured["versions"] == {"python": platform.python_version(), **packages}
-    assert msgspec.json.decode(msgspec.json.encode(captured)) == captured
-    assert all(math.isfinite(leaf) for leaf in leaves(captured) if isinstance(leaf, float))
-
-
-def test_capture_imports_no_heavy_package() -> None:
-    program = (
-        "import os, sys; "
-        "from parbench.bench.machine.environment import capture; "
-        "from parbench.bench.machine.machine import inspect_machine; "
-        "print(len(capture(os.environ)), inspect_machine(os.environ).torch_version is not None); "
-        "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
-    )
-    command = [sys.executable, "-c", program]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert process.stdout.split("\n") == ["5 True", "[]", ""]
-
-
-@pytest.mark.parametrize(
-    ("flags", "virtualised"), [("hypervisor avx", True), ("hypervisors avx", False), ("", False)]
-)
-def test_capture_describes_the_first_core(tmp_path: Path, flags: str, virtualised: bool) -> None:
-    root = write_tree(tmp_path, {"proc/cpuinfo": CPUINFO.format(flags=flags)})
-    host = capture({}, root=root)["host"]
-    assert host["cpu_model"] == "AMD EPYC 9654 96-Core Processor"
+def test_capture_describes_first_core(
+    tmp_path: Path, cpuinfo: str, model: str | None, virtualised: bool | None
+) -> None:
+    host = capture({}, root=write_tree(tmp_path, {"proc/cpuinfo": cpuinfo}))["host"]
+    assert host["cpu_model"] == model
     assert host["virtualised"] is virtualised
 
 
 def test_capture_without_proc_is_unknown(tmp_path: Path) -> None:
     host = capture({}, root=tmp_path)["host"]
-    names = ("boot_id", "cpu_model", "clock_source", "governor", "virtualised")
-    assert [host[name] for name in names] == [None] * 5
-    arm = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n"
-    host = capture({}, root=write_tree(tmp_path, {"proc/cpuinfo": arm}))["host"]
-    assert (host["cpu_model"], host["virtualised"]) == (None, None)
+    for name in ("boot_id", "cpu_model", "clock_source", "governor", "virtualised"):
+        assert host[name] is None
 
 
 def test_capture_reads_clock_governors_and_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "affinity", lambda: frozenset({0, 2, 5}))
-    governors = {0: "powersave", 1: "ondemand", 2: "performance"}  # cpu5 has none
+    cpu = "sys/devices/system/cpu"
     files = {
-        f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor": f"{name}\n"
-        for cpu, name in governors.items()
+        f"{cpu}/cpu0/cpufreq/scaling_governor": "powersave\n",
+        f"{cpu}/cpu1/cpufreq/scaling_governor": "ondemand\n",
+        f"{cpu}/cpu2/cpufreq/scaling_governor": "performance\n",
+        "sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n",
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/cpu.max": "100000 100000",
     }
-    files["sys/devices/system/clocksource/clocksource0/current_clocksource"] = "hpet\n"
-    files["proc/self/cgroup"] = "0::/\n"
-    files["sys/fs/cgroup/cpu.max"] = "100000 100000"
     captured = capture({}, root=write_tree(tmp_path, files))
     assert captured["host"]["governor"] == "performance,powersave"
     assert captured["host"]["clock_source"] == "hpet"
     assert captured["process"]["cores"] == 1
 
 
-def test_capture_survives_missing_system_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_error() -> Any:
-        raise OSError("unobtainable")
-
-    monkeypatch.setattr(os, "getloadavg", lambda: (1.23456, 2.0, 3.0))
-    assert capture({})["load"] == {"one_minute": 1.23}
-    monkeypatch.setattr(os, "getloadavg", raise_error)
-    monkeypatch.setattr(platform, "freedesktop_os_release", raise_error)
-    captured = capture({})
-    assert captured["load"] == {"one_minute": None}
-    assert captured["host"]["os"] == platform.system()
+INTERFACES = {
+    "lo": ["127.0.0.1", "::1"],
+    "eth0": ["10.0.0.1", "fe80::1%eth0"],
+    "eth1": ["00:11", "10.0.0.2"],
+}
 
 
-def test_emulation_is_noted() -> None:
-    assert emulation({}) == emulation({EMULATED_VARIABLE: ""}) == ()
-    [note] = emulation({EMULATED_VARIABLE: "4 nodes"})
-    assert "4 nodes" in note
+@pytest.fixture
+def _interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three interfaces, and a host name that resolves to two addresses."""
+    addresses = {}
+    for name, texts in INTERFACES.items():
+        addresses[name] = [SimpleNamespace(address=text) for text in texts]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
+    resolved = [(0, 0, 0, "", ("10.0.0.2", 0)), (0, 0, 0, "", ("10.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: resolved)
 
 
-# --- interface ---
-
-
-def test_interface_is_set_or_has_the_host_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    eth1 = ["00:11", "10.0.0.2"]
-    fake_network(
-        monkeypatch, "10.0.0.2", "10.0.0.1", lo=["127.0.0.1"], eth0=["10.0.0.1"], eth1=eth1
-    )
+@pytest.mark.usefixtures("_interfaces")
+def test_interface_is_set_or_has_host_address() -> None:
     assert capture({"GLOO_SOCKET_IFNAME": "ib0"})["process"]["interface"] == "ib0"
     captured = capture({"GLOO_SOCKET_IFNAME": ""})
     assert captured["host"]["address"] == "10.0.0.2"
     assert captured["process"]["interface"] == "eth1"
 
 
-def test_interface_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_network(monkeypatch, lo=["127.0.0.1", "::1"], eth0=["10.0.0.1", "fe80::1%eth0"])
-    interfaces = {
-        "127.0.1.1": "lo",
-        "::1": "lo",
-        "10.0.0.1": "eth0",
-        "fe80::1": "eth0",
-        "10.0.0.9": None,
-        None: None,
-    }
-    assert {address: interface_of(address) for address in interfaces} == interfaces
+@pytest.mark.usefixtures("_interfaces")
+@pytest.mark.parametrize(
+    ("address", "interface"),
+    [("127.0.1.1", "lo"), ("::1", "lo"), ("fe80::1", "eth0"), ("10.0.0.9", None), (None, None)],
+)
+def test_interface_of_address(address: str | None, interface: str | None) -> None:
+    assert interface_of(address) == interface
 
 
 @pytest.mark.parametrize("error", [socket.gaierror(-2, "unknown"), UnicodeError("too long")])
-def test_unresolvable_host_has_no_interface(
+def test_unresolvable_host_has_no_address(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    fake_network(monkeypatch, error=error, lo=["127.0.0.1"])
+    def raise_error(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", raise_error)
     assert host_address() is None
-    captured = capture({})
-    assert (captured["host"]["address"], captured["process"]["interface"]) == (None, None)
 
 
-# --- lists of CPUs ---
-
-
-def test_format_cpus_writes_ranges() -> None:
-    texts = {"": set[int](), "0": {0}, "0-3,8": {0, 1, 2, 3, 8}, "2,4-5": {4, 2, 5}}
-    assert {text: format_cpus(cpus) for text, cpus in texts.items()} == {t: t for t in texts}
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.frozensets(st.integers(0, 300)))
-def test_parse_cpus_round_trip(cpus: frozenset[int]) -> None:
-    assert parse_cpus(format_cpus(cpus)) == cpus
-
-
-# --- hoisting ---
-
-LEAVES = st.one_of(st.none(), st.integers(0, 2), st.sampled_from(["x", "y"]))
-NAMES = st.sampled_from("abc")
-ENVIRONMENTS = st.dictionaries(
-    NAMES,
-    st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=3)),
-    max_size=3,
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("", []), ("0", [0]), ("0-3,8", [0, 1, 2, 3, 8]), ("2,4-5", [2, 4, 5])]
 )
+def test_cpus_are_written_as_ranges(text: str, cpus: list[int]) -> None:
+    assert format_cpus(set(cpus)) == text
+    assert parse_cpus(text) == set(cpus)
 
 
-def merge(common: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(common)
-    for key, value in rest.items():
-        is_group = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = merge(merged[key], value) if is_group else value
-    return merged
+@pytest.fixture
+def two_sockets(tmp_path: Path) -> Path:
+    """A system of two NUMA nodes with four cores of two threads each."""
+    system = "sys/devices/system"
+    files = {
+        f"{system}/node/node0/cpulist": "0-3,8-11",
+        f"{system}/node/node1/cpulist": "4-7,12-15",
+    }
+    for cpu in range(16):
+        files[f"{system}/cpu/cpu{cpu}/topology/core_id"] = str(cpu % 8)
+        files[f"{system}/cpu/cpu{cpu}/topology/physical_package_id"] = str(cpu % 8 // 4)
+    return write_tree(tmp_path, files)
 
 
-def leaves(group: Mapping[str, Any]) -> Iterator[Any]:
-    for value in group.values():
-        if isinstance(value, Mapping):
-            yield from leaves(value)
-        else:
-            yield value
+def test_cores_are_grouped_by_numa_node(two_sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "affinity", lambda: frozenset(range(16)))
+    by_node = ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
+    assert core_groups(2, two_sockets) == by_node
+    assert core_groups(8, two_sockets)[:2] == ((0, 8), (1, 9))
+    monkeypatch.setattr(environment, "affinity", lambda: frozenset({1, 2, 5}))
+    assert core_groups(2, two_sockets) == ((1,), (2, 5))
+    assert core_groups(8, two_sockets) == ((1,), (2,), (5,))
 
 
-def test_hoist_separates_common_leaves() -> None:
-    ranks = [
-        {"host": {"name": name, "os": "Debian"}, "process": {"affinity": cpu}}
-        for name, cpu in (("n1", "0"), ("n2", "1"))
+PLACE = RankPlace(host="a", cpus=(0, 1), numa_nodes=(0,))
+OTHER_HOST = RankPlace(host="b", cpus=(0, 1), numa_nodes=(0,))
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
+    ({"cpus": (3,)}, {"cpus": (3,)}, "same core"),
+    ({}, {"cpus": (2, 3)}, "same NUMA node"),
+    ({}, {"numa_nodes": (1,)}, "other NUMA node"),
+    ({}, {"numa_nodes": (0, 1)}, None),
+    ({"gpu": "c"}, {"gpu": "c"}, "same GPU"),
+    ({"gpu": "a"}, {"gpu": "c"}, "NVLink"),
+    ({"gpu": "a"}, {"host": "b", "gpu": "a"}, "other node"),
+    ({"switches": "s.1.a"}, {"host": "b", "switches": "s.1.b"}, "same switch"),
+    ({"switches": "s.1.a"}, {"host": "b", "switches": "s.2.b"}, "other node"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), CHANGES)
+def test_relation_of_two_ranks(
+    first: dict[str, Any], second: dict[str, Any], expected: str | None
+) -> None:
+    links = {frozenset(("a", "c")): "NVLink"}
+    places = [msgspec.structs.replace(PLACE, **changes) for changes in (first, second)]
+    assert relation(places[0], places[1], links) == expected
+    assert relation(places[1], places[0], links) == expected
+
+
+def test_relations_name_pairs_of_up_to_64_ranks() -> None:
+    assert relations([PLACE, PLACE, OTHER_HOST], {}) == {
+        "0-1": "same NUMA node",
+        "0-2": "other node",
+        "1-2": "other node",
+    }
+    assert len(relations([PLACE] * 64, {})) == 64 * 63 / 2
+    assert relations([PLACE] * 65, {}) == {}
+
+
+def test_hoist_separates_common_values() -> None:
+    ranks: list[dict[str, Any]] = [
+        {"host": {"name": "n1", "os": "Debian", "boot": None}, "load": {"one": 1}},
+        {"host": {"name": "n2", "os": "Debian", "boot": None}, "load": 1},
+        {"host": {"name": "n1", "os": "Debian", "boot": None, "address": "a"}},
     ]
     common, rests = hoist(ranks)
-    assert common == {"host": {"os": "Debian"}, "process": {}}
+    assert common == {"host": {"os": "Debian", "boot": None}}
     assert rests == [
-        {"host": {"name": "n1"}, "process": {"affinity": "0"}},
-        {"host": {"name": "n2"}, "process": {"affinity": "1"}},
+        {"host": {"name": "n1"}, "load": {"one": 1}},
+        {"host": {"name": "n2"}, "load": 1},
+        {"host": {"name": "n1", "address": "a"}},
     ]
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.lists(ENVIRONMENTS, min_size=1, max_size=3))
-def test_hoist_is_complete_and_lossless(ranks: list[dict[str, Any]]) -> None:
-    common, rests = hoist(ranks)
-    assert [merge(common, rest) for rest in rests] == ranks
-    still_common, _ = hoist(rests)
-    assert len(ranks) == 1 or list(leaves(still_common)) == []
-
-
-# --- differences ---
-
-
-def test_difference_names_leaves_by_path() -> None:
+def test_difference_names_values_by_path() -> None:
     base = {"host": {"kernel": "6.1", "os": "Debian"}, "variables": {"NCCL_ALGO": "Ring"}}
-    other = {"host": {"kernel": "6.2", "os": "Debian"}, "variables": {"NCCL_PROTO": "LL"}}
-    assert list(difference(base, other).items()) == [
-        ("host.kernel", ["6.1", "6.2"]),
-        ("variables.NCCL_ALGO", ["Ring", None]),
-        ("variables.NCCL_PROTO", [None, "LL"]),
-    ]
+    changed = {"host": {"kernel": "6.2", "os": "Debian"}, "variables": {"NCCL_PROTO": "LL"}}
+    assert difference(base, changed) == {
+        "host.kernel": ["6.1", "6.2"],
+        "variables.NCCL_ALGO": ["Ring", None],
+        "variables.NCCL_PROTO": [None, "LL"],
+    }
     assert difference(base, base) == {}
     assert difference({"a": {"b": 1}}, {"a": 2}) == {"a": [None, 2], "a.b": [1, None]}
 
 
-def test_difference_ignores_load_and_unknown() -> None:
+def test_difference_ignores_load_and_unknown_values() -> None:
     base = {VOLATILE: {"one_minute": 0.1}, "loads": {"a": 1}, "host": {"load": 1, "x": None}}
-    other = {VOLATILE: {"one_minute": 0.9}, "loads": {"a": 2}, "host": {"load": 2}}
-    assert difference(base, other) == {"host.load": [1, 2], "loads.a": [1, 2]}
-    assert difference({"a": {"b": None}}, {"a": {"b": 0}}) == {"a.b": [None, 0]}
+    changed = {VOLATILE: {"one_minute": 0.9}, "loads": {"a": 2}, "host": {"load": 1}}
+    assert difference(base, changed) == {"loads.a": [1, 2]}

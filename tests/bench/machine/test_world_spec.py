@@ -1,10 +1,13 @@
-"""The world: what is chosen by itself, what may be asked for, what is refused and in which words."""
+"""Device, backend and number of ranks are chosen from the machine and the options."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine
-from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
+from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY, Joined, WorldSpec, choose_world
 from tests.support.refusals import usage_error
 
 GIB = 1 << 30
@@ -15,178 +18,149 @@ CPU = Machine(
     torch_version="2.13.0+cpu",
     torch_has_cuda=False,
 )
+GPU = Gpu(name="NVIDIA H100", memory_bytes=80 * GIB)
+SMALL_GPU = Gpu(name="NVIDIA H100", memory_bytes=40 * GIB)
+ONE_GPU = replace(CPU, gpus=(GPU,), torch_version="2.13.0", torch_has_cuda=True)
+TWO_GPUS = replace(ONE_GPU, gpus=(GPU, GPU))
+CPU_WORLD = WorldSpec(nproc=4, backend="gloo", device="cpu", rank_bytes=4 * GIB)
+GPU_WORLD = WorldSpec(nproc=2, backend="nccl", device="cuda", rank_bytes=80 * GIB)
 
 
-def with_gpus(*gibibytes: int | None, has_cuda: bool | None = True) -> Machine:
-    gpus = tuple(
-        Gpu(name="NVIDIA H100", memory_bytes=None if size is None else size * GIB)
-        for size in gibibytes
-    )
-    return replace(CPU, gpus=gpus, torch_version="2.13.0", torch_has_cuda=has_cuda)
+def choose(machine: Machine, **options: Any) -> WorldSpec:
+    defaults = {"nproc": None, "backend": None, "device": None, "allow_single": False}
+    return choose_world(machine, **{**defaults, **options})
 
 
-def choose(
-    machine: Machine,
-    *,
-    nproc: int | None = None,
-    backend: str | None = None,
-    device: str | None = None,
-    allow_single: bool = False,
-) -> WorldSpec:
-    return choose_world(
-        machine, nproc=nproc, backend=backend, device=device, allow_single=allow_single
-    )
+@pytest.mark.parametrize(
+    ("machine", "options", "world"),
+    [
+        (CPU, {}, CPU_WORLD),
+        (TWO_GPUS, {}, GPU_WORLD),
+        (replace(TWO_GPUS, gpus=(GPU, SMALL_GPU)), {}, replace(GPU_WORLD, rank_bytes=40 * GIB)),
+        (replace(TWO_GPUS, gpus=(GPU,) * 16), {}, replace(GPU_WORLD, nproc=16)),
+        (TWO_GPUS, {"device": "cpu"}, CPU_WORLD),
+        (TWO_GPUS, {"backend": "gloo", "device": "cuda"}, replace(GPU_WORLD, backend="gloo")),
+        (replace(TWO_GPUS, torch_version=None), {}, GPU_WORLD),
+        (ONE_GPU, {"nproc": 1, "allow_single": True}, replace(GPU_WORLD, nproc=1)),
+    ],
+)
+def test_world_follows_machine_and_options(
+    machine: Machine, options: dict[str, Any], world: WorldSpec
+) -> None:
+    assert choose(machine, **options) == world
 
 
-def on_cpu(nproc: int = 4, gibibytes: int = 4) -> WorldSpec:
-    return WorldSpec(nproc=nproc, backend="gloo", device="cpu", rank_bytes=gibibytes * GIB)
+@pytest.mark.parametrize(("cores", "num_ranks"), [(1, 2), (2, 2), (3, 3), (8, 8), (96, 8)])
+def test_cpu_gets_two_to_eight_ranks(cores: int, num_ranks: int) -> None:
+    assert choose(replace(CPU, cores=cores)).nproc == num_ranks
 
 
-def on_gpus(nproc: int = 2, gibibytes: int = 80, backend: str = "nccl") -> WorldSpec:
-    return WorldSpec(nproc=nproc, backend=backend, device="cuda", rank_bytes=gibibytes * GIB)
-
-
-def test_gpus_are_measured_with_nccl_and_else_the_cpu_with_gloo() -> None:
-    assert choose(CPU) == on_cpu()
-    assert choose(with_gpus(80, 40)) == on_gpus(gibibytes=40)
-    assert choose(with_gpus(*[80] * 16)).nproc == 16, "all GPUs, even above eight"
-
-
-def test_the_cpu_gets_a_rank_for_each_core_between_two_and_eight() -> None:
-    for cores, ranks in ((1, 2), (2, 2), (3, 3), (8, 8), (96, 8)):
-        assert choose(replace(CPU, cores=cores)).nproc == ranks, cores
-
-
-def test_one_gpu_falls_to_the_cpu_and_says_how_to_measure_it() -> None:
-    note = (
-        "one GPU found, and a collective needs two ranks: measuring the CPU; "
-        "--nproc 1 --allow-single --device cuda measures the GPU alone"
-    )
-    assert choose(with_gpus(80)) == replace(on_cpu(), notes=(note,))
-    for device in (None, "cuda"):
-        assert choose(with_gpus(80), nproc=1, allow_single=True, device=device) == on_gpus(nproc=1)
-
-
-def test_allowing_one_rank_does_not_ask_for_it() -> None:
-    assert choose(with_gpus(80), allow_single=True).device == "cpu"
-    assert choose(CPU, allow_single=True).nproc == 4
+def test_single_rank_on_cpu_may_be_allowed() -> None:
     assert choose(CPU, nproc=1, allow_single=True).nproc == 1
 
 
-def test_gpus_that_torch_cannot_use_are_named_unless_the_cpu_was_asked_for() -> None:
-    note = "2 GPUs were found, but torch 2.13.0 (without CUDA) is installed: measuring the CPU"
-    assert choose(with_gpus(80, 80, has_cuda=False)) == replace(on_cpu(), notes=(note,))
-    for machine in (with_gpus(80), with_gpus(80, has_cuda=False), with_gpus(80, 80)):
-        assert choose(machine, device="cpu") == on_cpu()
+@pytest.mark.parametrize(
+    ("machine", "facts"),
+    [
+        (ONE_GPU, ["one GPU", "--allow-single"]),
+        (replace(TWO_GPUS, torch_has_cuda=False), ["2 GPUs", "without CUDA"]),
+    ],
+)
+def test_unused_gpus_are_noted(machine: Machine, facts: list[str]) -> None:
+    world = choose(machine)
+    assert world.device == "cpu"
+    [note] = world.notes
+    for fact in facts:
+        assert fact in note
 
 
-def test_gloo_on_gpus_and_fewer_ranks_than_gpus_may_be_asked_for() -> None:
-    assert choose(with_gpus(80, 80), backend="gloo", device="cuda") == on_gpus(backend="gloo")
-    assert choose(with_gpus(80, 80, 80, 80), nproc=3).nproc == 3
+@pytest.mark.parametrize(
+    ("machine", "options", "fact"),
+    [
+        (TWO_GPUS, {"nproc": 3, "backend": "gloo", "device": "cuda"}, "3 ranks on 2 GPUs"),
+        (replace(CPU, cores=2), {"nproc": 3}, "3 ranks on 2 cores"),
+        (replace(CPU, cores=1), {}, "2 ranks on 1 core"),
+    ],
+)
+def test_shared_devices_are_functional_only(
+    machine: Machine, options: dict[str, Any], fact: str
+) -> None:
+    [note] = choose(machine, **options).notes
+    assert note.startswith(FUNCTIONAL_ONLY)
+    assert fact in note
 
 
-def test_ranks_that_share_a_gpu_or_a_core_are_functional_only() -> None:
-    chosen = choose(with_gpus(80, 80), nproc=3, backend="gloo", device="cuda")
-    assert chosen.rank_bytes == 40 * GIB, "they share its memory"
-    assert chosen.notes == ("functional only: 3 ranks on 2 GPUs; times include waiting for a GPU",)
-    chosen = choose(replace(CPU, cores=2), nproc=3)
-    assert chosen.nproc == 3
-    assert chosen.notes == (
-        "functional only: 3 ranks on 2 cores; times include waiting for a core",
-    )
-    default = choose(replace(CPU, cores=1))
-    assert default.notes == (
-        "functional only: 2 ranks on 1 core; times include waiting for a core",
-    )
-    assert choose(CPU, nproc=4).notes == ()
-    both = [note.split(":")[0] for note in choose(with_gpus(80), nproc=5).notes]
-    assert both == ["one GPU found, and a collective needs two ranks", FUNCTIONAL_ONLY]
-
-
-# --- refused ---
-
-
-def test_too_few_ranks_are_refused_with_the_reason_and_ways_out() -> None:
-    for nproc in (0, -2):
-        for allow_single in (False, True):
-            told = usage_error(choose, CPU, nproc=nproc, allow_single=allow_single)
-            assert told == f"--nproc {nproc}: at least 2 ranks are needed"
-    alone = "needs at least 2 ranks; did each node start alone? use --nproc 2"
-    assert (
-        usage_error(choose, CPU, nproc=1)
-        == f"--nproc 1: {alone}, or --allow-single if one rank is meant"
-    )
-    assert usage_error(choose, with_gpus(80), device="cuda") == (
-        f"--nproc 1 (one GPU was found): {alone} --device cpu, or --allow-single if one rank is meant"
-    )
-    assert "use --nproc 2, or" in usage_error(choose, with_gpus(80, 80), nproc=1)
-
-
-def test_nccl_is_refused_on_the_cpu_and_for_more_ranks_than_gpus() -> None:
-    assert usage_error(choose, CPU, backend="nccl") == (
-        "--backend nccl moves data between GPUs, and these ranks would run on the CPU (no GPU was found, "
-        "torch 2.13.0+cpu (without CUDA) is installed); use --backend gloo"
-    )
-    assert "--backend nccl" in usage_error(choose, with_gpus(80, 80), backend="nccl", device="cpu")
-    assert usage_error(choose, with_gpus(80, 80), nproc=4) == (
-        "--nproc 4: nccl needs a GPU for each rank, and 2 GPUs were found; use --nproc 2 or --backend gloo"
-    )
-    assert "use --device cpu or --backend gloo" in usage_error(
-        choose, with_gpus(80), nproc=2, device="cuda"
-    )
-
-
-def test_cuda_is_refused_with_what_was_found() -> None:
-    look, install = (
-        "see what nvidia-smi and CUDA_VISIBLE_DEVICES say",
-        "install a CUDA build of torch",
-    )
-    found = [
-        (CPU, "no GPU was found, and torch 2.13.0+cpu (without CUDA)", look),
-        (with_gpus(), "no GPU was found, and torch 2.13.0 (with CUDA)", look),
+@pytest.mark.parametrize(
+    ("machine", "options", "facts"),
+    [
+        (CPU, {"nproc": 0}, ["--nproc 0"]),
+        (CPU, {"nproc": 1}, ["--nproc 1", "--allow-single"]),
+        (ONE_GPU, {"device": "cuda"}, ["one GPU", "--device cpu", "--allow-single"]),
+        (CPU, {"backend": "nccl"}, ["--backend nccl", "no GPU", "--backend gloo"]),
+        (TWO_GPUS, {"nproc": 4}, ["--nproc 4", "2 GPUs", "--nproc 2", "--backend gloo"]),
+        (ONE_GPU, {"nproc": 2, "device": "cuda"}, ["--device cpu", "--backend gloo"]),
+        (CPU, {"device": "cuda"}, ["--device cuda", "no GPU", "2.13.0+cpu", "nvidia-smi"]),
         (
-            with_gpus(80, has_cuda=False),
-            "1 GPU was found, and torch 2.13.0 (without CUDA)",
-            install,
+            replace(ONE_GPU, torch_has_cuda=False),
+            {"device": "cuda"},
+            ["--device cuda", "1 GPU", "without CUDA", "install a CUDA build"],
         ),
         (
-            with_gpus(80, 80, has_cuda=None),
-            "2 GPUs were found, and torch 2.13.0 (not known to have CUDA)",
-            install,
+            replace(TWO_GPUS, torch_has_cuda=None),
+            {"device": "cuda"},
+            ["--device cuda", "2 GPUs", "not known to have CUDA"],
         ),
-    ]
-    for machine, words, remedy in found:
-        told = usage_error(choose, machine, device="cuda")
-        assert told == f"--device cuda: {words} is installed; {remedy}, or use --device cpu"
+        (replace(CPU, torch_version=None, torch_has_cuda=None), {}, ["pip install"]),
+    ],
+)
+def test_impossible_world_is_refused(
+    machine: Machine, options: dict[str, Any], facts: list[str]
+) -> None:
+    message = usage_error(choose, machine, **options)
+    for fact in facts:
+        assert fact in message
 
 
-def test_an_unknown_device_or_backend_is_refused_with_the_nearest() -> None:
-    cuda, cpu = "; did you mean 'cuda'?", "; did you mean 'cpu'?"
-    hints = {
-        "cdua": cuda,
-        "CPU": cpu,
-        "cuda:0": cuda,
-        "gpu": cuda,
-        "GPUs": cuda,
-        "tpux": "",
-        "": "",
-    }
-    for device, hint in hints.items():
-        told = usage_error(choose, CPU, device=device)
-        assert told == f"--device {device!r} is not known{hint}; allowed: cpu or cuda"
-    for backend, hint in {"ncl": "; did you mean 'nccl'?", "mpi": ""}.items():
-        told = usage_error(choose, CPU, backend=backend)
-        assert told == f"--backend {backend!r} is not known{hint}; allowed: gloo or nccl"
+@pytest.mark.parametrize(
+    ("option", "value", "suggestion"),
+    [
+        ("device", "cdua", "'cuda'"),
+        ("device", "CPU", "'cpu'"),
+        ("device", "GPUs", "'cuda'"),
+        ("device", "", None),
+        ("backend", "mpi", None),
+    ],
+)
+def test_unknown_name_is_refused_with_suggestion(
+    option: str, value: str, suggestion: str | None
+) -> None:
+    message = usage_error(choose, CPU, **{option: value})
+    assert f"--{option} {value!r}" in message
+    assert ("did you mean" in message) == (suggestion is not None)
+    assert suggestion is None or suggestion in message
 
 
-def test_an_absent_torch_is_refused_with_how_to_install_it_and_one_of_unknown_version_can_be_used() -> (
-    None
-):
-    assert usage_error(choose, replace(CPU, torch_version=None, torch_has_cuda=None)) == (
-        "torch is not installed in this Python environment: install it with pip install 'torch>=2.11'"
-    )
-    machine = replace(with_gpus(80, 80), torch_version=None)
-    assert choose(machine).device == "cuda"
-    assert "torch of unknown version (with CUDA)" in usage_error(
-        choose, machine, backend="nccl", device="cpu"
-    )
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_joined_is_read_from_variables() -> None:
+    assert Joined.find(TORCHRUN) == Joined(rank=5, size=8, local_size=2, one_node=False)
+    one_node = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}
+    assert Joined.find(one_node) == Joined(rank=1, size=2, local_size=2, one_node=True)
+    assert Joined.find({"WORLD_SIZE": "2"}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "zero"), ("WORLD_SIZE", ""), ("MASTER_PORT", None)]
+)
+def test_joined_refuses_invalid_variables(name: str, value: str | None) -> None:
+    variables = {**TORCHRUN, name: value}
+    if value is None:
+        del variables[name]
+    assert name in usage_error(Joined.find, variables)

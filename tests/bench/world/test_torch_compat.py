@@ -1,4 +1,4 @@
-"""The renamed calls move the same data under either name, and what torch keeps private does what it is used for."""
+"""Calls that torch renames and functions that torch keeps private work as expected."""
 
 import ctypes
 import gc
@@ -26,135 +26,111 @@ from parbench.bench.world.torch_compat import (
 from parbench.bench.world.world import World
 from tests.support.ranks import Ranks
 
+THIS_MODULE = "tests.bench.world.test_torch_compat"
 RENAMED = {
     "all_gather_single": "all_gather_into_tensor",
     "reduce_scatter_single": "reduce_scatter_tensor",
 }
 
 
-def gathered_and_scattered(world: World) -> tuple[list[float], list[float]]:
-    """Return what all_gather and reduce_scatter leave on this rank, of data that no other rank has."""
-    mine = torch.tensor([1.0, 2.0, 3.0]) + 10 * world.rank
-    everything, shard = torch.empty(3 * world.size), torch.empty(3)
-    all_gather_single(everything, mine, world.group)
-    reduce_scatter_single(shard, torch.arange(3.0 * world.size) + 100 * world.rank, world.group)
-    return everything.tolist(), shard.tolist()
+def gather_and_scatter(world: World, group: str = "world") -> tuple[list[float], list[float]]:
+    """Gather this rank's number, and sum and scatter one number for each rank of the group."""
+    groups = {"world": world.group}
+    if group == "single":
+        singles = [dist.new_group([rank]) for rank in range(world.size)]
+        groups["single"] = singles[world.rank]
+    size = groups[group].size()
+    gathered = torch.empty(size)
+    shard = torch.empty(1)
+    all_gather_single(gathered, torch.tensor([1.0 + world.rank]), groups[group])
+    numbers = torch.arange(float(size)) + 10 * (1 + world.rank)
+    reduce_scatter_single(shard, numbers, groups[group])
+    return gathered.tolist(), shard.tolist()
 
 
-def under_old_names(world: World) -> tuple[list[str], tuple[list[float], list[float]]]:
-    """Make ``torch.distributed`` look as in 2.11, where the old names do not warn; also return the names called."""
-    called = []
-
-    def remember(name: str, call: Any) -> Any:
-        def remembering(*args: Any, **kwargs: Any) -> None:
-            called.append(name)
-            call(*args, **kwargs)
-
-        return remembering
-
+def gather_and_scatter_with_old_names(world: World) -> tuple[list[float], list[float]]:
+    """Use ``torch.distributed`` of 2.11, which has only the old names and does not warn."""
     with pytest.MonkeyPatch.context() as patch:
         for new, old in RENAMED.items():
-            patch.setattr(dist, old, remember(old, getattr(dist, new, getattr(dist, old))))
+            patch.setattr(dist, old, getattr(dist, new, getattr(dist, old)))
             patch.delattr(dist, new, raising=False)
-        results = gathered_and_scattered(world)
-    return called, results
+        return gather_and_scatter(world)
 
 
-def in_parts_and_fakes(world: World) -> dict[str, Any]:
-    """Use groups of one rank, from which calls must not fall back to all ranks, and fake ones, on which nothing moves.
+@pytest.mark.parametrize("function", ["gather_and_scatter", "gather_and_scatter_with_old_names"])
+def test_renamed_collectives_work(two_ranks: Ranks, function: str) -> None:
+    """Ranks treat warnings as errors, so a deprecated name would raise."""
+    results = two_ranks.call(f"{THIS_MODULE}:{function}")
+    assert results == [([1.0, 2.0], [30.0]), ([1.0, 2.0], [32.0])]
 
-    On the fake group of all, rank 0 sums alone.
-    """
-    alone = [dist.new_group([rank]) for rank in range(world.size)][world.rank]
-    everything, shard, mine = torch.empty(1), torch.empty(1), torch.tensor([float(world.rank)])
-    all_gather_single(everything, mine, alone)
-    reduce_scatter_single(shard, mine, alone)
-    fake, fake_alone, tensor = fake_group(world.group), fake_group(alone), torch.full((3,), 5.0)
+
+def test_renamed_collectives_use_the_group(two_ranks: Ranks) -> None:
+    results = two_ranks.call(f"{THIS_MODULE}:gather_and_scatter", group="single")
+    assert results == [([1.0], [10.0]), ([2.0], [20.0])]
+
+
+def use_fake_group(world: World) -> tuple[list[float], list[int], bool]:
+    """Return a sum, which only rank 0 computes, over a fake group, its ranks, and its lookup."""
+    fake = fake_group(world.group)
+    tensor = torch.full((3,), 5.0)
     if world.rank == 0:
         dist.all_reduce(tensor, group=fake)
     world.barrier()
-    found = {
-        "alone": (everything.tolist(), shard.tolist(), dist.get_process_group_ranks(fake_alone)),
-        "fake": (tensor.tolist(), dist.get_process_group_ranks(fake)),
-        "named": [
-            group_named(group.group_name) is group for group in (fake, world.group, world.control)
-        ],
-    }
+    ranks = dist.get_process_group_ranks(fake)
+    is_found = group_named(fake.group_name) is fake
     name = fake.group_name
-    for group in (fake, fake_alone, alone):
-        dist.destroy_process_group(group)
+    dist.destroy_process_group(fake)
     with pytest.raises(RuntimeError):
-        group_named(name)  # it was given back
-    return found
+        group_named(name)
+    return tensor.tolist(), ranks, is_found
 
 
-def threads() -> int:
+def test_fake_group_moves_nothing(two_ranks: Ranks) -> None:
+    result = ([5.0, 5.0, 5.0], [0, 1], True)
+    assert two_ranks.call(f"{THIS_MODULE}:use_fake_group") == [result, result]
+
+
+def count_threads() -> int:
+    gc.collect()
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def threads_of_a_mesh(world: World) -> tuple[int, int, int]:
-    """Return the threads before a mesh of its own groups, with it, and after DTensor used and then forgot it."""
-    gc.collect()
-    before = threads()
+def count_threads_around_mesh(world: World) -> tuple[int, int, int]:
+    """Return the threads before a mesh, with it, and after it is forgotten."""
+    before = count_threads()
     mesh = init_device_mesh("cpu", (1, world.size), mesh_dim_names=("outer", "inner"))["inner"]
     rows = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
-    sums = (rows * 2).sum()
-    assert isinstance(sums, DTensor)
-    assert sums.redistribute(placements=[Replicate()]).to_local().item() == 16.0
-    during = threads()
+    total = rows.sum()
+    assert isinstance(total, DTensor)
+    assert total.redistribute(placements=[Replicate()]).to_local().item() == 8.0
+    during = count_threads()
     world.barrier()
-    for group in {mesh.get_group(), mesh._get_root_mesh().get_group("outer")} - {world.group}:
-        dist.destroy_process_group(group)
-    del mesh, rows, sums, group
+    groups = {mesh.get_group(), mesh._get_root_mesh().get_group("outer")} - {world.group}
+    while groups:
+        dist.destroy_process_group(groups.pop())
+    del mesh, rows, total
     forget_meshes()
-    gc.collect()
-    return before, during, threads()
+    return before, during, count_threads()
 
 
-# of rank r: gathered is every rank's [1, 2, 3] + 10 r; scattered is 2 * arange + 100, rank r's third
-EXPECTED = [([1, 2, 3, 11, 12, 13], [100, 102, 104]), ([1, 2, 3, 11, 12, 13], [106, 108, 110])]
-
-
-def test_data_arrive_in_rank_order_under_either_name_without_a_warning(two_ranks: Ranks) -> None:
-    """Warnings are errors on ranks, so a deprecated name would raise here."""
-    assert two_ranks.call("tests.bench.world.test_torch_compat:gathered_and_scattered") == EXPECTED
-    for (called, results), expected in zip(
-        two_ranks.call("tests.bench.world.test_torch_compat:under_old_names"), EXPECTED, strict=True
-    ):
-        assert called == list(RENAMED.values())
-        assert results == expected
-
-
-def test_the_group_is_the_one_given_and_a_fake_one_moves_nothing_and_waits_for_nobody(
-    two_ranks: Ranks,
-) -> None:
-    both = {"fake": ([5.0] * 3, [0, 1]), "named": [True, True, True]}
-    seen = two_ranks.call("tests.bench.world.test_torch_compat:in_parts_and_fakes")
-    assert seen == [{"alone": ([float(rank)], [float(rank)], [rank]), **both} for rank in range(2)]
-
-
-def test_a_forgotten_mesh_takes_the_threads_of_its_groups_along(two_ranks: Ranks) -> None:
-    """Any of DTensor's caches that still held it would hold them too."""
-    for before, during, after in two_ranks.call(
-        "tests.bench.world.test_torch_compat:threads_of_a_mesh"
-    ):
+def test_forgotten_mesh_ends_its_threads(two_ranks: Ranks) -> None:
+    for before, during, after in two_ranks.call(f"{THIS_MODULE}:count_threads_around_mesh"):
         assert during > before
         assert after == before
 
 
-def test_done_work_is_done_and_holds_its_tensors() -> None:
-    one, more = torch.ones(2), [torch.ones(2), torch.ones(3)]
-    for given, tensors in ((one, [one]), (more, more)):
-        boxed = done_work(given)
-        assert isinstance(boxed, torch.ScriptObject)
-        work = dist.Work.unbox(boxed)
-        assert work.is_completed()
-        assert work.wait()
-        held = work.get_future().value()
-        assert [id(tensor) for tensor in held] == [id(tensor) for tensor in tensors]
+@pytest.mark.parametrize("value", [torch.ones(2), [torch.ones(2), torch.ones(3)]])
+def test_done_work_is_complete_and_keeps_tensors(value: Any) -> None:
+    boxed = done_work(value)
+    assert isinstance(boxed, torch.ScriptObject)
+    work = dist.Work.unbox(boxed)
+    assert work.is_completed()
+    assert work.wait()
+    tensors = value if isinstance(value, list) else [value]
+    assert list(map(id, work.get_future().value())) == list(map(id, tensors))
 
 
-def test_named_ranges_are_told_from_operations() -> None:
+def test_annotations_differ_from_operations() -> None:
     with profiling(torch.device("cpu")) as profiler, record_function("mine"):
         torch.ones(2)
     annotations = {event.name: event.annotation for event in trace_events(profiler)}
@@ -162,19 +138,26 @@ def test_named_ranges_are_told_from_operations() -> None:
     assert not annotations["aten::ones"]
 
 
-def test_the_version_of_nccl_is_asked_of_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
-        def __init__(self, name: str) -> None:
-            assert name == "libtorch_cuda.so"
+class LoadedNccl:
+    """A loaded library of NCCL 2.29.7."""
 
-        def ncclGetVersion(self, number: Any) -> int:  # noqa: N802
-            number._obj.value = 22907
-            return 0
+    def __init__(self, name: str) -> None:
+        assert name == "libtorch_cuda.so"
 
-    def absent(name: str) -> None:
+    def ncclGetVersion(self, number: Any) -> int:  # noqa: N802 - the name in the library
+        number._obj.value = 22907
+        return 0
+
+
+def test_nccl_version_is_that_of_loaded_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", LoadedNccl)
+    assert nccl_version() == "2.29.7"
+
+
+def test_nccl_version_without_library_is_compiled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error(name: str) -> None:
         raise OSError(name)
 
+    monkeypatch.setattr(ctypes, "CDLL", raise_error)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
-    for library, told in ((Library, "2.29.7"), (absent, "2.28.9 when torch was compiled")):
-        monkeypatch.setattr(ctypes, "CDLL", library)
-        assert nccl_version() == told
+    assert nccl_version().startswith("2.28.9 ")

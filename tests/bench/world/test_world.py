@@ -1,6 +1,5 @@
-"""The world is joined and left cleanly, its ranks hear each other, and its clocks are one within what they state."""
+"""Ranks join a world, form groups of it, and agree on decisions and on one clock."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -11,333 +10,324 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
-from torch.distributed import Backend, distributed_c10d
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
-from parbench.bench.launch.control_channel import Finished
 from parbench.bench.operations import collectives
 from parbench.bench.operations.collectives import Barrier
-from parbench.bench.plan.cases import make_case
-from parbench.bench.rank.timing import Progress
-from parbench.bench.rank.worker import _cases
-from parbench.bench.world import world as clock
-from parbench.bench.world.world import Clock, World, _device, calibrate, open_world
-from tests.support.fake_time import HeldTime
-from tests.support.fakes import make_job
+from parbench.bench.world import world as world_module
+from parbench.bench.world.world import Clock, StandBy, Subgroups, World, calibrate, open_world
 from tests.support.paths import environment
 from tests.support.ranks import Ranks
 
-Alone = Callable[..., AbstractContextManager[World]]
+THIS_MODULE = "tests.bench.world.test_world"
 SHIFT_NS = 5_000_000
 
 
-def exchanged(world: World, decisions: list[list[float]]) -> dict[str, Any]:
-    world.sync()  # a CPU needs no waiting for
+def describe_world(world: World) -> dict[str, Any]:
+    world.sync()
     return {
-        "ranks": (world.rank, world.global_rank, world.size, world.hosts, str(world.device)),
-        "backends": (world.backend, dist.get_backend(world.group), dist.get_backend(world.control)),
-        "own control": world.control is not world.group,
-        "sizes": (world.group.size(), world.control.size()),
-        "decided": [
-            world.decide(values if world.rank == 0 else [99.0, 99.0]) for values in decisions
-        ],
-        "gathered": world.gather(
-            {"rank": world.rank, "text": "x" * 1000 * (1 + world.rank), "none": None}
-        ),
+        "rank": (world.rank, world.global_rank, world.size),
+        "hosts": world.hosts,
+        "backends": (world.backend, dist.get_backend(world.control)),
+        "has own control": world.control is not world.group,
+        "decided": world.decide([7.0, 1e-300, float("inf")] if world.rank == 0 else [9.0] * 3),
+        "gathered": world.gather({"rank": world.rank, "text": "x" * 1000 * world.rank}),
         "clock": calibrate(world.rank, world.size, world.control),
-        "retimed": world.retimed() is world,  # one host has no clock to find anew
+        "keeps clock": world.retimed() is world,
     }
 
 
-def stamps_at_barrier(world: World, late: int) -> tuple[int, int]:
-    """Return when this rank came to the barrier and when it left; one rank comes late."""
+def test_ranks_exchange_objects_and_decisions(two_ranks: Ranks) -> None:
+    descriptions = two_ranks.call(f"{THIS_MODULE}:describe_world")
+    clock = Clock(offsets_ns=(0, 0), uncertainty_ns=0, method="one host, one monotonic clock")
+    for rank, description in enumerate(descriptions):
+        assert description == {
+            "rank": (rank, rank, 2),
+            "hosts": (socket.gethostname(), socket.gethostname()),
+            "backends": ("gloo", "gloo"),
+            "has own control": True,
+            "decided": [7.0, 1e-300, float("inf")],
+            "gathered": [{"rank": 0, "text": ""}, {"rank": 1, "text": "x" * 1000}],
+            "clock": clock,
+            "keeps clock": True,
+        }
+
+
+def stamp_barrier(world: World) -> tuple[int, int]:
+    """Return the times at which this rank reached and left a barrier; rank 1 is late."""
     world.barrier()
-    if world.rank == late:
-        time.sleep(0.05)
-    came = time.perf_counter_ns()
+    time.sleep(0.02 * world.rank)
+    reached = time.perf_counter_ns()
     world.barrier()
-    return came, time.perf_counter_ns()
+    return reached, time.perf_counter_ns()
 
 
-def test_ranks_know_their_world_and_hear_each_other_and_rank_0_decides(two_ranks: Ranks) -> None:
-    decisions = [[7.0, -1.0], [0.1, 1e-300], [float(1 << 53), float("inf")]]
-    expected = {
-        "backends": ("gloo", "gloo", "gloo"),
-        "own control": True,
-        "sizes": (2, 2),
-        "decided": decisions,
-        "gathered": [
-            {"rank": rank, "text": "x" * 1000 * (1 + rank), "none": None} for rank in range(2)
-        ],
-        "clock": Clock(offsets_ns=(0, 0), uncertainty_ns=0, method="one host, one monotonic clock"),
-        "retimed": True,
-    }
-    seen = two_ranks.call("tests.bench.world.test_world:exchanged", decisions=decisions)
-    assert seen == [
-        {"ranks": (rank, rank, 2, (socket.gethostname(),) * 2, "cpu"), **expected}
-        for rank in range(2)
-    ]
+def test_barrier_waits_for_last_rank(two_ranks: Ranks) -> None:
+    (_, left), (reached, _) = two_ranks.call(f"{THIS_MODULE}:stamp_barrier")
+    assert left >= reached
 
 
-def test_nobody_leaves_a_barrier_before_the_last_has_come(two_ranks: Ranks) -> None:
-    """Processes of one host really read the same clock, or some rank would seem to."""
-    for late in (0, 1):
-        stamps = two_ranks.call("tests.bench.world.test_world:stamps_at_barrier", late=late)
-        assert min(left for _, left in stamps) >= stamps[late][0]
+Join = Callable[[], AbstractContextManager[World]]
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Alone]:
-    """This process as the only rank, which can join one world after another; what a test leaves open is closed."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}.items():
-        monkeypatch.setenv(name, value)
+def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Join]:
+    """A function that joins a new world, of which this process is the only rank."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    stores = iter(range(10))
 
-    def join(seed: int = 0) -> AbstractContextManager[World]:
-        store = FileStore(str(tmp_path / f"store{seed}"), 1)
-        return open_world("gloo", "cpu", seed, timeout_seconds=30, store=store)
+    def join_world() -> AbstractContextManager[World]:
+        store = FileStore(str(tmp_path / f"store{next(stores)}"), 1)
+        return open_world("gloo", "cpu", seed=3, timeout_seconds=30, store=store)
 
-    yield join
+    yield join_world
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def test_a_world_is_left_at_its_end_however_it_ends_and_another_can_be_joined(
-    alone: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for seed in (1, 2):
-        with alone(seed) as world:
-            assert (world.rank, world.size, len(world.hosts), world.seed) == (0, 1, 1, seed)
+def test_world_can_be_left_and_joined_again(join: Join) -> None:
+    for _ in range(2):
+        with join() as world:
+            assert world.seed == 3
             assert dist.is_initialized()
         assert not dist.is_initialized()
-    with pytest.raises(ZeroDivisionError), alone(3):
+
+
+def test_world_is_left_after_an_error(join: Join) -> None:
+    with pytest.raises(ZeroDivisionError), join():
         raise ZeroDivisionError
     assert not dist.is_initialized()
 
-    def no_host_name() -> str:
+
+def test_world_is_left_if_joining_fails(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error() -> str:
         raise OSError("no name")
 
-    monkeypatch.setattr(socket, "gethostname", no_host_name)
-    with pytest.raises(OSError, match="no name"), alone(4):
-        pytest.fail("there is no world")
+    monkeypatch.setattr(socket, "gethostname", raise_error)
+    with pytest.raises(OSError, match="no name"), join():
+        pass
     assert not dist.is_initialized()
 
 
-def test_the_timeout_is_that_of_every_group_that_is_made_in_the_world_a_meshs_too(
-    alone: Alone,
-) -> None:
-    def timeout_of(group: dist.ProcessGroup) -> timedelta:
-        options: Any = group._get_backend(torch.device("cpu")).options
-        return cast(timedelta, options._timeout)
+def read_timeout(group: dist.ProcessGroup) -> timedelta:
+    options: Any = group._get_backend(torch.device("cpu")).options
+    timeout: timedelta = options._timeout
+    return timeout
 
-    def torchs() -> list[object]:
-        return [vars(distributed_c10d)[f"default_pg_{name}timeout"] for name in ("", "nccl_")]
 
-    before = torchs()
-    with alone() as world:
+def test_timeout_applies_to_every_group(join: Join) -> None:
+    """Also to those of a mesh, which takes no timeout."""
+    before = distributed_c10d.default_pg_timeout
+    with join() as world:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("outer", "inner"))
-        made = [world.group, world.control, dist.new_group(), *mesh.get_all_groups()]
-        assert [timeout_of(group) for group in made] == [timedelta(seconds=30)] * 5
-        assert torchs() == [timedelta(seconds=30)] * 2
-        assert distributed_c10d._get_default_timeout(Backend("nccl")) == timedelta(seconds=30)
-    assert torchs() == before
+        for group in (world.group, world.control, dist.new_group(), *mesh.get_all_groups()):
+            assert read_timeout(group) == timedelta(seconds=30)
+    assert distributed_c10d.default_pg_timeout == before
 
 
-def test_float32_is_full_whatever_the_environment_says() -> None:
-    code = "import torch; from parbench.bench.world.world import full_float32; b = torch.backends\n"
-    code += "was = torch.get_float32_matmul_precision(); is_ = full_float32()\n"
-    code += "print(was, is_, b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32)"
-    env = {**environment(), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+PRINT_PRECISION = """
+import torch
+from parbench.bench.world.world import full_float32
+print(torch.get_float32_matmul_precision(), full_float32())
+print(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+"""
+
+
+def test_float32_is_full_despite_environment() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", PRINT_PRECISION],
+        env={**environment(), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert done.stdout.split() == ["high", "highest", "False", "False"]
+    assert process.stdout.split() == ["high", "highest", "False", "False"]
 
 
-def test_a_rank_takes_the_gpu_of_its_place_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More ranks than GPUs go round; without LOCAL_RANK the first GPU is taken. No GPU is needed to see it."""
-    chosen: list[int] = []
+@pytest.mark.parametrize(("local_rank", "index"), [(None, 0), ("3", 3), ("5", 1)])
+def test_rank_uses_gpu_of_its_place(
+    join: Join, monkeypatch: pytest.MonkeyPatch, local_rank: str | None, index: int
+) -> None:
+    """More ranks than the four GPUs share them."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.delitem(os.environ, "LOCAL_RANK", raising=False)
-    assert _device("cpu") == torch.device("cpu")
-    for local, index in {None: 0, "0": 0, "3": 3, "5": 1}.items():
-        if local is not None:
-            monkeypatch.setenv("LOCAL_RANK", local)
-        assert _device("cuda") == torch.device("cuda", index)
-    assert chosen == [0, 0, 3, 1]
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert world_module._device("cuda") == torch.device("cuda", index)
 
 
-def calibrated_apart(world: World, boots: list[str], shifts_ns: list[list[int]]) -> list[Clock]:
-    """Calibrate ranks whose kernels have these boot ids, and whose clocks are ahead of the real one by so much."""
-    found = []
-    for shifts in shifts_ns:
-        now = SimpleNamespace(
-            perf_counter_ns=lambda shift=shifts[world.rank]: time.perf_counter_ns() + shift
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(clock, "_boot_id", lambda rank: boots[rank])
-            patch.setattr(clock, "time", now)
-            found.append(calibrate(world.rank, world.size, world.control))
-    return found
+def describe_subgroup(world: World, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the measured ranks, the active ranks, and this rank's place in its group."""
+    part = Subgroups(world).of(params)
+    place = None if part.world is None else (part.world.rank, part.world.size)
+    return part.ranks, part.active, place
+
+
+BOTH = (0, 1)
+SECOND_GROUP = {"group": "contiguous:1", "group_index": 1}
+
+
+@pytest.mark.parametrize(
+    ("params", "on_rank_0", "on_rank_1"),
+    [
+        ({}, (BOTH, BOTH, (0, 2)), (BOTH, BOTH, (1, 2))),
+        ({"group": "pairs"}, (BOTH, BOTH, (0, 2)), (BOTH, BOTH, (1, 2))),
+        ({"group": "contiguous:1"}, ((0,), (0,), (0, 1)), ((0,), (0,), None)),
+        (SECOND_GROUP, ((1,), (1,), None), ((1,), (1,), (0, 1))),
+        ({**SECOND_GROUP, "concurrent": True}, ((1,), BOTH, (0, 1)), ((1,), BOTH, (0, 1))),
+    ],
+)
+def test_subgroup_has_measured_and_active_ranks(
+    two_ranks: Ranks, params: dict[str, Any], on_rank_0: object, on_rank_1: object
+) -> None:
+    results = two_ranks.call(f"{THIS_MODULE}:describe_subgroup", params=params)
+    assert results == [on_rank_0, on_rank_1]
+
+
+def sum_ranks_of_group(world: World, group: str) -> float:
+    part = Subgroups(world).of({"group": group, "concurrent": True})
+    assert part.world is not None
+    number = torch.tensor([1.0 + world.global_rank])
+    dist.all_reduce(number, group=part.world.group)
+    return float(number)
+
+
+@pytest.mark.parametrize(("group", "sums"), [("pairs", [3.0, 3.0]), ("contiguous:1", [1.0, 2.0])])
+def test_traffic_stays_in_subgroup(two_ranks: Ranks, group: str, sums: list[float]) -> None:
+    assert two_ranks.call(f"{THIS_MODULE}:sum_ranks_of_group", group=group) == sums
+
+
+def compare_process_groups(world: World) -> tuple[bool, bool]:
+    """Compare the process groups of equal texts, and of different texts."""
+    parts = Subgroups(world)
+    pairs = parts.of({"group": "pairs"}).world
+    pairs_again = parts.of({"group": "pairs"}).world
+    contiguous = parts.of({"group": "contiguous:2"}).world
+    assert pairs is not None
+    assert pairs_again is not None
+    assert contiguous is not None
+    return pairs.group is pairs_again.group, pairs.group is not contiguous.group
+
+
+def test_process_group_is_made_once(two_ranks: Ranks) -> None:
+    results = two_ranks.call(f"{THIS_MODULE}:compare_process_groups")
+    assert results == [(True, True), (True, True)]
+
+
+def check_barrier_of_single_rank(world: World) -> int:
+    """Check a barrier of each rank's own group, to which rank 1 comes late."""
+    part = Subgroups(world).of({"group": "contiguous:1", "concurrent": True})
+    assert part.world is not None
+    barrier = Barrier(part.world)
+    time.sleep(0.02 * world.rank)
+    barrier.step()
+    return barrier.check()
+
+
+def test_barrier_of_group_ignores_other_ranks(two_ranks: Ranks) -> None:
+    assert two_ranks.call(f"{THIS_MODULE}:check_barrier_of_single_rank") == [0, 0]
+
+
+def test_standing_by_is_never_wrong() -> None:
+    benchmark = StandBy()
+    benchmark.reset()
+    benchmark.step()
+    assert benchmark.check() == 0
+    assert benchmark.describe().work == ()
+
+
+def calibrate_shifted(world: World, kernels: list[str], shifts_ns: list[int]) -> Clock:
+    """Calibrate ranks on these kernels, whose clocks are ahead by these times."""
+
+    def read_clock() -> int:
+        return time.perf_counter_ns() + shifts_ns[world.rank]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world_module, "_boot_id", lambda rank: kernels[rank])
+        patch.setattr(world_module, "time", SimpleNamespace(perf_counter_ns=read_clock))
+        return calibrate(world.rank, world.size, world.control)
+
+
+@pytest.mark.parametrize("shifts_ns", [[0, SHIFT_NS], [SHIFT_NS, -(10**15)]])
+def test_clock_offset_is_within_uncertainty(two_ranks: Ranks, shifts_ns: list[int]) -> None:
+    arguments = {"kernels": ["a", "b"], "shifts_ns": shifts_ns}
+    clock, same = two_ranks.call(f"{THIS_MODULE}:calibrate_shifted", **arguments)
+    assert clock == same
+    assert clock.offsets_ns[0] == 0
+    assert clock.uncertainty_ns > 0
+    error_ns = clock.offsets_ns[1] - (shifts_ns[1] - shifts_ns[0])
+    assert abs(error_ns) <= clock.uncertainty_ns
+
+
+@pytest.mark.full
+def test_clock_offsets_of_several_hosts(four_ranks: Ranks) -> None:
+    """Ranks 1 and 2 share a kernel and so a clock."""
+    shifts_ns = [0, SHIFT_NS, SHIFT_NS, -3 * SHIFT_NS]
+    arguments = {"kernels": ["a", "b", "b", "c"], "shifts_ns": shifts_ns}
+    clock, *_ = four_ranks.call(f"{THIS_MODULE}:calibrate_shifted", **arguments)
+    assert clock.offsets_ns[1] == clock.offsets_ns[2]
+    for offset_ns, shift_ns in zip(clock.offsets_ns, shifts_ns, strict=True):
+        assert abs(offset_ns - shift_ns) <= clock.uncertainty_ns
 
 
 @contextmanager
-def drifting(world: World, ahead_ns: Callable[[], int]) -> Iterator[World]:
-    """Give the world of two hosts, whose rank 1 is so much ahead; what was found of its clock is stale at once."""
-    mine = ahead_ns if world.rank == 1 else lambda: 0
+def drift(world: World, ahead_ns: list[int], stale_seconds: float) -> Iterator[World]:
+    """Give a world of two hosts, in which rank 1's clock is ahead by ``ahead_ns[0]``."""
+
+    def read_clock() -> int:
+        return time.perf_counter_ns() + (ahead_ns[0] if world.rank == 1 else 0)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "_boot_id", lambda rank: f"kernel {rank}")
-        patch.setattr(clock, "_STALE_SECONDS", 0.0)
-        for module in (clock, collectives):
-            now = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + mine())
-            patch.setattr(module, "time", now)
+        patch.setattr(world_module, "_boot_id", lambda rank: f"kernel {rank}")
+        patch.setattr(world_module, "_STALE_SECONDS", stale_seconds)
+        for module in (world_module, collectives):
+            patch.setattr(module, "time", SimpleNamespace(perf_counter_ns=read_clock))
         yield replace(world, clock=calibrate(world.rank, world.size, world.control))
 
 
-def barriers_on_drifting_clocks(world: World, drift_ns: int) -> tuple[list[tuple[str, float]], int]:
-    """Return, of barriers seen after rank 1's clock has run ahead, rank 0's statuses and clocks' uncertainties.
-
-    And whether a barrier looks wrong that was prepared before.
-    """
-    ahead_ns, said = [0], list[Any]()
-    cases = [
-        make_case(
-            "collective.barrier",
-            "parbench.bench.operations.collectives:barrier",
-            {"number": number},
-        )
-        for number in range(2)
-    ]
-    with drifting(world, lambda: ahead_ns[0]) as apart, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "barrier", lambda world, number: Barrier(world))
+def check_barrier_after_drift(world: World, drift_ns: int) -> tuple[int, float]:
+    """Return the barrier's check after a drift, and the new clock's uncertainty in ns."""
+    ahead_ns = [0]
+    with drift(world, ahead_ns, stale_seconds=0.0) as drifting:
+        barrier = Barrier(drifting)
         ahead_ns[0] = drift_ns
-        _cases(cast(Any, SimpleNamespace(say=said.append)), make_job(cases), apart, Progress())
-    ahead_ns[0] = 0
-    with drifting(world, lambda: ahead_ns[0]) as apart:
-        benchmark = Barrier(apart)
-        ahead_ns[0] = drift_ns
-        benchmark.step()
-        wrong = benchmark.check()
-    outcomes = [what.outcome for what in said if isinstance(what, Finished)]
-    return [
-        (found.status, found.arrival.uncertainty if found.arrival else 0.0) for found in outcomes
-    ], wrong
+        barrier.step()
+        return barrier.check(), barrier._world.clock.uncertainty_ns
 
 
-def retimed(world: World, age_seconds: float) -> tuple[bool, Clock, Clock]:
-    """Return whether a world of two hosts keeps its clock at an age, that clock, and the one it has then."""
-    with drifting(world, lambda: 0) as apart, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "_STALE_SECONDS", 5.0)
-        taken_ns = apart.clock.taken_ns - int(age_seconds * 1e9) if world.rank == 0 else 0
-        old = replace(apart, clock=replace(apart.clock, taken_ns=taken_ns))
-        new = old.retimed()
-        return new is old, old.clock, new.clock
+@pytest.mark.parametrize("drift_ns", [SHIFT_NS, -SHIFT_NS])
+def test_barrier_is_right_after_clock_drift(two_ranks: Ranks, drift_ns: int) -> None:
+    results = two_ranks.call(f"{THIS_MODULE}:check_barrier_after_drift", drift_ns=drift_ns)
+    for wrong, uncertainty_ns in results:
+        assert wrong == 0
+        assert uncertainty_ns >= 0.9 * SHIFT_NS
 
 
-def test_a_shifted_clock_is_found_within_the_uncertainty(two_ranks: Ranks) -> None:
-    shifts_ns = [[0, 0], [0, SHIFT_NS], [0, -SHIFT_NS], [SHIFT_NS, 0], [SHIFT_NS, -(10**15)]]
-    first, second = two_ranks.call(
-        "tests.bench.world.test_world:calibrated_apart", boots=["a", "b"], shifts_ns=shifts_ns
-    )
-    assert first == second
-    for (mine, other), found in zip(shifts_ns, first, strict=True):
-        assert found.offsets_ns[0] == 0
-        assert abs(found.offsets_ns[1] - (other - mine)) <= found.uncertainty_ns, (mine, other)
-        assert found.uncertainty_ns > 0
-        assert found.method == "ping-pong with rank 0, least round trip of 50"
+def renew_clock(world: World, age_seconds: float) -> tuple[Clock, Clock]:
+    """Return a clock of that age on rank 0, and the clock after ``retimed``."""
+    with drift(world, [0], stale_seconds=5.0) as drifting:
+        taken_ns = drifting.clock.taken_ns - int(age_seconds * 1e9) if world.rank == 0 else 0
+        clock = replace(drifting.clock, taken_ns=taken_ns)
+        return clock, replace(drifting, clock=clock).retimed().clock
 
 
-@pytest.mark.full
-def test_every_rank_has_an_offset_of_its_own_and_the_worst_uncertainty_counts(
-    four_ranks: Ranks,
-) -> None:
-    shifts = [0, SHIFT_NS, -3 * SHIFT_NS, 2 * SHIFT_NS]
-    clocks = four_ranks.call(
-        "tests.bench.world.test_world:calibrated_apart",
-        boots=["a", "b", "c", "d"],
-        shifts_ns=[shifts],
-    )
-    [shared] = four_ranks.call(
-        "tests.bench.world.test_world:calibrated_apart",
-        boots=["a", "b", "b", "c"],
-        shifts_ns=[shifts],
-    )[0]
-    assert clocks == [clocks[0]] * 4
-    for found_ns, shift_ns in zip(clocks[0][0].offsets_ns, shifts, strict=True):
-        assert abs(found_ns - shift_ns) <= clocks[0][0].uncertainty_ns
-    # ranks of one kernel have one clock, so that one of them answers for its host
-    assert abs(shared.offsets_ns[1] - SHIFT_NS) <= shared.uncertainty_ns
-    assert shared.offsets_ns[1] == shared.offsets_ns[2]
+def test_young_clock_is_kept(two_ranks: Ranks) -> None:
+    for before, after in two_ranks.call(f"{THIS_MODULE}:renew_clock", age_seconds=1.0):
+        assert after == before
 
 
-@pytest.mark.full
-def test_a_correct_barrier_stays_right_however_far_hosts_have_drifted(two_ranks: Ranks) -> None:
-    """Each case has a clock of its own time; the first one's uncertainty covers how far the clock has moved."""
-    for drift_ns in (SHIFT_NS, -SHIFT_NS):
-        (found, wrong), (nothing, other) = two_ranks.call(
-            "tests.bench.world.test_world:barriers_on_drifting_clocks", drift_ns=drift_ns
-        )
-        assert (nothing, wrong, other) == ([], 0, 0)
-        assert [status for status, _ in found] == ["ok", "ok"]
-        assert found[0][1] >= 0.9 * SHIFT_NS / 1e9 > found[1][1], drift_ns
-
-
-def test_clocks_of_hosts_are_found_anew_once_they_are_seconds_old_as_rank_0_decides(
-    two_ranks: Ranks,
-) -> None:
-    for kept, old, new in two_ranks.call("tests.bench.world.test_world:retimed", age_seconds=1.0):
-        assert (kept, new) == (True, old)
-    first, second = two_ranks.call("tests.bench.world.test_world:retimed", age_seconds=6.0)
-    assert (first[0], second[0]) == (False, False)
-    assert first[2] == second[2]
-    assert first[2].taken_ns - first[1].taken_ns > 6e9
-
-
-class Wire(HeldTime):
-    """A peer behind a wire, for rank 0's end of a ping-pong: each way of each round takes as long as is told."""
-
-    def __init__(self, delays_ns: list[tuple[int, int]], offset_ns: int) -> None:
-        super().__init__()
-        self._delays, self._offset, self._back = iter(delays_ns), offset_ns, 0
-
-    def send(self, stamp: torch.Tensor, **_: Any) -> None:
-        there, self._back = next(self._delays)
-        self.sleep_ns(there)
-        stamp[0] = self.now_ns + self._offset
-
-    def recv(self, stamp: torch.Tensor, **_: Any) -> None:
-        self.sleep_ns(self._back)
-
-
-def test_the_round_that_was_fastest_decides_and_half_of_it_covers_the_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def ping_pong(delays_ns: list[tuple[int, int]], offset_ns: int) -> tuple[int, int]:
-        wire = Wire(delays_ns, offset_ns)
-        monkeypatch.setattr(clock, "time", wire)
-        monkeypatch.setattr(clock, "dist", wire)
-        monkeypatch.setattr(clock, "_ROUNDS", len(delays_ns))
-        return clock._ping_pong(0, 1, cast(dist.ProcessGroup, None))
-
-    # each round alone would say another offset; only the symmetric one is the fastest, and it is exact
-    delays_ns = [(9000, 1000), (1000, 70_000), (500, 500), (600, 500), (100_000, 400)]
-    assert ping_pong(delays_ns, -42_000) == (-42_000, 500)
-    for there_ns in (0, 200, 1000, 1800, 2000):
-        offset_ns, uncertainty_ns = ping_pong([(there_ns, 2000 - there_ns)], 123_456)
-        assert uncertainty_ns == 1000
-        assert abs(offset_ns - 123_456) == abs(there_ns - 1000) <= uncertainty_ns
-
-
-def test_ranks_of_a_host_share_the_kernels_boot_id_and_without_one_no_clock(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(clock, "_BOOT_ID", tmp_path / "boot_id")
-    assert clock._boot_id(0) != clock._boot_id(1)
-    (tmp_path / "boot_id").write_text("11-22\n")
-    assert clock._boot_id(0) == clock._boot_id(1) == "11-22"
+def test_old_clock_is_renewed(two_ranks: Ranks) -> None:
+    """Rank 0 decides for all ranks."""
+    (before, after), (_, same) = two_ranks.call(f"{THIS_MODULE}:renew_clock", age_seconds=6.0)
+    assert after == same
+    assert after.taken_ns - before.taken_ns > 6e9

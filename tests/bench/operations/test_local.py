@@ -1,0 +1,177 @@
+"""Work of one rank is checked in full, and a background load runs until the block ends."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from parbench.bench.operations import local
+from parbench.bench.operations.local import Gemm, background_load, copy, from_device, to_device
+from parbench.bench.operations.operation import Operation
+from parbench.bench.plan.catalogue import BACKGROUND, DTYPES, PRODUCTS
+from parbench.bench.world.world import World
+from tests.bench.operations.test_collectives import prepare
+from tests.support.ranks import Ranks
+
+THIS_MODULE = "tests.bench.operations.test_local"
+SINGLE_RANK = mock.Mock(device=torch.device("cpu"), seed=0, rank=0, size=1)
+LOADS = [str(kind) for kind in BACKGROUND.choices if kind != local.NOTHING]
+
+
+@pytest.mark.parametrize("prepare_copy", [copy, to_device, from_device])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+def test_copy_is_checked(prepare_copy: Callable[..., Operation], dtype: str) -> None:
+    benchmark = prepare_copy(SINGLE_RANK, size_bytes=4 * 65_521, dtype=dtype)
+    benchmark.reset()
+    assert benchmark.check() > 0
+    benchmark.step()
+    assert benchmark.check() == 0
+    benchmark.output[-1] = 1 - benchmark.output[-1].float()
+    assert benchmark.check() == 1
+    [work] = benchmark.describe().work
+    assert work.name == "algbw"
+    assert work.amount == 4 * 65_521
+
+
+def test_copy_of_nothing_is_right() -> None:
+    benchmark = copy(SINGLE_RANK, size_bytes=0, dtype="float32")
+    benchmark.reset()
+    benchmark.step()
+    assert benchmark.check() == 0
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+@pytest.mark.parametrize("m", [1, 9, 33, 512])
+def test_gemm_is_right_after_step(dtype: str, m: int) -> None:
+    benchmark = Gemm(SINGLE_RANK, m=m, dtype=dtype)
+    for _ in range(2):
+        benchmark.reset()
+        assert benchmark.check() == m * m
+        benchmark.step()
+        assert benchmark.check() == 0
+    [work] = benchmark.describe().work
+    assert work.name == "flops"
+    assert work.amount == 2 * m**3
+
+
+def test_gemm_partial_sums_are_exact_in_bfloat16() -> None:
+    benchmark = Gemm(SINGLE_RANK, m=512)
+    rows = benchmark._a[:5, :, None]
+    columns = benchmark._b[:, :7]
+    partial_sums = (rows * columns).cumsum(dim=1)
+    assert float(partial_sums.abs().max()) <= DTYPES["bfloat16"].exact_up_to
+
+
+@pytest.mark.parametrize(("row", "column"), [(0, 3), (5, -1)])
+def test_gemm_detects_wrong_earlier_product(row: int, column: int) -> None:
+    benchmark = Gemm(SINGLE_RANK, m=16)
+    benchmark.reset()
+    benchmark.step()
+    benchmark._c[row, column] += 1
+    benchmark.reset()
+    benchmark.step()
+    assert benchmark.check() == 1
+    assert benchmark.check() == 0
+
+
+def test_gemm_detects_swapped_factors() -> None:
+    benchmark = Gemm(SINGLE_RANK, m=16)
+    torch.mm(benchmark._b, benchmark._a, out=benchmark._c)
+    assert benchmark.check() > 0
+
+
+def test_gemm_corruption_is_detected() -> None:
+    benchmark = Gemm(SINGLE_RANK, m=16)
+    benchmark.step()
+    benchmark.corrupt()
+    assert benchmark.check() == 1
+
+
+def step_next_to_load(world: World, kind: str) -> tuple[int, bool, int]:
+    """Return wrong elements during a load, whether it stopped, and how many threads it left."""
+    operation = prepare(world, "collective.all_reduce", size_bytes=1 << 16)
+    num_threads = threading.active_count()
+    rounds: list[int] = []
+    wrong = 0
+    make_load = local._load
+
+    def make_counted_load(*args: Any) -> Callable[[], None]:
+        load = make_load(*args)
+
+        def run() -> None:
+            load()
+            rounds.append(1)
+
+        return run
+
+    with mock.patch.object(local, "_load", make_counted_load), background_load(kind, world):
+        while any(world.gather(len(rounds) < 3)):
+            operation.reset()
+            operation.step()
+            wrong += operation.check()
+        # The ranks leave the block at different times.
+        time.sleep(0.02 * world.rank)
+    num_rounds = len(rounds)
+    time.sleep(0.01)
+    stopped = len(rounds) == num_rounds
+    return wrong, stopped, threading.active_count() - num_threads
+
+
+@pytest.mark.parametrize("kind", LOADS)
+def test_background_load_runs_until_block_ends(two_ranks: Ranks, kind: str) -> None:
+    results = two_ranks.call(f"{THIS_MODULE}:step_next_to_load", kind=kind)
+    assert results == [(0, True, 0), (0, True, 0)]
+
+
+def count_threads_of_failing_block(world: World, kind: str) -> tuple[int, int]:
+    """Return the load's threads while a block runs, and after the block raised an error."""
+    num_threads = threading.active_count()
+    num_running = 0
+    with suppress(ZeroDivisionError), background_load(kind, world):
+        num_running = threading.active_count() - num_threads
+        raise ZeroDivisionError
+    return num_running, threading.active_count() - num_threads
+
+
+@pytest.mark.parametrize(("kind", "num_running"), [("nothing", 0), ("gemm", 1)])
+def test_background_load_ends_with_failed_block(
+    two_ranks: Ranks, kind: str, num_running: int
+) -> None:
+    counts = two_ranks.call(f"{THIS_MODULE}:count_threads_of_failing_block", kind=kind)
+    assert counts == [(num_running, 0), (num_running, 0)]
+
+
+class CudaWorld(World):
+    """A world that reports a CUDA device without having one."""
+
+    def sync(self) -> None:
+        return
+
+
+def measure_device_rounds(world: World, load_ms: list[float]) -> list[float]:
+    """Return the first rounds of a load that takes ``load_ms[rank]`` on this rank's device."""
+    cuda_world = CudaWorld(**{**vars(world), "device": SimpleNamespace(type="cuda")})
+
+    def time_on_stream(load: object, device: object) -> Callable[[int], float]:
+        return lambda times: times * load_ms[world.rank]
+
+    with (
+        mock.patch.object(local, "_load", return_value=lambda: None),
+        mock.patch.object(local, "_on_own_stream", time_on_stream),
+        background_load("all_reduce", cuda_world) as rounds,
+    ):
+        while any(world.gather(len(rounds) < 6)):
+            pass
+    return rounds[:6]
+
+
+def test_device_load_grows_equally_on_all_ranks(two_ranks: Ranks) -> None:
+    """A round grows until it takes 5 ms on the rank with the shortest load."""
+    rounds = two_ranks.call(f"{THIS_MODULE}:measure_device_rounds", load_ms=[1.0, 3.0])
+    assert rounds == [[1.0, 2.0, 4.0, 8.0, 8.0, 8.0], [3.0, 6.0, 12.0, 24.0, 24.0, 24.0]]

@@ -1,0 +1,122 @@
+"""Pairs and rings of ranks exchange data with the right partner."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parbench.bench.operations.operation import DataPattern, count_wrong
+from parbench.bench.operations.p2p import round_of_pairs, sendrecv
+from parbench.bench.text import UserError
+from parbench.bench.world.world import World
+from tests.support.ranks import Ranks
+
+THIS_MODULE = "tests.bench.operations.test_p2p"
+# Two ranks that both sent first would wait for each other: no socket buffers as much.
+UNBUFFERED = 8 << 20
+
+
+def find_sender(output: torch.Tensor, world: World) -> int | None:
+    """Return the rank whose float32 data the output contains, None if no single rank's."""
+    pattern = DataPattern("float32", world.size, world.device)
+    senders = []
+    for rank in range(world.size):
+        if count_wrong(output, pattern.values(rank, 0, len(output))) == 0:
+            senders.append(rank)
+    return senders[0] if len(senders) == 1 else None
+
+
+def find_ring_sender(world: World, size_bytes: int) -> int | None:
+    """Return the rank that this rank receives from in a ring, after two steps in a row."""
+    ring = sendrecv(world, size_bytes=size_bytes, dtype="float32")
+    ring.reset()
+    ring.step()
+    ring.step()
+    assert ring.check() == 0
+    return find_sender(ring.output, world)
+
+
+def test_ring_receives_from_previous_rank(two_ranks: Ranks, four_ranks: Ranks) -> None:
+    target = f"{THIS_MODULE}:find_ring_sender"
+    assert two_ranks.call(target, size_bytes=64) == [1, 0]
+    assert two_ranks.call(target, size_bytes=UNBUFFERED) == [1, 0]
+    assert four_ranks.call(target, size_bytes=4096) == [3, 0, 1, 2]
+
+
+def run_round(
+    world: World, size_bytes: int, **params: Any
+) -> tuple[int | None, tuple[int, int], str]:
+    """Return the rank's sender, its wrong elements before and after a step, and all pairs."""
+    operation = round_of_pairs(world, size_bytes=size_bytes, dtype="float32", **params)
+    operation.reset()
+    before = operation.check()
+    operation.step()
+    sender = find_sender(operation.output, world)
+    return sender, (before, operation.check()), operation.describe().details["pairs"]
+
+
+@pytest.mark.parametrize("direction", ["at_once", "in_turn"])
+@pytest.mark.parametrize(
+    ("params", "senders", "pairs"),
+    [
+        ({"round": 0}, [3, 2, 1, 0], "0-3 1-2"),
+        ({"round": 1}, [2, 3, 0, 1], "0-2 1-3"),
+        ({"round": 2, "pairs": "0-1 2-3"}, [1, 0, 3, 2], "0-1 2-3"),
+        ({"pairs": "1-3"}, [None, 3, None, 1], "1-3"),
+    ],
+)
+def test_pairs_of_a_round_exchange_data(
+    four_ranks: Ranks,
+    params: dict[str, Any],
+    senders: list[int | None],
+    pairs: str,
+    direction: str,
+) -> None:
+    size = UNBUFFERED if params == {"round": 0} else 4096
+    results = four_ranks.call(
+        f"{THIS_MODULE}:run_round", size_bytes=size, direction=direction, **params
+    )
+    for result, sender in zip(results, senders, strict=True):
+        wrong_before = 0 if sender is None else size // 4
+        assert result == (sender, (wrong_before, 0), pairs)
+
+
+def record_calls(world: World, direction: str) -> list[str]:
+    """Return the communication calls of a step, in order."""
+    operation = round_of_pairs(world, size_bytes=64, dtype="float32", direction=direction)
+    operation.reset()
+    calls: list[str] = []
+
+    def record(name: str) -> Callable[..., object]:
+        function = getattr(dist, name)
+
+        def call(*args: object, **kwargs: object) -> object:
+            calls.append(name)
+            return cast(object, function(*args, **kwargs))
+
+        return call
+
+    names = ("send", "recv", "batch_isend_irecv")
+    recorders: dict[str, Any] = {name: record(name) for name in names}
+    with mock.patch.multiple(dist, **recorders):
+        operation.step()
+    return calls
+
+
+def test_in_turn_smaller_rank_sends_first(two_ranks: Ranks) -> None:
+    target = f"{THIS_MODULE}:record_calls"
+    in_turn = two_ranks.call(target, direction="in_turn")
+    at_once = two_ranks.call(target, direction="at_once")
+    assert in_turn == [["send", "recv"], ["recv", "send"]]
+    assert at_once == [["batch_isend_irecv"], ["batch_isend_irecv"]]
+
+
+@pytest.mark.parametrize("prepare", [sendrecv, round_of_pairs])
+def test_single_rank_is_refused(prepare: Callable[..., object]) -> None:
+    world = cast(World, SimpleNamespace(size=1))
+    with pytest.raises(UserError, match=r"size\(1\)"):
+        prepare(world, size_bytes=4096, dtype="float32")
