@@ -1,16 +1,17 @@
-"""What each fault does at each moment of a run, by real processes: prints the table of ``tests/README.md``.
+"""Inject each fault at each moment of a run with real processes, and print the table of tests/README.md.
 
-python -m tests.studies.fault_matrix                                  # all cells, about 20 minutes on two cores
-python -m tests.studies.fault_matrix --faults disk-full rank-stop --moments timed --verbose
+    python -m tests.studies.fault_matrix                      # all cells, about 20 minutes on two cores
+    python -m tests.studies.fault_matrix --faults disk-full rank-stop --moments timed --verbose
 
-A run of two cases on two ranks meets one fault at one moment. A cell says the exit code and the statuses that the run
-holds then. It is bold, and the exit code 1, where these, the sentence that is printed, processes or shared memory that
-are left, or a folder that cannot be read are not as expected. Needs util-linux, iproute2 and a namespace to be root in.
+A run of two cases on two ranks meets one fault at one moment. A cell has the exit code and the
+statuses in the run folder. It is bold, and the exit code of the script is 1, if these, the message,
+remaining processes or shared memory, or a folder that cannot be read differ from the expectation.
+Requires util-linux, iproute2 and a namespace to be root in.
 """
 
 import argparse
 import os
-import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -41,145 +42,174 @@ MOMENTS = {
     "between": "between cases",
     "reporting": "report is written",
 }
-IN_A_CASE = ("preparing", "warm-up", "timed", "between")
-FAULT, MOMENT, FOLDER, MARK = "CELL_FAULT", "CELL_MOMENT", "CELL_FOLDER", "CELL_ID"
-FAREWELL_SECONDS = 20.0
-NONE_YET, NO_MORE, NOTHING_TO_BE_WRONG = (
-    "no rank is there",
-    "no rank is there any more",
-    "nothing is computed",
-)
+MOMENTS_IN_A_CASE = ("preparing", "warm-up", "timed", "between")
+FAULT_VARIABLE = "CELL_FAULT"
+MOMENT_VARIABLE = "CELL_MOMENT"
+FOLDER_VARIABLE = "CELL_FOLDER"
+ID_VARIABLE = "CELL_ID"
+NAMESPACE_VARIABLE = "CELL_NAMESPACE"
+MAX_SECONDS = 300.0
+MAX_FAREWELL_SECONDS = 20.0
+STOPPED_SECONDS = 2.0
+FREE_BYTES_OF_RANK = 64 << 20
+NO_RANK_YET = "no rank has started"
+NO_RANK_LEFT = "all ranks have ended"
+NO_RESULT = "nothing is computed"
+RUN_OPTIONS = "--preset smoke --nproc 2 --launches 1 --budget 5m --timeout 6s --set number=0,1"
 
 
 @dataclass(frozen=True)
-class Expected:
-    """A run's end: its exit code, the statuses it holds, and a part of what it prints."""
+class Expectation:
+    """The exit code of a run, the statuses in its folder, and a part of its message."""
 
-    code: int
-    kept: str
-    told: str = ""
+    exit_code: int
+    statuses: str
+    message: str = ""
+
+
+Outcome = Expectation | str
+"""An expectation, or the reason why a fault cannot happen at a moment."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, where the script itself does it to a process; a rank that is at its moment does the others."""
+    """A fault; without signal and command, a rank injects it at its moment."""
 
     title: str
-    expected: Callable[[str], Expected | str]  # by moment; text says why there is no such cell
+    expect: Callable[[str], Outcome]  # by moment
     signal: int = 0
-    victim: str = ""  # driver, launcher or rank
-    beside: str = ""  # a shell command in the run's namespaces
+    victim: str = ""  # driver, fork server or rank
+    command: str = ""  # a shell command in the namespaces of the run
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the waiting rank continues after the fault."""
+        return bool(self.command) or self.stops_driver
+
+    @property
+    def stops_driver(self) -> bool:
+        return self.victim == "driver" and self.signal == signal.SIGSTOP
 
 
-def _kept(moment: str) -> str:
+def statuses_at(moment: str) -> str:
+    """Return the statuses of cases that are complete at a moment."""
     return {"between": "ok", "reporting": "ok ok"}.get(moment, "-")
 
 
-def stopped(code: int, reporting: int, told: str = "") -> Callable[[str], Expected]:
-    """A driver that a signal ends: what was measured stays."""
-    return lambda moment: Expected(
-        reporting if moment == "reporting" else code, _kept(moment), told
-    )
+def driver_ends(exit_code: int, message: str = "") -> Callable[[str], Outcome]:
+    """The driver ends, and complete cases remain."""
+
+    def expect(moment: str) -> Outcome:
+        return Expectation(exit_code, statuses_at(moment), message)
+
+    return expect
 
 
-def in_a_case(
-    told: str, status: str = "failed", code: int = 4, never: str = ""
-) -> Callable[[str], Expected | str]:
-    """A case that a rank ends: it has its record, and new ranks measure the other."""
+def case_ends(
+    message: str, status: str = "failed", exit_code: int = 4, *, needs_result: bool = False
+) -> Callable[[str], Outcome]:
+    """The case of a rank ends with a status, and new ranks measure the other case."""
 
-    def expected(moment: str) -> Expected | str:
-        if moment not in IN_A_CASE:
-            return NONE_YET if moment == "importing" else NO_MORE
-        if never and moment in ("preparing", "between"):
-            return never
-        return Expected(code, f"ok {status}" if moment == "between" else f"{status} ok", told)
+    def expect(moment: str) -> Outcome:
+        if moment == "importing":
+            return NO_RANK_YET
+        if moment not in MOMENTS_IN_A_CASE:
+            return NO_RANK_LEFT
+        if needs_result and moment in ("preparing", "between"):
+            return NO_RESULT
+        statuses = f"ok {status}" if moment == "between" else f"{status} ok"
+        return Expectation(exit_code, statuses, message)
 
-    return expected
+    return expect
 
 
-def launcher_killed(moment: str) -> Expected | str:
+def expect_fork_server_killed(moment: str) -> Outcome:
     if moment == "importing":
-        return Expected(0, "ok ok")  # another is started
-    return NO_MORE if moment == "reporting" else in_a_case("its connection closed")(moment)
+        # The driver starts another one.
+        return Expectation(0, "ok ok")
+    return case_ends("its connection closed")(moment)
 
 
-def went_on(moment: str) -> Expected:
-    return Expected(0, "ok ok")
+def expect_read_only(moment: str) -> Outcome:
+    """No file can be created, but the record of the current case goes to an open file."""
+    statuses = {"importing": "-", "between": "ok ok", "reporting": "ok ok"}.get(moment, "ok")
+    return Expectation(4, statuses, "Permission denied")
 
 
-def disk_full(moment: str) -> Expected:
-    return Expected(4, _kept(moment), "No space left on device")
-
-
-def read_only(moment: str) -> Expected:
-    """No file can be made: the record of the case that is in flight still goes to one that is open."""
-    kept = {"importing": "-", "between": "ok ok", "reporting": "ok ok"}.get(moment, "ok")
-    return Expected(4, kept, "Permission denied")
-
-
-def network_lost(moment: str) -> Expected:
+def expect_network_lost(moment: str) -> Outcome:
     if moment == "importing":
-        return Expected(4, "failed failed", "timed out")
+        return Expectation(4, "failed failed", "timed out")
     if moment == "reporting":
-        return Expected(0, "ok ok")
-    return Expected(4, "ok hang" if moment == "between" else "hang failed", "no end within 6 s")
+        return Expectation(0, "ok ok")
+    statuses = "ok hang" if moment == "between" else "hang failed"
+    return Expectation(4, statuses, "no end within 6 s")
 
 
 FAULTS = {
     "driver-int": Fault(
-        "SIGINT (Ctrl-C) to the driver", stopped(4, 4, "interrupted"), signal.SIGINT, "driver"
+        "SIGINT (Ctrl-C) to the driver", driver_ends(4, "interrupted"), signal.SIGINT, "driver"
     ),
     "driver-term": Fault(
-        "SIGTERM to the driver", stopped(4, 4, "interrupted"), signal.SIGTERM, "driver"
+        "SIGTERM to the driver", driver_ends(4, "interrupted"), signal.SIGTERM, "driver"
     ),
-    "driver-hup": Fault("SIGHUP to the driver", stopped(-1, -1), signal.SIGHUP, "driver"),
-    "driver-kill": Fault("SIGKILL to the driver", stopped(-9, -9), signal.SIGKILL, "driver"),
-    "driver-stop": Fault("the driver is stopped for 2 s", went_on, signal.SIGSTOP, "driver"),
+    "driver-hup": Fault("SIGHUP to the driver", driver_ends(-1), signal.SIGHUP, "driver"),
+    "driver-kill": Fault("SIGKILL to the driver", driver_ends(-9), signal.SIGKILL, "driver"),
+    "driver-stop": Fault(
+        "the driver is stopped for 2 s",
+        lambda moment: Expectation(0, "ok ok"),
+        signal.SIGSTOP,
+        "driver",
+    ),
     "launcher-kill": Fault(
-        "SIGKILL to what forks ranks", launcher_killed, signal.SIGKILL, "launcher"
+        "SIGKILL to the fork server", expect_fork_server_killed, signal.SIGKILL, "fork server"
     ),
     "rank-kill": Fault(
-        "SIGKILL to a rank", in_a_case("rank 1 died: ended by SIGKILL"), signal.SIGKILL, "rank"
+        "SIGKILL to a rank", case_ends("rank 1 died: ended by SIGKILL"), signal.SIGKILL, "rank"
     ),
     "rank-stop": Fault(
-        "SIGSTOP to a rank", in_a_case("rank 1 did not arrive", "hang"), signal.SIGSTOP, "rank"
+        "SIGSTOP to a rank", case_ends("rank 1 did not arrive", "hang"), signal.SIGSTOP, "rank"
     ),
-    "rank-raises": Fault(
-        "a rank raises", in_a_case("rank 1 raised RuntimeError: the roof is on fire")
-    ),
-    "rank-hangs": Fault("a rank sleeps for ever", in_a_case("rank 1 did not arrive", "hang")),
-    "rank-exits": Fault("a rank exits with 0", in_a_case("rank 1 died: exit code 0")),
-    "rank-memory": Fault("a rank's memory is full", in_a_case("rank 1 raised RuntimeError")),
-    "rank-wrong": Fault("a wrong result", in_a_case("differ", "wrong", 1, NOTHING_TO_BE_WRONG)),
+    "rank-raises": Fault("a rank raises", case_ends("rank 1 raised RuntimeError: injected fault")),
+    "rank-hangs": Fault("a rank sleeps forever", case_ends("rank 1 did not arrive", "hang")),
+    "rank-exits": Fault("a rank exits with 0", case_ends("rank 1 died: exit code 0")),
+    "rank-memory": Fault("the memory of a rank is full", case_ends("rank 1 raised RuntimeError")),
+    "rank-wrong": Fault("a wrong result", case_ends("differ", "wrong", 1, needs_result=True)),
     "disk-full": Fault(
-        "the disk is full", disk_full, beside="dd if=/dev/zero of=$OUT/ballast bs=4k"
+        "the disk is full",
+        driver_ends(4, "No space left on device"),
+        command="dd if=/dev/zero of=$OUT/ballast bs=4k",
     ),
     "read-only": Fault(
-        "the run's folder is read-only", read_only, beside="chmod -R a-w $OUT/runs/2*"
+        "the run folder is read-only", expect_read_only, command="chmod -R a-w $OUT/runs/2*"
     ),
-    "network": Fault("the loopback interface is down", network_lost, beside="ip link set lo down"),
+    "network": Fault(
+        "the loopback interface is down", expect_network_lost, command="ip link set lo down"
+    ),
 }
 
 
 def prepare(world: "World", *, number: int = 0) -> "Benchmark":
-    """Return the step of a case, whose rank 1 meets this cell's fault at its moment: in a rank, by ``--target``."""
+    """Return the benchmark of a case whose rank 1 meets the fault of this cell at its moment."""
     import torch
     import torch.distributed as dist
 
     from parbench.bench.world.benchmark import Benchmark
 
-    class Step(Benchmark):
+    class Sum(Benchmark):
         def __init__(self) -> None:
-            self.sum, self.wrong = torch.zeros(1), False
-            self.at("between" if number else "preparing")
+            self.sum = torch.zeros(1)
+            self.is_wrong = False
+            self.reach("between" if number else "preparing")
 
-        def at(self, moment: str) -> None:
-            if world.rank == 1 and moment == os.environ[MOMENT]:
-                self.wrong |= meet(os.environ[FAULT], Path(os.environ[FOLDER]))
+        def reach(self, moment: str) -> None:
+            if world.rank == 1 and moment == os.environ[MOMENT_VARIABLE]:
+                fault = os.environ[FAULT_VARIABLE]
+                meet_fault(fault, Path(os.environ[FOLDER_VARIABLE]))
+                self.is_wrong = fault == "rank-wrong"
 
         def step(self) -> None:
             if number == 0:
-                self.at(phase())
+                self.reach(find_phase())
             time.sleep(0.001)
             dist.all_reduce(self.sum, group=world.group)
 
@@ -187,231 +217,219 @@ def prepare(world: "World", *, number: int = 0) -> "Benchmark":
             self.sum.fill_(1.0)
 
         def check(self) -> int:
-            return int(self.sum.item() != world.size) + self.wrong
+            return int(self.sum.item() != world.size or self.is_wrong)
 
-    return Step()
+    return Sum()
 
 
-def phase() -> str:
-    """Return what the runner that calls this step is doing."""
+def find_phase() -> str:
+    """Return the phase of the runner that called the step."""
     frame = sys._getframe(2)
-    while not hasattr(owner := frame.f_locals.get("self"), "progress") and frame.f_back:
+    while frame.f_back and not hasattr(frame.f_locals.get("self"), "progress"):
         frame = frame.f_back
-    return str(getattr(getattr(owner, "progress", None), "phase", ""))
+    progress = getattr(frame.f_locals.get("self"), "progress", None)
+    return str(getattr(progress, "phase", ""))
 
 
-def meet(fault: str, folder: Path) -> bool:
-    """Do a rank's fault, or wait for what is done to others, once; return whether results are wrong from now on."""
-    import resource
-
+def meet_fault(fault: str, folder: Path) -> None:
+    """Inject a fault in this rank, or wait for the fault of another process; only the first time."""
     import torch
 
     if (folder / "rank").exists():
-        return False
+        return
     (folder / ".rank").write_text(str(os.getpid()))
     (folder / ".rank").rename(folder / "rank")
     if fault == "rank-raises":
-        raise RuntimeError("the roof is on fire")
+        raise RuntimeError("injected fault")
     if fault == "rank-exits":
         os._exit(0)
     if fault == "rank-memory":
-        resource.setrlimit(
-            resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (64 << 20),) * 2
-        )
+        limit = psutil.Process().memory_info().vms + FREE_BYTES_OF_RANK
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         torch.ones(1 << 30)
     while fault != "rank-wrong" and not (folder / "go").exists():
         time.sleep(0.01)
-    return fault == "rank-wrong"
 
 
 class Cell:
-    """One run that meets one fault at one moment."""
+    """A run that meets one fault at one moment."""
 
     def __init__(self, name: str, moment: str, folder: Path) -> None:
-        self.fault, self.moment, self.folder = FAULTS[name], moment, folder
+        self.fault = FAULTS[name]
+        self.moment = moment
+        self.folder = folder
         self.id = uuid.uuid4().hex
         self.out = folder / "out"
         self.out.mkdir()
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(self.out)], check=True
-        )
-        own = {
-            FAULT: name,
-            MOMENT: moment,
-            FOLDER: str(folder),
-            MARK: self.id,
+        mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(self.out)]
+        subprocess.run(mount, check=True)
+        variables = {
+            FAULT_VARIABLE: name,
+            MOMENT_VARIABLE: moment,
+            FOLDER_VARIABLE: str(folder),
+            ID_VARIABLE: self.id,
             "OUT": str(self.out),
         }
-        words = [
-            str(Path(sys.executable).with_name("parbench")),
-            "run",
-            "--preset",
-            "smoke",
-            "--nproc",
-            "2",
-        ]
-        words += [
-            "--launches",
-            "1",
-            "--budget",
-            "5m",
-            "--timeout",
-            "6s",
-            "--out",
-            str(self.out / "runs"),
-        ]
-        words += ["--target", "tests.studies.fault_matrix:prepare", "--set", "number=0,1"]
-        # without the right to write what is read-only, as anyone; the loopback interface is this run's own
+        program = str(Path(sys.executable).with_name("parbench"))
+        target = ["--target", "tests.studies.fault_matrix:prepare", "--out", f"{self.out}/runs"]
+        # Root could write to a read-only folder, so that capability is dropped. The loopback
+        # interface belongs to the network namespace of this run.
         drop = "setpriv --inh-caps=-dac_override --bounding-set=-dac_override"
-        wait = f"until [ -e {folder}/trigger ]; do sleep 0.02; done; {self.fault.beside or 'true'}; touch {folder}/done"
-        script = f'ip link set lo up; ( {wait} ) >/dev/null 2>&1 & exec {drop} "$@"'
-        self.stderr = (folder / "stderr").open("w+b")
-        self.stdout = (folder / "stdout").open("w+b")
-        self.driver = subprocess.Popen(
-            ["unshare", "-n", "sh", "-c", script, "sh", *words],
-            cwd=folder,
-            env={**environment(), **own},
-            stdout=self.stdout,
-            stderr=self.stderr,
-        )
+        wait = f"until [ -e {folder}/trigger ]; do sleep 0.02; done"
+        inject = f"{self.fault.command or 'true'}; touch {folder}/done"
+        script = f'ip link set lo up; ( {wait}; {inject} ) >/dev/null 2>&1 & exec {drop} "$@"'
+        run = [program, "run", *RUN_OPTIONS.split(), *target]
+        with (folder / "output").open("wb") as output:
+            self.driver = subprocess.Popen(
+                ["unshare", "-n", "sh", "-c", script, "sh", *run],
+                cwd=folder,
+                env={**environment(), **variables},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
 
-    def play(self) -> str | None:
-        """Let the fault happen and the run end; return what is left behind, None where the moment never came."""
-        if not self._wait(self._there):
-            return None
-        pid = self._victim()
+    def play(self) -> list[str]:
+        """Let the fault happen and the run end; return what differs from a clean end."""
+        if not self._wait_until(self._is_moment):
+            return ["its moment did not come"]
+        pid = self._find_victim()
         (self.folder / "trigger").touch()
-        if self.fault.beside:
-            self._wait((self.folder / "done").exists)
+        if self.fault.command:
+            self._wait_until((self.folder / "done").exists)
         if pid and self.fault.signal:
             os.kill(pid, self.fault.signal)
-        if self.fault.signal == signal.SIGSTOP and self.fault.victim == "driver":
-            time.sleep(2)
+        if self.fault.stops_driver:
+            time.sleep(STOPPED_SECONDS)
             os.kill(pid, signal.SIGCONT)
-        if (
-            self.fault.victim == "driver" and self.fault.signal == signal.SIGSTOP
-        ) or self.fault.beside:
+        if self.fault.resumes:
             (self.folder / "go").touch()
-        self._wait(lambda: self.driver.poll() is not None)
-        self._wait(lambda: not self._processes(), FAREWELL_SECONDS)
-        return ", ".join(self._processes())
+        self._wait_until(lambda: self.driver.poll() is not None)
+        deadline = time.monotonic() + MAX_FAREWELL_SECONDS
+        while self._list_processes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return [f"remaining process: {process}" for process in self._list_processes()]
 
-    def _there(self) -> bool:
-        runs = [*self.out.glob("runs/*/run.json")]
+    def _is_moment(self) -> bool:
         if self.moment == "importing":
-            return bool(runs and self._launcher() and not [*self.out.glob("runs/*/logs/gang-0")])
+            has_folder = any(self.out.glob("runs/*/run.json"))
+            has_ranks = any(self.out.glob("runs/*/logs/gang-0"))
+            return has_folder and self._find_fork_server() != 0 and not has_ranks
         if self.moment == "reporting":
-            records = [*self.out.glob("runs/*/records.jsonl")]
-            return (
-                bool(records) and records[0].read_bytes().count(b"\n") >= 2 and not self._launcher()
-            )
+            for file in self.out.glob("runs/*/records.jsonl"):
+                is_complete = file.read_bytes().count(b"\n") >= 2
+                return is_complete and self._find_fork_server() == 0
+            return False
         return (self.folder / "rank").exists()
 
-    def _victim(self) -> int:
-        match self.fault.victim:
-            case "driver":
-                return self.driver.pid
-            case "launcher":
-                return self._launcher()
-            case "rank":
-                return int((self.folder / "rank").read_text())
+    def _find_victim(self) -> int:
+        if self.fault.victim == "driver":
+            return self.driver.pid
+        if self.fault.victim == "fork server":
+            return self._find_fork_server()
+        if self.fault.victim == "rank":
+            return int((self.folder / "rank").read_text())
         return 0
 
-    def _launcher(self) -> int:
+    def _find_fork_server(self) -> int:
+        """Return the process id of the fork server, or 0."""
         try:
-            children = psutil.Process(self.driver.pid).children()
-            return next(
-                (one.pid for one in children if "parbench.bench.rank.fork_server" in one.cmdline()),
-                0,
-            )
+            for child in psutil.Process(self.driver.pid).children():
+                if "parbench.bench.rank.fork_server" in child.cmdline():
+                    return child.pid
         except psutil.Error:
-            return 0
+            pass
+        return 0
 
-    def _processes(self) -> list[str]:
-        found = []
-        for one in psutil.process_iter():
+    def _list_processes(self) -> list[str]:
+        """Return the command lines of processes of this run."""
+        commands = []
+        for process in psutil.process_iter():
             try:
-                if one.status() != psutil.STATUS_ZOMBIE and one.environ().get(MARK) == self.id:
-                    found.append(" ".join(one.cmdline())[:60])
+                is_zombie = process.status() == psutil.STATUS_ZOMBIE
+                if not is_zombie and process.environ().get(ID_VARIABLE) == self.id:
+                    commands.append(" ".join(process.cmdline())[:60])
             except psutil.Error:
                 continue
-        return found
+        return commands
 
-    def _wait(self, true: Callable[[], object], seconds: float = 300.0) -> bool:
-        deadline = time.monotonic() + seconds
-        while not true():
-            if time.monotonic() > deadline or (self.driver.poll() is not None and seconds == 300.0):
-                return bool(true())
+    def _wait_until(self, condition: Callable[[], object]) -> bool:
+        """Wait for a condition, at most until the driver ends or the time is over."""
+        deadline = time.monotonic() + MAX_SECONDS
+        while not condition():
+            if time.monotonic() > deadline or self.driver.poll() is not None:
+                return bool(condition())
             time.sleep(0.005)
         return True
 
-    def seen(self) -> tuple[int, str, str]:
-        """Return the exit code, the statuses in order of cases, and what was printed."""
-        runs = [*self.out.glob("runs/*/run.json")]
-        kept = "-"
-        if runs:
-            records = sorted(
-                load_run(runs[0].parent).records, key=lambda record: str(record.case.params)
-            )
-            kept = " ".join(record.status for record in records) or "-"
-        return int(self.driver.poll() or 0), kept, self.read("stderr") + self.read("stdout")
+    def read_output(self) -> str:
+        return (self.folder / "output").read_text(errors="replace")
 
-    def read(self, name: str) -> str:
-        return (self.folder / name).read_text(errors="replace")
+    def read_statuses(self) -> str:
+        """Return the statuses in the run folder in the order of cases; raises UserError."""
+        for info in self.out.glob("runs/*/run.json"):
+            records = load_run(info.parent).records
+            by_case = sorted(records, key=lambda record: str(record.case.params))
+            return " ".join(record.status for record in by_case) or "-"
+        return "-"
 
     def close(self) -> None:
-        for one in (
-            psutil.Process(self.driver.pid).children(recursive=True)
-            if self.driver.poll() is None
-            else ()
-        ):
-            one.kill()
+        if self.driver.poll() is None:
+            for process in psutil.Process(self.driver.pid).children(recursive=True):
+                process.kill()
         self.driver.kill()
         self.driver.wait()
-        self.stdout.close()
-        self.stderr.close()
         subprocess.run(["umount", "-l", str(self.out)], check=True)
 
 
-def play(name: str, moment: str, verbose: bool) -> tuple[str, bool]:
-    """Return a cell's text, and whether it is as expected."""
-    expected = FAULTS[name].expected(moment)
-    if isinstance(expected, str):
-        return expected, True
-    folder, shared = Path(tempfile.mkdtemp(prefix="cell-")), set(Path("/dev/shm").iterdir())
+def list_shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").glob("*")) - set(Path("/dev/shm").glob("parbench-tool*"))
+
+
+def format_exit_code(exit_code: int) -> str:
+    return signal.Signals(-exit_code).name if exit_code < 0 else str(exit_code)
+
+
+def find_differences(cell: Cell, expectation: Expectation) -> tuple[str, list[str]]:
+    """Play a cell and return its text, and what differs from the expectation."""
+    differences = cell.play()
+    try:
+        statuses = cell.read_statuses()
+    except UserError as error:
+        return "-", [*differences, f"the folder cannot be read: {error}"]
+    exit_code = int(cell.driver.poll() or 0)
+    output = " ".join(cell.read_output().split())
+    if exit_code != expectation.exit_code:
+        differences.append(f"expected exit code {expectation.exit_code}")
+    if statuses != expectation.statuses:
+        differences.append(f"expected statuses {expectation.statuses}")
+    if expectation.message not in output:
+        differences.append(f"missing message: {expectation.message}")
+    if "Traceback" in output:
+        differences.append("Traceback")
+    return f"{format_exit_code(exit_code)}: {statuses}", differences
+
+
+def play_cell(name: str, moment: str, *, verbose: bool) -> tuple[str, bool]:
+    """Return the text of a cell, and whether it is as expected."""
+    expectation = FAULTS[name].expect(moment)
+    if isinstance(expectation, str):
+        return expectation, True
+    folder = Path(tempfile.mkdtemp(prefix="cell-"))
+    shared_memory = list_shared_memory()
     cell = Cell(name, moment, folder)
     try:
-        left = cell.play()
-        code, kept, text = cell.seen()
-        wrong = (
-            ["its moment never came"] if left is None else [f"left behind: {left}"] if left else []
-        )
-        wrong += [f"expected {expected.code}"] if code != expected.code else []
-        wrong += [f"expected kept {expected.kept}"] if kept != expected.kept else []
-        wrong += (
-            [f"not told: {expected.told}"] if expected.told not in " ".join(text.split()) else []
-        )
-        wrong += ["Traceback"] if "Traceback" in text else []
-        if more := {
-            one
-            for one in set(Path("/dev/shm").iterdir()) - shared
-            if not one.name.startswith("parbench-tool")
-        }:
-            wrong.append(f"shared memory: {more}")
-    except UserError as error:
-        code, kept, text, wrong = -1, "-", cell.read("stderr"), [f"cannot be read: {error}"]
+        text, differences = find_differences(cell, expectation)
     finally:
         cell.close()
-    if wrong or verbose:
-        print(
-            f"--- {name} {moment}: {code} {kept}: {'; '.join(wrong)}\n{text}",
-            file=sys.stderr,
-            flush=True,
-        )
+    for path in list_shared_memory() - shared_memory:
+        differences.append(f"remaining shared memory: {path}")
+    if differences or verbose:
+        print(f"--- {name} {moment}: {text}: {differences}", file=sys.stderr)
+        print(cell.read_output(), file=sys.stderr, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    shown = re.sub(r"^-(\d+)", lambda found: signal.Signals(int(found[1])).name, f"{code}")
-    told = f"{shown}: {kept}"
-    return (f"**{told} ({'; '.join(wrong)})**" if wrong else told), not wrong
+    if differences:
+        return f"**{text} ({'; '.join(differences)})**", False
+    return text, True
 
 
 def main() -> int:
@@ -421,29 +439,27 @@ def main() -> int:
     parser.add_argument("--faults", nargs="*", default=[*FAULTS], choices=[*FAULTS])
     parser.add_argument("--moments", nargs="*", default=[*MOMENTS], choices=[*MOMENTS])
     parser.add_argument("--verbose", action="store_true")
-    asked = parser.parse_args()
-    for sign, usual in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
-        signal.signal(sign, usual)  # a shell's background ignores the first, nohup the second
-    if os.environ.get("CELL_NAMESPACE") is None:
-        command = ["unshare", "-rm", sys.executable, *sys.argv]
-        return subprocess.run(
-            command, env={**os.environ, "CELL_NAMESPACE": "1"}, check=False
-        ).returncode
-    print("| fault | " + " | ".join(MOMENTS[moment] for moment in asked.moments) + " |")
-    print("|" + "---|" * (1 + len(asked.moments)))
-    as_expected = True
-    for name in asked.faults:
+    options = parser.parse_args()
+    # Background jobs ignore SIGINT, and nohup ignores SIGHUP.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if NAMESPACE_VARIABLE not in os.environ:
+        module = [sys.executable, "-m", "tests.studies.fault_matrix", *sys.argv[1:]]
+        variables = {**environment(), NAMESPACE_VARIABLE: "1"}
+        return subprocess.run(["unshare", "-rm", *module], env=variables, check=False).returncode
+    titles = [MOMENTS[moment] for moment in options.moments]
+    print(f"| fault | {' | '.join(titles)} |")
+    print("|" + "---|" * (1 + len(titles)))
+    all_expected = True
+    for name in options.faults:
         cells = []
-        for moment in asked.moments:
-            told, right = play(name, moment, asked.verbose)
-            print(f"{name} {moment}: {told}", file=sys.stderr, flush=True)
-            as_expected &= right
-            cells.append(told)
-        print(f"| {FAULTS[name].title} | " + " | ".join(cells) + " |", flush=True)
-    return 0 if as_expected else 1
+        for moment in options.moments:
+            text, is_expected = play_cell(name, moment, verbose=options.verbose)
+            print(f"{name} {moment}: {text}", file=sys.stderr, flush=True)
+            all_expected = all_expected and is_expected
+            cells.append(text)
+        print(f"| {FAULTS[name].title} | {' | '.join(cells)} |", flush=True)
+    return 0 if all_expected else 1
 
 
 if __name__ == "__main__":

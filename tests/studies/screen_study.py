@@ -3,7 +3,7 @@
 python -m tests.studies.screen_study [--trials 200] [--noise 0.05] prints, for clusters of several sizes: how often
 anything innocent is blamed, with the upper end of that rate's 95 % interval, and how often exactly the one slow node
 or link is found, at first sight and after confirmation. A script, not a test:
-tests/slurm/screen/test_screen_fit.py holds a small part.
+tests/slurm/screen/test_fit.py holds a small part.
 """
 
 import argparse

@@ -8,6 +8,7 @@ after a rank became late. They are real runs on two ranks.
 import json
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
@@ -15,7 +16,11 @@ from typing import Any
 from click.testing import CliRunner
 
 from parbench import cli
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.results.runs import load_run
+from parbench.bench.text import format_size
 from parbench.reports.render.page import render_page
 from parbench.reports.sections.one_run import report_of
 from tests.support.paths import ROOT, TESTS
@@ -64,6 +69,29 @@ def describe_plan(line: str) -> str:
         exposed_seconds = axis["exposed_seconds"]
         lines.append(f"{name} sends {sent_bytes:.6g} B, exposed {exposed_seconds:.6g} s")
     return "\n".join(lines)
+
+
+def describe_presets() -> str:
+    """Return the cases of the small presets on two ranks; cases that differ only in size share a line."""
+    catalogue = load_catalogue(cli.DEFINITIONS)
+    defaults = {
+        definition.name: {param.name: param.default for param in definition.params}
+        for definition in catalogue
+    }
+    spec = WorldSpec(nproc=2, backend="gloo", device="cpu")
+    sizes_by_line: dict[str, list[str]] = defaultdict(list)
+    for preset in ("smoke", "node"):
+        for case in make_plan(Options(preset=preset), catalogue, spec).cases:
+            params = dict(case.params)
+            size = format_size(int(params.pop("size_bytes", 0)))
+            settings = [
+                f"{name}={value}"
+                for name, value in params.items()
+                if value != defaults[case.name][name]
+            ]
+            line = " ".join([f"{preset}:", case.name, *settings])
+            sizes_by_line[line].append(size)
+    return "".join(f"{line}: {' '.join(sizes)}\n" for line, sizes in sizes_by_line.items())
 
 
 def format_values(values: dict[str, Any]) -> str:
@@ -126,6 +154,7 @@ FILES: dict[str, Callable[[], str]] = {
     "steps.page.txt": lambda: page_outline(render_page(report_of(load_run(STEPS)))),
     "compare.txt": lambda: run_parbench("compare", str(BASE), str(NEW)),
     "plans.txt": describe_plans,
+    "presets.txt": describe_presets,
 }
 """The function that makes each golden file."""
 
