@@ -29,7 +29,7 @@ def draw(n: int, seed: int, mean: float = 0.0) -> list[float]:
 
 
 def compare_logs(logs: Logs) -> Differences:
-    """Return the differences of series (columns) whose first middle of rows is the base."""
+    """Return the differences of series (columns) whose first half of rows is the base."""
     middle = len(logs) // 2
     base = [dict(enumerate(series[:middle])) for series in logs.T.tolist()]
     new = [dict(enumerate(series[middle:])) for series in logs.T.tolist()]
@@ -115,7 +115,7 @@ def test_rank_test_of_ties_agrees_with_permutations(values: list[int], n: int) -
 
 
 def test_discoveries_in_families_share_the_level() -> None:
-    # One of two families is discovered, so its members are tested at middle of the level.
+    # One of two families is discovered, so its members are tested at half of the level.
     two_families = discoveries_in_families([[0.001, 0.03], [0.9, 0.9]], 0.05)
     assert two_families == ((True, False), (False, False))
     assert discoveries_in_families([[0.001, 0.03]], 0.05) == ((True, True),)
