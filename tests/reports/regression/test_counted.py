@@ -181,7 +181,7 @@ def test_every_format_shows_changed_counts() -> None:
 @pytest.mark.full
 def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
     target = "tests.support.planted_steps:fsdp"
-    options = ["--target", target, "--nproc", "2", "--launches", "1", "--budget", "30s", "--json"]
+    options = ["--target", target, "--nproc", "2", "--launches", "1", "--budget", "20s", "--json"]
     folders = []
     for plant in ("", "", "unsharded"):
         result = parbench("run", *options, **{VARIABLE: plant})
