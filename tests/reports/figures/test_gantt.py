@@ -83,11 +83,3 @@ def test_joining_keeps_wide_gaps_and_kinds_apart() -> None:
     spans = [(box.kind, box.start, box.stop) for box in boxes]
     assert spans == [("F", 0, 200), ("F", 211, 300), ("B", 305, 400)]
     assert [box.kind for box in idle_boxes(pipeline, COARSE)] == ["p2p"]
-
-
-def test_joining_keeps_virtual_stages_apart() -> None:
-    actions = [["0F0", 0, 100], ["2F0", 100, 200], ["2F1", 200, 300]]
-    stages = {"stages_by_rank": [[0, 2], [1, 3]], "chunks": 2, "idle": None}
-    pipeline = make_pipeline(measured=[actions, []], predicted=None, **stages)
-    boxes = boxes_of(pipeline, pipeline.facts.measured or [], COARSE)
-    assert [(box.chunk, box.start, box.stop) for box in boxes] == [(0, 0, 100), (1, 100, 300)]

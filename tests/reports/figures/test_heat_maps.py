@@ -6,7 +6,7 @@ import pytest
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.reports.analysis.contrasts import Pairs, pairs
-from parbench.reports.analysis.ranks import Nodes, nodes_of
+from parbench.reports.analysis.ranks import nodes_of
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.figures.heat_maps import draw_pairs
 from tests.support.figure_parts import parse_drawing
@@ -34,12 +34,6 @@ def test_pairs_have_a_square_each() -> None:
     assert rates == ["2.00", "3.00", "11.0", "13.0", "21.0", "22.0"]
     shades = [box.opacity for box in parts.boxes]
     assert shades == sorted(shades)
-
-
-def test_many_pairs_have_no_numbers() -> None:
-    nodes = Nodes(hosts=tuple(f"n{i}" for i in range(12)), switches={}, affinities={})
-    parts = parse_drawing(draw_pairs(make_matrix(12), nodes))
-    assert not [text for text in parts.texts if "." in text]
 
 
 def test_pairs_without_bus_bandwidth_have_no_map() -> None:

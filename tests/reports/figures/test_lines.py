@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.reports import cells
 from parbench.reports.analysis.attention import compared, contexts
@@ -71,19 +70,6 @@ def test_line_has_a_band_of_its_interval() -> None:
     assert line.points[0] == pytest.approx((1024, 1e-3, 0.9e-3, 1.1e-3))
     [band] = [path for path in parse_drawing(draw_sizes([line], TIME)).paths if path.opacity == 0.1]
     assert len(band.points) == 4
-
-
-def test_interval_down_to_zero_has_no_band() -> None:
-    metric = MetricValue(value=1e-3, unit="s", better="lower", low=0.0, high=5e-3)
-    records = [ok_record(record.case, metrics={"time": metric}) for record in make_curve()]
-    [line] = curve_lines(summarize_rows(*records), "time")
-    assert line.points[0] == (1024, 1e-3, 1e-3, 1e-3)
-
-
-def test_parameters_split_lines() -> None:
-    records = [*make_curve("broadcast", root=0), *make_curve("broadcast", root=1)]
-    labels = [line.label for line in curve_lines(summarize_rows(*records), "time")]
-    assert labels == ["broadcast root=0", "broadcast root=1"]
 
 
 @pytest.mark.parametrize("value", [None, 0.0])

@@ -12,7 +12,6 @@ from parbench.reports.figures.svg import (
     Scale,
     even_ticks,
     figure,
-    log_ticks,
     time_ticks,
 )
 
@@ -53,21 +52,6 @@ def test_even_ticks_are_round() -> None:
     assert ticks == [(0, "0"), (0.005, "5 ms"), (0.01, "10 ms"), (0.015, "15 ms"), (0.02, "20 ms")]
     labels = [label for _, label in even_ticks(5 << 20, cells.num_bytes)]
     assert labels == ["0", "1 MiB", "2 MiB", "3 MiB", "4 MiB", "5 MiB"]
-
-
-def test_log_ticks_are_round_and_few() -> None:
-    labels = [label for _, label in log_ticks(0.0011, 0.09, cells.duration)]
-    assert labels == ["2 ms", "5 ms", "10 ms", "20 ms", "50 ms"]
-    labels = [label for _, label in log_ticks(0.001, 20, cells.significant)]
-    assert labels == ["0.001", "0.01", "0.1", "1", "10"]
-    assert len(log_ticks(1e-12, 1e12, str)) <= 8
-
-
-def test_time_ticks_have_one_unit() -> None:
-    unit, ticks = time_ticks(0.03)
-    assert unit == "ms"
-    assert [label for _, label in ticks] == ["0", "5", "10", "15", "20", "25", "30"]
-    assert time_ticks(20e-6)[0] == "us"
 
 
 def test_ticks_are_few_for_any_length() -> None:

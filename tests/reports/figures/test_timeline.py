@@ -13,7 +13,7 @@ from parbench.reports.figures.timeline import (
     view_of,
 )
 from tests.support.figure_parts import Parts, parse_drawing
-from tests.support.traced import make_rank_timeline, make_timeline
+from tests.support.traced import make_rank_timeline
 
 AXIS_START = 150.0
 WIDTH = 834.0
@@ -63,11 +63,6 @@ def test_boxes_are_at_their_intervals() -> None:
     assert find_spans(parts, "exposed", 10.0) == [(5, 8)]
 
 
-def test_late_rank_starts_later() -> None:
-    spans = find_spans(draw(make_timeline()), "compute", 10.1)
-    assert spans == [(0, 5), (8.5, 9.5), (0.1, 5.1), (8.6, 9.6)]
-
-
 def test_exposed_is_hatched_and_idle_pale() -> None:
     parts = draw(join(make_rank_timeline()))
     [exposed] = [path for path in parts.paths if HATCHED in path.style and path.title]
@@ -84,14 +79,6 @@ WAITING = [(stop, stop + 2000) for _, stop in COMPUTING]
 def test_short_intervals_take_the_majority_kind() -> None:
     [box] = boxes_of({"compute": COMPUTING, "exposed": WAITING}, gap_us=20)
     assert (box.kind, box.start, box.stop) == ("compute", 0, 100)
-
-
-def test_long_intervals_keep_their_kind() -> None:
-    boxes = boxes_of({"compute": COMPUTING[:1], "exposed": WAITING[:1]}, gap_us=1)
-    assert [(box.kind, box.start, box.stop) for box in boxes] == [
-        ("compute", 0, 8),
-        ("exposed", 8, 10),
-    ]
 
 
 @pytest.mark.parametrize("max_boxes", [50, 400])

@@ -8,7 +8,7 @@ import pytest
 from parbench.bench.results.metrics import values
 from parbench.reports.history.baseline import baseline
 from parbench.reports.history.database import open_history
-from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions
+from tests.support.compare_fixtures import CASE
 from tests.support.history_fixtures import fill_history, make_entry, write_history_run
 from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics
 
@@ -33,15 +33,6 @@ def test_run_is_compared_and_not_kept(
     assert "2 series" in result.told
     assert "12 runs" in result.told
     assert file.read_bytes() == content
-
-
-def test_bad_case_does_not_hide_the_others(file: Path, twelve_runs: Path, tmp_path: Path) -> None:
-    shutil.copy(twelve_runs, file)
-    wrong = failed_record(CASE, 0, "wrong", "3 values differ")
-    records = [wrong, *make_repetitions(OTHER_CASE)]
-    result = baseline(write_history_run(tmp_path, 99, records=records))
-    assert result.word == "AS BEFORE"
-    assert result.told.startswith("1 series")
 
 
 def test_run_without_a_time_has_no_baseline(file: Path, twelve_runs: Path, tmp_path: Path) -> None:

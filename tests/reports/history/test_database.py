@@ -89,17 +89,6 @@ def test_runs_are_ordered_by_time(history: History, tmp_path: Path) -> None:
     assert list_ids(history, "main") == ["run-002", "run-003"]
 
 
-def test_annotation_is_kept_once(history: History, tmp_path: Path) -> None:
-    history.add(make_entry(tmp_path, 1, branch="topic"))
-    for _ in range(2):
-        history.annotate("run-001", "*all_reduce*", "new ring")
-    [annotation] = history.annotations()
-    assert annotation.run_id == "run-001"
-    assert annotation.branch == "topic"
-    assert annotation.series == "*all_reduce*"
-    assert annotation.started == history.line("run-001").started
-
-
 @pytest.mark.parametrize("branch", ["last", "", "main~1", "a:b", "two words"])
 def test_ambiguous_branch_is_refused(branch: str, history: History, tmp_path: Path) -> None:
     entry = replace(make_entry(tmp_path, 1), about=About(branch=branch))
@@ -196,25 +185,9 @@ def test_sigkill_in_a_transaction_leaves_a_readable_history(file: Path, tmp_path
         assert history.add(read_entry(path, About(branch="main"))) == "added"
 
 
-def count_rows(path: Path, table: str) -> int:
-    with closing(sqlite3.connect(path)) as connection:
-        return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-
-
 def add_entry(path: Path, entry: database.Entry) -> str:
     with open_history(path) as history:
         return history.add(entry)
-
-
-def test_failed_add_leaves_nothing(file: Path, tmp_path: Path) -> None:
-    entry = make_entry(tmp_path, 0)
-    with open_history(file, create=True):
-        pass
-    repeated = replace(entry, points=(*entry.points, entry.points[0]))
-    with pytest.raises(UserError):
-        add_entry(file, repeated)
-    assert [count_rows(file, table) for table in ("run", "series", "point")] == [0, 0, 0]
-    assert add_entry(file, entry) == "added"
 
 
 def test_open_creates_file_and_folder(tmp_path: Path) -> None:

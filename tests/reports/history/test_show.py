@@ -11,7 +11,7 @@ from parbench.reports.history.levels import StepRule
 from parbench.reports.history.show import render, render_courses, render_csv
 from tests.support.compare_fixtures import CASE
 from tests.support.history_fixtures import fill_history, make_daily_records, make_entry
-from tests.support.reports_fixtures import ENVIRONMENT, HOSTILE_TEXT
+from tests.support.reports_fixtures import HOSTILE_TEXT
 
 RULE = StepRule()
 
@@ -68,13 +68,3 @@ def test_csv_has_a_row_per_run(history: History, tmp_path: Path) -> None:
     [other_series] = [name for name in row if "broadcast" in name]
     assert row[other_series] == ""
     assert len(read_csv(history, "main")) == 12
-
-
-def test_csv_distinguishes_series_of_one_case(history: History, tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "host": {"name": "node-b"}}
-    history.add(make_entry(tmp_path, 12, environment=environment))
-    rows = read_csv(history)
-    first, second = (name for name in rows[0] if "all_reduce" in name)
-    assert rows[0][first]
-    assert not rows[0][second]
-    assert rows[12][second]

@@ -134,24 +134,10 @@ class SlowMachine(Machine):
         return msgspec.structs.replace(run, info=info, records=tuple(records))
 
 
-def test_repetition_gets_a_share_of_the_budget() -> None:
-    machine = SlowMachine()
-    outcome = measure(machine, budget_seconds=600.0)
-    assert machine.allowed_seconds == [0.8 * 600 / 12] * 2
-    assert outcome.short
-    assert "--budget 35m" in outcome.reason
-
-
 def test_default_budget_grows_to_all_cases() -> None:
     machine = SlowMachine()
     assert not measure(machine, budget_seconds=600.0, given=False).short
     assert machine.allowed_seconds[2:] == pytest.approx([2 * 100.0 * 1.1] * 10)
-
-
-def test_drift_affects_both_sides_alike() -> None:
-    effect = find_series(measure(Machine(drift=0.01)).comparison).effect
-    assert effect is not None
-    assert abs(effect.change) < 0.01
 
 
 class TwoTorches(Machine):

@@ -95,11 +95,6 @@ def test_wrong_base_has_no_times() -> None:
     assert "BASE has 0" in series.reason
 
 
-def test_failed_repetition_of_base_is_left_out() -> None:
-    base = [*make_repetitions(count=5), failed_record(CASE, 5, "failed")]
-    assert find_series(compare_records(base, make_repetitions(factor=1.1))).word == "SLOWER"
-
-
 def test_added_case_is_new() -> None:
     comparison = compare_records(make_repetitions(), BOTH_CASES)
     assert find_series(comparison, OTHER_CASE).word == "NEW"
@@ -139,14 +134,6 @@ def test_changed_environment_is_env_changed_unless_meant() -> None:
     assert find_series(compare(base, new, Rule(), ["versions.*"])).word == "SLOWER"
 
 
-def test_environment_change_of_one_series_spares_others() -> None:
-    changed = {"changed": {"host.cpu_model": ["Example CPU", "Another CPU"]}}
-    new = [*make_repetitions(), *make_repetitions(OTHER_CASE, environment=changed)]
-    comparison = compare_records(BOTH_CASES, new)
-    assert find_series(comparison).word == "SAME"
-    assert find_series(comparison, OTHER_CASE).word == "ENV-CHANGED"
-
-
 @pytest.mark.parametrize("change", [{"nodes": 2}, {"size": 2}, {"backend": "nccl"}])
 def test_another_world_is_another_series(change: dict[str, Any]) -> None:
     world = msgspec.structs.replace(WORLD, **change)
@@ -154,12 +141,6 @@ def test_another_world_is_another_series(change: dict[str, Any]) -> None:
     comparison = compare_records(BOTH_CASES, new)
     assert comparison.counts == {"MISSING": 1, "NEW": 1, "SAME": 1}
     assert comparison.code() == 4
-
-
-def test_failed_start_belongs_to_every_world() -> None:
-    failed = failed_record(CASE, 0, "failed", "no rank came")
-    comparison = compare_records(make_repetitions(world=TWO_NODES), [failed])
-    assert find_series(comparison).word == "FAILED"
 
 
 def test_runs_without_a_common_series_are_refused() -> None:
@@ -207,7 +188,6 @@ def test_many_series_raise_the_threshold() -> None:
 @pytest.mark.parametrize(
     ("new", "code", "strict_code"),
     [
-        ([*make_repetitions(factor=1.2), failed_record(OTHER_CASE)], 1, 1),
         ([*make_repetitions(count=2), failed_record(OTHER_CASE)], 4, 4),
         ([*make_repetitions(), *make_repetitions(OTHER_CASE, count=1)], 0, 3),
     ],
@@ -256,12 +236,3 @@ def test_pool_keeps_the_newest_world_of_each_case() -> None:
     [note] = notes_of_pools([pool([older, new], "last:2")])
     assert "last:2: 5 records" in note
     assert notes_of_pools([pool([new, new], "last:2")]) == ()
-
-
-def test_pool_counts_a_failed_start_on_every_world() -> None:
-    failed = run_from_records([failed_record(CASE, 0, "failed", "no rank came")])
-    measured = run_from_records(make_repetitions(CASE, world=TWO_NODES))
-    row = pool_rows(measured, failed)[CASE.id]
-    assert row.status == "failed"
-    assert row.launches == 5
-    assert len(row.records) == 6

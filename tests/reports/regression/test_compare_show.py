@@ -21,7 +21,6 @@ from parbench.reports.regression.compare_show import (
     as_markdown,
     as_table,
     compare_runs,
-    family_columns,
     series_columns,
 )
 from parbench.reports.regression.compare_words import effect_words
@@ -31,7 +30,6 @@ from tests.support.compare_fixtures import (
     CASE,
     OTHER_CASE,
     compare_records,
-    make_curve,
     make_repetitions,
     run_from_records,
 )
@@ -103,22 +101,6 @@ def test_compare_uses_a_measured_floor(tmp_path: Path) -> None:
     [series] = data["families"][0]["series"]
     assert series["effect"]["floor"] == pytest.approx(0.3)
     assert series["measured_floor"]["launches"] == 20
-
-
-def test_compare_uses_the_usual_floor_file(tmp_path: Path) -> None:
-    base = write(tmp_path)
-    new = write(tmp_path, 1.2)
-    write_floor(Path("runs/floor.json"), base)
-    assert invoke(base, new).exit_code == 0
-    assert invoke(base, new, "--floor", "3%").exit_code == 1
-
-
-def test_compare_ignores_a_floor_of_another_environment(tmp_path: Path) -> None:
-    file = tmp_path / "floor.json"
-    environment = {"versions": {"numpy": "2.4.6"}, "torch": {"version": "2.14.0"}}
-    measured = write_run(tmp_path, run_from_records(make_repetitions(), environment))
-    write_floor(file, str(measured))
-    assert invoke(write(tmp_path), write(tmp_path, 1.2), "--floor", str(file)).exit_code == 1
 
 
 def test_compare_advises_more_repetitions(tmp_path: Path) -> None:
@@ -196,31 +178,18 @@ def test_series_columns_hold_verdict_and_effect() -> None:
     assert slower["effect"].startswith("+10.0 % [+")
     assert slower["BASE"] == "1.00 ms"
     assert slower["NEW"] == "1.10 ms"
-    assert slower["rank p"] == "0.0079"
-    assert slower["launches"] == "5 v 5"
     assert broken["verdict"] == "FAILED"
     assert broken["why"] == "rank 1 died"
-    assert broken["effect"] == "-"
-
-
-def test_family_columns_name_changed_sizes() -> None:
-    [family] = compare_records(make_curve(1, 1, 1), make_curve(1.2, 1.0, 0.8)).families
-    cells = column_texts(family_columns([family]), family)
-    assert cells["sizes"] == "1K to 16K (3)"
-    assert cells["slower at"].startswith("1K +20.0 % [")
-    assert cells["faster at"].startswith("16K -20.0 % [")
 
 
 @pytest.mark.parametrize(
     ("effect", "text"),
     [
-        (None, "-"),
-        (Effect(change=0.05, floor=0.03), "+5.00 %"),
         (Effect(change=-0.05, floor=0.03, low=-0.06, high=0.001), "-5.00 % [-6.00, +0.100]"),
         (Effect(change=2.81, floor=0.03, low=-1.0, high=1.19e6), "cannot tell"),
     ],
 )
-def test_effect_has_three_digits(effect: Effect | None, text: str) -> None:
+def test_effect_has_three_digits(effect: Effect, text: str) -> None:
     assert effect_words(effect) == text
 
 
@@ -268,8 +237,6 @@ def test_json_holds_every_number(mixed: Comparison) -> None:
     assert data["schema_version"] == 1
     assert data["exit_code"] == 1
     assert data["verdicts"] == dict.fromkeys(VERDICTS, 1)
-    assert data["base"]["id"] == "run-1"
-    assert data["rule"]["floor"] == 0.03
     [family] = [family for family in data["families"] if len(family["series"]) == 3]
     assert family["slower_size_bytes"] == [1024]
     series = family["series"][0]
@@ -279,11 +246,3 @@ def test_json_holds_every_number(mixed: Comparison) -> None:
     [change] = data["environment"]
     assert change["path"] == "host.address"
     assert change["new"] == "b|c"
-
-
-def test_json_unknown_numbers_are_null() -> None:
-    comparison = compare_records(make_repetitions(), make_repetitions(count=1))
-    data = json.loads(as_json(comparison, code=3))
-    effect = data["families"][0]["series"][0]["effect"]
-    assert effect["low"] is None
-    assert effect["p_value"] is None

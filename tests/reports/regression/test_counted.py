@@ -72,11 +72,6 @@ def test_changed_count_is_reported(counts: dict[str, float], text: str) -> None:
     assert find_changes(FSDP, {**FSDP, **counts}) == [text]
 
 
-def test_lost_operation_is_reported() -> None:
-    new = {name: value for name, value in FSDP.items() if "reduce_scatter" not in name}
-    assert find_changes(FSDP, new) == ["reduce_scatter on fsdp: 5 -> 0 calls a step, -90.0 MiB"]
-
-
 def test_measured_values_and_sums_are_not_counted() -> None:
     new = {**FSDP, "step_time": 9.0, "memory.parameters": 9.0, "calls.fsdp": 9.0}
     assert find_changes(FSDP, new) == []
@@ -130,12 +125,6 @@ def test_activations_of_routed_tokens_are_not_compared() -> None:
     assert find_changes(small, large) == ["activations in memory: 1.00 B -> 2.00 B"]
 
 
-def test_run_without_counts_has_no_changes() -> None:
-    comparison = compare_records([make_record({})], [make_record(FSDP)])
-    assert failures(comparison) == []
-    assert "Counts:" not in as_table(comparison)
-
-
 def test_operation_of_another_torch_may_be_renamed() -> None:
     renamed = {name.replace("all_gather", "gather_all"): value for name, value in FSDP.items()}
     base = run_from_records([make_record()], {"versions": {"torch": "1"}})
@@ -143,8 +132,6 @@ def test_operation_of_another_torch_may_be_renamed() -> None:
     comparison = compare(base, new, Rule())
     assert failures(comparison) == []
     assert comparison.code(fail_on_unknown=True) == 3
-    new = run_from_records([make_record(EXTRA_CALL)], {"versions": {"torch": "2"}})
-    assert len(failures(compare(base, new, Rule()))) == 1
 
 
 @pytest.mark.parametrize(

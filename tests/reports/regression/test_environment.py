@@ -48,12 +48,6 @@ def test_equal_environments_have_no_changes() -> None:
     assert find_changes({"load": {"one_minute": 0.1}}, {"load": {"one_minute": 9.0}}) == []
 
 
-def test_shared_value_equals_that_of_each_rank() -> None:
-    shared = surround({"host": {"name": "node-a"}})
-    by_rank = {f"rank {i}": {"host": {"name": "node-a"}} for i in range(2)}
-    assert changes(shared, surround({}, by_rank)) == ()
-
-
 @pytest.mark.parametrize(
     ("base", "new", "text", "decisive"),
     [
@@ -93,12 +87,6 @@ def test_meant_change_decides_nothing(glob: str, is_meant: bool) -> None:
     [change] = find_changes({"versions": {"torch": "1"}}, {"versions": {"torch": "2"}}, glob)
     assert change.meant is is_meant
     assert change.decisive is not is_meant
-
-
-def test_decisive_changes_come_first() -> None:
-    base = {"host": {"address": "1", "name": "a"}}
-    new = {"host": {"address": "2", "name": "b"}}
-    assert [change.path for change in find_changes(base, new)] == ["host.name", "host.address"]
 
 
 def test_ranks_that_differ_are_compared_as_a_set() -> None:
@@ -172,13 +160,6 @@ def test_explaining_value_keeps_the_fingerprint(path: str) -> None:
     assert point.beside[path] == "another"
 
 
-@pytest.mark.parametrize("path", ["host.boot_id", "variables.SLURM_JOB_ID"])
-def test_harmless_value_keeps_the_fingerprint(path: str) -> None:
-    point = find_point(with_value(path, "another"))
-    assert point.series.fingerprint == find_point().series.fingerprint
-    assert path not in point.beside
-
-
 def test_family_shares_all_but_the_size() -> None:
     family = find_point().series.family
     assert find_point(case=collective_case(size_bytes=2048)).series.family == family
@@ -192,11 +173,3 @@ def test_bad_repetition_takes_the_time_of_its_point(status: Status) -> None:
     assert point.status == status
     assert point.seconds is None
     assert point.reason == "3 values differ"
-
-
-def test_skipped_repetition_takes_no_time_away() -> None:
-    skipped = failed_record(CASE, 4, "skipped", "it was wrong before")
-    [point] = points_of(run_from_records([*make_repetitions(count=4), skipped]))
-    assert point.seconds is not None
-    assert point.launches == 4
-    assert points_of(run_from_records([skipped])) == ()

@@ -11,14 +11,12 @@ from xml.etree import ElementTree
 import pytest
 import xmlschema
 
-from parbench.reports.regression.compare import Comparison, compare
+from parbench.reports.regression.compare import Comparison
 from parbench.reports.regression.junit import as_junit
-from parbench.reports.regression.rule import Rule
 from tests.support.compare_fixtures import (
     CASE,
     compare_records,
     make_repetitions,
-    run_from_records,
 )
 from tests.support.reports_fixtures import failed_record
 
@@ -101,11 +99,3 @@ def test_junit_names_the_reason_of_a_failure() -> None:
     [error] = parse(compare_records(make_repetitions(), [failed])).iter("error")
     assert error.get("type") == "FAILED"
     assert error.get("message") == "rank 1 died"
-
-
-def test_junit_names_a_changed_environment() -> None:
-    older = run_from_records(make_repetitions(), {"versions": {"torch": "2.12"}})
-    newer = run_from_records(make_repetitions(), {"versions": {"torch": "2.13"}})
-    [skipped] = parse(compare(older, newer, Rule())).iter("skipped")
-    assert skipped.get("type") == "ENV-CHANGED"
-    assert "2.12 -> 2.13" in str(skipped.get("message"))

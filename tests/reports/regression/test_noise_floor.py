@@ -85,8 +85,6 @@ def test_measure_floors_uses_series_fingerprints() -> None:
     floor = floors[fingerprints(runs[0])[CASE.id]]
     assert floor.series == CASE.label
     assert floor.launches == 20
-    assert floor.host == "node-a"
-    assert floor.measured == runs[-1].info.started
     assert floor.noise == pytest.approx(0.01, rel=0.35)
     assert floor.floor == compute_floor(times)
 

@@ -62,9 +62,6 @@ def test_effect_is_the_ratio_of_geometric_means() -> None:
     assert effect.high is not None
     assert effect.low < math.expm1(student.low)  # repetitions may correlate
     assert math.expm1(student.high) < effect.high
-    microseconds = compute_effect(make_pair(scale(BASE, 1e-6), scale(new, 1e-6)))
-    assert microseconds.change == pytest.approx(effect.change)
-    assert microseconds.low == pytest.approx(effect.low)
 
 
 def test_effect_of_one_repetition_has_no_interval() -> None:
@@ -72,12 +69,6 @@ def test_effect_of_one_repetition_has_no_interval() -> None:
     assert effect.change == pytest.approx(0.5)
     assert effect.low is None
     assert effect.p_value is None
-
-
-def test_effect_stays_finite_for_extreme_times() -> None:
-    effect = compute_effect(make_pair([1e-150, 1e150, 1.0], [1e-200, 1e200, 1.0]))
-    assert effect.high is not None
-    assert math.isfinite(effect.high)
 
 
 def test_detectable_change_grows_with_the_family() -> None:
@@ -184,17 +175,6 @@ def test_series_with_missing_repetitions_are_judged() -> None:
     assert run.series == 11
     assert family[4].low is None
     assert [effect.change for effect in family] == pytest.approx([0.5] * 12, abs=0.1)
-    widths = [(effect.high or 0.0) - effect.low for effect in family if effect.low]
-    assert widths[3] > sum(widths) / len(widths)
-
-
-def test_correlated_noise_seldom_alarms() -> None:
-    noise = replace(gate_study.NOISES["10 %, half shared"], autocorrelation=0.6)
-    random = np.random.default_rng(7)
-    alarms = 0
-    for _ in range(20):
-        alarms += gate_study.alarm(gate_study.simulate(noise, random), noise.families)
-    assert alarms <= 2
 
 
 @pytest.mark.full

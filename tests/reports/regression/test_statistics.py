@@ -17,7 +17,6 @@ from parbench.reports.regression.statistics import (
     differences,
     discoveries_in_families,
     rank_test,
-    simes,
 )
 
 Logs = NDArray[np.float64]
@@ -97,11 +96,6 @@ def test_rank_test_agrees_with_scipy(n: int, m: int) -> None:
     assert rank_test(base, new) == pytest.approx(p_value)
 
 
-def test_rank_test_of_separated_sides_has_the_least_p_value() -> None:
-    assert rank_test([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)
-    assert rank_test([1.0] * 20, [1.0] * 20) == 1.0
-
-
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=8), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
 def test_rank_test_of_ties_agrees_with_permutations(values: list[int], n: int) -> None:
@@ -120,9 +114,3 @@ def test_discoveries_in_families_share_the_level() -> None:
     assert two_families == ((True, False), (False, False))
     assert discoveries_in_families([[0.001, 0.03]], 0.05) == ((True, True),)
     assert discoveries_in_families([], 0.05) == ()
-
-
-def test_simes_is_the_least_adjusted_p_value() -> None:
-    assert simes([0.2]) == pytest.approx(0.2)
-    assert simes([0.02, 0.02, 0.02]) == pytest.approx(0.02)
-    assert simes([0.01, 0.9, 0.9, 0.9]) == pytest.approx(0.04)

@@ -198,11 +198,3 @@ def test_print_shows_tables_without_buttons(browser: Browser, pages: Pages) -> N
     assert browser.run(f"{nodes}.every(node => node.offsetParent === null)") is True
     overflow = "getComputedStyle(document.querySelector('.scroll')).overflowX"
     assert browser.run(overflow) == "visible"
-
-
-def test_dark_theme_has_other_colors(browser: Browser, pages: Pages) -> None:
-    background = "getComputedStyle(document.body).backgroundColor"
-    browser.open(pages["run"])
-    light = browser.run(background)
-    browser.open(pages["run"], dark=True)
-    assert browser.run(background) != light

@@ -49,13 +49,6 @@ def test_json_holds_run_rows_and_gaps() -> None:
     assert [gap["launches"] for gap in data["missing"]] == [2]
 
 
-def test_json_row_holds_metrics_and_details() -> None:
-    [row] = read_json(ok_record(collective_case(), details={"send_bytes": 7}))["rows"]
-    assert row["metrics"]["time"]["value"] == 1e-3
-    assert row["details"] == {"send_bytes": 7}
-    assert row["case"]["id"] == collective_case().id
-
-
 def test_csv_has_a_line_per_metric() -> None:
     lines = read_csv(report_of(run_from_records(ok_record(collective_case()))))
     assert [line["metric"] for line in lines] == ["time", "algbw", "busbw", "time_p99"]

@@ -10,9 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.plan.cases import make_case
-from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.render.data import render_json
@@ -107,14 +105,6 @@ def test_page_links_lead_to_its_sections(html: str) -> None:
     assert {"problems", "communication", "steps", "environment", "data"} <= targets
 
 
-def test_page_tables_are_accessible(html: str) -> None:
-    page = Page(html)
-    regions = [element for element in page.find_all("div") if element.get("role") == "region"]
-    assert len(page.find_all("caption")) == len(page.find_all("table")) == len(regions)
-    assert all(region["tabindex"] == "0" and region["aria-label"] for region in regions)
-    assert all(head.get("scope") in ("col", "row") for head in page.find_all("th"))
-
-
 def test_page_declares_the_colors_it_uses(html: str) -> None:
     used = set(re.findall(r"var\((--[\w-]+)\)", html))
     declared = set(re.findall(r"(--[\w-]+):", html))
@@ -165,19 +155,6 @@ def test_page_has_problems_before_results(html: str) -> None:
     assert "no record: the run ended before" in gaps
 
 
-@pytest.mark.parametrize(
-    ("second", "is_complete"),
-    [
-        (ok_record(collective_case(), 1), True),
-        (failed_record(collective_case(), 1, "skipped", LEFT_OUT), False),
-    ],
-)
-def test_page_of_a_cut_run_is_not_complete(second: Record, is_complete: bool) -> None:
-    plan = make_plan([collective_case()], launches=2)
-    html = render(make_run(plan, [ok_record(collective_case()), second]))
-    assert ("every planned case ran" in find_section(html, "not-measured")) is is_complete
-
-
 def test_page_cells_carry_sort_values() -> None:
     metrics = {"time": seconds_metric(0.25)}
     html = render(run_from_records(ok_record(collective_case(), metrics=metrics)))
@@ -221,10 +198,3 @@ def test_page_of_an_empty_run_reports_it(records: list[Record]) -> None:
     assert "no case has a valid measurement" in text
     assert "NaN" not in text
     assert 'id="communication"' not in html
-
-
-def test_page_of_a_skipped_plan_names_the_reason() -> None:
-    skipped = Skipped(case=collective_case(), reason="gloo carries no float8")
-    text = Page(render(make_run(make_plan([], skipped=[skipped]), []))).visible
-    assert "gloo carries no float8" in text
-    assert "NOTHING MEASURED" in text

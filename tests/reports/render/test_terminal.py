@@ -12,14 +12,12 @@ from parbench.bench.results.runs import Run, load_run
 from parbench.reports.render.terminal import print_report, render_text
 from parbench.reports.sections.one_run import report_of
 from tests.support.golden import GOLDEN
-from tests.support.nodes_fixtures import EMULATION, sample_node_run
+from tests.support.nodes_fixtures import sample_node_run
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,
     failed_record,
-    make_plan,
-    make_run,
     ok_record,
     pipeline_record,
     sample_run,
@@ -162,16 +160,3 @@ def test_wrong_case_has_no_numbers() -> None:
     assert "Collectives" not in text
     assert "1.00 ms" not in text
     assert "2 elements differ" in text
-
-
-def test_empty_run_is_unfinished() -> None:
-    text = render_text(report_of(make_run(make_plan([collective_case()]), [])))
-    assert "UNFINISHED  1 of 1 measurements" in text
-    assert "parbench run --resume" in text
-
-
-def test_nodes_and_pairs_have_tables() -> None:
-    text = render_text(report_of(sample_node_run("cyclic")))
-    assert text.splitlines()[1] == EMULATION
-    assert re.search(r"^n1 +0,4 +spine\.leaf1 +0$", text, re.MULTILINE)
-    assert re.search(r"^from \\ to +0 n1 +4 n1 +1 n2", text, re.MULTILINE)
