@@ -7,6 +7,7 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.regression.compare import Comparison, Series, compare
+from parbench.reports.regression.noise_floor import Floor
 from parbench.reports.regression.rule import Rule
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
@@ -43,6 +44,18 @@ def run_from_records(
     records = list(records)
     cases = plan.pop("cases", {record.case.id: record.case for record in records}.values())
     return make_run(make_plan(cases, launches=5, **plan), records, environment or ENVIRONMENT)
+
+
+def make_floor(floor: float) -> Floor:
+    """Return a floor as `parbench aa` measures it with 20 repetitions."""
+    return Floor(
+        series="a case",
+        host="node-a",
+        measured="2026-01-02T03:04:05.678Z",
+        launches=20,
+        noise=0.1,
+        floor=floor,
+    )
 
 
 def compare_records(base: Sequence[Record], new: Sequence[Record], **options: Any) -> Comparison:

@@ -7,7 +7,6 @@ import pytest
 from parbench.bench.results.details import MemoryOverTime
 from parbench.reports.figures.bars import (
     draw_breakdown,
-    draw_memory,
     draw_memory_over_time,
     draw_stacks,
     draw_steps,
@@ -48,17 +47,6 @@ def test_breakdown_stacks_parts_of_a_step() -> None:
     widths = [0.98 * box.width / LENGTH for box in boxes]
     assert widths == pytest.approx([0.6, 0.15, 0.15, 0.02, 0.06], abs=1e-3)
     assert [HATCHED in box.style for box in boxes] == [False, True, True, False, False]
-
-
-def test_memory_stacks_components() -> None:
-    trained = ok_record(step_case("ddp"), metrics=training_metrics())
-    rows = summarize_rows(trained, ok_record(step_case("tp")))
-    parts = parse_drawing(draw_memory(rows))
-    assert parts.texts[:4] == ["parameters", "gradients", "optimizer", "activations"]
-    widths = [7 * box.width / LENGTH for box in parts.titled_boxes]
-    assert widths == pytest.approx([1, 1, 2, 3], abs=0.01)
-    assert len({box.hue for box in parts.titled_boxes}) == 4
-    assert draw_memory(rows[1:]) is None
 
 
 def test_memory_over_time_rises_to_its_peak() -> None:

@@ -58,9 +58,11 @@ def test_actions_are_boxes_simulated_above_measured() -> None:
 
 
 def count_boxes(pipeline: Pipeline, detail: Detail) -> int:
-    timelines = [pipeline.facts.predicted or [], pipeline.facts.measured or []]
-    boxes = [box for timeline in timelines for box in boxes_of(pipeline, timeline, detail)]
-    return len(boxes) + len(idle_boxes(pipeline, detail))
+    count = len(idle_boxes(pipeline, detail))
+    for timeline in (pipeline.facts.predicted, pipeline.facts.measured):
+        assert timeline is not None
+        count += len(boxes_of(pipeline, timeline, detail))
+    return count
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb"])
@@ -79,7 +81,8 @@ def test_joining_keeps_wide_gaps_and_kinds_apart() -> None:
     actions = [["0F0", 0, 100], ["0F1", 109, 200], ["0F2", 211, 300], ["0B0", 305, 400]]
     idle = [[0, 0, 9, "rest"], [1, 0, 11, "p2p"]]
     pipeline = make_pipeline(measured=[actions, []], predicted=None, idle=idle)
-    boxes = boxes_of(pipeline, pipeline.facts.measured or [], COARSE)
+    assert pipeline.facts.measured is not None
+    boxes = boxes_of(pipeline, pipeline.facts.measured, COARSE)
     spans = [(box.kind, box.start, box.stop) for box in boxes]
     assert spans == [("F", 0, 200), ("F", 211, 300), ("B", 305, 400)]
     assert [box.kind for box in idle_boxes(pipeline, COARSE)] == ["p2p"]

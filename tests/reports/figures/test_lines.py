@@ -6,7 +6,6 @@ import pytest
 
 from parbench.bench.results.records import Record
 from parbench.reports import cells
-from parbench.reports.analysis.attention import compared, contexts
 from parbench.reports.analysis.contrasts import kinds
 from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.ranks import nodes_of
@@ -17,7 +16,6 @@ from parbench.reports.figures.lines import (
     curve_lines,
     draw_against,
     draw_kinds,
-    draw_methods,
     draw_points,
     draw_sizes,
 )
@@ -26,7 +24,6 @@ from tests.support.nodes_fixtures import FAR_RATE, sample_node_run
 from tests.support.report_rows import summarize_rows
 from tests.support.reports_fixtures import (
     collective_case,
-    context_record,
     ok_record,
     rate_metric,
     sample_run,
@@ -116,22 +113,6 @@ def test_draw_against_orders_by_nodes() -> None:
     assert list(parts.lines) == ["a: 1: 8.00, 2: 2.00, 4: 1.00", "b: 1: 1.00, 4: 0.500"]
     assert parts.line_names == ["a", "b"]
     assert draw_against({"a": {4: 1.0}}, TIME) is None
-
-
-def test_methods_are_lines_over_sequence_length() -> None:
-    records = [
-        context_record("ring", 0.03, 128),
-        context_record("ring", 0.02, 64),
-        context_record("zigzag", 0.01, 64),
-        context_record("zigzag", 0.02, 128),
-    ]
-    [comparison] = compared(contexts(summarize_rows(*records)))
-    times, _, exposed = map(parse_drawing, draw_methods(comparison.lines).values())
-    assert list(times.lines) == [
-        "ring: 64: 20.0 ms, 128: 30.0 ms",
-        "zigzag: 64: 10.0 ms, 128: 20.0 ms",
-    ]
-    assert set(exposed.line_names) == {"ring", "zigzag"}
 
 
 def test_points_mark_and_join_the_front() -> None:

@@ -3,13 +3,10 @@
 from random import Random
 from xml.etree import ElementTree
 
-import pytest
-
 from parbench.reports import cells
 from parbench.reports.figures.svg import (
     WIDE,
     Drawing,
-    Scale,
     even_ticks,
     figure,
     time_ticks,
@@ -38,13 +35,6 @@ def test_wide_figure_can_be_scrolled_by_keyboard() -> None:
     [html] = figure(Drawing(WIDE), "id", "W")
     assert '<div class="chart" role="group" tabindex="0" aria-label="W"><svg' in html
     assert figure(None, "id", "T") == []
-
-
-def test_scales_put_values_between_their_ends() -> None:
-    even = Scale(low=0, high=4, first=10, last=90)
-    logarithmic = Scale(low=1, high=16, first=90, last=10, is_log=True)
-    assert [even(value) for value in (0, 1, 4)] == [10, 30, 90]
-    assert [logarithmic(value) for value in (1, 4, 16)] == pytest.approx([90, 50, 10])
 
 
 def test_even_ticks_are_round() -> None:

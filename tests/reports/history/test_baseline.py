@@ -65,13 +65,12 @@ def test_unreadable_history_fails_no_run(file: Path, tmp_path: Path) -> None:
 
 
 def test_changed_count_is_reported(file: Path, tmp_path: Path) -> None:
-    paths = {}
-    for calls in (2.0, 4.0):
-        metrics = {**step_metrics(0.02), **values({"calls.dp.all_reduce": calls})}
-        records = [ok_record(step_case("ddp"), metrics=metrics)]
-        paths[calls] = {"records": records}
+    base, changed = (
+        ok_record(step_case("ddp"), metrics={**step_metrics(0.02), **values(counts)})
+        for counts in ({"calls.dp.all_reduce": 2.0}, {"calls.dp.all_reduce": 4.0})
+    )
     with open_history(file, create=True) as history:
-        history.add(make_entry(tmp_path, 0, **paths[2.0]))
-    result = baseline(write_history_run(tmp_path, 1, **paths[4.0]))
+        history.add(make_entry(tmp_path, 0, records=[base]))
+    result = baseline(write_history_run(tmp_path, 1, records=[changed]))
     assert result.word == "CHANGED"
     assert "2 -> 4 calls" in result.told

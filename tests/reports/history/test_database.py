@@ -17,7 +17,7 @@ from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError
 from parbench.reports.history import database
 from parbench.reports.history.database import APPLICATION, SCHEMA, History, open_history
-from parbench.reports.history.entries import About, read_entry
+from parbench.reports.history.entries import About, Entry, read_entry
 from parbench.reports.history.runs import add_folders
 from tests.support.compare_fixtures import make_repetitions
 from tests.support.history_fixtures import fill_history, make_entry, write_history_run
@@ -162,7 +162,7 @@ def connect_with_trace(*args, **options):
     return connection
 sqlite3.connect = connect_with_trace
 from parbench.reports.history.database import open_history
-from parbench.reports.history.entries import About, read_entry
+from parbench.reports.history.entries import About, Entry, read_entry
 with open_history(Path(sys.argv[1])) as history:
     history.add(read_entry(Path(sys.argv[2]), About(branch="main")))
 """
@@ -185,7 +185,7 @@ def test_sigkill_in_a_transaction_leaves_a_readable_history(file: Path, tmp_path
         assert history.add(read_entry(path, About(branch="main"))) == "added"
 
 
-def add_entry(path: Path, entry: database.Entry) -> str:
+def add_entry(path: Path, entry: Entry) -> str:
     with open_history(path) as history:
         return history.add(entry)
 

@@ -15,8 +15,7 @@ from parbench.reports.history.database import History, open_history
 from parbench.reports.history.gate import Check, Finding, check, check_folder, newest
 from parbench.reports.history.levels import StepRule
 from parbench.reports.history.show import answer, render_json
-from parbench.reports.regression.noise_floor import Floor
-from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions
+from tests.support.compare_fixtures import CASE, OTHER_CASE, make_floor, make_repetitions
 from tests.support.history_fixtures import (
     fill_history,
     make_daily_records,
@@ -215,8 +214,7 @@ def test_check_suspects_one_slow_run(tmp_path: Path) -> None:
 
 def test_check_applies_a_measured_floor_to_its_series(history: History, tmp_path: Path) -> None:
     fill_history(history, tmp_path, [1.1] * 4, first=12)
-    fields = {"series": "", "host": "", "measured": "2026-01-02T00:00:00Z"}
-    floor = Floor(launches=20, noise=0.1, floor=0.15, **fields)
+    floor = make_floor(0.15)
     [fingerprint] = [s.fingerprint for s in history.series().values() if s.case == CASE]
     result = check(history, newest(history, "main"), RULE, {fingerprint: floor})
     assert find_finding(result).word == "SAME"

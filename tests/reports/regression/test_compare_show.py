@@ -21,24 +21,22 @@ from parbench.reports.regression.compare_show import (
     as_markdown,
     as_table,
     compare_runs,
-    series_columns,
 )
 from parbench.reports.regression.compare_words import effect_words
-from parbench.reports.regression.noise_floor import Floor, fingerprints, keep_floors
+from parbench.reports.regression.noise_floor import fingerprints, keep_floors
 from parbench.reports.regression.rule import Effect
 from tests.support.compare_fixtures import (
     CASE,
     OTHER_CASE,
     compare_records,
+    make_floor,
     make_repetitions,
     run_from_records,
 )
 from tests.support.history_fixtures import fill_history
 from tests.support.refusals import usage_error
-from tests.support.report_rows import column_texts
 from tests.support.reports_fixtures import (
     collective_case,
-    failed_record,
     ok_record,
     write_run,
 )
@@ -83,9 +81,7 @@ def test_compare_exit_code(
 
 
 def write_floor(file: Path, run: str, floor: float = 0.3) -> None:
-    times = {"measured": "2026-01-02T03:04:05Z", "launches": 20}
-    entry = Floor(series="", host="node-a", noise=0.1, floor=floor, **times)
-    keep_floors(file, dict.fromkeys(fingerprints(find_run(run)).values(), entry))
+    keep_floors(file, dict.fromkeys(fingerprints(find_run(run)).values(), make_floor(floor)))
 
 
 def test_compare_uses_a_measured_floor(tmp_path: Path) -> None:
@@ -166,20 +162,6 @@ def test_compare_reads_runs_of_the_history(tmp_path: Path) -> None:
     assert code == 1
     assert "10 launches" in text  # run-002 itself is left out
     assert "the same run" in usage_error(compare_runs, "main", "run-002", history=file)
-
-
-def test_series_columns_hold_verdict_and_effect() -> None:
-    failed = failed_record(OTHER_CASE, 0, "failed", "rank 1 died")
-    base = [*make_repetitions(), *make_repetitions(OTHER_CASE)]
-    comparison = compare_records(base, [*make_repetitions(factor=1.1), failed])
-    columns = series_columns(comparison.series)
-    slower, broken = (column_texts(columns, series) for series in comparison.series)
-    assert slower["verdict"] == "SLOWER"
-    assert slower["effect"].startswith("+10.0 % [+")
-    assert slower["BASE"] == "1.00 ms"
-    assert slower["NEW"] == "1.10 ms"
-    assert broken["verdict"] == "FAILED"
-    assert broken["why"] == "rank 1 died"
 
 
 @pytest.mark.parametrize(

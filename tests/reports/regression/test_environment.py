@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from parbench.bench.plan.plan import Measure, parse_fault
-from parbench.bench.results.records import Status
 from parbench.reports.regression.environment import (
     HARMLESS,
     Change,
@@ -22,7 +21,6 @@ from tests.support.reports_fixtures import (
     ENVIRONMENT,
     WORLD,
     collective_case,
-    failed_record,
     make_plan,
     make_run,
     ok_record,
@@ -164,12 +162,3 @@ def test_family_shares_all_but_the_size() -> None:
     family = find_point().series.family
     assert find_point(case=collective_case(size_bytes=2048)).series.family == family
     assert find_point(case=collective_case(dtype="int8")).series.family != family
-
-
-@pytest.mark.parametrize("status", ["wrong", "failed", "hang"])
-def test_bad_repetition_takes_the_time_of_its_point(status: Status) -> None:
-    records = [*make_repetitions(count=4), failed_record(CASE, 4, status, "3 values differ")]
-    [point] = points_of(run_from_records(records))
-    assert point.status == status
-    assert point.seconds is None
-    assert point.reason == "3 values differ"

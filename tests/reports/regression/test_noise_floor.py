@@ -6,13 +6,11 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
 from parbench.reports.regression.noise_floor import (
-    Floor,
     find_floor,
     fingerprints,
     floors_of,
@@ -22,19 +20,12 @@ from parbench.reports.regression.noise_floor import (
     read_floors,
 )
 from parbench.reports.regression.rule import Rule
-from tests.support.compare_fixtures import CASE, OTHER_CASE, run_from_records
+from tests.support.compare_fixtures import CASE, OTHER_CASE, make_floor, run_from_records
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import ENVIRONMENT, failed_record, ok_record
 
 RULE = Rule()
-FLOOR = Floor(
-    series="a case",
-    host="node-a",
-    measured="2026-01-02T03:04:05.678Z",
-    launches=10,
-    noise=0.01,
-    floor=0.031,
-)
+FLOOR = make_floor(0.031)
 
 
 def draw_times(seed: int, sigma: float, count: int = 20) -> list[float]:
@@ -99,7 +90,7 @@ def test_measure_floors_needs_ten_valid_runs() -> None:
 
 def test_keep_floors_updates_a_file(tmp_path: Path) -> None:
     file = tmp_path / "new" / "floor.json"
-    newer = msgspec.structs.replace(FLOOR, floor=0.05)
+    newer = make_floor(0.05)
     keep_floors(file, {"a": FLOOR, "b": FLOOR})
     keep_floors(file, {"b": newer})
     assert read_floors(file) == {"a": FLOOR, "b": newer}

@@ -70,28 +70,8 @@ def test_every_width_shows_all_cells(name: str, width: int | None) -> None:
                     assert all(fragment in text for fragment in fragments)
 
 
-def test_common_cells_are_above_the_table() -> None:
-    records = []
-    for dtype in ("float32", "int32"):
-        for size in (1024, 4096):
-            records.append(ok_record(collective_case(size_bytes=size, dtype=dtype)))
-    table = render(*records).split("time over size, within this launch\n")[1].split("\n\n")[0]
-    head, titles, first, _ = table.splitlines()
-    assert "mode blocking" in head
-    assert titles.split() == ["operation", "dtype", "1K", "4K"]
-    cell = "1.00 ms [0.900, 1.10]"
-    assert re.split(r" {2,}", first) == ["all_reduce", "float32", cell, cell]
-
-
 def make_curve(num_sizes: int, **params: str) -> list[Record]:
     return [ok_record(collective_case(size_bytes=1024 << i, **params)) for i in range(num_sizes)]
-
-
-def test_wide_tables_are_stacked() -> None:
-    text = render(*make_curve(8), *make_curve(2, mode="pipelined"), width=80)
-    table = text.split("time over size, within this launch\n")[1].split("bus bandwidth")[0]
-    blocks = [block.count("\nall_reduce") for block in table.split("\n\n")]
-    assert blocks[:4] == [2, 1, 1, 1]
 
 
 def test_noisy_and_wrong_cells_are_colored() -> None:
