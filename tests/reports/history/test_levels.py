@@ -71,7 +71,9 @@ def test_step_needs_three_runs_of_eight(times: list[float], is_step: bool) -> No
 )
 def test_step_within_the_floor_is_none(factor: float, floor: float, is_step: bool) -> None:
     times = [1.0, 1.0001] * 10 + [factor, factor * 1.0001] * 3
-    assert (newest_shift(times, StepRule(floor=floor)) is not None) == is_step
+    rule = StepRule(floor=floor)
+    assert len(segments(times, rule)) == (2 if is_step else 1)
+    assert (newest_shift(times, rule) is not None) == is_step
 
 
 def test_difference_is_students_t_without_outliers() -> None:
