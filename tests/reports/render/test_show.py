@@ -39,6 +39,12 @@ from tests.support.traced import make_timeline, traced_record, write_traced_run
 CASE = collective_case()
 
 
+@pytest.fixture(autouse=True)
+def unlimited_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print as into a pipe, whose width COLUMNS would limit."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def write(folder: Path, *records: Record, launches: int = 1) -> Path:
     return write_run(folder, make_run(make_plan([CASE], launches=launches), records))
 
