@@ -4,7 +4,7 @@ python -m tests.studies.gate_study [--trials 200] prints a row for each kind of 
 with 1 where nothing changed, where nothing did and launches correlate with the next by 0.6 (with the upper ends of
 these rates' 95 % intervals), how often it calls the one series that doubled, and a run of which every series takes
 30 % longer; then what it prints as detectable for a single series, and how often that is called. Base is before new in
-time. A script, not a test: tests/reports/regression/test_compare_rule.py holds a small part.
+time. A script, not a test: tests/reports/regression/test_rule.py holds a small part.
 """
 
 import argparse

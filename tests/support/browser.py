@@ -1,4 +1,4 @@
-"""Chromium without a window, told what to do over a pipe (the DevTools protocol), for tests of the report's page."""
+"""Chromium without a window, controlled over a pipe by the DevTools protocol."""
 
 import base64
 import json
@@ -11,44 +11,49 @@ from types import TracebackType
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-MISSING = f"no browser: these tests need one of {', '.join(NAMES)} in PATH; on Debian: apt-get install -y chromium"
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+    "--proxy-server=127.0.0.1:9",
+    "--disable-background-networking",
+    "--no-first-run",
+]
 SIZE = (1200, 900)
 
 
 class Browser:
-    """One page in a browser that can reach no network; ``requests`` and ``complaints`` are of the page now open."""
+    """One page in a browser without a network; `requests` and `complaints` are of that page."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        self._number = 0
-        self._rest = b""
+        self._message_id = 0
+        self._buffer = b""
         self._session: str | None = None
 
     def __enter__(self) -> Self:
-        program = next((found for name in NAMES if (found := shutil.which(name))), None)
-        assert program is not None, MISSING
+        programs = [path for path in map(shutil.which, NAMES) if path]
+        assert programs, f"install a browser, one of {', '.join(NAMES)}: apt-get install chromium"
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        theirs_in, self._out = os.pipe()
-        self._in, theirs_out = os.pipe()
-        # the protocol's pipes are file descriptors 3 and 4
-        flags = (
-            "--headless=new --no-sandbox --disable-gpu --hide-scrollbars --remote-debugging-pipe"
-        )
-        refused = "--proxy-server=127.0.0.1:9 --disable-background-networking --no-first-run"
-        command = f'exec "$0" {flags} {refused} --user-data-dir="$1" about:blank 3<&{theirs_in} 4>&{theirs_out}'
+        browser_input, self._to_browser = os.pipe()
+        self._from_browser, browser_output = os.pipe()
+        # The protocol reads file descriptor 3 and writes 4.
+        script = f'exec "$@" about:blank 3<&{browser_input} 4>&{browser_output}'
+        profile = f"--user-data-dir={self._profile.name}"
         self._process = subprocess.Popen(
-            ["/bin/bash", "-c", command, program, self._profile.name],
-            pass_fds=(theirs_in, theirs_out),
+            ["/bin/bash", "-c", script, "bash", programs[0], *FLAGS, profile],
+            pass_fds=(browser_input, browser_output),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        os.close(browser_input)
+        os.close(browser_output)
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
         return self
@@ -61,91 +66,81 @@ class Browser:
     ) -> None:
         self._process.kill()
         self._process.wait()
-        os.close(self._in)
-        os.close(self._out)
+        os.close(self._from_browser)
+        os.close(self._to_browser)
         self._profile.cleanup()
 
     def open(
         self, file: Path, *, dark: bool = False, media: str = "screen", size: tuple[int, int] = SIZE
     ) -> None:
-        """Load a file and wait until it is there; what it asks for and complains of is gathered from here on."""
-        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self._call("Emulation.setEmulatedMedia", media=media, features=features)
-        self._call(
-            "Emulation.setDeviceMetricsOverride",
-            width=size[0],
-            height=size[1],
-            deviceScaleFactor=1,
-            mobile=False,
-        )
-        self.requests, self.complaints = [], []
+        """Load a file, wait for its load event and start new lists of requests and complaints."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", media=media, features=[scheme])
+        width, height = size
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", **metrics)
+        self.requests = []
+        self.complaints = []
         self._call("Page.navigate", url=file.resolve().as_uri())
-        self._until("Page.loadEventFired")
+        while self._receive().get("method") != "Page.loadEventFired":
+            pass
 
     def run(self, script: str) -> Any:
-        """Return what an expression evaluates to, awaited if it is a promise; an exception fails the test."""
-        told = self._call(
+        """Return the value of an expression; a promise is awaited, an exception fails the test."""
+        reply = self._call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def picture(self, target: Path, *, whole: bool = False) -> None:
-        """Write what the window shows, or the whole page, in the format that the file's name ends with."""
-        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
-        more: dict[str, Any] = (
-            {"clip": {**size, "scale": 1}, "captureBeyondViewport": True} if whole else {}
-        )
-        told = self._call("Page.captureScreenshot", format=target.suffix[1:], **more)
-        target.write_bytes(base64.b64decode(told["data"]))
+        """Write the window, or the whole page, in the image format of the file's suffix."""
+        options: dict[str, Any] = {"format": target.suffix[1:]}
+        if whole:
+            size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+            options |= {"clip": {**size, "scale": 1}, "captureBeyondViewport": True}
+        reply = self._call("Page.captureScreenshot", **options)
+        target.write_bytes(base64.b64decode(reply["data"]))
 
     def press(self, key: str, code: int, text: str = "") -> None:
-        both = {"key": key, "windowsVirtualKeyCode": code}
-        self._call("Input.dispatchKeyEvent", type="keyDown", text=text, **both)
-        self._call("Input.dispatchKeyEvent", type="keyUp", **both)
+        event = {"key": key, "windowsVirtualKeyCode": code}
+        self._call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
+        self._call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def save_downloads(self, folder: Path) -> None:
         self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
-        self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        self._message_id += 1
+        message: dict[str, Any] = {"id": self._message_id, "method": method, "params": params}
         if self._session is not None:
             message["sessionId"] = self._session
-        rest = json.dumps(message).encode() + b"\0"
-        while rest:
-            rest = rest[os.write(self._out, rest) :]
+        content = json.dumps(message).encode() + b"\0"
+        while content:
+            content = content[os.write(self._to_browser, content) :]
         while True:
-            told = self._next()
-            if told.get("id") == self._number:
-                assert "error" not in told, (method, told["error"])
-                result: dict[str, Any] = told["result"]
+            reply = self._receive()
+            if reply.get("id") == self._message_id:
+                assert "error" not in reply, (method, reply["error"])
+                result: dict[str, Any] = reply["result"]
                 return result
 
-    def _until(self, method: str) -> None:
-        while self._next().get("method") != method:
-            pass
-
-    def _next(self) -> dict[str, Any]:
-        while b"\0" not in self._rest:
-            content = os.read(self._in, 1 << 16)
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            content = os.read(self._from_browser, 1 << 16)
             assert content, "the browser has ended"
-            self._rest += content
-        line, _, self._rest = self._rest.partition(b"\0")
-        told: dict[str, Any] = json.loads(line)
-        self._note(told.get("method", ""), told.get("params", {}))
-        return told
+            self._buffer += content
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(line)
+        self._note_event(message.get("method", ""), message.get("params", {}))
+        return message
 
-    def _note(self, method: str, params: dict[str, Any]) -> None:
+    def _note_event(self, method: str, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
             self.complaints.append(params["exceptionDetails"]["exception"]["description"])
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("warning", "error"):
             self.complaints.append(params["entry"]["text"])
-        elif method == "Runtime.consoleAPICalled" and params["type"] in (
-            "warning",
-            "error",
-            "assert",
-        ):
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("warning", "error"):
             self.complaints.append(str(params["args"]))

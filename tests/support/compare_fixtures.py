@@ -1,4 +1,4 @@
-"""Runs to compare: the same cases in five launches, slower by a factor."""
+"""Runs to compare: the same cases in five repetitions, slower by a factor."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,6 +7,7 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.regression.compare import Comparison, Series, compare
+from parbench.reports.regression.noise_floor import Floor
 from parbench.reports.regression.rule import Rule
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
@@ -22,25 +23,45 @@ NOISE = (1.000, 1.010, 0.990, 1.005, 0.995)
 
 
 def make_repetitions(
-    case: Case = CASE, factor: float = 1.0, count: int = 5, **more: Any
+    case: Case = CASE, factor: float = 1.0, count: int = 5, **fields: Any
 ) -> list[Record]:
-    return [ok_record(case, i, 1e-3 * factor * NOISE[(3 * i) % 5], **more) for i in range(count)]
+    """Return one record for each repetition, of 1 ms times ``factor`` with 1 % noise."""
+    return [ok_record(case, i, 1e-3 * factor * NOISE[(3 * i) % 5], **fields) for i in range(count)]
+
+
+def make_curve(*factors: float) -> list[Record]:
+    """Return repetitions at 1 KiB, 4 KiB, 16 KiB, ..., each slower by its factor."""
+    records = []
+    for i, factor in enumerate(factors):
+        records += make_repetitions(collective_case(size_bytes=1024 * 4**i), factor)
+    return records
 
 
 def run_from_records(
     records: Iterable[Record], environment: dict[str, Any] | None = None, **plan: Any
 ) -> Run:
-    found = list(records)
-    cases = list({record.case.id: record.case for record in found}.values())
-    return make_run(
-        make_plan(plan.pop("cases", cases), launches=5, **plan), found, environment or ENVIRONMENT
+    """Return a run of these records; without ``cases`` its plan has the cases of the records."""
+    records = list(records)
+    cases = plan.pop("cases", {record.case.id: record.case for record in records}.values())
+    return make_run(make_plan(cases, launches=5, **plan), records, environment or ENVIRONMENT)
+
+
+def make_floor(floor: float) -> Floor:
+    """Return a floor as `parbench aa` measures it with 20 repetitions."""
+    return Floor(
+        series="a case",
+        host="node-a",
+        measured="2026-01-02T03:04:05.678Z",
+        launches=20,
+        noise=0.1,
+        floor=floor,
     )
 
 
-def compare_records(base: Sequence[Record], new: Sequence[Record], **more: Any) -> Comparison:
-    return compare(run_from_records(base), run_from_records(new), Rule(), **more)
+def compare_records(base: Sequence[Record], new: Sequence[Record], **options: Any) -> Comparison:
+    return compare(run_from_records(base), run_from_records(new), Rule(), **options)
 
 
 def find_series(comparison: Comparison, case: Case = CASE) -> Series:
-    [found] = [one for one in comparison.series if one.case == case]
-    return found
+    [series] = [series for series in comparison.series if series.case == case]
+    return series

@@ -1,4 +1,4 @@
-"""What a drawing holds, for the tests that look at it."""
+"""The texts, paths and boxes of a drawing."""
 
 import re
 from dataclasses import dataclass, field
@@ -6,35 +6,31 @@ from xml.etree import ElementTree
 
 from parbench.reports.figures.svg import Drawing
 
-_NUMBER = r"(-?[\d.]+)"
-_BOX = re.compile(f"M{_NUMBER} {_NUMBER}h{_NUMBER}v{_NUMBER}h-{_NUMBER}z")
-
-
-@dataclass(frozen=True)
-class Text:
-    x: float
-    y: float
-    words: str
-    css: str
+NUMBER = r"(-?[\d.]+)"
+BOX = re.compile(f"M{NUMBER} {NUMBER}h{NUMBER}v{NUMBER}h-{NUMBER}z")
 
 
 @dataclass(frozen=True)
 class Path:
+    """A path with its title, which a browser shows under the pointer."""
+
     d: str
     style: str
-    told: str
+    title: str
 
     @property
     def hue(self) -> str:
-        return next(iter(re.findall(r"(?:fill|stroke):var\(--(\w+)\)", self.style)), "")
+        match = re.search(r"(?:fill|stroke):var\(--(\w+)\)", self.style)
+        return match[1] if match else ""
 
     @property
     def opacity(self) -> float:
-        return float(next(iter(re.findall(r"fill-opacity:([\d.]+)", self.style)), 1.0))
+        match = re.search(r"fill-opacity:([\d.]+)", self.style)
+        return float(match[1]) if match else 1.0
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        return [(float(x), float(y)) for x, y in re.findall(f"[ML]{_NUMBER} {_NUMBER}", self.d)]
+        return [(float(x), float(y)) for x, y in re.findall(f"[ML]{NUMBER} {NUMBER}", self.d)]
 
 
 @dataclass(frozen=True)
@@ -47,48 +43,42 @@ class Box(Path):
 
 @dataclass
 class Parts:
-    """Texts, paths and boxes in the order in which they are drawn; a path of several boxes is each of them."""
+    """The parts in the order in which they are drawn; a path of several boxes gives several."""
 
-    texts: list[Text] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    line_names: list[str] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
     boxes: list[Box] = field(default_factory=list)
 
     @property
-    def words(self) -> list[str]:
-        return [text.words for text in self.texts]
-
-    @property
-    def ends(self) -> list[str]:
-        return [text.words for text in self.texts if text.css == "end"]
+    def titled_boxes(self) -> list[Box]:
+        """The boxes without those of a legend."""
+        return [box for box in self.boxes if box.title]
 
     @property
     def lines(self) -> dict[str, Path]:
-        """Lines over places by what they tell of themselves: their name, and a value at each place."""
-        return {
-            path.told: path
-            for path in self.paths
-            if path.style.startswith("fill:none") and path.told
-        }
+        """The lines of a chart by title: a name, and the value at each place."""
+        lines = [path for path in self.paths if path.title and path.style.startswith("fill:none")]
+        return {path.title: path for path in lines}
 
 
-def parts_of(drawing: Drawing | None) -> Parts:
+def parse_drawing(drawing: Drawing | None) -> Parts:
     assert drawing is not None
-    return parts_in(drawing.svg("f", "title", "what"))
+    return parse_svg(drawing.svg("id", "title", "description"))
 
 
-def parts_in(svg: str) -> Parts:
-    found = Parts()
+def parse_svg(svg: str) -> Parts:
+    parts = Parts()
     for element in ElementTree.fromstring(svg):
         if element.tag == "text":
-            place = (float(element.attrib["x"]), float(element.attrib["y"]))
-            found.texts.append(Text(*place, element.text or "", element.attrib.get("class", "")))
+            text = element.text or ""
+            parts.texts.append(text)
+            if element.get("class") == "end":
+                parts.line_names.append(text)
         elif element.tag == "path":
-            title = element.find("title")
-            told = (title.text if title is not None else "") or ""
-            path = Path(element.attrib["d"], element.attrib["style"], told)
-            found.paths.append(path)
-            for x, y, width, height, _ in _BOX.findall(path.d):
-                found.boxes.append(
-                    Box(path.d, path.style, told, *map(float, (x, y, width, height)))
-                )
-    return found
+            path = Path(element.attrib["d"], element.attrib["style"], element.findtext("title", ""))
+            parts.paths.append(path)
+            for numbers in BOX.findall(path.d):
+                x, y, width, height, _ = map(float, numbers)
+                parts.boxes.append(Box(path.d, path.style, path.title, x, y, width, height))
+    return parts

@@ -1,205 +1,130 @@
-"""Lines and points: what is drawn where, in which looks, on which axes, named at its end, and what is not."""
+"""Lines over size, nodes and sequence length, and points of two quantities."""
 
 import re
 
 import pytest
 
-from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.reports import cells
-from parbench.reports.analysis.attention import compared, contexts
 from parbench.reports.analysis.contrasts import kinds
 from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.ranks import nodes_of
-from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.analysis.summary import summarize
 from parbench.reports.figures.lines import (
     RATE,
     TIME,
     curve_lines,
     draw_against,
     draw_kinds,
-    draw_methods,
     draw_points,
     draw_sizes,
 )
-from tests.support import reports_fixtures as fixtures
-from tests.support.figure_parts import Parts, parts_of
+from tests.support.figure_parts import parse_drawing
 from tests.support.nodes_fixtures import FAR_RATE, sample_node_run
 from tests.support.report_rows import summarize_rows
-from tests.support.reports_fixtures import collective_case, context_record, ok_record, rate_metric
-
-MAIN = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
-
-
-def sample_rows(mode: str) -> list[Row]:
-    return [
-        row
-        for row in summarize(fixtures.sample_run()).rows
-        if row.metrics and row.case.params.get("mode") == mode
-    ]
+from tests.support.reports_fixtures import (
+    collective_case,
+    ok_record,
+    rate_metric,
+    sample_run,
+)
 
 
-def curve(
-    operation: str = "all_reduce", sizes: tuple[int, ...] = (1024, 4096), **params: object
-) -> list[Record]:
-    return [ok_record(collective_case(operation, size, **params)) for size in sizes]
+def make_curve(operation: str = "all_reduce", **params: object) -> list[Record]:
+    return [ok_record(collective_case(operation, size, **params)) for size in (1024, 4096)]
 
 
 def test_operations_keep_their_color() -> None:
-    hues = []
-    for quantity, level in (("busbw", RATE), ("time", TIME)):
-        parts = parts_of(draw_sizes(curve_lines(sample_rows("pipelined"), quantity), level))  # type: ignore[arg-type]
-        assert sorted(parts.ends) == sorted(MAIN)
-        assert len({path.hue for path in parts.lines.values()}) == 6
-        hues.append({told.partition(":")[0]: path.hue for told, path in parts.lines.items()})
-        assert {"1K", "1M", "16M", "size (bytes, 1024-based)"} <= set(parts.words)
-        assert level.words in parts.words[0]
-    assert hues[0] == hues[1]
+    rows = [row for row in summarize(sample_run()).rows if row.metrics]
+    rows = [row for row in rows if row.case.params.get("mode") == "pipelined"]
+    rates = parse_drawing(draw_sizes(curve_lines(rows, "busbw"), RATE))
+    times = parse_drawing(draw_sizes(curve_lines(rows, "time"), TIME))
+    rate_hues = {title.partition(":")[0]: path.hue for title, path in rates.lines.items()}
+    time_hues = {title.partition(":")[0]: path.hue for title, path in times.lines.items()}
+    assert rate_hues == time_hues
+    assert len(set(rate_hues.values())) == 6
+    assert sorted(rates.line_names) == sorted(rate_hues)
+    assert {"1K", "1M", "16M"} <= set(rates.texts)
 
 
 def test_lines_are_ordered_by_size_in_their_unit() -> None:
-    rows = summarize_rows(
-        *(
-            ok_record(collective_case(size_bytes=size), seconds=s)
-            for size, s in ((2048, 3e-3), (1024, 1e-3))
-        )
-    )
-    time = parts_of(draw_sizes(curve_lines(rows, "time"), TIME))
-    assert list(time.lines) == ["all_reduce: 1K: 1.00 ms, 2K: 3.00 ms"]
-    (path,) = time.lines.values()
+    records = [
+        ok_record(collective_case(size_bytes=2048), seconds=3e-3),
+        ok_record(collective_case(size_bytes=1024), seconds=1e-3),
+    ]
+    rows = summarize_rows(*records)
+    parts = parse_drawing(draw_sizes(curve_lines(rows, "time"), TIME))
+    [(title, path)] = parts.lines.items()
+    assert title == "all_reduce: 1K: 1.00 ms, 2K: 3.00 ms"
     assert path.points == sorted(path.points)
-    (bandwidth,) = curve_lines(rows, "busbw")
-    assert [point[1] for point in sorted(bandwidth.points)] == pytest.approx(
-        [1024e-6 * 1.5, 2048e-6 / 3 * 1.5]
-    )
+    [bandwidth] = curve_lines(rows, "busbw")
+    rates = [point[1] for point in sorted(bandwidth.points)]
+    assert rates == pytest.approx([1.5 * 1024e-6, 1.5 * 2048e-6 / 3])  # GB/s
 
 
 def test_line_has_a_band_of_its_interval() -> None:
-    rows = summarize_rows(*curve(), *curve("gather", (1 << 20,)))
-    (line,) = curve_lines(rows, "time")
-    assert [point[0] for point in line.points] == [1024, 4096]
-    assert line.points[0][1:] == pytest.approx((1e-3, 0.9e-3, 1.1e-3))
-    (band,) = [path for path in parts_of(draw_sizes([line], TIME)).paths if path.opacity == 0.1]
+    [line] = curve_lines(summarize_rows(*make_curve()), "time")
+    assert line.points[0] == pytest.approx((1024, 1e-3, 0.9e-3, 1.1e-3))
+    [band] = [path for path in parse_drawing(draw_sizes([line], TIME)).paths if path.opacity == 0.1]
     assert len(band.points) == 4
-    assert draw_sizes(curve_lines(rows[2:], "time"), TIME) is None
-    metric = MetricValue(value=1e-3, unit="s", better="lower", low=0.0, high=5e-3)
-    to_zero = [ok_record(one.case, metrics={"time": metric}) for one in curve()]
-    (line,) = curve_lines(summarize_rows(*to_zero), "time")
-    assert line.points[0] == (1024, 1e-3, 1e-3, 1e-3)
 
 
-def test_parameters_split_lines_and_zeros_are_left_out() -> None:
-    rows = summarize_rows(*(one for root in (0, 1) for one in curve("broadcast", root=root)))
-    assert [line.label for line in curve_lines(rows, "time")] == [
-        "broadcast root=0",
-        "broadcast root=1",
-    ]
-    for value in (None, 0.0):
-        hidden = ok_record(collective_case(), metrics={"busbw": rate_metric(value)})
-        (line,) = curve_lines(summarize_rows(hidden, *curve(sizes=(4096, 8192))), "busbw")
-        assert [point[0] for point in line.points] == [4096, 8192]
+@pytest.mark.parametrize("value", [None, 0.0])
+def test_value_without_a_logarithm_is_left_out(value: float | None) -> None:
+    unknown = ok_record(collective_case(size_bytes=8), metrics={"busbw": rate_metric(value)})
+    [line] = curve_lines(summarize_rows(unknown, *make_curve()), "busbw")
+    assert [point[0] for point in line.points] == [1024, 4096]
 
 
 def test_fit_is_a_dashed_line_with_breakpoint() -> None:
-    def switching(size: int) -> float:
-        return 10e-6 + size / 1e9 if size <= 1 << 16 else 100e-6 + size / 5e9
-
-    sizes = [1 << exponent for exponent in range(10, 25)]
-    other = [
-        ok_record(collective_case("broadcast", size), seconds=50e-6 + size / 2e9)
-        for size in sizes[:4]
-    ]
-    rows = summarize_rows(
-        *other,
-        *(ok_record(collective_case(size_bytes=size), seconds=switching(size)) for size in sizes),
-    )
-    (broadcast, reduce) = curves = fit_curves(rows, None)
-    first, second = curve_lines(rows, "time", curves)
-    (knee,) = reduce.fit.knees
-    ends = [piece[place][0] for line in (first, second) for piece in line.fit for place in (0, -1)]
-    assert ends == pytest.approx([1024, 8192, 1024, knee, knee, 1 << 24])
-    assert first.fit[0][0][1] == pytest.approx(broadcast.fit.predict(1024))
-    assert second.fit[1][-1][1] == pytest.approx(reduce.fit.predict(1 << 24))
-    drawn = [
-        path
-        for path in parts_of(draw_sizes([first, second], TIME)).paths
-        if "dasharray:4 2" in path.style
-    ]
-    assert [path.hue for path in drawn] == ["red", "blue", "blue"]
-    assert len(drawn[0].points) > 10  # what is straight on plain axes bends on these
-    assert all(line.fit == () for line in curve_lines(rows, "busbw", curves))
+    records = []
+    for exponent in range(10, 25):
+        size = 1 << exponent
+        seconds = 10e-6 + size / 1e9 if size <= 1 << 16 else 100e-6 + size / 5e9
+        records.append(ok_record(collective_case(size_bytes=size), seconds=seconds))
+    rows = summarize_rows(*records)
+    [curve] = fit_curves(rows, None)
+    [breakpoint_bytes] = curve.fit.knees
+    [line] = curve_lines(rows, "time", [curve])
+    ends = [(piece[0][0], piece[-1][0]) for piece in line.fit]
+    assert ends == [(1024, breakpoint_bytes), (breakpoint_bytes, 1 << 24)]
+    assert line.fit[1][-1][1] == pytest.approx(curve.fit.predict(1 << 24))
+    paths = parse_drawing(draw_sizes([line], TIME)).paths
+    dashed = [path for path in paths if "dasharray:4 2" in path.style]
+    assert len(dashed) == 2
+    assert len(dashed[0].points) > 10  # a straight line is bent on logarithmic axes
 
 
 def test_group_kinds_are_lines_over_size() -> None:
     run = sample_node_run()
-    parts = parts_of(draw_kinds(kinds(summarize(run).rows, nodes_of(run))))
-    assert sorted(parts.ends) == sorted(
-        ["world", "node", "node, together", "across", "across, together"]
-    )
-    (across,) = [told for told in parts.lines if told.startswith("across: ")]
-    sizes = dict(re.findall(r"(\d+[KM]): ([\d.]+)", across))
-    assert list(sizes) == ["64K", "1M", "4M"]
-    assert float(sizes["4M"]) == pytest.approx(FAR_RATE / 1e9, rel=0.01)
-    assert "4M" in parts.words
+    parts = parse_drawing(draw_kinds(kinds(summarize(run).rows, nodes_of(run))))
+    names = {"world", "node", "node, together", "across", "across, together"}
+    assert set(parts.line_names) == names
+    [across] = [title for title in parts.lines if title.startswith("across: ")]
+    rates = dict(re.findall(r"(\d+[KM]): ([\d.]+)", across))
+    assert list(rates) == ["64K", "1M", "4M"]
+    assert float(rates["4M"]) == pytest.approx(FAR_RATE / 1e9, rel=0.01)
     assert draw_kinds(()) is None
 
 
 def test_draw_against_orders_by_nodes() -> None:
-    parts = parts_of(draw_against({"a": {4: 1.0, 1: 8.0, 2: 2.0}, "b": {1: 1.0, 4: 0.5}}, RATE))
+    rates = {"a": {4: 1.0, 1: 8.0, 2: 2.0}, "b": {0: 1.0, 1: 1.0, 2: 0.0, 4: 0.5}}
+    parts = parse_drawing(draw_against(rates, RATE))
     assert list(parts.lines) == ["a: 1: 8.00, 2: 2.00, 4: 1.00", "b: 1: 1.00, 4: 0.500"]
-    assert parts.ends == ["a", "b"]
-    assert parts.words[0] == "bus bandwidth (GB/s), log axis"
-    assert draw_against({"a": {4: 1.0}}, TIME) is None  # on one number of nodes is no line
-    parts = parts_of(draw_against({"a": {0: 1.0, 1: 0.0, 2: 2.0, 4: 1.0}}, RATE))
-    assert list(parts.lines) == ["a: 2: 2.00, 4: 1.00"], "zero has no logarithm"
-    assert draw_against({"a": {1: 0.0, 2: -1.0}}, RATE) is None
-    assert parts_of(draw_against({"a": {4: 1.0}, "b": {1: 1.0, 2: 1.0}}, TIME)).ends == ["b"]
-
-
-def both(longest: float = 0.03) -> list[Record]:
-    told = (("ring", longest, 128), ("ring", 0.02, 64), ("zigzag", 0.01, 64), ("zigzag", 0.02, 128))
-    return [context_record(*one) for one in told]
-
-
-def methods_of(*records: Record) -> dict[str, Parts]:
-    (comparison,) = compared(contexts(summarize_rows(*records)))
-    return {title: parts_of(drawing) for title, drawing in draw_methods(comparison.lines).items()}
-
-
-def test_methods_are_lines_over_sequence_length() -> None:
-    found = methods_of(*both())
-    assert list(found) == [
-        "step time",
-        "attention's bytes a rank sends in a step",
-        "exposed cp communication, of the traced step",
-    ]
-    time, sent, exposed = found.values()
-    assert list(time.lines) == [
-        "ring: 64: 20.0 ms, 128: 30.0 ms",
-        "zigzag: 64: 10.0 ms, 128: 20.0 ms",
-    ]
-    assert (time.words[0], time.words[1], time.words[-1]) == ("step time", "0", "sequence (tokens)")
-    ring, zigzag = time.lines.values()
-    assert ring.hue != zigzag.hue
-    assert {*exposed.ends} == {*sent.ends} == {"ring", "zigzag"}
-    assert {"0", "1 MiB", "2 MiB"} <= set(sent.words)
+    assert parts.line_names == ["a", "b"]
+    assert draw_against({"a": {4: 1.0}}, TIME) is None
 
 
 def test_points_mark_and_join_the_front() -> None:
-    time, size = (
-        ("step time", cells.duration),
-        ("memory", lambda value: cells.quantity(value, "GB")),
-    )
     points = {"fast": (1.0, 80.0), "small": (4.0, 20.0), "beaten": (4.0, 80.0)}
-    chart = draw_points(points, ["fast", "small"], time, size)
-    parts = parts_of(chart)
-    assert [path.told for path in parts.paths if path.told] == [
-        f"{name}: {seconds:.2f} s, {held:.1f} GB" for name, (seconds, held) in points.items()
-    ]
-    (joined,) = [path for path in parts.paths if "stroke-width:1.5" in path.style]
-    (left, high), (right, low) = joined.points
-    assert left < right
-    assert high < low  # from the top down
-    assert {"fast", "small", "memory, log axis", "step time, log axis"} <= {*parts.words}
-    assert "beaten" not in parts.words
-    assert draw_points({"one": (1.0, 2.0)}, ["one"], time, size) is None
+    time_axis = ("step time", cells.duration)
+    memory_axis = ("memory", "{:.0f} GB".format)
+    parts = parse_drawing(draw_points(points, ["fast", "small"], time_axis, memory_axis))
+    titles = [path.title for path in parts.paths if path.title]
+    assert titles == ["fast: 1.00 s, 80 GB", "small: 4.00 s, 20 GB", "beaten: 4.00 s, 80 GB"]
+    [front] = [path for path in parts.paths if "stroke-width:1.5" in path.style]
+    (fast_x, fast_y), (small_x, small_y) = front.points
+    assert fast_x < small_x
+    assert fast_y < small_y  # y grows from the top down
+    assert "beaten" not in parts.texts
+    assert draw_points({"fast": (1.0, 2.0)}, ["fast"], time_axis, memory_axis) is None

@@ -1,41 +1,76 @@
-"""The verdict against a history that does not keep the run: none, too few, as before, slower."""
+"""The verdict on a new run against the history, which does not keep it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from parbench.reports.analysis.verdicts import Verdict
+from parbench.bench.results.metrics import values
 from parbench.reports.history.baseline import baseline
 from parbench.reports.history.database import open_history
-from tests.support.history_fixtures import fill_history, write_history_run
+from tests.support.compare_fixtures import CASE
+from tests.support.history_fixtures import fill_history, make_entry, write_history_run
+from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics
 
 
-def test_a_run_is_held_against_the_history_and_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PARBENCH_HISTORY", str(tmp_path / "h.sqlite"))
+    return tmp_path / "h.sqlite"
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "level"), [(1.0, "AS BEFORE", "good"), (2.0, "SLOWER", "doubtful")]
+)
+def test_run_is_compared_and_not_kept(
+    factor: float, verdict: str, level: str, file: Path, twelve_runs: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "h.sqlite"
-    monkeypatch.setenv("PARBENCH_HISTORY", str(file))
+    shutil.copy(twelve_runs, file)
+    content = file.read_bytes()
+    result = baseline(write_history_run(tmp_path, 99, factor))
+    assert result.word == verdict
+    assert result.level == level
+    assert "2 series" in result.told
+    assert "12 runs" in result.told
+    assert file.read_bytes() == content
 
-    tonight = {
-        factor: write_history_run(tmp_path / f"x{factor}", 99, factor) for factor in (1.0, 2.0)
-    }
 
-    def of(factor: float) -> Verdict:
-        return baseline(tonight[factor])
+def test_run_without_a_time_has_no_baseline(file: Path, twelve_runs: Path, tmp_path: Path) -> None:
+    shutil.copy(twelve_runs, file)
+    wrong = failed_record(CASE, 0, "wrong", "3 values differ")
+    result = baseline(write_history_run(tmp_path, 99, records=[wrong]))
+    assert result.word == "NO BASELINE"
+    assert "WRONG: 3 values differ" in result.told
 
-    assert (of(1.0).word, of(1.0).told) == ("NO BASELINE", "no history says what is usual here")
+
+def test_young_history_is_no_baseline(file: Path, tmp_path: Path) -> None:
+    path = write_history_run(tmp_path / "new", 99)
+    assert baseline(path).word == "NO BASELINE"
     with open_history(file, create=True) as history:
         fill_history(history, tmp_path, [1.0] * 5)
-    assert of(1.0).told == "5 of the 8 runs that are needed"
-    with open_history(file) as history:
-        fill_history(history, tmp_path, [1.0] * 7, first=5)
-    before = file.read_bytes()
-    assert of(1.0) == Verdict(
-        word="AS BEFORE", level="good", told="2 series are as in the 12 runs before"
-    )
-    twice = of(2.0)
-    assert (twice.word, twice.level) == ("SLOWER", "doubtful")
-    assert twice.told == "2 of 2 series are slower than in the 12 runs before"
-    assert file.read_bytes() == before
+    assert baseline(path).told == "5 of the 8 runs that are needed"
+
+
+def test_history_of_another_preset_is_no_baseline(file: Path, tmp_path: Path) -> None:
+    with open_history(file, create=True) as history:
+        history.add(make_entry(tmp_path, 0, preset="smoke"))
+    result = baseline(write_history_run(tmp_path, 99))
+    assert result.word == "NO BASELINE"
+    assert "preset node" in result.told
+
+
+def test_unreadable_history_fails_no_run(file: Path, tmp_path: Path) -> None:
     file.write_bytes(b"no history")
-    assert of(1.0).word == "NO BASELINE", "a history that cannot be read fails no run"
+    assert baseline(write_history_run(tmp_path, 99)).word == "NO BASELINE"
+
+
+def test_changed_count_is_reported(file: Path, tmp_path: Path) -> None:
+    base, changed = (
+        ok_record(step_case("ddp"), metrics={**step_metrics(0.02), **values(counts)})
+        for counts in ({"calls.dp.all_reduce": 2.0}, {"calls.dp.all_reduce": 4.0})
+    )
+    with open_history(file, create=True) as history:
+        history.add(make_entry(tmp_path, 0, records=[base]))
+    result = baseline(write_history_run(tmp_path, 1, records=[changed]))
+    assert result.word == "CHANGED"
+    assert "2 -> 4 calls" in result.told

@@ -1,189 +1,230 @@
-"""``parbench compare`` from its words to its exit code."""
+"""`parbench compare`: its exit codes, and a comparison as columns, table, Markdown and JSON."""
 
 import json
 import re
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from parbench.bench.text import UserError
 from parbench.reports.commands import COMPARISONS, compare
+from parbench.reports.history.database import open_history
 from parbench.reports.history.runs import find_run
 from parbench.reports.regression.ab import LOOKS
-from parbench.reports.regression.compare_show import compare_runs
-from parbench.reports.regression.noise_floor import (
-    Floor,
-    find_floor,
-    fingerprints,
-    keep_floors,
-    parse_floor,
+from parbench.reports.regression.compare import Comparison
+from parbench.reports.regression.compare_show import (
+    MARKDOWN_BYTES,
+    as_json,
+    as_markdown,
+    as_table,
+    compare_runs,
 )
-from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions, run_from_records
-from tests.support.reports_fixtures import failed_record, ok_record, write_run
+from parbench.reports.regression.compare_words import effect_words
+from parbench.reports.regression.noise_floor import fingerprints, keep_floors
+from parbench.reports.regression.rule import Effect
+from tests.support.compare_fixtures import (
+    CASE,
+    OTHER_CASE,
+    compare_records,
+    make_floor,
+    make_repetitions,
+    run_from_records,
+)
+from tests.support.history_fixtures import fill_history
+from tests.support.refusals import usage_error
+from tests.support.reports_fixtures import (
+    collective_case,
+    ok_record,
+    write_run,
+)
 
-
-def folder(out: Path, factor: float = 1.0, count: int = 5, numpy: str = "2.4.6") -> str:
-    environment = {"versions": {"numpy": numpy}}
-    return str(
-        write_run(out, run_from_records(make_repetitions(factor=factor, count=count), environment))
-    )
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(compare, list(words))
-
-
-def test_compare_exit_codes(
-    tmp_path: Path,
-) -> None:
-    base, slower, few = folder(tmp_path), folder(tmp_path, 1.2), folder(tmp_path, 1.2, count=4)
-    other = folder(tmp_path, 1.2, numpy="2.5.0")
-    both, failed = (
-        str(write_run(tmp_path, run_from_records([*make_repetitions(), *more])))
-        for more in (make_repetitions(OTHER_CASE), [failed_record(OTHER_CASE, 0, "failed")])
-    )
-    for words, code, told in (
-        ((base, folder(tmp_path)), 0, "Verdict: 1 SAME"),
-        ((base, slower), 1, "Verdict: 1 SLOWER"),
-        ((base, slower, "--floor", "30%"), 0, "SAME"),
-        (
-            (base, few),
-            3,
-            "The whole run: nothing could be compared: 1 INSUFFICIENT (too few launches to compare).",
-        ),
-        ((base, other), 3, "ENV-CHANGED"),
-        ((base, other, "--across", "versions.numpy", "--fail-on-unknown"), 1, "SLOWER"),
-        ((both, failed), 4, "FAILED"),
-    ):
-        result = invoke(*words)
-        assert (result.exit_code, told in result.output) == (code, True), words
+VERDICTS = ["WRONG", "SLOWER", "MISSING", "AMBIGUOUS", "NEW", "FASTER", "SAME"]  # worst first
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for the usual files in a folder that has none."""
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in a folder without `runs/floor.json` and `runs/history.sqlite`."""
     monkeypatch.delenv("PARBENCH_FLOOR", raising=False)
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
 
 
-def measured(file: Path, run: str, floor: float = 0.3) -> None:
-    found = Floor(
-        series="",
-        host="node-a",
-        measured="2026-01-02T03:04:05Z",
-        launches=20,
-        noise=0.1,
-        floor=floor,
-    )
-    keep_floors(file, dict.fromkeys(fingerprints(find_run(run)).values(), found))
+def write(folder: Path, factor: float = 1.0, count: int = 5, numpy: str = "2.4.6") -> str:
+    records = make_repetitions(factor=factor, count=count)
+    return str(write_run(folder, run_from_records(records, {"versions": {"numpy": numpy}})))
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(compare, list(args))
+
+
+@pytest.mark.parametrize(
+    ("new", "options", "code", "verdict"),
+    [
+        ({}, [], 0, "1 SAME"),
+        ({"factor": 1.2}, [], 1, "1 SLOWER"),
+        ({"factor": 1.2}, ["--floor", "30%"], 0, "1 SAME"),
+        ({"factor": 1.2, "count": 4}, [], 3, "1 INSUFFICIENT"),
+        ({"numpy": "2.5.0"}, [], 3, "ENV-CHANGED"),
+        ({"numpy": "2.5.0", "factor": 1.2}, ["--across", "versions.numpy"], 1, "1 SLOWER"),
+    ],
+)
+def test_compare_exit_code(
+    new: dict[str, Any], options: list[str], code: int, verdict: str, tmp_path: Path
+) -> None:
+    result = invoke(write(tmp_path), write(tmp_path, **new), *options)
+    assert result.exit_code == code
+    assert verdict in result.output
+
+
+def write_floor(file: Path, run: str, floor: float = 0.3) -> None:
+    keep_floors(file, dict.fromkeys(fingerprints(find_run(run)).values(), make_floor(floor)))
 
 
 def test_compare_uses_a_measured_floor(tmp_path: Path) -> None:
-    base, new = folder(tmp_path), folder(tmp_path, 1.2)
+    base = write(tmp_path)
+    new = write(tmp_path, 1.2)
     file = tmp_path / "floor.json"
-    measured(file, base)
+    write_floor(file, base)
     assert invoke(base, new).exit_code == 1
-    found = invoke(base, new, "--floor", str(file))
-    assert (found.exit_code, "Verdict: 1 SAME" in found.output) == (0, True)
-    assert (
-        "Measured on node-a: floor 30.0 %, measured here on 2026-01-02 with 20 launches."
-        in found.output
-    )
-    assert "Measured on" not in invoke(base, new).output
-    measured(Path("runs/floor.json"), base)
-    assert invoke(base, new).exit_code == 0, "the usual file"
-    assert invoke(base, new, "--floor", "3%").exit_code == 1, "a percentage stands alone"
-    told = json.loads(invoke(base, new, "--format", "json").output)["families"][0]["series"][0]
-    assert (told["effect"]["floor"], told["measured_floor"]["launches"]) == (pytest.approx(0.3), 20)
-
-
-def test_compare_ignores_a_floor_of_another_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base, new = folder(tmp_path), folder(tmp_path, 1.2)
-    other = write_run(
-        tmp_path,
-        run_from_records(
-            make_repetitions(), {"versions": {"numpy": "2.4.6"}, "torch": {"version": "2.14.0"}}
-        ),
-    )
-    measured(tmp_path / "floor.json", str(other))
-    assert invoke(base, new, "--floor", str(tmp_path / "floor.json")).exit_code == 1
-    monkeypatch.setenv("PARBENCH_FLOOR", "30%")
-    assert invoke(base, new).exit_code == 0
+    result = invoke(base, new, "--floor", str(file))
+    assert result.exit_code == 0
+    assert "floor 30.0 %" in result.output
+    data = json.loads(invoke(base, new, "--floor", str(file), "--format", "json").output)
+    [series] = data["families"][0]["series"]
+    assert series["effect"]["floor"] == pytest.approx(0.3)
+    assert series["measured_floor"]["launches"] == 20
 
 
 def test_compare_advises_more_repetitions(tmp_path: Path) -> None:
-    base = folder(tmp_path)
-    times = [ok_record(CASE, i, 1e-3 * value) for i, value in enumerate((0.9, 1.1, 1.2, 0.8, 1.0))]
-    noisy = str(write_run(tmp_path, run_from_records(times, {"versions": {"numpy": "2.4.6"}})))
-    advice = f"{LOOKS[0]} launches a side, interleaved by parbench ab, decide about half of what is AMBIGUOUS\n"
-    assert advice in invoke(base, folder(tmp_path, 1.03)).stdout
-    assert (
-        f"at most {LOOKS[-1]}, which decide as much at a floor of 13 %\n"
-        in invoke(base, noisy).stdout
-    )
-    without = invoke(base, noisy, "--floor", "0%").stdout
-    assert ("Verdict: 1 AMBIGUOUS" in without, "parbench ab" in without) == (True, False)
+    times = [0.9, 1.1, 1.2, 0.8, 1.0]
+    records = [ok_record(CASE, i, 1e-3 * seconds) for i, seconds in enumerate(times)]
+    noisy = write_run(tmp_path, run_from_records(records, {"versions": {"numpy": "2.4.6"}}))
+    base = write(tmp_path)
+    assert f"{LOOKS[0]} launches a side" in invoke(base, write(tmp_path, 1.03)).output
+    output = invoke(base, str(noisy)).output
+    assert f"at most {LOOKS[-1]}" in output
+    assert "floor of 13 %" in output
 
 
-def test_compare_formats_go_to_stdout_or_a_file(tmp_path: Path) -> None:
-    base, new, target = folder(tmp_path), folder(tmp_path, 1.2), tmp_path / "out"
-    starts = {"table": "BASE: ", "markdown": "## ", "json": "{", "junit": "<?xml"}
-    assert set(starts) == set(COMPARISONS)
-    for form, start in starts.items():
-        printed = invoke(base, new, "--format", form)
-        assert printed.output.startswith(start)
-        assert "SLOWER" in printed.output
-        assert "No room" not in printed.output, "a pipe is as wide as it must be"
-        written = invoke(base, new, "--format", form, "-o", str(target))
-        assert (written.exit_code, written.output) == (1, "")
-        assert target.read_text() == printed.output
-    few = folder(tmp_path, count=2)
-    assert json.loads(invoke(base, few, "--format", "json").output)["exit_code"] == 3
+@pytest.mark.parametrize(
+    ("form", "start"),
+    [("table", "BASE: "), ("markdown", "## "), ("json", "{"), ("junit", "<?xml")],
+)
+def test_compare_format_goes_to_stdout_or_a_file(form: str, start: str, tmp_path: Path) -> None:
+    assert form in COMPARISONS
+    base = write(tmp_path)
+    new = write(tmp_path, 1.2)
+    file = tmp_path / "output"
+    printed = invoke(base, new, "--format", form)
+    assert printed.output.startswith(start)
+    assert "SLOWER" in printed.output
+    written = invoke(base, new, "--format", form, "-o", str(file))
+    assert written.exit_code == 1
+    assert written.output == ""
+    assert file.read_text() == printed.output
 
 
-def test_compare_refuses_what_is_not_comparable(tmp_path: Path) -> None:
-    base, other = (
-        folder(tmp_path),
-        str(write_run(tmp_path, run_from_records(make_repetitions(OTHER_CASE)))),
-    )
-    for new, why in (
-        (str(tmp_path / "here"), r"is no run: it holds no readable run\.json"),
-        (other, r"the runs share no series: BASE .* has 1 measured case on 4 ranks"),
-        (f"{base}/../{Path(base).name}", "are the same run"),
-    ):
-        with pytest.raises(UserError, match=why):
-            compare_runs(base, new)
+def test_compare_refuses_runs_that_do_not_compare(tmp_path: Path) -> None:
+    base = write(tmp_path)
+    other_case = write_run(tmp_path, run_from_records(make_repetitions(OTHER_CASE)))
+    assert "run.json" in usage_error(compare_runs, base, str(tmp_path / "empty"))
+    assert "share no series" in usage_error(compare_runs, base, str(other_case))
+    assert "the same run" in usage_error(compare_runs, base, f"{base}/../{Path(base).name}")
     assert isinstance(invoke(str(tmp_path / "absent"), base).exception, UserError)
-    assert [invoke(*words).exit_code for words in ((), ("a",), ("a", "b", "--format", "html"))] == [
-        2,
-        2,
-        2,
-    ]
+    assert invoke("a").exit_code == 2
 
 
 def test_compare_pools_a_folder_without_the_other_run(tmp_path: Path) -> None:
+    pooled = tmp_path / "main"
     for i in range(3):
-        info = copytree(folder(tmp_path), tmp_path / "main" / str(i)) / "run.json"
+        info = copytree(write(tmp_path), pooled / str(i)) / "run.json"
         info.write_text(re.sub(r'"id": "[^"]*"', f'"id": "{i}"', info.read_text()))
-    result = invoke(str(tmp_path / "main"), folder(tmp_path, 1.2))
-    assert (result.exit_code, "15 launches" in result.output) == (1, True), result.output
-    result = invoke(str(tmp_path / "main"), str(tmp_path / "main" / "2"))
-    assert (result.exit_code, "10 launches" in result.output) == (0, True), result.output
+    result = invoke(str(pooled), write(tmp_path, 1.2))
+    assert result.exit_code == 1
+    assert "15 launches" in result.output
+    result = invoke(str(pooled), str(pooled / "2"))
+    assert result.exit_code == 0
+    assert "10 launches" in result.output
 
 
-def test_floor_is_a_percentage_or_a_file(tmp_path: Path) -> None:
-    for text, floor in (("3%", 0.03), (" 0.5% ", 0.005), ("0%", 0.0), ("100%", 1.0)):
-        assert parse_floor(text) == pytest.approx(floor)
-    for text in ("3", "0.03", "-1%", "101%", "nan%", "few", "", "%", "3%%", "3%x"):
-        with pytest.raises(UserError, match=r"--floor .* write a percentage from 0% to 100%"):
-            parse_floor(text)
-    assert find_floor(None) == (0.03, {})
-    with pytest.raises(UserError, match=r"--floor 'absent\.json' is not understood"):
-        find_floor("absent.json")
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        find_floor(str(tmp_path))
+def test_compare_reads_runs_of_the_history(tmp_path: Path) -> None:
+    file = tmp_path / "h.sqlite"
+    with open_history(file, create=True) as history:
+        fill_history(history, tmp_path, [1.0, 1.0, 1.2])
+    text, code = compare_runs("main~1", "main", history=file)
+    assert code == 1
+    assert "2 SLOWER" in text
+    text, code = compare_runs("last:10", str(tmp_path / "run-002"), history=file)
+    assert code == 1
+    assert "10 launches" in text  # run-002 itself is left out
+    assert "the same run" in usage_error(compare_runs, "main", "run-002", history=file)
+
+
+@pytest.mark.parametrize(
+    ("effect", "text"),
+    [
+        (Effect(change=-0.05, floor=0.03, low=-0.06, high=0.001), "-5.00 % [-6.00, +0.100]"),
+        (Effect(change=2.81, floor=0.03, low=-1.0, high=1.19e6), "cannot tell"),
+    ],
+)
+def test_effect_has_three_digits(effect: Effect, text: str) -> None:
+    assert effect_words(effect) == text
+
+
+def test_table_has_a_row_for_every_series(mixed: Comparison) -> None:
+    assert mixed.counts == dict.fromkeys(VERDICTS, 1)
+    table = as_table(mixed).partition("\nSeries\n")[2]
+    for verdict in VERDICTS:
+        assert f" {verdict} " in table
+    assert "host.address" in table
+    assert "\x1b" not in table
+
+
+def test_markdown_tables_are_intact_and_worst_first(mixed: Comparison) -> None:
+    text = as_markdown(mixed)
+    assert "1 WRONG, 1 SLOWER, 1 MISSING" in text.splitlines()[0]
+    tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    assert len(tables) == 3
+    for table in tables:
+        borders = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(borders) == 1
+    series = text.partition("### Series")[2].partition("| --- |")[2]
+    assert re.findall(rf"\| ({'|'.join(VERDICTS)}) \|", series) == VERDICTS
+    assert "b\\|c" in text
+    assert "<script>" not in text
+    assert "\x1b" not in text
+
+
+def test_markdown_fits_a_limit() -> None:
+    records = []
+    for i in range(60):
+        records += make_repetitions(collective_case(f"operation{i}" * 40), count=1)
+    base = [*records, *make_repetitions()]
+    comparison = compare_records(base, [*records, *make_repetitions(factor=1.2)])
+    text = as_markdown(comparison, limit_bytes=20_000)
+    assert len(text.encode()) < 20_000
+    assert MARKDOWN_BYTES < 1 << 20  # the limit of GitHub's step summary
+    series = text.partition("### Series")[2]
+    assert "SLOWER" in series
+    [hidden] = re.findall(r"(\d+) more rows", series)
+    assert int(hidden) + series.count("| INSUFFICIENT |") == 60
+
+
+def test_json_holds_every_number(mixed: Comparison) -> None:
+    data = json.loads(as_json(mixed, code=1), parse_constant=pytest.fail)
+    assert data["schema_version"] == 1
+    assert data["exit_code"] == 1
+    assert data["verdicts"] == dict.fromkeys(VERDICTS, 1)
+    [family] = [family for family in data["families"] if len(family["series"]) == 3]
+    assert family["slower_size_bytes"] == [1024]
+    series = family["series"][0]
+    assert series["effect"]["change"] == pytest.approx(0.2)
+    assert {"low", "high", "detectable", "p_value", "rank_p_value"} < series["effect"].keys()
+    assert len(series["base_seconds"]) == 5
+    [change] = data["environment"]
+    assert change["path"] == "host.address"
+    assert change["new"] == "b|c"

@@ -1,24 +1,21 @@
-"""The page as text: well formed, one file that fetches nothing, all in its place, and no record's words are markup."""
+"""The page as text: well formed, one file that loads nothing, hostile text escaped."""
 
 import base64
 import hashlib
 import json
 import re
-from functools import cache
 from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
+import pytest
 
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.plan.cases import make_case
-from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.render.data import render_json
 from parbench.reports.render.page import render_page
 from parbench.reports.sections.one_run import report_of
-from tests.support import reports_fixtures as fixtures
 from tests.support.nodes_fixtures import EMULATION
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
@@ -28,129 +25,96 @@ from tests.support.reports_fixtures import (
     make_plan,
     make_run,
     ok_record,
+    sample_run,
+    seconds_metric,
     step_case,
 )
 
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+VOID_TAGS = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """A page as nested elements: refuses what is not closed in order, gathers what the tests ask for."""
+    """The elements of a page, which has to close them in order, and its visible text."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.open = [""]
-        self.starts: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[tuple[str, str]] = []
-        self.feed(text)
+        self.open_tags: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.visible = ""
+        self.feed(html)
         self.close()
-        assert self.open == [""]
-        self.ids = [identity for _, attributes in self.starts if (identity := attributes.get("id"))]
+        assert self.open_tags == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
+        if tag not in VOID_TAGS:
+            self.open_tags.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.starts.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        assert self.open_tags.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.words.append((self.open[-1], data))
+        if self.open_tags and self.open_tags[-1] not in ("script", "style"):
+            self.visible += data
 
-    def texts(self, tag: str) -> list[str]:
-        return [data for inside, data in self.words if inside == tag]
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.starts if name == tag]
-
-    @property
-    def visible(self) -> str:
-        return " ".join(
-            " ".join(data for tag, data in self.words if tag not in ("script", "style")).split()
-        )
+    def find_all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
 
 
-def html_of(run: Run) -> str:
+def render(run: Run) -> str:
     return render_page(report_of(run))
 
 
-def told(*records: Record) -> str:
-    return html_of(run_from_records(*records))
+@pytest.fixture(scope="module")
+def html() -> str:
+    """The page of a run with curves, steps and every kind of problem."""
+    return render(sample_run())
 
 
-@cache
-def sample() -> str:
-    return html_of(fixtures.sample_run())
+def find_section(html: str, section_id: str) -> str:
+    return html.split(f'id="{section_id}"')[1].split("</section>")[0]
 
 
-def part_of(html: str, anchor: str, end: str = "</section>") -> str:
-    return html.split(f'id="{anchor}"')[1].split(end)[0]
+def read_embedded(html: str) -> dict[str, Any]:
+    [text] = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.DOTALL)
+    data: dict[str, Any] = json.loads(text)
+    return data
 
 
-def assert_in_order(html: str, *anchors: str) -> None:
-    places = [html.index(f'id="{anchor}"') for anchor in anchors]
-    assert places == sorted(places)
+def test_page_loads_nothing(html: str) -> None:
+    page = Page(html)
+    assert len(html) < 1_000_000
+    assert page.find_all("link") == []
+    assert page.find_all("img") == []
+    attributes = {name for _, element in page.elements for name in element}
+    assert "src" not in attributes
+    assert not [name for name in attributes if name.startswith("on")]
+    for text in ("http:", "https:", "@import"):
+        assert text not in html
 
 
-def embedded(html: str) -> dict[str, Any]:
-    (text,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.DOTALL)
-    assert "<" not in text
-    found: dict[str, Any] = json.loads(text)
-    return found
+def test_page_links_lead_to_its_sections(html: str) -> None:
+    page = Page(html)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = {str(attributes["href"]).removeprefix("#") for attributes in page.find_all("a")}
+    assert targets <= set(ids)
+    assert {"problems", "communication", "steps", "environment", "data"} <= targets
 
 
-def test_page_is_one_small_well_formed_file() -> None:
-    page = Page(sample())
-    assert len(sample().encode()) < 1_000_000
-    assert len(page.ids) == len(set(page.ids))
-    targets = [str(attributes["href"]) for attributes in page.all("a")]
-    assert {target.removeprefix("#") for target in targets} <= set(page.ids)
-    assert {
-        "#not-measured",
-        "#problems",
-        "#communication",
-        "#steps",
-        "#environment",
-        "#method",
-        "#data",
-    } <= {*targets}
-    assert page.all("link") == page.all("img") == []
-    assert not [
-        name
-        for _, attributes in page.starts
-        for name in attributes
-        if name == "src" or name.startswith("on")
-    ]
-    for word in ("http:", "https:", "@import"):
-        assert word not in sample()
-    [button] = page.all("button")
-    assert "hidden" in button, "it does nothing without scripts"
+def test_page_declares_the_colors_it_uses(html: str) -> None:
+    used = set(re.findall(r"var\((--[\w-]+)\)", html))
+    declared = set(re.findall(r"(--[\w-]+):", html))
+    assert used <= declared
+    assert "prefers-color-scheme: dark" in html
 
 
-def test_page_is_accessible_and_colors_are_defined() -> None:
-    page = Page(sample())
-    regions = [one for one in page.all("div") if one.get("role") == "region"]
-    assert len(page.all("caption")) == len(page.all("table")) == len(regions) == 7
-    assert all(head.get("scope") in ("col", "row") for head in page.all("th"))
-    assert all(region["tabindex"] == "0" and region["aria-label"] for region in regions)
-    (style,) = page.texts("style")
-    for expected in (
-        "prefers-color-scheme: dark",
-        "@media print",
-        "overflow-x: auto",
-        "prefers-reduced-motion",
-    ):
-        assert expected in style
-    assert set(re.findall(r"var\((--[\w-]+)\)", sample())) <= set(re.findall(r"(--[\w-]+):", style))
-
-
-def test_page_policy_allows_one_script() -> None:
-    (policy,) = [meta["content"] for meta in Page(sample()).all("meta") if "http-equiv" in meta]
-    (script,) = re.findall(r"<script>(.*?)</script>", sample(), re.DOTALL)
+def test_page_policy_allows_one_script(html: str) -> None:
+    [policy] = [meta["content"] for meta in Page(html).find_all("meta") if "http-equiv" in meta]
+    [script] = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert dict(part.strip().split(" ", 1) for part in str(policy).split(";")) == {
         "default-src": "'none'",
@@ -161,122 +125,76 @@ def test_page_policy_allows_one_script() -> None:
     }
 
 
-def test_page_header_has_setup_verdict_and_limits() -> None:
-    header = sample().split("<main>")[0]
-    for expected in (
-        "run-1",
-        "preset node",
-        "4 ranks on 1 node",
-        "host node-a",
-        "2026-01-02T03:04:05",
-        "Example CPU",
-    ):
-        assert expected in header
-    assert "<strong>WRONG</strong> 1 of 54 results differ from the reference" in header
+def test_page_header_has_setup_and_verdict(html: str) -> None:
+    header = html.split("<main>")[0]
+    for text in ("run-1", "preset node", "4 ranks on 1 node", "host node-a", "Example CPU"):
+        assert text in header
+    assert "<strong>WRONG</strong> 1 of 54 results" in header
     assert 'class="verdict bad"' in header
-    assert "cannot show" not in sample()
-    plan = msgspec.structs.replace(
-        make_plan([collective_case()]), notes=("4 ranks on 2 cores: functional only",)
-    )
-    shared = html_of(make_run(plan, [ok_record(collective_case(), notes=[EMULATION])])).split(
-        "<main>"
-    )[0]
-    assert shared.index(EMULATION) < shared.index("<nav")
-    assert 'class="verdict good"' in shared
-    assert "cannot show:</strong> 4 ranks on 2 cores: functional only</p>" in shared
 
 
-def test_page_of_a_cut_run_claims_no_completeness() -> None:
-    cut = failed_record(collective_case(), 1, "skipped", LEFT_OUT)
-    for record, every in ((ok_record(collective_case(), 1), True), (cut, False)):
-        page = html_of(
-            make_run(
-                make_plan([collective_case()], launches=2), [ok_record(collective_case()), record]
-            )
-        )
-        assert ("every planned case ran in every launch" in part_of(page, "not-measured")) is every
+def test_page_header_has_limits() -> None:
+    limit = "4 ranks on 2 cores: functional only"
+    plan = msgspec.structs.replace(make_plan([collective_case()]), notes=(limit,))
+    html = render(make_run(plan, [ok_record(collective_case(), notes=[EMULATION])]))
+    header = html.split("<main>")[0]
+    assert limit in header
+    assert EMULATION in header
+    assert 'class="verdict good"' in header
 
 
-def test_page_has_problems_before_results() -> None:
-    assert_in_order(
-        sample(), "slow", "problems", "communication", "not-measured", "data", "environment"
-    )
-    header = sample().split("</header>")[0]
-    assert header.index('id="slow"') < header.index("<nav")
-    assert header.count("<figure>") == 1
-    part = part_of(sample(), "not-measured")
-    assert "size 1001 B is not a multiple of 4 ranks x 4 B" in part
-    assert "no record: the run ended before" in part
-    part = part_of(sample(), "problems")
-    assert "Launch 1: where each of 2 ranks was" in part
-    assert "rank 1 on node-b, process 42: did not arrive" in part
-    assert "File b.py, line 9, in &lt;listcomp&gt;" in part
-    fine = told(ok_record(collective_case()))
-    assert "Nothing stands out" in fine
-    assert "Nothing: every planned case ran" in fine
+def test_page_has_problems_before_results(html: str) -> None:
+    ids = ["slow", "problems", "communication", "not-measured", "data", "environment"]
+    places = [html.index(f'id="{section_id}"') for section_id in ids]
+    assert places == sorted(places)
+    problems = find_section(html, "problems")
+    assert "rank 1 on node-b, process 42: did not arrive" in problems
+    assert "File b.py, line 9, in &lt;listcomp&gt;" in problems
+    gaps = find_section(html, "not-measured")
+    assert "size 1001 B is not a multiple of 4 ranks x 4 B" in gaps
+    assert "no record: the run ended before" in gaps
 
 
 def test_page_cells_carry_sort_values() -> None:
-    metrics = {"time": fixtures.collective_metrics(collective_case(), 0.25)["time"]}
-    html = told(ok_record(collective_case(), metrics=metrics))
+    metrics = {"time": seconds_metric(0.25)}
+    html = render(run_from_records(ok_record(collective_case(), metrics=metrics)))
     assert 'data-sort="0.25" class="number">250 ms [225, 275]</td>' in html
     assert 'data-sort="1024" class="number">1K</td>' in html
-    assert html.count('data-sort="" class="number">-</td>') == 3
-    assert 'id="fits"' not in html
+    assert 'data-sort="" class="number">-</td>' in html
 
 
 def test_page_escapes_hostile_text() -> None:
-    case = make_case(
-        "step.<script>alert(1)</script>", "m:f", {"p": "</script><script>alert(2)</script>"}
-    )
-    end = "</script><!--<script>"
+    script = "</script><script>alert(2)</script>"
+    case = make_case("step.<script>alert(1)</script>", "m:f", {"p": script})
     run = run_from_records(
         ok_record(case, notes=[HOSTILE_TEXT]),
-        failed_record(step_case(), reason=HOSTILE_TEXT),
-        failed_record(step_case("tp"), reason=end),
+        failed_record(step_case("tp"), reason="</script><!--<script>"),
         ok_record(step_case("<b>a</b>")),
     )
-    evil = {"</style><script>": "<img src=x onerror=alert(3)>"}
-    html = html_of(
-        msgspec.structs.replace(
-            run, info=msgspec.structs.replace(run.info, environment=evil, host="<i>host</i>")
-        )
-    )
+    environment = {"</style><script>": "<img src=x onerror=alert(3)>"}
+    info = msgspec.structs.replace(run.info, environment=environment, host="<i>host</i>")
+    html = render(msgspec.structs.replace(run, info=info))
     page = Page(html)
-    assert len(page.all("script")) == 2
-    assert page.all("b") == page.all("i") == page.all("img") == []
-    for expected in (
-        "<script>alert('x')</script> [bold]$x$ &",
-        "<img src=x onerror=alert(3)>",
-        "<i>host</i>",
-    ):
-        assert expected in page.visible
-    assert [end] in [row["reasons"] for row in embedded(html)["rows"]]
+    assert len(page.find_all("script")) == 2  # its own and the data
+    for tag in ("b", "i", "img"):
+        assert page.find_all(tag) == []
+    assert "<i>host</i>" in page.visible
+    assert "<img src=x onerror=alert(3)>" in page.visible
+    reasons = [row["reasons"] for row in read_embedded(html)["rows"]]
+    assert ["</script><!--<script>"] in reasons
 
 
-def test_page_embeds_data_and_environment() -> None:
-    run = fixtures.sample_run()
-    assert embedded(sample()) == json.loads(render_json(report_of(run)))
-    assert (
-        '<th scope="row" class="words">host.cpu_model</th><td class="words">Example CPU</td>'
-        in sample()
-    )
-    assert '<th scope="row" class="words">host.governor</th><td class="words">-</td>' in sample()
+def test_page_embeds_data_and_environment(html: str) -> None:
+    assert read_embedded(html) == json.loads(render_json(report_of(sample_run())))
+    environment = find_section(html, "environment")
+    assert "host.cpu_model" in environment
+    assert "Example CPU" in environment
 
 
-def test_page_of_an_empty_run_reports_it() -> None:
-    for records in (
-        (),
-        (failed_record(collective_case()),),
-        (failed_record(collective_case(), 0, "skipped", "no float8"),),
-    ):
-        html = html_of(make_run(make_plan([collective_case()]), records))
-        words = Page(html).visible
-        assert "None: no case has a valid measurement." in words
-        assert "Unknown: no rank lived long enough to tell." in words
-        assert 'id="communication"' not in html
-        assert "NaN" not in words
-    skipped = Skipped(case=collective_case(), reason="gloo carries no float8")
-    words = Page(html_of(make_run(make_plan([], skipped=[skipped]), []))).visible
-    assert "gloo carries no float8" in words
-    assert "NOTHING MEASURED" in words
+@pytest.mark.parametrize("records", [[], [failed_record(collective_case())]])
+def test_page_of_an_empty_run_reports_it(records: list[Record]) -> None:
+    html = render(make_run(make_plan([collective_case()]), records))
+    text = Page(html).visible
+    assert "no case has a valid measurement" in text
+    assert "NaN" not in text
+    assert 'id="communication"' not in html

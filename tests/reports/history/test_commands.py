@@ -1,0 +1,192 @@
+"""`parbench history`: its output, exit codes and refusals."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from parbench import cli
+from parbench.reports.history.database import SCHEMA, open_history
+from parbench.reports.regression.commands import FILE
+from parbench.reports.regression.noise_floor import keep_floors
+from tests.support.compare_fixtures import make_floor
+from tests.support.history_fixtures import write_history_run
+
+CI_VARIABLES = [
+    "GITHUB_HEAD_REF",
+    "GITHUB_REF_NAME",
+    "GITHUB_SHA",
+    "CI_COMMIT_BRANCH",
+    "CI_COMMIT_SHA",
+]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("PARBENCH_HISTORY", "PARBENCH_FLOOR", *CI_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+
+def invoke(*args: str, **variables: str) -> Result:
+    return CliRunner().invoke(cli.main, ["history", *args], env=variables)
+
+
+def run(*args: str, **variables: str) -> str:
+    result = invoke(*args, **variables)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def usual_history(twelve_runs: Path) -> None:
+    """Copy the history of twelve runs to its usual place."""
+    FILE.parent.mkdir()
+    shutil.copy(twelve_runs, FILE)
+
+
+def add_runs(factor: float, first: int, count: int) -> None:
+    for i in range(first, first + count):
+        write_history_run(Path("added"), i, factor)
+    run("add", "added")
+
+
+def test_add_creates_the_usual_file() -> None:
+    write_history_run(Path("runs"), 0)
+    result = invoke("add", "runs/run-000", "--commit", "abc")
+    assert result.stdout == "added run-000\n"
+    assert str(FILE.absolute()) in result.stderr
+    assert run("add", "runs/run-000") == "unchanged run-000\n"
+    assert "run-000" in run("list")
+
+
+def test_history_file_is_an_option_and_a_variable() -> None:
+    write_history_run(Path("runs"), 0)
+    run("add", "runs", "--history", "a/b.sqlite")
+    assert "run-000" in run("list", PARBENCH_HISTORY="a/b.sqlite")
+    assert not FILE.exists()
+
+
+@pytest.mark.usefixtures("usual_history")
+def test_list_shows_newest_runs_and_notes() -> None:
+    write_history_run(Path("added"), 12)
+    run("add", "added", "--commit", "0123456789abcdef")
+    run("annotate", "run-000", "--note", "meant so")
+    count, _, row, *_, note = run("list").splitlines()
+    assert count == "13 runs"
+    fields = ["run-012", "2026-01-13T00:00:00.000Z", "main", "0123456789ab", "node", "2", "0"]
+    assert row.split() == fields
+    assert "run-000, *: meant so" in note
+    assert run("list", "--branch", "topic").startswith("0 runs")
+
+
+@pytest.mark.parametrize(
+    ("variables", "branch"),
+    [
+        ({"GITHUB_REF_NAME": "release", "GITHUB_SHA": "abc"}, "release"),
+        ({"GITHUB_HEAD_REF": "topic", "GITHUB_REF_NAME": "1/merge", "GITHUB_SHA": "abc"}, "topic"),
+        ({"GITHUB_HEAD_REF": "", "GITHUB_REF_NAME": "main", "GITHUB_SHA": "abc"}, "main"),
+        ({"CI_COMMIT_BRANCH": "nightly", "CI_COMMIT_SHA": "abc"}, "nightly"),
+    ],
+)
+def test_add_takes_branch_and_commit_from_ci(variables: dict[str, str], branch: str) -> None:
+    write_history_run(Path("runs"), 0)
+    run("add", "runs", **variables)
+    with open_history(FILE) as history:
+        [line] = history.runs()
+    assert line.branch == branch
+    assert line.commit == "abc"
+
+
+def test_add_moves_a_run_to_a_given_branch() -> None:
+    write_history_run(Path("runs"), 0)
+    run("add", "runs", "--branch", "wrong")
+    assert run("add", "runs") == "unchanged run-000\n"
+    assert run("add", "runs", GITHUB_REF_NAME="nightly") == "unchanged run-000\n"
+    assert run("add", "runs", "--branch", "main").startswith("moved run-000")
+    assert "run-000" in run("list", "--branch", "main")
+
+
+@pytest.mark.usefixtures("usual_history")
+def test_check_exit_code() -> None:
+    assert "2 SAME" in run("check")
+    add_runs(1.1, first=12, count=4)
+    failed = invoke("check")
+    assert failed.exit_code == 1
+    assert "2 SLOWER" in failed.stdout
+    assert invoke("check", "run-011").exit_code == 0
+    assert invoke("check", "run-002", "--fail-on-unknown").exit_code == 3
+    assert invoke("check", "--format", "markdown").stdout.startswith("## FAIL")
+    assert json.loads(invoke("check", "--format", "json").stdout)["exit_code"] == 1
+    run("annotate", "run-012", "--note", "intended")
+    assert invoke("check").exit_code == 0
+
+
+@pytest.mark.usefixtures("usual_history")
+def test_check_of_a_folder_uses_the_named_branch() -> None:
+    write_history_run(Path("new"), 99, 1.3)
+    assert invoke("check", "new/latest", "--branch", "main").exit_code == 1
+    assert run("check", "new/latest", "--branch", "topic").startswith("Not enough history: 0 of 8")
+
+
+@pytest.mark.usefixtures("usual_history")
+def test_check_uses_percentages_and_measured_floors() -> None:
+    add_runs(1.1, first=12, count=4)
+    assert invoke("check", "--floor", "15%").exit_code == 0
+    with open_history(FILE) as history:
+        floors = {series.fingerprint: make_floor(0.3) for series in history.series().values()}
+    keep_floors(Path("floor.json"), floors)
+    assert "floor 30.0 %" in run("check", "--floor", "floor.json")
+    keep_floors(Path("runs/floor.json"), floors)
+    assert invoke("check", "--floor", "3%").exit_code == 1
+    assert invoke("check").exit_code == 0  # runs/floor.json is the usual file
+
+
+@pytest.mark.usefixtures("usual_history")
+def test_show_prune_and_export() -> None:
+    assert "1.00 ms from run-000 on (12 runs)" in run("show", "*all_reduce*")
+    assert len(json.loads(run("show", "--format", "json"))["series"]) == 2
+    assert run("prune", "--keep", "10").split() == ["run-001", "run-000"]
+    run("export", "out.csv", "--branch", "main")
+    assert Path("out.csv").read_text().startswith("time,commit,run,")
+
+
+def write_damaged_files() -> None:
+    """Write a text, a foreign database, a history of a newer schema and a damaged one."""
+    Path("text.sqlite").write_text("no database " * 50)
+    with closing(sqlite3.connect("foreign.sqlite")) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    shutil.copy(FILE, "newer.sqlite")
+    with closing(sqlite3.connect("newer.sqlite")) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    content = FILE.read_bytes()
+    Path("damaged.sqlite").write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+
+
+@pytest.mark.usefixtures("usual_history")
+@pytest.mark.parametrize(
+    ("args", "value"),
+    [
+        (["list", "--history", "text.sqlite"], "text.sqlite"),
+        (["list", "--history", "foreign.sqlite"], "another program"),
+        (["check", "--history", "newer.sqlite"], f"schema {SCHEMA + 1}"),
+        (["list", "--history", "damaged.sqlite"], "damaged.sqlite"),
+        (["check", "--history", "absent.sqlite"], "absent.sqlite"),
+        (["check", "--branch", "topic"], "'topic'"),
+        (["check", "--floor", "3"], "--floor '3'"),
+        (["show", "nope"], "'nope'"),
+        (["export", "absent/out.csv"], "absent/out.csv"),
+    ],
+)
+def test_bad_input_is_refused_and_files_are_kept(args: list[str], value: str) -> None:
+    write_damaged_files()
+    contents = {file: file.read_bytes() for file in Path().glob("*.sqlite")}
+    result = invoke(*args)
+    assert result.exit_code == 2
+    [message] = result.stderr.strip().splitlines()
+    assert value in message
+    assert {file: file.read_bytes() for file in Path().glob("*.sqlite")} == contents

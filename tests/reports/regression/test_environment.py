@@ -1,0 +1,164 @@
+"""Differences of two runs' environments, and the series that a run measured."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from parbench.bench.plan.plan import Measure, parse_fault
+from parbench.reports.regression.environment import (
+    HARMLESS,
+    Change,
+    Point,
+    Surroundings,
+    changes,
+    plan_changes,
+    points_of,
+    surroundings,
+)
+from tests.support.compare_fixtures import CASE, make_repetitions, run_from_records
+from tests.support.reports_fixtures import (
+    ENVIRONMENT,
+    WORLD,
+    collective_case,
+    make_plan,
+    make_run,
+    ok_record,
+)
+
+PLAN = make_plan([CASE])
+
+
+def surround(shared: dict[str, Any] | None, *by_record: dict[str, Any]) -> Surroundings:
+    records = [
+        ok_record(CASE, i, environment=environment)
+        for i, environment in enumerate(by_record or ({},))
+    ]
+    return surroundings(make_run(PLAN, records, shared), records)
+
+
+def find_changes(base: dict[str, Any], new: dict[str, Any], *globs: str) -> list[Change]:
+    return list(changes(surround(base), surround(new), globs))
+
+
+def test_equal_environments_have_no_changes() -> None:
+    assert find_changes(ENVIRONMENT, ENVIRONMENT) == []
+    assert find_changes({"load": {"one_minute": 0.1}}, {"load": {"one_minute": 9.0}}) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "text", "decisive"),
+    [
+        ({"host": {"name": "a"}}, {"host": {"name": "b"}}, "host.name: a -> b", True),
+        (
+            {"variables": {}},
+            {"variables": {"NCCL_ALGO": "Ring"}},
+            "variables.NCCL_ALGO: not set -> Ring",
+            True,
+        ),
+        ({}, {"host": {"governor": "fast"}}, "host.governor: - -> fast", False),
+        (
+            {"host": {"name": "a"}},
+            {"host": {"name": "\x1b[31m"}},
+            "host.name: a -> \\x1b[31m",
+            True,
+        ),
+    ],
+)
+def test_changed_value_is_named_with_both_sides(
+    base: dict[str, Any], new: dict[str, Any], text: str, decisive: bool
+) -> None:
+    [change] = find_changes(base, new)
+    assert change.text == text
+    assert change.decisive is decisive
+
+
+@pytest.mark.parametrize("path", HARMLESS)
+def test_harmless_change_decides_nothing(path: str) -> None:
+    group, _, name = path.partition(".")
+    [change] = find_changes({group: {name: "1"}}, {group: {name: "2"}})
+    assert not change.decisive
+
+
+@pytest.mark.parametrize(("glob", "is_meant"), [("versions.*", True), ("host.*", False)])
+def test_meant_change_decides_nothing(glob: str, is_meant: bool) -> None:
+    [change] = find_changes({"versions": {"torch": "1"}}, {"versions": {"torch": "2"}}, glob)
+    assert change.meant is is_meant
+    assert change.decisive is not is_meant
+
+
+def test_ranks_that_differ_are_compared_as_a_set() -> None:
+    first, second, third = ({"host": {"name": name}} for name in ("a", "b", "c"))
+    base = surround({}, {"rank 0": first, "rank 1": second})
+    assert changes(base, surround({}, {"rank 0": second, "rank 1": first})) == ()
+    [change] = changes(base, surround({}, {"rank 0": first, "rank 1": third}))
+    assert change.text == "host.name: a, b -> a, c"
+
+
+def test_change_within_a_run_is_named() -> None:
+    base = {"host": {"name": "node-a"}}
+    moved = surround(base, {}, {"changed": {"host.name": ["node-a", "node-b"]}})
+    [change] = changes(surround(base), moved)
+    assert change.new == "node-a then node-b"
+    assert change.within == "NEW"
+    assert change.decisive
+
+
+def test_plan_changes_are_shown_and_decide_nothing() -> None:
+    injection = parse_fault("slow:1:10%", 4)
+    new = msgspec.structs.replace(PLAN, measure=Measure(precision=0.01), injection=injection)
+    differences = plan_changes(PLAN, new)
+    assert {change.text for change in differences} == {
+        "plan.measure.precision: 0.025 -> 0.01",
+        "plan.injection: none -> slow:1:10%",
+    }
+    assert not any(change.decisive for change in differences)
+    assert plan_changes(PLAN, msgspec.structs.replace(PLAN, cases=(), notes=("a note",))) == ()
+
+
+def with_value(path: str, value: object) -> dict[str, Any]:
+    group, _, name = path.partition(".")
+    environment: dict[str, Any] = {**ENVIRONMENT}
+    environment[group] = {**environment.get(group, {}), name: value}
+    return environment
+
+
+def find_point(environment: dict[str, Any] | None = None, **fields: Any) -> Point:
+    [point] = points_of(run_from_records(make_repetitions(**fields), environment))
+    return point
+
+
+def test_point_is_the_geometric_mean_of_repetitions() -> None:
+    point = find_point()
+    assert point.seconds == pytest.approx(1e-3, rel=1e-4)
+    assert point.status == "ok"
+    assert point.launches == 5
+    assert point.series.case == CASE
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        find_point(with_value("host.cpu_model", "another")),
+        find_point(with_value("torch.version", "another")),
+        find_point(with_value("variables.NCCL_ALGO", "another")),
+        find_point(world=msgspec.structs.replace(WORLD, nodes=2)),
+        find_point(case=collective_case(size_bytes=2048)),
+        find_point(injected="late:1:3ms"),
+    ],
+)
+def test_incomparable_times_have_another_fingerprint(point: Point) -> None:
+    assert point.series.fingerprint != find_point().series.fingerprint
+
+
+@pytest.mark.parametrize("path", ["host.kernel", "versions.numpy", "gpu.driver"])
+def test_explaining_value_keeps_the_fingerprint(path: str) -> None:
+    point = find_point(with_value(path, "another"))
+    assert point.series.fingerprint == find_point().series.fingerprint
+    assert point.beside[path] == "another"
+
+
+def test_family_shares_all_but_the_size() -> None:
+    family = find_point().series.family
+    assert find_point(case=collective_case(size_bytes=2048)).series.family == family
+    assert find_point(case=collective_case(dtype="int8")).series.family != family

@@ -1,0 +1,71 @@
+"""A report as Markdown."""
+
+import re
+
+import pytest
+
+from parbench.bench.results.runs import Run
+from parbench.reports.render.markdown import escaped, render_markdown
+from parbench.reports.sections.one_run import report_of
+from tests.support.nodes_fixtures import EMULATION, sample_node_run
+from tests.support.report_rows import run_from_records
+from tests.support.reports_fixtures import (
+    HOSTILE_TEXT,
+    collective_case,
+    failed_record,
+    ok_record,
+    sample_run,
+    step_case,
+)
+
+
+def render(run: Run) -> str:
+    return render_markdown(report_of(run))
+
+
+def assert_tables_are_intact(text: str) -> None:
+    tables = [block for block in text.split("\n\n") if block.startswith("|")]
+    assert tables
+    for table in tables:
+        borders = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(borders) == 1
+
+
+def test_markdown_has_verdicts_then_sections() -> None:
+    text = render(sample_run())
+    title, _, verdict, *_ = text.splitlines()
+    assert title == "# parbench run-1"
+    assert "**WRONG** 1 of 54 results" in verdict
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        "Wrong, hung or failed",
+        "Look at first",
+        "Settings compared",
+        "Not measured",
+        "Communication",
+        "Steps",
+        "How it was measured",
+    ]
+    assert_tables_are_intact(text)
+
+
+def test_markdown_names_an_emulation_first() -> None:
+    text = render(sample_node_run())
+    assert text.index(f"**{EMULATION}**") < text.index("preset node")
+
+
+@pytest.mark.parametrize(
+    "text", [HOSTILE_TEXT, "a|b", "line\n# heading", "`code`", "[x](javascript:1)", "\u202eevil"]
+)
+def test_markdown_escapes_hostile_text(text: str) -> None:
+    failed = failed_record(collective_case(), reason=text)
+    markdown = render(run_from_records(failed, ok_record(step_case(), notes=[text])))
+    for markup in ("<script", "\n# heading", "[x](", "\u202e"):
+        assert markup not in markdown
+    assert_tables_are_intact(markdown)
+
+
+def test_escaped_text_is_complete() -> None:
+    text = "a*b [c] `d` <e> & f|g~h#i \\ all_reduce"
+    unescaped = re.sub(r"\\([\\`*\[\]|~#])", r"\1", escaped(text))
+    unescaped = unescaped.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    assert unescaped == text
