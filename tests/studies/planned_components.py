@@ -1,16 +1,18 @@
-"""What the planner says of a step beside what real gloo ranks count: bytes by axis, state and activations.
+"""Compare the planner's bytes and memory with what real gloo ranks count.
 
     python -m tests.studies.planned_components [WORD ...]
 
-Each row is a step on 2, 4 or 8 ranks, words choose those that have them all; of every component it shows the rank where
-both differ most. Bytes are of a third step, call by call. Parameters are counted between forward and backward,
-gradients after it, the optimizer after a step, all by element. Activations are the storages that a forward pass leaves
-for backward: what autograd saved, and what selective checkpointing has in torch's caches; a pipeline's are each stage's
-own, added up in its order of actions. Exit code 1: a byte differs, state by more than 1 %, or activations by more than
-5 %.
+Each row is a step on 2, 4 or 8 ranks; words choose the steps that have them all. For every component
+it shows the rank with the largest deviation. Bytes are those of the third step, call by call.
+Parameters are counted between forward and backward, gradients after backward, the optimizer after a
+step, all by element. Activations are the storages that a forward pass leaves for backward: what
+autograd saved, and what selective checkpointing has in torch's caches. Those of a pipeline are added
+up in its order of actions. The exit code is 1 if a byte differs, state by more than 1 %, or
+activations by more than 5 %.
 """
 
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -28,112 +30,129 @@ from parbench.workloads.step.training_step import TrainingStep
 from tests.support.ranks import Ranks
 from tests.support.training_steps import DEFINITION_BY_NAME
 
-BARS = {"bytes": 1e-9, "state": 0.01, "activations": 0.05}
-Components = dict[str, float]
+MAX_DEVIATION = {"bytes": 1e-9, "state": 0.01, "activations": 0.05}
+"""The largest relative deviation by kind of component."""
+
+BytesByComponent = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A step on so many ranks."""
+    """A step on a number of ranks."""
 
-    ranks: int
+    num_ranks: int
     name: str
     shape: str
     checkpointing: str = "none"
     params: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def words(self) -> str:
-        more = (f"{key}={value}" if key != "mesh" else str(value) for key, value in self.params)
-        return " ".join([self.name, self.shape, self.checkpointing, *more])
+    def label(self) -> str:
+        parts = [f"{self.num_ranks} ranks:", self.name, self.shape, self.checkpointing]
+        for name, value in self.params:
+            parts.append(str(value) if name == "mesh" else f"{name}={value}")
+        return " ".join(parts)
 
     @property
-    def case(self) -> dict[str, Any]:
-        given = {
+    def case_params(self) -> dict[str, Any]:
+        params = {
             "shape": self.shape,
             "microbatch": 2,
             "checkpointing": self.checkpointing,
             **dict(self.params),
         }
-        return DEFINITION_BY_NAME[self.name].whole(given)
+        return DEFINITION_BY_NAME[self.name].whole(params)
 
 
-def point(ranks: int, name: str, shape: str, checkpointing: str = "none", **params: Any) -> Point:
-    return Point(ranks, name, shape, checkpointing, tuple(params.items()))
+def make_point(
+    num_ranks: int, name: str, shape: str, checkpointing: str = "none", **params: Any
+) -> Point:
+    return Point(num_ranks, name, shape, checkpointing, tuple(params.items()))
 
 
-EVEN: dict[str, Any] = {"routing": "balanced", "experts": 8}
+BALANCED_EXPERTS: dict[str, Any] = {"routing": "balanced", "experts": 8}
 POINTS = (
-    point(2, "ddp", "tiny", accumulation=2),
-    point(2, "ddp", "tiny", grad_compression="bf16"),
-    *(point(2, "zero1", "tiny", optimizer=how) for how in ("zero_redundancy", "distributed")),
-    point(2, "fsdp", "tiny-llama", reshard=False),
-    point(2, "fsdp", "tiny", "full"),
-    point(2, "fsdp", "tiny-llama", "selective"),
-    *(
-        point(2, name, "tiny", how)
-        for name in ("tp", "tp_sp")
-        for how in ("none", "selective", "full")
-    ),
-    *(point(2, name, "tiny-llama", "selective") for name in ("ddp", "tp", "tp_sp")),
-    point(2, "pp", "tiny-llama", schedule="1f1b", microbatches=4),
-    point(2, "pp", "tiny", "selective", schedule="gpipe", microbatches=4),
-    point(2, "cp", "tiny", method="zigzag"),
-    point(2, "cp", "tiny-llama", "full", method="ulysses"),
-    point(2, "cp", "tiny-llama", "selective", method="ring"),
-    point(2, "ep_step", "tiny", **EVEN),
-    point(4, "hsdp", "tiny-llama", shard=2),
-    *(point(4, "tp_fsdp", "tiny-llama", how, tp=2) for how in ("none", "selective")),
-    *(point(4, name, "tiny", "selective") for name in ("tp", "tp_sp")),
-    point(4, "pp", "tiny", schedule="zb_v", microbatches=4, layers=8),
-    *(point(4, "cp", "tiny", how, method="usp", ulysses=2) for how in ("none", "selective")),
-    point(4, "cp", "tiny", "selective", method="allgather_kv"),
-    point(4, "ep_step", "tiny-llama", ep=2, **EVEN),
-    *(
-        point(4, "hybrid", "tiny-llama", how, mesh="fsdp=2,tp=2")
-        for how in ("none", "selective", "full")
-    ),
-    point(4, "hybrid", "tiny", "selective", mesh="tp=4"),
-    point(4, "hybrid", "tiny", "selective", mesh="dp=2,pp=2"),
-    point(4, "hybrid", "tiny", mesh="pp=2,tp=2", schedule="interleaved"),
-    point(4, "hybrid", "tiny-llama", mesh="cp=2,tp=2", cp_method="allgather_kv"),
-    point(4, "hybrid", "tiny-llama", "selective", mesh="cp=2,tp=2", cp_method="zigzag"),
-    point(4, "hybrid", "tiny", mesh="fsdp=2,tp=2,ep=2,etp=2", **EVEN),
-    point(8, "hybrid", "tiny-llama", mesh="dp=2,fsdp=2,tp=2"),
-    point(8, "hybrid", "tiny-llama", "selective", mesh="fsdp=2,pp=2,tp=2"),
-    point(8, "hybrid", "tiny", "full", mesh="dp=2,cp=2,tp=2"),
-    point(8, "hybrid", "tiny-llama", mesh="dp=2,pp=2,cp=2"),
-    point(8, "hybrid", "tiny", mesh="dp=2,fsdp=4,ep=4", **EVEN),
-    point(8, "tp_fsdp", "tiny", "selective", tp=4),
+    make_point(2, "ddp", "tiny", accumulation=2),
+    make_point(2, "ddp", "tiny", grad_compression="bf16"),
+    make_point(2, "zero1", "tiny", optimizer="zero_redundancy"),
+    make_point(2, "zero1", "tiny", optimizer="distributed"),
+    make_point(2, "fsdp", "tiny-llama", reshard=False),
+    make_point(2, "fsdp", "tiny", "full"),
+    make_point(2, "fsdp", "tiny-llama", "selective"),
+    make_point(2, "tp", "tiny", "none"),
+    make_point(2, "tp", "tiny", "selective"),
+    make_point(2, "tp", "tiny", "full"),
+    make_point(2, "tp_sp", "tiny", "none"),
+    make_point(2, "tp_sp", "tiny", "selective"),
+    make_point(2, "tp_sp", "tiny", "full"),
+    make_point(2, "ddp", "tiny-llama", "selective"),
+    make_point(2, "tp", "tiny-llama", "selective"),
+    make_point(2, "tp_sp", "tiny-llama", "selective"),
+    make_point(2, "pp", "tiny-llama", schedule="1f1b", microbatches=4),
+    make_point(2, "pp", "tiny", "selective", schedule="gpipe", microbatches=4),
+    make_point(2, "cp", "tiny", method="zigzag"),
+    make_point(2, "cp", "tiny-llama", "full", method="ulysses"),
+    make_point(2, "cp", "tiny-llama", "selective", method="ring"),
+    make_point(2, "ep_step", "tiny", **BALANCED_EXPERTS),
+    make_point(4, "hsdp", "tiny-llama", shard=2),
+    make_point(4, "tp_fsdp", "tiny-llama", "none", tp=2),
+    make_point(4, "tp_fsdp", "tiny-llama", "selective", tp=2),
+    make_point(4, "tp", "tiny", "selective"),
+    make_point(4, "tp_sp", "tiny", "selective"),
+    make_point(4, "pp", "tiny", schedule="zb_v", microbatches=4, layers=8),
+    make_point(4, "cp", "tiny", "none", method="usp", ulysses=2),
+    make_point(4, "cp", "tiny", "selective", method="usp", ulysses=2),
+    make_point(4, "cp", "tiny", "selective", method="allgather_kv"),
+    make_point(4, "ep_step", "tiny-llama", ep=2, **BALANCED_EXPERTS),
+    make_point(4, "hybrid", "tiny-llama", "none", mesh="fsdp=2,tp=2"),
+    make_point(4, "hybrid", "tiny-llama", "selective", mesh="fsdp=2,tp=2"),
+    make_point(4, "hybrid", "tiny-llama", "full", mesh="fsdp=2,tp=2"),
+    make_point(4, "hybrid", "tiny", "selective", mesh="tp=4"),
+    make_point(4, "hybrid", "tiny", "selective", mesh="dp=2,pp=2"),
+    make_point(4, "hybrid", "tiny", mesh="pp=2,tp=2", schedule="interleaved"),
+    make_point(4, "hybrid", "tiny-llama", mesh="cp=2,tp=2", cp_method="allgather_kv"),
+    make_point(4, "hybrid", "tiny-llama", "selective", mesh="cp=2,tp=2", cp_method="zigzag"),
+    make_point(4, "hybrid", "tiny", mesh="fsdp=2,tp=2,ep=2,etp=2", **BALANCED_EXPERTS),
+    make_point(8, "hybrid", "tiny-llama", mesh="dp=2,fsdp=2,tp=2"),
+    make_point(8, "hybrid", "tiny-llama", "selective", mesh="fsdp=2,pp=2,tp=2"),
+    make_point(8, "hybrid", "tiny", "full", mesh="dp=2,cp=2,tp=2"),
+    make_point(8, "hybrid", "tiny-llama", mesh="dp=2,pp=2,cp=2"),
+    make_point(8, "hybrid", "tiny", mesh="dp=2,fsdp=4,ep=4", **BALANCED_EXPERTS),
+    make_point(8, "tp_fsdp", "tiny", "selective", tp=4),
 )
 
 
-def counted_on(world: World, name: str, case: dict[str, Any]) -> tuple[Components, Components]:
-    """Return the bytes that this rank sends in a step by axis, and those that it holds by component."""
-    step = load_target(DEFINITION_BY_NAME[name].target)(world, **case)
+def count_on_rank(
+    world: World, name: str, params: dict[str, Any]
+) -> tuple[BytesByComponent, BytesByComponent]:
+    """Return the bytes that this rank sends in a step by axis, and its memory by component."""
+    step = load_target(DEFINITION_BY_NAME[name].target)(world, **params)
     assert isinstance(step, TrainingStep)
-    for _ in range(2):  # DDP orders its buckets anew after the first
+    # DDP changes the order of its buckets after the first step.
+    for _ in range(2):
         step.reset()
         step.step()
     sent = bytes_by_axis(sent_bytes.counted(step.step, step.layout.axes))
     with mock.patch.object(memory, "peak_during", lambda run, device: run()):
-        held = held_by(step, world)
+        counted = count_memory(step, world)
     step.close()
-    return sent, {name: held[name] for name in (*STATE, "activations")}
+    return sent, {name: counted[name] for name in (*STATE, "activations")}
 
 
-def held_by(step: TrainingStep, world: World) -> Components:
+def count_memory(step: TrainingStep, world: World) -> BytesByComponent:
     if isinstance(step, HybridStep):
         return counted_memory(step.look(), as_routed)
-    probe = next(one for one in step.probes() if isinstance(one, memory.Memory | PipelineProbe))
-    if isinstance(probe, PipelineProbe):
-        return counted_memory(probe.look)
-    return dict(probe.observe(step.step, world.barrier, 0.0)["memory_counted"])
+    for probe in step.probes():
+        if isinstance(probe, PipelineProbe):
+            return counted_memory(probe.look)
+        if isinstance(probe, memory.Memory):
+            return dict(probe.observe(step.step, world.barrier, 0.0)["memory_counted"])
+    raise AssertionError("the step has no probe of memory")
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A component as planned and as counted."""
+class Comparison:
+    """A component in bytes as planned and as counted."""
 
     name: str
     planned: float
@@ -141,73 +160,79 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        return self.planned / self.counted if self.counted else float(not self.planned)
+        if self.counted == 0:
+            return 1.0 if self.planned == 0 else 0.0
+        return self.planned / self.counted
 
     @property
-    def apart(self) -> float:
+    def deviation(self) -> float:
         return abs(self.ratio - 1)
 
     @property
-    def bar(self) -> str:
-        return (
-            "bytes"
-            if self.name.startswith("bytes")
-            else "state"
-            if self.name in STATE
-            else "activations"
-        )
+    def kind(self) -> str:
+        if self.name.startswith("bytes"):
+            return "bytes"
+        return "state" if self.name in STATE else "activations"
 
     @property
-    def missed(self) -> bool:
-        return self.apart > BARS[self.bar]
+    def is_missed(self) -> bool:
+        return self.deviation > MAX_DEVIATION[self.kind]
 
 
-def compare(of: Point, ranks: Ranks) -> list[Compared]:
-    """Compare bytes rank by rank, and memory on the fullest of the ranks that have the same stages."""
-    told = ranks.call("tests.studies.planned_components:counted_on", name=of.name, case=of.case)
-    sent: dict[str, list[Compared]] = {}
-    held: dict[tuple[str, int], Compared] = {}
-    for rank, (calls_of_rank, memory_of_rank) in enumerate(told):
-        at = STRATEGIES[of.name](of.case, of.ranks, "cpu").at(rank)
-        expected = bytes_by_axis(calls(at))
-        for axis in dict.fromkeys((*expected, *calls_of_rank)):
-            row = Compared(f"bytes.{axis}", expected.get(axis, 0.0), calls_of_rank.get(axis, 0.0))
-            sent.setdefault(axis, []).append(row)
-        for name, counted in memory_of_rank.items():
-            before = held.get((name, at.pp_rank), Compared(name, 0.0, 0.0))
-            most = max(before.planned, getattr(memory_of(at), name)), max(before.counted, counted)
-            held[name, at.pp_rank] = Compared(name, *most)
-    components = (*STATE, "activations")
-    each = (
-        *sent.values(),
-        *([row for row in held.values() if row.name == name] for name in components),
+def compare(point: Point, ranks: Ranks) -> list[Comparison]:
+    """Compare bytes rank by rank, and memory on the maximum over ranks of the same stages."""
+    counts = ranks.call(
+        "tests.studies.planned_components:count_on_rank",
+        name=point.name,
+        params=point.case_params,
     )
-    return [max(rows, key=lambda row: row.apart) for rows in each]
+    spec = STRATEGIES[point.name](point.case_params, point.num_ranks, "cpu")
+    by_component: dict[str, list[Comparison]] = defaultdict(list)
+    memory_by_stage: dict[tuple[str, int], Comparison] = {}
+    for rank, (sent, held) in enumerate(counts):
+        rank_spec = spec.at(rank)
+        planned_bytes = bytes_by_axis(calls(rank_spec))
+        for axis in {**planned_bytes, **sent}:
+            name = f"bytes.{axis}"
+            comparison = Comparison(name, planned_bytes.get(axis, 0.0), sent.get(axis, 0.0))
+            by_component[name].append(comparison)
+        planned_memory = memory_of(rank_spec)
+        for name, counted in held.items():
+            key = (name, rank_spec.pp_rank)
+            largest = memory_by_stage.get(key, Comparison(name, 0.0, 0.0))
+            planned = max(largest.planned, getattr(planned_memory, name))
+            memory_by_stage[key] = Comparison(name, planned, max(largest.counted, counted))
+    for comparison in memory_by_stage.values():
+        by_component[comparison.name].append(comparison)
+    return [
+        max(comparisons, key=lambda comparison: comparison.deviation)
+        for comparisons in by_component.values()
+    ]
 
 
 def main() -> None:
-    chosen = [
-        one
-        for one in POINTS
-        if all(word in f"{one.ranks} {one.words}".split() for word in sys.argv[1:])
-    ]
-    worst = dict.fromkeys(BARS, (0.0, "none"))
-    failed = 0
-    for size in sorted({one.ranks for one in chosen}):
-        with Ranks(size) as ranks:
-            for one in (each for each in chosen if each.ranks == size):
-                print(f"\n{one.ranks} ranks: {one.words}")
-                for row in compare(one, ranks):
-                    failed += row.missed
-                    worst[row.bar] = max(
-                        worst[row.bar], (row.apart, f"{row.name} of {one.ranks} ranks: {one.words}")
-                    )
+    words = set(sys.argv[1:])
+    points = [point for point in POINTS if words <= set(point.label.split())]
+    largest: dict[str, tuple[float, str]] = dict.fromkeys(MAX_DEVIATION, (0.0, "none"))
+    num_missed = 0
+    for num_ranks in sorted({point.num_ranks for point in points}):
+        with Ranks(num_ranks) as ranks:
+            for point in points:
+                if point.num_ranks != num_ranks:
+                    continue
+                print(f"\n{point.label}")
+                for row in compare(point, ranks):
+                    num_missed += row.is_missed
+                    candidate = (row.deviation, f"{row.name} of {point.label}")
+                    largest[row.kind] = max(largest[row.kind], candidate)
                     numbers = f"{row.planned:14,.0f} {row.counted:14,.0f} {row.ratio:9.5f}"
-                    print(f"  {row.name:14} {numbers}{'  MISSED' * row.missed}", flush=True)
-    print(f"\n{len(chosen)} points")
-    for bar, (apart, where) in worst.items():
-        print(f"largest deviation of {bar}: {apart:.3%} ({where}), allowed {BARS[bar]:.3%}")
-    sys.exit(1 if failed else 0)
+                    mark = "  MISSED" if row.is_missed else ""
+                    print(f"  {row.name:14} {numbers}{mark}", flush=True)
+    print(f"\n{len(points)} points")
+    for kind, (deviation, place) in largest.items():
+        limit = MAX_DEVIATION[kind]
+        print(f"largest deviation of {kind}: {deviation:.3%} ({place}), limit {limit:.3%}")
+    sys.exit(1 if num_missed else 0)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,19 @@ from tests.support.reports_fixtures import (
     seconds_metric,
 )
 
-LATE_RANK_1 = Arrival(
-    method="one clock",
-    uncertainty=1e-6,
-    late_rank=1,
-    share=0.8,
-    last_out_rank=0,
-    last_out_share=0.6,
-)
+
+def make_arrival(late_rank: int | None = 1) -> Arrival:
+    return Arrival(
+        method="one clock",
+        uncertainty=1e-6,
+        late_rank=late_rank,
+        share=0.8,
+        last_out_rank=0,
+        last_out_share=0.6,
+    )
+
+
+LATE_RANK_1 = make_arrival(1)
 
 
 def late_record(size: int = 1024, launch: int = 0, skew: float | None = 50e-6) -> Record:

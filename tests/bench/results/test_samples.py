@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from parbench.bench.results.runs import Run
 from parbench.bench.results.samples import load_rank_samples, samples_name
 from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import collective_case, make_info, make_plan, ok_record
+from tests.support.reports_fixtures import collective_case, make_plan, make_run, ok_record
 
 RECORD = ok_record(collective_case())
 
@@ -18,7 +19,7 @@ RECORD = ok_record(collective_case())
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     (tmp_path / "samples").mkdir()
-    return Run(path=tmp_path, info=make_info(make_plan([])), records=())
+    return replace(make_run(make_plan([]), []), path=tmp_path)
 
 
 def make_arrays() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from parbench.bench.results.records import Interval, Record
 from parbench.bench.results.runs import LaunchInfo, load_run
 from parbench.bench.results.samples import samples_name
 from parbench.reports.analysis.findings import MOST, Finding, look_at_first
-from tests.support.late import arrival, late_record
+from tests.support.late import late_record, make_arrival
 from tests.support.nodes_fixtures import (
     group_records,
     make_hosts,
@@ -102,12 +102,12 @@ def test_late_rank_is_named_with_its_skew() -> None:
 def test_late_rank_needs_three_repetitions_that_agree() -> None:
     first, second, third = (late_record(launch=i, skew=6e-4) for i in range(3))
     assert find_kinds(first, second) == []
-    assert find_kinds(first, second, replace(third, arrival=arrival(2))) == []
+    assert find_kinds(first, second, replace(third, arrival=make_arrival(2))) == []
 
 
 def test_late_rank_needs_a_share_and_a_skew() -> None:
     records = [late_record(launch=i, skew=6e-4) for i in range(3)]
-    rare = replace(arrival(), share=0.4)
+    rare = replace(make_arrival(), share=0.4)
     assert find_kinds(*(replace(record, arrival=rare) for record in records)) == []
     assert find_kinds(*(late_record(launch=i, skew=4e-4) for i in range(3))) == []
 
@@ -118,14 +118,14 @@ def test_late_rank_needs_two_thirds_of_the_cases(ranks: Sequence[int], kinds: li
     for i, rank in enumerate(ranks):
         for launch in range(3):
             record = late_record(1024 * (i + 1), launch, skew=6e-4)
-            records.append(replace(record, arrival=arrival(rank)))
+            records.append(replace(record, arrival=make_arrival(rank)))
     assert find_kinds(*records) == kinds
 
 
 def test_late_rank_ignores_pipeline_stages() -> None:
     skew = seconds_metric(0.01)
     records = [with_metrics(pipeline_with({}, launch=i), skew=skew) for i in range(3)]
-    assert find_kinds(*(replace(record, arrival=arrival()) for record in records)) == []
+    assert find_kinds(*(replace(record, arrival=make_arrival()) for record in records)) == []
 
 
 def find_with_exits(
@@ -133,7 +133,7 @@ def find_with_exits(
 ) -> tuple[Finding, ...]:
     """Return the findings of a run of four ranks whose rank 1 leaves `lag_ns` after the others."""
     case = collective_case(operation)
-    last_out = replace(arrival(rank=None), last_out_rank=1)
+    last_out = replace(make_arrival(late_rank=None), last_out_rank=1)
     records = [ok_record(case, launch, arrival=last_out) for launch in range(launches)]
     path = write_run(folder, make_run(make_plan([case], launches=launches), records))
     exits = np.full((4, 9), 1_000_000)

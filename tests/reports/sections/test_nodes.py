@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.results.runs import LaunchInfo
 from parbench.reports.sections.nodes import node_section
-from tests.support.late import arrival, late_record
+from tests.support.late import late_record, make_arrival
 from tests.support.nodes_fixtures import make_hosts, make_node_run, pair_records, sample_node_run
 from tests.support.report_rows import (
     analyze_run,
@@ -74,7 +74,7 @@ def test_pair_medians_start_with_the_nearest() -> None:
 
 
 def test_arrivals_show_the_late_rank_and_the_clock() -> None:
-    record = replace(late_record(), arrival=replace(arrival(3), last_out_rank=None))
+    record = replace(late_record(), arrival=replace(make_arrival(3), last_out_rank=None))
     (line,) = report_lines("arrivals-table", record, ok_record(collective_case("broadcast")))
     assert_cells(
         line,
