@@ -15,7 +15,6 @@ from parbench.workloads.context_parallel.attention_kernel import (
     Timed,
     kernel_for,
 )
-from parbench.workloads.context_parallel.context_step import attend_to_all
 from tests.support.cp_ranks import formula
 from tests.support.fake_time import FakeTime
 
@@ -61,34 +60,6 @@ def test_cpu_kernel_matches_formula(
     right = torch.autograd.grad(expected, leaves, gradient.double())
     for result, expected_gradient in zip(gradients, right, strict=True):
         torch.testing.assert_close(result.double(), expected_gradient, rtol=1e-5, atol=1e-5)
-
-
-def test_cpu_kernel_keeps_bfloat16() -> None:
-    q, k, v = drawn(8, 8, 4, 2, 16, torch.bfloat16)
-    out, lse = CpuFlash().forward(q, k, v, True)
-    gradients = CpuFlash().backward(torch.ones_like(q), q, k, v, out, lse, True)
-    assert out.dtype == torch.bfloat16
-    assert lse.dtype == torch.float32
-    assert (out.double() - reference(q, k, v, True)[0]).abs().max() < 0.02
-    assert {gradient.dtype for gradient in gradients} == {torch.bfloat16}
-
-
-def test_gradients_of_blocks_add_up() -> None:
-    """Each block has the log-sum-exp of all blocks."""
-    kernel = CpuFlash()
-    q, k, v = drawn(6, 10, 4, 2, 8)
-    gradient = torch.randn_like(q)
-    out, lse = (tensor.float() for tensor in reference(q, k, v, causal=False))
-    dq, dk, dv = kernel.backward(gradient, q, k, v, out, lse, False)
-    blocks = [
-        kernel.backward(gradient, q, k[:, :, part], v[:, :, part], out, lse, False)
-        for part in (slice(0, 3), slice(3, 10))
-    ]
-    torch.testing.assert_close(blocks[0][0] + blocks[1][0], dq, rtol=1e-5, atol=1e-5)
-    keys = torch.cat([block[1] for block in blocks], dim=2)
-    torch.testing.assert_close(keys, dk, rtol=1e-5, atol=1e-5)
-    values = torch.cat([block[2] for block in blocks], dim=2)
-    torch.testing.assert_close(values, dv, rtol=1e-5, atol=1e-5)
 
 
 def test_timed_kernel_waits_per_pair() -> None:
@@ -160,10 +131,3 @@ def test_merged_bfloat16_blocks_round_once() -> None:
         merged.add(slice(0, 1), 2 * value, torch.full((1, 1, 1), -math.log(256)))
     assert merged.output().item() == pytest.approx(1.5, abs=0.004)
     assert merged.lse.item() == pytest.approx(math.log(2), abs=1e-4)
-
-
-@pytest.mark.parametrize("kv_heads", [6, 3, 1])
-def test_attend_to_all_matches_formula(kv_heads: int) -> None:
-    q, k, v = drawn(7, 7, 6, kv_heads, 4)
-    expected, _ = reference(q, k, v, causal=False)
-    torch.testing.assert_close(attend_to_all(q, k, v).double(), expected, rtol=0, atol=1e-6)

@@ -76,29 +76,6 @@ def test_tiles_cover_each_allowed_pair_once(queries: list[int], keys: list[int])
         assert all(tile.rows.start >= row for tile in after)
 
 
-@pytest.mark.parametrize(
-    ("order", "query_rank", "key_rank", "tiles"),
-    [
-        ("contiguous", 1, 1, [(0, 8, 0, 8, True)]),
-        ("contiguous", 2, 1, [(0, 8, 0, 8, False)]),
-        ("contiguous", 1, 2, []),
-        ("striped", 1, 2, [(1, 8, 0, 7, True)]),
-        ("zigzag", 2, 1, [(0, 8, 0, 4, False)]),
-        ("zigzag", 1, 2, [(4, 8, 0, 8, False)]),
-    ],
-)
-def test_ring_block_is_one_kernel_call(
-    order: str, query_rank: int, key_rank: int, tiles: list[tuple[int, int, int, int, bool]]
-) -> None:
-    queries = positions(order, 32, query_rank, 4)
-    keys = positions(order, 32, key_rank, 4)
-    calls = [
-        (tile.rows.start, tile.rows.stop, tile.columns.start, tile.columns.stop, tile.causal)
-        for tile in causal_tiles(queries, keys)
-    ]
-    assert calls == tiles
-
-
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_plan_covers_tokens_and_pairs(method: str, mask: str) -> None:
@@ -112,15 +89,6 @@ def test_plan_covers_tokens_and_pairs(method: str, mask: str) -> None:
             assert len(cover(plan.tiles(rank, step))) == plan.pairs(rank, step)
             num_pairs += plan.pairs(rank, step)
     assert num_pairs == plan.all_pairs() == (64 * 64 if mask == "full" else 64 * 65 // 2)
-
-
-def test_plan_keys_come_from_previous_ranks() -> None:
-    ring = make_plan("ring")
-    assert ring.keys(1, 0) == ring.tokens(1)
-    assert ring.keys(1, 2) == ring.tokens(3)
-    usp = make_plan("usp", sequence=16)
-    assert usp.queries(0) == usp.queries(1) == [0, 1, 2, 3, 12, 13, 14, 15]
-    assert usp.keys(0, 1) == usp.queries(2)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +151,6 @@ def test_context_case_refuses(ranks: int, params: dict[str, Value], message: str
 )
 def test_context_case_accepts(ranks: int, params: dict[str, Value]) -> None:
     assert refuse(ranks, **params) is None
-
-
-@pytest.mark.parametrize(
-    ("method", "ulysses", "ranks", "expected"),
-    [("ulysses", 0, 4, 4), ("usp", 0, 4, 2), ("usp", 0, 2, 1), ("usp", 4, 4, 4), ("ring", 0, 4, 1)],
-)
-def test_default_size_of_inner_axis(method: str, ulysses: int, ranks: int, expected: int) -> None:
-    assert ulysses_of(method, ulysses, ranks) == expected
 
 
 def test_attention_is_real_or_timed() -> None:

@@ -12,8 +12,6 @@ from parbench.workloads.costs.memory import (
     buffers_equation,
     in_flight,
     layer_equation,
-    schedule_of,
-    stage_equation,
     state_bytes,
     state_equation,
     state_of,
@@ -157,11 +155,6 @@ def test_in_flight_follows_the_order_of_actions(schedule: str) -> None:
         assert in_flight(spec.at_stage(rank)) == pytest.approx(expected), rank
 
 
-def test_in_flight_is_at_most_all_microbatches() -> None:
-    assert in_flight(make_spec("pp=8", microbatches=3).at(0)) == 3
-    assert in_flight(make_spec("dp=2", microbatches=3).at(0)) == 1
-
-
 def test_activations_of_pipeline_ranks() -> None:
     """The first rank holds most microbatches, and only the last one has logits."""
     spec = make_spec("pp=4", "llama3-8b", microbatches=8)
@@ -172,11 +165,3 @@ def test_activations_of_pipeline_ranks() -> None:
     assert activations == pytest.approx(expected, rel=1e-3)
     last = activations_of(replace(spec, schedule="gpipe").at_stage(3))
     assert last == pytest.approx(8 * (stage + head), rel=1e-3)
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_v"])
-def test_activations_of_a_case_add_up_its_stages(schedule: str) -> None:
-    position = position_of_case("pp", 2, schedule=schedule, microbatches=8)
-    stages = [stage_equation(position, i).value for i in range(len(position.layers_by_stage))]
-    expected = peak_held(schedule_of(position.spec), 0, stages.__getitem__)
-    assert activations_of(position) == expected

@@ -17,7 +17,6 @@ from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
 from parbench.workloads.expert_parallel.moe_layer import exchange_ffns
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import build
-from parbench.workloads.pipeline_parallel.schedules import NAMES, make_schedule
 
 GPT = replace(SHAPES["tiny"], hidden=32, ffn=64, sequence=16, vocabulary=50)
 LLAMA = replace(SHAPES["tiny-llama"], hidden=32, ffn=64, sequence=16, vocabulary=50)
@@ -54,15 +53,6 @@ def test_stages_have_each_parameter_once(shape: Shape) -> None:
 def test_stages_follow_the_split() -> None:
     stage = position_of(GPT, 1, mesh={"pp": 3}, split="1+2+1")
     assert {part.name.split(".")[1] for part in parts_of(stage)} == {"1", "2"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_stages_of_a_rank_are_the_schedules(name: str) -> None:
-    schedule = make_schedule(name, ranks=4, microbatches=8)
-    shape = replace(GPT, layers=schedule.num_stages)
-    for rank in range(4):
-        position = position_of(shape, rank, mesh={"pp": 4}, schedule=name)
-        assert position.stages == schedule.stages_of(rank)
 
 
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])

@@ -102,11 +102,6 @@ def test_rotation_multiplies_complex_numbers() -> None:
     assert torch.equal(rotate(x[:, :, positions], positions), rotate(x)[:, :, positions])
 
 
-def test_bfloat16_rotation_computes_in_float32() -> None:
-    x = torch.randn(1, 1, 300, 8).bfloat16()
-    assert torch.equal(rotate(x), rotate(x.float()).bfloat16())
-
-
 def test_gpt_ffn_is_gelu() -> None:
     ffn = Ffn(GPT).double()
     x = torch.randn(2, 6, 32, dtype=torch.float64)

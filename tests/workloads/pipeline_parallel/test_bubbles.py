@@ -10,7 +10,6 @@ from parbench.bench.results.details import CAUSES, Action, Simulated
 from parbench.workloads.pipeline_parallel.bubbles import (
     Shares,
     bubble_fraction,
-    bubble_fraction_span,
     bubble_overhead,
     closed_form,
     compare,
@@ -26,7 +25,6 @@ from parbench.workloads.pipeline_parallel.schedules import (
     schedule_from_csv,
 )
 from parbench.workloads.pipeline_parallel.simulation import Ran, Timeline, simulate
-from tests.support.refusals import usage_error
 
 PassTimes = tuple[float, float, float]
 """Seconds of a forward pass, and of the gradients of inputs and of weights."""
@@ -86,12 +84,6 @@ def test_bubble_fraction_of_papers(name: str, chunks: int, fraction: float) -> N
     timeline = run(name, 4, 8, chunks)
     assert bubble_fraction(timeline) == pytest.approx(fraction)
     assert bubble_overhead(timeline) == pytest.approx(fraction / (1 - fraction))
-
-
-@pytest.mark.parametrize(("name", "fraction"), [("1f1b", 3 / 11), ("zb_h2", 0), ("zb_v", 0)])
-def test_bubble_fraction_span(name: str, fraction: float) -> None:
-    """Zero-bubble schedules are free of bubbles in the span of a rank, not in the makespan."""
-    assert bubble_fraction_span(run(name, 4, 8)) == pytest.approx(fraction, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -166,26 +158,6 @@ def test_link_latency_is_median_of_waits() -> None:
     # The waits of rank 0 are 0.5, 0.5, 0.5, 1.5, 3.5 and 3.5 s.
     latency = link_latency([make_timeline(WAITING), slow, slow], schedule)
     assert latency == {(0, 1): 0.5, (1, 0): 1.0}
-
-
-def test_link_latency_without_waits_is_least_delay() -> None:
-    schedule = schedule_from_csv("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n")
-    times = {
-        "0F0": (0, 1), "0F1": (1, 2), "0B0": (7.25, 9), "0B1": (9, 10),
-        "1F0": (3, 5), "1F1": (5, 6), "1B0": (6, 7), "1B1": (7, 8),
-    }  # fmt: skip
-    assert link_latency([make_timeline(times)], schedule) == {(0, 1): 2.0, (1, 0): 0.25}
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks", "microbatches", "part"),
-    [("1f1b", 2, 8, "(4)"), ("1f1b", 4, 9, "(16)"), ("gpipe", 4, 8, "0B0")],
-)
-def test_split_idle_refuses_other_schedule(
-    name: str, ranks: int, microbatches: int, part: str
-) -> None:
-    schedule = make_schedule(name, ranks=ranks, microbatches=microbatches)
-    assert part in usage_error(split_idle, run("1f1b", 4, 8), schedule, {})
 
 
 def compare_all(layers: int) -> dict[str, Simulated]:

@@ -76,16 +76,6 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     assert values["bubble_overhead_formula"] == pytest.approx(1 / 4)
 
 
-def test_bubble_formula_of_requested_times() -> None:
-    """ZB-V has a formula only for equal times, which simulated compute requests."""
-    schedule = make_schedule("zb_v", ranks=2, microbatches=4)
-    timeline = simulate(schedule, lambda action: 1.0 + action.microbatch + (action.kind == "I"))
-    steps = steps_of([make_record([timeline], rank, outside=0.0) for rank in range(2)], schedule)
-    assert "bubble_fraction_formula" not in bubble_of(steps, {}, None)
-    values = values_of(bubble_of(steps, {}, 2.0))
-    assert values["bubble_fraction_formula"] == pytest.approx(1 / (1 + 4 * 6))
-
-
 def explain(world: World, params: Params, own_cores: bool = True) -> Explanation:
     step = build_small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
     step.step()

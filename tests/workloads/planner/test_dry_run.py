@@ -24,7 +24,6 @@ from tests.support.planner_asks import H100, SIMPLE_HARDWARE, make_spec
 from tests.support.ranks import Ranks
 
 NO_LATENCY_LINKS = msgspec.structs.replace(SIMPLE_HARDWARE, inside_bytes_per_second=1e30)
-SLOW_LINKS = msgspec.structs.replace(SIMPLE_HARDWARE, inside_bytes_per_second=1e9)
 
 
 def axis_of(run: DryRun, name: str) -> Axis:
@@ -131,23 +130,6 @@ def test_dry_run_closed_form_agrees_with_simulation(schedule: str) -> None:
     assert "simulated" in simulated.bubble_method
     assert "closed form" in analytical.bubble_method
     assert simulated.seconds == pytest.approx(analytical.seconds, rel=0.02)
-
-
-def test_dry_run_selects_closed_form_or_simulation() -> None:
-    many = dry_run(make_spec("pp=12", "gpt-175b", microbatches=4096), H100)
-    assert "closed form" in many.bubble_method
-    few = make_spec("pp=4", "llama3-8b", schedule="zb_h2", microbatches=5)
-    assert "simulated" in dry_run(few, H100, exact=False).bubble_method
-
-
-def test_dry_run_bubble_contains_slow_messages() -> None:
-    spec = make_spec("pp=4", "llama3-8b", microbatches=8)
-    slow = dry_run(spec, SLOW_LINKS, exact=False)
-    fast = dry_run(spec, SIMPLE_HARDWARE, exact=False)
-    message_bytes = 8192 * 4096 * 2
-    expected = 2 * 3 * message_bytes * (1 / 1e9 - 1 / 100e9)
-    assert slow.bubble_seconds - fast.bubble_seconds == pytest.approx(expected)
-    assert axis_of(slow, "pp").exposed_seconds == 0
 
 
 def test_dry_run_of_llama3_70b_on_1024_gpus() -> None:

@@ -1,6 +1,7 @@
 """A refused search names the missing memory or the broken rule, and the smallest number of GPUs."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -53,7 +54,7 @@ def test_lacking_rule_is_stated() -> None:
 
 def make_tiny_mixture() -> StepSpec:
     step = model_of("tiny-llama")
-    params = {"experts": 4, "shared": 0, "expert_ffn": 352, "routing": "balanced"}
+    params: dict[str, Any] = {"experts": 4, "shared": 0, "expert_ffn": 352, "routing": "balanced"}
     return replace(step, moe=moe_of(params, step.shape, 1))
 
 

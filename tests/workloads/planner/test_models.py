@@ -10,7 +10,6 @@ from parbench.workloads.costs.parameter_table import (
     elements_of,
     num_active_parameters,
     num_parameters,
-    parts_of,
 )
 from parbench.workloads.planner.models import MODELS, model_of
 from tests.support.planner_asks import make_spec
@@ -53,22 +52,6 @@ def test_model_has_published_parameters(name: str, billions: float, active_billi
 def test_model_has_parameters_of_its_config(name: str, parameters: int) -> None:
     model = MODELS[name]
     assert num_parameters(model.shape, model.moe) == parameters
-
-
-def test_model_sequence_can_be_set() -> None:
-    assert model_of("gpt-175b", 4096).shape.sequence == 4096
-
-
-def test_deepseek_parts_are_split_over_tp() -> None:
-    step = make_spec("tp=4", "deepseek-v3")
-    size_by_name = {part.name: part.size for part in parts_of(step.at(0))}
-    assert size_by_name["layers.0.attention.q_a.weight"] == (1536, 7168)
-    assert size_by_name["layers.0.attention.q_b.weight"] == (128 * 192 // 4, 1536)
-    assert size_by_name["layers.60.attention.kv_b.weight"] == (128 * 256 // 4, 512)
-    assert size_by_name["layers.60.attention.out.weight"] == (7168, 128 * 128 // 4)
-    assert "layers.2.ffn.up.weight" in size_by_name
-    assert "layers.3.ffn.up.weight" not in size_by_name
-    assert size_by_name["layers.3.ffn.shared.up.weight"] == (2048, 7168)
 
 
 def test_deepseek_flops_match_hand_count() -> None:

@@ -1,6 +1,7 @@
 """The rationale explains each axis of the fastest mesh and names the part that bounds the step."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ def make_run(
 ) -> DryRun:
     """Return a step of one second of compute, a bubble, and exposed seconds by axis."""
     spec = make_spec("dp=2", checkpointing=checkpointing, microbatch=microbatch)
-    parts = {"sent_bytes": 0, "where": "", "assumption": ""}
+    parts: dict[str, Any] = {"sent_bytes": 0, "where": "", "assumption": ""}
     axes = [
         Axis(name=name, seconds=seconds, exposed_seconds=seconds, **parts)
         for name, seconds in exposed.items()

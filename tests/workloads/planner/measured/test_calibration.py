@@ -84,12 +84,6 @@ def test_calibration_assigns_overlap_of_fsdp() -> None:
     assert hardware.efficiency.gemm == SIMPLE_HARDWARE.efficiency.gemm
 
 
-def test_calibration_ignores_damaged_peak() -> None:
-    step = make_step(exposed=0.004, peak="fast")
-    hardware, _ = calibrated([run_of(step)], SIMPLE_HARDWARE)
-    assert hardware.efficiency.gemm == SIMPLE_HARDWARE.efficiency.gemm
-
-
 def test_calibration_needs_steps() -> None:
     with pytest.raises(UserError, match="no step has real compute"):
         calibrated([run_of(*curve_records())], SIMPLE_HARDWARE)
