@@ -19,7 +19,7 @@ from parbench.workloads.model.shapes import MODEL, SHAPES, Shape, parse_compute,
 from tests.support.ranks import Ranks
 from tests.support.training_steps import DEFINITION_BY_NAME, count_wrong_after_step
 
-Params = dict[str, Value]
+Params = dict[str, Any]
 
 AXES_BY_NAME = {
     "ddp": ["dp"],
