@@ -1,4 +1,4 @@
-"""The orders of torch's own pipeline schedules, without stages or ranks, and its loader of orders."""
+"""The orders of torch's own pipeline schedules without ranks, and its loader of orders."""
 
 from pathlib import Path
 from types import SimpleNamespace

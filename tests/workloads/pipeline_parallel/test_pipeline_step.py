@@ -116,16 +116,16 @@ def wrong_after_corruption(world: World, corruption: str) -> int:
 @pytest.mark.parametrize(
     ("corruption", "least_wrong"),
     [
-        ("a microbatch twice", [1, 1]),
-        ("another order", [1, 1]),
-        ("a lost parameter", [SMALL_PARAMS["vocabulary"] * SMALL_PARAMS["hidden"]] * 2),
+        ("a microbatch twice", 1),
+        ("another order", 1),
+        ("a lost parameter", SMALL_PARAMS["vocabulary"] * SMALL_PARAMS["hidden"]),
     ],
 )
 def test_corrupted_pipeline_is_detected(
-    two_ranks: Ranks, corruption: str, least_wrong: list[int]
+    two_ranks: Ranks, corruption: str, least_wrong: int
 ) -> None:
     wrong = two_ranks.call(f"{MODULE}:wrong_after_corruption", corruption=corruption)
-    assert wrong >= least_wrong
+    assert min(wrong) >= least_wrong
 
 
 def test_one_wrong_bit_is_detected(two_ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""A simulated action starts once its inputs have arrived, and orders that cannot run are refused."""
+"""A simulated action starts once its inputs have arrived, and impossible orders are refused."""
 
 import random
 from dataclasses import replace
