@@ -1,5 +1,6 @@
-"""What ranks do for the tests of context parallelism: attention alone, against the formula, and whole steps."""
+"""Attention over ranks next to the formula of attention, for tests of context parallelism."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,39 +11,43 @@ from torch import Tensor
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Grads, num_pairs
 from parbench.workloads.context_parallel.context_case import ContextPlan, ulysses_of
-from parbench.workloads.context_parallel.context_step import ContextStep, core_of, make_groups
+from parbench.workloads.context_parallel.context_step import core_of, make_groups
 from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.step.probe import run_probes
 from parbench.workloads.step.sent_bytes import counted
-from tests.support.training_steps import build_small_step
 
 BATCH = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """A small attention; ``sequence`` and ``heads`` may be odd multiples of the ranks."""
+    """A small attention. ``sequence`` and ``heads`` may be odd multiples of the ranks."""
 
     sequence: int = 28
     heads: int = 6
-    kv_heads: int = 6
+    kv_heads: int = 2
     head_size: int = 5
     dtype: str = "float32"
 
-    def drawn(self) -> tuple[Tensor, ...]:
+    def draw(self) -> list[Tensor]:
+        """Return queries, keys, values and the gradient of the output, the same on all ranks."""
         torch.manual_seed(7)
-        heads = (self.heads, self.kv_heads, self.kv_heads, self.heads)
-        sizes = [(BATCH, of, self.sequence, self.head_size) for of in heads]
-        return tuple(torch.randn(size).to(getattr(torch, self.dtype)) for size in sizes)
+        tensors = []
+        for heads in (self.heads, self.kv_heads, self.kv_heads, self.heads):
+            tensor = torch.randn(BATCH, heads, self.sequence, self.head_size)
+            tensors.append(tensor.to(getattr(torch, self.dtype)))
+        return tensors
 
 
-def formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def formula(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return attention and its log-sum-exp over the allowed pairs, in float64."""
     groups = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = (q.double() @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
-    return scores.softmax(dim=-1) @ v, scores.logsumexp(dim=-1)
+    keys = k.double().repeat_interleave(groups, dim=1)
+    values = v.double().repeat_interleave(groups, dim=1)
+    scores = q.double() @ keys.transpose(-2, -1) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    return scores.softmax(dim=-1) @ values, scores.logsumexp(dim=-1)
 
 
 class CountingKernel(CpuFlash):
@@ -62,108 +67,90 @@ class CountingKernel(CpuFlash):
         return super().backward(dout, q, k, v, out, lse, causal)
 
 
-def attended(
-    world: World, method: str, mask: str, sizes: Sizes, ulysses: int
-) -> dict[str, tuple[Any, Any]]:
-    """Attend over ranks to this rank's part of the same q, k, v, forward and backward.
+@dataclass(frozen=True, kw_only=True)
+class Attended:
+    """The attention of one rank next to its reference and its plan."""
 
-    Return what is found and expected: bytes each way by axis, pairs by direction, and tensors.
-    """
-    inner = ulysses_of(method, ulysses, world.size)
+    errors: list[float]
+    """The largest relative error of the output and of the gradients of q, k and v."""
+    sent_bytes: dict[str, dict[str, float]]
+    expected_bytes: dict[str, dict[str, float]]
+    pairs: dict[str, int]
+    expected_pairs: int
+
+
+def attend(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -> Attended:
+    """Attend over ranks to this rank's part of the same q, k and v, forward and backward."""
     plan = ContextPlan(
-        method=method, mask=mask, sequence=sizes.sequence, ranks=world.size, ulysses=inner
+        method=method,
+        mask=mask,
+        sequence=sizes.sequence,
+        ranks=world.size,
+        ulysses=ulysses_of(method, ulysses, world.size),
     )
     axes = make_groups(world, plan)
-    kernel, mine = CountingKernel(), plan.tokens(world.rank)
-    q, k, v, gradient = sizes.drawn()
+    kernel = CountingKernel()
+    tokens = plan.tokens(world.rank)
+    *inputs, gradient = sizes.draw()
     core = core_of(plan, world.rank, world.device, axes, kernel)
-    leaves = [x[:, :, mine].requires_grad_() for x in (q, k, v)]
-    outs: list[Tensor] = []
-    forward = counted(lambda: outs.append(core(leaves[0], leaves[1], leaves[2])), axes)
-    backward = counted(lambda: outs[0].backward(gradient[:, :, mine]), axes)  # type: ignore[no-untyped-call]
+    leaves = [tensor[:, :, tokens].requires_grad_() for tensor in inputs]
+    outputs: list[Tensor] = []
+    forward = counted(lambda: outputs.append(core(*leaves)), axes)
+    backward = counted(lambda: torch.autograd.backward(outputs, gradient[:, :, tokens]), axes)
     for group in axes.values():
         dist.destroy_process_group(group)
-    hidden = sizes.heads * sizes.head_size
-    tiny = replace(
+    results = [outputs[0].detach(), *(leaf.grad for leaf in leaves)]
+    planned = attention_bytes(make_spec(plan, sizes).at(0))
+    pairs = sum(plan.pairs(world.rank, step) for step in range(plan.num_steps))
+    return Attended(
+        errors=[
+            float((result - right[:, :, tokens]).abs().max() / right.abs().max())
+            for result, right in zip(results, compute_reference(plan, sizes), strict=True)
+            if result is not None
+        ],
+        sent_bytes={
+            "forward": drop_zeros(bytes_by_axis(forward)),
+            "backward": drop_zeros(bytes_by_axis(backward)),
+        },
+        expected_bytes={name: drop_zeros(sent) for name, sent in planned.items()},
+        pairs=kernel.pairs,
+        expected_pairs=pairs * BATCH * sizes.heads // plan.ulysses,
+    )
+
+
+def make_spec(plan: ContextPlan, sizes: Sizes) -> StepSpec:
+    """Return a step whose attention is that of the plan."""
+    shape = replace(
         SHAPES["tiny"],
-        hidden=hidden,
+        hidden=sizes.heads * sizes.head_size,
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         sequence=sizes.sequence,
     )
-    spec = StepSpec(
-        shape=tiny,
+    return StepSpec(
+        shape=shape,
         mesh={"cp": plan.ranks},
         microbatch=BATCH,
-        element_bytes=q.element_size(),
-        cp_method=method,
+        element_bytes=getattr(torch, sizes.dtype).itemsize,
+        cp_method=plan.method,
         ulysses=plan.ulysses,
     )
-    closed = attention_bytes(spec.at(0))
-    pairs = (
-        sum(plan.pairs(world.rank, step) for step in range(plan.num_steps))
-        * BATCH
-        * sizes.heads
-        // plan.ulysses
-    )
-    alone = [x.double().requires_grad_() for x in (q, k, v)]
-    out, _ = formula(alone[0], alone[1], alone[2], seen_by(plan))
-    right = [out.detach(), *torch.autograd.grad(out, alone, gradient.double())]
-    tensors = zip((outs[0].detach(), *(leaf.grad for leaf in leaves)), right, strict=True)
-    return {
-        "forward": (_some(bytes_by_axis(forward)), _some(closed["forward"])),
-        "backward": (_some(bytes_by_axis(backward)), _some(closed["backward"])),
-        "pairs": (kernel.pairs, {"forward": pairs, "backward": pairs}),
-        "apart": (
-            [
-                float((a - b[:, :, mine]).abs().max() / b.abs().max())
-                for a, b in tensors
-                if a is not None
-            ],
-            None,
-        ),
-    }
 
 
-def seen_by(plan: ContextPlan) -> Tensor:
-    every_pair = torch.ones(plan.sequence, plan.sequence, dtype=torch.bool)
-    return every_pair if plan.mask == "full" else every_pair.tril()
+def compute_reference(plan: ContextPlan, sizes: Sizes) -> list[Tensor]:
+    """Return the output and the gradients of q, k and v of one process."""
+    *inputs, gradient = sizes.draw()
+    allowed = torch.ones(plan.sequence, plan.sequence, dtype=torch.bool)
+    if plan.mask == "causal":
+        allowed = allowed.tril()
+    q, k, v = (tensor.double().requires_grad_() for tensor in inputs)
+    output, _ = formula(q, k, v, allowed)
+    return [output.detach(), *torch.autograd.grad(output, (q, k, v), gradient.double())]
 
 
-def _some(sent: dict[str, float]) -> dict[str, float]:
+def drop_zeros(sent: Mapping[str, float]) -> dict[str, float]:
     return {axis: num_bytes for axis, num_bytes in sent.items() if num_bytes}
 
 
-def wrong_of(
-    world: World, cases: list[tuple[str, str, Sizes, int]], limit: float = 1e-5
-) -> list[Any]:
-    """Return what is wrong: output or gradients are not the formula's, bytes not the closed form's, or pairs."""
-    wrong: list[Any] = []
-    for case in cases:
-        found = attended(world, *case)
-        apart, _ = found.pop("apart")
-        if len(apart) != 4 or not max(apart) <= limit:
-            wrong.append((case, apart))
-        wrong += [
-            (case, name, seen, expected)
-            for name, (seen, expected) in found.items()
-            if seen != expected
-        ]
-    return wrong
-
-
-def explained(world: World, params: dict[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of a small step's explanation."""
-    step = build_small_step(world, "cp", params)
-    assert isinstance(step, ContextStep)
-
-    def begin() -> None:
-        step.reset()
-        world.barrier()
-
-    for _ in range(2):
-        begin()
-        step.step()
-    found = run_probes(world, step.probes(), step.step, begin, 0.0)
-    step.close()
-    return {name: metric.value for name, metric in found.metrics.items()}
+def attend_all(world: World, cases: list[tuple[str, str, Sizes, int]]) -> list[Any]:
+    return [attend(world, *case) for case in cases]

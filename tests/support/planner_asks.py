@@ -1,10 +1,10 @@
-"""Steps for the tests of the planner: small ones by default, large ones by name."""
+"""Steps, searches and hardware for the tests of the planner and of its cost formulas."""
 
-from dataclasses import replace
 from typing import Any
 
 from parbench.bench.plan.groups import parse_mesh
 from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.planner.candidates import Wanted
 from parbench.workloads.planner.hardware import PRESETS, Efficiency, Hardware
 from parbench.workloads.planner.models import model_of
 
@@ -24,14 +24,18 @@ SIMPLE_HARDWARE = Hardware(
         gemm=1.0, links_inside=1.0, links_across=1.0, memory_rate=1.0, memory=1.0, overlap={}
     ),
 )
+"""Hardware of round numbers, without latency, at full efficiency and without overlap."""
 H100 = PRESETS["h100"]
 
 
-def make_spec(mesh: str = "dp=2", model: str | StepSpec = "small-llama", **more: Any) -> StepSpec:
-    known = model_of(model) if isinstance(model, str) else model
-    return known.on(parse_mesh(mesh), **more)
+def make_spec(mesh: str = "dp=2", model: str | StepSpec = "small-llama", **params: Any) -> StepSpec:
+    """Return a step of a named model, or of another step's model, on a mesh."""
+    step = model_of(model) if isinstance(model, str) else model
+    return step.on(parse_mesh(mesh), **params)
 
 
-def as_measured(step: StepSpec, device: str = "cpu") -> StepSpec:
-    """Return a step as workload.hybrid takes it on a kind of device."""
-    return replace(step, device=device, ends="tokens")
+def make_request(
+    model: str | StepSpec, gpus: int, global_batch: int = 16, **choices: Any
+) -> Wanted:
+    """Return the request of a search; choices are, for example, ``schedule`` and ``microbatch``."""
+    return Wanted(step=make_spec(model=model), gpus=gpus, global_batch=global_batch, **choices)

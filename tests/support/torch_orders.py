@@ -1,26 +1,27 @@
-"""torch's own pipeline schedules without stages or ranks: the orders of its classes, and its loader."""
+"""The orders of torch's own pipeline schedules without ranks, and its loader of orders."""
 
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from torch.distributed.pipelining import schedules as theirs
+from torch.distributed.pipelining import schedules as torch_schedules
 
 from parbench.bench.results.details import Action
 
 Rows = tuple[tuple[Action, ...], ...]
 
 CLASSES: dict[str, Any] = {
-    "interleaved": theirs.ScheduleInterleaved1F1B,
-    "looped_bfs": theirs.ScheduleLoopedBFS,
-    "interleaved_zb": theirs.ScheduleInterleavedZeroBubble,
-    "zb_v": theirs.ScheduleZBVZeroBubble,
-    "dualpipe_v": theirs.ScheduleDualPipeV,
+    "interleaved": torch_schedules.ScheduleInterleaved1F1B,
+    "looped_bfs": torch_schedules.ScheduleLoopedBFS,
+    "interleaved_zb": torch_schedules.ScheduleInterleavedZeroBubble,
+    "zb_v": torch_schedules.ScheduleZBVZeroBubble,
+    "dualpipe_v": torch_schedules.ScheduleDualPipeV,
 }
 
 
 def fake_stages(ranks: int, chunks: int) -> list[Any]:
+    """Return the stages of rank 0 as far as the constructors of schedules read them."""
     return [
         SimpleNamespace(
             num_stages=ranks * chunks,
@@ -38,23 +39,25 @@ def no_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def order(name: str, ranks: int, microbatches: int, chunks: int) -> Rows:
-    """Return the order of torch's class, with overlapped actions one after the other; it raises where it refuses."""
+    """Return the order of torch's class, by rank, with overlapped actions in sequence.
+
+    Raises torch's own error where torch refuses the sizes.
+    """
     schedule = CLASSES[name](fake_stages(ranks, chunks), microbatches, loss_fn=no_loss)
-    rows = (schedule.pipeline_order[rank] for rank in range(ranks))
-    return tuple(
-        tuple(
-            Action.parse(str(part))
-            for step in row
-            if step is not None
-            for part in step.sub_actions or (step,)
-        )
-        for row in rows
-    )
+    rows: list[list[Action]] = [[] for _ in range(ranks)]
+    for rank, row in enumerate(rows):
+        for step in schedule.pipeline_order[rank]:
+            if step is not None:
+                row += [Action.parse(str(part)) for part in step.sub_actions or (step,)]
+    return tuple(tuple(row) for row in rows)
 
 
 def load(path: Path, ranks: int, microbatches: int, chunks: int) -> Any:
-    """Return torch's runtime, as rank 0 has it, of a CSV's order, which it has checked and given sends and receives."""
-    make = cast("Any", theirs._PipelineScheduleRuntime)
-    loaded = make(fake_stages(ranks, chunks), microbatches, loss_fn=no_loss)
+    """Return torch's runtime of rank 0 for the order in a CSV file.
+
+    Torch checks the order while loading, and adds sends and receives.
+    """
+    runtime = cast("Any", torch_schedules._PipelineScheduleRuntime)
+    loaded = runtime(fake_stages(ranks, chunks), microbatches, loss_fn=no_loss)
     loaded._load_csv(str(path))
     return loaded

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
-from parbench.workloads.costs.parameter_table import num_parameters
-from parbench.workloads.step.layout import local
 from parbench.workloads.step.sent_bytes import SentCall, counted
 from tests.support.ranks import Ranks
 from tests.support.training_steps import DEFINITION_BY_NAME, Params, build_small_step
@@ -119,42 +116,6 @@ def test_gradients_below_bfloat16_are_wrong(two_ranks: Ranks) -> None:
     ):
         assert bfloat16 == 0
         assert min(twice, float8) > 0
-
-
-def count_moments(world: World, params: Params) -> tuple[int, int]:
-    """Return the model's parameters and the first moments that this rank holds."""
-    step = build_small_step(world, "zero1", params)
-    step.step()
-    state = step.layout.optimizer.optim.state  # type: ignore[attr-defined]
-    moments = [entry["exp_avg"] for entry in state.values()]
-    held = sum(moment.numel() for moment in moments if isinstance(moment, Tensor))
-    return num_parameters(step.spec.shape), held
-
-
-@pytest.mark.parametrize("params", [{}, DISTRIBUTED])
-def test_zero1_shards_moments(two_ranks: Ranks, params: Params) -> None:
-    (psi, first), (_, second) = two_ranks.call(
-        "tests.workloads.test_parallelisms:count_moments", params=params
-    )
-    assert first + second == psi
-    assert abs(first - second) <= (0 if params else 0.2 * psi)
-
-
-def matrix_sizes(world: World, name: str) -> list[tuple[int, int]]:
-    """Return of each split matrix of a layer all elements and those of this rank."""
-    step = build_small_step(world, name, {})
-    named = step.layout.model.named_parameters()
-    split = [p for key, p in named if isinstance(p, DTensor) and key.startswith("layers.")]
-    sizes = [(p.numel(), local(p).numel()) for p in split if p.dim() == 2]
-    step.close()
-    return sizes
-
-
-@pytest.mark.parametrize("name", ["tp", "tp_sp"])
-def test_tensor_parallel_halves_matrices(two_ranks: Ranks, name: str) -> None:
-    for sizes in two_ranks.call("tests.workloads.test_parallelisms:matrix_sizes", name=name):
-        assert len(sizes) == 2 * 6
-        assert all(held * 2 == elements for elements, held in sizes)
 
 
 def count_leftovers(world: World, name: str) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Steps of every method train as one process would, send what the closed form says, and refuse what they cannot do."""
+"""Context-parallel steps train as one process does, and their check sees wrong ranks."""
 
 from typing import Any
 
@@ -8,60 +8,63 @@ from torch import Tensor
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Grads, Timed
 from parbench.workloads.context_parallel.attention_methods import RingAttention
+from parbench.workloads.context_parallel.context_case import METHODS
 from parbench.workloads.context_parallel.context_step import ContextStep
 from tests.support.ranks import Ranks
 from tests.support.refusals import usage_error
 from tests.support.training_steps import (
     Params,
     build_small_step,
+    count_wrong_after_step,
     count_wrong_without_reduction,
     measure_wrong_and_bytes,
 )
 
-METHODS = ["ring", "striped", "zigzag", "allgather_kv", "ulysses", "usp"]
-NARROW: Params = {"precision": "bfloat16", "accumulation": 2}
-WAITS: Params = {"compute": "timed:1ms", "attention": "timed:2ms"}
+MODULE = "tests.workloads.context_parallel.test_context_step"
+TIMED: Params = {"compute": "timed:1ms", "attention": "timed:2ms"}
 
 
-def step_of(world: World, params: Params) -> ContextStep:
+def build_step(world: World, params: Params) -> ContextStep:
     step = build_small_step(world, "cp", params)
     assert isinstance(step, ContextStep)
     return step
 
 
-def wrong_after_a_step(step: ContextStep) -> int:
-    step.reset()
-    step.step()
-    wrong = step.check()
-    step.close()
-    return wrong
+def step_results(world: World, cases: list[Params]) -> list[Any]:
+    return [measure_wrong_and_bytes(world, "cp", params) for params in cases]
 
 
-def wrong_in(world: World, variants: list[Params]) -> list[Any]:
-    """Return the variants whose steps are wrong, or send other bytes by axis than the closed form says."""
-    found = []
-    for variant in variants:
-        wrong, sent, expected = measure_wrong_and_bytes(world, "cp", variant)
-        if (
-            wrong != [0, 0]
-            or sent != {axis: n for axis, n in expected.items() if n}
-            or not set(sent) > {"dp"}
-        ):
-            found.append((variant, wrong, sent, expected))
-    return found
+def assert_right(ranks: Ranks, cases: list[Params]) -> None:
+    for results in ranks.call(f"{MODULE}:step_results", cases=cases):
+        for params, (wrong, sent, expected) in zip(cases, results, strict=True):
+            assert wrong == [0, 0], params
+            assert sent == {axis: size for axis, size in expected.items() if size}, params
+            assert set(sent) > {"dp"}, params
 
 
-def test_two_ranks_train_as_one_process_would(two_ranks: Ranks) -> None:
-    variants: list[Params] = [{"method": method, "recipe": "llama"} for method in METHODS]
-    variants += [{"method": method, **NARROW} for method in ("ring", "allgather_kv", "usp")]
-    variants += [{"method": "ring", "checkpointing": "full"}, {"method": "zigzag", "mask": "full"}]
-    variants.append({"method": "ulysses", "checkpointing": "selective", "recipe": "llama"})
-    assert two_ranks.call(
-        "tests.workloads.context_parallel.test_context_step:wrong_in", variants=variants
-    ) == [[], []]
+def test_context_step_matches_one_process(two_ranks: Ranks) -> None:
+    cases: list[Params] = [{"method": method, "layers": 1} for method in METHODS]
+    cases.append({"method": "zigzag", "mask": "full", "recipe": "llama", "checkpointing": "full"})
+    assert_right(two_ranks, cases)
 
 
-class Wrong(CpuFlash):
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"precision": "bfloat16", "accumulation": 2},
+        {"recipe": "llama"},
+        {"recipe": "llama", "checkpointing": "selective"},
+        {"checkpointing": "full"},
+    ],
+)
+def test_context_step_options_match_one_process(two_ranks: Ranks, params: Params) -> None:
+    assert_right(two_ranks, [{"method": method, **params} for method in METHODS])
+
+
+class WrongKernel(CpuFlash):
+    """Returns results that are slightly too large in one direction."""
+
     def __init__(self, direction: str) -> None:
         self._direction = direction
 
@@ -76,118 +79,102 @@ class Wrong(CpuFlash):
         return (dq, dk * 1.01, dv) if self._direction == "backward" else (dq, dk, dv)
 
 
-def seen_by_the_gate(world: World) -> dict[str, int]:
-    """Return what the gate finds where rank 1's kernel is wrong, and where tokens do not know where they stand."""
-    found = {}
-    for direction in ("forward", "backward"):
-        step = step_of(world, {"method": "zigzag"})
-        core = step._core
-        assert isinstance(core, RingAttention)
-        if world.rank == 1:
-            core.kernel = Wrong(direction)
-        found[direction] = wrong_after_a_step(step)
-    for recipe in ("gpt", "llama"):
-        step = step_of(world, {"method": "zigzag", "recipe": recipe})
-        model: Any = step.layout.model
-        model.places = None
-        for layer in model.layers:
-            if layer.attention.rotate is not None:
-                layer.attention.rotate = layer.attention.rotate.func
-        found[recipe] = wrong_after_a_step(step)
-    return found
+def wrong_of_kernel(world: World, direction: str) -> int:
+    """Return the count of a check where the kernel of rank 1 is wrong."""
+    step = build_step(world, {"method": "zigzag"})
+    core = step._core
+    assert isinstance(core, RingAttention)
+    if world.rank == 1:
+        core.kernel = WrongKernel(direction)
+    wrong = count_wrong_after_step(step)
+    step.close()
+    return wrong
 
 
-def test_the_gate_sees_one_ranks_wrong_kernel_and_tokens_at_wrong_places(two_ranks: Ranks) -> None:
-    for found in two_ranks.call(
-        "tests.workloads.context_parallel.test_context_step:seen_by_the_gate"
-    ):
-        assert min(found.values()) > 0, found
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_wrong_kernel_of_one_rank_is_detected(two_ranks: Ranks, direction: str) -> None:
+    assert min(two_ranks.call(f"{MODULE}:wrong_of_kernel", direction=direction)) > 0
 
 
-def timed_kernel(world: World) -> tuple[float, int, bool]:
-    """Return the seconds of a pair, what the gate finds after a step, and whether blocks owe other waits nothing."""
-    step = step_of(world, {"method": "ring", **WAITS})
-    assert isinstance(step._core, RingAttention)
-    kernel = step._core.kernel
+def wrong_of_positions(world: World, recipe: str) -> int:
+    """Return the count of a check where tokens have the positions of a contiguous sequence."""
+    step = build_step(world, {"method": "zigzag", "recipe": recipe})
+    model: Any = step.layout.model
+    model.places = None
+    for layer in model.layers:
+        if layer.attention.rotate is not None:
+            layer.attention.rotate = layer.attention.rotate.func
+    wrong = count_wrong_after_step(step)
+    step.close()
+    return wrong
+
+
+@pytest.mark.parametrize("recipe", ["gpt", "llama"])
+def test_wrong_positions_are_detected(two_ranks: Ranks, recipe: str) -> None:
+    assert min(two_ranks.call(f"{MODULE}:wrong_of_positions", recipe=recipe)) > 0
+
+
+def wrong_without_reduction(world: World, method: str) -> tuple[int, int]:
+    return count_wrong_without_reduction(world, "cp", {"method": method, **TIMED})
+
+
+@pytest.mark.parametrize("method", ["zigzag", "ulysses"])
+def test_unreduced_timed_gradients_are_detected(two_ranks: Ranks, method: str) -> None:
+    first, second = two_ranks.call(f"{MODULE}:wrong_without_reduction", method=method)
+    assert max(first[0], second[0]) > 0
+    assert max(first[1], second[1]) > 0
+
+
+def measure_timed_kernel(world: World) -> tuple[float, int]:
+    """Return the seconds of a pair, and the count of a check after a step."""
+    step = build_step(world, {"method": "ring", **TIMED})
+    core = step._core
+    assert isinstance(core, RingAttention)
+    kernel = core.kernel
     assert isinstance(kernel, Timed)
-    return kernel._seconds_per_pair, wrong_after_a_step(step), kernel._waiter is not step._waiter
+    wrong = count_wrong_after_step(step)
+    step.close()
+    return kernel._seconds_per_pair, wrong
 
 
 def test_timed_attention_takes_its_time_on_the_mean_rank(two_ranks: Ranks) -> None:
-    for seconds, *right in two_ranks.call(
-        "tests.workloads.context_parallel.test_context_step:timed_kernel"
-    ):
-        pairs = 2 * 4 * 16 * 17 / 2
-        assert seconds * pairs / 2 == pytest.approx(2e-3)
-        assert right == [0, True]
-
-
-def wrong_where_all_stays_local(world: World, method: str) -> tuple[int, int]:
-    return count_wrong_without_reduction(world, "cp", {"method": method, **WAITS})
-
-
-def test_timed_gradients_that_are_never_averaged_are_seen(two_ranks: Ranks) -> None:
-    for method in ("zigzag", "ulysses"):
-        late, early = zip(
-            *two_ranks.call(
-                "tests.workloads.context_parallel.test_context_step:wrong_where_all_stays_local",
-                method=method,
-            ),
-            strict=True,
-        )
-        assert min(max(late), max(early)) > 0, method
+    for seconds_per_pair, wrong in two_ranks.call(f"{MODULE}:measure_timed_kernel"):
+        pairs_per_rank = 2 * 4 * 16 * 17 / 2 / 2
+        assert seconds_per_pair * pairs_per_rank == pytest.approx(2e-3)
+        assert wrong == 0
 
 
 def error_of(world: World, params: Params) -> str:
-    return usage_error(step_of, world, params)
+    return usage_error(build_step, world, params)
 
 
-def test_the_target_refuses_in_the_words_of_the_case(two_ranks: Ranks) -> None:
-    refused: dict[str, Params] = {
-        "sequence(18) % (2 * cp(2)) != 0: zigzag gives each rank two chunks": {
-            "method": "zigzag",
-            "sequence": 18,
-        },
-        "heads(1) % ulysses(2) != 0": {"method": "ulysses", "heads": 1, "kv_heads": 1},
-        "attention = timed:5ms is not allowed with compute = real": {"attention": "timed:5ms"},
-    }
-    for told, params in refused.items():
-        for found in two_ranks.call(
-            "tests.workloads.context_parallel.test_context_step:error_of", params=params
-        ):
-            assert found.startswith(told)
+def test_context_step_refuses_sizes(two_ranks: Ranks) -> None:
+    params = {"method": "zigzag", "sequence": 18}
+    for message in two_ranks.call(f"{MODULE}:error_of", params=params):
+        assert "sequence(18) % (2 * cp(2)) != 0" in message
 
 
-def described(
-    world: World, cases: list[Params]
-) -> list[tuple[list[str], dict[str, Any], tuple[str, ...]]]:
-    found = []
-    for params in cases:
-        step = step_of(world, params)
-        found.append((list(step.layout.axes), step.describe().details, step.describe().notes))
-        step.close()
-    return found
+def describe(world: World, params: Params) -> tuple[list[str], dict[str, Any]]:
+    step = build_step(world, params)
+    description = list(step.layout.axes), step.describe().details
+    step.close()
+    return description
 
 
-def test_the_row_says_how_sequences_lie_and_what_is_sent(
-    two_ranks: Ranks, four_ranks: Ranks
+@pytest.mark.parametrize(
+    ("params", "axes", "balance", "kernel"),
+    [
+        ({"method": "ring"}, ["cp", "dp"], 2 / 3, "flash_cpu"),
+        ({"method": "usp", "ulysses": 2}, ["ulysses", "ring", "dp"], 1, "flash_cpu"),
+        ({"method": "zigzag", "mask": "full", **TIMED}, ["cp", "dp"], None, "timed"),
+    ],
+)
+def test_description_of_context_step(
+    two_ranks: Ranks, params: Params, axes: list[str], balance: float | None, kernel: str
 ) -> None:
-    cases: list[Params] = [{"method": "ring"}, {"method": "usp"}]
-    found = four_ranks.call(
-        "tests.workloads.context_parallel.test_context_step:described", cases=cases
-    )[0]
-    for (there, details, notes), axes in zip(
-        found, (["cp", "dp"], ["ulysses", "ring", "dp"]), strict=True
-    ):
-        assert there == axes
-        assert details["tokens_per_rank"] == 4
-        assert set(details["attention_bytes"]["forward"]) == set(axes[:-1])
-        assert details["crossover_ranks"] == 3  # twice as many heads as keys have
-        assert details["balance_limit"] == (1 if "ring" in axes else 4 / 7)
-        assert (details["kernel"], notes) == ("flash_cpu", ())
-    full: Params = {"method": "zigzag", "mask": "full", **WAITS}
-    [[(_, details, notes)], _] = two_ranks.call(
-        "tests.workloads.context_parallel.test_context_step:described", cases=[full]
-    )
-    assert (details["balance_limit"], details["kernel"]) == (None, "timed")
-    assert any(note.startswith("attention timed:2ms: ") for note in notes)
+    [(described_axes, details), _] = two_ranks.call(f"{MODULE}:describe", params=params)
+    assert described_axes == axes
+    assert details["tokens_per_rank"] == 8
+    assert details["balance_limit"] == balance
+    assert details["kernel"] == kernel
+    assert set(details["attention_bytes"]["forward"]) <= set(axes)

@@ -1,77 +1,75 @@
-"""Arithmetic: what the model counts, what a rank executes of it, and what it moves again."""
+"""FLOPs: those that the model counts, those that a rank executes, and bytes that it moves again."""
 
 from dataclasses import replace
 
 import pytest
 
 from parbench.workloads.costs.flops import again_bytes, flops_per_token, stage_flops
-from parbench.workloads.costs.parameter_table import layer_weights, num_active_parameters
+from parbench.workloads.costs.parameter_table import layer_weights
+from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.planner.models import model_of
 from tests.support.planner_asks import make_spec
 
-TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 128256  # of llama3-8b
+TOKENS = 8192
+HIDDEN = 4096
+VOCABULARY = 128256
 
 
-def test_of_a_mixture_the_experts_that_a_token_meets_count() -> None:
+def test_flops_per_token_match_hand_count() -> None:
+    """6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B) with 12 h^2 weights per layer."""
+    gpt2 = SHAPES["gpt2"]
+    weights = 12 * 12 * 768**2 + 768 * 50257
+    assert layer_weights(gpt2) == 12 * 768**2
+    assert flops_per_token(gpt2) == 6 * weights + 12 * 12 * 768 * 1024
+
+
+def test_flops_count_active_experts_only() -> None:
     mixtral = model_of("mixtral-8x7b")
-    dense = layer_weights(mixtral.shape)
-    found = layer_weights(mixtral.shape, mixtral.moe)
-    assert found - dense == 3 * 4096 * 14336 + 4096 * 8  # a second expert, and the router
-    # 12.9 billion active parameters are quoted, embedding included
-    assert num_active_parameters(mixtral.shape, mixtral.moe) == pytest.approx(12.9e9, rel=0.01)
+    added = layer_weights(mixtral.shape, mixtral.moe) - layer_weights(mixtral.shape)
+    second_expert = 3 * 4096 * 14336
+    router = 4096 * 8
+    assert added == second_expert + router
 
 
-def test_what_is_executed_is_the_models_count_less_the_masked_half_of_attention() -> None:
-    for name in ("small", "llama3-8b"):
-        spec = make_spec("dp=1", name, microbatch=2)
-        flops = stage_flops(spec.at(0))
-        assert (flops.again, flops.backward) == (0, 2 * flops.forward)
-        assert flops.total + 3 * flops.attention == pytest.approx(
-            flops_per_token(spec.shape) * spec.local_tokens
-        ), name
-    short, long = (
-        stage_flops(make_spec("dp=1", model_of("llama3-8b", s)).at(0)).attention
-        for s in (4096, 16384)
-    )
-    assert long == 16 * short
+@pytest.mark.parametrize("model", ["gpt-175b", "llama3-8b"])
+def test_stage_flops_skip_masked_pairs(model: str) -> None:
+    """A causal kernel executes half of the attention that the model counts."""
+    spec = make_spec("dp=1", model, microbatch=2)
+    flops = stage_flops(spec.at(0))
+    counted = flops_per_token(spec.shape) * spec.local_tokens
+    assert flops.backward == 2 * flops.forward
+    assert flops.total + 3 * flops.attention == pytest.approx(counted)
 
 
-def test_stages_do_the_models_work_once_and_axes_inside_a_sequence_divide_it() -> None:
-    for name in ("llama3-70b", "gpt-175b", "mixtral-8x7b"):
-        whole = stage_flops(make_spec("dp=1", name).at(0)).total
-        first, middle, last = (
-            stage_flops(at).total for at in make_spec("pp=4", name, microbatches=8).positions
-        )
-        assert first + 2 * middle + last == pytest.approx(whole), name
-        assert first == middle < last, name
-    one = stage_flops(make_spec("dp=1", "llama3-8b").at(0)).total
-    for mesh, microbatch, share in (
-        ("tp=4", 1, 0.25),
-        ("cp=4", 1, 0.25),
-        ("dp=8", 1, 1),
-        ("fsdp=8", 4, 4),
-    ):
-        assert stage_flops(
-            make_spec(mesh, "llama3-8b", microbatch=microbatch).at(0)
-        ).total == pytest.approx(share * one), mesh
-    here, there = (
-        stage_flops(make_spec(mesh, "mixtral-8x7b").at(0)) for mesh in ("fsdp=8", "fsdp=8,ep=4")
-    )
-    assert here == there
+@pytest.mark.parametrize("model", ["llama3-70b", "mixtral-8x7b"])
+def test_stages_share_flops_of_the_model(model: str) -> None:
+    total = stage_flops(make_spec("dp=1", model).at(0)).total
+    spec = make_spec("pp=4", model, microbatches=8)
+    first, middle, last = (stage_flops(position).total for position in spec.positions)
+    assert first + 2 * middle + last == pytest.approx(total)
+    assert first == middle < last
 
 
-def test_full_checkpointing_runs_the_layers_again_and_selective_moves_what_it_dropped() -> None:
-    none, selective, full = (
-        replace(make_spec("dp=1", "llama3-8b"), checkpointing=how).at(0)
-        for how in ("none", "selective", "full")
-    )
-    flops = stage_flops(full)
-    assert flops.again == pytest.approx(
-        flops.forward - 2 * HIDDEN * VOCABULARY * TOKENS
-    )  # but not the head
-    assert stage_flops(selective).again == 0
-    # units of b s h e: two norms' inputs, outputs of each, gate's SiLU and its product, less the input that is kept
-    assert again_bytes(selective) / (2 * 32 * TOKENS * HIDDEN * 2) == pytest.approx(
-        1 + 2 + 2 * 3.5 - 2, abs=0.01
-    )
-    assert again_bytes(none) == again_bytes(full) == 0
+@pytest.mark.parametrize(
+    ("mesh", "microbatch", "share"),
+    [("tp=4", 1, 0.25), ("cp=4", 1, 0.25), ("dp=8", 1, 1), ("fsdp=8", 4, 4)],
+)
+def test_axes_divide_flops(mesh: str, microbatch: int, share: float) -> None:
+    single = stage_flops(make_spec("dp=1", "llama3-8b").at(0)).total
+    flops = stage_flops(make_spec(mesh, "llama3-8b", microbatch=microbatch).at(0))
+    assert flops.total == pytest.approx(share * single)
+
+
+def test_full_checkpointing_repeats_layers_but_not_the_head() -> None:
+    flops = stage_flops(make_spec("dp=1", "llama3-8b", checkpointing="full").at(0))
+    head = 2 * HIDDEN * VOCABULARY * TOKENS
+    assert flops.again == pytest.approx(flops.forward - head)
+
+
+def test_selective_checkpointing_moves_bytes_again() -> None:
+    """Two norms, the SiLU of the gate and its product, in units of b s h e."""
+    spec = make_spec("dp=1", "llama3-8b", checkpointing="selective")
+    unit = 2 * 32 * TOKENS * HIDDEN * 2
+    assert stage_flops(spec.at(0)).again == 0
+    assert again_bytes(spec.at(0)) / unit == pytest.approx(1 + 2 + 2 * 3.5 - 2, abs=0.01)
+    assert again_bytes(replace(spec, checkpointing="full").at(0)) == 0

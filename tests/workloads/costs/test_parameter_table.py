@@ -1,7 +1,6 @@
-"""The table of parameters is that of the model as axes cut it: names, sizes, stages, shards."""
+"""The parameter table has the parameters of the model as axes divide it."""
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -18,89 +17,74 @@ from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
 from parbench.workloads.expert_parallel.moe_layer import exchange_ffns
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import build
-from parbench.workloads.pipeline_parallel.schedules import NAMES, make_schedule
 
-RECIPES = [
-    replace(SHAPES[name], hidden=32, ffn=64, sequence=16, vocabulary=50)
-    for name in ("tiny", "tiny-llama")
-]
-SMALL = RECIPES[0]
+GPT = replace(SHAPES["tiny"], hidden=32, ffn=64, sequence=16, vocabulary=50)
+LLAMA = replace(SHAPES["tiny-llama"], hidden=32, ffn=64, sequence=16, vocabulary=50)
 
 
-def mixture(shape: Shape, ep: int = 1) -> Moe:
-    return moe_of({"ep": ep, "experts": 4}, shape, ep)
+def make_mixture(ep: int = 1, etp: int = 1) -> Moe:
+    return moe_of({"ep": ep, "etp": etp, "experts": 4}, GPT, ep * etp)
 
 
-def at(shape: Shape, rank: int = 0, **more: Any) -> Position:
-    return StepSpec(shape=shape, device="cpu", ends="tokens", **more).at_stage(rank)
+def position_of(shape: Shape, rank: int = 0, **params: Any) -> Position:
+    return StepSpec(shape=shape, device="cpu", ends="tokens", **params).at_stage(rank)
 
 
-def test_names_and_sizes_are_those_of_the_model() -> None:
-    for shape, moe in product(RECIPES, (None, mixture(SMALL))):
-        model = build(shape, 0, torch.device("cpu"))
-        if moe is not None:
-            exchange_ffns(model, shape, moe, 0)
-        expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        assert {part.name: part.size for part in parts_of(at(shape, moe=moe))} == expected
-        assert num_parameters(shape, moe) == sum(
-            parameter.numel() for parameter in model.parameters()
-        )
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("moe", [None, make_mixture()], ids=["dense", "experts"])
+def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> None:
+    model = build(shape, 0, torch.device("cpu"))
+    if moe is not None:
+        exchange_ffns(model, shape, moe, 0)
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    parts = parts_of(position_of(shape, moe=moe))
+    assert {part.name: part.size for part in parts} == expected
+    assert num_parameters(shape, moe) == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_stages_together_have_every_parameter_once_by_the_split_and_the_schedule() -> None:
-    for shape in RECIPES:
-        names = [
-            part.name for rank in range(4) for part in parts_of(at(shape, rank, mesh={"pp": 4}))
-        ]
-        assert sorted(names) == sorted(part.name for part in parts_of(at(shape)))
-    uneven = at(SMALL, 1, mesh={"pp": 3}, split="1+2+1")
-    assert {part.name.split(".")[1] for part in parts_of(uneven) if "layers" in part.name} == {
-        "1",
-        "2",
-    }
-    for name, pp in product(NAMES, (2, 4)):
-        schedule = make_schedule(name, ranks=pp, microbatches=8)
-        shape = replace(SMALL, layers=schedule.num_stages)
-        for rank in range(pp):
-            assert at(shape, rank, mesh={"pp": pp}, schedule=name).stages == schedule.stages_of(
-                rank
-            )
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_stages_have_each_parameter_once(shape: Shape) -> None:
+    names = []
+    for rank in range(4):
+        names += [part.name for part in parts_of(position_of(shape, rank, mesh={"pp": 4}))]
+    assert sorted(names) == sorted(part.name for part in parts_of(position_of(shape)))
 
 
-def test_tp_divides_matrices_of_layers_and_ep_and_etp_routed_experts_alone() -> None:
-    for shape in RECIPES:
-        parts = {part.name: part for part in parts_of(at(shape, mesh={"tp": 2}))}
-        for part in parts_of(at(shape)):
-            split = "attention." in part.name or "ffn." in part.name
-            one_for_all = part.name.endswith(("out.bias", "down.bias"))
-            assert parts[part.name].numel * (2 if split and not one_for_all else 1) == part.numel, (
-                part
-            )
-            assert parts[part.name].kind == ("split" if split else "whole"), part
-    alone, dealt = (at(SMALL, moe=mixture(SMALL, ep)) for ep in (1, 4))
-    assert elements_of(dealt, "routed") == elements_of(alone, "routed") / 4
-    assert elements_of(dealt, "whole", "split") == elements_of(alone, "whole", "split")
-    moe = moe_of({"ep": 1, "etp": 2, "experts": 4}, SMALL, 2)
-    sizes = {
-        part.name: part.size
-        for part in parts_of(at(replace(SMALL, layers=1), moe=moe))
-        if part.kind == "routed"
-    }
+def test_stages_follow_the_split() -> None:
+    stage = position_of(GPT, 1, mesh={"pp": 3}, split="1+2+1")
+    assert {part.name.split(".")[1] for part in parts_of(stage)} == {"1", "2"}
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_tp_divides_matrices_of_layers(shape: Shape) -> None:
+    numel_by_name = {part.name: part.numel for part in parts_of(position_of(shape, mesh={"tp": 2}))}
+    for part in parts_of(position_of(shape)):
+        is_replicated_bias = part.name.endswith(("out.bias", "down.bias"))
+        is_split = ("attention." in part.name or "ffn." in part.name) and not is_replicated_bias
+        assert numel_by_name[part.name] * (2 if is_split else 1) == part.numel, part.name
+
+
+def test_ep_divides_only_routed_experts() -> None:
+    single = position_of(GPT, moe=make_mixture())
+    divided = position_of(GPT, moe=make_mixture(ep=4))
+    assert elements_of(divided, "routed") == elements_of(single, "routed") / 4
+    assert elements_of(divided, "whole", "split") == elements_of(single, "whole", "split")
+
+
+def test_etp_divides_each_expert() -> None:
+    position = position_of(replace(GPT, layers=1), moe=make_mixture(etp=2))
+    sizes = {part.name: part.size for part in parts_of(position) if part.kind == "routed"}
     assert sizes == {
         "layers.0.ffn.experts.up": (4, 32, 16),
         "layers.0.ffn.experts.down": (4, 16, 32),
     }
 
 
-def test_shards_are_those_of_torch_chunk() -> None:
-    for rows, ranks in ((50, 4), (3, 4), (5, 4), (8, 3), (1, 64), (32, 1)):
-        part = ParameterPart(name="x", size=(rows, 2), kind="whole")
-        chunks = [len(chunk) * 2 for chunk in torch.chunk(torch.empty(rows, 2), ranks)]
-        assert [part.shard(ranks, rank) for rank in range(ranks)] == chunks + [0] * (
-            ranks - len(chunks)
-        )
-        assert part.padded(ranks) == -(-rows // ranks) * ranks * 2
-    one = at(SMALL)
-    assert sum(elements_of(one, ranks=4, rank=rank) for rank in range(4)) == pytest.approx(
-        elements_of(one), rel=0.01
-    )
+@pytest.mark.parametrize(("rows", "ranks"), [(50, 4), (3, 4), (8, 3), (1, 64)])
+def test_shards_are_those_of_torch_chunk(rows: int, ranks: int) -> None:
+    part = ParameterPart(name="x", size=(rows, 2), kind="whole")
+    chunks = [chunk.numel() for chunk in torch.chunk(torch.empty(rows, 2), ranks)]
+    shards = [part.shard(ranks, rank) for rank in range(ranks)]
+    assert shards[: len(chunks)] == chunks
+    assert sum(shards) == part.numel
+    assert part.padded(ranks) == ranks * chunks[0]

@@ -18,7 +18,6 @@ from parbench.workloads.pipeline_parallel.pipeline_probe import (
     Taken,
     bubble_of,
     claims_bubble,
-    of_order,
     steps_of,
 )
 from parbench.workloads.pipeline_parallel.schedules import make_schedule
@@ -26,28 +25,22 @@ from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
 from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
 
+MODULE = "tests.workloads.pipeline_parallel.test_pipeline_probe"
 SOURCES = ("memory", "memory_counted", "memory_formula")
 
 
-def values(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
+def values_of(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
     return {name: metric.value for name, metric in metrics.items() if metric.value is not None}
 
 
-def make_records(timelines: list[Timeline], outside: float) -> list[Taken]:
-    """Return the records of two ranks, whose steps take seconds outside of the pipeline."""
-
-    def ns(seconds: float) -> int:
-        return round(seconds * 1e9) + 77
-
-    records = []
-    for rank in range(2):
-        stamps = [
-            [(str(ran.action), ns(ran.start), ns(ran.stop)) for ran in timeline.of(rank)]
-            for timeline in timelines
-        ]
-        walls = [timeline.makespan + outside - rank for timeline in timelines]
-        records.append(Taken(stamps=stamps, walls=walls))
-    return records
+def make_record(timelines: list[Timeline], rank: int, outside: float) -> Taken:
+    """Return a rank's record of steps that take some seconds outside of the pipeline."""
+    stamps = []
+    for timeline in timelines:
+        rows = [(str(ran.action), ran.start * 1e9, ran.stop * 1e9) for ran in timeline.of(rank)]
+        stamps.append([(action, round(start), round(stop)) for action, start, stop in rows])
+    walls = [timeline.makespan + outside - rank for timeline in timelines]
+    return Taken(stamps=stamps, walls=walls)
 
 
 def test_bubble_metrics_of_simulated_steps() -> None:
@@ -64,38 +57,26 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     imbalanced = simulate(schedule, uneven)
     median = simulate(schedule, uneven, {(0, 1): 0.5, (1, 0): 0.5})
     slowest = simulate(schedule, lambda action: 3 * uneven(action))
-    steps = steps_of(make_records([median, imbalanced, slowest], 0.25), schedule)
+    timelines = [median, imbalanced, slowest]
+    records = [make_record(timelines, rank, outside=0.25) for rank in range(2)]
+    steps = steps_of(records, schedule)
     metrics = bubble_of(steps, link_latency([median], schedule), None)
-    value = values(metrics | of_order(schedule))
-    assert value["makespan"] == pytest.approx(median.makespan)
-    assert value["non_pipeline_time"] == pytest.approx(0.25)
-    assert value["compute"] == pytest.approx(12.0)
-    idle = [timeline.idle / 2 for timeline in (ideal, imbalanced, median)]
-    expected = {"schedule": idle[0], "imbalance": idle[1] - idle[0], "p2p": idle[2] - idle[1]}
-    assert min(expected.values()) > 0.1
-    for cause, seconds in (expected | {"rest": 0.0}).items():
-        assert value[f"idle_{cause}"] == pytest.approx(seconds, abs=1e-6)
-    mean = fmean(step.idle / 2 / step.makespan for step in (median, imbalanced, slowest))
-    bubble = metrics["bubble_fraction"]
-    assert bubble.value == pytest.approx(mean)
-    assert (bubble.low or 0) < mean < (bubble.high or 0)
-    for source in ("simulated", "formula", "schedule"):
-        assert value[f"bubble_fraction_{source}"] == pytest.approx(1 / 5)
-    assert value["bubble_overhead_formula"] == pytest.approx(1 / 4)
+    values = values_of(metrics)
+    assert values["makespan"] == pytest.approx(median.makespan)
+    assert values["non_pipeline_time"] == pytest.approx(0.25)
+    assert values["compute"] == pytest.approx(12.0)
+    assert values["idle_schedule"] == pytest.approx(ideal.idle / 2)
+    assert values["idle_imbalance"] == pytest.approx((imbalanced.idle - ideal.idle) / 2)
+    assert values["idle_p2p"] == pytest.approx((median.idle - imbalanced.idle) / 2)
+    assert values["idle_rest"] == pytest.approx(0.0, abs=1e-6)
+    mean = fmean(step.idle / 2 / step.makespan for step in timelines)
+    assert values["bubble_fraction"] == pytest.approx(mean)
+    assert values["bubble_fraction_simulated"] == pytest.approx(1 / 5)
+    assert values["bubble_fraction_formula"] == pytest.approx(1 / 5)
+    assert values["bubble_overhead_formula"] == pytest.approx(1 / 4)
 
 
-def test_bubble_formula_of_requested_times() -> None:
-    """ZB-V has a formula only for equal times, which timed compute requests."""
-    schedule = make_schedule("zb_v", ranks=2, microbatches=4)
-    timeline = simulate(schedule, lambda action: 1.0 + action.microbatch + (action.kind == "I"))
-    steps = steps_of(make_records([timeline], 0.0), schedule)
-    assert "bubble_fraction_formula" not in bubble_of(steps, {}, None)
-    value = values(bubble_of(steps, {}, 2.0))
-    assert value["bubble_fraction_formula"] == pytest.approx(1 / (1 + 4 * 6))
-    assert value["bubble_fraction_span_formula"] == 0
-
-
-def explain(world: World, params: Params, cores: str = "own") -> Explanation:
+def explain(world: World, params: Params, own_cores: bool = True) -> Explanation:
     step = build_small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
     step.step()
 
@@ -103,7 +84,7 @@ def explain(world: World, params: Params, cores: str = "own") -> Explanation:
         step.reset()
         world.barrier()
 
-    affinity = {"shared": {0}, "own": {world.rank}}[cores]
+    affinity = {world.rank} if own_cores else {0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.sched_getaffinity", lambda pid: affinity)
         explanation = step.explain(begin, 0.0)
@@ -112,69 +93,46 @@ def explain(world: World, params: Params, cores: str = "own") -> Explanation:
 
 
 def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
-    params = {"compute": "timed:10ms"}
-    [explanation, _] = two_ranks.call(
-        "tests.workloads.pipeline_parallel.test_pipeline_probe:explain", params=params
-    )
-    value, details = values(explanation.metrics), explanation.details["pipeline"]
-    idle = sum(value[f"idle_{cause}"] for cause in CAUSES)
-    assert idle == pytest.approx(value["idle"], abs=1e-12)
-    assert value["bubble_overhead"] == pytest.approx(value["idle"] / value["compute"])
-    assert value["bubble_fraction_formula"] == pytest.approx(1 / 5)
-    assert value["bytes_ratio.pp"] == 1.0
-    links = [(boundary["from"], boundary["to"]) for boundary in details["boundaries"]]
-    assert links == [(0, 1), (1, 0)]
-    for boundary in details["boundaries"]:
-        sent, expected = boundary["sent_bytes"], boundary["expected_bytes"]
-        assert sent == expected == value["bytes_sent.pp"]
-    assert (details["in_flight_by_rank"], value["in_flight"]) == ([2.0, 1.0], 2.0)
-    assert len(details["memory_by_rank"]["activations"]) == 2
-    lines = {line["schedule"]: line for line in details["comparison"]}
-    assert lines["zb_h1"]["step_seconds"] < lines["naive"]["step_seconds"]
-
-
-def test_timeline_of_pipeline_has_no_gaps(two_ranks: Ranks) -> None:
-    params = {"compute": "timed:10ms"}
-    [explanation, _] = two_ranks.call(
-        "tests.workloads.pipeline_parallel.test_pipeline_probe:explain", params=params
-    )
+    [explanation, _] = two_ranks.call(f"{MODULE}:explain", params={"compute": "timed:5ms"})
+    values = values_of(explanation.metrics)
     details = explanation.details["pipeline"]
+    idle = sum(values[f"idle_{cause}"] for cause in CAUSES)
+    assert idle == pytest.approx(values["idle"], abs=1e-12)
+    assert values["bubble_overhead"] == pytest.approx(values["idle"] / values["compute"])
+    assert values["bubble_fraction_formula"] == pytest.approx(1 / 5)
+    for boundary in details["boundaries"]:
+        assert boundary["sent_bytes"] == boundary["expected_bytes"] == values["bytes_sent.pp"]
+    assert details["in_flight_by_rank"] == [2.0, 1.0]
     schedule = make_schedule("1f1b", ranks=2, microbatches=4)
-    for source in ("measured", "predicted"):
-        for rank, row in enumerate(details[source]):
-            actions = [str(action) for action in schedule.actions_of(rank)]
-            assert [action for action, _, _ in row] == actions
-            assert all(before[2] <= after[1] for before, after in pairwise(row))
     end = max(stop for row in details["measured"] for _, _, stop in row)
     for rank, row in enumerate(details["measured"]):
-        busy = sum(stop - start for _, start, stop in row)
-        idle = sum(
-            stop - start for idle_rank, start, stop, _ in details["idle"] if idle_rank == rank
-        )
-        assert busy + idle == pytest.approx(end, abs=100)
+        assert [action for action, _, _ in row] == [str(a) for a in schedule.actions_of(rank)]
+        assert all(before[2] <= after[1] for before, after in pairwise(row))
+        busy_us = sum(stop - start for _, start, stop in row)
+        idle_us = sum(stop - start for owner, start, stop, _ in details["idle"] if owner == rank)
+        assert busy_us + idle_us == pytest.approx(end, abs=100)
 
 
 @pytest.mark.parametrize(
-    ("cores", "params", "claims"),
-    [("own", {}, True), ("shared", {}, False), ("shared", {"compute": "timed:5ms"}, True)],
+    ("compute", "own_cores", "claims"),
+    [("real", True, True), ("real", False, False), ("timed:5ms", False, True)],
 )
-def test_bubble_needs_own_cores(two_ranks: Ranks, cores: str, params: Params, claims: bool) -> None:
-    arguments = {"params": {"checkpointing": "selective", **params}, "cores": cores}
-    [explanation, _] = two_ranks.call(
-        "tests.workloads.pipeline_parallel.test_pipeline_probe:explain", **arguments
-    )
+def test_bubble_needs_own_cores(
+    two_ranks: Ranks, compute: str, own_cores: bool, claims: bool
+) -> None:
+    params = {"compute": compute, "checkpointing": "selective"}
+    [explanation, _] = two_ranks.call(f"{MODULE}:explain", params=params, own_cores=own_cores)
     assert ("bubble_fraction" in explanation.metrics) == claims
     assert ("measured" in explanation.details["pipeline"]) == claims
-    assert any("functional only" in note for note in explanation.notes) == (not claims)
-    assert values(explanation.metrics)["bytes_ratio.pp"] == 1.0
+    assert values_of(explanation.metrics)["bytes_ratio.pp"] == 1.0
 
 
-@pytest.mark.parametrize("other", ["GPU-1", "GPU-2"])
-def test_bubble_needs_own_gpu(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
-    world: Any = SimpleNamespace(device=torch.device("cuda", 0), gather=lambda uuid: [uuid, other])
+@pytest.mark.parametrize(("peer", "claims"), [("GPU-1", False), ("GPU-2", True)])
+def test_bubble_needs_own_gpu(monkeypatch: pytest.MonkeyPatch, peer: str, claims: bool) -> None:
+    world: Any = SimpleNamespace(device=torch.device("cuda", 0), gather=lambda uuid: [uuid, peer])
     properties = SimpleNamespace(uuid="GPU-1")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert claims_bubble(world, None) == claims_bubble(world, 0.01) == (other == "GPU-2")
+    assert claims_bubble(world, None) == claims
 
 
 def measure_memory(world: World, cases: list[Params]) -> list[tuple[int, dict[str, Any]]]:
@@ -184,25 +142,24 @@ def measure_memory(world: World, cases: list[Params]) -> list[tuple[int, dict[st
         step = build_small_pipeline(world, {"microbatches": 4, **params})
         step.step()
         [probe] = step.probes()
-        held = probe.observe(step.step, step.reset, 0.0).held
-        results.append((sum(p.numel() for p in step.layout.model.parameters()), dict(held)))
+        memory = probe.observe(step.step, step.reset, 0.0).held
+        num_parameters = sum(parameter.numel() for parameter in step.layout.model.parameters())
+        results.append((num_parameters, dict(memory)))
         step.close()
     return results
 
 
 def test_memory_sources_agree(two_ranks: Ranks) -> None:
-    gpipe: Params = {"schedule": "gpipe", "recipe": "llama", "hidden": 64, "sequence": 32}
-    cases = [gpipe, {**gpipe, "checkpointing": "full"}, {**gpipe, "schedule": "zb_v"}]
-    cases.append({**gpipe, "schedule": "1f1b", "recipe": "gpt"})
-    for results in two_ranks.call(
-        "tests.workloads.pipeline_parallel.test_pipeline_probe:measure_memory", cases=cases
-    ):
-        for params, (num_parameters, held) in zip(cases, results, strict=True):
-            for name in ("parameters", "gradients"):
-                assert {held[source][name] for source in SOURCES} == {4 * num_parameters}, params
-            counted = held["memory_counted"]
+    cases: list[Params] = [
+        {"schedule": "gpipe", "recipe": "llama"},
+        {"schedule": "gpipe", "recipe": "llama", "checkpointing": "full"},
+        {"schedule": "zb_v", "recipe": "gpt"},
+    ]
+    for results in two_ranks.call(f"{MODULE}:measure_memory", cases=cases):
+        for params, (num_parameters, memory) in zip(cases, results, strict=True):
+            for source in SOURCES:
+                assert memory[source]["parameters"] == 4 * num_parameters, params
+                assert memory[source]["gradients"] == 4 * num_parameters, params
+            counted = memory["memory_counted"]
             assert counted["optimizer"] == pytest.approx(8 * num_parameters, rel=0.01)
-            assert counted["activations"] == held["memory_formula"]["activations"], params
-            assert held["memory"]["activations"] > 0.9 * counted["activations"], params
-        none, full, *_ = (held["memory_counted"]["activations"] for _, held in results)
-        assert full < none
+            assert counted["activations"] == memory["memory_formula"]["activations"], params

@@ -1,0 +1,224 @@
+"""Simulated compute waits for the requested time and leaves shapes, names and gradients."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from parbench.workloads.model.shapes import Shape, shape_of
+from parbench.workloads.model.timed_compute import (
+    TimedCompute,
+    TimedLinear,
+    fill_distinct_gradients,
+    make_timed,
+    settled,
+)
+from parbench.workloads.model.transformer import (
+    Transformer,
+    build,
+    checkpoint,
+    draw_tokens,
+    loss_of,
+)
+from tests.support.fake_time import FakeTime
+
+CPU = torch.device("cpu")
+GPT = shape_of({"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "sequence": 16})
+LLAMA = shape_of({"shape": "tiny-llama", "layers": 2, "hidden": 32, "ffn": 64, "sequence": 16})
+
+
+class RecordingCompute(TimedCompute):
+    """Records the requested seconds and does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.requests: list[float] = []
+
+    @contextmanager
+    def waiting(self, seconds: float) -> Iterator[None]:
+        if seconds:
+            self.requests.append(seconds)
+        yield
+
+    def take_total(self) -> float:
+        """Return the sum of all requests since the last call."""
+        total = sum(self.requests)
+        self.requests.clear()
+        return total
+
+
+def build_timed(shape: Shape, compute: TimedCompute, seconds: float = 1.0) -> Transformer:
+    model = build(shape, 7, CPU)
+    make_timed(model, seconds, compute)
+    return model
+
+
+def compute_loss(model: nn.Module, shape: Shape) -> Tensor:
+    return loss_of(model, draw_tokens(shape, 3, seed=7, step=0))
+
+
+def run_backward(tensor: Tensor) -> None:
+    tensor.backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("late_seconds", [0.0, 0.002, 0.02])
+def test_late_wait_shortens_the_next(late_seconds: float) -> None:
+    clock = FakeTime(late_seconds)
+    compute = clock.waiter()
+    for _ in range(100):
+        with compute.waiting(0.01):
+            pass
+    assert clock.now - 100 == pytest.approx(1.0, abs=late_seconds + 1e-9)
+    assert min(clock.sleeps) > 0
+
+
+def test_wait_contains_its_body() -> None:
+    """A body that takes longer than its wait shortens the next wait."""
+    clock = FakeTime()
+    compute = clock.waiter()
+    with compute.waiting(0.01):
+        clock.now += 0.004
+    clock.now += 5.0
+    with compute.waiting(0.01):
+        clock.now += 0.03
+    with compute.waiting(0.05):
+        pass
+    assert clock.sleeps == pytest.approx([0.006, 0.03])
+
+
+@pytest.mark.full
+@pytest.mark.measures
+def test_real_waits_take_requested_time() -> None:
+    """The best of 40 attempts is compared, because other processes use the machine."""
+    compute = TimedCompute(CPU)
+    errors = [1.0]
+    while len(errors) <= 40 and min(errors) >= 0.01:
+        compute.forget()
+        start = time.perf_counter()
+        for _ in range(50):
+            with compute.waiting(0.004):
+                pass
+        errors.append(abs(time.perf_counter() - start - 0.2) / 0.2)
+    assert min(errors) < 0.01
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_backward_waits_twice_as_long_as_forward(shape: Shape) -> None:
+    """Scales shorten the waits by the time that the host takes."""
+    compute = RecordingCompute()
+    compute.forward_scale = 0.75
+    compute.backward_scale = 0.5
+    model = build_timed(shape, compute, seconds=0.6)
+    loss = compute_loss(model, shape)
+    assert compute.take_total() == pytest.approx(0.75 * 0.6)
+    run_backward(loss)
+    assert compute.take_total() == pytest.approx(0.5 * 1.2)
+    with torch.no_grad():
+        compute_loss(model, shape)
+    assert compute.take_total() == pytest.approx(0.75 * 0.6)
+
+
+@pytest.mark.parametrize(("how", "seconds"), [("none", 3 * 2.4), ("full", 4 * 2.4 - 2 * 0.4)])
+def test_checkpointed_layer_waits_again(how: str, seconds: float) -> None:
+    """Recomputing each of the two layers stops before its last GEMM, which takes 0.4 s."""
+    compute = RecordingCompute()
+    model = build_timed(GPT, compute, seconds=2.4)
+    checkpoint(model, how)
+    run_backward(compute_loss(model, GPT))
+    assert compute.take_total() == pytest.approx(seconds)
+
+
+def test_weight_gradients_are_fills_and_accumulate() -> None:
+    model = build_timed(GPT, RecordingCompute())
+    linears = [module for module in model.modules() if isinstance(module, TimedLinear)]
+    for linear in linears:
+        linear.fill = 3.0
+    for expected in (3.0, 6.0):
+        run_backward(compute_loss(model, GPT))
+        for linear in linears:
+            gradient = linear.weight.grad
+            assert gradient is not None
+            assert bool((gradient == expected).all())
+
+
+def fills_of(rank: int, data_size: int) -> list[tuple[float, float]]:
+    """Return the fill of each Linear's gradient on a rank, and its expected mean."""
+    model = build_timed(GPT, RecordingCompute())
+    fill_distinct_gradients(model, rank, data_size, 8)
+    linears = [module for module in model.modules() if isinstance(module, TimedLinear)]
+    return [(linear.fill, linear.mean_fill) for linear in linears]
+
+
+@pytest.mark.parametrize("data_size", [1, 2, 3, 8])
+def test_mean_fill_is_mean_over_data_ranks(data_size: int) -> None:
+    by_rank = [fills_of(rank, data_size) for rank in range(data_size)]
+    for by_linear in zip(*by_rank, strict=True):
+        mean = sum(fill for fill, _ in by_linear) / data_size
+        assert {mean_fill for _, mean_fill in by_linear} == {mean}
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (2, 3), (0, 2), (1, 3)])
+def test_mean_fill_is_not_mean_of_half_the_ranks(ranks: tuple[int, int]) -> None:
+    """The check therefore sees a missing sum over one of two axes."""
+    first, second = (fills_of(rank, 4) for rank in ranks)
+    means = [(a + b) / 2 for (a, _), (b, _) in zip(first, second, strict=True)]
+    assert means != [mean_fill for _, mean_fill in first]
+
+
+def test_gradients_of_a_linear_wait_separately() -> None:
+    """Schedules that split the backward pass take each gradient separately."""
+    compute = RecordingCompute()
+    linear = build_timed(GPT, compute, seconds=2.4).layers.get_submodule("0.ffn.up")
+    assert isinstance(linear, nn.Linear)
+    x = torch.ones(1, 2, 32, requires_grad=True)
+    output = linear(x)
+    compute.requests.clear()
+    torch.autograd.grad(output.sum(), x, retain_graph=True)
+    assert compute.take_total() == pytest.approx(0.4)
+    torch.autograd.grad(output.sum(), linear.weight)
+    assert compute.take_total() == pytest.approx(0.4)
+
+
+def test_timed_linear_saves_its_input() -> None:
+    """Activations in flight therefore take as much memory as those of a real step."""
+    linear = build_timed(GPT, RecordingCompute()).layers.get_submodule("0.ffn.up")
+    x = torch.ones(1, 2, 32, requires_grad=True)
+    pointers: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        pointers.append(tensor.data_ptr())
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        linear(x)
+    assert pointers == [x.data_ptr()]
+
+
+def test_backward_runs_layers_in_reverse() -> None:
+    """Communication of a layer's gradients therefore hides behind earlier layers."""
+    model = build_timed(GPT, RecordingCompute())
+    order: list[int] = []
+
+    def record_layer(number: int, parameter: Tensor) -> None:
+        order.append(number)
+
+    for number, layer in enumerate(model.layers):
+        for parameter in layer.parameters():
+            hook = partial(record_layer, number)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    run_backward(compute_loss(model, GPT))
+    assert order == sorted(order, reverse=True)
+
+
+def test_gpu_clock_is_read_once_it_is_stable() -> None:
+    rising = iter([0.058, 0.058, 0.058, 0.03, 0.02, 0.0101, 0.01, 0.01, 7.0])
+    assert settled(rising.__next__) == (0.01, 0.0)
+    assert list(rising) == [7.0]
+    unsteady = iter([0.01, 0.0103] * 60)
+    _, doubt = settled(unsteady.__next__)
+    assert doubt == pytest.approx(0.03, rel=0.05)

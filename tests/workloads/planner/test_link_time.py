@@ -1,0 +1,216 @@
+"""Times of calls, from declared hardware and from the fits of a measured run."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.bench.text import UserError
+from parbench.workloads.costs.communication_pattern import sent_bytes
+from parbench.workloads.planner.link_time import (
+    PlacedCall,
+    beyond,
+    by_curves,
+    by_hardware,
+    curve_for,
+    curves_of,
+    hardware_of_run,
+)
+from parbench.workloads.planner.placement import Place, place_of
+from tests.support.planner_asks import SIMPLE_HARDWARE
+from tests.support.reports_fixtures import (
+    ENVIRONMENT,
+    WORLD,
+    curve_records,
+    failed_record,
+    make_plan,
+    make_run,
+    ok_record,
+    rate_metric,
+    step_case,
+)
+
+MEBI = 1 << 20
+ONE_NODE = Place(ranks=8, on_node=8)
+FOUR_NODES = Place(ranks=32, on_node=8)
+ONE_PER_NODE = Place(ranks=4, on_node=1)
+
+
+def make_call(op: str, num_bytes: float = 8e9, place: Place = ONE_NODE) -> PlacedCall:
+    return PlacedCall(axis="dp", op=op, num_bytes=num_bytes, count=1, place=place)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all", "send"])
+def test_call_inside_node_takes_bytes_over_bandwidth(op: str) -> None:
+    seconds = by_hardware(SIMPLE_HARDWARE)(make_call(op))
+    assert seconds == sent_bytes(op, 8e9, 8) / 100e9
+
+
+@pytest.mark.parametrize(
+    ("on_node", "rails", "cards"), [(1, 0, 1), (8, 0, 8), (8, 1, 1), (8, 4, 4), (2, 8, 2)]
+)
+def test_collective_uses_one_card_per_rank(on_node: int, rails: int, cards: int) -> None:
+    hardware = msgspec.structs.replace(SIMPLE_HARDWARE, rails=rails)
+    place = Place(ranks=2 * on_node, on_node=on_node)
+    seconds = by_hardware(hardware)(make_call("all_gather", place=place))
+    assert sent_bytes("all_gather", 8e9, place.ranks) / seconds == pytest.approx(cards * 10e9)
+
+
+def test_messages_and_all_to_all_use_own_card() -> None:
+    seconds = by_hardware(SIMPLE_HARDWARE)
+    assert seconds(make_call("send", place=FOUR_NODES)) == 8e9 / 10e9
+    assert seconds(make_call("all_to_all", place=FOUR_NODES)) == 8e9 * 24 / 32 / 10e9
+
+
+@pytest.mark.parametrize(("op", "axis", "slowdown"), [("all_gather", "fsdp", 2), ("send", "pp", 8)])
+def test_pod_links_are_oversubscribed(op: str, axis: str, slowdown: float) -> None:
+    """In a pod 32 ranks share 32 cards / 8, which is half of the 8 cards of a node."""
+    hardware = msgspec.structs.replace(SIMPLE_HARDWARE, nodes_per_pod=4, oversubscription=8.0)
+    mesh = {"fsdp": 64} if axis == "fsdp" else {"pp": 2, "fsdp": 32}
+    call = make_call(op, place=place_of(mesh, (axis,), 8, 4))
+    flat_seconds = by_hardware(SIMPLE_HARDWARE)(call)
+    assert by_hardware(hardware)(call) == pytest.approx(slowdown * flat_seconds)
+
+
+@pytest.mark.parametrize(
+    ("op", "place", "hops"),
+    [
+        ("all_gather", ONE_NODE, 7e-4),
+        ("reduce_scatter", ONE_PER_NODE, 3e-2),
+        ("all_gather", FOUR_NODES, 7e-4 + 3e-2),
+        ("all_reduce", FOUR_NODES, 2 * (7e-4 + 2e-2)),
+        ("send", FOUR_NODES, 1e-2),
+        ("all_to_all", FOUR_NODES, 1e-2),
+        # An all_reduce uses a tree.
+        ("all_reduce", Place(ranks=1024, on_node=1), 2 * 10 * 1e-2),
+    ],
+)
+def test_latency_is_launch_and_hops(op: str, place: Place, hops: float) -> None:
+    hardware = msgspec.structs.replace(
+        SIMPLE_HARDWARE, launch_seconds=1e-3, inside_hop_seconds=1e-4, across_hop_seconds=1e-2
+    )
+    assert by_hardware(hardware)(make_call(op, 0.0, place)) == pytest.approx(1e-3 + hops)
+
+
+def run_of(*records: Record, environment: dict[str, Any] | None = None) -> Run:
+    cases = {record.case.id: record.case for record in records}
+    return make_run(make_plan(cases.values()), records, environment)
+
+
+def send_records() -> list[Record]:
+    """Return messages of a latency of 100 us and a bandwidth of 3 GB/s."""
+    params: dict[str, Any] = {"dtype": "float32", "mode": "blocking", "source": 0, "target": 1}
+    target = "parbench.bench.operations.p2p:unidirectional"
+    records = []
+    for size in (1024, 65536, MEBI, 16 * MEBI):
+        case = make_case("p2p.unidirectional", target, {"size_bytes": size, **params})
+        records.append(ok_record(case, seconds=1e-4 + size / 3e9))
+    return records
+
+
+def make_measured_call(op: str, ranks: int = 4, num_bytes: float = MEBI) -> PlacedCall:
+    return make_call(op, num_bytes, Place(ranks=ranks, on_node=ranks))
+
+
+REDUCE_CURVES = curves_of(run_of(*curve_records()))
+"""An all_reduce on 4 ranks of a latency of 20 us and a bandwidth of 3 GB/s."""
+
+
+def test_call_takes_time_of_its_fit() -> None:
+    records = [*curve_records(), *curve_records("all_gather", latency=50e-6), *send_records()]
+    seconds = by_curves(curves_of(run_of(*records)))
+    assert seconds(make_measured_call("all_reduce")) == pytest.approx(20e-6 + MEBI / 3e9, rel=1e-3)
+    assert seconds(make_measured_call("all_gather")) == pytest.approx(50e-6 + MEBI / 3e9, rel=1e-3)
+    for ranks in (2, 16):
+        send = make_measured_call("send", ranks)
+        assert seconds(send) == pytest.approx(1e-4 + MEBI / 3e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        curve_records(mode="pipelined"),
+        curve_records(dtype="bfloat16"),
+        curve_records(redop="max"),
+        [failed_record(record.case) for record in curve_records()],
+        curve_records()[:2],
+    ],
+)
+def test_other_records_have_no_fit(records: list[Record]) -> None:
+    assert curves_of(run_of(*records)) == []
+
+
+def test_fits_are_separate_by_group() -> None:
+    records = [
+        *curve_records(latency=5e-6, group="node"),
+        *curve_records(latency=1e-3, group="across"),
+        *curve_records(),
+    ]
+    curves = curves_of(run_of(*records), grouped=True)
+    assert curve_for(make_call("all_reduce"), curves).inside is True
+    unknown_nodes = msgspec.structs.replace(WORLD, nodes=0)
+    records = [msgspec.structs.replace(record, world=unknown_nodes) for record in curve_records()]
+    [curve] = curves_of(run_of(*records), grouped=True)
+    assert curve.ranks == WORLD.size
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "sent", "hops"), [("all_reduce", 16, 1.875, 30), ("all_gather", 4, 0.75, 3)]
+)
+def test_fit_is_scaled_to_other_calls(op: str, ranks: int, sent: float, hops: int) -> None:
+    """An all_reduce on 4 ranks sends 1.5 of its bytes over 6 hops."""
+    seconds = by_curves(REDUCE_CURVES)(make_measured_call(op, ranks))
+    assert seconds == pytest.approx(20e-6 * hops / 6 + MEBI * sent / 1.5 / 3e9, rel=1e-3)
+
+
+def test_message_needs_its_own_fit() -> None:
+    call = make_measured_call("send")
+    with pytest.raises(UserError, match=r"send.*p2p\.unidirectional"):
+        by_curves(REDUCE_CURVES)(call)
+    seconds = by_curves(REDUCE_CURVES, roughly=True)(call)
+    assert seconds == pytest.approx(20e-6 / 6 + MEBI / 1.5 / 3e9, rel=1e-3)
+
+
+def test_extrapolated_calls_are_noted() -> None:
+    large = make_measured_call("all_reduce", num_bytes=1e12)
+    calls = [
+        make_measured_call("all_reduce"),
+        make_measured_call("all_reduce", 8),
+        make_measured_call("all_gather"),
+        large,
+        large,
+    ]
+    ranks, operation, size = beyond(calls, REDUCE_CURVES)
+    assert "all_reduce on 8 ranks" in ranks
+    assert "all_gather by the fit of all_reduce" in operation
+    assert "1,000,000,000,000 B" in size
+
+
+def test_hardware_of_run_is_measured() -> None:
+    peak = {"flops_per_second": 7e10, "source": "matrix multiplications"}
+    params: dict[str, Any] = {"size_bytes": MEBI, "dtype": "float32", "mode": "blocking"}
+    copy = make_case("memory.copy", "parbench.bench.operations.local:copy", params)
+    run = run_of(
+        ok_record(step_case(), details={"peak": peak}),
+        ok_record(copy, metrics={"algbw": rate_metric(9e9)}),
+        *curve_records(),
+        environment={**ENVIRONMENT, "host": {"memory_bytes": 64e9}},
+    )
+    hardware, notes = hardware_of_run(run, SIMPLE_HARDWARE)
+    assert hardware.flops_per_second == 7e10
+    assert hardware.memory_bytes_per_second == 9e9
+    assert hardware.memory_bytes == 64e9 / 4
+    assert hardware.gpus_per_node == 4
+    assert notes == ()
+
+
+def test_hardware_of_run_falls_back_to_base() -> None:
+    run = run_of(*curve_records(), environment={})
+    hardware, [note] = hardware_of_run(run, SIMPLE_HARDWARE)
+    assert hardware.flops_per_second == SIMPLE_HARDWARE.flops_per_second
+    assert "flops_per_second, memory_bytes, memory_bytes_per_second" in note
+    with pytest.raises(UserError, match="no records"):
+        hardware_of_run(run_of(), SIMPLE_HARDWARE)
