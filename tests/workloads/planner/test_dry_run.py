@@ -19,7 +19,7 @@ from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
 from parbench.workloads.step.memory import SavedTensors
 from tests.studies import planned_components
-from tests.studies.planned_components import EVEN, POINTS, Point, point
+from tests.studies.planned_components import BALANCED_EXPERTS, POINTS, Point, make_point
 from tests.support.planner_asks import H100, SIMPLE_HARDWARE, make_spec
 from tests.support.ranks import Ranks
 
@@ -165,20 +165,22 @@ def test_dry_run_caveat_of_mfu_above_one() -> None:
 
 
 def assert_planned(step: Point, ranks: Ranks) -> None:
-    missed = [row for row in planned_components.compare(step, ranks) if row.missed]
-    assert missed == [], step.words
+    missed = [row for row in planned_components.compare(step, ranks) if row.is_missed]
+    assert missed == [], step.label
 
 
 def test_dry_run_matches_counts_of_real_ranks(two_ranks: Ranks) -> None:
-    assert_planned(point(2, "tp_sp", "tiny-llama", "selective"), two_ranks)
+    assert_planned(make_point(2, "tp_sp", "tiny-llama", "selective"), two_ranks)
 
 
 @pytest.mark.full
 def test_dry_run_matches_counts_of_all_strategies(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    experts = point(4, "hybrid", "tiny", mesh="dp=2,fsdp=2,ep=2", checkpointing="full", **EVEN)
+    experts = make_point(
+        4, "hybrid", "tiny", mesh="dp=2,fsdp=2,ep=2", checkpointing="full", **BALANCED_EXPERTS
+    )
     for step in (*POINTS, experts):
-        if step.ranks <= 4:
-            assert_planned(step, two_ranks if step.ranks == 2 else four_ranks)
+        if step.num_ranks <= 4:
+            assert_planned(step, two_ranks if step.num_ranks == 2 else four_ranks)
 
 
 @pytest.mark.parametrize(
