@@ -185,8 +185,8 @@ def test_mesh_strategy_has_pipeline_and_mixture() -> None:
     dense = strategies.mesh({"mesh": "dp=4,tp=2"}, 8)
     assert dense.pipeline is None
     assert dense.moe is None
-    params = {"mesh": "pp=2", "split": "3+1", "schedule": "gpipe", "microbatches": 6}
-    pipeline = strategies.mesh(params, 2).pipeline
+    params: dict[str, Any] = {"mesh": "pp=2", "split": "3+1", "schedule": "gpipe"}
+    pipeline = strategies.mesh({**params, "microbatches": 6}, 2).pipeline
     assert pipeline is not None
     assert pipeline.layers_by_stage == (3, 1)
     assert pipeline.schedule.name == "gpipe"

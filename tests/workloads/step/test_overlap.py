@@ -18,13 +18,13 @@ from parbench.workloads.step.overlap import (
     kernels_of,
     waited,
 )
+from parbench.workloads.step.probe import trace_step
 from parbench.workloads.step.sent_bytes import OTHER, SentCall
 from tests.support.ranks import Ranks
 from tests.support.training_steps import build_trained_step
 
 MS = 1_000_000
 NS = 1e-9
-TRACE_STEP = overlap.trace_step
 
 
 def test_differences_of_walls_and_compute() -> None:
@@ -59,12 +59,12 @@ def explain(world: World, name: str) -> tuple[Explanation, float]:
     step = build_trained_step(world, name)
     traces = []
 
-    def trace_step(*args: object) -> Trace:
-        traces.append(TRACE_STEP(*args))  # type: ignore[arg-type]
+    def record_trace(*args: object) -> Trace:
+        traces.append(trace_step(*args))  # type: ignore[arg-type]
         return traces[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap, "trace_step", trace_step)
+        patch.setattr(overlap, "trace_step", record_trace)
         explanation = step.explain(step.reset, 0.0)
     step.close()
     return explanation, traces[0].wall_seconds
@@ -116,7 +116,7 @@ def explain_fake_traces(world: World, comm_is_seen: bool) -> Explanation:
     late = 5 * MS * world.rank
     traces: list[Trace] = []
 
-    def trace_step(*_: object) -> Trace:
+    def make_trace(*_: object) -> Trace:
         saved = {2: 2, 3: 3, 8: 2}.get(len(traces), 0)
         traces.append(
             Trace(
@@ -133,7 +133,7 @@ def explain_fake_traces(world: World, comm_is_seen: bool) -> Explanation:
         return traces[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap, "trace_step", trace_step)
+        patch.setattr(overlap, "trace_step", make_trace)
         explanation = step.explain(world.barrier, 1e-6)
     step.close()
     return explanation

@@ -29,15 +29,16 @@ CNN_BYTES = (CHANNELS * 3 * 9 + CHANNELS + 16 * CHANNELS * 10 + 10) * 4
 def build_cnn(world: World, wrong: bool = False) -> Benchmark:
     """Build a convolutional network under DDP; if ``wrong``, one gradient is doubled."""
     torch.manual_seed(0)
+    convolution = nn.Conv2d(3, CHANNELS, 3, padding=1)
     model = nn.Sequential(
-        nn.Conv2d(3, CHANNELS, 3, padding=1),
+        convolution,
         nn.AdaptiveAvgPool2d(4),
         nn.Flatten(),
         nn.Linear(16 * CHANNELS, 10),
     )
     reference = copy.deepcopy(model)
     if wrong:
-        model[0].weight.register_hook(lambda gradient: 2 * gradient)
+        convolution.weight.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
     ddp = DistributedDataParallel(model)
     torch.manual_seed(world.rank)
     batch = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
