@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from parbench.workloads.mesh.mesh_step import (
     as_routed,
 )
 from parbench.workloads.pipeline_parallel import pipeline_probe
-from parbench.workloads.pipeline_parallel.pipeline_probe import Taken, counted_memory
+from parbench.workloads.pipeline_parallel.pipeline_probe import Look, Taken, counted_memory
 from parbench.workloads.pipeline_parallel.schedules import make_schedule
 from parbench.workloads.pipeline_parallel.simulation import simulate
 from parbench.workloads.step.layout import local
@@ -376,8 +376,16 @@ def test_bubble_pipeline_is_chosen_by_other_steps(monkeypatch: pytest.MonkeyPatc
     pipeline = SimpleNamespace(schedule=schedule)
     spec = SimpleNamespace(mesh=None, timed_seconds=None, pipeline=pipeline)
     clock = Clock(offsets_ns=(0,) * 4, uncertainty_ns=500, method="ping-pong")
-    world = SimpleNamespace(clock=clock)
-    look: Any = SimpleNamespace(world=world, at=SimpleNamespace(spec=spec))
+    unused: Any = None
+    look = Look(
+        world=cast(World, SimpleNamespace(clock=clock)),
+        at=cast(Any, SimpleNamespace(spec=spec)),
+        layout=unused,
+        chunks={},
+        tokens=0,
+        recorder=unused,
+        train=unused,
+    )
     explanation = MeshBubble(look).summarise(records)
     assert value(explanation, "makespan") == pytest.approx(fast.makespan)
     assert explanation.details["pipeline"]["clock_uncertainty_seconds"] == 5e-7
