@@ -13,7 +13,6 @@ from parbench.workloads.expert_parallel.expert_probe import (
     merged,
     routed_by,
     sent_by,
-    sent_in_step,
 )
 from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
@@ -48,22 +47,6 @@ def test_all_to_all_sends_pairs_and_their_counts() -> None:
     assert second.backward == (1 + 5) * ROW
 
 
-def test_allgather_sends_all_tokens_to_every_rank() -> None:
-    sent = sent_by("allgather", 0, [[3, 5, 1], [1, 7, 0], [2, 0, 4]], SIZES)
-    rows = 2 * 4 * ROW
-    numbers = 2 * 4 * 2 * 4
-    assert sent.dispatch == sent.combine == rows
-    assert sent.told == sent.weights == sent.weights_backward == numbers
-    assert sent.forward == 2 * rows + 2 * numbers
-    assert sent.backward == 2 * rows + numbers
-
-
-@pytest.mark.parametrize("variant", ["all_to_all", "allgather"])
-def test_single_rank_sends_nothing(variant: str) -> None:
-    sent = sent_by(variant, 0, [[8]], SIZES)
-    assert sent.forward == sent.backward == 0
-
-
 def test_loads_of_experts_and_ranks() -> None:
     assert expert_loads(RANKS) == [[20, 8, 2, 2], [8, 8, 8, 8]]
     assert loads_of_ranks(RANKS, 2) == [[22, 4], [16, 16]]
@@ -74,13 +57,6 @@ def test_ranks_that_split_experts_are_merged() -> None:
     [both] = merged(RANKS, 2)
     assert both.asked.tolist() == [[[8, 4, 2, 2], [12, 4, 0, 0]], [[4] * 4] * 2]
     assert both.kept.tolist() == [[[6, 4, 2, 2], [8, 4, 0, 0]], [[4] * 4] * 2]
-
-
-def test_rank_sends_pairs_by_blocks_of_experts() -> None:
-    sizes = Sizes(hidden=1, element_bytes=1, top_k=2, tokens=4, experts_per_rank=2)
-    sent = sent_in_step("all_to_all", 0, RANKS, sizes)
-    assert [call.dispatch for call in sent] == [4, 0, 4, 4]
-    assert [call.combine for call in sent] == [6, 6, 4, 4]
 
 
 def test_load_metrics_are_of_worst_layer() -> None:

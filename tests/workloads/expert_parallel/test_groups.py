@@ -22,6 +22,7 @@ from tests.support.ranks import Ranks
 GPT = Shape(
     recipe="gpt", layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=8, vocabulary=64
 )
+SHAPES = {"gpt": GPT, "llama": replace(GPT, recipe="llama")}
 ACTIVATION = 3 * 8 * 32 * 4  # bytes of (batch, sequence, hidden) in float32
 
 
@@ -37,7 +38,7 @@ def attend(attention: Any, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
 
 def split(world: World, recipe: str) -> tuple[float, dict[tuple[str, str, int], int]]:
     """Return the largest error of split attention, and its calls."""
-    shape = replace(GPT, recipe=recipe)
+    shape = SHAPES[recipe]
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, 8, 32, generator=generator)
     upstream = torch.randn(3, 8, 32, generator=generator)
@@ -64,7 +65,7 @@ def split(world: World, recipe: str) -> tuple[float, dict[tuple[str, str, int], 
     return max(errors), Counter((call.axis, call.op, call.num_bytes) for call in calls)
 
 
-@pytest.mark.parametrize("recipe", ["gpt", "llama"])
+@pytest.mark.parametrize("recipe", SHAPES)
 def test_split_attention_matches_one_process(two_ranks: Ranks, recipe: str) -> None:
     """Each rank gathers the sequence and scatters the output, forward and backward."""
     for error, calls in two_ranks.call(f"{__name__}:split", recipe=recipe):

@@ -107,19 +107,6 @@ def test_corrupted_layer_and_dispatch_are_detected(two_ranks: Ranks) -> None:
     assert second[1] == [1, HIDDEN]
 
 
-def count_misplaced(world: World) -> tuple[int, int]:
-    """Return counts of right rows, and of rows with the numbers of other experts."""
-    step = build_layer(world, {"routing": "zipf", **DROPS})
-    step.reset()
-    right = step.count_misplaced()
-    numbers = step._numbers
-    if world.rank == 1:
-        step._numbers = lambda rows: numbers(rows) + 1  # type: ignore[method-assign]
-    wrong = step.count_misplaced()
-    step.close()
-    return right, wrong
-
-
 def check_timed_layer(world: World) -> tuple[int, int]:
     """Return counts of right rows of timed experts, and without every second expert."""
     step = build_layer(world, {"compute": "timed:1ms", "routing": "zipf"})
@@ -130,9 +117,8 @@ def check_timed_layer(world: World) -> tuple[int, int]:
     return right, wrong
 
 
-@pytest.mark.parametrize("function", ["count_misplaced", "check_timed_layer"])
-def test_misplaced_rows_are_counted(two_ranks: Ranks, function: str) -> None:
-    for right, wrong in two_ranks.call(f"{__name__}:{function}"):
+def test_misplaced_rows_of_timed_experts_are_counted(two_ranks: Ranks) -> None:
+    for right, wrong in two_ranks.call(f"{__name__}:check_timed_layer"):
         assert right == 0
         assert wrong > 0
 

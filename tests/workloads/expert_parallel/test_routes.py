@@ -1,5 +1,6 @@
 """Routes belong to a token, whichever rank takes it, and are compared with one router's."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,32 +12,18 @@ from parbench.workloads.expert_parallel import routes as routes_module
 from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.expert_parallel.routes import Routes, count_misrouted
-from parbench.workloads.expert_parallel.routing import NOWHERE, routes
+from parbench.workloads.expert_parallel.routing import routes
 from tests.support.ep_steps import make_params
 
 PARAMS = {**make_params("ep_step", {"sequence": 8, "experts": 4, "ep": 1}), "microbatch": 2}
 SPEC = StepSpec.of(PARAMS)
 
 
-class SequentialWorld:
-    """A world whose gather returns the values of the ranks that have called it so far."""
-
-    size = 2
-    seed = 3
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.values: list[object] = []
-
-    def gather(self, value: object) -> list[object]:
-        self.values.append(value)
-        return self.values
-
-
-def make_routes(positions: list[int], routing: str = "zipf", world: Any = None) -> Routes:
+def make_routes(positions: list[int], routing: str = "zipf") -> Routes:
     """Return the routes of a rank with some positions of each sequence."""
     moe = moe_of({**PARAMS, "routing": routing}, SPEC.shape, 1)
-    rank_routes = Routes(world or SequentialWorld(), SPEC, moe, positions)
+    world: Any = SimpleNamespace(size=2, seed=3, device=torch.device("cpu"))
+    rank_routes = Routes(world, SPEC, moe, positions)
     rank_routes.begin(0, range(8))
     return rank_routes
 
@@ -91,23 +78,6 @@ def test_router_chooses_without_generator() -> None:
     layers = make_layers()
     make_routes([0, 1], routing="router").give(layers, 0)
     assert layers[2].given is None
-
-
-def test_frozen_routes_are_those_of_all_ranks() -> None:
-    """Position 7 is on no rank, so its tokens go nowhere."""
-    expected = torch.randint(4, (2, 8, 2))
-    world = SequentialWorld()
-    for positions in ([0, 3, 5], [1, 2, 4, 6]):
-        layers = make_layers()
-        rank_routes = make_routes(positions, "router", world)
-        layers[2].chosen[6] = expected[:, positions].flatten(0, 1)
-        rank_routes.frozen = rank_routes._taken(layers)
-    rank_routes.give(layers, 6)
-    assert torch.equal(given_routes(layers[2]), expected[:, [1, 2, 4, 6]].flatten(0, 1))
-    rank_routes.give(layers, 6, whole=True)
-    complete = given_routes(layers[2]).view(2, 8, 2)
-    assert torch.equal(complete[:, :7], expected[:, :7])
-    assert (complete[:, 7] == NOWHERE).all()
 
 
 @pytest.mark.parametrize(

@@ -301,19 +301,18 @@ def test_bytes_are_of_rank_that_sends_most() -> None:
         assert explanation.metrics[f"bytes_ratio.{axis}"].value == ratio
 
 
-def explain_step(world: World, params: Params, cores_are_shared: bool) -> Explanation:
+def explain_step(world: World, params: Params) -> Explanation:
     step = build_small_hybrid(world, params)
     step.step()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline_probe, "cores_shared", lambda world: cores_are_shared)
+        patch.setattr(pipeline_probe, "cores_shared", lambda world: False)
         explanation = step.explain(step.reset, 0.0)
     step.close()
     return explanation
 
 
-def explain(ranks: Ranks, params: Params, cores_are_shared: bool = False) -> Explanation:
-    arguments = {"params": params, "cores_are_shared": cores_are_shared}
-    explanation: Explanation = ranks.call(f"{__name__}:explain_step", **arguments)[0]
+def explain(ranks: Ranks, params: Params) -> Explanation:
+    explanation: Explanation = ranks.call(f"{__name__}:explain_step", params=params)[0]
     return explanation
 
 
@@ -348,14 +347,6 @@ def test_explanation_of_pipeline_has_bubble(two_ranks: Ranks) -> None:
     assert details["schedule"] == "1f1b"
     assert details["stages_by_rank"] == [[0], [1]]
     assert [len(actions) for actions in details["measured"]] == [8, 8]
-
-
-def test_explanation_on_shared_cores_has_no_bubble(two_ranks: Ranks) -> None:
-    params = {"mesh": "pp=2", "microbatches": 4}
-    explanation = explain(two_ranks, params, cores_are_shared=True)
-    assert "bubble_fraction" not in explanation.metrics
-    assert "measured" not in explanation.details["pipeline"]
-    assert any("functional only" in note for note in explanation.notes)
 
 
 def test_bubble_pipeline_is_chosen_by_other_steps(monkeypatch: pytest.MonkeyPatch) -> None:

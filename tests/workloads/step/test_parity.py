@@ -1,6 +1,5 @@
 """The numerical check accepts gradients, losses and updates within rounding, and no others."""
 
-import copy
 import math
 from collections.abc import Callable
 from functools import reduce
@@ -12,19 +11,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import CpuFlash
-from parbench.workloads.context_parallel.attention_methods import RingAttention
-from parbench.workloads.context_parallel.context_case import Tile
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
-from parbench.workloads.model.shapes import SHAPES, Shape
+from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.timed_compute import (
     TimedCompute,
     TimedLinear,
     fill_distinct_gradients,
     make_timed,
 )
-from parbench.workloads.model.transformer import Transformer, build, draw_tokens, loss_of
+from parbench.workloads.model.transformer import build, draw_tokens, loss_of
 from parbench.workloads.step.layout import Layout
 from parbench.workloads.step.parity import (
     Parity,
@@ -335,50 +331,6 @@ def test_compare_bits_counts_elements() -> None:
     last_bit = torch.tensor([3.0 + 2**-21, 4.0, 0.0])
     results = compare_bits({"a": last_bit}, {"a": vector(), "missing": vector()})
     assert [result.wrong for result in results] == [1, 2]
-
-
-def blockwise_attention(sequence: int) -> RingAttention:
-    """Return causal attention that sums over blocks of 16 keys, and so rounds otherwise."""
-    blocks = [slice(start, start + 16) for start in range(0, sequence, 16)]
-    tiles = []
-    for number, rows in enumerate(blocks):
-        tiles += [Tile(rows, keys, causal=keys == rows) for keys in blocks[: number + 1]]
-    return RingAttention(None, CpuFlash(), [tiles])
-
-
-def gradients(model: Transformer, tokens: Tensor, core: object = None) -> Tensors:
-    if core is not None:
-        for layer in model.layers:
-            layer.get_submodule("attention").core = core  # type: ignore[assignment]
-    loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_compare_accepts_trained_gradients(dtype: torch.dtype) -> None:
-    """Random tokens teach nothing: gradients of queries and keys become rounding errors."""
-    shape = SHAPES["tiny"]
-    core = blockwise_attention(shape.sequence)
-    model = build(shape, 0, CPU, dtype)
-    optimizer = make_optimizer(model.parameters(), dtype)
-    needs_noise_floor = False
-    for number in range(72):
-        tokens = draw_tokens(shape, 4, 0, number)
-        optimizer.zero_grad()
-        gradients(model, tokens)
-        optimizer.step()
-        if number >= 40 and number % 8 == 7:
-            exact, low, blockwise = (copy.deepcopy(model) for _ in range(3))
-            for replica in (exact, low, blockwise):
-                replica.zero_grad()
-            reference = gradients(exact.float(), tokens)
-            low_precision = None if dtype == torch.float32 else gradients(low, tokens)
-            actual = gradients(blockwise, tokens, core)
-            assert differences(actual, reference, low_precision) == {}
-            without_floor = compare(actual, reference, low_precision, norm=0.0)
-            needs_noise_floor |= any(result.wrong for result in without_floor)
-    assert needs_noise_floor, "this training does not reach rounding errors"
 
 
 def ring_sums(parts: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from parbench.bench.results.spans import Span, gaps, intersection, length
 from parbench.bench.results.traced import STEP, Trace, TraceEvent, on_device, rank_timeline
@@ -122,28 +121,3 @@ def test_trace_of_training_step(two_ranks: Ranks, name: str) -> None:
         assert intersection(trace.compute, trace.called) == []
         assert trace.copies == []
         assert [phase for phase, _ in trace.phases] == ["forward", "backward", "update"]
-
-
-def trace_with_late_rank(world: World) -> Trace:
-    """Trace three sums; rank 1 comes late to the second."""
-    tensor = torch.ones(64)
-
-    def step() -> None:
-        for number in range(3):
-            if number == 1 and world.rank == 1:
-                time.sleep(NAP_NS / 1e9)
-            dist.all_reduce(tensor, group=world.group)
-            tensor.mul_(0.5)
-
-    world.barrier()
-    return trace_step(step, world.device)
-
-
-@pytest.mark.full
-@pytest.mark.measures
-def test_trace_shows_wait_for_late_rank(two_ranks: Ranks) -> None:
-    punctual, late = two_ranks.call(f"{__name__}:trace_with_late_rank")
-    seconds = [length([span]) for span in punctual.comm]
-    assert seconds[1] > 2 * max(seconds[0], seconds[2])
-    assert seconds[1] > 2 * max(length([span]) for span in late.comm)
-    assert length(punctual.compute) < NAP_NS / 2

@@ -1,6 +1,5 @@
 """Training steps match one process, send the analytical bytes, and fail their check if corrupted."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -175,37 +174,18 @@ def skip_update_of_rank_1(step: TrainingStep, world: World) -> None:
     step.layout.optimizer.step = update  # type: ignore[method-assign,assignment]
 
 
-def raise_learning_rate(step: TrainingStep, world: World) -> None:
-    for group in step.layout.optimizer.param_groups:
-        group["lr"] *= 1.1
-
-
-def move_weight_of_rank_1(step: TrainingStep, world: World) -> None:
-    if world.rank == 1:
-        weight = step.layout.model.get_parameter("layers.0.ffn.down.weight")
-        local(weight.detach())[0, 0] += 0.01
-
-
-CORRUPTIONS: dict[str, Callable[[TrainingStep, World], None]] = {
-    "zero1": skip_update_of_rank_1,
-    "zero2": skip_update_of_rank_1,
-    "tp_sp": raise_learning_rate,
-    "zero3": move_weight_of_rank_1,
-}
-
-
-def count_wrong_of_corruption(world: World, name: str) -> int:
+def count_wrong_of_skipped_update(world: World, name: str) -> int:
     step = build_small_step(world, name, {})
-    CORRUPTIONS[name](step, world)
+    skip_update_of_rank_1(step, world)
     wrong = count_wrong_after_step(step)
     step.close()
     return wrong
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
-def test_wrong_update_is_detected(two_ranks: Ranks, name: str) -> None:
+@pytest.mark.parametrize("name", ["zero1", "zero2"])
+def test_skipped_update_is_detected(two_ranks: Ranks, name: str) -> None:
     """The gradients of each rank are right for its own weights."""
-    counts = two_ranks.call(f"{__name__}:count_wrong_of_corruption", name=name)
+    counts = two_ranks.call(f"{__name__}:count_wrong_of_skipped_update", name=name)
     assert max(counts) > 0
 
 
