@@ -1,4 +1,4 @@
-"""Small steps of experts on several ranks: a whole training step, a layer alone, and dispatch alone."""
+"""Small steps of experts on several ranks: a training step, a layer alone, and dispatch alone."""
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
@@ -9,7 +9,6 @@ from tests.support.training_steps import (
     SMALL_PARAMS,
     Params,
     build_small_step,
-    count_wrong_after_step,
 )
 
 DROPS: Params = {"capacity": 0.75}
@@ -23,31 +22,22 @@ def build_step(world: World, params: Params) -> EpStep:
 
 
 def build_layer(world: World, params: Params) -> LayerStep:
-    step = load_target(DEFINITION_BY_NAME["ep_layer"].target)(
-        world, **make_params("ep_layer", params)
-    )
+    target = load_target(DEFINITION_BY_NAME["ep_layer"].target)
+    step = target(world, **make_params("ep_layer", params))
     assert isinstance(step, LayerStep)
     return step
 
 
 def build_dispatch(world: World, params: Params) -> DispatchStep:
-    step = load_target(DEFINITION_BY_NAME["ep_dispatch"].target)(
-        world, **make_params("ep_dispatch", params)
-    )
+    target = load_target(DEFINITION_BY_NAME["ep_dispatch"].target)
+    step = target(world, **make_params("ep_dispatch", params))
     assert isinstance(step, DispatchStep)
     return step
 
 
 def make_params(name: str, params: Params) -> Params:
-    """Return small parameters; what is not given has the default of its definition."""
+    """Return small parameters; a missing one has the default of its definition."""
     definition = DEFINITION_BY_NAME[name]
     known = {param.name for param in definition.params}
-    return definition.whole(
-        {**{key: value for key, value in SMALL_PARAMS.items() if key in known}, **params}
-    )
-
-
-def count_wrong_after_steps(step: EpStep | LayerStep | DispatchStep, steps: int) -> list[int]:
-    wrong = [count_wrong_after_step(step) for _ in range(steps)]
-    step.close()
-    return wrong
+    small = {key: value for key, value in SMALL_PARAMS.items() if key in known}
+    return definition.whole({**small, **params})

@@ -1,53 +1,52 @@
-"""Small pipeline and hybrid steps, as the ranks of tests make them."""
+"""Small pipeline and mesh steps, and records of their simulated compute."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from parbench.bench.world.world import World
-from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.mesh.mesh_step import HybridStep
 from parbench.workloads.model.timed_compute import TimedCompute
 from parbench.workloads.pipeline_parallel.pipeline_step import PipelineStep
-from tests.support.training_steps import SMALL_PARAMS
+from tests.support.training_steps import DEFINITION_BY_NAME, SMALL_PARAMS
 
 Params = dict[str, Any]
 
 EXPERT_PARAMS: Params = {"experts": 4, "ffn": 64}
-[PIPELINE] = [one for one in DEFINITIONS if one.name == "workload.pp"]
-[HYBRID] = [one for one in DEFINITIONS if one.name == "workload.hybrid"]
+PIPELINE = DEFINITION_BY_NAME["pp"]
+HYBRID = DEFINITION_BY_NAME["hybrid"]
 
 
 def build_small_pipeline(world: World, params: Params) -> PipelineStep:
-    given = {**SMALL_PARAMS, "microbatch": 1, "layers": 2 * world.size, **params}
-    return PipelineStep(world, PIPELINE.whole(given))
+    defaults = {**SMALL_PARAMS, "microbatch": 1, "layers": 2 * world.size}
+    return PipelineStep(world, PIPELINE.whole({**defaults, **params}))
 
 
 def build_small_hybrid(world: World, params: Params) -> HybridStep:
-    given = {**SMALL_PARAMS, "kv_heads": 4, "microbatch": 1, "microbatches": 2, **params}
-    return HybridStep(world, HYBRID.whole(given))
+    defaults = {**SMALL_PARAMS, "kv_heads": 4, "microbatch": 1, "microbatches": 2}
+    return HybridStep(world, HYBRID.whole({**defaults, **params}))
 
 
 def assert_calibration(seconds: float, waiter: TimedCompute, forward: Callable[[], object]) -> None:
-    """Stand in for ``calibrate``: the forward pass by which waits are shortened asks for as long as it is said to."""
+    """Replace ``calibrate``: the forward pass waits for the given seconds in total."""
     waits = record_waits(waiter)
     forward()
     assert abs(sum(waits) - seconds) < 1e-9 * seconds, (sum(waits), seconds)
 
 
 def record_waits(waiter: TimedCompute) -> list[float]:
-    """Return a list to which a waiter, from now on exact by its own clock, adds the seconds of every wait asked for."""
+    """Return a list to which the waiter, now without calibration, adds the seconds of each wait."""
     waiter.forward_scale = waiter.backward_scale = 1.0
-    asked: list[float] = []
+    waits: list[float] = []
 
-    def telling(waiting: Callable[[float], AbstractContextManager[None]]) -> Any:
+    def record(waiting: Callable[[float], AbstractContextManager[None]]) -> Any:
         @contextmanager
-        def tell(seconds: float) -> Iterator[None]:
-            asked.append(seconds)
+        def wait(seconds: float) -> Iterator[None]:
+            waits.append(seconds)
             with waiting(seconds):
                 yield
 
-        return tell
+        return wait
 
-    waiter.waiting = telling(waiter.waiting)  # type: ignore[method-assign]
-    return asked
+    waiter.waiting = record(waiter.waiting)  # type: ignore[method-assign]
+    return waits

@@ -1,6 +1,7 @@
 """Wrong gradients of single tensors in real steps."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,28 +16,30 @@ from parbench.workloads.step.training_step import TrainingStep
 from tests.support.training_steps import DEFINITION_BY_NAME, Params, resolve_preset
 
 FACTORS = {"missing": 0.0, "halved": 0.5, "doubled": 2.0, "negated": -1.0}
-"""What each spoiling makes of a gradient."""
+"""The factor that each corruption multiplies a gradient by."""
 
 
 def tensors_of(shape: str) -> dict[str, str]:
-    """Return a tensor of each group of a dense model."""
-    gpt = SHAPES[shape].recipe == "gpt"
-    of_layer = {
-        "attention norm": "attention_norm",
-        **{group: f"attention.{group}" for group in ("q", "k", "v", "out")},
-        "FFN norm": "ffn_norm",
-        "up or gate": "ffn.up" if gpt else "ffn.gate",
-        "down": "ffn.down",
-    }
-    return {
+    """Return one tensor of each kind in a dense model, by the name of the kind."""
+    is_gpt = SHAPES[shape].recipe == "gpt"
+    tensors = {
         "embedding": "tokens.weight",
-        "positions or last norm": "positions.weight" if gpt else "norm.weight",
-        **{group: f"layers.1.{name}.weight" for group, name in of_layer.items()},
+        "positions or last norm": "positions.weight" if is_gpt else "norm.weight",
+        "attention norm": "layers.1.attention_norm.weight",
+    }
+    for matrix in ("q", "k", "v", "out"):
+        tensors[matrix] = f"layers.1.attention.{matrix}.weight"
+    return {
+        **tensors,
+        "FFN norm": "layers.1.ffn_norm.weight",
+        "up or gate": f"layers.1.ffn.{'up' if is_gpt else 'gate'}.weight",
+        "down": "layers.1.ffn.down.weight",
         "head": "head.weight",
     }
 
 
-def prepared(world: World, name: str, params: Params, seed: int = 0) -> TrainingStep:
+def build_stepped(world: World, name: str, params: Params, seed: int = 0) -> TrainingStep:
+    """Return a step after its first batch."""
     name, params = resolve_preset(name, params)
     definition = DEFINITION_BY_NAME[name]
     step = load_target(definition.target)(replace(world, seed=seed), **definition.whole(params))
@@ -44,6 +47,32 @@ def prepared(world: World, name: str, params: Params, seed: int = 0) -> Training
     step.reset()
     step.step()
     return step
+
+
+@contextmanager
+def scaled_gradient(
+    step: TrainingStep, parameter: Tensor | None, factor: float, after: bool
+) -> Iterator[None]:
+    """Scale a gradient on this rank before it is reduced, or after; do nothing without one."""
+    if parameter is None:
+        yield
+        return
+    if not after:
+        hook = parameter.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
+        yield
+        hook.remove()
+        return
+    forward_backward = step._forward_backward
+
+    def scaled() -> Tensor | None:
+        loss = forward_backward()
+        assert parameter.grad is not None
+        local(parameter.grad).mul_(factor)
+        return loss
+
+    step._forward_backward = scaled  # type: ignore[method-assign]
+    yield
+    step._forward_backward = forward_backward  # type: ignore[method-assign]
 
 
 def unseen(
@@ -55,50 +84,28 @@ def unseen(
     only: int | None = None,
     after: bool = False,
 ) -> list[str]:
-    """Return the spoilings of single gradients after which this rank names no such tensor.
+    """Return the corruptions of single gradients whose tensor this rank's check does not name.
 
-    All ranks spoil what they hold of a gradient, or the rank ``only``: before ranks sum it, or ``after`` that.
+    All ranks corrupt their part of a gradient, or the rank ``only``, before ranks reduce it or ``after`` that.
     """
-    step = prepared(world, name, params)
+    step = build_stepped(world, name, params)
     assert step.check() == 0, step.differences()
-    remember_references(step)
-    held, right, found = (
-        {plain_name(n): p for n, p in step.layout.model.named_parameters()},
-        step._forward_backward,
-        [],
-    )
+    cache_references(step)
+    parameters = {plain_name(key): value for key, value in step.layout.model.named_parameters()}
+    missed = []
     for tensor in tensors:
+        parameter = parameters.get(tensor) if only in (None, world.rank) else None
         for spoiling in spoilings:
-            factor, parameter = (
-                FACTORS[spoiling],
-                held.get(tensor) if only in (None, world.rank) else None,
-            )
-
-            def scaled(gradient: Tensor, factor: float = factor) -> Tensor:
-                return gradient * factor
-
-            def spoilt(parameter: Any = parameter, factor: float = factor) -> Tensor | None:
-                loss = right()
-                if parameter is not None:
-                    local(parameter.grad).mul_(factor)
-                return loss
-
-            hook = None
-            if after:
-                step._forward_backward = spoilt  # type: ignore[method-assign]
-            elif parameter is not None:
-                hook = parameter.register_hook(scaled)  # type: ignore[no-untyped-call]
-            wrong = step.check()
-            if not (wrong and all(tensor in words for words in step.differences())):
-                found.append(f"{tensor} {spoiling}")
-            if hook is not None:
-                hook.remove()
+            with scaled_gradient(step, parameter, FACTORS[spoiling], after):
+                wrong = step.check()
+            if not wrong or not all(tensor in text for text in step.differences()):
+                missed.append(f"{tensor} {spoiling}")
     step.close()
-    return found
+    return missed
 
 
-def remember_references(step: TrainingStep) -> None:
-    """Let a step's gate compute its references once, for weights and a batch that stay as they are."""
+def cache_references(step: TrainingStep) -> None:
+    """Let a step's check compute its references once for constant weights and batches."""
     compute: Callable[..., Any] = step._parity._reference
     references = dict[Any, Any]()
 
@@ -114,10 +121,10 @@ def remember_references(step: TrainingStep) -> None:
 def wrong_of_right_steps(
     world: World, name: str, params: Params, seeds: Iterable[int]
 ) -> list[int]:
-    """Return how much is called wrong of the first step of each seed, which is right."""
-    found = []
+    """Return the number of wrong elements in the first step of each seed, which is right."""
+    counts = []
     for seed in seeds:
-        step = prepared(world, name, params, seed)
-        found.append(step.check())
+        step = build_stepped(world, name, params, seed)
+        counts.append(step.check())
         step.close()
-    return found
+    return counts

@@ -1,6 +1,5 @@
-"""Small training steps for tests of every parallelism: what ranks do with them, and what can be wrong with them."""
+"""Small training steps of every parallelism, their checks, and mutants of them."""
 
-import importlib
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +32,7 @@ SMALL_PARAMS = {
 
 
 def resolve_preset(name: str, params: Params) -> tuple[str, Params]:
-    """Return the name of a step and its parameters. ZeRO-2 and ZeRO-3 are FSDP without and with resharding."""
+    """Return a step's name and parameters. ZeRO-2 and ZeRO-3 are FSDP without and with resharding."""
     if name in ("zero2", "zero3"):
         return "fsdp", {"reshard": name == "zero3", **params}
     return name, params
@@ -48,7 +47,7 @@ def build_small_step(world: World, name: str, params: Params) -> TrainingStep:
 
 
 def build_trained_step(world: World, name: str, **params: Any) -> TrainingStep:
-    """Return a step that was taken twice: DDP makes its buckets anew in between."""
+    """Return a step after two batches, because DDP rebuilds its buckets after the first."""
     step = build_small_step(world, name, params)
     for _ in range(2):
         step.reset()
@@ -56,40 +55,25 @@ def build_trained_step(world: World, name: str, **params: Any) -> TrainingStep:
     return step
 
 
-def call_for_each(
-    world: World, function: str, cases: dict[str, tuple[str, Params]], **arguments: Any
-) -> dict[str, Any]:
-    """Return what ``module:function`` finds of each case: one visit to the ranks for all."""
-    module, _, name = function.partition(":")
-    act = getattr(importlib.import_module(module), name)
-    return {label: act(world, *case, **arguments) for label, case in cases.items()}
-
-
 def count_wrong_after_step(step: Any) -> int:
-    """Return how much is wrong after a step on another batch."""
+    """Return the number of wrong elements after a step on the next batch."""
     step.reset()
     step.step()
     return int(step.check())
 
 
-def count_wrong_after_steps(world: World, name: str, params: Params, steps: int = 3) -> list[int]:
-    step = build_small_step(world, name, params)
-    wrong = [count_wrong_after_step(step) for _ in range(steps)]
-    step.close()
-    return wrong
-
-
 def measure_sent_bytes(step: TrainingStep) -> dict[str, float]:
+    """Return the bytes that this rank sends in a step, by axis."""
     sent: defaultdict[str, float] = defaultdict(float)
     for call in counted(step.step, step.layout.axes):
         sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
-    return {axis: value for axis, value in sent.items() if value}
+    return {axis: num_bytes for axis, num_bytes in sent.items() if num_bytes}
 
 
 def measure_wrong_and_bytes(
     world: World, name: str, params: Params
 ) -> tuple[list[int], dict[str, float], dict[str, float]]:
-    """Return how much is wrong after each of two steps, what another sends by axis, and the closed form's of it."""
+    """Return wrong elements after each of two steps, and a step's sent and analytical bytes by axis."""
     step = build_small_step(world, name, params)
     wrong = [count_wrong_after_step(step) for _ in range(2)]
     sent = measure_sent_bytes(step)
@@ -97,8 +81,8 @@ def measure_wrong_and_bytes(
     return wrong, sent, dict(step.expected_bytes())
 
 
-class Local(Silenced):  # type: ignore[no-untyped-call]
-    """While entered, a reduction gives what it would where every rank had this rank's own: nothing is exchanged."""
+class LocalReductions(Silenced):  # type: ignore[no-untyped-call]
+    """While entered, a reduction behaves as if every rank had the values of this rank."""
 
     def __torch_dispatch__(
         self,
@@ -113,16 +97,36 @@ class Local(Silenced):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if "reduce_scatter" in name:
-            functional = name.startswith("_c10d_functional")
-            given, mine = (args[0], result) if functional else (args[1], args[0])
-            mine.copy_(given.chunk(group.size())[group.rank()] * group.size())
-        else:
-            for reduced in args[0] if isinstance(args[0], list) else []:
-                reduced *= group.size()
+            is_functional = name.startswith("_c10d_functional")
+            output = result if is_functional else args[0]
+            source = args[0] if is_functional else args[1]
+            output.copy_(source.chunk(group.size())[group.rank()] * group.size())
+        elif isinstance(args[0], list):
+            for tensor in args[0]:
+                tensor *= group.size()
         return result
 
 
-class _Scale(torch.autograd.Function):
+def count_wrong_without_reduction(world: World, name: str, params: Params) -> tuple[int, int]:
+    """Return wrong elements if gradients stay local in the check only, and in every step."""
+    counts = []
+    for only_check in (True, False):
+        step = build_small_step(world, name, params)
+        step.reset()
+        if only_check:
+            step.step()
+            assert step.check() == 0
+        twins = fake_twins(step.layout.axes)
+        with LocalReductions(twins):
+            step.step()
+            counts.append(step.check())
+        for twin in twins.values():
+            dist.destroy_process_group(twin)
+        step.close()
+    return counts[0], counts[1]
+
+
+class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.clone()
@@ -132,93 +136,74 @@ class _Scale(torch.autograd.Function):
         return gradients[0] * 1.001
 
 
-def _every_gradient_is_a_thousandth_larger(step: TrainingStep, world: World) -> None:
+def _scale_all_gradients(step: TrainingStep, world: World) -> None:
     def scale(module: nn.Module, args: object, output: Tensor) -> Any:
-        return _Scale.apply(output)  # type: ignore[no-untyped-call]
+        return _ScaleGradient.apply(output)  # type: ignore[no-untyped-call]
 
     step.layout.model.get_submodule("head").register_forward_hook(scale)
 
 
-def _one_parameters_gradient_is_a_thousandth_larger(step: TrainingStep, world: World) -> None:
-    right = step._forward_backward
+def _change_after_backward(step: TrainingStep, change: Callable[[Tensor], Tensor]) -> None:
+    """Let `change` see the loss, and the gradients in the model, after each backward pass."""
+    forward_backward = step._forward_backward
 
-    def forward_backward() -> Tensor | None:
-        loss = right()
+    def changed() -> Tensor | None:
+        loss = forward_backward()
+        assert loss is not None
+        return change(loss)
+
+    step._forward_backward = changed  # type: ignore[method-assign]
+
+
+def _scale_one_gradient(step: TrainingStep, world: World) -> None:
+    def scale(loss: Tensor) -> Tensor:
         gradient = step.layout.model.get_parameter("layers.1.ffn.up.weight").grad
         assert gradient is not None
         gradient *= 1.001
         return loss
 
-    step._forward_backward = forward_backward  # type: ignore[method-assign]
+    _change_after_backward(step, scale)
 
 
-def _a_microbatch_is_dropped(step: TrainingStep, world: World) -> None:
+def _drop_one_gradient(step: TrainingStep, world: World) -> None:
+    def drop(loss: Tensor) -> Tensor:
+        step.layout.model.get_parameter("layers.0.attention.v.weight").grad = None
+        return loss
+
+    _change_after_backward(step, drop)
+
+
+def _scale_loss(step: TrainingStep, world: World) -> None:
+    _change_after_backward(step, lambda loss: loss * 1.001)
+
+
+def _drop_microbatch(step: TrainingStep, world: World) -> None:
     step._mine = step._mine[:-1]
 
 
-def _a_microbatch_is_taken_twice(step: TrainingStep, world: World) -> None:
+def _repeat_microbatch(step: TrainingStep, world: World) -> None:
     step._mine = (step._mine[0], *step._mine[:-1])
 
 
-def _one_rank_has_other_tokens(step: TrainingStep, world: World) -> None:
+def _change_tokens_of_rank_1(step: TrainingStep, world: World) -> None:
     if world.rank == 1:
         step._mine = tuple((tokens + 1) % step.spec.shape.vocabulary for tokens in step._mine)
 
 
-def _targets_are_not_moved(step: TrainingStep, world: World) -> None:
+def _predict_same_token(step: TrainingStep, world: World) -> None:
     step._mine = tuple(
         tokens[:, :-1].repeat_interleave(2, dim=1)[:, : tokens.shape[1]] for tokens in step._mine
     )
 
 
-def _a_missing_gradient(step: TrainingStep, world: World) -> None:
-    right = step._forward_backward
-
-    def forward_backward() -> Tensor | None:
-        loss = right()
-        step.layout.model.get_parameter("layers.0.attention.v.weight").grad = None
-        return loss
-
-    step._forward_backward = forward_backward  # type: ignore[method-assign]
-
-
-def _every_loss_is_a_thousandth_larger(step: TrainingStep, world: World) -> None:
-    right = step._forward_backward
-
-    def forward_backward() -> Tensor | None:
-        loss = right()
-        assert loss is not None
-        return loss * 1.001
-
-    step._forward_backward = forward_backward  # type: ignore[method-assign]
-
-
 MUTANTS: dict[str, Callable[[TrainingStep, World], None]] = {
-    "every gradient is a thousandth larger": _every_gradient_is_a_thousandth_larger,
-    "one parameter's gradient is a thousandth larger": _one_parameters_gradient_is_a_thousandth_larger,
-    "a microbatch is dropped": _a_microbatch_is_dropped,
-    "a microbatch is taken twice": _a_microbatch_is_taken_twice,
-    "one rank has other tokens": _one_rank_has_other_tokens,
-    "targets are not moved": _targets_are_not_moved,
-    "a gradient is missing": _a_missing_gradient,
-    "every loss is a thousandth larger": _every_loss_is_a_thousandth_larger,
+    "every gradient 0.1 % larger": _scale_all_gradients,
+    "one gradient 0.1 % larger": _scale_one_gradient,
+    "microbatch dropped": _drop_microbatch,
+    "microbatch repeated": _repeat_microbatch,
+    "other tokens on rank 1": _change_tokens_of_rank_1,
+    "targets not shifted": _predict_same_token,
+    "one gradient missing": _drop_one_gradient,
+    "loss 0.1 % larger": _scale_loss,
 }
-
-
-def count_wrong_without_reduction(world: World, name: str, params: Params) -> tuple[int, int]:
-    """Return how much is wrong where gradients stay local in the check alone, and in steps too."""
-    found = []
-    for late in (True, False):
-        step = build_small_step(world, name, params)
-        step.reset()
-        if late:
-            step.step()
-            assert step.check() == 0
-        twins = fake_twins(step.layout.axes)
-        with Local(twins):
-            step.step()
-            found.append(step.check())
-        for twin in twins.values():
-            dist.destroy_process_group(twin)
-        step.close()
-    return found[0], found[1]
+"""Wrong training steps with at least two microbatches."""

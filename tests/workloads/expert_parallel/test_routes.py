@@ -1,5 +1,6 @@
-"""Routes are a token's own, whichever rank takes it, drawn before a step is timed, and held against one router's."""
+"""Routes belong to a token, whichever rank takes it, and are compared with one router's."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,115 +11,91 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel import routes as routes_module
 from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from parbench.workloads.expert_parallel.routes import NEAR, Routes, count_misrouted
-from parbench.workloads.expert_parallel.routing import NOWHERE, routes
+from parbench.workloads.expert_parallel.routes import Routes, count_misrouted
+from parbench.workloads.expert_parallel.routing import routes
 from tests.support.ep_steps import make_params
 
 PARAMS = {**make_params("ep_step", {"sequence": 8, "experts": 4, "ep": 1}), "microbatch": 2}
-OPTIONS = StepSpec.of(PARAMS)
+SPEC = StepSpec.of(PARAMS)
 
 
-class OneOf:
-    """What routes ask of a world: each rank of it tells what it took, one after the other."""
-
-    size, seed, device = 2, 3, torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.told: list[object] = []
-
-    def gather(self, found: object) -> list[object]:
-        self.told.append(found)
-        return self.told
+def make_routes(positions: list[int], routing: str = "zipf") -> Routes:
+    """Return the routes of a rank with some positions of each sequence."""
+    moe = moe_of({**PARAMS, "routing": routing}, SPEC.shape, 1)
+    world: Any = SimpleNamespace(size=2, seed=3, device=torch.device("cpu"))
+    rank_routes = Routes(world, SPEC, moe, positions)
+    rank_routes.begin(0, range(8))
+    return rank_routes
 
 
-def routes_at(mine: list[int], world: Any = None, routing: str = "zipf") -> Routes:
-    moe = moe_of({**PARAMS, "routing": routing}, OPTIONS.shape, 1)
-    given: Any = world or OneOf()
-    found = Routes(given, OPTIONS, moe, mine)
-    found.begin(0, range(8))
-    return found
+def make_layers(count: int = 1) -> dict[int, MoeLayer]:
+    moe = moe_of(PARAMS, SPEC.shape, 1)
+    return {2 + number: MoeLayer(SPEC.shape, moe) for number in range(count)}
 
 
-def layers(count: int = 1) -> dict[int, MoeLayer]:
-    moe = moe_of(PARAMS, OPTIONS.shape, 1)
-    return {2 + n: MoeLayer(OPTIONS.shape, moe) for n in range(count)}
+def given_routes(layer: MoeLayer) -> Tensor:
+    assert layer.given is not None
+    return layer.given
 
 
-def given(mixture: MoeLayer) -> Tensor:
-    assert mixture.given is not None
-    return mixture.given
+def test_generated_routes_of_whole_microbatch() -> None:
+    layers = make_layers()
+    rank_routes = make_routes([0])
+    rank_routes.give(layers, 3, whole=True)
+    assert rank_routes.generator is not None
+    expected = routes(rank_routes.generator, 0, 3 * 16, 16)
+    assert given_routes(layers[2]).tolist() == [list(experts) for experts in expected]
 
 
-def test_parts_of_a_generators_routes_are_cut_by_position_out_of_the_microbatchs_part_of_the_batch() -> (
-    None
-):
-    whole, mine_of = layers(), layers()
-    one = routes_at([0])
-    one.give(whole, 3, whole=True)
-    assert one.generator is not None
-    assert [tuple(of) for of in given(whole[2]).tolist()] == routes(one.generator, 0, 3 * 16, 16)
-    for mine in ([0, 1], [5, 7, 2]):
-        routes_at(mine).give(mine_of, 3)
-        assert torch.equal(
-            given(mine_of[2]).view(2, len(mine), 2), given(whole[2]).view(2, 8, 2)[:, mine]
-        )
-    assert mine_of[2].microbatch == 3
+@pytest.mark.parametrize("positions", [[0, 1], [5, 7, 2]])
+def test_generated_routes_of_positions(positions: list[int]) -> None:
+    complete, part = make_layers(), make_layers()
+    make_routes([0]).give(complete, 3, whole=True)
+    make_routes(positions).give(part, 3)
+    by_position = given_routes(complete[2]).view(2, 8, 2)
+    assert torch.equal(given_routes(part[2]), by_position[:, positions].flatten(0, 1))
+    assert part[2].microbatch == 3
 
 
-def test_routes_change_with_step_and_microbatch_and_are_drawn_before_the_step_is_timed() -> None:
-    taken, mixtures = routes_at(list(range(8))), layers(3)
-    seen = []
+def test_routes_change_with_step_and_microbatch() -> None:
+    rank_routes = make_routes(list(range(8)))
+    layers = make_layers(3)
+    by_call = []
     for step in (0, 1, 0):
-        taken.begin(step, [0, 1])
+        rank_routes.begin(step, [0, 1])
         with pytest.MonkeyPatch.context() as patch:
+            # Drawing must not take time within the step.
             patch.setattr(routes_module, "routes", lambda *_: pytest.fail("drawn within the step"))
             for microbatch in (0, 1):
-                taken.give(mixtures, microbatch)
-                assert (
-                    len({id(mixture.given) for mixture in mixtures.values()}) == 1
-                )  # the same in all layers
-                seen.append(given(mixtures[2]).tolist())
-    assert seen[:2] == seen[4:]
-    assert seen[0] not in seen[1:4]
-    with pytest.raises(KeyError, match="8"):
-        taken.give(mixtures, 8)
-    routes_at([0, 1], routing="router").give(mixtures, 0)  # without a generator the router chooses
-    assert mixtures[2].given is None
+                rank_routes.give(layers, microbatch)
+                assert torch.equal(given_routes(layers[3]), given_routes(layers[2]))
+                by_call.append(given_routes(layers[2]).tolist())
+    assert by_call[:2] == by_call[4:]
+    assert by_call[0] not in by_call[1:4]
 
 
-def test_what_ranks_took_is_given_again_by_position_and_a_token_that_no_rank_took_goes_nowhere() -> (
-    None
-):
-    expected, world = {layer: torch.randint(4, (2, 8, 2)) for layer in (2, 3)}, OneOf()
-    for mine in ([0, 3, 5], [1, 2, 4, 6], [1, 0]):
-        mixtures, one = layers(2), routes_at(mine, world, routing="router")
-        for layer, mixture in mixtures.items():
-            mixture.chosen[6] = expected[layer][:, mine].flatten(0, 1)
-        one.frozen = one._taken(mixtures)
-    assert one.frozen is not None
-    assert one.frozen.keys() == {6}
-    one.give(mixtures, 6)
-    for layer, mixture in mixtures.items():
-        assert torch.equal(one.frozen[6][layer][:, :7], expected[layer][:, :7])
-        assert (one.frozen[6][layer][:, 7] == NOWHERE).all()
-        assert torch.equal(given(mixture), expected[layer][:, [1, 0]].flatten(0, 1))
-    one.give(mixtures, 6, whole=True)
-    assert torch.equal(given(mixtures[3]), one.frozen[6][3].flatten(0, 1))
+def test_router_chooses_without_generator() -> None:
+    layers = make_layers()
+    make_routes([0, 1], routing="router").give(layers, 0)
+    assert layers[2].given is None
 
 
-def test_each_token_that_left_a_better_expert_out_counts_once_unless_scores_are_near() -> None:
-    scores = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
-    for taken, wrong in (
+@pytest.mark.parametrize(
+    ("chosen", "misrouted"),
+    [
         ([[0, 1], [2, 3]], 0),
         ([[1, 0], [3, 2]], 0),
         ([[0, 2], [3, 2]], 1),
         ([[0, 2], [0, 1]], 2),
         ([[0, 0], [3, 2]], 1),
-    ):
-        assert count_misrouted(scores, torch.tensor(taken), 1e-5) == wrong, taken
-    near = torch.tensor([[0.4, 0.3, 0.3 + 1e-6, 0.0]])
-    assert [count_misrouted(near, torch.tensor([[0, 1]]), limit) for limit in (1e-5, 1e-7)] == [
-        0,
-        1,
-    ]
-    assert NEAR[torch.float32] < 1e-4
+    ],
+)
+def test_count_misrouted_tokens(chosen: list[list[int]], misrouted: int) -> None:
+    scores = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
+    assert count_misrouted(scores, torch.tensor(chosen), 1e-5) == misrouted
+
+
+@pytest.mark.parametrize(("limit", "misrouted"), [(1e-5, 0), (1e-7, 1)])
+def test_count_misrouted_ignores_near_scores(limit: float, misrouted: int) -> None:
+    scores = torch.tensor([[0.4, 0.3, 0.3 + 1e-6, 0.0]])
+    assert count_misrouted(scores, torch.tensor([[0, 1]]), limit) == misrouted

@@ -1,30 +1,47 @@
-"""A step on a mesh computes what one process does, and sends the analytical bytes on each axis."""
+"""A step on a mesh matches one process, sends the analytical bytes, and reports each axis."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
-from parbench.bench.world.world import World
+from parbench.bench.results.details import STATE
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import Clock, World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
+from parbench.workloads.costs.memory import activations_of
 from parbench.workloads.expert_parallel.moe_layer import mixtures
-from parbench.workloads.mesh.mesh_step import HybridStep, MeshBytes
+from parbench.workloads.mesh import mesh_step
+from parbench.workloads.mesh.mesh_step import (
+    HybridStep,
+    MeshBubble,
+    MeshBytes,
+    MeshMemory,
+    as_routed,
+)
+from parbench.workloads.pipeline_parallel import pipeline_probe
+from parbench.workloads.pipeline_parallel.pipeline_probe import Look, Taken, counted_memory
+from parbench.workloads.pipeline_parallel.schedules import make_schedule
+from parbench.workloads.pipeline_parallel.simulation import simulate
 from parbench.workloads.step.layout import local
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.step.sent_bytes import SentBytes, Tally, counted
 from tests.support.mesh_steps import EXPERT_PARAMS, Params, build_small_hybrid
 from tests.support.ranks import Ranks
 from tests.support.training_steps import count_wrong_after_step
 
-Case = tuple[str, str, Params]
-"""A mesh, the axes that send bytes, and other parameters."""
-ODD: Params = {"vocabulary": 65}
 LLAMA: Params = {"recipe": "llama"}
 NARROW: Params = {"precision": "bfloat16"}
+ODD: Params = {"vocabulary": 65}
 ZB_V: Params = {"schedule": "zb_v", "layers": 4}
+ZIPF: Params = {**EXPERT_PARAMS, "routing": "zipf"}
+BALANCED: Params = {**EXPERT_PARAMS, "routing": "balanced"}
 
 
-def step_results(world: World, params: Params) -> tuple[list[int], dict[str, tuple[float, float]]]:
+def measure_step(world: World, params: Params) -> tuple[list[int], dict[str, tuple[float, float]]]:
     """Return wrong elements of two batches, and sent and expected bytes by axis."""
     step = build_small_hybrid(world, params)
     wrong = [count_wrong_after_step(step) for _ in range(2)]
@@ -36,54 +53,56 @@ def step_results(world: World, params: Params) -> tuple[list[int], dict[str, tup
     return wrong, {axis: (sent[axis], expected[axis]) for axis in {**sent, **expected}}
 
 
-def assert_right(ranks: Ranks, *cases: Case) -> None:
-    for mesh, axes, more in cases:
-        params = {"mesh": mesh, **more}
-        for wrong, by_axis in ranks.call(
-            "tests.workloads.mesh.test_mesh_step:step_results", params=params
-        ):
-            assert wrong == [0, 0], params
-            assert by_axis.keys() == set(axes.split()), params
-            for axis, (sent, expected) in by_axis.items():
-                assert sent == pytest.approx(expected, rel=1e-12), (params, axis)
-                assert sent > 0, (params, axis)
+def assert_right(ranks: Ranks, mesh: str, axes: str, overrides: Params) -> None:
+    """Two steps are right, and exactly the given axes send the analytical bytes."""
+    params = {"mesh": mesh, **overrides}
+    for wrong, by_axis in ranks.call(f"{__name__}:measure_step", params=params):
+        assert wrong == [0, 0]
+        assert by_axis.keys() == set(axes.split())
+        for axis, (sent, expected) in by_axis.items():
+            assert sent == pytest.approx(expected, rel=1e-12), axis
+            assert sent > 0, axis
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("mesh", "axes", "params"),
     [
         ("dp=2", "dp", {}),
         ("fsdp=2", "fsdp", ODD),
-        ("pp=2", "pp", LLAMA),
         ("pp=2", "pp", ZB_V),
         ("dp=1,tp=2", "tp", {**LLAMA, **NARROW}),
-        *(("cp=2", "cp dp", {"cp_method": method}) for method in ("ring", "zigzag", "ulysses")),
+        ("cp=2", "cp dp", {"cp_method": "ring"}),
+        ("cp=2", "cp dp", {"cp_method": "ulysses"}),
         ("cp=2", "cp dp", {"cp_method": "allgather_kv", **LLAMA}),
         ("dp=2,ep=2", "dp ep", EXPERT_PARAMS),
         ("fsdp=2", "fsdp edp", EXPERT_PARAMS),
         ("tp=2,etp=2", "tp etp", EXPERT_PARAMS),
     ],
 )
-def test_single_axis(two_ranks: Ranks, case: Case) -> None:
-    assert_right(two_ranks, case)
+def test_single_axis_matches_one_process(
+    two_ranks: Ranks, mesh: str, axes: str, params: Params
+) -> None:
+    assert_right(two_ranks, mesh, axes, params)
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("mesh", "axes", "params"),
     [
         ("fsdp=2,pp=2", "fsdp pp", ODD),
         ("cp=2,tp=2", "cp tp dp", {"cp_method": "zigzag"}),
         ("dp=2,tp=2,ep=2", "dp tp ep edp", EXPERT_PARAMS),
     ],
 )
-def test_two_axes(four_ranks: Ranks, case: Case) -> None:
-    assert_right(four_ranks, case)
+def test_two_axes_match_one_process(
+    four_ranks: Ranks, mesh: str, axes: str, params: Params
+) -> None:
+    assert_right(four_ranks, mesh, axes, params)
 
 
 @pytest.mark.full
-def test_all_pairs_of_axes(four_ranks: Ranks) -> None:
-    assert_right(
-        four_ranks,
+@pytest.mark.parametrize(
+    ("mesh", "axes", "params"),
+    [
         ("dp=2,tp=2", "dp tp", {}),
         ("dp=2,fsdp=2", "dp fsdp", ODD),
         ("dp=2,cp=2", "dp cp", {}),
@@ -94,29 +113,25 @@ def test_all_pairs_of_axes(four_ranks: Ranks) -> None:
         ("pp=2,fsdp=2", "pp fsdp", {"schedule": "interleaved", "layers": 4}),
         ("pp=2,dp=2", "pp dp", {"schedule": "gpipe", "split": "1+2", "layers": 3}),
         ("cp=2,tp=2", "cp tp dp", {"cp_method": "ulysses"}),
-        ("cp=2,tp=2", "cp tp dp", {"cp_method": "allgather_kv"}),
         ("cp=2,tp=2", "cp tp dp", {"cp_method": "striped", **LLAMA}),
-    )
-
-
-@pytest.mark.full
-def test_experts_with_other_axes(four_ranks: Ranks) -> None:
-    zipf = {**EXPERT_PARAMS, "routing": "zipf"}
-    assert_right(
-        four_ranks,
         ("dp=4,ep=2", "dp ep edp", EXPERT_PARAMS),
         ("fsdp=4,ep=4", "fsdp ep", EXPERT_PARAMS),
         ("dp=2,pp=2,ep=2", "dp pp ep", EXPERT_PARAMS),
         ("fsdp=2,cp=2,ep=4", "fsdp cp dp ep", EXPERT_PARAMS),
-        ("dp=2,tp=2,ep=2", "dp tp ep edp", zipf),
-        ("tp=2,fsdp=2,etp=2,ep=2", "fsdp tp ep etp", {**zipf, **LLAMA}),
+        ("dp=2,tp=2,ep=2", "dp tp ep edp", ZIPF),
+        ("tp=2,fsdp=2,etp=2,ep=2", "fsdp tp ep etp", {**ZIPF, **LLAMA}),
         ("dp=2,tp=2,etp=2", "dp tp etp edp", {**EXPERT_PARAMS, **NARROW}),
         ("pp=2,tp=2,etp=2", "pp tp etp", EXPERT_PARAMS),
-    )
+    ],
+)
+def test_all_axes_match_one_process(
+    four_ranks: Ranks, mesh: str, axes: str, params: Params
+) -> None:
+    assert_right(four_ranks, mesh, axes, params)
 
 
-def wrong_fills(world: World, params: Params) -> tuple[int, int]:
-    """Return wrong timed gradients, with sums over ranks and without."""
+def count_wrong_fills(world: World, params: Params) -> tuple[int, int]:
+    """Return wrong timed gradients with sums over ranks, and without."""
     step = build_small_hybrid(world, {"compute": "timed:1ms", **params})
     right = count_wrong_after_step(step)
     step._sums = replace(step._sums, groups={})
@@ -126,25 +141,22 @@ def wrong_fills(world: World, params: Params) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "is_summed"),
     [
-        {"mesh": "dp=2"},
-        {"mesh": "fsdp=2"},
-        {"mesh": "pp=2"},
-        {"mesh": "cp=2", "cp_method": "zigzag"},
-        {"mesh": "tp=2,etp=2", **EXPERT_PARAMS},
-        {"mesh": "cp=2,ep=2", **EXPERT_PARAMS},
+        ({"mesh": "fsdp=2"}, False),
+        ({"mesh": "pp=2"}, False),
+        ({"mesh": "cp=2", "cp_method": "zigzag"}, True),
+        ({"mesh": "tp=2,etp=2", **EXPERT_PARAMS}, True),
+        ({"mesh": "cp=2,ep=2", **EXPERT_PARAMS}, True),
     ],
 )
-def test_timed_gradients_are_summed(two_ranks: Ranks, params: Params) -> None:
-    for right, wrong in two_ranks.call(
-        "tests.workloads.mesh.test_mesh_step:wrong_fills", params=params
-    ):
+def test_timed_gradients_are_summed(two_ranks: Ranks, params: Params, is_summed: bool) -> None:
+    for right, wrong in two_ranks.call(f"{__name__}:count_wrong_fills", params=params):
         assert right == 0
-        assert (wrong > 0) == (params["mesh"] not in ("fsdp=2", "pp=2"))
+        assert (wrong > 0) == is_summed
 
 
-def results_without_sum(world: World, params: Params, axis: str) -> tuple[int, float, float]:
+def measure_without_sum(world: World, params: Params, axis: str) -> tuple[int, float, float]:
     """Return wrong elements, and sent and expected bytes, if an axis is not summed over."""
     step = build_small_hybrid(world, params)
     groups = {name: group for name, group in step._sums.groups.items() if name != axis}
@@ -166,9 +178,7 @@ def results_without_sum(world: World, params: Params, axis: str) -> tuple[int, f
 )
 def test_missing_sum_is_detected(two_ranks: Ranks, axis: str, params: Params) -> None:
     arguments = {"params": params, "axis": axis}
-    for wrong, sent, expected in two_ranks.call(
-        "tests.workloads.mesh.test_mesh_step:results_without_sum", **arguments
-    ):
+    for wrong, sent, expected in two_ranks.call(f"{__name__}:measure_without_sum", **arguments):
         assert wrong > 0
         assert sent < expected
 
@@ -189,10 +199,9 @@ def double_expert(step: HybridStep) -> None:
 CORRUPTIONS = {"targets": shift_targets, "weight": change_weight, "expert": double_expert}
 
 
-def wrong_after_corruption(world: World, mesh: str, corruption: str) -> int:
+def count_wrong_of_corruption(world: World, params: Params, corruption: str) -> int:
     """Return wrong elements of all ranks after the last rank's corruption."""
-    experts = {"experts": 4} if corruption == "expert" else {}
-    step = build_small_hybrid(world, {"mesh": mesh, **experts})
+    step = build_small_hybrid(world, params)
     if world.rank == world.size - 1:
         CORRUPTIONS[corruption](step)
     wrong = sum(world.gather(count_wrong_after_step(step)))
@@ -201,32 +210,29 @@ def wrong_after_corruption(world: World, mesh: str, corruption: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "corruption"),
+    ("params", "corruption"),
     [
-        ("tp=2", "targets"),
-        ("cp=2", "targets"),
-        ("dp=2", "weight"),
-        ("pp=2", "weight"),
-        ("fsdp=2", "weight"),
-        ("dp=2,ep=2", "expert"),
+        ({"mesh": "tp=2"}, "targets"),
+        ({"mesh": "cp=2"}, "targets"),
+        ({"mesh": "dp=2"}, "weight"),
+        ({"mesh": "pp=2"}, "weight"),
+        ({"mesh": "fsdp=2"}, "weight"),
+        ({"mesh": "dp=2,ep=2", "experts": 4}, "expert"),
     ],
 )
-def test_corruption_of_one_rank_is_detected(two_ranks: Ranks, mesh: str, corruption: str) -> None:
-    arguments = {"mesh": mesh, "corruption": corruption}
-    assert (
-        min(
-            two_ranks.call(
-                "tests.workloads.mesh.test_mesh_step:wrong_after_corruption", **arguments
-            )
-        )
-        > 0
-    )
+def test_corruption_of_one_rank_is_detected(
+    two_ranks: Ranks, params: Params, corruption: str
+) -> None:
+    arguments = {"params": params, "corruption": corruption}
+    first, second = two_ranks.call(f"{__name__}:count_wrong_of_corruption", **arguments)
+    assert first == second > 0
 
 
-def count_misrouted(world: World, inverted: bool) -> int:
+def count_misrouted(world: World, is_inverted: bool) -> int:
     step = build_small_hybrid(world, {"mesh": "dp=2,ep=2", **EXPERT_PARAMS})
-    for mixture in mixtures(step.layout.model) if inverted else ():
-        mixture.router.register_forward_hook(lambda module, args, scores: 1 - scores)
+    if is_inverted:
+        for mixture in mixtures(step.layout.model):
+            mixture.router.register_forward_hook(lambda module, args, scores: 1 - scores)
     step.step()
     assert step._routes is not None
     step._routes.frozen = step._routes._taken(step._mixtures)
@@ -236,30 +242,8 @@ def count_misrouted(world: World, inverted: bool) -> int:
 
 
 def test_misrouted_tokens_are_counted(two_ranks: Ranks) -> None:
-    assert two_ranks.call(
-        "tests.workloads.mesh.test_mesh_step:count_misrouted", inverted=False
-    ) == [0, 0]
-    assert (
-        min(two_ranks.call("tests.workloads.mesh.test_mesh_step:count_misrouted", inverted=True))
-        > 0
-    )
-
-
-def describe(world: World, params: Params) -> dict[str, Any]:
-    step = build_small_hybrid(world, params)
-    details = step.describe().details
-    step.close()
-    return details
-
-
-def test_description_of_mesh(two_ranks: Ranks) -> None:
-    params = {"mesh": "dp=2,pp=1", "ffn": 64}
-    [dense, _] = two_ranks.call("tests.workloads.mesh.test_mesh_step:describe", params=params)
-    assert (dense["mesh"], dense["axes"]) == ({"dp": 2, "pp": 1}, {"dp": {"ranks": 2}})
-    params = {"mesh": "dp=2,ep=2", **EXPERT_PARAMS}
-    [details, _] = two_ranks.call("tests.workloads.mesh.test_mesh_step:describe", params=params)
-    assert details["routed_parameters"] == 2 * 4 * 2 * 32 * 32
-    assert details["parameters"] > dense["parameters"]
+    assert two_ranks.call(f"{__name__}:count_misrouted", is_inverted=False) == [0, 0]
+    assert min(two_ranks.call(f"{__name__}:count_misrouted", is_inverted=True)) > 0
 
 
 def draw_routes(world: World, mesh: str, microbatches: int = 2) -> list[list[list[int]]]:
@@ -277,12 +261,216 @@ def draw_routes(world: World, mesh: str, microbatches: int = 2) -> list[list[lis
 
 
 def test_generated_routes_do_not_depend_on_mesh(two_ranks: Ranks) -> None:
-    data = two_ranks.call("tests.workloads.mesh.test_mesh_step:draw_routes", mesh="dp=2")
-    experts = two_ranks.call("tests.workloads.mesh.test_mesh_step:draw_routes", mesh="dp=2,ep=2")
-    stages = two_ranks.call(
-        "tests.workloads.mesh.test_mesh_step:draw_routes", mesh="pp=2", microbatches=4
-    )
-    assert experts == data
+    data = two_ranks.call(f"{__name__}:draw_routes", mesh="dp=2")
+    assert two_ranks.call(f"{__name__}:draw_routes", mesh="dp=2,ep=2") == data
+    stages = two_ranks.call(f"{__name__}:draw_routes", mesh="pp=2", microbatches=4)
     for step in (0, 1):
         assert [*data[0][step], *data[1][step]] == stages[0][step] == stages[1][step]
     assert data[0][0] != data[0][1]
+
+
+def describe(world: World, params: Params) -> dict[str, Any]:
+    step = build_small_hybrid(world, params)
+    step.close()
+    return step.describe().details
+
+
+def test_description_of_mesh(two_ranks: Ranks) -> None:
+    params = {"mesh": "dp=2,pp=1,ep=2", **EXPERT_PARAMS}
+    details, _ = two_ranks.call(f"{__name__}:describe", params=params)
+    assert details["mesh"] == {"dp": 2, "pp": 1, "ep": 2}
+    assert details["axes"] == {"dp": {"ranks": 2}, "ep": {"ranks": 2}}
+    assert details["routed_parameters"] == 2 * 4 * 2 * 32 * 32
+    assert details["parameters"] > details["routed_parameters"]
+
+
+def test_bytes_are_of_rank_that_sends_most() -> None:
+    """The ratio is of the rank that differs most. Unexpected bytes have a ratio of 0."""
+    first = Tally(by_axis={"pp": 4.0, "tp": 8.0, "ep": 4.0})
+    second = Tally(by_axis={"pp": 8.0, "tp": 3.0, "dp": 2.0})
+    explanation = SentBytes.summarise(
+        [
+            (first, {"pp": 4.0, "tp": 8.0, "ep": 0.0}),
+            (second, {"pp": 8.0, "tp": 4.0, "dp": 2.0}),
+        ]
+    )
+    table = {"pp": (8, 8, 1), "tp": (8, 8, 0.75), "dp": (2, 2, 1), "ep": (4, 0, 0)}
+    for axis, (sent, expected, ratio) in table.items():
+        assert explanation.metrics[f"bytes_sent.{axis}"].value == sent
+        assert explanation.metrics[f"bytes_expected.{axis}"].value == expected
+        assert explanation.metrics[f"bytes_ratio.{axis}"].value == ratio
+
+
+def explain_step(world: World, params: Params) -> Explanation:
+    step = build_small_hybrid(world, params)
+    step.step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_probe, "cores_shared", lambda world: False)
+        explanation = step.explain(step.reset, 0.0)
+    step.close()
+    return explanation
+
+
+def explain(ranks: Ranks, params: Params) -> Explanation:
+    explanation: Explanation = ranks.call(f"{__name__}:explain_step", params=params)[0]
+    return explanation
+
+
+def value(explanation: Explanation, name: str) -> float:
+    number = explanation.metrics[name].value
+    assert number is not None
+    return number
+
+
+def assert_reports_axes(explanation: Explanation, axes: Sequence[str]) -> None:
+    for axis in axes:
+        assert value(explanation, f"bytes_ratio.{axis}") == pytest.approx(1.0, rel=1e-12)
+        assert value(explanation, f"exposed_comm.{axis}") >= 0
+    assert {"ect", "residual"} <= explanation.metrics.keys()
+    for source in ("memory", "memory_counted", "memory_formula"):
+        assert value(explanation, f"{source}.parameters") > 0
+
+
+def test_explanation_reports_each_axis(two_ranks: Ranks) -> None:
+    explanation = explain(two_ranks, {"mesh": "fsdp=2,ep=2", **EXPERT_PARAMS})
+    assert_reports_axes(explanation, ["fsdp", "ep"])
+    assert value(explanation, "imbalance.rank") >= 1
+    assert "bubble_fraction" not in explanation.metrics
+
+
+def test_explanation_of_pipeline_has_bubble(two_ranks: Ranks) -> None:
+    explanation = explain(two_ranks, {"mesh": "pp=2", "microbatches": 4})
+    assert_reports_axes(explanation, ["pp"])
+    assert 0 < value(explanation, "bubble_fraction") < 1
+    assert value(explanation, "bubble_fraction_formula") == pytest.approx(1 / 5)
+    details = explanation.details["pipeline"]
+    assert details["schedule"] == "1f1b"
+    assert details["stages_by_rank"] == [[0], [1]]
+    assert [len(actions) for actions in details["measured"]] == [8, 8]
+
+
+def test_bubble_pipeline_is_chosen_by_other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pipelines take turns at being slow, so that neither is the slower one."""
+    schedule = make_schedule("1f1b", ranks=2, microbatches=4)
+    fast = simulate(schedule, lambda action: 1.0)
+    slow = simulate(schedule, lambda action: 3.0)
+    records = []
+    for timelines in ([slow, fast, slow, fast], [fast, slow, fast, slow]):
+        walls = [timeline.makespan for timeline in timelines]
+        for rank in range(2):
+            stamps = [
+                [(str(ran.action), round(ran.start * 1e9), round(ran.stop * 1e9)) for ran in rows]
+                for rows in (timeline.of(rank) for timeline in timelines)
+            ]
+            records.append(Taken(stamps=stamps, walls=walls))
+    monkeypatch.setattr(mesh_step, "groups_along", lambda *_: [[0, 1], [2, 3]])
+    pipeline = SimpleNamespace(schedule=schedule)
+    spec = SimpleNamespace(mesh=None, timed_seconds=None, pipeline=pipeline)
+    clock = Clock(offsets_ns=(0,) * 4, uncertainty_ns=500, method="ping-pong")
+    unused: Any = None
+    look = Look(
+        world=cast(World, SimpleNamespace(clock=clock)),
+        at=cast(Any, SimpleNamespace(spec=spec)),
+        layout=unused,
+        chunks={},
+        tokens=0,
+        recorder=unused,
+        train=unused,
+    )
+    explanation = MeshBubble(look).summarise(records)
+    assert value(explanation, "makespan") == pytest.approx(fast.makespan)
+    assert explanation.details["pipeline"]["clock_uncertainty_seconds"] == 5e-7
+
+
+def measure_memory(world: World, params: Params) -> dict[str, float | None]:
+    """Return a step's memory metrics."""
+    step = build_small_hybrid(world, params)
+    step.step()
+    probe = MeshMemory(step.look())
+    explanation = probe.summarise(world.gather(probe.observe(step.step, step.reset)))
+    step.close()
+    assert len(explanation.details["memory_by_rank"]["parameters"]) == world.size
+    return {name: metric.value for name, metric in explanation.metrics.items()}
+
+
+def assert_memory_agrees(ranks: Ranks, params: Params) -> dict[str, Any]:
+    """Compare the formula with counted and measured bytes; AdamW counts its steps in 4 bytes."""
+    metrics: dict[str, Any] = ranks.call(f"{__name__}:measure_memory", params=params)[0]
+    for name in STATE:
+        expected = metrics[f"memory_formula.{name}"]
+        tolerance = 200 if name == "optimizer" else 0
+        assert metrics[f"memory_counted.{name}"] == pytest.approx(expected, abs=tolerance), name
+        assert metrics[f"memory.{name}"] == pytest.approx(expected, rel=0.15), name
+    return metrics
+
+
+@pytest.mark.parametrize("axis", ["fsdp", "pp", "tp", "cp"])
+def test_memory_agrees_on_axis(two_ranks: Ranks, axis: str) -> None:
+    checkpointing = "selective" if axis == "cp" else "none"
+    params = {"mesh": f"{axis}=2", "checkpointing": checkpointing}
+    metrics = assert_memory_agrees(two_ranks, params)
+    assert metrics["memory_counted.activations"] == metrics["memory_formula.activations"]
+
+
+def test_memory_of_experts_agrees(two_ranks: Ranks) -> None:
+    """The formula of activations assumes even routes."""
+    metrics = assert_memory_agrees(two_ranks, {"mesh": "fsdp=2,ep=2", **EXPERT_PARAMS})
+    formula = metrics["memory_formula.activations"]
+    assert 0.95 * formula < metrics["memory_counted.activations"] < 1.2 * formula
+
+
+def measure_activations(world: World, params: Params) -> tuple[float, float]:
+    """Return the counted and the analytical bytes of activations."""
+    step = build_small_hybrid(world, {"microbatch": 2, **params})
+    step.step()
+    look = step.look()
+    counted_bytes = counted_memory(look, as_routed)["activations"]
+    analytical = activations_of(look.at)
+    step.close()
+    return counted_bytes, analytical
+
+
+def assert_activations_agree(ranks: Ranks, params: Params) -> None:
+    for counted_bytes, analytical in ranks.call(f"{__name__}:measure_activations", params=params):
+        assert counted_bytes == analytical > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", ["gpt", "llama"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"mesh": "dp=2", "checkpointing": "full"},
+        {"mesh": "pp=2", "checkpointing": "full"},
+        {"mesh": "cp=2", "checkpointing": "full"},
+        {"mesh": "tp=2", "checkpointing": "full"},
+        {"mesh": "tp=2", "precision": "bfloat16"},
+        {"mesh": "cp=2", "cp_method": "zigzag", "precision": "bfloat16"},
+        {"mesh": "cp=2", "cp_method": "allgather_kv", "precision": "bfloat16"},
+        {"mesh": "cp=2", "cp_method": "ulysses", "precision": "bfloat16"},
+        {"mesh": "dp=2,ep=2", **BALANCED},
+        {"mesh": "tp=2", **BALANCED},
+        {"mesh": "tp=2,etp=2", **BALANCED},
+    ],
+)
+def test_activations_agree_on_two_ranks(two_ranks: Ranks, params: Params, recipe: str) -> None:
+    assert_activations_agree(two_ranks, {**params, "recipe": recipe})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "params",
+    [
+        *(
+            {"mesh": f"{first}=2,{second}=2"}
+            for first, second in combinations(("dp", "fsdp", "pp", "cp", "tp"), 2)
+        ),
+        {"mesh": "dp=2,pp=2,ep=2", **BALANCED},
+        {"mesh": "dp=2,tp=2,ep=2", **BALANCED, "checkpointing": "full"},
+        {"mesh": "dp=2,tp=2,ep=2,etp=2", **BALANCED, "precision": "bfloat16"},
+        {"mesh": "pp=2,dp=2", "schedule": "interleaved", "layers": 4},
+        {"mesh": "pp=2,tp=2", "schedule": "zb_v", "layers": 4},
+    ],
+)
+def test_activations_agree_on_four_ranks(four_ranks: Ranks, params: Params) -> None:
+    assert_activations_agree(four_ranks, params)

@@ -1,100 +1,225 @@
-"""A step that says nothing of itself is explained, and a training loop's gradients are held against a reference."""
+"""Training loops that users write are compared with a reference and explained."""
 
+import copy
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
 import parbench
-from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.own import OwnStep
-from tests.support import own_steps
 from tests.support.ranks import Ranks
 
+CHANNELS = 8
+HIDDEN = 32
+CNN_BYTES = (CHANNELS * 3 * 9 + CHANNELS + 16 * CHANNELS * 10 + 10) * 4
 
-def checked(world: World, name: str, **how: Any) -> tuple[int, list[str]]:
-    benchmark = cast(Any, getattr(own_steps, name)(world, **how))
+
+def build_cnn(world: World, wrong: bool = False) -> Benchmark:
+    """Build a convolutional network under DDP; if ``wrong``, one gradient is doubled."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(3, CHANNELS, 3, padding=1)
+    model = nn.Sequential(
+        convolution,
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(16 * CHANNELS, 10),
+    )
+    reference = copy.deepcopy(model)
+    if wrong:
+        convolution.weight.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
+    ddp = DistributedDataParallel(model)
+    torch.manual_seed(world.rank)
+    batch = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
+
+    def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        return cross_entropy(module(images), labels)
+
+    return parbench.step_of(ddp, batch, loss, torch.optim.SGD(ddp.parameters(), 0.01), reference)
+
+
+class Block(nn.Module):
+    """The norm and the MLP of a transformer layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.mlp = nn.Sequential(
+            nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + cast(Tensor, self.mlp(self.norm(x)))
+
+
+def square_loss(module: nn.Module, x: Tensor) -> Tensor:
+    return cast(Tensor, module(x)).pow(2).mean()
+
+
+def build_fsdp(world: World) -> Benchmark:
+    """Build three blocks under FSDP2."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block(), Block())
+    reference = copy.deepcopy(model)
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+
+    def batch(number: int) -> Tensor:
+        generator = torch.Generator().manual_seed(100 * number + world.rank)
+        return torch.randn(4, 16, HIDDEN, generator=generator)
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    return parbench.step_of(model, batch, square_loss, optimizer, reference)
+
+
+def build_tensor_parallel(world: World) -> Benchmark:
+    """Build two blocks whose matrices are split over a mesh of one dimension."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    reference = copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
+    for block in model:
+        parallelize_module(block, mesh, {"mlp.0": ColwiseParallel(), "mlp.2": RowwiseParallel()})
+    batch = torch.randn(4, 16, HIDDEN, generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    return parbench.step_of(model, batch, square_loss, optimizer, reference)
+
+
+def build_pipeline(world: World) -> Benchmark:
+    """Build two blocks as the stages of a pipeline with four microbatches."""
+    torch.manual_seed(world.rank)
+    device = torch.device("cpu")
+    stage = PipelineStage(Block(), world.rank, world.size, device, group=world.group)
+    schedule = Schedule1F1B(stage, 4, loss_fn=mse_loss)
+    data = torch.randn(8, 16, HIDDEN)
+    batch = (data,) if world.rank == 0 else {"target": data}
+    optimizer = torch.optim.SGD(stage.submod.parameters(), 0.01)
+    return parbench.step_of(schedule, batch, None, optimizer)
+
+
+class SumInTwoGroups(Benchmark):
+    """A benchmark with only a step."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world.group
+        self._pair = dist.new_group([0, 1], group_desc="tp")
+
+    def step(self) -> None:
+        dist.all_reduce(torch.ones(1024), group=self._pair)
+        dist.all_reduce(torch.ones(256), group=self._world)
+
+    def close(self) -> None:
+        dist.destroy_process_group(self._pair)
+
+
+BUILDERS: dict[str, Callable[..., Benchmark]] = {
+    "ddp": build_cnn,
+    "fsdp": build_fsdp,
+    "tp": build_tensor_parallel,
+    "pp": build_pipeline,
+    "sums": SumInTwoGroups,
+}
+
+
+def check_loop(world: World, name: str, **params: Any) -> tuple[int, list[str]]:
+    loop: Any = BUILDERS[name](world, **params)
     for _ in range(2):
-        benchmark.reset()
-        benchmark.step()
-    return benchmark.check(), list(benchmark.differences())
+        loop.reset()
+        loop.step()
+    return loop.check(), list(loop.differences())
 
 
-def explanation(world: World, name: str, **how: Any) -> Explanation:
-    benchmark = getattr(own_steps, name)(world, **how)
-    own = OwnStep(world, benchmark)
-    for _ in range(2):
-        own.step()
-    found = own.explain(benchmark.reset, 0.0)
-    own.close()
-    return found
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "tp", "pp"])
+def test_loop_matches_reference(two_ranks: Ranks, name: str) -> None:
+    assert two_ranks.call(f"{__name__}:check_loop", name=name) == [(0, [])] * 2
 
 
-@pytest.mark.parametrize("name", ["cnn", "blocks", "split_in_columns_and_rows"])
-def test_the_gradients_of_a_loop_are_the_mean_over_ranks_of_its_references(
-    two_ranks: Ranks, name: str
-) -> None:
-    assert two_ranks.call("tests.workloads.step.test_own:checked", name=name) == [(0, [])] * 2
-
-
-def test_a_gradient_that_is_not_is_named_on_every_rank(two_ranks: Ranks) -> None:
-    for wrong, named in two_ranks.call(
-        "tests.workloads.step.test_own:checked", name="cnn", wrong=True
-    ):
+def test_loop_names_wrong_gradient(two_ranks: Ranks) -> None:
+    for wrong, differences in two_ranks.call(f"{__name__}:check_loop", name="ddp", wrong=True):
         assert wrong == 1
-        assert named == ["0.weight: gradient is 1 of its length from the reference's"]
+        assert differences[0].startswith("0.weight")
 
 
-def test_bytes_are_told_by_the_names_of_process_groups(two_ranks: Ranks) -> None:
-    found = two_ranks.call("tests.workloads.step.test_own:explanation", name="bare")[0].metrics
-    assert found["bytes_sent.tp"].value == 4096  # 2 (n-1)/n of 4 KiB on two ranks
-    assert found["bytes_sent.world"].value == 1024
-    assert {"ect", "exposed_comm.tp", "exposed_comm.world", "idle", "compute"} <= found.keys()
+def explain_loop(world: World, name: str) -> Explanation:
+    loop = BUILDERS[name](world)
+    step = OwnStep(world, loop)
+    for _ in range(2):
+        step.step()
+    explanation = step.explain(loop.reset, 0.0)
+    step.close()
+    return explanation
 
 
-def test_a_loop_has_its_parts_memory_flops_and_optimizer_told(two_ranks: Ranks) -> None:
-    ddp, fsdp = (
-        two_ranks.call("tests.workloads.step.test_own:explanation", name=name)[0]
-        for name in ("cnn", "blocks")
-    )
-    whole = (8 * 3 * 9 + 8 + 16 * 8 * 10 + 10) * 4
-    assert ddp.metrics["bytes_sent.world"].value == whole
-    assert 0 < ddp.metrics["mfu"].value < 1
-    assert ddp.metrics["optimizer_time"].value > 0
-    assert ddp.metrics["memory_peak"].value > whole
-    parameters = 3 * (2 * 32 + 2 * 4 * 32 * 32 + 5 * 32)
-    # a block's all_gather forward and backward, the last one's forward alone, and reduce_scatter: half of each is sent
-    assert fsdp.metrics["bytes_sent.world"].value == pytest.approx(
-        (2 + 2 / 3) / 2 * 4 * parameters, rel=0.2
-    )
-    # forward 2 FLOPs a weight and token, backward twice that, but no gradient for the batch
-    assert fsdp.details["flops_per_rank"] == pytest.approx(
-        3 * 2 * 4 * 16 * (3 * 2 * 4 * 32 * 32), rel=0.2
-    )
+def explain(ranks: Ranks, name: str) -> Explanation:
+    explanation: Explanation = ranks.call(f"{__name__}:explain_loop", name=name)[0]
+    return explanation
 
 
-def test_bytes_of_split_products_are_those_of_activations(two_ranks: Ranks) -> None:
-    found = two_ranks.call(
-        "tests.workloads.step.test_own:explanation", name="split_in_columns_and_rows"
-    )[0].metrics
-    # each block sums its output forward and its input's gradient backward; a mesh of all ranks has the world's group
-    assert found["bytes_sent.world"].value == 4 * 4 * 16 * 32 * 4
+def value(explanation: Explanation, name: str) -> float:
+    number = explanation.metrics[name].value
+    assert number is not None
+    return number
 
 
-def test_a_pipelines_stages_send_what_lies_between_them(two_ranks: Ranks) -> None:
-    assert two_ranks.call("tests.workloads.step.test_own:checked", name="stages") == [(0, [])] * 2
-    first = two_ranks.call("tests.workloads.step.test_own:explanation", name="stages")[0]
-    # four microbatches of two sequences: activations there, their gradients back
-    assert first.metrics["bytes_sent.world"].value == pytest.approx(4 * 2 * 16 * 32 * 4, rel=0.01)
-    assert {"exposed_comm.world", "compute", "memory_peak"} <= first.metrics.keys()
-    assert first.timeline is not None
-    assert len(first.timeline.ranks) == 2
+def test_explanation_uses_group_names(two_ranks: Ranks) -> None:
+    explanation = explain(two_ranks, "sums")
+    assert value(explanation, "bytes_sent.tp") == 4096  # 2 (n - 1) / n of 4 KiB on two ranks
+    assert value(explanation, "bytes_sent.world") == 1024
+    expected = {"ect", "exposed_comm.tp", "exposed_comm.world", "idle", "compute"}
+    assert expected <= explanation.metrics.keys()
 
 
-def test_a_loop_that_cannot_be_checked_as_asked_is_refused() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-    with pytest.raises(ValueError, match="a module needs a loss"):
-        parbench.step_of(torch.nn.Linear(1, 1), None, None, optimizer)
-    with pytest.raises(ValueError, match="a schedule takes no reference"):
-        parbench.step_of(object(), None, None, optimizer, torch.nn.Linear(1, 1))
+def test_explanation_of_ddp_loop(two_ranks: Ranks) -> None:
+    explanation = explain(two_ranks, "ddp")
+    assert value(explanation, "bytes_sent.world") == CNN_BYTES
+    assert 0 < value(explanation, "mfu") < 1
+    assert value(explanation, "optimizer_time") > 0
+    assert value(explanation, "memory_peak") > CNN_BYTES
+
+
+def test_explanation_of_fsdp_loop(two_ranks: Ranks) -> None:
+    explanation = explain(two_ranks, "fsdp")
+    parameters = 3 * (2 * HIDDEN + 2 * 4 * HIDDEN * HIDDEN + 5 * HIDDEN)
+    # Half of each all_gather (the last block has one) and reduce_scatter is sent.
+    sent = (2 + 2 / 3) / 2 * 4 * parameters
+    assert value(explanation, "bytes_sent.world") == pytest.approx(sent, rel=0.2)
+    # Backward takes twice the FLOPs of forward, without the gradient of the batch.
+    flops = 3 * 2 * (4 * 16) * (3 * 2 * 4 * HIDDEN * HIDDEN)
+    assert explanation.details["flops_per_rank"] == pytest.approx(flops, rel=0.2)
+
+
+def test_explanation_of_tensor_parallel_loop(two_ranks: Ranks) -> None:
+    """Each block sums its output in forward, and its input's gradient in backward."""
+    assert value(explain(two_ranks, "tp"), "bytes_sent.world") == 4 * 4 * 16 * HIDDEN * 4
+
+
+def test_explanation_of_pipeline_loop(two_ranks: Ranks) -> None:
+    """Four microbatches of two sequences send activations and return gradients."""
+    explanation = explain(two_ranks, "pp")
+    sent = 4 * 2 * 16 * HIDDEN * 4
+    assert value(explanation, "bytes_sent.world") == pytest.approx(sent, rel=0.01)
+    assert {"exposed_comm.world", "compute", "memory_peak"} <= explanation.metrics.keys()
+    assert explanation.timeline is not None
+    assert len(explanation.timeline.ranks) == 2
+
+
+def test_impossible_loop_is_refused() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ValueError, match="loss"):
+        parbench.step_of(model, None, None, optimizer)
+    with pytest.raises(ValueError, match="reference"):
+        parbench.step_of(object(), None, None, optimizer, reference=model)

@@ -1,30 +1,22 @@
-"""The peak of a device is found by its full name, and a share above one is an error."""
+"""The peak of a device is found by its full name."""
 
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from parbench.workloads.step.peaks import PEAKS, Peak, datasheet_peak
-from parbench.workloads.step.training_step import TrainingStep
+from parbench.workloads.step.peaks import PEAKS, datasheet_peak
 
 
 @pytest.mark.parametrize(
     ("device", "dtype", "tflops"),
     [
-        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312),
         ("NVIDIA A100-SXM4-40GB", "float32", 19.5),
         ("NVIDIA A100-SXM4-40GB", "tf32", 156),
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
         ("NVIDIA H100 PCIe", "bfloat16", 756),
-        ("NVIDIA H200", "bfloat16", 989.4),
-        ("NVIDIA H200 NVL", "bfloat16", 835.5),
         ("NVIDIA GH200 480GB", "bfloat16", 989.4),
-        ("NVIDIA B200", "bfloat16", 2250),
         ("NVIDIA L40S", "bfloat16", 362.05),
-        ("AMD Instinct MI300X", "bfloat16", 1307.4),
         ("Tesla V100S-PCIE-32GB", "float16", 130),
     ],
 )
@@ -35,12 +27,10 @@ def test_datasheet_peak(device: str, dtype: str, tflops: float) -> None:
 @pytest.mark.parametrize(
     ("device", "dtype"),
     [
-        ("Intel(R) Xeon(R) Platinum 8480C", "bfloat16"),
         ("NVIDIA A10G", "bfloat16"),  # not an A10
         ("NVIDIA H100", "bfloat16"),  # SXM, PCIe or NVL
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16"),  # a seventh of the device
         ("Tesla V100-SXM2-16GB", "bfloat16"),
-        ("NVIDIA H200", "float8_e4m3fn"),
     ],
 )
 def test_datasheet_peak_of_unknown_device(device: str, dtype: str) -> None:
@@ -55,17 +45,7 @@ def test_peaks_are_reachable_and_ordered() -> None:
         assert all(1e12 < peak < 1e16 for peak in peaks.values()), words
 
 
-def test_step_above_peak() -> None:
-    datasheet = Peak(flops_per_second=3.2e12, source="X")
-    step: Any = SimpleNamespace(_flops_per_rank=lambda: 4e12, _peak=datasheet)
-    assert TrainingStep._doubts_of_peak(step, 2.0) == ()
-    with pytest.raises(ValueError, match=r"1\.2500 > 1"):
-        TrainingStep._doubts_of_peak(step, 1.0)
-    step._peak = Peak(flops_per_second=3.2e12, source="GEMMs", measured=True)
-    assert len(TrainingStep._doubts_of_peak(step, 1.0)) == 1
-
-
-def test_closed_forms_do_not_import_torch() -> None:
+def test_formulas_do_not_import_torch() -> None:
     modules = "parbench.workloads.costs.communication_pattern, parbench.workloads.step.peaks"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

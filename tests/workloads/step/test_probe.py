@@ -1,8 +1,9 @@
-"""Probes share the budget, see all ranks' observations, and take as many turns as there is time for."""
+"""Probes share the time budget, and take as many turns as there is time for."""
 
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,17 +12,18 @@ import torch
 from parbench.bench.results.metrics import value
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step import probe
 from parbench.workloads.step.probe import moment, run_probes, seconds_of, take_turns
 from tests.support.fake_time import HeldTime
 from tests.support.ranks import Ranks
 
 
-class Listed:
-    """Observes its budget, and tells of all ranks' budgets."""
+@dataclass
+class BudgetProbe:
+    """Reports the budgets of all ranks."""
 
-    def __init__(self, world: World, name: str, share: float) -> None:
-        self.world, self.name, self.share = world, name, share
+    world: World
+    name: str
+    share: float
 
     def observe(
         self, step: Callable[[], object], begin: Callable[[], None], budget_seconds: float
@@ -30,65 +32,68 @@ class Listed:
         step()
         return budget_seconds + self.world.rank
 
-    def summarise(self, told: Sequence[float]) -> Explanation:
+    def summarise(self, budgets: Sequence[float]) -> Explanation:
         return Explanation(
-            metrics={"ect": value("ect", sum(told))},
-            details={self.name: list(told)},
+            metrics={"ect": value("ect", sum(budgets))},
+            details={self.name: list(budgets)},
             notes=(self.name,),
         )
 
 
-def probed(world: World) -> tuple[Explanation, list[str]]:
-    order: list[str] = []
+def run_three_probes(world: World) -> tuple[Explanation, list[str]]:
+    """Return the explanation of probes with shares 0, 1 and 3 of 8 s, and the calls made."""
+    log: list[str] = []
     probes = [
-        Listed(world, name, share) for name, share in (("none", 0.0), ("one", 1.0), ("three", 3.0))
+        BudgetProbe(world, "none", 0.0),
+        BudgetProbe(world, "quarter", 1.0),
+        BudgetProbe(world, "rest", 3.0),
     ]
-    found = run_probes(
-        world, probes, lambda: order.append("step"), lambda: order.append("begin"), 8.0
+    explanation = run_probes(
+        world, probes, lambda: log.append("step"), lambda: log.append("begin"), 8.0
     )
-    return found, order
+    return explanation, log
 
 
-def turns(world: World, seconds: float, nap: float, few: float) -> int:
-    """Return how many turns were taken, where only rank 0 has the time that it takes."""
-    taken: list[int] = []
+def test_probes_share_budget(two_ranks: Ranks) -> None:
+    for explanation, log in two_ranks.call(f"{__name__}:run_three_probes"):
+        assert log == ["begin", "step"] * 3
+        assert explanation.details == {
+            "none": [0.0, 1.0],
+            "quarter": [2.0, 3.0],
+            "rest": [6.0, 7.0],
+        }
+        assert explanation.notes == ("none", "quarter", "rest")
+        # The last of several metrics with the same name counts.
+        assert explanation.metrics["ect"].value == 13.0
+
+
+def count_turns(world: World, budget_seconds: float, turn_seconds: float) -> int:
+    """Return the number of turns, which take time only on rank 0."""
+    turns = itertools.count()
 
     def turn() -> None:
-        taken.append(1)
-        time.sleep(nap if world.rank == 0 else 0.0)
+        next(turns)
+        time.sleep(turn_seconds if world.rank == 0 else 0.0)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(probe, "_FEW_TURNS_SECONDS", few)
-        take_turns(world, seconds, turn, most=5)
-    return len(taken)
+    take_turns(world, budget_seconds, turn, most=5)
+    return next(turns)
 
 
-def test_probes_share_the_budget_and_the_later_ones_metric_counts(two_ranks: Ranks) -> None:
-    for found, order in two_ranks.call("tests.workloads.step.test_probe:probed"):
-        assert order == ["begin", "step"] * 3
-        assert found.details == {"none": [0.0, 1.0], "one": [2.0, 3.0], "three": [6.0, 7.0]}
-        assert found.notes == ("none", "one", "three")
-        assert {name: metric.value for name, metric in found.metrics.items()} == {"ect": 13.0}
-
-
-def test_all_ranks_take_as_many_turns_as_rank_0_has_time_for(two_ranks: Ranks) -> None:
-    for seconds, nap, few, expected in (
-        (0.0, 0.0, 30, 1),
-        (1e-6, 0.01, 30, 3),
-        (60, 0.0, 30, 5),
-        (1e-6, 0.01, 0, 1),
-    ):
-        taken = two_ranks.call(
-            "tests.workloads.step.test_probe:turns", seconds=seconds, nap=nap, few=few
-        )
-        assert taken == [expected] * 2, (seconds, nap, few)
-
-
-def test_a_devices_moments_lie_on_the_hosts_clock_as_far_as_it_says(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("budget_seconds", "turn_seconds", "expected"),
+    [(0.0, 0.0, 1), (1e-6, 0.01, 3), (60.0, 0.0, 5)],
+)
+def test_all_ranks_take_turns_of_rank_0(
+    two_ranks: Ranks, budget_seconds: float, turn_seconds: float, expected: int
 ) -> None:
-    """An event is recorded 2 us after it is asked for, and the host wakes 30 us after that, but once 4 us."""
-    clock, wakes = HeldTime(), itertools.chain([30_000] * 9, [4_000], itertools.repeat(30_000))
+    arguments = {"budget_seconds": budget_seconds, "turn_seconds": turn_seconds}
+    assert two_ranks.call(f"{__name__}:count_turns", **arguments) == [expected] * 2
+
+
+def test_moment_of_device_on_host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is recorded after 2 us, and the host wakes 30 us later, but once after 4 us."""
+    clock = HeldTime()
+    wake_ns = itertools.chain([30_000] * 9, [4_000], itertools.repeat(30_000))
 
     class Event:
         def __init__(self, *, enable_timing: bool) -> None:
@@ -96,22 +101,20 @@ def test_a_devices_moments_lie_on_the_hosts_clock_as_far_as_it_says(
 
         def record(self) -> None:
             clock.sleep_ns(2_000)
-            self.at_ns = clock.now_ns
+            self.recorded_ns = clock.now_ns
 
         def synchronize(self) -> None:
-            clock.sleep_ns(next(wakes))
+            clock.sleep_ns(next(wake_ns))
 
         def elapsed_time(self, later: Any) -> float:
-            return float(later.at_ns - self.at_ns) / 1e6
+            return float(later.recorded_ns - self.recorded_ns) / 1e6
 
     monkeypatch.setattr("parbench.workloads.step.probe.time", clock)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: clock.sleep_ns(1_000))
     device = torch.device("cuda", 0)
-    then: Any = moment(device)
+    event: Any = moment(device)
     clock.sleep_ns(5_000_000)
-    told, uncertainty = seconds_of(device)
+    to_seconds, uncertainty = seconds_of(device)
     assert uncertainty == pytest.approx(3e-6)
-    assert told(then) - then.at_ns / 1e9 == pytest.approx(1e-6)
-    host, exact = seconds_of(torch.device("cpu"))
-    assert (host(7.0), exact) == (7.0, 0.0)
+    assert to_seconds(event) - event.recorded_ns / 1e9 == pytest.approx(1e-6)

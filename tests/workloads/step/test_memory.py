@@ -1,0 +1,185 @@
+"""A step's memory is the analytical one, as counted and as measured."""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from parbench.bench.results.details import STATE
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
+from parbench.workloads.step.layout import local, whole
+from parbench.workloads.step.memory import OverTime, SavedTensors, curve, peak_during
+from parbench.workloads.step.probe import run_probes
+from tests.support.ranks import Ranks
+from tests.support.training_steps import Params, build_small_step
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+SOURCES = ("memory", "memory_counted", "memory_formula")
+
+
+def measure(world: World, name: str, params: Params) -> tuple[Explanation, int, int]:
+    """Return the memory of a step, and its numbers of all parameters and of those split by tp."""
+    step = build_small_step(world, name, {"kv_heads": 4, **params})
+    parameters = list(step.layout.model.parameters())
+    split = sum(whole(p).numel() for p in parameters if local(p).numel() < whole(p).numel())
+    step.reset()
+    step.step()
+    memory = run_probes(world, step.probes()[:1], step.step, world.barrier, 0.0)
+    step.close()
+    return memory, num_parameters(step.spec.shape), split
+
+
+def values(memory: Explanation, component: str) -> list[float]:
+    """Return a component's bytes as measured, as counted and by formula."""
+    return [memory.metrics[f"{source}.{component}"].value or 0.0 for source in SOURCES]
+
+
+def assert_state(memory: Explanation, expected: Sequence[float]) -> None:
+    """Compare the bytes of parameters, gradients and the optimizer with the expected ones."""
+    for component, num_bytes in zip(STATE, expected, strict=True):
+        measured, counted, formula = values(memory, component)
+        assert formula == pytest.approx(num_bytes), component
+        assert [measured, counted] == pytest.approx([num_bytes] * 2, rel=0.01), component
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "bytes_per_parameter"),
+    [
+        ("ddp", "float32", (4, 4, 8)),
+        ("zero1", "bfloat16", (2, 2, 12 / 2)),  # 32-bit masters belong to the optimizer
+        ("zero2", "float32", (4, 4 / 2, 8 / 2)),
+        ("zero3", "bfloat16", (2 / 2, 2 / 2, 12 / 2)),
+    ],
+)
+def test_state_is_sharded_as_in_zero(
+    two_ranks: Ranks, name: str, precision: str, bytes_per_parameter: Sequence[float]
+) -> None:
+    """Compare with Rajbhandari et al. (2020), arXiv 1910.02054."""
+    arguments = {"name": name, "params": {"precision": precision}}
+    (memory, num_elements, _), _ = two_ranks.call(f"{__name__}:measure", **arguments)
+    assert_state(memory, [num_bytes * num_elements for num_bytes in bytes_per_parameter])
+    shards = 4 / 2 * num_elements if name == "zero2" else 0  # kept next to gathered parameters
+    assert memory.metrics["memory.buffers"].value == shards
+    assert memory.metrics["memory_counted.buffers"].value == shards
+
+
+@pytest.mark.parametrize("name", ["tp", "tp_sp"])
+def test_state_is_split_by_tensor_parallelism(two_ranks: Ranks, name: str) -> None:
+    (memory, total, split), _ = two_ranks.call(f"{__name__}:measure", name=name, params={})
+    elements = total - split / 2
+    assert_state(memory, [4 * elements, 4 * elements, 8 * elements])
+
+
+def activations(ranks: Ranks, name: str, checkpointing: str = "none") -> list[float]:
+    """Return the bytes of activations from each source."""
+    params = {"checkpointing": checkpointing}
+    (memory, _, _), _ = ranks.call(f"{__name__}:measure", name=name, params=params)
+    return values(memory, "activations")
+
+
+def test_checkpointing_reduces_activations(two_ranks: Ranks) -> None:
+    full = activations(two_ranks, "ddp", "full")
+    selective = activations(two_ranks, "ddp", "selective")
+    none = activations(two_ranks, "ddp")
+    for by_level in zip(full, selective, none, strict=True):
+        assert by_level[0] < by_level[1] < by_level[2]
+    for measured, counted, formula in (full, selective, none):
+        assert counted == formula <= measured
+
+
+def test_tensor_parallelism_reduces_activations(two_ranks: Ranks) -> None:
+    ddp, tp, tp_sp = (activations(two_ranks, name)[1] for name in ("ddp", "tp", "tp_sp"))
+    assert tp_sp < tp < ddp
+    assert activations(two_ranks, "tp", "full")[1] < 0.75 * tp
+
+
+def test_saved_tensors_leave_out_freed_buffers() -> None:
+    """FSDP frees what it gathered, and an allocator may reuse the same address."""
+    buffers: list[Tensor] = []
+
+    class FreeBuffer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+            buffers.append(torch.zeros(MIB))
+            ctx.save_for_backward(buffers[0])
+            return x.clone()
+
+    x = torch.zeros(MIB, requires_grad=True)
+    with SavedTensors(nn.Module()) as saved:
+        y = FreeBuffer.apply(x)  # type: ignore[no-untyped-call]
+        buffers.pop().untyped_storage().resize_(0)
+        results = [y.exp() for _ in range(4)]  # each saves its result
+    assert len(results) == 4
+    assert saved.num_bytes == 4 * 4 * MIB
+
+
+def test_peak_during_step() -> None:
+    def step() -> None:
+        first = torch.empty(MIB, dtype=torch.uint8)
+        del first
+        second = torch.empty(3 * MIB, dtype=torch.uint8)
+        third = torch.empty(2 * MIB, dtype=torch.uint8)
+        del second, third
+
+    assert peak_during(step, CPU) == 5 * MIB
+    assert peak_during(lambda: None, torch.device("meta")) is None
+    x = torch.randn(512, 512, requires_grad=True)  # 1 MiB, as its gradient and the saved result
+    peak = peak_during(lambda: x.exp().sum().backward(), CPU)  # type: ignore[no-untyped-call]
+    assert peak is not None
+    assert 2 * MIB <= peak < 3 * MIB
+
+
+def test_curve_keeps_peaks_and_last_point() -> None:
+    assert curve([]) == ()
+    assert curve([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2))
+    changes = [(microsecond, 10 if microsecond % 2 else -10) for microsecond in range(1, 1001)]
+    points = curve(sorted([*changes, (500, 90), (501, -90)]), most=10)
+    assert len(points) == 11
+    assert max(points, key=lambda point: point[1]) == (500, 90)
+    assert points[-1] == (1000, 0)
+
+
+def test_memory_over_time_of_step() -> None:
+    def step() -> None:
+        with record_function("parbench:forward"):
+            first = torch.empty(4 * MIB, dtype=torch.uint8)
+        with record_function("parbench:backward"):
+            second = torch.empty(2 * MIB, dtype=torch.uint8)
+            time.sleep(0.002)  # one point per microsecond is kept
+            del first
+            time.sleep(0.002)
+        del second
+
+    probe = OverTime(CPU)
+    memory = probe.observe(step, lambda: None, 0.0)
+    assert memory is not None
+    microsecond, num_bytes = memory.peak
+    assert num_bytes == 6 * MIB
+    assert memory.phase_at(microsecond) == "backward"
+    assert memory.points[-1][1] == 0
+    larger = msgspec.structs.replace(memory, points=((0, 1), (9, 8 * MIB)))
+    assert probe.summarise([memory, larger, None]).details["memory_over_time"]["rank"] == 1
+    assert probe.observe(lambda: None, lambda: None, 0.0) is None
+
+
+def test_master_weights_match_float32_adamw() -> None:
+    start = torch.linspace(-1, 1, 64, dtype=torch.bfloat16)
+    narrow = start.clone().requires_grad_()
+    wide = start.float().requires_grad_()
+    optimizer = make_optimizer([narrow], torch.bfloat16)
+    reference = torch.optim.AdamW([wide], lr=LEARNING_RATE)
+    for number in range(20):
+        narrow.grad = torch.sin(torch.arange(64.0) + number).bfloat16()
+        wide.grad = narrow.grad.float()
+        optimizer.step()
+        reference.step()
+    assert torch.equal(narrow.detach(), wide.detach().bfloat16())
+    assert not torch.equal(narrow.detach(), start)

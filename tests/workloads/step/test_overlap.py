@@ -1,0 +1,293 @@
+"""The parts of a step's explanation add up to its wall time, and calls own their kernels."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from parbench.bench.results.traced import Trace
+from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.step import overlap
+from parbench.workloads.step.overlap import (
+    broken_down,
+    differences,
+    doubts_of_ect,
+    held_against,
+    kernels_of,
+    waited,
+)
+from parbench.workloads.step.probe import trace_step
+from parbench.workloads.step.sent_bytes import OTHER, SentCall
+from tests.support.ranks import Ranks
+from tests.support.training_steps import build_trained_step
+
+MS = 1_000_000
+NS = 1e-9
+
+
+def test_differences_of_walls_and_compute() -> None:
+    walls = [
+        {"plain": [1.0, 2.0], "traced": [2.0, 4.0], "watched": [5.0, 1.0], "silenced": [1.0, 1.0]},
+        {"plain": [1.0, 1.0], "traced": [1.0, 1.0], "watched": [2.0, 4.0], "silenced": [3.0, 2.0]},
+    ]
+    compute = [
+        {"watched": [4.0, 6.0], "silenced": [1.0, 1.0]},
+        {"watched": [0.0, 0.0], "silenced": [1.0, 1.0]},
+    ]
+    metrics = differences(walls, compute)
+    assert {name: metric.value for name, metric in metrics.items()} == pytest.approx(
+        {
+            "ect": 2.0,
+            "compute_slowdown": 1.5,
+            "tracing_overhead": 1.0,
+            "watching_overhead": 10**0.5 - 1,
+        }
+    )
+
+
+def test_differences_of_one_turn_are_unknown() -> None:
+    turn = [{"plain": [1.0], "traced": [2.0], "watched": [3.0], "silenced": [1.0]}]
+    for name, metric in differences(turn, turn).items():
+        assert metric.value is None, name
+        assert metric.low is None, name
+
+
+def explain(world: World, name: str) -> tuple[Explanation, float]:
+    """Return the explanation, and the wall time of this rank's only trace with communication."""
+    step = build_trained_step(world, name)
+    traces = []
+
+    def record_trace(*args: object) -> Trace:
+        traces.append(trace_step(*args))  # type: ignore[arg-type]
+        return traces[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "trace_step", record_trace)
+        explanation = step.explain(step.reset, 0.0)
+    step.close()
+    return explanation, traces[0].wall_seconds
+
+
+def value(explanation: Explanation, name: str) -> float:
+    number = explanation.metrics[name].value
+    assert number is not None
+    return number
+
+
+def assert_adds_up(ranks: Ranks, name: str, axes: Sequence[str]) -> None:
+    """The parts add up to the slowest rank's wall time, and bytes are the analytical ones."""
+    results = ranks.call(f"{__name__}:explain", name=name)
+    wall = max(wall for _, wall in results)
+    explanation = results[0][0]
+    parts = ["compute", "exposed_copy", "idle", *(f"exposed_comm.{axis}" for axis in axes)]
+    seconds = [value(explanation, part) for part in parts]
+    assert seconds[0] > 0
+    assert min(seconds) >= 0
+    assert sum(seconds) + value(explanation, "residual") == pytest.approx(wall, abs=1e-6)
+    assert value(explanation, f"bytes_ratio.{axes[-1]}") == pytest.approx(1)
+    assert value(explanation, f"bytes_sent.{axes[-1]}") > 0
+    assert value(explanation, f"comm_transfer.{axes[-1]}") > 0
+
+
+def test_explanation_adds_up(two_ranks: Ranks) -> None:
+    assert_adds_up(two_ranks, "ddp", ["dp"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [("zero3", ["dp"]), ("tp_fsdp", ["dp", "tp"]), ("hsdp", ["replicate", "shard"])],
+)
+def test_explanation_of_four_ranks_adds_up(four_ranks: Ranks, name: str, axes: list[str]) -> None:
+    assert_adds_up(four_ranks, name, axes)
+
+
+def explain_fake_traces(world: World, comm_is_seen: bool) -> Explanation:
+    """Return the explanation of a DDP step in which rank 1 comes 5 ms late to the only call.
+
+    Of nine traces, three are silenced: their compute takes 2, 3 and 2 ms less. The clock of
+    rank 1 is 77 ms ahead, and it begins 2 us after rank 0.
+    """
+    offsets_ns = (0, 77 * MS)
+    clock = replace(world.clock, offsets_ns=offsets_ns, uncertainty_ns=500)
+    step = build_trained_step(replace(world, clock=clock), "ddp")
+    late = 5 * MS * world.rank
+    traces: list[Trace] = []
+
+    def make_trace(*_: object) -> Trace:
+        saved = {2: 2, 3: 3, 8: 2}.get(len(traces), 0)
+        traces.append(
+            Trace(
+                step=(0, 20 * MS),
+                wall_seconds=0.021 + 0.001 * world.rank,
+                compute=[(0, (8 - saved) * MS)],
+                comm=[(4 * MS + late, 14 * MS)] if comm_is_seen else [],
+                copies=[(12 * MS, 13 * MS)],
+                called=[(4 * MS + late, 5 * MS + late)],
+                busy=[(0, 5 * MS + late)],
+                began_ns=MS + 2_000 * world.rank + offsets_ns[world.rank],
+            )
+        )
+        return traces[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "trace_step", make_trace)
+        explanation = step.explain(world.barrier, 1e-6)
+    step.close()
+    return explanation
+
+
+def test_explanation_of_late_rank(two_ranks: Ranks) -> None:
+    expected_ms = {
+        "compute": 8,
+        "exposed_comm.dp": 4,
+        "exposed_copy": 1,
+        "idle": 7,
+        "residual": 2,
+        "comm_wait": 5,
+        "compute_slowdown": 7 / 3,
+        "comm_transfer.dp": 5,
+        "straggler_wait": 5,
+    }
+    for explanation in two_ranks.call(f"{__name__}:explain_fake_traces", comm_is_seen=True):
+        milliseconds = {name: 1e3 * value(explanation, name) for name in expected_ms}
+        assert milliseconds == pytest.approx(expected_ms)
+        slowdown = explanation.metrics["compute_slowdown"]
+        assert 1e3 * (slowdown.high or 0) == pytest.approx(7 / 3 + 4.302653 / 3)
+        assert explanation.timeline is not None
+        assert explanation.timeline.uncertainty_seconds == 5e-7
+        assert [rank.start_us for rank in explanation.timeline.ranks] == [0.0, 2.0]
+
+
+def test_unseen_communication_is_unknown(two_ranks: Ranks) -> None:
+    explanation, _ = two_ranks.call(f"{__name__}:explain_fake_traces", comm_is_seen=False)
+    for name in ("exposed_comm.dp", "overlap", "idle", "comm_wait"):
+        assert explanation.metrics[name].value is None, name
+    assert value(explanation, "compute") == pytest.approx(8e-3)
+    assert "comm_transfer.dp" not in explanation.metrics
+    assert any("dp" in note for note in explanation.notes)
+
+
+def sent_call(axis: str, op: str, ranks: int = 2) -> SentCall:
+    return SentCall(axis=axis, op=op, num_bytes=1024, ranks=ranks)
+
+
+SEND = sent_call("cp", "send")
+RECV = sent_call("cp", "recv")
+
+
+def test_kernels_of_two_communicators() -> None:
+    """The shards' second kernel starts before the replicas', which was launched before it."""
+    trace = Trace(
+        step=(0, 1000),
+        wall_seconds=1000 * NS,
+        compute=[(100, 400)],
+        issued=[(100, 120), (150, 170), (200, 220)],
+        comm=[(130, 300), (310, 500), (450, 900)],
+        launched=[110, 210, 160],
+    )
+    calls = [
+        sent_call("shard", "all_gather"),
+        sent_call("replicate", "all_reduce"),
+        sent_call("shard", "reduce_scatter"),
+    ]
+    seen = held_against(trace, calls)
+    assert seen.spans == [(130, 300), (450, 900), (310, 500)]
+    assert seen.named[1] == ("replicate", "all_reduce", (450, 900))
+    assert seen.unseen == set()
+    exposed = broken_down(trace, seen).exposed_comm_seconds
+    # Of two kernels at once, the first has the time.
+    assert exposed == pytest.approx({"shard": 100 * NS, "replicate": 400 * NS})
+
+
+def test_kernel_of_send_and_recv_counts_once() -> None:
+    """NCCL launches one kernel for both, after both have been issued."""
+    trace = Trace(
+        step=(0, 1000),
+        wall_seconds=1000 * NS,
+        compute=[(0, 250)],
+        issued=[(10, 30), (40, 60), (310, 330), (340, 360)],
+        comm=[(200, 300), (500, 600)],
+        launched=[65, 365],
+    )
+    seen = held_against(trace, [SEND, RECV, SEND, RECV])
+    assert seen.spans == [(200, 300), (200, 300), (500, 600), (500, 600)]
+    assert seen.named == [("cp", "send + recv", (200, 300)), ("cp", "send + recv", (500, 600))]
+    assert broken_down(trace, seen).exposed_comm_seconds == pytest.approx({"cp": 150 * NS})
+
+
+def test_coalesced_calls_leave_kernels_of_other_calls() -> None:
+    trace = Trace(
+        step=(0, 1000),
+        wall_seconds=1000 * NS,
+        issued=[(50, 70), (100, 120), (130, 150), (160, 180)],
+        comm=[(200, 300), (310, 400), (400, 450)],
+        launched=[60, 190, 195],  # NCCL splits what is too much for one kernel
+    )
+    single_rank = sent_call("dp", "all_reduce", ranks=1)
+    seen = held_against(trace, [SEND, single_rank, SEND, RECV])
+    assert seen.spans == [(200, 300), None, (310, 450), (310, 450)]
+    assert seen.unseen == set()  # a call of one rank launches no kernel
+
+
+def test_call_without_kernel_is_unseen() -> None:
+    trace = Trace(
+        step=(0, 1000),
+        wall_seconds=1000 * NS,
+        issued=[(10, 30), (40, 60)],
+        comm=[(100, 600)],
+        launched=[50],
+    )
+    seen = held_against(trace, [sent_call("dp", "all_reduce"), sent_call("tp", "all_reduce")])
+    assert seen.spans == [None, (100, 600)]
+    assert seen.unseen == {"dp"}
+
+
+@pytest.mark.parametrize(("axes", "named"), [(["dp", "tp"], OTHER), (["dp", "dp"], "dp")])
+def test_kernel_of_no_call_hides_axes(axes: list[str], named: str) -> None:
+    trace = Trace(
+        step=(0, 1000),
+        wall_seconds=1000 * NS,
+        issued=[(10, 30), (40, 60)],
+        comm=[(100, 200), (200, 300), (300, 400)],
+        launched=[20, 50, None],
+    )
+    seen = held_against(trace, [sent_call(axis, "all_reduce") for axis in axes])
+    assert seen.spans == []
+    assert {axis for axis, _, _ in seen.named} == {named}
+
+
+def test_device_waits_for_exposed_communication() -> None:
+    trace = Trace(
+        step=(0, 1000),
+        wall_seconds=1000 * NS,
+        compute=[(0, 800)],
+        issued=[(10, 30)],
+        comm=[(100, 850)],
+        launched=[20],
+    )
+    assert waited(trace) == pytest.approx(50 * NS)
+
+
+def test_ect_is_doubted_if_watching_slows_a_gpu() -> None:
+    cuda = torch.device("cuda", 0)
+    [note] = doubts_of_ect(cuda, 0.3)
+    assert "1.30" in note
+    assert doubts_of_ect(cuda, 0.04) == ()
+    assert doubts_of_ect(torch.device("cpu"), 0.5) == ()
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([[10, 10, 10], [12, 12, 12]], {"kernels": 11.0}),
+        ([[10, 11, 10], [12, 12, 12]], {"kernels": None}),  # steps of a rank differ
+        ([[None, None], [None, None]], {}),
+    ],
+)
+def test_kernels_are_counted_per_step(
+    counts: list[list[int | None]], expected: dict[str, float | None]
+) -> None:
+    assert {name: metric.value for name, metric in kernels_of(counts).items()} == expected
