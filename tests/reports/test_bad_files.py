@@ -37,7 +37,6 @@ def assert_refused(message: str, *args: object) -> None:
     ("content", "message"),
     [
         pytest.param(b'{"id": ', "run.json is not", id="truncated"),
-        pytest.param(b'{"schema": 2, "id": 7}', "run.json is not", id="wrong-type"),
         pytest.param(b'{"id": "\xff"}', "run.json is not", id="not-utf-8"),
         pytest.param(b"[" * 100_000, "run.json is not", id="nested-too-deeply"),
         pytest.param(b'{"schema": 99}', "schema 99 is newer", id="newer-schema"),
@@ -62,7 +61,6 @@ def test_show_refuses_a_file_that_is_too_large(run: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(b"{}", id="empty"),
         pytest.param(b'{"schema": 2, "case": 7}', id="wrong-type"),
         pytest.param(b"[" * 100_000, id="nested-too-deeply"),
     ],
@@ -81,7 +79,6 @@ def test_bad_record_is_left_out_or_refused(run: Path, line: bytes) -> None:
     "content",
     [
         pytest.param(b"text", id="no-gzip"),
-        pytest.param(gzip.compress(b"{}"), id="wrong-type"),
         pytest.param(gzip.compress(b"{}")[:-5], id="truncated"),
     ],
 )
