@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from parbench import cli
-from parbench.bench.files import MAX_BYTES
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import collective_case, ok_record, write_run
 from tests.support.traced import make_timeline, traced_record, write_traced_run
@@ -45,17 +44,6 @@ def assert_refused(message: str, *args: object) -> None:
 def test_show_refuses_a_bad_run_json(run: Path, content: bytes, message: str) -> None:
     (run / "run.json").write_bytes(content)
     assert_refused(message, "show", run)
-
-
-def test_show_refuses_a_missing_run_json(run: Path) -> None:
-    (run / "run.json").unlink()
-    assert_refused("no readable run.json", "show", run)
-
-
-def test_show_refuses_a_file_that_is_too_large(run: Path) -> None:
-    with (run / "run.json").open("r+b") as file:
-        file.truncate(MAX_BYTES + 1)
-    assert_refused("run.json has ", "show", run)
 
 
 @pytest.mark.parametrize(

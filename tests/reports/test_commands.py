@@ -24,7 +24,6 @@ from tests.support.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,
-    pipeline_record,
     write_run,
 )
 from tests.support.traced import make_timeline, traced_record, write_traced_run
@@ -136,24 +135,11 @@ def test_import_prints_the_folder_of_each_run(tmp_path: Path) -> None:
     assert tuple(PARSERS) == TOOLS
 
 
-@pytest.mark.parametrize(
-    ("form", "fact"), [("nccl-tests", "all_reduce_perf"), ("chrome-trace", '"0F0"')]
-)
-def test_export_goes_to_stdout_or_a_file(tmp_path: Path, form: str, fact: str) -> None:
-    path = write_run(tmp_path, run_from_records(pipeline_record(), ok_record(collective_case())))
-    text = read_output(export, path, "--format", form)
-    assert fact in text
-    assert read_output(export, path, "--format", form, "-o", tmp_path / "out.txt") == ""
-    assert (tmp_path / "out.txt").read_text() == text
-
-
 def test_export_without_a_timeline_writes_nothing(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
     message = read_error(export, run, "--format", "chrome-trace", "-o", target)
     assert "holds no timeline" in message
     assert not target.exists()
-    absent = tmp_path / "absent" / "x.txt"
-    assert "cannot be written" in read_error(export, run, "--format", "nccl-tests", "-o", absent)
 
 
 def test_export_writes_traces_into_a_folder(tmp_path: Path) -> None:

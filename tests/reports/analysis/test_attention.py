@@ -89,15 +89,6 @@ def test_crossover_depends_on_the_ranks(ranks: int, verdict: str) -> None:
     assert verdict in comparison.crossover
 
 
-def test_crossover_counts_bytes_of_equal_sequences() -> None:
-    ring = context_record("ring", sequence=128, num_bytes=5 << 20)
-    zigzag = context_record("zigzag", sequence=64, num_bytes=3 << 20)
-    ulysses = context_record("ulysses", sequence=64, num_bytes=2 << 20)
-    (comparison,) = compare(ring, zigzag, ulysses)
-    for fact in ("sequence 64", "2.00 MiB", "zigzag's 3.00 MiB"):
-        assert fact in comparison.crossover
-
-
 def test_methods_are_compared_on_equal_setups() -> None:
     (comparison,) = compare(
         context_record("ring"),

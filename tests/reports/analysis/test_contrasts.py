@@ -8,9 +8,6 @@ from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.contrasts import settings_words, slow_down
 from tests.support.nodes_fixtures import (
-    group_record,
-    make_hosts,
-    make_node_run,
     sample_node_run,
 )
 from tests.support.report_rows import (
@@ -22,9 +19,6 @@ from tests.support.report_rows import (
     table_lines,
 )
 from tests.support.reports_fixtures import collective_case, ok_record, seconds_metric
-
-SIZE = 1 << 22
-HOSTS = make_hosts(2, 2)
 
 
 def repeat(case: Case, *seconds: float) -> list[Record]:
@@ -115,22 +109,6 @@ def test_kinds_are_compared_within_and_across_nodes() -> None:
     )
     for fact in ("all_reduce", "4M", "0.127", "0.499 GB/s", "3.93 GB/s"):
         assert fact in table.notes[0]
-
-
-def test_mesh_axes_are_kinds_with_median_rates() -> None:
-    tp = group_record(HOSTS, SIZE, 4e9, group="dp=2 tp=2:tp", group_index=0, group_ranks=[0, 1])
-    dp = group_record(HOSTS, SIZE, 1e9, group="dp=2 tp=2:dp", group_index=0, group_ranks=[0, 2])
-    slow = group_record(HOSTS, SIZE, 2e9, group="dp=2 tp=2:dp", group_index=1, group_ranks=[1, 3])
-    run = make_node_run([tp, dp, slow], HOSTS)
-    (line,) = table_lines(find_analysis_table(analyze_run(run), "group-kinds"))
-    assert_cells(
-        line,
-        {
-            "tp of dp=2 tp=2, within a node": "3.93",
-            "dp of dp=2 tp=2, across nodes": "1.49",
-            "across / within": "0.379",
-        },
-    )
 
 
 def fsdp_case(**params: Any) -> Case:

@@ -8,7 +8,6 @@ from parbench.reports.sections.experts import experts_section
 from tests.support.report_rows import (
     analyze_records,
     assert_cells,
-    find_analysis_table,
     report_lines,
 )
 from tests.support.reports_fixtures import expert_case, expert_record, ok_record
@@ -29,12 +28,6 @@ def test_table_shows_scope_load_and_cost() -> None:
             "exposed ep": "8.00 ms",
         },
     )
-
-
-def test_claims_are_listed_once_per_scope() -> None:
-    records = [expert_record(), expert_record(routing="zipf"), expert_record("ep_step")]
-    table = find_analysis_table(analyze_records(*records), "experts-table")
-    assert table.notes == ("ep_layer: what it may claim", "ep_step: what it may claim")
 
 
 def test_load_is_divided_between_ranks() -> None:

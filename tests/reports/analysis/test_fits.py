@@ -55,10 +55,6 @@ def test_curve_leaves_out_rows_without_time_or_size() -> None:
     assert sizes_of(fit_curve([*unusable, *curve_records()])) == SIZES
 
 
-def test_efficiency_compares_busbw_with_the_link() -> None:
-    assert fit_curve(curve_records(), LINK_9).efficiency == pytest.approx(0.5)
-
-
 def test_efficiency_is_that_of_the_last_segment() -> None:
     records = []
     for power in range(10, 27):

@@ -9,18 +9,10 @@ from parbench.reports.analysis.labels import (
     differences,
     environment_facts,
     flatten,
-    operation,
     short_labels,
 )
 from tests.support.report_rows import summarize_rows
-from tests.support.reports_fixtures import collective_case, ok_record, step_case
-
-
-def test_operation_leaves_out_what_has_a_column() -> None:
-    assert operation(collective_case("all_reduce")) == "all_reduce"
-    assert operation(collective_case("broadcast", root=1)) == "broadcast root=1"
-    case = collective_case("all_reduce", group="pairs", op="sum")
-    assert operation(case, without=("group",)) == "all_reduce op=sum"
+from tests.support.reports_fixtures import ok_record, step_case
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,6 @@ def test_only_measured_pipeline_steps_are_listed() -> None:
     assert [pipeline.facts.schedule for pipeline in analysis.pipelines] == ["1f1b"]
 
 
-def test_timeline_is_that_of_the_first_repetition_with_one() -> None:
-    records = [pipeline_record(launch=0, measured=None)]
-    records += [pipeline_record(launch=launch) for launch in (1, 2)]
-    (pipeline,) = analyze_records(*records).pipelines
-    assert pipeline.launch == 1
-
-
 @pytest.mark.parametrize(
     ("details", "value"),
     [
@@ -90,15 +83,6 @@ def test_schedule_labels_add_what_differs() -> None:
     assert labels_of(*records) == ["1f1b hidden=64", "1f1b hidden=128", "zb"]
 
 
-def test_schedule_labels_of_custom_orders_have_ids() -> None:
-    details = {"pipeline": pipeline_details("custom")}
-    records = []
-    for order in ("0F0,0B0;1F0,1B0", "0F0,,0B0;1F0,1B0"):
-        case = pipeline_case("1f1b", order=order)
-        records.append(ok_record(case, metrics=pipeline_metrics(), details=details))
-    assert labels_of(*records) == [f"custom ({record.case.id})" for record in records]
-
-
 SIMULATED = [
     simulated_schedule("gpipe", 0.030),
     simulated_schedule("1f1b", 0.011),
@@ -120,13 +104,3 @@ def test_simulated_schedules_are_ordered_by_step_time() -> None:
     lines = report_lines("schedules-1-simulated", record)
     assert [line["schedule"] for line in lines] == ["zb_v", "gpipe"]
     assert [line["step time"] for line in lines] == ["18.0 ms", "30.0 ms"]
-
-
-def test_unknown_and_impossible_schedules_come_last() -> None:
-    reason = "microbatches(4) < stages(8)"
-    impossible = simulated_schedule("dualpipe_v", chunks=2, why_not=reason)
-    simulated = [impossible, simulated_schedule("naive"), *SIMULATED]
-    lines = report_lines("schedules-1-simulated", pipeline_record(comparison=simulated))
-    names = [line["schedule"] for line in lines]
-    assert names == ["zb_v", "gpipe", "naive", "dualpipe_v"]
-    assert lines[-1]["cannot run"] == reason

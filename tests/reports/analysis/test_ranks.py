@@ -7,10 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from parbench.bench.machine.host_load import HostLoad
-from parbench.bench.results.records import Record
 from parbench.bench.results.runs import LaunchInfo, Run, load_run
+from parbench.bench.results.samples import samples_name
 from parbench.reports.analysis.ranks import (
-    Late,
     Nodes,
     late_rows,
     launches_of,
@@ -76,32 +75,12 @@ def test_distance_is_node_switch_or_beyond() -> None:
     assert nodes.distance(4, 0) == "other switch"
 
 
-def test_distance_may_come_from_locality() -> None:
-    hosts = ["a", "a", "b", "c"]
-    nodes = read_nodes({"hosts": hosts, "locality": {"0-2": "same switch"}})
-    assert nodes.distance(2, 0) == "same switch"
-    assert nodes.distance(0, 3) == "other switch"
-
-
-PATHS = {"n1": "spine.leaf1.n1", "n2": "spine.leaf2.n2"}
-VARIABLES = {
-    f"rank {rank}": {"variables": {"SLURM_TOPOLOGY_ADDR": path}}
-    for rank, path in enumerate(PATHS.values())
-}
-
-
-@pytest.mark.parametrize(
-    ("environment", "rank_environment"),
-    [
-        pytest.param({"switches": PATHS}, {}, id="by-host"),
-        pytest.param({"slurm": {"switches": list(PATHS.values())}}, {}, id="by-rank"),
-        pytest.param({}, VARIABLES, id="of-each-rank"),
-    ],
-)
-def test_switches_come_from_hosts_or_ranks(
-    environment: dict[str, Any], rank_environment: dict[str, Any]
-) -> None:
-    nodes = read_nodes({"hosts": ["n1", "n2"], **environment}, rank_environment)
+def test_switches_come_from_the_topology_of_slurm() -> None:
+    paths = ["spine.leaf1.n1", "spine.leaf2.n2"]
+    rank_environment = {}
+    for rank, path in enumerate(paths):
+        rank_environment[f"rank {rank}"] = {"variables": {"SLURM_TOPOLOGY_ADDR": path}}
+    nodes = read_nodes({"hosts": ["n1", "n2"]}, rank_environment)
     assert nodes.switches == {"n1": "spine.leaf1", "n2": "spine.leaf2"}
 
 
@@ -131,23 +110,12 @@ def test_restarted_ranks_belong_to_their_repetition() -> None:
     assert second.load == BUSY
 
 
-def read_late(folder: Path, *records: tuple[Record, bytes]) -> Late:
-    path = write_run(folder, run_from_records(*(record for record, _ in records)))
-    for record, content in records:
-        (path / "samples" / f"{record.case.id}-{record.launch}.npz").write_bytes(content)
+def test_lateness_is_the_median_of_repetitions(tmp_path: Path) -> None:
+    records = [late_record(launch=launch) for launch in range(3)]
+    path = write_run(tmp_path, run_from_records(*records))
+    for record, arrival_ns in zip(records, (1000, 2000, 9000), strict=True):
+        arrivals_ns = [[0, 100, 0], [arrival_ns, 0, 10 * arrival_ns]]
+        (path / samples_name(record)).write_bytes(samples(arrivals_ns, ranks=(2, 6)))
     run = load_run(path)
     (late,) = late_rows(run, summarize(run).rows)
-    return late
-
-
-def test_lateness_is_the_median_since_the_first_arrival(tmp_path: Path) -> None:
-    late = read_late(tmp_path, (late_record(), samples([[0, 100, 0], [3000, 900, 7000]])))
-    assert late.seconds_by_rank == pytest.approx({0: 0.0, 1: 3e-6})
-
-
-def test_lateness_is_the_median_of_repetitions(tmp_path: Path) -> None:
-    repetitions = []
-    for launch, arrival_ns in enumerate((1000, 2000, 9000)):
-        content = samples([[0], [arrival_ns]], ranks=(2, 6))
-        repetitions.append((late_record(launch=launch), content))
-    assert read_late(tmp_path, *repetitions).seconds_by_rank == pytest.approx({2: 0.0, 6: 2e-6})
+    assert late.seconds_by_rank == pytest.approx({2: 0.0, 6: 2e-6})

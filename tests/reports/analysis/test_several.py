@@ -16,7 +16,6 @@ from parbench.reports.analysis.several import (
     RunSet,
     gather,
     load_sweep,
-    point_of,
     runs_of,
     several,
 )
@@ -122,7 +121,6 @@ def test_verdict_is_that_of_the_worst_run(run_set: RunSet, code: int, word: str)
 def test_last_run_of_a_point_decides() -> None:
     point = Point(id="a")
     assert join(FAILED, FINE, points=(point, point)).code == 0
-    assert join(FINE, FAILED, points=(point, point)).code == 4
     assert join(FAILED, FINE, points=(point, Point(id="b"))).code == 4
 
 
@@ -143,11 +141,6 @@ def test_scaling_expects_rate_or_busbw(case: Case, seconds: float, efficiency: s
     run_set = join(run_on(2, case, 1e-3), run_on(8, case, seconds))
     (line,) = lines_of(run_set, "scaling-table")
     assert line["efficiency 8"] == efficiency
-
-
-def test_scaling_needs_two_sizes_of_the_world() -> None:
-    run = run_on(2, step_case(), 1e-3)
-    assert "scaling" not in section_ids(join(run, run))
 
 
 def test_runs_table_shows_nodes_and_placement() -> None:
@@ -186,16 +179,6 @@ def test_sweep_has_points_with_their_runs(sweep: Path) -> None:
     (sweep / "runs" / first.id / "unfinished").mkdir()
     assert len(runs_of(sweep, first)) == 2
     assert runs_of(sweep, second) == ()
-
-
-def test_run_has_the_point_of_its_folder(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load_sweep(sweep).points[0]
-    run = runs_of(sweep, first)[0]
-    assert point_of(run) == first
-    unknown = write_run(sweep / "runs" / "unknown", scaling_run(2))
-    assert point_of(unknown) is None
-    monkeypatch.chdir(run.parent)
-    assert point_of(Path(run.name)) == first
 
 
 def test_gather_reads_the_runs_of_a_sweep(sweep: Path, tmp_path: Path) -> None:

@@ -119,15 +119,6 @@ def test_row_of_a_failed_repetition_uses_the_others() -> None:
     assert row.iterations == 120
 
 
-def test_row_reasons_are_unique_and_worst_first() -> None:
-    row = summarize_row(
-        failed_record(CASE, 0, "failed", "it broke"),
-        failed_record(CASE, 1, "hang", "it hung"),
-        failed_record(CASE, 2, "failed", "it broke"),
-    )
-    assert row.reasons == ("it hung", "it broke")
-
-
 @pytest.mark.parametrize(
     ("seconds", "grade"),
     [

@@ -93,12 +93,6 @@ def test_partial_run_proposes_a_budget() -> None:
     assert "--budget" in verdict.remedy
 
 
-def test_cut_after_two_repetitions_is_doubtful() -> None:
-    plan = make_plan([FIRST], launches=3)
-    verdict = judge(plan, *FIRST_TWICE, cut_record(FIRST, 2))["PARTIAL"]
-    assert verdict.level == "doubtful"
-
-
 @pytest.mark.parametrize(
     ("record", "reason"),
     [

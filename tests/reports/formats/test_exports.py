@@ -66,10 +66,9 @@ def test_wrong_results_are_not_exported() -> None:
         assert b"collective.all_reduce" not in content
 
 
-@pytest.mark.parametrize("count", [1, 100])
-def test_stats_equal_those_of_pytest_benchmark(count: int) -> None:
-    source = random.Random(count)
-    seconds = [source.lognormvariate(-7, 0.5) for _ in range(count)]
+def test_stats_equal_those_of_pytest_benchmark() -> None:
+    source = random.Random(7)
+    seconds = [source.lognormvariate(-7, 0.5) for _ in range(100)]
     expected: Any = Stats()  # type: ignore[no-untyped-call]
     for value in seconds:
         expected.update(value)

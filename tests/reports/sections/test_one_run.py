@@ -1,7 +1,6 @@
 """The report of one run: heading, first screen, order of sections, and footnotes."""
 
 from pathlib import Path
-from typing import Any
 
 from parbench.bench.results.runs import Run
 from parbench.reports.sections.one_run import draw_first_screen, report_of
@@ -9,13 +8,11 @@ from tests.support.report_rows import (
     analyze_records,
     analyze_run,
     make_sections,
-    matrix_case,
     run_from_records,
 )
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
-    failed_record,
     ok_record,
     sample_run,
     step_case,
@@ -23,21 +20,6 @@ from tests.support.reports_fixtures import (
 from tests.support.traced import make_timeline, traced_record, write_traced_run
 
 SHARED = "functional only: 4 ranks on 2 cores"
-
-
-def test_sections_are_ordered() -> None:
-    group: dict[str, Any] = {"group": "pairs", "group_index": 0}
-    analysis = analyze_records(
-        ok_record(step_case()),
-        ok_record(collective_case(**group)),
-        ok_record(collective_case(**group, concurrent=True)),
-        ok_record(matrix_case(0, 1)),
-        ok_record(matrix_case(1, 0)),
-    )
-    ids = [section.id for section in make_sections(analysis)]
-    assert ids == ["communication", "contrasts", "groups", "pairs", "steps"]
-    assert len(analysis.communication) == 2
-    assert make_sections(analyze_records(failed_record(collective_case()))) == []
 
 
 def test_anchors_are_unique_and_columns_explained() -> None:

@@ -54,14 +54,11 @@ def test_collective_slower_than_the_fit_is_a_slow_link(tmp_path: Path) -> None:
     assert cause.evidence["won_seconds"] == pytest.approx(1.25e-3, rel=0.01)
 
 
-@pytest.mark.parametrize(("period_us", "kinds"), [(350, []), (4000, ["host-bound"])])
-def test_time_of_python_between_operators_is_no_cause(
-    tmp_path: Path, period_us: int, kinds: list[str]
-) -> None:
+def test_short_gaps_between_operators_are_no_cause(tmp_path: Path) -> None:
     file = RankFile(0, 1)
-    file.event("user_annotation", "ProfilerStep#1", 0, 40 * period_us)
+    file.event("user_annotation", "ProfilerStep#1", 0, 14_000)
     for number in range(40):
-        start = period_us * number
-        file.event("cpu_op", "aten::mm", start, start + 0.7 * period_us)
-    causes = causes_of(job_of([read_steps(file.write(tmp_path))]))
-    assert [cause.kind for cause in causes] == kinds
+        start = 350 * number
+        file.event("cpu_op", "aten::mm", start, start + 245)
+    steps = read_steps(file.write(tmp_path))
+    assert causes_of(job_of([steps])) == ()
