@@ -200,7 +200,6 @@ def test_gradient_sum_of_each_microbatch_is_found() -> None:
     finding = get_finding(train("ddp", 0.3, params=params, defaults={"no_sync": False}))
     assert finding.kind == "small microbatches"
     assert "--set no_sync=false,true" in finding.command
-    assert finding.cost == pytest.approx(0.3 * 7 / 8)
 
 
 def test_exposed_communication_names_the_worst_first() -> None:
@@ -280,7 +279,8 @@ def find_slow(records: Sequence[Record]) -> list[Finding]:
 def test_links_are_compared_within_their_locality() -> None:
     records = pair_records(make_hosts(4, 2))
     assert find_slow(records) == []
-    slow = ok_record(matrix_case(0, 7), world=records[0].world, metrics=make_rates(1 << 20, 0.1e9))
+    metrics = make_rates(1 << 20, busbw=0.1e9)
+    slow = ok_record(matrix_case(0, 7), world=records[0].world, metrics=metrics)
     records = [record for record in records if record.case.id != slow.case.id]
     records.append(slow)
     (finding,) = find_slow(records)
@@ -288,11 +288,13 @@ def test_links_are_compared_within_their_locality() -> None:
 
 
 def test_groups_are_compared_with_groups_of_their_kind() -> None:
-    records = group_records(make_hosts(4, 2), [1 << 22])
-    records = [record for record in records if "concurrent" not in record.case.params]
-    assert find_slow(records) == []
-    index = [record.details.get("group_ranks") for record in records].index([4, 5])
-    records[index] = replace(records[index], metrics=make_rates(1 << 22, 2e9))
+    records = []
+    for record in group_records(make_hosts(4, 2), [1 << 22]):
+        if "concurrent" in record.case.params:
+            continue
+        if record.details.get("group_ranks") == [4, 5]:
+            record = replace(record, metrics=make_rates(1 << 22, busbw=2e9))
+        records.append(record)
     (finding,) = find_slow(records)
     assert_facts(finding, "node 4,5", "1.98 GB/s", "all_reduce 4M")
 

@@ -65,7 +65,10 @@ def test_load_has_a_row_per_metric(tmp_path: Path) -> None:
 
 
 def test_load_has_rows_for_unmeasured_cases(tmp_path: Path) -> None:
-    failed, wrong, missing, indivisible = (collective_case(size_bytes=i) for i in (4, 8, 12, 7))
+    failed = collective_case("all_reduce")
+    wrong = collective_case("all_gather")
+    missing = collective_case("broadcast")
+    indivisible = collective_case(size_bytes=7)
     misleading = {"time": MetricValue(value=1.0, unit="s", better="lower")}
     records = [
         failed_record(failed, reason="rank 1 died"),

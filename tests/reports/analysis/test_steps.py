@@ -79,12 +79,16 @@ def group_curve(latency: float, index: int = 0, **params: Any) -> list[Record]:
 def test_predict_comm_prefers_worlds_then_slowest_group() -> None:
     world = with_world(curve_records(latency=20e-6), size=2)
     groups = [*group_curve(30e-6), *group_curve(40e-6, 1)]
-    concurrent = [*group_curve(35e-6, concurrent=True), *group_curve(25e-6, 1, concurrent=True)]
+    concurrent = group_curve(35e-6, 0, concurrent=True)
+    concurrent += group_curve(25e-6, 1, concurrent=True)
     calls = [comm_call(ranks=2)]
     transfer = MEGABYTE / 3e9
-    assert predict(calls, *groups, *world).seconds == pytest.approx(20e-6 + transfer)
-    assert predict(calls, *groups).seconds == pytest.approx(40e-6 + transfer)
-    assert predict(calls, *groups, *concurrent).seconds == pytest.approx(35e-6 + transfer)
+    by_world = predict(calls, *groups, *world)
+    assert by_world.seconds == pytest.approx(20e-6 + transfer)
+    by_group = predict(calls, *groups)
+    assert by_group.seconds == pytest.approx(40e-6 + transfer)
+    by_concurrent_group = predict(calls, *groups, *concurrent)
+    assert by_concurrent_group.seconds == pytest.approx(35e-6 + transfer)
 
 
 def test_predict_comm_needs_calls_that_agree() -> None:
@@ -131,11 +135,11 @@ def test_bad_trace_is_refused_with_a_reason(
     assert busy_ranks([traced]) == ()
 
 
-def test_busy_seconds_of_a_rank_equal_its_metrics(tmp_path: Path) -> None:
-    record = traced_record()
-    first, second = busy_ranks(read_traces(tmp_path, (record, make_timeline())))
-    assert first.by_stream["compute"] == pytest.approx(record.metrics["compute"].value)
-    assert first.by_stream["copy"] == pytest.approx(record.metrics["exposed_copy"].value)
+def test_busy_seconds_of_a_rank_sum_its_intervals(tmp_path: Path) -> None:
+    traces = read_traces(tmp_path, (traced_record(), make_timeline()))
+    first, second = busy_ranks(traces)
+    assert first.by_stream["compute"] == pytest.approx(6e-3)
+    assert first.by_stream["copy"] == pytest.approx(0.25e-3)
     assert first.by_stream["comm dp"] == pytest.approx(4e-3)
     assert first.wall_seconds == pytest.approx(10e-3)
     assert first.by_phase["backward"] == pytest.approx(5.5e-3)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError
 from parbench.reports.analysis.summary import num_ranks, summarize
@@ -17,8 +16,8 @@ from tests.support.exchange_fixtures import NCCL, OSU, make_pairs_record, nccl_r
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
+    curve_records,
     ok_record,
-    sample_run,
     write_run,
 )
 
@@ -93,19 +92,12 @@ def test_refused_import_leaves_no_run(
     assert not (tmp_path / "runs").exists()
 
 
-def get_key(record: Record) -> tuple[object, ...]:
-    params = record.case.params
-    return record.case.name, params.get("size_bytes"), params.get("mode")
-
-
 def test_export_and_import_keep_numbers(tmp_path: Path) -> None:
-    run = sample_run(launches=1)
-    originals = {get_key(record): record for record in run.records if record.status == "ok"}
-    imported_run = import_text(tmp_path, render_text(run))
-    assert len(imported_run.records) == 49
-    for record in imported_run.records:
-        original = originals[get_key(record)]
+    originals = curve_records("all_gather")
+    imported_run = import_text(tmp_path, render_text(run_from_records(*originals)))
+    for record, original in zip(imported_run.records, originals, strict=True):
         seconds = original.metrics["time"].value
+        assert record.case.params["size_bytes"] == original.case.params["size_bytes"]
         assert record.metrics["time"].value == pytest.approx(seconds, rel=5e-4)
         assert record.check == original.check
         assert record.world == original.world

@@ -9,10 +9,9 @@ from click.testing import CliRunner, Result
 
 from parbench import cli
 from tests.support.drawn_steps import MB, RANKS, draw_clean, draw_one_bucket, make_job
+from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
-    make_plan,
-    make_run,
     ok_record,
     write_run,
 )
@@ -59,9 +58,11 @@ def test_page_needs_no_other_file(traces: Path, tmp_path: Path) -> None:
 
 
 def test_transfers_are_compared_with_the_fit_of_a_run(traces: Path, tmp_path: Path) -> None:
-    cases = [collective_case(size_bytes=1 << power) for power in range(12, 28, 3)]
-    records = [ok_record(case, 0, 1e-5 + int(case.params["size_bytes"]) / 1e11) for case in cases]
-    run = write_run(tmp_path, make_run(make_plan(cases), records))
+    records = []
+    for power in range(12, 28, 3):
+        case = collective_case(size_bytes=1 << power)
+        records.append(ok_record(case, seconds=1e-5 + 2**power / 1e11))
+    run = write_run(tmp_path, run_from_records(*records))
     result = explain(traces, "--against", run)
     assert result.exit_code == 0
     assert "times what this machine's fit says" in result.stdout
