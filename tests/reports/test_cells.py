@@ -65,8 +65,8 @@ def test_rates_shares_and_sizes() -> None:
 
 
 def test_interval_has_the_unit_of_its_value() -> None:
-    metric = MetricValue(value=950e-6, unit="s", low=900e-6, high=1100e-6)
-    assert cells.measured(metric) == "950 us [900, 1100]"
+    metric = MetricValue(value=1.05e-3, unit="s", low=950e-6, high=1.1e-3)
+    assert cells.measured(metric) == "1.05 ms [0.950, 1.10]"
     assert cells.measured(None) == "-"
 
 
