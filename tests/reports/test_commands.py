@@ -24,7 +24,6 @@ from tests.support.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,
-    pipeline_record,
     write_run,
 )
 from tests.support.traced import make_timeline, traced_record, write_traced_run
@@ -66,9 +65,12 @@ def test_report_writes_a_page_and_prints_its_path(run: Path, tmp_path: Path) -> 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """Return the folder of a sweep with a point that hangs and one that has not run."""
-    points = [(make_sweep_point(nodes, f"{nodes} nodes"), [scaling_run(nodes)]) for nodes in (1, 2)]
-    points.append((make_sweep_point(4, "4 nodes"), [failed_node_run()]))
-    points.append((make_sweep_point(8, "8 nodes"), []))
+    points = [
+        (make_sweep_point(1, "1 node"), [scaling_run(1)]),
+        (make_sweep_point(2, "2 nodes"), [scaling_run(2)]),
+        (make_sweep_point(4, "4 nodes"), [failed_node_run()]),
+        (make_sweep_point(8, "8 nodes"), []),
+    ]
     return write_sweep(tmp_path / "links", points)
 
 
@@ -77,10 +79,10 @@ def test_report_of_several_runs_or_a_sweep(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_output(report, run, write_run(tmp_path, RUN)) == "report.html\n"
-    assert "Side by side" in (tmp_path / "report.html").read_text()
-    result = invoke(report, sweep)
-    assert result.output == f"{sweep / 'report.html'}\n"
-    assert "Over nodes" in (sweep / "report.html").read_text()
+    assert "Side by side" in Path("report.html").read_text()
+    page = sweep / "report.html"
+    assert invoke(report, sweep).output == f"{page}\n"
+    assert "Over nodes" in page.read_text()
 
 
 def test_show_of_a_sweep_has_tables_over_nodes(sweep: Path) -> None:
@@ -90,7 +92,6 @@ def test_show_of_a_sweep_has_tables_over_nodes(sweep: Path) -> None:
     assert {"Runs", "Wrong, hung or failed", "Over nodes"} <= set(lines)
     assert lines[-2].startswith("NOT FINE  run 3 of 3; 1 more")
     assert lines[-1] == str(sweep)
-    assert not (sweep / "report.html").exists()
 
 
 def test_show_exits_with_the_code_of_the_run(run: Path, tmp_path: Path) -> None:
@@ -102,37 +103,20 @@ def test_show_exits_with_the_code_of_the_run(run: Path, tmp_path: Path) -> None:
     assert invoke(show, failed).exit_code == 4
 
 
-@pytest.mark.parametrize(
-    ("command", "args"),
-    [
-        (report, []),
-        (export, ["."]),
-        (import_files, []),
-        (import_files, ["a.txt", "--from", "imb"]),
-        (import_files, ["a.txt", "--nproc", "0"]),
-    ],
-)
-def test_commands_refuse_bad_arguments(command: click.Command, args: list[str]) -> None:
-    assert invoke(command, *args).exit_code == 2
-
-
-def test_commands_name_the_run_in_a_folder(run: Path, tmp_path: Path) -> None:
-    for args in ((show, tmp_path), (export, tmp_path, "--format", "nccl-tests")):
-        message = read_error(*args)
-        assert f"{tmp_path} is no run" in message
-        assert str(run) in message
+def test_show_names_the_runs_in_a_folder(run: Path, tmp_path: Path) -> None:
+    message = read_error(show, tmp_path)
+    assert f"{tmp_path} is no run" in message
+    assert str(run) in message
 
 
 def test_latest_names_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "runs holds no run" in read_error(show, "latest")
-    for folder in ("runs", "elsewhere"):
-        for day in ("20260102", "20260101"):
-            path = write_run(tmp_path / folder, RUN)
-            path.rename(path.with_name(f"{day}T000000Z-host-1a2b3c"))
-    newest = "20260102T000000Z-host-1a2b3c"
+    oldest, newest = "20260101T000000Z-host-1a2b3c", "20260102T000000Z-host-1a2b3c"
+    for name in (newest, oldest):
+        path = write_run(Path("runs"), RUN)
+        path.rename(path.with_name(name))
     assert read_output(show, "latest").endswith(f"\nruns/{newest}\n")
-    assert read_output(show, "elsewhere/latest").endswith(f"\nelsewhere/{newest}\n")
     assert "same run" in read_error(compare, "latest", f"runs/{newest}")
 
 
@@ -144,22 +128,11 @@ def test_import_prints_the_folder_of_each_run(tmp_path: Path) -> None:
     for file in files:
         file.write_text(OSU)
     text = read_output(import_files, *files, "--nproc", 3, "--out", tmp_path / "out")
-    runs = [load_run(Path(line)) for line in text.splitlines()]
-    assert [run.records[0].details["source"]["file"] for run in runs] == ["a.txt", "b.txt"]
-    assert [run.info.plan.nproc for run in runs] == [3, 3]
+    first, second = (load_run(Path(line)) for line in text.splitlines())
+    assert first.info.plan.nproc == 3
+    assert second.records[0].details["source"]["file"] == "b.txt"
     assert "nccl-tests" in read_error(import_files, files[0], "--nproc", 2, "--from", "nccl-tests")
     assert tuple(PARSERS) == TOOLS
-
-
-@pytest.mark.parametrize(
-    ("form", "fact"), [("nccl-tests", "all_reduce_perf"), ("chrome-trace", '"0F0"')]
-)
-def test_export_goes_to_stdout_or_a_file(tmp_path: Path, form: str, fact: str) -> None:
-    path = write_run(tmp_path, run_from_records(pipeline_record(), ok_record(collective_case())))
-    text = read_output(export, path, "--format", form)
-    assert fact in text
-    assert read_output(export, path, "--format", form, "-o", tmp_path / "out.txt") == ""
-    assert (tmp_path / "out.txt").read_text() == text
 
 
 def test_export_without_a_timeline_writes_nothing(run: Path, tmp_path: Path) -> None:
@@ -167,8 +140,6 @@ def test_export_without_a_timeline_writes_nothing(run: Path, tmp_path: Path) -> 
     message = read_error(export, run, "--format", "chrome-trace", "-o", target)
     assert "holds no timeline" in message
     assert not target.exists()
-    absent = tmp_path / "absent" / "x.txt"
-    assert "cannot be written" in read_error(export, run, "--format", "nccl-tests", "-o", absent)
 
 
 def test_export_writes_traces_into_a_folder(tmp_path: Path) -> None:
@@ -180,7 +151,6 @@ def test_export_writes_traces_into_a_folder(tmp_path: Path) -> None:
     text = read_output(export, run, "--format", "hta", "-o", target)
     files = [target / record.case.id / f"rank-{rank}.json" for rank in (0, 1)]
     assert text.splitlines() == [str(file) for file in files]
-    assert "-o FOLDER" in read_error(export, run, "--format", "hta")
     assert "-o FOLDER" in read_error(export, run, "--format", "hta", "-o", tmp_path / "x.json")
 
 

@@ -31,41 +31,41 @@ def make_job(folder: Path, draw: Draw, *, steps: int = 4, num_hosts: int = 1) ->
 def draw_clean(file: RankFile, rank: int, start: float) -> None:
     """Hide two all_reduces behind computation, except 100 us at the end."""
     file.kernel(start + 10, start + 9890)
-    file.collective("allreduce", start + 3000 + rank, start + 5000, 8 * MB, RANKS)
-    file.collective("allreduce", start + 8000 + rank, start + 9990, 8 * MB, RANKS)
+    file.collective("allreduce", start + 3000 + rank, start + 5000, 8 * MB)
+    file.collective("allreduce", start + 8000 + rank, start + 9990, 8 * MB)
 
 
 def draw_late_rank(file: RankFile, rank: int, start: float) -> None:
     begin = start + (2000 if rank == 2 else 0)
     file.kernel(begin + 10, begin + 6000)
-    file.collective("allreduce", begin + 6000, start + 9000, 8 * MB, RANKS)
+    file.collective("allreduce", begin + 6000, start + 9000, 8 * MB)
     file.kernel(start + 9000, start + 10_000)
 
 
 def draw_slow_rank(file: RankFile, rank: int, start: float) -> None:
     computed = start + (8000 if rank == 1 else 6000)
     file.kernel(start + 10, computed)
-    file.collective("allreduce", computed, start + 9000, 8 * MB, RANKS)
+    file.collective("allreduce", computed, start + 9000, 8 * MB)
     file.kernel(start + 9000, start + 10_000)
 
 
 def draw_one_bucket(file: RankFile, rank: int, start: float) -> None:
     file.kernel(start + 10, start + 7000)
-    file.collective("allreduce", start + 7000 + rank, start + 9500, 32 * MB, RANKS)
+    file.collective("allreduce", start + 7000 + rank, start + 9500, 32 * MB)
     file.kernel(start + 9500, start + 10_000)
 
 
 def draw_no_prefetch(file: RankFile, rank: int, start: float) -> None:
     for layer in range(5):
         begin = start + 2000 * layer
-        file.collective("_allgather_base", begin + rank, begin + 800, 8 * MB, RANKS)
+        file.collective("_allgather_base", begin + rank, begin + 800, 8 * MB)
         file.kernel(begin + 800, begin + 2000)
 
 
 def draw_host_bound(file: RankFile, rank: int, start: float) -> None:
     for number in range(20):
         file.kernel(start + 500 * number, start + 500 * number + 350)
-    file.collective("allreduce", start + 4000 + rank, start + 4200, MB, RANKS)
+    file.collective("allreduce", start + 4000 + rank, start + 4200, MB)
 
 
 def draw_copies(file: RankFile, rank: int, start: float) -> None:
@@ -77,7 +77,7 @@ def draw_copies(file: RankFile, rank: int, start: float) -> None:
 def draw_uneven_stages(file: RankFile, rank: int, start: float) -> None:
     computed = start + (9000 if rank == 3 else 5000)
     file.kernel(start + 10, computed)
-    file.collective("send", computed, start + 9800, MB, RANKS)
+    file.collective("send", computed, start + 9800, MB)
 
 
 FAULTS: dict[str, Draw] = {

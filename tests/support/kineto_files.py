@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +50,18 @@ class RankFile:
         name = "sm90_xmma_gemm_bf16"
         self.event("kernel", name, start, stop, COMPUTE_STREAM, **args)
 
-    def collective(
-        self, op: str, start: float, stop: float, elements: int, ranks: Sequence[int]
-    ) -> None:
-        """Add a collective of float32: c10d's operator and launch on the host, and its kernel."""
+    def collective(self, op: str, start: float, stop: float, elements: int) -> None:
+        """Add a collective of float32 on all ranks: c10d's operator, launch and kernel."""
         args = self._launch(start - 15, f"c10d::{op}_", "record_param_comms")
         args |= {
             "Collective name": op,
             "dtype": "Float",
-            "In msg nelems": elements // len(ranks) if op == "_allgather_base" else elements,
+            "In msg nelems": elements // self.world_size if op == "_allgather_base" else elements,
             "Out msg nelems": elements,
-            "Group size": len(ranks),
+            "Group size": self.world_size,
             "Process Group Name": "0",
             "Process Group Description": "default_pg",
-            "Process Group Ranks": str(list(ranks)),
+            "Process Group Ranks": str(list(range(self.world_size))),
         }
         self.event("kernel", KERNELS[op], start, stop, COMM_STREAM, **args)
 

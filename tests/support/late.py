@@ -25,15 +25,12 @@ def make_arrival(late_rank: int | None = 1) -> Arrival:
     )
 
 
-LATE_RANK_1 = make_arrival(1)
-
-
 def late_record(size: int = 1024, launch: int = 0, skew: float | None = 50e-6) -> Record:
     case = collective_case(size_bytes=size)
     metrics = collective_metrics(case, 1e-3)
     metrics["skew"] = seconds_metric(skew)
     metrics["transfer"] = seconds_metric(9e-4)
-    return ok_record(case, launch, metrics=metrics, arrival=LATE_RANK_1)
+    return ok_record(case, launch, metrics=metrics, arrival=make_arrival())
 
 
 def samples(arrivals_ns: Sequence[Sequence[int]], ranks: Sequence[int] = (0, 1)) -> bytes:

@@ -89,12 +89,13 @@ def group_records(
         for i, ranks in enumerate(nodes):
             group: dict[str, Any] = {"group": "node", "group_index": i, "group_ranks": ranks}
             records.append(group_record(hosts, size, WITHIN_RATE, **group))
-            records.append(group_record(hosts, size, WITHIN_RATE, **group, concurrent=True))
+            group["concurrent"] = True
+            records.append(group_record(hosts, size, WITHIN_RATE, **group))
         for i, ranks in enumerate(across):
             group = {"group": "across", "group_index": i, "group_ranks": ranks}
-            shared_rate = FAR_RATE / len(across)
             records.append(group_record(hosts, size, FAR_RATE, **group))
-            records.append(group_record(hosts, size, shared_rate, **group, concurrent=True))
+            group["concurrent"] = True
+            records.append(group_record(hosts, size, FAR_RATE / len(across), **group))
     return records
 
 
@@ -176,9 +177,9 @@ def scaling_run(
 def failed_node_run() -> Run:
     """Return a run on four nodes whose only case hangs, because n3 does not arrive."""
     hosts = make_hosts(4, 1)
-    ranks = [
-        RankState(rank=i, host=host, pid=40 + i, state="waiting") for i, host in enumerate(hosts)
-    ]
+    ranks = []
+    for rank, host in enumerate(hosts):
+        ranks.append(RankState(rank=rank, host=host, pid=40 + rank, state="waiting"))
     reason = "no end within 10 s: rank 2 (n3) did not arrive"
     case = collective_case(size_bytes=1 << 22)
     record = failed_record(case, 0, "hang", reason, world=make_world(hosts), ranks=ranks)

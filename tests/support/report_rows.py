@@ -44,10 +44,6 @@ def make_sections(analysis: Analysis) -> list[Section]:
     return [section for section in sections if section]
 
 
-def analysis_tables(analysis: Analysis) -> list[Table[Any]]:
-    return [table for section in make_sections(analysis) for table in section.tables]
-
-
 def find_analysis_table(analysis: Analysis, table_id: str) -> Table[Any]:
     return find_table(make_sections(analysis), table_id)
 

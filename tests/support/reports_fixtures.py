@@ -16,7 +16,6 @@ from parbench.bench.results.records import (
     Record,
     Samples,
     Status,
-    Stop,
     WorldInfo,
     encode,
 )
@@ -152,9 +151,7 @@ def ok_record(
     seconds: float = 1e-3,
     *,
     metrics: Mapping[str, MetricValue] | None = None,
-    stop: Stop = "precision",
     grade: Grade = "stable",
-    steady: str = "flat",
     n: int = 120,
     **fields: Any,
 ) -> Record:
@@ -164,11 +161,11 @@ def ok_record(
     usual: dict[str, Any] = {
         "world": WORLD,
         "status": "ok",
-        "stop": stop,
+        "stop": "precision",
         "check": Check(passed=True, wrong=0),
         "samples": Samples(values=[seconds] * n),
         "metrics": dict(metrics),
-        "noise": Noise(grade=grade, spread=0.02, steady=steady),
+        "noise": Noise(grade=grade, spread=0.02, steady="flat"),
         "started": STARTED,
         "seconds": 0.5,
     }

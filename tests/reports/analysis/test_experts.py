@@ -8,10 +8,9 @@ from parbench.reports.sections.experts import experts_section
 from tests.support.report_rows import (
     analyze_records,
     assert_cells,
-    find_analysis_table,
     report_lines,
 )
-from tests.support.reports_fixtures import expert_case, expert_record, ok_record, step_case
+from tests.support.reports_fixtures import expert_case, expert_record, ok_record
 
 
 def test_table_shows_scope_load_and_cost() -> None:
@@ -24,20 +23,11 @@ def test_table_shows_scope_load_and_cost() -> None:
             "capacity": "1.25",
             "EP": "2",
             "rank load": "1.35",
-            "expert load": "2.95",
             "dropped": "12.5 %",
             "imbalance time": "4.00 ms",
             "exposed ep": "8.00 ms",
         },
     )
-    (line,) = report_lines("experts-table", expert_record(capacity=0.0))
-    assert line["capacity"] == "dropless"
-
-
-def test_claims_are_listed_once_per_scope() -> None:
-    records = [expert_record(), expert_record(routing="zipf"), expert_record("ep_step")]
-    table = find_analysis_table(analyze_records(*records), "experts-table")
-    assert table.notes == ("ep_layer: what it may claim", "ep_step: what it may claim")
 
 
 def test_load_is_divided_between_ranks() -> None:
@@ -66,19 +56,11 @@ def test_kept_pairs_are_summed_over_replicas() -> None:
     assert [line["kept"] for line in lines] == ["130", "240"]
 
 
-def test_empty_load_has_no_mean() -> None:
-    empty = expert_record(expert_load=[[0] * 8], rank_load=[[0, 0]])
-    assert [line["of mean"] for line in report_lines("experts-load", empty)] == ["-", "-"]
-
-
 @pytest.mark.parametrize(
     ("details", "value"),
     [
         ({"rank_load": [[1, 2], [1, 2]]}, "expert_load(1) != layers of rank_load(2)"),
-        ({"expert_load": [], "rank_load": []}, "none"),
         ({"expert_load": [[1] * 7]}, "experts(7) % ep(2)"),
-        ({"rank_load": [[1, 2, 3]]}, "ranks(3) % ep(2)"),
-        ({"expert_load": [[1] * 8, [1] * 6], "rank_load": [[1], [1]]}, "layers differ"),
         ({"axes": {"ep": {"ranks": 0}}}, "ep(0)"),
     ],
 )
@@ -90,7 +72,3 @@ def test_contradictory_loads_are_notes(details: dict[str, Any], value: str) -> N
     (note,) = section.notes
     assert record.case.label in note
     assert value in note
-
-
-def test_other_steps_have_no_experts_section() -> None:
-    assert experts_section(analyze_records(ok_record(step_case()))) is None

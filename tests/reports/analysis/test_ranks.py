@@ -7,10 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from parbench.bench.machine.host_load import HostLoad
-from parbench.bench.results.records import Record
 from parbench.bench.results.runs import LaunchInfo, Run, load_run
+from parbench.bench.results.samples import samples_name
 from parbench.reports.analysis.ranks import (
-    Late,
     Nodes,
     late_rows,
     launches_of,
@@ -24,17 +23,11 @@ from tests.support.reports_fixtures import collective_case, ok_record, write_run
 
 
 def read_nodes(
-    environment: dict[str, Any] | None, rank_environment: dict[str, Any] | None = None
-) -> Nodes | None:
-    """Return the nodes of a run of four ranks with these environments."""
-    record = ok_record(collective_case(), environment=rank_environment or {})
-    return nodes_of(run_from_records(record, environment=environment))
-
-
-def require_nodes(
     environment: dict[str, Any], rank_environment: dict[str, Any] | None = None
 ) -> Nodes:
-    nodes = read_nodes(environment, rank_environment)
+    """Return the nodes of a run of four ranks with these environments."""
+    record = ok_record(collective_case(), environment=rank_environment or {})
+    nodes = nodes_of(run_from_records(record, environment=environment))
     assert nodes is not None
     return nodes
 
@@ -45,12 +38,11 @@ def require_nodes(
         ("aabb", "block"),
         ("abab", "cyclic"),
         ("abba", "uneven"),
-        ("aab", "block"),
         ("abcd", "one rank a node"),
     ],
 )
 def test_placement_is_derived_from_hosts(hosts: str, placement: str) -> None:
-    assert require_nodes({"hosts": list(hosts)}).placement == placement
+    assert read_nodes({"hosts": list(hosts)}).placement == placement
 
 
 def test_nodes_have_ranks_switches_and_cores() -> None:
@@ -60,20 +52,19 @@ def test_nodes_have_ranks_switches_and_cores() -> None:
     assert nodes.ranks_on("n2") == (1, 5)
     assert nodes.ordered(range(8)) == (0, 4, 1, 5, 2, 6, 3, 7)
     assert nodes.asked == "cyclic"
-    assert nodes.job == "17"
     assert nodes.switches["n2"] == "spine.leaf1"
     assert nodes.affinities[1] == "1"
 
 
 def test_hosts_may_come_from_each_rank() -> None:
     hosts = ["n1", "n1", "n2", "n2"]
-    assert require_nodes({}, make_rank_environment(hosts)).hosts == tuple(hosts)
-    assert read_nodes({}, make_rank_environment(hosts[:3])) is None
+    assert read_nodes({}, make_rank_environment(hosts)).hosts == tuple(hosts)
 
 
-@pytest.mark.parametrize("environment", [None, {"hosts": ["a"] * 4}, {"hosts": ["a", None, "b"]}])
-def test_nodes_need_known_hosts(environment: dict[str, Any] | None) -> None:
-    assert read_nodes(environment) is None
+def test_run_with_an_unknown_host_has_no_nodes() -> None:
+    environment = {"hosts": ["a", None, "b"]}
+    run = run_from_records(ok_record(collective_case()), environment=environment)
+    assert nodes_of(run) is None
 
 
 def test_distance_is_node_switch_or_beyond() -> None:
@@ -84,35 +75,12 @@ def test_distance_is_node_switch_or_beyond() -> None:
     assert nodes.distance(4, 0) == "other switch"
 
 
-def test_distance_may_come_from_locality() -> None:
-    hosts = ["a", "a", "b", "c"]
-    nodes = require_nodes({"hosts": hosts, "locality": {"0-2": "same switch"}})
-    assert nodes.distance(2, 0) == "same switch"
-    assert nodes.distance(0, 3) == "other switch"
-    unknown = require_nodes({"hosts": hosts, "locality": {"0-2": "other node"}})
-    assert unknown.distance(0, 2) == "other node"
-
-
-PATHS = {"n1": "spine.leaf1.n1", "n2": "spine.leaf2.n2"}
-VARIABLES = {
-    f"rank {rank}": {"variables": {"SLURM_TOPOLOGY_ADDR": path}}
-    for rank, path in enumerate(PATHS.values())
-}
-
-
-@pytest.mark.parametrize(
-    ("environment", "rank_environment"),
-    [
-        pytest.param({"switches": PATHS}, {}, id="by-host"),
-        pytest.param({"slurm": {"switches": list(PATHS.values())}}, {}, id="by-rank"),
-        pytest.param({}, VARIABLES, id="of-each-rank"),
-        pytest.param({"switches": {"n1": "spine.leaf1", "n2": "spine.leaf2"}}, {}, id="no-node"),
-    ],
-)
-def test_switches_come_from_hosts_or_ranks(
-    environment: dict[str, Any], rank_environment: dict[str, Any]
-) -> None:
-    nodes = require_nodes({"hosts": ["n1", "n2"], **environment}, rank_environment)
+def test_switches_come_from_the_topology_of_slurm() -> None:
+    paths = ["spine.leaf1.n1", "spine.leaf2.n2"]
+    rank_environment = {}
+    for rank, path in enumerate(paths):
+        rank_environment[f"rank {rank}"] = {"variables": {"SLURM_TOPOLOGY_ADDR": path}}
+    nodes = read_nodes({"hosts": ["n1", "n2"]}, rank_environment)
     assert nodes.switches == {"n1": "spine.leaf1", "n2": "spine.leaf2"}
 
 
@@ -128,13 +96,12 @@ def run_with_launches(*launches: LaunchInfo) -> Run:
 
 
 def test_restarted_ranks_belong_to_their_repetition() -> None:
-    first, second = launches_of(
-        run_with_launches(
-            LaunchInfo(launch=0, seconds=3.0),
-            LaunchInfo(launch=1, seconds=2.0, load=CALM),
-            LaunchInfo(launch=1, seconds=4.0, load=BUSY),
-        )
+    run = run_with_launches(
+        LaunchInfo(launch=0, seconds=3.0),
+        LaunchInfo(launch=1, seconds=2.0, load=CALM),
+        LaunchInfo(launch=1, seconds=4.0, load=BUSY),
     )
+    first, second = launches_of(run)
     assert first.seconds == 3.0
     assert first.measuring_seconds == 1.5
     assert first.load is None
@@ -143,23 +110,12 @@ def test_restarted_ranks_belong_to_their_repetition() -> None:
     assert second.load == BUSY
 
 
-def read_late(folder: Path, *records: tuple[Record, bytes]) -> Late:
-    path = write_run(folder, run_from_records(*(record for record, _ in records)))
-    for record, content in records:
-        (path / "samples" / f"{record.case.id}-{record.launch}.npz").write_bytes(content)
+def test_lateness_is_the_median_of_repetitions(tmp_path: Path) -> None:
+    records = [late_record(launch=launch) for launch in range(3)]
+    path = write_run(tmp_path, run_from_records(*records))
+    for record, arrival_ns in zip(records, (1000, 2000, 9000), strict=True):
+        arrivals_ns = [[0, 100, 0], [arrival_ns, 0, 10 * arrival_ns]]
+        (path / samples_name(record)).write_bytes(samples(arrivals_ns, ranks=(2, 6)))
     run = load_run(path)
     (late,) = late_rows(run, summarize(run).rows)
-    return late
-
-
-def test_lateness_is_the_median_since_the_first_arrival(tmp_path: Path) -> None:
-    late = read_late(tmp_path, (late_record(), samples([[0, 100, 0], [3000, 900, 7000]])))
-    assert late.seconds_by_rank == pytest.approx({0: 0.0, 1: 3e-6})
-
-
-def test_lateness_is_the_median_of_repetitions(tmp_path: Path) -> None:
-    repetitions = []
-    for launch, arrival_ns in enumerate((1000, 2000, 9000)):
-        content = samples([[0], [arrival_ns]], ranks=(2, 6))
-        repetitions.append((late_record(launch=launch), content))
-    assert read_late(tmp_path, *repetitions).seconds_by_rank == pytest.approx({2: 0.0, 6: 2e-6})
+    assert late.seconds_by_rank == pytest.approx({2: 0.0, 6: 2e-6})

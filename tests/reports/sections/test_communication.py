@@ -3,13 +3,8 @@
 from msgspec.structs import replace
 
 from parbench.bench.results.records import Record
-from parbench.reports.sections.communication import communication_section
 from tests.support.report_rows import (
-    analyze_run,
-    find_table,
     report_lines,
-    run_from_records,
-    table_lines,
 )
 from tests.support.reports_fixtures import collective_case, curve_records, ok_record
 
@@ -41,14 +36,3 @@ def test_fit_of_one_repetition_is_marked_next_to_others() -> None:
     single, several = report_lines("fits", *curve_records(), *repeated)
     assert single["latency"] == "20.0 us (one launch)"
     assert several["latency"].startswith("20.0 us [")
-
-
-def test_efficiency_above_the_link_has_a_note() -> None:
-    run = run_from_records(*curve_records())
-    plan = replace(run.info.plan, link_bytes_per_second=3e9)
-    section = communication_section(analyze_run(replace(run, info=replace(run.info, plan=plan))))
-    assert section is not None
-    table = find_table([section], "fits")
-    (line,) = table_lines(table)
-    assert line["of link"].startswith("150 %")
-    assert any("over 100 %" in note for note in table.notes)

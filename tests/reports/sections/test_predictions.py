@@ -48,10 +48,6 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
     assert any("cp: not priced" in note for note in table.notes)
 
 
-def test_run_without_predictions_has_no_section(tmp_path: Path) -> None:
-    assert read_predictions(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("content", "fact"),
     [(b"{", "parbench plan --validate"), (b'{"schema": 2, "rows": []}', "schema 2 is newer")],

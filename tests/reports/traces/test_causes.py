@@ -33,38 +33,32 @@ def test_late_rank_is_found_across_clocks(tmp_path: Path) -> None:
     assert "clocks" in job.notes[-1]
     waits = waits_by_rank(job)
     assert waits[2] == pytest.approx([2e-3] * 4)
-    assert waits[0] == waits[1] == waits[3] == [0.0] * 4
-    cause = causes_of(job)[0]
-    assert cause.kind == "late rank"
-    assert "rank 2" in cause.sentence
+    assert waits[0] == [0.0] * 4
+    assert "rank 2" in causes_of(job)[0].sentence
 
 
-@pytest.mark.parametrize(("doubt_ms", "is_found"), [(None, True), (1, True), (3, False)])
+@pytest.mark.parametrize(("doubt_ms", "is_late"), [(1, True), (3, False)])
 def test_late_rank_must_exceed_the_doubt_of_clocks(
-    tmp_path: Path, doubt_ms: int | None, is_found: bool
+    tmp_path: Path, doubt_ms: int, is_late: bool
 ) -> None:
-    doubt_ns = None if doubt_ms is None else doubt_ms * 1_000_000
-    job = replace(make_job(tmp_path, draw_late_rank), doubt_ns=doubt_ns)
+    job = make_job(tmp_path, draw_late_rank)
+    job = replace(job, doubt_ns=doubt_ms * 1_000_000)
     kinds = {cause.kind for cause in causes_of(job)}
-    assert ("late rank" in kinds) == is_found
+    assert ("late rank" in kinds) == is_late
 
 
 def test_collective_slower_than_the_fit_is_a_slow_link(tmp_path: Path) -> None:
     job = make_job(tmp_path, draw_one_bucket)
-    [cause, *_] = causes_of(job, lambda call: call.transfer_ns / 1e9 / 2)
+    cause, *_ = causes_of(job, lambda call: call.transfer_ns / 1e9 / 2)
     assert cause.kind == "slow link"
     assert cause.evidence["won_seconds"] == pytest.approx(1.25e-3, rel=0.01)
-    assert causes_of(job, lambda call: call.transfer_ns / 1e9)[0].kind == "one bucket"
 
 
-@pytest.mark.parametrize(("period_us", "kinds"), [(350, []), (4000, ["host-bound"])])
-def test_time_of_python_between_operators_is_no_cause(
-    tmp_path: Path, period_us: int, kinds: list[str]
-) -> None:
+def test_short_gaps_between_operators_are_no_cause(tmp_path: Path) -> None:
     file = RankFile(0, 1)
-    file.event("user_annotation", "ProfilerStep#1", 0, 40 * period_us)
+    file.event("user_annotation", "ProfilerStep#1", 0, 14_000)
     for number in range(40):
-        start = period_us * number
-        file.event("cpu_op", "aten::mm", start, start + 0.7 * period_us)
-    causes = causes_of(job_of([read_steps(file.write(tmp_path))]))
-    assert [cause.kind for cause in causes] == kinds
+        start = 350 * number
+        file.event("cpu_op", "aten::mm", start, start + 245)
+    steps = read_steps(file.write(tmp_path))
+    assert causes_of(job_of([steps])) == ()
