@@ -140,3 +140,46 @@ def test_bad_results_are_comments() -> None:
     assert "rank 1 is lost" in comments[1]
     assert "# Out of bounds values : 7 FAILED\n" in text
     assert "\x1b" not in text
+
+
+COLUMN_NAMES = ("time", "algbw", "busbw")
+
+
+def read_as_superbench(text: str, *, in_place: bool) -> dict[int, list[float]]:
+    """Find columns by their titles, counted from the end of the line for in-place results."""
+    lines = text.splitlines()
+    titles = next(line for line in lines if "time" in line and "busbw" in line)[1:].split()
+    rows = {}
+    for line in lines:
+        if not line.strip()[:1].isdigit():
+            continue
+        values = line.split()
+        numbers = []
+        for name in COLUMN_NAMES:
+            from_end = titles[::-1].index(name) + 1
+            index = -from_end if in_place else titles.index(name) - len(titles)
+            numbers.append(float(values[index]))
+        rows[int(values[titles.index("size")])] = numbers
+    return rows
+
+
+def read_as_cloudai(text: str, *, in_place: bool) -> dict[int, list[float]]:
+    """Take lines of 13 values that start with a digit, and columns by number."""
+    rows = {}
+    for line in text.splitlines():
+        values = line.split()
+        if len(values) == 13 and values[0].isdigit():
+            first = 9 if in_place else 5
+            rows[int(values[0])] = [float(value) for value in values[first : first + 3]]
+    return rows
+
+
+@pytest.mark.parametrize("read", [read_as_superbench, read_as_cloudai])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_other_tools_read_the_text(read: Any, in_place: bool) -> None:
+    seconds = {False: 20e-6, True: 40e-6}
+    text = render(*make_placements(1 << 20, seconds[False], seconds[True]))
+    time_us, algbw, busbw = read(text, in_place=in_place)[1 << 20]
+    assert time_us == pytest.approx(1e6 * seconds[in_place], rel=2e-3)
+    assert algbw == pytest.approx((1 << 20) / seconds[in_place] / 1e9, rel=2e-3)
+    assert busbw == pytest.approx(1.5 * algbw, rel=2e-3)

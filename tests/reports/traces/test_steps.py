@@ -13,7 +13,7 @@ from parbench.bench.text import UserError
 from parbench.bench.world.torch_compat import profiling, trace_events
 from parbench.bench.world.world import World
 from parbench.reports.traces.causes import step_seconds
-from parbench.reports.traces.steps import RankSteps, job_of, read_job, read_steps
+from parbench.reports.traces.steps import RankSteps, job_of, read_job, read_steps, timeline_of
 from parbench.workloads.step.overlap import broken_down, held_against
 from parbench.workloads.step.sent_bytes import counted
 from tests.support.drawn_steps import MB, draw_late_rank, draw_one_bucket, make_job
@@ -100,3 +100,16 @@ def test_profiler_file_agrees_with_the_probe(two_ranks: Ranks, tmp_path: Path) -
         assert parts.compute_seconds == approx(probe["compute_seconds"])
         assert parts.exposed_seconds == approx(exposed_seconds)
         assert parts.idle_seconds == approx(probe["idle_seconds"])
+
+
+def draw_uncertain_ends(file: RankFile, rank: int, start: float) -> None:
+    """End an all_reduce up to 60 us apart."""
+    jitter = 20 * rank * (int(start / 10_000) % 2)
+    file.kernel(start + 10, start + 3000)
+    file.collective("allreduce", start + 3000, start + 5000 + jitter, MB)
+
+
+def test_timeline_has_the_uncertainty_of_the_clocks(tmp_path: Path) -> None:
+    job = make_job(tmp_path, draw_uncertain_ends, num_hosts=4)
+    assert job.doubt_ns
+    assert timeline_of(job).uncertainty_seconds == job.doubt_ns / 1e9
