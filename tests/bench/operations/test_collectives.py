@@ -45,7 +45,7 @@ WITHOUT_DATA_OF_RANK_1 = {
     "p2p.matrix",
     "p2p.pingpong",
 }
-# The bus bandwidth's factor, and the sent and received bytes over the size, for four ranks.
+# Bus bandwidth, sent bytes and received bytes, divided by the size, for four ranks.
 NCCL_CONVENTION = {
     "collective.all_reduce": (1.5, 1.0, 1.0),
     "collective.all_reduce_two_step": (1.5, 1.0, 1.0),
@@ -310,9 +310,9 @@ def measure_all_peak_bytes(world: World, size_bytes: int) -> dict[str, int]:
 
 def test_operation_memory_is_within_request(two_ranks: Ranks) -> None:
     size = 8 << 20
-    for peaks in two_ranks.call(f"{THIS_MODULE}:measure_all_peak_bytes", size_bytes=size):
-        few_scalars = 1024
-        assert max(peaks.values()) <= bytes_needed(size) + few_scalars
+    by_rank = two_ranks.call(f"{THIS_MODULE}:measure_all_peak_bytes", size_bytes=size)
+    for peaks in by_rank:
+        assert bytes_needed(size) / 2 < max(peaks.values()) <= bytes_needed(size)
 
 
 def test_target_takes_declared_parameters() -> None:

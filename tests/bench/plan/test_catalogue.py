@@ -25,7 +25,7 @@ def nccl(num_ranks: int) -> WorldSpec:
 GLOO = gloo(4)
 NCCL = nccl(4)
 GLOO_ON_GPU = WorldSpec(nproc=2, backend="gloo", device="cuda")
-SMALL_MEMORY = WorldSpec(nproc=2, backend="gloo", device="cpu", rank_bytes=6 << 20)
+SMALL_MEMORY = WorldSpec(nproc=2, backend="gloo", device="cpu", rank_bytes=7 << 20)
 
 
 def refuse(name: str, spec: WorldSpec, **params: object) -> str | None:
