@@ -1,4 +1,4 @@
-"""Count the wrong results that the coded test data reveals, and time how fast it is written.
+"""Count the wrong results that the coded test data reveals.
 
 Usage: python -m tests.studies.data_coding [--ranks 2 3 8 ...]
 
@@ -8,7 +8,6 @@ tests/bench/operations/test_operation.py requires that all are detected.
 """
 
 import argparse
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -24,7 +23,6 @@ Array = npt.NDArray[np.float64]
 Trials = Iterator[tuple[str, bool]]
 """Kind of each fault that was tried, and whether the result differs from the right one."""
 RANKS = (2, 3, 8, 64, 96, 128)
-MEBIBYTES = (1, 16, 256)
 CPU = torch.device("cpu")
 JOIN: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -166,23 +164,6 @@ def count_detected(dtype: str, num_ranks: int) -> dict[str, tuple[int, int]]:
     return {kind: (sum(detections), len(detections)) for kind, detections in trials.items()}
 
 
-def measure_fill_rate(dtype: str, size_bytes: int) -> float:
-    """Return the bytes per second, as the median of seven fills."""
-    pattern = DataPattern(dtype, 8, CPU, "max")
-    output = pattern.empty(size_bytes // pattern.itemsize)
-    fill = pattern.filler(output, 3)
-    seconds = []
-    for _ in range(7):
-        start = time.perf_counter()
-        fill()
-        seconds.append(time.perf_counter() - start)
-    return size_bytes / float(np.median(seconds))
-
-
-def print_row(label: str, cells: list[str]) -> None:
-    print(f"{label:<28}" + "".join(f"{cell:>15}" for cell in cells), flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -190,16 +171,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print_row("detected/tried faults", list(DTYPES))
     for num_ranks in arguments.ranks:
-        counts = [count_detected(dtype, num_ranks) for dtype in DTYPES]
-        for kind in sorted(set().union(*counts)):
-            cells = ["{}/{}".format(*by_kind.get(kind, ("-", "-"))) for by_kind in counts]
-            print_row(f"{kind}, {num_ranks} ranks", cells)
-    print("GB/s of a filler on one core")
-    for mebibytes in MEBIBYTES:
-        rates = [measure_fill_rate(dtype, mebibytes << 20) for dtype in DTYPES]
-        print_row(f"{mebibytes} MiB", [f"{rate / 1e9:.1f}" for rate in rates])
+        for dtype in DTYPES:
+            for kind, (detected, tried) in count_detected(dtype, num_ranks).items():
+                print(
+                    f"{kind:<22} {num_ranks:>5} ranks {dtype:>14}: {detected}/{tried}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -89,12 +89,6 @@ def test_hardware_slowdown_is_bad() -> None:
     assert "hardware thermal slowdown" in reason.text
 
 
-def test_software_slowdown_is_watched() -> None:
-    gpu = replace(IDLE, slowed_by=("software thermal slowdown",))
-    [reason] = complaints(gpu, [gpu], {})
-    assert not reason.is_bad
-
-
 def test_nvlink_errors_are_summed_over_links() -> None:
     assert nvlink_errors(ERROR_COUNTERS) == {
         "x": {"replay errors": 4, "recovery errors": 0},

@@ -10,7 +10,7 @@ import pytest
 
 from parbench.bench.machine import gpu as gpu_module
 from parbench.bench.machine.gpu import Gpu, gpu_links, gpus_of, in_detail, visible_gpus
-from tests.support.nvidia import A100, H100, L40S, gpus, install, topology
+from tests.support.nvidia import A100, H100, gpus, install, topology
 from tests.support.trees import write_tool
 
 
@@ -97,13 +97,6 @@ def test_older_driver_is_read(tmp_path: Path) -> None:
         "software thermal slowdown",
         "hardware thermal slowdown",
     )
-
-
-def test_gpu_without_nvlink_is_read(tmp_path: Path) -> None:
-    [gpu] = read_gpus(install(tmp_path, gpus(L40S, 1)))
-    assert gpu.nvlinks is None
-    assert gpu.mig is None
-    assert gpu.pcie_generation == 1
 
 
 def test_absent_tool_finds_no_gpus(tmp_path: Path) -> None:
