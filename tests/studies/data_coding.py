@@ -1,15 +1,15 @@
-"""How many wrong communications the coded data show, and how fast it is written.
+"""Count the wrong results that the coded test data reveals.
 
-python -m tests.studies.data_coding [--ranks 2 3 8 ...] computes what ranks would hold if an implementation went
-wrong in a known way: for each way and number of ranks it prints how many were caught of those tried, in each type and
-over all reductions that are not refused. Then it prints how fast a filler restores buffers. Nothing communicates. A
-script, not a test: tests/bench/operations/test_operation.py holds that all are caught.
+Usage: python -m tests.studies.data_coding [--ranks 2 3 8 ...]
+
+The study computes the result of each faulty communication without communicating. It prints, by
+kind of fault, number of ranks and dtype, how many faults were detected of how many were tried.
+tests/bench/operations/test_operation.py requires that all are detected.
 """
 
 import argparse
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -20,110 +20,148 @@ from parbench.bench.operations.operation import DataPattern
 from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES
 
 Array = npt.NDArray[np.float64]
-RANKS = (2, 3, 8, 64, 96, 128, 1024)
+Trials = Iterator[tuple[str, bool]]
+"""Kind of each fault that was tried, and whether the result differs from the right one."""
+RANKS = (2, 3, 8, 64, 96, 128)
 CPU = torch.device("cpu")
-JOIN = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
-ALL_REDUCE = next(
-    definition for definition in DEFINITIONS if definition.name == "collective.all_reduce"
-)
+JOIN: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "avg": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "product": np.multiply,
+}
+[ALL_REDUCE] = [entry for entry in DEFINITIONS if entry.name == "collective.all_reduce"]
 
 
-def refused(dtype: str, n: int, redop: str) -> str | None:
-    given = ALL_REDUCE.whole({"size_bytes": 1 << 13, "dtype": dtype, "redop": redop})
-    return ALL_REDUCE.refuse(given, WorldSpec(nproc=n, backend="nccl", device="cuda"))
+def is_supported(dtype: str, num_ranks: int, redop: str) -> bool:
+    params = ALL_REDUCE.whole({"size_bytes": 8192, "dtype": dtype, "redop": redop})
+    spec = WorldSpec(nproc=num_ranks, backend="nccl", device="cuda")
+    return ALL_REDUCE.refuse(params, spec) is None
 
 
-def averages(sums: Array, divisor: int, dtype: torch.dtype) -> Iterator[Array]:
-    """Yield what backends make of sums of one term each: they divide last, or multiply by 1/n, rounded or not."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    total, share = (
-        torch.from_numpy(sums).to(dtype).to(wide),
-        torch.tensor(1.0, dtype=wide) / divisor,
-    )
-    for found in (total / divisor, total * share, total * share.to(dtype).to(wide)):
-        yield found.to(dtype).double().numpy()
+def stack_values(pattern: DataPattern, num_ranks: int, count: int) -> Array:
+    """Return the first elements of every rank, one row for each rank."""
+    return np.stack([pattern.values(rank, 0, count).double().numpy() for rank in range(num_ranks)])
 
 
-def reductions(dtype: str, n: int, redop: str, count: int) -> Iterator[tuple[str, bool]]:
-    """Yield each wrong reduction of ``count`` elements that was tried, by its name, and whether it was seen."""
-    code = DataPattern(dtype, n, CPU, redop)
-    held = np.stack([code.values(rank, 0, count).double().numpy() for rank in range(n)])
-    right, join = code.reduced(0, count).double().numpy(), JOIN[redop]
-    if (dtype, redop) == ("bool", "product"):
-        join = np.minimum
-    ends: Callable[[Array], Array] = lambda joined: joined  # noqa: E731
-    if redop == "avg":
-        ends = lambda joined: next(averages(joined, n, getattr(torch, dtype)))  # noqa: E731
-        for found in averages(held.sum(axis=0), n, getattr(torch, dtype)):
-            assert (found == right).all(), (dtype, n)
-        for divisor in {n - 1, n + 1, 1, max(n // 2, 1), *({64} - {n})}:
-            for found in averages(held.sum(axis=0), divisor, getattr(torch, dtype)):
-                yield "wrong divisor", bool((found != right).any())
-    before, after = join.accumulate(held, axis=0), join.accumulate(held[::-1], axis=0)[::-1]
-    assert (ends(before[-1]) == right).all(), (dtype, n, redop)
-    for rank in range(n):
-        parts = [*before[rank - 1 : rank or 0], *after[rank + 1 : rank + 2]]
-        yield "dropped rank", bool((ends(join.reduce(np.stack(parts))) != right).any())
-        if redop not in ("min", "max") and dtype != "bool":
-            yield "counted twice", bool((ends(join(before[-1], held[rank])) != right).any())
-        other = np.concatenate(
-            [held[:rank], held[rank + 1 :], held[(rank + 1) % n : (rank + 1) % n + 1]]
-        )
-        if n <= 128 and redop not in ("min", "max"):
-            yield "one for another", bool((ends(join.reduce(other)) != right).any())
-    draw = np.random.default_rng(7)
-    for _ in range(20):  # 52 of 96 and the like, also the last ranks alone
-        kept = draw.permutation(n)[: max(1, n * 44 // 96)]
-        yield "dropped ranks", bool((ends(join.reduce(held[kept])) != right).any())
-    yield "dropped ranks", bool((ends(join.reduce(held[: max(1, n * 44 // 96)])) != right).any())
-    yield "stale buffer", bool((held != right).any())
-    chunks = min(n, 128)  # a bool's first n results are the same
-    later = code.reduced(n, chunks * 48).double().numpy()
-    yield from (("swapped results", seen) for seen in all_differ(later.reshape(chunks, 48)))
-
-
-def moves(dtype: str, n: int, length: int) -> Iterator[tuple[str, bool]]:
-    """Yield each pair of ranks' first chunks, and each chunk of n on each rank: whether another is the same."""
-    code = DataPattern(dtype, n, CPU)
-    held = np.stack([code.values(rank, 0, n * length).double().numpy() for rank in range(n)])
-    yield from (("wrong root", seen) for seen in all_differ(held))
-    yield from (("swapped chunks", seen) for seen in all_differ(held.reshape(n * n, length)))
-
-
-def all_differ(rows: Array) -> list[bool]:
-    """Return for each row whether it differs from all others."""
+def find_unique_rows(rows: Array) -> list[bool]:
+    """Return for each row whether it differs from all other rows."""
     keys = [row.tobytes() for row in np.ascontiguousarray(rows)]
-    seen = Counter(keys)
-    return [seen[key] == 1 for key in keys]
+    occurrences = Counter(keys)
+    return [occurrences[key] == 1 for key in keys]
 
 
-def enough(dtype: str, n: int) -> int:
-    """Return how many elements a chunk needs for chance to make two of n^2 alike in one of 1000 trials."""
-    bits = {"bool": 1}.get(dtype) or min(DTYPES[dtype].exact_up_to, 1 << 24).bit_length() - 1
-    return 1 if bits >= 2 * (n - 1).bit_length() else -(-(4 * (n - 1).bit_length() + 10) // bits)
+def compute_averages(sums: Array, divisor: int, dtype: torch.dtype) -> list[Array]:
+    """Divide sums like backends: by the divisor, or times its reciprocal, rounded or not."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    total = torch.from_numpy(sums).to(dtype).to(wide)
+    share = torch.tensor(1.0, dtype=wide) / divisor
+    averages = (total / divisor, total * share, total * share.to(dtype).to(wide))
+    return [average.to(dtype).double().numpy() for average in averages]
 
 
-def caught(dtype: str, n: int) -> dict[str, tuple[int, int]]:
-    """Return by the kind of wrong how many were caught and how many tried."""
-    found: dict[str, list[bool]] = {}
+class Reduction:
+    """A reduction over the coded terms of all ranks."""
+
+    def __init__(self, dtype: str, num_ranks: int, redop: str) -> None:
+        self.dtype = dtype
+        self.num_ranks = num_ranks
+        self.redop = redop
+        self._pattern = DataPattern(dtype, num_ranks, CPU, redop)
+        self._count = max(num_ranks, 64)
+        self._terms = stack_values(self._pattern, num_ranks, self._count)
+        self._result = self._pattern.reduced(0, self._count).double().numpy()
+        is_logical = dtype == "bool" and redop == "product"
+        self._join = np.minimum if is_logical else JOIN[redop]
+        assert not self._differs(list(range(num_ranks)))
+
+    def _differs(self, ranks: list[int]) -> bool:
+        """Return whether the terms of these ranks give a wrong result."""
+        joined = self._join.reduce(self._terms[ranks])
+        if self.redop == "avg":
+            joined = compute_averages(joined, self.num_ranks, getattr(torch, self.dtype))[0]
+        return bool((joined != self._result).any())
+
+    def try_ranks(self) -> Trials:
+        """Drop, repeat or replace the terms of ranks."""
+        ranks = list(range(self.num_ranks))
+        is_extreme = self.redop in ("min", "max")
+        for rank in ranks:
+            others = ranks[:rank] + ranks[rank + 1 :]
+            yield "dropped rank", self._differs(others)
+            if not is_extreme and self.dtype != "bool":
+                yield "rank counted twice", self._differs([*ranks, rank])
+            if not is_extreme and self.num_ranks <= 128:
+                next_rank = (rank + 1) % self.num_ranks
+                yield "rank replaced by next", self._differs([*others, next_rank])
+        num_remaining = max(1, self.num_ranks * 44 // 96)
+        yield "dropped ranks", self._differs(ranks[:num_remaining])
+        draw = np.random.default_rng(7)
+        for _ in range(20):
+            remaining = draw.permutation(self.num_ranks)[:num_remaining]
+            yield "dropped ranks", self._differs(remaining.tolist())
+
+    def try_divisors(self) -> Trials:
+        """Divide by a wrong number; every backend's way to divide by the right one is exact."""
+        dtype = getattr(torch, self.dtype)
+        sums = self._terms.sum(axis=0)
+        for average in compute_averages(sums, self.num_ranks, dtype):
+            assert (average == self._result).all(), (self.dtype, self.num_ranks)
+        divisors = {1, self.num_ranks // 2, self.num_ranks - 1, self.num_ranks + 1, 64}
+        for divisor in divisors - {self.num_ranks}:
+            for average in compute_averages(sums, divisor, dtype):
+                yield "wrong divisor", bool((average != self._result).any())
+
+    def try_results(self) -> Trials:
+        """Leave the input as it is, or swap chunks of the result."""
+        yield "stale buffer", bool((self._terms != self._result).any())
+        num_chunks = min(self.num_ranks, 128)
+        # The first results of bools are the same.
+        results = self._pattern.reduced(self.num_ranks, num_chunks * 48).double().numpy()
+        for is_unique in find_unique_rows(results.reshape(num_chunks, 48)):
+            yield "swapped results", is_unique
+
+
+def compute_chunk_length(dtype: str, num_ranks: int) -> int:
+    """Return the elements with which two of n^2 chunks are equal by chance in 1 of 1000 trials."""
+    rank_bits = (num_ranks - 1).bit_length()
+    value_bits = min(DTYPES[dtype].exact_up_to, 1 << 24).bit_length() - 1
+    if dtype == "bool":
+        value_bits = 1
+    if value_bits >= 2 * rank_bits:
+        return 1
+    return -(-(4 * rank_bits + 10) // value_bits)
+
+
+def try_moves(dtype: str, num_ranks: int) -> Trials:
+    """Confuse ranks, or the chunks that each rank sends to all ranks."""
+    length = compute_chunk_length(dtype, num_ranks)
+    pattern = DataPattern(dtype, num_ranks, CPU)
+    values = stack_values(pattern, num_ranks, num_ranks * length)
+    for is_unique in find_unique_rows(values):
+        yield "wrong root", is_unique
+    for is_unique in find_unique_rows(values.reshape(num_ranks**2, length)):
+        yield "swapped chunks", is_unique
+
+
+def try_all(dtype: str, num_ranks: int) -> Trials:
+    yield from try_moves(dtype, num_ranks)
     for redop in JOIN:
-        if refused(dtype, n, redop) is None:
-            for name, seen in reductions(dtype, n, redop, max(n, 64)):
-                found.setdefault(name, []).append(seen)
-    for name, seen in moves(dtype, n, enough(dtype, n)):
-        found.setdefault(name, []).append(seen)
-    return {name: (sum(seen), len(seen)) for name, seen in found.items()}
+        if is_supported(dtype, num_ranks, redop):
+            reduction = Reduction(dtype, num_ranks, redop)
+            yield from reduction.try_ranks()
+            yield from reduction.try_results()
+            if redop == "avg":
+                yield from reduction.try_divisors()
 
 
-def speed(dtype: str, size_bytes: int) -> float:
-    code = DataPattern(dtype, 8, CPU, "max")
-    out = code.empty(size_bytes // code.itemsize)
-    fill, seconds = code.filler(out, 3), []
-    for _ in range(7):
-        began = time.perf_counter()
-        fill()
-        seconds.append(time.perf_counter() - began)
-    return size_bytes / 1e9 / float(np.median(seconds))
+def count_detected(dtype: str, num_ranks: int) -> dict[str, tuple[int, int]]:
+    """Return the number of detected and of tried faults by kind."""
+    trials: dict[str, list[bool]] = defaultdict(list)
+    for kind, is_detected in try_all(dtype, num_ranks):
+        trials[kind].append(is_detected)
+    return {kind: (sum(detections), len(detections)) for kind, detections in trials.items()}
 
 
 def main() -> None:
@@ -131,23 +169,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'wrong':<16} {'ranks':>5}  " + "  ".join(f"{dtype:>15}" for dtype in DTYPES))
-    for n in given.ranks:
-        by_type = {dtype: caught(dtype, n) for dtype in DTYPES}
-        for name in dict.fromkeys(name for found in by_type.values() for name in found):
-            cells = [
-                "/".join(map(str, found[name])) if name in found else "-"
-                for found in by_type.values()
-            ]
-            print(f"{name:<16} {n:>5}  " + "  ".join(f"{cell:>15}" for cell in cells), flush=True)
-    print("\nfiller, GB/s on one core")
-    for size in (1 << 20, 1 << 24, 1 << 28):
-        print(
-            f"{size >> 20:>5} MiB  "
-            + "  ".join(f"{dtype} {speed(dtype, size):.1f}" for dtype in DTYPES)
-        )
+    for num_ranks in arguments.ranks:
+        for dtype in DTYPES:
+            for kind, (detected, tried) in count_detected(dtype, num_ranks).items():
+                print(
+                    f"{kind:<22} {num_ranks:>5} ranks {dtype:>14}: {detected}/{tried}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -63,7 +63,6 @@ A100 = {
     "pcie.link.gen.current": "4",
 }
 del A100["clocks_event_reasons.active"], A100["compute_cap"]
-UNKNOWN_WORDS = ("[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]", "N/A", "")
 
 _SCRIPT = """\
 import json, sys

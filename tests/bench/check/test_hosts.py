@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from parbench.bench.check.check import document
 from parbench.bench.check.health import Device, Health, Rate
@@ -21,19 +21,11 @@ def build_health(host: str, speed: float = 1.0, **fields: Any) -> Health:
     flops = speed * 1e12
     launches = {0: flops, 1: flops, 2: flops}
     rate = Rate(name="float32", unit="FLOP/s", value=flops, launches=launches)
-    devices = []
-    for rank in range(2):
-        device = Device(
-            host=host,
-            name=f"GPU {rank}",
-            uuid=f"{host}{rank}",
-            kind="H100",
-            rank=rank,
-            rates={"float32": rate},
-        )
-        devices.append(device)
-    health = Health(host=host, started="2026", seconds=41.0, device="cuda", devices=tuple(devices))
-    return msgspec.structs.replace(health, **fields)
+    gpu = Device(host=host, name="", uuid="", kind="H100", rank=0, rates={"float32": rate})
+    first = replace(gpu, name="GPU 0", uuid=f"{host}0")
+    second = replace(gpu, name="GPU 1", uuid=f"{host}1", rank=1)
+    health = Health(host=host, started="2026", seconds=41.0, device="cuda", devices=(first, second))
+    return replace(health, **fields)
 
 
 def answer(host: str, speed: float, **fields: Any) -> Answer:
@@ -48,11 +40,14 @@ def test_hosts_are_read_from_a_file(tmp_path: Path) -> None:
 
 def test_hosts_are_read_from_a_list() -> None:
     assert hosts_in("a,b,,a") == ("a", "b")
-    long_list = ",".join(f"rack7-node{number}" for number in range(500))
-    assert len(hosts_in(long_list)) == 500
 
 
-@pytest.mark.parametrize("text", ["", ",", "-oProxyCommand=x,b"])
+def test_long_list_of_hosts_is_not_read_as_file() -> None:
+    names = tuple(f"rack7-node{number}" for number in range(500))
+    assert hosts_in(",".join(names)) == names
+
+
+@pytest.mark.parametrize("text", [",", "-oProxyCommand=x,b"])
 def test_invalid_hosts_are_refused(text: str) -> None:
     assert repr(text) in usage_error(hosts_in, text)
 
@@ -110,8 +105,7 @@ def test_slow_host_is_found_among_hosts() -> None:
     assert code_of(compared) == 1
     text = render(compared)
     assert "4 hosts: 1 bad" in text
-    assert "bad  n3 GPU 0: 20 % under its peers" in text
-    assert text.endswith("leave out: n3")
+    assert "n3 GPU 0: 20 % under its peers" in text
 
 
 def test_emulated_hosts_are_not_compared() -> None:

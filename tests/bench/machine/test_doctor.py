@@ -78,7 +78,6 @@ def test_examine_here_reports_this_machine() -> None:
     [
         ("torch", {"torch_version": "2.10.1"}, "2.10.1", True),
         ("torch", NO_TORCH, "not installed", True),
-        ("device", {}, "cpu with gloo", False),
         ("device", TWO_GPUS, "2 x NVIDIA H100", False),
         ("ranks", {"physical_cores": 2}, "4 on 4 cores (2 physical)", True),
         ("cores", {"cores": 3}, "3 available", True),
@@ -99,7 +98,6 @@ SET_INTERFACE = {**LOOPBACK, "variables": {"GLOO_SOCKET_IFNAME": "ib0"}}
 @pytest.mark.parametrize(
     ("topic", "changes", "fact", "disturbs"),
     [
-        ("load average", {"load": {"one_minute": 1.0}}, "1.00", False),
         ("load average", {"load": {"one_minute": 1.01}}, "1.01", True),
         ("steal time", {"load": {"steal_percent": 2.1}}, "2.1 %", True),
         ("cpu governor", {"host": {"governor": "performance,powersave"}}, "powersave", True),
@@ -109,7 +107,6 @@ SET_INTERFACE = {**LOOPBACK, "variables": {"GLOO_SOCKET_IFNAME": "ib0"}}
         ("interface", NO_ADDRESS, "nothing", True),
         ("interface", SET_INTERFACE, "ib0", False),
         ("threads", {"variables": {"OMP_NUM_THREADS": "2"}}, "OMP_NUM_THREADS=2", True),
-        ("threads", {"variables": {"OMP_NUM_THREADS": None}}, "not set", False),
     ],
 )
 def test_limits_of_environment(
@@ -120,40 +117,31 @@ def test_limits_of_environment(
     assert finding.disturbs is disturbs
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "shm_bytes", "disturbs"), [(2, 10**9, False), (2, 10**9 - 1, True), (0, 0, False)]
-)
-def test_limit_of_shared_memory(num_gpus: int, shm_bytes: int, disturbs: bool) -> None:
-    machine = {"gpus": (GPU, GPU)[:num_gpus], "torch_has_cuda": True}
-    finding = diagnose(machine, load={"shm_bytes": shm_bytes})["/dev/shm"]
+@pytest.mark.parametrize(("shm_bytes", "disturbs"), [(10**9, False), (10**9 - 1, True)])
+def test_limit_of_shared_memory_with_gpus(shm_bytes: int, disturbs: bool) -> None:
+    finding = diagnose(TWO_GPUS, load={"shm_bytes": shm_bytes})["/dev/shm"]
     assert finding.disturbs is disturbs
 
 
 BUSY = {"sm_clock": 1300, "sm_clock_max": 1980, "utilization_percent": 50}
 ALMOST_IDLE = {**BUSY, "utilization_percent": 49}
-FAST = {**BUSY, "sm_clock": 1782}
 CAPPED_POWER = {"power_limit_watts": 500.0, "power_default_watts": 700.0}
 
 
 @pytest.mark.parametrize(
     ("topic", "fields", "fact", "disturbs"),
     [
-        ("gpu processes", {"processes": ()}, "none", False),
         ("gpu processes", {"processes": ("python (pid 7)",)}, "python (pid 7)", True),
         ("gpu clocks", ALMOST_IDLE, "SM 1300 of 1980 MHz", False),
         ("gpu clocks", BUSY, "SM 1300 of 1980 MHz", True),
-        ("gpu clocks", FAST, "SM 1782 of 1980 MHz", False),
-        ("gpu clocks", {"slowed_by": ("idle", "software power cap")}, "idle", False),
         ("gpu clocks", {"slowed_by": ("software power cap",)}, "software power cap", True),
         ("gpu clocks", {"slowed_by": ("idle", "hardware power brake")}, "power brake", True),
         ("gpu power", CAPPED_POWER, "500 of", True),
         ("gpu mig", {"mig": True}, "on", True),
         ("gpu memory", {"errors_uncorrected": 0, "errors_corrected": 9}, "9 corrected", False),
         ("gpu memory", {"errors_uncorrected": 1}, "1 uncorrected", True),
-        ("gpu memory", {"rows_remapped": 2, "remap_pending": True}, "pending", True),
         ("gpu pcie", {"pcie_generation": 1, "pcie_generation_max": 5}, "1 of 5", False),
         ("gpu pcie", {"pcie_width": 8, "pcie_width_max": 16}, "8 of 16 lanes", True),
-        ("gpu nvlink", {"nvlinks": (25.0, 25.0, 0.0)}, "2 of 3 active", False),
         ("gpu persistence", {"persistence": False}, "off", True),
     ],
 )
@@ -166,33 +154,17 @@ def test_limits_of_gpus(topic: str, fields: dict[str, Any], fact: str, disturbs:
     assert finding.disturbs is disturbs
 
 
-@pytest.mark.parametrize("nvlinks", [(25.0, 0.0), ()])
-def test_unequal_nvlinks_disturb(nvlinks: tuple[float, ...]) -> None:
-    gpus = (Gpu(name="H100", nvlinks=(25.0, 25.0)), Gpu(name="H100", nvlinks=nvlinks))
+def test_unequal_nvlinks_disturb() -> None:
+    gpus = (Gpu(name="H100", nvlinks=(25.0, 25.0)), Gpu(name="H100", nvlinks=(25.0, 0.0)))
     assert diagnose({"gpus": gpus, "torch_has_cuda": True})["gpu nvlink"].disturbs
 
 
-@pytest.mark.parametrize(
-    ("topic", "machine", "command"),
-    [
-        ("torch", NO_TORCH, "pip install"),
-        ("device", {"gpus": (GPU,), "torch_has_cuda": True}, "--allow-single"),
-        ("ranks", {"physical_cores": 2}, "--nproc 2"),
-    ],
-)
-def test_remedy_names_command(topic: str, machine: dict[str, Any], command: str) -> None:
-    assert command in diagnose(machine)[topic].remedy
-
-
 def test_render_has_state_and_remedy() -> None:
-    findings = (
-        Finding(topic="torch", found="2.13.0", disturbs=False),
-        Finding(topic="cpu governor", found="powersave", disturbs=True, remedy="set performance"),
-        Finding(topic="swap", found=UNKNOWN, disturbs=False),
-    )
-    assert [line.split() for line in render(findings).splitlines()] == [
-        ["torch", "ok", "2.13.0"],
+    governor = Finding(topic="cpu governor", found="powersave", disturbs=True, remedy="set it")
+    swap = Finding(topic="swap", found=UNKNOWN, disturbs=False)
+    lines = [line.split() for line in render((governor, swap)).splitlines()]
+    assert lines == [
         ["cpu", "governor", "disturbs", "powersave"],
-        ["set", "performance"],
+        ["set", "it"],
         ["swap", "-", "-"],
     ]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from parbench.bench.machine import environment
 from parbench.bench.machine.environment import (
@@ -44,18 +45,13 @@ def test_recorded_variables_are_sorted_and_without_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "tcp://a,redis://user:p/w@host",
-        "HTTPS://USER:PW@HOST",
-        "https://host/path?a=1&api_key=hunter2",
-    ],
+    "value", ["tcp://a,redis://user:p/w@host", "https://host/path?a=1&api_key=hunter2"]
 )
 def test_captured_variables_omit_credentials(value: str) -> None:
     assert capture({"GLOO_X": value, "NCCL_DEBUG": "1"})["variables"] == {"NCCL_DEBUG": "1"}
 
 
-@pytest.mark.parametrize("value", ["https://host:80/path?a=1", "=mlx5_0:1", "a@b", "^docker", ""])
+@pytest.mark.parametrize("value", ["https://host:80/path?a=1", "=mlx5_0:1", "a@b"])
 def test_captured_variables_keep_harmless_values(value: str) -> None:
     assert capture({"NCCL_X": value})["variables"] == {"NCCL_X": value}
 
@@ -66,7 +62,6 @@ def test_capture_describes_this_machine() -> None:
     assert host["name"] == socket.gethostname()
     assert host["kernel"] == platform.release()
     assert host["memory_bytes"] == psutil.virtual_memory().total
-    assert host["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert parse_cpus(captured["process"]["affinity"]) == affinity()
     assert captured["versions"]["torch"] == package_version("torch")
     assert msgspec.json.decode(msgspec.json.encode(captured)) == captured
@@ -164,29 +159,24 @@ def test_interface_is_set_or_has_host_address() -> None:
 @pytest.mark.usefixtures("_interfaces")
 @pytest.mark.parametrize(
     ("address", "interface"),
-    [("127.0.1.1", "lo"), ("::1", "lo"), ("fe80::1", "eth0"), ("10.0.0.9", None), (None, None)],
+    [("127.0.1.1", "lo"), ("fe80::1", "eth0"), ("10.0.0.9", None), (None, None)],
 )
 def test_interface_of_address(address: str | None, interface: str | None) -> None:
     assert interface_of(address) == interface
 
 
-@pytest.mark.parametrize("error", [socket.gaierror(-2, "unknown"), UnicodeError("too long")])
-def test_unresolvable_host_has_no_address(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_unresolvable_host_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_error(*args: object, **kwargs: object) -> None:
-        raise error
+        raise socket.gaierror(-2, "unknown")
 
     monkeypatch.setattr(socket, "getaddrinfo", raise_error)
     assert host_address() is None
 
 
-@pytest.mark.parametrize(
-    ("text", "cpus"), [("", []), ("0", [0]), ("0-3,8", [0, 1, 2, 3, 8]), ("2,4-5", [2, 4, 5])]
-)
-def test_cpus_are_written_as_ranges(text: str, cpus: list[int]) -> None:
-    assert format_cpus(set(cpus)) == text
-    assert parse_cpus(text) == set(cpus)
+@pytest.mark.parametrize(("text", "cpus"), [("", set()), ("0-3,8,10-11", {0, 1, 2, 3, 8, 10, 11})])
+def test_cpus_are_written_as_ranges(text: str, cpus: set[int]) -> None:
+    assert format_cpus(cpus) == text
+    assert parse_cpus(text) == cpus
 
 
 @pytest.fixture
@@ -205,45 +195,41 @@ def two_sockets(tmp_path: Path) -> Path:
 
 def test_cores_are_grouped_by_numa_node(two_sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "affinity", lambda: frozenset(range(16)))
-    by_node = ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
-    assert core_groups(2, two_sockets) == by_node
+    first_node, second_node = core_groups(2, two_sockets)
+    assert first_node == (0, 1, 2, 3, 8, 9, 10, 11)
+    assert second_node == (4, 5, 6, 7, 12, 13, 14, 15)
     assert core_groups(8, two_sockets)[:2] == ((0, 8), (1, 9))
     monkeypatch.setattr(environment, "affinity", lambda: frozenset({1, 2, 5}))
     assert core_groups(2, two_sockets) == ((1,), (2, 5))
-    assert core_groups(8, two_sockets) == ((1,), (2,), (5,))
 
 
-PLACE = RankPlace(host="a", cpus=(0, 1), numa_nodes=(0,))
-OTHER_HOST = RankPlace(host="b", cpus=(0, 1), numa_nodes=(0,))
-CHANGES: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
-    ({"cpus": (3,)}, {"cpus": (3,)}, "same core"),
-    ({}, {"cpus": (2, 3)}, "same NUMA node"),
-    ({}, {"numa_nodes": (1,)}, "other NUMA node"),
-    ({}, {"numa_nodes": (0, 1)}, None),
-    ({"gpu": "c"}, {"gpu": "c"}, "same GPU"),
-    ({"gpu": "a"}, {"gpu": "c"}, "NVLink"),
-    ({"gpu": "a"}, {"host": "b", "gpu": "a"}, "other node"),
-    ({"switches": "s.1.a"}, {"host": "b", "switches": "s.1.b"}, "same switch"),
-    ({"switches": "s.1.a"}, {"host": "b", "switches": "s.2.b"}, "other node"),
-]
+PLACE = RankPlace(host="a", cpus=(3,), numa_nodes=(0,), gpu="a", switches="s.1.a")
+CPU_PLACE = replace(PLACE, gpu=None)
 
 
-@pytest.mark.parametrize(("first", "second", "expected"), CHANGES)
-def test_relation_of_two_ranks(
-    first: dict[str, Any], second: dict[str, Any], expected: str | None
-) -> None:
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (CPU_PLACE, "same core"),
+        (replace(CPU_PLACE, cpus=(2, 3)), "same NUMA node"),
+        (replace(CPU_PLACE, cpus=(8,), numa_nodes=(1,)), "other NUMA node"),
+        (replace(CPU_PLACE, cpus=(3, 8), numa_nodes=(0, 1)), None),
+        (PLACE, "same GPU"),
+        (replace(PLACE, gpu="c"), "NVLink"),
+        (replace(PLACE, host="b", switches=None), "other node"),
+        (replace(PLACE, host="b", switches="s.1.b"), "same switch"),
+        (replace(PLACE, host="b", switches="s.2.b"), "other node"),
+    ],
+)
+def test_relation_of_two_ranks(place: RankPlace, expected: str | None) -> None:
     links = {frozenset(("a", "c")): "NVLink"}
-    places = [msgspec.structs.replace(PLACE, **changes) for changes in (first, second)]
-    assert relation(places[0], places[1], links) == expected
-    assert relation(places[1], places[0], links) == expected
+    assert relation(PLACE, place, links) == expected
+    assert relation(place, PLACE, links) == expected
 
 
 def test_relations_name_pairs_of_up_to_64_ranks() -> None:
-    assert relations([PLACE, PLACE, OTHER_HOST], {}) == {
-        "0-1": "same NUMA node",
-        "0-2": "other node",
-        "1-2": "other node",
-    }
+    places = [PLACE, PLACE, replace(PLACE, host="b", switches=None)]
+    assert relations(places, {}) == {"0-1": "same GPU", "0-2": "other node", "1-2": "other node"}
     assert len(relations([PLACE] * 64, {})) == 64 * 63 / 2
     assert relations([PLACE] * 65, {}) == {}
 
@@ -271,11 +257,9 @@ def test_difference_names_values_by_path() -> None:
         "variables.NCCL_ALGO": ["Ring", None],
         "variables.NCCL_PROTO": [None, "LL"],
     }
-    assert difference(base, base) == {}
-    assert difference({"a": {"b": 1}}, {"a": 2}) == {"a": [None, 2], "a.b": [1, None]}
 
 
 def test_difference_ignores_load_and_unknown_values() -> None:
-    base = {VOLATILE: {"one_minute": 0.1}, "loads": {"a": 1}, "host": {"load": 1, "x": None}}
-    changed = {VOLATILE: {"one_minute": 0.9}, "loads": {"a": 2}, "host": {"load": 1}}
-    assert difference(base, changed) == {"loads.a": [1, 2]}
+    base = {VOLATILE: {"one_minute": 0.1}, "host": {"os": "Debian", "governor": None}}
+    changed = {VOLATILE: {"one_minute": 0.9}, "host": {"os": "Debian"}}
+    assert difference(base, changed) == {}

@@ -42,11 +42,9 @@ def test_affinity_is_known_to_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> 
     ("cgroup", "files", "cores"),
     [
         (CGROUP_V2, {}, 8),
-        (CGROUP_V2, {"jobs/one/cpu.max": "350000 100000"}, 3),
         (CGROUP_V2, {"jobs/one/cpu.max": "50000 100000"}, 1),
         (CGROUP_V2, {"jobs/one/cpu.max": "max 100000"}, 8),
         (CGROUP_V2, {"jobs/one/cpu.max": "700000 100000", "jobs/cpu.max": "500000 100000"}, 5),
-        (CGROUP_V2, {"jobs/two/cpu.max": "100000 100000"}, 8),
         # Inside a container the limit lies at the mount.
         ("0::/docker/0123\n", {"cpu.max": "200000 100000"}, 2),
         # A path may contain colons, and the mount may be next to version 1.
@@ -107,10 +105,8 @@ def test_memory_is_limited_by_cgroups(
     [
         ("from typing import Optional\ncuda: Optional[str] = '12.8'\n", True),
         ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", False),
-        ("debug = False\ncuda = '11.8'\n", True),
         ("cuda = find_cuda()\n", None),
         ("cuda = = 'half a file", None),
-        ("", None),
     ],
 )
 def test_cuda_of_torch_is_read_from_version_file(
@@ -120,11 +116,6 @@ def test_cuda_of_torch_is_read_from_version_file(
     monkeypatch.setattr(importlib.util, "find_spec", {"torch": spec}.get)
     (tmp_path / "version.py").write_text(version_file)
     assert inspect_machine({"PATH": ""}).torch_has_cuda is has_cuda
-
-
-def test_cuda_of_absent_torch_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert inspect_machine({"PATH": ""}).torch_has_cuda is None
 
 
 def test_this_machine_is_inspected(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ def choose(machine: Machine, **options: Any) -> WorldSpec:
         (replace(TWO_GPUS, gpus=(GPU,) * 16), {}, replace(GPU_WORLD, nproc=16)),
         (TWO_GPUS, {"device": "cpu"}, CPU_WORLD),
         (TWO_GPUS, {"backend": "gloo", "device": "cuda"}, replace(GPU_WORLD, backend="gloo")),
-        (replace(TWO_GPUS, torch_version=None), {}, GPU_WORLD),
         (ONE_GPU, {"nproc": 1, "allow_single": True}, replace(GPU_WORLD, nproc=1)),
     ],
 )
@@ -50,7 +49,7 @@ def test_world_follows_machine_and_options(
     assert choose(machine, **options) == world
 
 
-@pytest.mark.parametrize(("cores", "num_ranks"), [(1, 2), (2, 2), (3, 3), (8, 8), (96, 8)])
+@pytest.mark.parametrize(("cores", "num_ranks"), [(1, 2), (3, 3), (96, 8)])
 def test_cpu_gets_two_to_eight_ranks(cores: int, num_ranks: int) -> None:
     assert choose(replace(CPU, cores=cores)).nproc == num_ranks
 
@@ -59,26 +58,23 @@ def test_single_rank_on_cpu_may_be_allowed() -> None:
     assert choose(CPU, nproc=1, allow_single=True).nproc == 1
 
 
+WITHOUT_CUDA = replace(TWO_GPUS, torch_has_cuda=False)
+
+
 @pytest.mark.parametrize(
-    ("machine", "facts"),
-    [
-        (ONE_GPU, ["one GPU", "--allow-single"]),
-        (replace(TWO_GPUS, torch_has_cuda=False), ["2 GPUs", "without CUDA"]),
-    ],
+    ("machine", "fact"), [(ONE_GPU, "--allow-single"), (WITHOUT_CUDA, "without CUDA")]
 )
-def test_unused_gpus_are_noted(machine: Machine, facts: list[str]) -> None:
+def test_unused_gpus_are_noted(machine: Machine, fact: str) -> None:
     world = choose(machine)
     assert world.device == "cpu"
     [note] = world.notes
-    for fact in facts:
-        assert fact in note
+    assert fact in note
 
 
 @pytest.mark.parametrize(
     ("machine", "options", "fact"),
     [
         (TWO_GPUS, {"nproc": 3, "backend": "gloo", "device": "cuda"}, "3 ranks on 2 GPUs"),
-        (replace(CPU, cores=2), {"nproc": 3}, "3 ranks on 2 cores"),
         (replace(CPU, cores=1), {}, "2 ranks on 1 core"),
     ],
 )
@@ -91,53 +87,32 @@ def test_shared_devices_are_functional_only(
 
 
 @pytest.mark.parametrize(
-    ("machine", "options", "facts"),
+    ("machine", "options", "fact"),
     [
-        (CPU, {"nproc": 0}, ["--nproc 0"]),
-        (CPU, {"nproc": 1}, ["--nproc 1", "--allow-single"]),
-        (ONE_GPU, {"device": "cuda"}, ["one GPU", "--device cpu", "--allow-single"]),
-        (CPU, {"backend": "nccl"}, ["--backend nccl", "no GPU", "--backend gloo"]),
-        (TWO_GPUS, {"nproc": 4}, ["--nproc 4", "2 GPUs", "--nproc 2", "--backend gloo"]),
-        (ONE_GPU, {"nproc": 2, "device": "cuda"}, ["--device cpu", "--backend gloo"]),
-        (CPU, {"device": "cuda"}, ["--device cuda", "no GPU", "2.13.0+cpu", "nvidia-smi"]),
-        (
-            replace(ONE_GPU, torch_has_cuda=False),
-            {"device": "cuda"},
-            ["--device cuda", "1 GPU", "without CUDA", "install a CUDA build"],
-        ),
-        (
-            replace(TWO_GPUS, torch_has_cuda=None),
-            {"device": "cuda"},
-            ["--device cuda", "2 GPUs", "not known to have CUDA"],
-        ),
-        (replace(CPU, torch_version=None, torch_has_cuda=None), {}, ["pip install"]),
+        (CPU, {"nproc": 0}, "--nproc 0"),
+        (CPU, {"nproc": 1}, "--allow-single"),
+        (CPU, {"backend": "nccl"}, "--backend gloo"),
+        (CPU, {"device": "cuda"}, "no GPU"),
+        (ONE_GPU, {"device": "cuda"}, "one GPU"),
+        (TWO_GPUS, {"nproc": 4}, "--nproc 2"),
+        (WITHOUT_CUDA, {"device": "cuda"}, "without CUDA"),
+        (replace(TWO_GPUS, torch_has_cuda=None), {"device": "cuda"}, "not known to have CUDA"),
+        (Machine(cores=4, torch_version=None, torch_has_cuda=None), {}, "pip install"),
     ],
 )
-def test_impossible_world_is_refused(
-    machine: Machine, options: dict[str, Any], facts: list[str]
-) -> None:
-    message = usage_error(choose, machine, **options)
-    for fact in facts:
-        assert fact in message
+def test_impossible_world_is_refused(machine: Machine, options: dict[str, Any], fact: str) -> None:
+    assert fact in usage_error(choose, machine, **options)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "suggestion"),
-    [
-        ("device", "cdua", "'cuda'"),
-        ("device", "CPU", "'cpu'"),
-        ("device", "GPUs", "'cuda'"),
-        ("device", "", None),
-        ("backend", "mpi", None),
-    ],
-)
-def test_unknown_name_is_refused_with_suggestion(
-    option: str, value: str, suggestion: str | None
-) -> None:
-    message = usage_error(choose, CPU, **{option: value})
-    assert f"--{option} {value!r}" in message
-    assert ("did you mean" in message) == (suggestion is not None)
-    assert suggestion is None or suggestion in message
+@pytest.mark.parametrize(("device", "suggestion"), [("cdua", "'cuda'"), ("CPU", "'cpu'")])
+def test_unknown_device_is_refused_with_suggestion(device: str, suggestion: str) -> None:
+    message = usage_error(choose, CPU, device=device)
+    assert f"--device {device!r}" in message
+    assert suggestion in message
+
+
+def test_unknown_backend_is_refused() -> None:
+    assert "--backend 'mpi'" in usage_error(choose, CPU, backend="mpi")
 
 
 TORCHRUN = {

@@ -45,7 +45,7 @@ WITHOUT_DATA_OF_RANK_1 = {
     "p2p.matrix",
     "p2p.pingpong",
 }
-# The bus bandwidth's factor, and the sent and received bytes over the size, for four ranks.
+# Bus bandwidth, sent bytes and received bytes, divided by the size, for four ranks.
 NCCL_CONVENTION = {
     "collective.all_reduce": (1.5, 1.0, 1.0),
     "collective.all_reduce_two_step": (1.5, 1.0, 1.0),
@@ -79,19 +79,22 @@ def list_variants(name: str, num_ranks: int, group: str = "world") -> list[Param
     definition = OPERATIONS[name]
     spec = WorldSpec(nproc=num_ranks, backend="gloo", device="cpu")
     choices: dict[str, Any] = {"dtype": GLOO_DTYPES}
-    for param in PARAMS[name].values():
+    for param in definition.params:
         if param.name in ("redop", "placement"):
             choices[param.name] = param.choices
     group_params = {"group": group} if "group" in PARAMS[name] else {}
     variants = []
     for values in product(*choices.values()):
         params = {"size_bytes": SIZE, **dict(zip(choices, values, strict=True))}
-        if definition.refuse(definition.whole({**params, **group_params}), spec) is None:
+        whole = definition.whole({**params, **group_params})
+        if definition.refuse(whole, spec) is None:
             variants.append(params)
         else:
-            assert params["redop"] == "avg" or (params["redop"], params["dtype"]) == ("sum", "bool")
+            is_bool_sum = params["redop"] == "sum" and params["dtype"] == "bool"
+            assert params["redop"] == "avg" or is_bool_sum
     if "root" in PARAMS[name]:
-        for root in range(1, len(groups_of(group, num_ranks)[0])):
+        group_size = len(groups_of(group, num_ranks)[0])
+        for root in range(1, group_size):
             variants.append({"size_bytes": SIZE, "dtype": "float32", "root": root})
     return variants
 
@@ -100,28 +103,29 @@ def count_wrong_around_steps(
     world: World, name: str, cases: list[Params], group: str
 ) -> list[tuple[int, int]]:
     """Return the wrong elements before and after a step of each case, in all groups at once."""
-    part = Subgroups(world).of({"group": group, "concurrent": True})
-    assert part.world is not None
+    subgroup = Subgroups(world).of({"group": group, "concurrent": True})
+    assert subgroup.world is not None
     counts = []
     for params in cases:
-        operation = prepare(part.world, name, **params)
+        operation = prepare(subgroup.world, name, **params)
         operation.reset()
-        before = operation.check()
+        wrong_before_step = operation.check()
         operation.step()
-        counts.append((before, operation.check()))
+        counts.append((wrong_before_step, operation.check()))
     return counts
 
 
 def assert_correct(ranks: Ranks, name: str, cases: list[Params], group: str = "world") -> None:
     """Assert that results are wrong before a step where data moves, and right after it."""
-    by_rank = ranks.call(
-        f"{THIS_MODULE}:count_wrong_around_steps", name=name, cases=cases, group=group
-    )
-    for params, *counts in zip(cases, *by_rank, strict=True):
-        wrong_before = sum(before for before, _ in counts)
-        wrong_after = [after for _, after in counts]
-        assert wrong_after == [0] * ranks.size, (name, group, params)
-        assert (wrong_before > 0) == (params["size_bytes"] > 0), (name, group, params)
+    target = f"{THIS_MODULE}:count_wrong_around_steps"
+    by_rank = ranks.call(target, name=name, cases=cases, group=group)
+    for index, params in enumerate(cases):
+        counts = [counts_of_rank[index] for counts_of_rank in by_rank]
+        wrong_before_step = sum(count for count, _ in counts)
+        wrong_after_step = sum(count for _, count in counts)
+        has_data = params["size_bytes"] > 0
+        assert (wrong_before_step > 0) == has_data, (name, group, params)
+        assert wrong_after_step == 0, (name, group, params)
 
 
 def swap_halves(operation: Operation, world: World) -> None:
@@ -166,14 +170,15 @@ BROADCAST_MUTATIONS = {**MUTATIONS, "wrong root": broadcast_from_rank_1}
 def find_tensors(operation: Operation) -> list[torch.Tensor]:
     """Return the input and output tensors that the operation's call uses."""
     call = operation.call
-    if not isinstance(call, partial):
+    if isinstance(call, partial):
+        values = [*call.args, *call.keywords.values()]
+    else:
         values = list(inspect.getclosurevars(call).nonlocals.values())
-        return [value for value in values if isinstance(value, torch.Tensor)]
-    values = [*call.args, *call.keywords.values()]
-    for value in list(values):
-        if isinstance(value, list):
-            values += value
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = []
+    for value in values:
+        items = value if isinstance(value, list) else [value]
+        tensors += [item for item in items if isinstance(item, torch.Tensor)]
+    return tensors
 
 
 def count_wrong_of_mutants(
@@ -227,18 +232,7 @@ def test_variants_are_correct_on_three_and_four_ranks(four_ranks: Ranks) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "group",
-    [
-        "node",
-        "pairs",
-        "contiguous:2",
-        "strided:2",
-        "dp=2 tp=2:dp",
-        "dp=2 tp=2:tp",
-        "dp=4 tp=1:dp",
-    ],
-)
+@pytest.mark.parametrize("group", ["node", "pairs", "strided:2", "dp=2 tp=2:dp", "dp=2 tp=2:tp"])
 def test_variants_are_correct_in_groups(four_ranks: Ranks, group: str) -> None:
     for name in OPERATIONS:
         if "group" in PARAMS[name]:
@@ -261,23 +255,23 @@ def test_barrier_check_detects_early_exit(two_ranks: Ranks) -> None:
 
 
 def describe_operations(world: World) -> dict[str, dict[str, Any]]:
-    facts = {}
+    facts_by_name = {}
     for name in OPERATIONS:
         description = prepare(world, name, size_bytes=1 << 20).describe()
         rates = {work.name: work.amount for work in description.work}
-        facts[name] = {**description.details, **rates, "hops": description.hops}
-    return facts
+        facts_by_name[name] = {**description.details, **rates, "hops": description.hops}
+    return facts_by_name
 
 
 def test_bus_bandwidth_follows_nccl_tests(four_ranks: Ranks) -> None:
     [facts_by_name, *_] = four_ranks.call(f"{THIS_MODULE}:describe_operations")
     assert facts_by_name.keys() == NCCL_CONVENTION.keys()
     for name, facts in facts_by_name.items():
-        factor, sent, received = NCCL_CONVENTION[name]
-        assert facts["size_bytes"] == facts["algbw"] == 1 << 20, name
-        assert facts["busbw"] == factor * (1 << 20), name
-        assert facts["send_bytes"] == sent * (1 << 20), name
-        assert facts["recv_bytes"] == received * (1 << 20), name
+        size = facts["size_bytes"]
+        assert size == 1 << 20
+        assert facts["algbw"] == size, name
+        amounts = (facts["busbw"], facts["send_bytes"], facts["recv_bytes"])
+        assert tuple(amount / size for amount in amounts) == NCCL_CONVENTION[name], name
         assert (facts["hops"] == 2) == (name == "p2p.pingpong"), name
 
 
@@ -295,24 +289,23 @@ def measure_peak_bytes(world: World, name: str, params: Params) -> int:
     return int(max(accumulate(allocations(profiler))))
 
 
-def measure_all_peak_bytes(world: World, size_bytes: int) -> dict[str, int]:
+def measure_all_peak_bytes(world: World, size_bytes: int) -> list[int]:
     """Return the peak of every operation in int8, the type with the most elements."""
-    peaks = {}
+    params: Params = {"size_bytes": size_bytes, "dtype": "int8"}
+    peaks = []
     for name in OPERATIONS:
-        placement = PARAMS[name].get("placement")
-        for choice in placement.choices if placement else [None]:
-            params: Params = {"size_bytes": size_bytes, "dtype": "int8"}
-            if choice is not None:
-                params["placement"] = choice
-            peaks[f"{name} {choice}"] = measure_peak_bytes(world, name, params)
+        if "placement" not in PARAMS[name]:
+            peaks.append(measure_peak_bytes(world, name, params))
+            continue
+        for placement in PARAMS[name]["placement"].choices:
+            peaks.append(measure_peak_bytes(world, name, {**params, "placement": placement}))
     return peaks
 
 
 def test_operation_memory_is_within_request(two_ranks: Ranks) -> None:
     size = 8 << 20
     for peaks in two_ranks.call(f"{THIS_MODULE}:measure_all_peak_bytes", size_bytes=size):
-        few_scalars = 1024
-        assert max(peaks.values()) <= bytes_needed(size) + few_scalars
+        assert bytes_needed(size) / 2 < max(peaks) <= bytes_needed(size)
 
 
 def test_target_takes_declared_parameters() -> None:

@@ -21,13 +21,14 @@ from tests.support.ranks import Ranks
 
 THIS_MODULE = "tests.bench.operations.test_local"
 SINGLE_RANK = mock.Mock(device=torch.device("cpu"), seed=0, rank=0, size=1)
+SIZE = 4 * 65_521
 LOADS = [str(kind) for kind in BACKGROUND.choices if kind != local.NOTHING]
 
 
 @pytest.mark.parametrize("prepare_copy", [copy, to_device, from_device])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
 def test_copy_is_checked(prepare_copy: Callable[..., Operation], dtype: str) -> None:
-    benchmark = prepare_copy(SINGLE_RANK, size_bytes=4 * 65_521, dtype=dtype)
+    benchmark = prepare_copy(SINGLE_RANK, size_bytes=SIZE, dtype=dtype)
     benchmark.reset()
     assert benchmark.check() > 0
     benchmark.step()
@@ -36,18 +37,11 @@ def test_copy_is_checked(prepare_copy: Callable[..., Operation], dtype: str) -> 
     assert benchmark.check() == 1
     [work] = benchmark.describe().work
     assert work.name == "algbw"
-    assert work.amount == 4 * 65_521
-
-
-def test_copy_of_nothing_is_right() -> None:
-    benchmark = copy(SINGLE_RANK, size_bytes=0, dtype="float32")
-    benchmark.reset()
-    benchmark.step()
-    assert benchmark.check() == 0
+    assert work.amount == SIZE
 
 
 @pytest.mark.parametrize("dtype", PRODUCTS)
-@pytest.mark.parametrize("m", [1, 9, 33, 512])
+@pytest.mark.parametrize("m", [1, 33])
 def test_gemm_is_right_after_step(dtype: str, m: int) -> None:
     benchmark = Gemm(SINGLE_RANK, m=m, dtype=dtype)
     for _ in range(2):
@@ -68,12 +62,11 @@ def test_gemm_partial_sums_are_exact_in_bfloat16() -> None:
     assert float(partial_sums.abs().max()) <= DTYPES["bfloat16"].exact_up_to
 
 
-@pytest.mark.parametrize(("row", "column"), [(0, 3), (5, -1)])
-def test_gemm_detects_wrong_earlier_product(row: int, column: int) -> None:
+def test_gemm_detects_wrong_earlier_product() -> None:
     benchmark = Gemm(SINGLE_RANK, m=16)
     benchmark.reset()
     benchmark.step()
-    benchmark._c[row, column] += 1
+    benchmark._c[5, -1] += 1
     benchmark.reset()
     benchmark.step()
     assert benchmark.check() == 1
@@ -129,22 +122,19 @@ def test_background_load_runs_until_block_ends(two_ranks: Ranks, kind: str) -> N
     assert results == [(0, True, 0), (0, True, 0)]
 
 
-def count_threads_of_failing_block(world: World, kind: str) -> tuple[int, int]:
+def count_threads_of_failing_block(world: World) -> tuple[int, int]:
     """Return the load's threads while a block runs, and after the block raised an error."""
-    num_threads = threading.active_count()
+    initial = threading.active_count()
     num_running = 0
-    with suppress(ZeroDivisionError), background_load(kind, world):
-        num_running = threading.active_count() - num_threads
+    with suppress(ZeroDivisionError), background_load("gemm", world):
+        num_running = threading.active_count() - initial
         raise ZeroDivisionError
-    return num_running, threading.active_count() - num_threads
+    return num_running, threading.active_count() - initial
 
 
-@pytest.mark.parametrize(("kind", "num_running"), [("nothing", 0), ("gemm", 1)])
-def test_background_load_ends_with_failed_block(
-    two_ranks: Ranks, kind: str, num_running: int
-) -> None:
-    counts = two_ranks.call(f"{THIS_MODULE}:count_threads_of_failing_block", kind=kind)
-    assert counts == [(num_running, 0), (num_running, 0)]
+def test_background_load_ends_with_failed_block(two_ranks: Ranks) -> None:
+    counts = two_ranks.call(f"{THIS_MODULE}:count_threads_of_failing_block")
+    assert counts == [(1, 0), (1, 0)]
 
 
 class CudaWorld(World):

@@ -42,31 +42,28 @@ def find_ring_sender(world: World, size_bytes: int) -> int | None:
 
 def test_ring_receives_from_previous_rank(two_ranks: Ranks, four_ranks: Ranks) -> None:
     target = f"{THIS_MODULE}:find_ring_sender"
-    assert two_ranks.call(target, size_bytes=64) == [1, 0]
     assert two_ranks.call(target, size_bytes=UNBUFFERED) == [1, 0]
     assert four_ranks.call(target, size_bytes=4096) == [3, 0, 1, 2]
 
 
-def run_round(
-    world: World, size_bytes: int, **params: Any
-) -> tuple[int | None, tuple[int, int], str]:
-    """Return the rank's sender, its wrong elements before and after a step, and all pairs."""
-    operation = round_of_pairs(world, size_bytes=size_bytes, dtype="float32", **params)
+def run_round(world: World, **params: Any) -> tuple[int | None, int, str]:
+    """Return the rank's sender, its wrong elements before a step, and all pairs."""
+    operation = round_of_pairs(world, dtype="float32", **params)
     operation.reset()
-    before = operation.check()
+    wrong = operation.check()
     operation.step()
+    assert operation.check() == 0
     sender = find_sender(operation.output, world)
-    return sender, (before, operation.check()), operation.describe().details["pairs"]
+    return sender, wrong, operation.describe().details["pairs"]
 
 
 @pytest.mark.parametrize("direction", ["at_once", "in_turn"])
 @pytest.mark.parametrize(
     ("params", "senders", "pairs"),
     [
-        ({"round": 0}, [3, 2, 1, 0], "0-3 1-2"),
-        ({"round": 1}, [2, 3, 0, 1], "0-2 1-3"),
-        ({"round": 2, "pairs": "0-1 2-3"}, [1, 0, 3, 2], "0-1 2-3"),
-        ({"pairs": "1-3"}, [None, 3, None, 1], "1-3"),
+        ({"round": 0, "size_bytes": UNBUFFERED}, [3, 2, 1, 0], "0-3 1-2"),
+        ({"round": 1, "size_bytes": 4096}, [2, 3, 0, 1], "0-2 1-3"),
+        ({"pairs": "1-3", "size_bytes": 4096}, [None, 3, None, 1], "1-3"),
     ],
 )
 def test_pairs_of_a_round_exchange_data(
@@ -76,13 +73,11 @@ def test_pairs_of_a_round_exchange_data(
     pairs: str,
     direction: str,
 ) -> None:
-    size = UNBUFFERED if params == {"round": 0} else 4096
-    results = four_ranks.call(
-        f"{THIS_MODULE}:run_round", size_bytes=size, direction=direction, **params
-    )
+    results = four_ranks.call(f"{THIS_MODULE}:run_round", direction=direction, **params)
+    num_elements = params["size_bytes"] // 4
     for result, sender in zip(results, senders, strict=True):
-        wrong_before = 0 if sender is None else size // 4
-        assert result == (sender, (wrong_before, 0), pairs)
+        wrong = 0 if sender is None else num_elements
+        assert result == (sender, wrong, pairs)
 
 
 def record_calls(world: World, direction: str) -> list[str]:

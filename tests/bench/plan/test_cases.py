@@ -1,9 +1,8 @@
 """Cases have stable ids, and operations are selected by name."""
 
-import msgspec
 import pytest
 
-from parbench.bench.plan.cases import Case, Definition, make_case, matches, select
+from parbench.bench.plan.cases import Definition, make_case, matches, select
 from parbench.bench.plan.catalogue import DEFINITIONS
 from parbench.bench.plan.params import Param, Value
 from tests.support.refusals import usage_error
@@ -18,23 +17,14 @@ def test_case_id_ignores_order_of_params() -> None:
     assert first.id == second.id
 
 
-def test_case_id_survives_json() -> None:
-    case = make_case("n", "t:f", {"a": 1, "b": 0.1, "c": True, "d": "größe"})
-    decoded = msgspec.json.decode(msgspec.json.encode(case), type=Case)
-    assert decoded == case
-    assert make_case(decoded.name, decoded.target, decoded.params).id == case.id
-
-
 def test_case_id_differs_for_values_that_compare_equal() -> None:
     values: list[Value] = [1, True, 1.0, "1", 0, False, ""]
     ids = {make_case("n", "t:f", {"x": value}).id for value in values}
-    ids |= {make_case("m", "t:f", {}).id, make_case("n", "t:g", {}).id}
-    ids.add(make_case("n", "t:f", {}).id)
-    assert len(ids) == len(values) + 3
+    assert len(ids) == len(values)
 
 
 def test_case_id_ignores_defaults_of_optional_params() -> None:
-    pairwise = next(entry for entry in DEFINITIONS if entry.name == "p2p.pairwise")
+    [pairwise] = select(DEFINITIONS, ["p2p.pairwise"])
     assert pairwise.case({"repeat": 0}).id == pairwise.case({}).id
     assert pairwise.case({"repeat": 1}).id != pairwise.case({}).id
 
@@ -43,21 +33,14 @@ def test_definition_refuses_unknown_param() -> None:
     assert "'bach'" in usage_error(STEP.case, {"bach": 3})
 
 
-@pytest.mark.parametrize(
-    ("pattern", "is_match"),
-    [
-        ("collective.all_reduce", True),
-        ("collective.*", True),
-        ("all_reduce", True),
-        ("all_*", True),
-        ("p2p.*", False),
-        ("collective", False),
-        ("reduce", False),
-        ("COLLECTIVE.*", False),
-    ],
-)
-def test_pattern_matches_with_or_without_prefix(pattern: str, is_match: bool) -> None:
-    assert matches("collective.all_reduce", pattern) is is_match
+@pytest.mark.parametrize("pattern", ["collective.*", "all_reduce", "all_*"])
+def test_pattern_matches_with_or_without_prefix(pattern: str) -> None:
+    assert matches("collective.all_reduce", pattern)
+
+
+@pytest.mark.parametrize("pattern", ["p2p.*", "collective", "reduce"])
+def test_pattern_matches_whole_names(pattern: str) -> None:
+    assert not matches("collective.all_reduce", pattern)
 
 
 def test_selection_keeps_order_of_catalogue() -> None:
@@ -74,4 +57,3 @@ def test_unknown_operation_is_refused_with_suggestion() -> None:
     message = usage_error(select, DEFINITIONS, ["collective.*", "al_reduce"])
     assert "'al_reduce'" in message
     assert "'all_reduce'" in message
-    assert "did you mean" not in usage_error(select, DEFINITIONS, ["nothing_like_it"])

@@ -1,6 +1,6 @@
 """Groups, meshes, rounds of pairs and uneven traffic are computed and validated."""
 
-import itertools
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
@@ -21,27 +21,28 @@ from parbench.bench.plan.groups import (
 )
 from tests.support.refusals import usage_error
 
-BLOCK = ["a", "a", "b", "b"]
-CYCLIC = ["a", "b", "a", "b"]
+NEIGHBORS = ((0, 1), (2, 3))
+STRIDED = ((0, 2), (1, 3))
 
 
 @pytest.mark.parametrize(
-    ("text", "hosts", "groups"),
+    ("text", "groups"),
     [
-        ("world", BLOCK, ((0, 1, 2, 3),)),
-        ("node", BLOCK, ((0, 1), (2, 3))),
-        ("node", CYCLIC, ((0, 2), (1, 3))),
-        ("across", BLOCK, ((0, 2), (1, 3))),
-        ("contiguous:2", BLOCK, ((0, 1), (2, 3))),
-        ("strided:2", BLOCK, ((0, 2), (1, 3))),
-        ("dp=2 tp=2:tp", BLOCK, ((0, 1), (2, 3))),
-        ("dp=2 tp=2:dp", BLOCK, ((0, 2), (1, 3))),
+        ("world", ((0, 1, 2, 3),)),
+        ("node", NEIGHBORS),
+        ("across", STRIDED),
+        ("contiguous:2", NEIGHBORS),
+        ("strided:2", STRIDED),
+        ("dp=2 tp=2:tp", NEIGHBORS),
+        ("dp=2 tp=2:dp", STRIDED),
     ],
 )
-def test_groups_of_four_ranks(
-    text: str, hosts: list[str], groups: tuple[tuple[int, ...], ...]
-) -> None:
-    assert groups_of(text, 4, hosts) == groups
+def test_groups_of_four_ranks(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    assert groups_of(text, 4, ["a", "a", "b", "b"]) == groups
+
+
+def test_groups_of_nodes_follow_hosts() -> None:
+    assert groups_of("node", 4, ["a", "b", "a", "b"]) == STRIDED
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -49,8 +50,8 @@ def test_mesh_is_laid_out_as_by_torch(axis: int) -> None:
     """The last axis is the innermost."""
     ranks = torch.arange(24).view(2, 3, 4)
     rows = ranks.movedim(axis, -1).reshape(-1, ranks.shape[axis])
-    groups = groups_of(f"a0=2 a1=3 a2=4:a{axis}", 24)
-    assert groups == tuple(sorted(tuple(row) for row in rows.tolist()))
+    groups = [list(group) for group in groups_of(f"a0=2 a1=3 a2=4:a{axis}", 24)]
+    assert groups == sorted(rows.tolist())
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,6 @@ def test_mesh_is_laid_out_as_by_torch(axis: int) -> None:
         ("contiguous:3", 4, "world size(4) % 3 != 0"),
         ("pairs", 3, "world size(3) % 2 != 0"),
         ("contiguous:0", 4, "contiguous:K"),
-        (f"strided:{'9' * 5000}", 4, "strided:K"),
         ("dp=two:dp", 4, "'dp=two'"),
         ("across", 4, "at least 2 nodes"),
     ],
@@ -78,30 +78,28 @@ def test_mesh_and_axis_are_read_from_options() -> None:
     assert parse_mesh("dp=2,tp=4") == {"dp": 2, "tp": 4}
     assert mesh_group("dp=2,tp=4", "tp") == "dp=2 tp=4:tp"
     assert "'pp'" in usage_error(mesh_group, "dp=2,tp=4", "pp")
-    assert "axis" in usage_error(parse_mesh, "")
 
 
 def list_rounds(num_ranks: int) -> list[tuple[tuple[int, int], ...]]:
     return [round_pairs(num_ranks, index) for index in range(num_rounds(num_ranks))]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7, 16, 33])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7, 16])
 def test_every_pair_meets_once(num_ranks: int) -> None:
     rounds = list_rounds(num_ranks)
-    assert len(rounds) == num_ranks - 1 + num_ranks % 2
-    meetings = sorted(itertools.chain(*rounds))
-    assert meetings == list(itertools.combinations(range(num_ranks), 2))
+    meetings = sorted(chain(*rounds))
+    assert meetings == list(combinations(range(num_ranks), 2))
     for pairs in rounds:
-        ranks = list(itertools.chain(*pairs))
-        assert len(set(ranks)) == len(ranks) == num_ranks - num_ranks % 2
+        ranks = set(chain(*pairs))
+        assert len(ranks) == 2 * len(pairs) == num_ranks - num_ranks % 2
 
 
 @pytest.mark.parametrize("num_ranks", [6, 8, 16])
 def test_three_rounds_distinguish_nodes(num_ranks: int) -> None:
-    """Their pairs form no bipartite graph, in which one side could not be told from the other."""
+    """The graph of their pairs is connected and not bipartite, so each node has its own rate."""
     rounds = list_rounds(num_ranks)
     for first in range(len(rounds) - 2):
-        pairs = list(itertools.chain(*rounds[first : first + 3]))
+        pairs = list(chain(*rounds[first : first + 3]))
         colors = {0: 1}
         for _ in range(num_ranks):
             for left, right in pairs:
@@ -134,7 +132,8 @@ def test_impossible_pairs_are_refused(text: str, fact: str) -> None:
 def test_matrix_is_read_from_file_or_text(tmp_path: Path) -> None:
     file = tmp_path / "traffic.csv"
     file.write_text("1, 2\n3, 4.5\n\n")
-    assert read_matrix(str(file)) == read_matrix("1 2; 3 4.5") == "1 2;3 4.5"
+    assert read_matrix(str(file)) == "1 2;3 4.5"
+    assert read_matrix("1 2; 3 4.5") == "1 2;3 4.5"
     assert parse_matrix("1 2;3 4.5") == ((1.0, 2.0), (3.0, 4.5))
 
 
@@ -157,13 +156,13 @@ def test_skew_moves_counts_to_rank_0() -> None:
     assert whole_counts(skewed(4, 1.0), 8)[0] == (8, 0, 0, 0)
 
 
-@pytest.mark.parametrize(("num_ranks", "skew", "count"), [(3, 0.1, 10), (7, 0.37, 99_991)])
-def test_skewed_counts_have_exact_sums(num_ranks: int, skew: float, count: int) -> None:
-    for row in whole_counts(skewed(num_ranks, skew), count):
-        assert sum(row) == count
+def test_skewed_counts_have_exact_sums() -> None:
+    for row in whole_counts(skewed(7, 0.37), 99_991):
+        assert sum(row) == 99_991
 
 
 def test_busiest_sender_sends_the_count() -> None:
-    counts = whole_counts(((1.0, 2.0, 0.0), (3.0, 1.0, 3.0), (0.0, 0.0, 0.0)), 1000)
+    traffic = ((1.0, 2.0, 0.0), (3.0, 1.0, 3.0), (0.0, 0.0, 0.0))
+    counts = whole_counts(traffic, 1000)
     assert [sum(row) for row in counts] == [429, 1000, 0]
-    assert counts[1] == pytest.approx((3000 / 7, 1000 / 7, 3000 / 7), abs=1)
+    assert counts[1] == pytest.approx((429, 143, 429), abs=1)

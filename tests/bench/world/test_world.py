@@ -1,12 +1,10 @@
 """Ranks join a world, form groups of it, and agree on decisions and on one clock."""
 
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from parbench.bench.operations import collectives
 from parbench.bench.operations.collectives import Barrier
 from parbench.bench.world import world as world_module
-from parbench.bench.world.world import Clock, StandBy, Subgroups, World, calibrate, open_world
-from tests.support.paths import environment
+from parbench.bench.world.world import Clock, Subgroups, World, calibrate, full_float32, open_world
 from tests.support.ranks import Ranks
 
 THIS_MODULE = "tests.bench.world.test_world"
@@ -31,47 +28,46 @@ SHIFT_NS = 5_000_000
 
 
 def describe_world(world: World) -> dict[str, Any]:
-    world.sync()
+    proposal = [7.0, 1e-300, float("inf")] if world.rank == 0 else [9.0, 9.0, 9.0]
     return {
-        "rank": (world.rank, world.global_rank, world.size),
+        "ranks": (world.rank, world.global_rank, world.size),
         "hosts": world.hosts,
         "backends": (world.backend, dist.get_backend(world.control)),
-        "has own control": world.control is not world.group,
-        "decided": world.decide([7.0, 1e-300, float("inf")] if world.rank == 0 else [9.0] * 3),
+        "has control group": world.control is not world.group,
+        "decision": world.decide(proposal),
         "gathered": world.gather({"rank": world.rank, "text": "x" * 1000 * world.rank}),
         "clock": calibrate(world.rank, world.size, world.control),
-        "keeps clock": world.retimed() is world,
     }
 
 
 def test_ranks_exchange_objects_and_decisions(two_ranks: Ranks) -> None:
     descriptions = two_ranks.call(f"{THIS_MODULE}:describe_world")
+    host = socket.gethostname()
     clock = Clock(offsets_ns=(0, 0), uncertainty_ns=0, method="one host, one monotonic clock")
     for rank, description in enumerate(descriptions):
         assert description == {
-            "rank": (rank, rank, 2),
-            "hosts": (socket.gethostname(), socket.gethostname()),
+            "ranks": (rank, rank, 2),
+            "hosts": (host, host),
             "backends": ("gloo", "gloo"),
-            "has own control": True,
-            "decided": [7.0, 1e-300, float("inf")],
+            "has control group": True,
+            "decision": [7.0, 1e-300, float("inf")],
             "gathered": [{"rank": 0, "text": ""}, {"rank": 1, "text": "x" * 1000}],
             "clock": clock,
-            "keeps clock": True,
         }
 
 
 def stamp_barrier(world: World) -> tuple[int, int]:
-    """Return the times at which this rank reached and left a barrier; rank 1 is late."""
+    """Return the times at which this rank enters and leaves a barrier; rank 1 is late."""
     world.barrier()
     time.sleep(0.02 * world.rank)
-    reached = time.perf_counter_ns()
+    enter_ns = time.perf_counter_ns()
     world.barrier()
-    return reached, time.perf_counter_ns()
+    return enter_ns, time.perf_counter_ns()
 
 
 def test_barrier_waits_for_last_rank(two_ranks: Ranks) -> None:
-    (_, left), (reached, _) = two_ranks.call(f"{THIS_MODULE}:stamp_barrier")
-    assert left >= reached
+    (_, leave_ns), (enter_ns, _) = two_ranks.call(f"{THIS_MODULE}:stamp_barrier")
+    assert leave_ns >= enter_ns
 
 
 Join = Callable[[], AbstractContextManager[World]]
@@ -94,17 +90,12 @@ def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Join]:
         dist.destroy_process_group()
 
 
-def test_world_can_be_left_and_joined_again(join: Join) -> None:
-    for _ in range(2):
-        with join() as world:
-            assert world.seed == 3
-            assert dist.is_initialized()
-        assert not dist.is_initialized()
-
-
-def test_world_is_left_after_an_error(join: Join) -> None:
+def test_world_is_left_after_an_error_and_joined_again(join: Join) -> None:
     with pytest.raises(ZeroDivisionError), join():
         raise ZeroDivisionError
+    assert not dist.is_initialized()
+    with join() as world:
+        assert world.seed == 3
     assert not dist.is_initialized()
 
 
@@ -126,34 +117,34 @@ def read_timeout(group: dist.ProcessGroup) -> timedelta:
 
 def test_timeout_applies_to_every_group(join: Join) -> None:
     """Also to those of a mesh, which takes no timeout."""
-    before = distributed_c10d.default_pg_timeout
+    default_timeout = distributed_c10d.default_pg_timeout
     with join() as world:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("outer", "inner"))
         for group in (world.group, world.control, dist.new_group(), *mesh.get_all_groups()):
             assert read_timeout(group) == timedelta(seconds=30)
-    assert distributed_c10d.default_pg_timeout == before
+    assert distributed_c10d.default_pg_timeout == default_timeout
 
 
-PRINT_PRECISION = """
-import torch
-from parbench.bench.world.world import full_float32
-print(torch.get_float32_matmul_precision(), full_float32())
-print(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-"""
+@pytest.fixture
+def _high_precision() -> Iterator[None]:
+    """Allow TF32, as TORCH_ALLOW_TF32_CUBLAS_OVERRIDE does."""
+    precision = torch.get_float32_matmul_precision()
+    cudnn_tf32 = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = cudnn_tf32
 
 
+@pytest.mark.usefixtures("_high_precision")
 def test_float32_is_full_despite_environment() -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", PRINT_PRECISION],
-        env={**environment(), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert process.stdout.split() == ["high", "highest", "False", "False"]
+    assert full_float32() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
 
 
-@pytest.mark.parametrize(("local_rank", "index"), [(None, 0), ("3", 3), ("5", 1)])
+@pytest.mark.parametrize(("local_rank", "index"), [(None, 0), ("5", 1)])
 def test_rank_uses_gpu_of_its_place(
     join: Join, monkeypatch: pytest.MonkeyPatch, local_rank: str | None, index: int
 ) -> None:
@@ -166,69 +157,63 @@ def test_rank_uses_gpu_of_its_place(
     assert world_module._device("cuda") == torch.device("cuda", index)
 
 
-def describe_subgroup(world: World, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the measured ranks, the active ranks, and this rank's place in its group."""
-    part = Subgroups(world).of(params)
-    place = None if part.world is None else (part.world.rank, part.world.size)
-    return part.ranks, part.active, place
+@dataclass(frozen=True)
+class Membership:
+    """Part of a rank in the measurement of one group."""
+
+    measured_ranks: tuple[int, ...]
+    active_ranks: tuple[int, ...]
+    rank: int | None
+    total: float | None = None
+    """Sum over the group of each global rank plus one."""
 
 
-BOTH = (0, 1)
-SECOND_GROUP = {"group": "contiguous:1", "group_index": 1}
-
-
-@pytest.mark.parametrize(
-    ("params", "on_rank_0", "on_rank_1"),
-    [
-        ({}, (BOTH, BOTH, (0, 2)), (BOTH, BOTH, (1, 2))),
-        ({"group": "pairs"}, (BOTH, BOTH, (0, 2)), (BOTH, BOTH, (1, 2))),
-        ({"group": "contiguous:1"}, ((0,), (0,), (0, 1)), ((0,), (0,), None)),
-        (SECOND_GROUP, ((1,), (1,), None), ((1,), (1,), (0, 1))),
-        ({**SECOND_GROUP, "concurrent": True}, ((1,), BOTH, (0, 1)), ((1,), BOTH, (0, 1))),
-    ],
-)
-def test_subgroup_has_measured_and_active_ranks(
-    two_ranks: Ranks, params: dict[str, Any], on_rank_0: object, on_rank_1: object
-) -> None:
-    results = two_ranks.call(f"{THIS_MODULE}:describe_subgroup", params=params)
-    assert results == [on_rank_0, on_rank_1]
-
-
-def sum_ranks_of_group(world: World, group: str) -> float:
-    part = Subgroups(world).of({"group": group, "concurrent": True})
-    assert part.world is not None
+def measure_membership(world: World, params: dict[str, Any]) -> Membership:
+    subgroup = Subgroups(world).of(params)
+    if subgroup.world is None:
+        return Membership(subgroup.ranks, subgroup.active, rank=None)
     number = torch.tensor([1.0 + world.global_rank])
-    dist.all_reduce(number, group=part.world.group)
-    return float(number)
+    dist.all_reduce(number, group=subgroup.world.group)
+    return Membership(subgroup.ranks, subgroup.active, subgroup.world.rank, float(number))
 
 
-@pytest.mark.parametrize(("group", "sums"), [("pairs", [3.0, 3.0]), ("contiguous:1", [1.0, 2.0])])
-def test_traffic_stays_in_subgroup(two_ranks: Ranks, group: str, sums: list[float]) -> None:
-    assert two_ranks.call(f"{THIS_MODULE}:sum_ranks_of_group", group=group) == sums
+@pytest.mark.parametrize("params", [{}, {"group": "pairs"}])
+def test_group_of_all_ranks_measures_all(two_ranks: Ranks, params: dict[str, Any]) -> None:
+    first, second = two_ranks.call(f"{THIS_MODULE}:measure_membership", params=params)
+    assert first == Membership((0, 1), (0, 1), rank=0, total=3.0)
+    assert second == Membership((0, 1), (0, 1), rank=1, total=3.0)
 
 
-def compare_process_groups(world: World) -> tuple[bool, bool]:
-    """Compare the process groups of equal texts, and of different texts."""
-    parts = Subgroups(world)
-    pairs = parts.of({"group": "pairs"}).world
-    pairs_again = parts.of({"group": "pairs"}).world
-    contiguous = parts.of({"group": "contiguous:2"}).world
-    assert pairs is not None
-    assert pairs_again is not None
-    assert contiguous is not None
-    return pairs.group is pairs_again.group, pairs.group is not contiguous.group
+def test_chosen_group_excludes_other_ranks(two_ranks: Ranks) -> None:
+    params = {"group": "contiguous:1", "group_index": 1}
+    first, second = two_ranks.call(f"{THIS_MODULE}:measure_membership", params=params)
+    assert first == Membership((1,), (1,), rank=None)
+    assert second == Membership((1,), (1,), rank=0, total=2.0)
+
+
+def test_concurrent_groups_are_active_together(two_ranks: Ranks) -> None:
+    params = {"group": "contiguous:1", "group_index": 1, "concurrent": True}
+    first, second = two_ranks.call(f"{THIS_MODULE}:measure_membership", params=params)
+    assert first == Membership((1,), (0, 1), rank=0, total=1.0)
+    assert second == Membership((1,), (0, 1), rank=0, total=2.0)
+
+
+def count_process_groups(world: World, groups: list[str]) -> int:
+    subgroups = Subgroups(world)
+    worlds = [subgroups.of({"group": group}).world for group in groups]
+    return len({id(world.group) for world in worlds if world is not None})
 
 
 def test_process_group_is_made_once(two_ranks: Ranks) -> None:
-    results = two_ranks.call(f"{THIS_MODULE}:compare_process_groups")
-    assert results == [(True, True), (True, True)]
+    groups = ["pairs", "pairs", "contiguous:2"]
+    assert two_ranks.call(f"{THIS_MODULE}:count_process_groups", groups=groups) == [2, 2]
 
 
 def check_barrier_of_single_rank(world: World) -> int:
     """Check a barrier of each rank's own group, to which rank 1 comes late."""
-    part = Subgroups(world).of({"group": "contiguous:1", "concurrent": True})
-    assert part.world is not None
-    barrier = Barrier(part.world)
+    subgroup = Subgroups(world).of({"group": "contiguous:1", "concurrent": True})
+    assert subgroup.world is not None
+    barrier = Barrier(subgroup.world)
     time.sleep(0.02 * world.rank)
     barrier.step()
     return barrier.check()
@@ -236,14 +221,6 @@ def check_barrier_of_single_rank(world: World) -> int:
 
 def test_barrier_of_group_ignores_other_ranks(two_ranks: Ranks) -> None:
     assert two_ranks.call(f"{THIS_MODULE}:check_barrier_of_single_rank") == [0, 0]
-
-
-def test_standing_by_is_never_wrong() -> None:
-    benchmark = StandBy()
-    benchmark.reset()
-    benchmark.step()
-    assert benchmark.check() == 0
-    assert benchmark.describe().work == ()
 
 
 def calibrate_shifted(world: World, kernels: list[str], shifts_ns: list[int]) -> Clock:
@@ -258,14 +235,14 @@ def calibrate_shifted(world: World, kernels: list[str], shifts_ns: list[int]) ->
         return calibrate(world.rank, world.size, world.control)
 
 
-@pytest.mark.parametrize("shifts_ns", [[0, SHIFT_NS], [SHIFT_NS, -(10**15)]])
-def test_clock_offset_is_within_uncertainty(two_ranks: Ranks, shifts_ns: list[int]) -> None:
-    arguments = {"kernels": ["a", "b"], "shifts_ns": shifts_ns}
-    clock, same = two_ranks.call(f"{THIS_MODULE}:calibrate_shifted", **arguments)
-    assert clock == same
+def test_clock_offset_is_within_uncertainty(two_ranks: Ranks) -> None:
+    """The second host was booted long after the first."""
+    arguments = {"kernels": ["a", "b"], "shifts_ns": [SHIFT_NS, -(10**15)]}
+    clock, clock_of_rank_1 = two_ranks.call(f"{THIS_MODULE}:calibrate_shifted", **arguments)
+    assert clock == clock_of_rank_1
     assert clock.offsets_ns[0] == 0
     assert clock.uncertainty_ns > 0
-    error_ns = clock.offsets_ns[1] - (shifts_ns[1] - shifts_ns[0])
+    error_ns = clock.offsets_ns[1] + 10**15 + SHIFT_NS
     assert abs(error_ns) <= clock.uncertainty_ns
 
 
@@ -316,18 +293,20 @@ def test_barrier_is_right_after_clock_drift(two_ranks: Ranks, drift_ns: int) -> 
 def renew_clock(world: World, age_seconds: float) -> tuple[Clock, Clock]:
     """Return a clock of that age on rank 0, and the clock after ``retimed``."""
     with drift(world, [0], stale_seconds=5.0) as drifting:
-        taken_ns = drifting.clock.taken_ns - int(age_seconds * 1e9) if world.rank == 0 else 0
-        clock = replace(drifting.clock, taken_ns=taken_ns)
-        return clock, replace(drifting, clock=clock).retimed().clock
+        clock = drifting.clock
+        taken_ns = clock.taken_ns - int(age_seconds * 1e9) if world.rank == 0 else 0
+        aged = replace(clock, taken_ns=taken_ns)
+        return aged, replace(drifting, clock=aged).retimed().clock
 
 
 def test_young_clock_is_kept(two_ranks: Ranks) -> None:
-    for before, after in two_ranks.call(f"{THIS_MODULE}:renew_clock", age_seconds=1.0):
-        assert after == before
+    for clock, retimed in two_ranks.call(f"{THIS_MODULE}:renew_clock", age_seconds=1.0):
+        assert retimed == clock
 
 
 def test_old_clock_is_renewed(two_ranks: Ranks) -> None:
     """Rank 0 decides for all ranks."""
-    (before, after), (_, same) = two_ranks.call(f"{THIS_MODULE}:renew_clock", age_seconds=6.0)
-    assert after == same
-    assert after.taken_ns - before.taken_ns > 6e9
+    on_rank_0, on_rank_1 = two_ranks.call(f"{THIS_MODULE}:renew_clock", age_seconds=6.0)
+    clock, retimed = on_rank_0
+    assert retimed == on_rank_1[1]
+    assert retimed.taken_ns - clock.taken_ns > 6e9
