@@ -67,11 +67,6 @@ def test_memory_over_time_rises_to_its_peak() -> None:
     assert shares == pytest.approx([0, 1, 0.5, -0.25, 0], abs=0.01)
 
 
-def test_memory_that_never_rises_is_not_drawn() -> None:
-    memory = MemoryOverTime(rank=0, points=((0, 0), (5, -3)))
-    assert draw_memory_over_time(memory) is None
-
-
 def test_stacks_cross_the_limit_line() -> None:
     stacks = [("a", {"parameters": 30.0, "activations": 70.0})]
     limit = (50.0, "50 GB usable")

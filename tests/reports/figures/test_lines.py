@@ -61,14 +61,6 @@ def test_lines_are_ordered_by_size_in_their_unit() -> None:
     assert rates == pytest.approx([1.5 * 1.024e-3, 1.5 * 4.096e-3 / 3])  # GB/s
 
 
-def test_line_has_a_band_of_its_interval() -> None:
-    [line] = curve_lines(summarize_rows(*CURVE), "time")
-    assert line.points[0] == pytest.approx((1024, 1e-3, 0.9e-3, 1.1e-3))
-    parts = parse_drawing(draw_sizes([line], TIME))
-    [band] = [path for path in parts.paths if path.opacity == 0.1]
-    assert len(band.points) == 4
-
-
 @pytest.mark.parametrize("value", [None, 0.0])
 def test_value_without_a_logarithm_is_left_out(value: float | None) -> None:
     unknown = ok_record(collective_case(size_bytes=8), metrics={"busbw": rate_metric(value)})

@@ -3,7 +3,6 @@
 import pytest
 
 from parbench.bench.results.records import Interval, RankTimeline, Timeline
-from parbench.reports.figures.svg import HATCHED
 from parbench.reports.figures.timeline import (
     MOST_RANKS,
     boxes_of,
@@ -57,15 +56,6 @@ def test_boxes_are_at_their_intervals(kind: str, expected: list[tuple[float, flo
     assert spans == expected
 
 
-def test_exposed_is_hatched_and_idle_pale() -> None:
-    parts = draw(join(make_rank_timeline()))
-    [exposed] = [path for path in parts.paths if HATCHED in path.style and path.title]
-    assert exposed.title.endswith("3.00 ms")
-    [idle] = [path for path in parts.paths if path.title == "idle: 750 us"]
-    assert idle.opacity == 0.4
-    assert {"exposed communication", "hidden communication", "idle"} <= set(parts.texts)
-
-
 def test_short_intervals_take_the_majority_kind() -> None:
     computing = [(10_000 * i, 10_000 * i + 8000) for i in range(10)]
     waiting = [(stop, stop + 2000) for _, stop in computing]
@@ -98,8 +88,3 @@ def test_hostile_timeline_is_escaped() -> None:
     chart = draw_timeline(timeline, view_of(timeline), extent_of(timeline)[1])
     assert "<script" not in chart.svg("id", "<ddp>", "")
     assert "comm <script>" in parse_drawing(chart).texts
-
-
-def test_empty_timeline_has_no_boxes() -> None:
-    assert draw(join()).titled_boxes == []
-    assert draw(join(make_rank([], seconds=0.0))).titled_boxes == []

@@ -105,14 +105,6 @@ def test_add_takes_branch_and_commit_from_ci(variables: dict[str, str], branch: 
     assert line.commit == "abc"
 
 
-def test_add_moves_a_run_to_a_given_branch() -> None:
-    write_history_run(Path("runs"), 0)
-    run("add", "runs", "--branch", "wrong")
-    assert run("add", "runs", GITHUB_REF_NAME="nightly") == "unchanged run-000\n"
-    assert run("add", "runs", "--branch", "main").startswith("moved run-000")
-    assert "run-000" in run("list", "--branch", "main")
-
-
 @pytest.mark.usefixtures("slower_history")
 def test_check_exit_code() -> None:
     assert "2 SAME" in run("check", "run-011")

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import UserError
 from parbench.reports.history import database
 from parbench.reports.history.database import APPLICATION, SCHEMA, History, open_history
 from parbench.reports.history.entries import About, Entry, read_entry
@@ -188,14 +187,6 @@ def test_open_creates_file_and_folder(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION,)
-
-
-def test_open_refuses_an_empty_file(tmp_path: Path) -> None:
-    file = tmp_path / "empty"
-    file.touch()
-    with pytest.raises(UserError, match="is empty"), open_history(file):
-        pass
-    assert file.stat().st_size == 0
 
 
 def add_entry(file: Path, entry: Entry) -> None:

@@ -93,14 +93,6 @@ def test_annotation_restarts_matching_series(runs: DailyRuns) -> None:
     assert find_finding(result, OTHER_CASE).word == "SLOWER"
 
 
-def test_annotation_needs_its_branch_and_an_earlier_run(runs: DailyRuns) -> None:
-    runs.add(1, branch="topic")
-    runs.add(4, 1.1)
-    runs.history.annotate("run-012", "*", "on another branch")
-    runs.history.annotate("run-016", "*", "after run-015")
-    assert runs.check("run-015").counts == {"SLOWER": 2}
-
-
 @pytest.mark.parametrize(
     ("status", "verdict", "code"),
     [("wrong", "WRONG", 1), ("failed", "FAILED", 4), ("hang", "FAILED", 4)],

@@ -175,8 +175,3 @@ def test_candidate_is_compared_with_the_last_run(num_runs: int) -> None:
     assert find_rises(logs) == []  # the branch is as slow already
     logs[4, -1] += math.log(1.5)
     assert find_rises(logs) == [4]
-
-
-def test_similar_candidate_is_seldom_slower() -> None:
-    rises = [find_rises(simulate(seed, runs=9, cv=0.1, rho=0.3)) for seed in range(20)]
-    assert sum(map(bool, rises)) <= 2

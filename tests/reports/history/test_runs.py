@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from parbench.reports.history.database import open_history
-from parbench.reports.history.runs import add_folders, find_run, means_run, select_lines
+from parbench.reports.history.runs import add_folders, find_run, select_lines
 from tests.support.history_fixtures import DailyRuns, write_history_run
 from tests.support.refusals import usage_error
 
@@ -28,9 +28,7 @@ def select(runs: DailyRuns, text: str, compared: str = "") -> list[int]:
     ("text", "numbers"),
     [
         ("main", [3]),
-        ("main~0", [3]),
         ("main~2", [0]),
-        ("topic", [2]),
         ("last~1", [2]),
         ("last:3", [1, 2, 3]),
         ("main:2", [1, 3]),
@@ -62,13 +60,6 @@ def test_selector_without_a_run_is_refused(text: str, problem: str, branches: Da
     assert problem in message
 
 
-def test_selector_differs_from_a_path() -> None:
-    assert means_run("main~1")
-    assert means_run("last:10")
-    assert not means_run("main")
-    assert not means_run("a/b~1")
-
-
 def test_folder_comes_before_a_branch_of_its_name(
     no_runs: DailyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,13 +75,6 @@ def test_folder_comes_before_a_branch_of_its_name(
 
 def add(file: Path, *folders: Path) -> list[tuple[str, str]]:
     return list(add_folders(file, folders, branch="topic", commit="abc"))
-
-
-def test_add_folders_adds_each_run_once(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    paths = [write_history_run(runs, i) for i in range(2)]
-    changes = add(tmp_path / "h.sqlite", paths[0], runs)
-    assert changes == [("run-000", "added"), ("run-001", "added")]
 
 
 @pytest.mark.parametrize("name", ["notes", "absent"])

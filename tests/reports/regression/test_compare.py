@@ -84,12 +84,6 @@ def test_wrong_base_has_no_times() -> None:
     assert "BASE has 0" in series.reason
 
 
-def test_added_case_is_new() -> None:
-    comparison = compare_records(BASE, BOTH_CASES)
-    assert find_series(comparison, OTHER_CASE).word == "NEW"
-    assert comparison.code() == 0
-
-
 SKIPPED = Skipped(case=OTHER_CASE, reason="needs 4 ranks")
 CUT = failed_record(OTHER_CASE, 0, "skipped", LEFT_OUT)
 

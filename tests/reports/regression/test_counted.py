@@ -10,16 +10,14 @@ import pytest
 
 from parbench.bench.results.metrics import values
 from parbench.bench.results.records import Record
-from parbench.reports.analysis.summary import summarize
 from parbench.reports.regression.compare import Comparison, compare
 from parbench.reports.regression.compare_show import as_json, as_markdown, as_table
-from parbench.reports.regression.counted import facts_of
 from parbench.reports.regression.junit import as_junit
 from parbench.reports.regression.rule import Rule
 from tests.support.compare_fixtures import compare_records, run_from_records
 from tests.support.paths import Command
 from tests.support.planted_steps import VARIABLE
-from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics
+from tests.support.reports_fixtures import ok_record, step_case, step_metrics
 
 MIB = float(1 << 20)
 FSDP = {
@@ -147,12 +145,6 @@ def test_meant_changes_are_shown_and_pass(globs: list[str], code: int, num_failu
     assert comparison.code() == code
     assert len(list_failures(comparison)) == num_failures
     assert EXTRA_CALL_TEXT in as_table(comparison)
-
-
-def test_wrong_result_has_no_counts() -> None:
-    wrong = failed_record(step_case("fsdp"), 1, "wrong", "3 gradients differ")
-    [row] = summarize(run_from_records([make_record(), wrong])).rows
-    assert facts_of(row) == {}
 
 
 def test_every_format_shows_changed_counts() -> None:

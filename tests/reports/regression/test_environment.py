@@ -131,14 +131,6 @@ def find_point(environment: dict[str, Any] | None = None, **fields: Any) -> Poin
     return point
 
 
-def test_point_is_the_geometric_mean_of_repetitions() -> None:
-    point = find_point()
-    assert point.seconds == pytest.approx(1e-3, rel=1e-4)
-    assert point.status == "ok"
-    assert point.launches == 5
-    assert point.series.case == CASE
-
-
 @pytest.mark.parametrize(
     "point",
     [

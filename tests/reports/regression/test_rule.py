@@ -65,22 +65,6 @@ def test_effect_is_the_ratio_of_geometric_means() -> None:
     assert math.expm1(student.high) < effect.high
 
 
-def test_effect_of_one_repetition_has_no_interval() -> None:
-    effect = compute_effect(make_pair([2.0], [3.0]))
-    assert effect.change == pytest.approx(0.5)
-    assert effect.low is None
-    assert effect.p_value is None
-
-
-def test_detectable_change_grows_with_the_family() -> None:
-    logs = simulate([0.0] * 8)
-    eight_series = gate_study.compare_logs(logs, [8]).effects[0].detectable
-    one_series = gate_study.compare_logs(logs, [1, 7]).effects[0].detectable
-    assert one_series is not None
-    assert eight_series is not None
-    assert one_series < eight_series
-
-
 @pytest.mark.parametrize(("measured", "expected"), [(0.02, "SLOWER"), (0.08, "SAME")])
 def test_floor_is_the_larger_of_rule_and_measured(measured: float, expected: str) -> None:
     assert verdict(QUIET, scale(QUIET, 1.05), measured) == expected

@@ -1,6 +1,5 @@
 """The statistics of a comparison, against scipy and against brute force."""
 
-import math
 from itertools import combinations
 
 import numpy as np
@@ -33,15 +32,6 @@ def test_p_beyond_uses_the_distance_past_the_floor(value: float) -> None:
     t = (2.0 - 0.5) / 0.5
     assert difference.p_beyond(0.5) == pytest.approx(2 * scipy.stats.t.sf(t, 8.0))
     assert difference.p_beyond(3.0) == 1.0
-
-
-def test_noise_is_the_pooled_deviation() -> None:
-    base = [0.3, -1.2, 0.5, 0.1]
-    new = [2.1, 1.4, 3.3, 2.0, 1.1, 2.9, 1.7]
-    result = differences([dict(enumerate(base))], [dict(enumerate(new))])
-    squares = 3 * np.var(base, ddof=1) + 6 * np.var(new, ddof=1)
-    assert result.noise == pytest.approx([math.sqrt(squares / 9)])
-    assert result.common.value == pytest.approx(np.mean(new) - np.mean(base))
 
 
 def simulate_series(seed: int, rho: float = 0.0, shared: float = 0.0) -> Logs:

@@ -1,6 +1,5 @@
 """What a run's end and `parbench show` print and write, and a run that is followed."""
 
-import fcntl
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from parbench.reports.render.show import (
     build,
     build_report,
     follow,
-    is_written,
     show_again,
     show_run,
 )
@@ -101,16 +99,6 @@ def test_truncated_record_is_reported_everywhere(tmp_path: Path) -> None:
         assert b"cut short" in report
         assert b"1 of 2 measurements have no record" in report
     assert show_run(path) == 4
-
-
-def test_is_written_leaves_the_lock_alone(tmp_path: Path) -> None:
-    path = write(tmp_path, ok_record(CASE))
-    with open_writer(path):
-        assert is_written(path)
-    assert not is_written(path)
-    with (path / "records.jsonl").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert not is_written(tmp_path)
 
 
 def test_write_whole_replaces_or_leaves_no_trace(tmp_path: Path) -> None:

@@ -31,13 +31,6 @@ def render(*records: Record, width: int | None = None, color: bool = False) -> s
     return render_text(report_of(run_from_records(*records)), width, color)
 
 
-def test_pipe_output_is_not_wrapped() -> None:
-    reason = "x" * 500
-    text = render(failed_record(collective_case(), reason=reason))
-    assert f" {reason}\n" in text
-    assert "…" not in text
-
-
 def make_pipeline_run() -> Run:
     simulated = simulated_schedule("zb_v", 0.018, 2)
     return run_from_records(pipeline_record(comparison=[simulated]), pipeline_record("gpipe"))
@@ -52,7 +45,7 @@ RUNS: dict[str, Callable[[], Run]] = {
 UNIT_AT_LINE_START = re.compile(r"\d\n\s*([num]?s|min|[KMGT]?i?B(/s)?|%)(?![\w/])")
 
 
-@pytest.mark.parametrize("width", [60, 100, None])
+@pytest.mark.parametrize("width", [60, None])
 @pytest.mark.parametrize("name", RUNS)
 def test_every_width_shows_all_cells(name: str, width: int | None) -> None:
     report = report_of(RUNS[name]())
