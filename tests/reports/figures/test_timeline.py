@@ -8,7 +8,6 @@ from parbench.reports.figures.timeline import (
     boxes_of,
     draw_timeline,
     extent_of,
-    parts_of,
     view_of,
 )
 from tests.support.figure_parts import Parts, parse_drawing
@@ -30,15 +29,6 @@ def join(*ranks: RankTimeline) -> Timeline:
 def draw(timeline: Timeline, max_boxes: int = 4000) -> Parts:
     view = view_of(timeline, max_boxes)
     return parse_drawing(draw_timeline(timeline, view, extent_of(timeline)[1]))
-
-
-def test_spans_add_up_to_the_step() -> None:
-    parts = parts_of(make_rank_timeline())
-    milliseconds = {}
-    for name, spans in parts.items():
-        milliseconds[name] = sum(stop - start for start, stop in spans) / 1e6
-    assert milliseconds == {"compute": 6, "copy": 0.25, "exposed": 3, "hidden": 1, "idle": 0.75}
-    assert parts["exposed"] == [(5_000_000, 8_000_000)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 from parbench.reports.history.levels import (
-    Judgement,
     Shift,
     StepRule,
     difference,
@@ -100,22 +99,18 @@ def simulate(
     return cv * logs
 
 
-def judge(logs: Logs, is_candidate: bool = False, floor: float = 0.03) -> list[Judgement]:
-    rules = [StepRule(floor=floor)] * len(logs)
-    return judge_series(list(logs), rules, newest_is_candidate=is_candidate)
-
-
 def find_steps(logs: Logs) -> list[int]:
     steps = []
-    for i, judgement in enumerate(judge(logs)):
+    for i, judgement in enumerate(judge_series(list(logs), [RULE] * len(logs))):
         shift = judgement.shift
         if judgement.is_significant and shift is not None and shift.slope is None:
             steps.append(i)
     return steps
 
 
-def find_rises(logs: Logs, is_candidate: bool = True, floor: float = 0.03) -> list[int]:
-    judgements = judge(logs, is_candidate, floor)
+def find_rises(logs: Logs, rule: StepRule = RULE) -> list[int]:
+    """Return the series whose newest time, of a run to compare, is above the others."""
+    judgements = judge_series(list(logs), [rule] * len(logs), newest_is_candidate=True)
     return [i for i, judgement in enumerate(judgements) if judgement.rise is not None]
 
 
@@ -148,22 +143,13 @@ def test_step_is_not_a_drift() -> None:
     assert find_steps(logs) == [*range(20)]
 
 
-@pytest.mark.parametrize("num_runs", [2, 3])
-def test_rise_of_three_runs_is_a_step(num_runs: int) -> None:
-    logs = simulate(9, cv=0.05)
-    logs[4, -num_runs:] += math.log(2)
-    is_step = num_runs == 3
-    assert find_steps(logs) == ([4] if is_step else [])
-    assert find_rises(logs, is_candidate=False) == ([] if is_step else [4])
-
-
 @pytest.mark.parametrize("runs", [9, 31])
 def test_candidate_is_compared_with_the_last_level(runs: int) -> None:
     logs = simulate(13, runs=runs)
     assert find_rises(logs) == []
     logs[4, -1] += math.log(1.3)
     assert find_rises(logs) == [4]
-    assert find_rises(logs, floor=0.5) == []
+    assert find_rises(logs, StepRule(floor=0.5)) == []
     logs[:, -1] += math.log(1.3)
     assert find_rises(logs) == [*range(20)]
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Machine:
         self,
         factor: float = 1.0,
         noise: float = 1.0,
-        torch_by_side: dict[str, dict[str, object]] | None = None,
+        torch_by_side: Mapping[str, object] | None = None,
     ) -> None:
         self.factor = factor
         self.noise = noise

@@ -152,13 +152,6 @@ def test_unjudged_series_shift_no_verdict() -> None:
     assert comparison.code() == 1
 
 
-def test_unknown_among_known_series_passes_unless_strict() -> None:
-    new = [*BASE, *make_repetitions(OTHER_CASE, count=1)]
-    comparison = compare_records(BOTH_CASES, new)
-    assert comparison.code() == 0
-    assert comparison.code(fail_on_unknown=True) == 3
-
-
 def test_pool_has_the_repetitions_of_all_runs() -> None:
     run = run_from_records(BOTH_CASES)
     pooled = pool([run, run, run], "last:3")
