@@ -75,7 +75,9 @@ def test_step_needs_three_runs_of_eight(times: list[float], is_step: bool) -> No
 )
 def test_step_exceeds_the_floor(factor: float, floor: float, is_step: bool) -> None:
     times = [1.0, 1.0001] * 10 + [factor, factor * 1.0001] * 3
-    shift = newest_shift(times, StepRule(floor=floor))
+    rule = StepRule(floor=floor)
+    assert len(segments(times, rule)) == (2 if is_step else 1)
+    shift = newest_shift(times, rule)
     assert (shift is not None) == is_step
 
 

@@ -134,6 +134,15 @@ def test_run_verdict_finds_a_shared_change(logs: gate_study.Logs, expected: str)
     assert "SLOWER" not in verdicts.series
 
 
+def test_detectable_change_grows_with_the_family() -> None:
+    logs = simulate([0.0] * 8)
+    eight_series = gate_study.compare_logs(logs, [8]).effects[0].detectable
+    one_series = gate_study.compare_logs(logs, [1, 7]).effects[0].detectable
+    assert one_series is not None
+    assert eight_series is not None
+    assert one_series < eight_series
+
+
 def test_run_verdict_ignores_a_few_large_changes() -> None:
     logs = simulate([4.0] * 15 + [0.0] * 25, sigma=0.01)
     verdicts = gate_study.compare_logs(logs, [1] * 40)
