@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from parbench.bench.plan.groups import Pair, parse_pairs, round_pairs
 from parbench.slurm.screen.fit import Exchange, Slow, confirm, find_slow
 from parbench.slurm.screen.run import Turns, confirmation, tournament
-from tests.studies.gate_study import upper
+from tests.studies.gate_study import compute_upper_bound
 
 ROUNDS = 5
 
@@ -114,7 +114,7 @@ def main() -> None:
     for n in (4, 16, 64):
         for name, cluster in clusters(n, options.noise).items():
             found = rates(cluster, options.trials, 1, options.rounds)
-            blamed = f"{found.blamed:.3f} (<{upper(found.blamed, options.trials):.3f})"
+            blamed = f"{found.blamed:.3f} (<{compute_upper_bound(found.blamed, options.trials):.3f})"
             told = f"{found.suspected:20.3f}{blamed:>20}{found.suspected_exactly:20.2f}{found.exactly:11.2f}"
             print(f"{n:5} {name:36}{told}", flush=True)
 

@@ -40,6 +40,14 @@ class Box(Path):
     width: float
     height: float
 
+    @property
+    def center_x(self) -> float:
+        return self.x + self.width / 2
+
+    @property
+    def center_y(self) -> float:
+        return self.y + self.height / 2
+
 
 @dataclass
 class Parts:

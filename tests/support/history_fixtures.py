@@ -1,6 +1,7 @@
 """Runs for a history: the same cases day after day, as folders and as entries."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, encode
 from parbench.reports.history.database import History
 from parbench.reports.history.entries import About, Entry, read_entry
+from parbench.reports.history.gate import Check, check, check_folder, newest
+from parbench.reports.history.levels import StepRule
 from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions, run_from_records
 
 DAILY_NOISE = (1.0, 1.004, 0.997, 1.002, 0.996)
+RULE = StepRule()
 
 
 def make_daily_records(
@@ -57,3 +61,36 @@ def fill_history(
 ) -> None:
     for i, factor in enumerate(factors, start=first):
         history.add(make_entry(folder, i, factor, **entry))
+
+
+@dataclass(frozen=True)
+class DailyRuns:
+    """A history to which a run is added each day, with the folder of its runs."""
+
+    history: History
+    folder: Path
+    file: Path
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.history.runs())
+
+    def add(self, count: int, factor: float = 1.0, **entry: Any) -> None:
+        """Add the next runs, which are slower by a factor."""
+        factors = [factor] * count
+        fill_history(self.history, self.folder, factors, first=self.num_runs, **entry)
+
+    def add_records(self, records: list[Record], **entry: Any) -> Check:
+        """Add a run of these records, and check it."""
+        self.history.add(make_entry(self.folder, self.num_runs, records=records, **entry))
+        return self.check()
+
+    def check(self, run_id: str = "", rule: StepRule = RULE) -> Check:
+        """Check a run, or the newest one of the branch main."""
+        line = self.history.line(run_id) if run_id else newest(self.history, "main")
+        return check(self.history, line, rule)
+
+    def check_folder(self, factor: float = 1.0, **run: Any) -> Check:
+        """Compare a run that is not part of the history with the branch main."""
+        path = write_history_run(self.folder / f"new-{factor}", 99, factor, **run)
+        return check_folder(self.file, path, "main", RULE)

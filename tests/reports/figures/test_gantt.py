@@ -1,5 +1,6 @@
 """The Gantt chart of a pipeline: a box for each action, few boxes for many actions."""
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.reports_fixtures import pipeline_record
 
 AXIS_START = 66.0
 WIDTH = 918.0
+LEGEND_HEIGHT = 50.0
 TWO_RANKS: dict[str, Any] = {
     "microbatches": 1,
     "predicted": [
@@ -42,39 +44,31 @@ def make_pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
 def test_actions_are_boxes_simulated_above_measured() -> None:
     pipeline = make_pipeline(**TWO_RANKS)
     parts = parse_drawing(draw_pipeline(pipeline, detail_of(pipeline), span_of(pipeline)))
-    rows: dict[float, list[tuple[float, float]]] = {}
-    for box in parts.boxes:
-        if box.x < AXIS_START or box.y < 50:  # the legend
-            continue
-        start = 8 * (box.x - AXIS_START) / WIDTH
-        span = (round(start, 1), round(start + 8 * box.width / WIDTH, 1))
-        rows.setdefault(round(box.y + box.height / 2), []).append(span)
-    simulated_0, simulated_1, measured_0, measured_1 = (sorted(rows[y]) for y in sorted(rows))
-    assert simulated_0 == [(0, 1), (4, 6)]
-    assert simulated_1 == [(1, 2), (2, 4)]
-    assert measured_0 == [(0, 1.5), (1.5, 4.5), (4.5, 5), (5, 8)]
-    assert measured_1 == [(0, 2), (2, 3), (3, 5)]
     assert {"simulated: 6.00 ms", "measured: 8.00 ms", "rank 0", "F0"} <= set(parts.texts)
+    rows = defaultdict(set)
+    for box in parts.boxes:
+        if box.x >= AXIS_START and box.y >= LEGEND_HEIGHT:
+            start = 8 * (box.x - AXIS_START) / WIDTH
+            stop = start + 8 * box.width / WIDTH
+            rows[round(box.center_y)].add((round(start, 1), round(stop, 1)))
+    simulated_0, simulated_1, measured_0, measured_1 = (rows[y] for y in sorted(rows))
+    assert simulated_0 == {(0, 1), (4, 6)}
+    assert simulated_1 == {(1, 2), (2, 4)}
+    assert measured_0 == {(0, 1.5), (1.5, 4.5), (4.5, 5), (5, 8)}
+    assert measured_1 == {(0, 2), (2, 3), (3, 5)}
 
 
-def count_boxes(pipeline: Pipeline, detail: Detail) -> int:
+@pytest.mark.parametrize("schedule", ["1f1b", "zb"])
+@pytest.mark.parametrize("limit", [2000, 300, 50])
+def test_detail_limits_the_number_of_boxes(schedule: str, limit: int) -> None:
+    pipeline = make_pipeline(schedule, ranks=4, microbatches=24)
+    detail = detail_of(pipeline, limit)
+    assert (detail.gap > 0) == (limit < 2000)
     count = len(idle_boxes(pipeline, detail))
     for timeline in (pipeline.facts.predicted, pipeline.facts.measured):
         assert timeline is not None
         count += len(boxes_of(pipeline, timeline, detail))
-    return count
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb"])
-def test_detail_limits_the_number_of_boxes(schedule: str) -> None:
-    pipeline = make_pipeline(schedule, ranks=4, microbatches=24)
-    for limit in (2000, 300, 50):
-        assert count_boxes(pipeline, detail_of(pipeline, limit)) <= limit
-    assert detail_of(pipeline, 2000).gap == 0.0
-    assert detail_of(pipeline, 50).gap > 0.0
-
-
-COARSE = Detail(gap=10.0, mixed=False, numbered=False, note="")
+    assert count <= limit
 
 
 def test_joining_keeps_wide_gaps_and_kinds_apart() -> None:
@@ -82,7 +76,8 @@ def test_joining_keeps_wide_gaps_and_kinds_apart() -> None:
     idle = [[0, 0, 9, "rest"], [1, 0, 11, "p2p"]]
     pipeline = make_pipeline(measured=[actions, []], predicted=None, idle=idle)
     assert pipeline.facts.measured is not None
-    boxes = boxes_of(pipeline, pipeline.facts.measured, COARSE)
+    coarse = Detail(gap=10.0, mixed=False, numbered=False, note="")
+    boxes = boxes_of(pipeline, pipeline.facts.measured, coarse)
     spans = [(box.kind, box.start, box.stop) for box in boxes]
     assert spans == [("F", 0, 200), ("F", 211, 300), ("B", 305, 400)]
-    assert [box.kind for box in idle_boxes(pipeline, COARSE)] == ["p2p"]
+    assert [box.kind for box in idle_boxes(pipeline, coarse)] == ["p2p"]

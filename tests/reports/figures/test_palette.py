@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from parbench.reports.figures.palette import HUES, style_sheet
+from parbench.reports.figures.palette import HUES
 from parbench.reports.render import page
 
 CSS = Path(page.__file__).with_name("page.css").read_text()
@@ -72,8 +72,3 @@ def test_colors_differ_from_each_other(vision: str, theme: int) -> None:
     colors = {hue: compute_lab(pair[theme], VISION[vision]) for hue, pair in HUES.items()}
     for first, second in combinations(colors, 2):
         assert math.dist(colors[first], colors[second]) >= 15, (first, second)
-
-
-def test_style_sheet_declares_each_color_for_both_themes() -> None:
-    for hue, colors in HUES.items():
-        assert re.findall(rf"--{hue}:(#\w+)", style_sheet()) == list(colors)

@@ -1,4 +1,4 @@
-"""A history of twelve similar runs, with which most tests of this folder begin."""
+"""Histories with which most tests of this folder begin."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from parbench.reports.history.database import History, open_history
-from tests.support.history_fixtures import fill_history
+from parbench.reports.history.database import open_history
+from tests.support.history_fixtures import DailyRuns, fill_history
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,16 @@ def twelve_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def history(twelve_runs: Path, tmp_path: Path) -> Iterator[History]:
-    """A copy of that history in `tmp_path / "h.sqlite"`."""
-    with open_history(Path(shutil.copy(twelve_runs, tmp_path))) as history:
-        yield history
+def runs(twelve_runs: Path, tmp_path: Path) -> Iterator[DailyRuns]:
+    """A copy of that history."""
+    file = Path(shutil.copy(twelve_runs, tmp_path))
+    with open_history(file) as history:
+        yield DailyRuns(history, tmp_path, file)
+
+
+@pytest.fixture
+def no_runs(tmp_path: Path) -> Iterator[DailyRuns]:
+    """A history without a run."""
+    file = tmp_path / "empty.sqlite"
+    with open_history(file, create=True) as history:
+        yield DailyRuns(history, tmp_path, file)

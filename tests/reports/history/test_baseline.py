@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.results.metrics import values
+from parbench.bench.results.records import Record
 from parbench.reports.history.baseline import baseline
 from parbench.reports.history.database import open_history
 from tests.support.compare_fixtures import CASE
@@ -15,8 +16,14 @@ from tests.support.reports_fixtures import failed_record, ok_record, step_case, 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that `baseline` reads, which does not exist yet."""
     monkeypatch.setenv("PARBENCH_HISTORY", str(tmp_path / "h.sqlite"))
     return tmp_path / "h.sqlite"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_history_run(tmp_path / "new", 99)
 
 
 @pytest.mark.parametrize(
@@ -43,34 +50,34 @@ def test_run_without_a_time_has_no_baseline(file: Path, twelve_runs: Path, tmp_p
     assert "WRONG: 3 values differ" in result.told
 
 
-def test_young_history_is_no_baseline(file: Path, tmp_path: Path) -> None:
-    path = write_history_run(tmp_path / "new", 99)
+def test_young_history_is_no_baseline(file: Path, path: Path, tmp_path: Path) -> None:
     assert baseline(path).word == "NO BASELINE"
     with open_history(file, create=True) as history:
         fill_history(history, tmp_path, [1.0] * 5)
     assert baseline(path).told == "5 of the 8 runs that are needed"
 
 
-def test_history_of_another_preset_is_no_baseline(file: Path, tmp_path: Path) -> None:
+def test_history_of_another_preset_is_no_baseline(file: Path, path: Path, tmp_path: Path) -> None:
     with open_history(file, create=True) as history:
         history.add(make_entry(tmp_path, 0, preset="smoke"))
-    result = baseline(write_history_run(tmp_path, 99))
+    result = baseline(path)
     assert result.word == "NO BASELINE"
     assert "preset node" in result.told
 
 
-def test_unreadable_history_fails_no_run(file: Path, tmp_path: Path) -> None:
+def test_unreadable_history_fails_no_run(file: Path, path: Path) -> None:
     file.write_bytes(b"no history")
-    assert baseline(write_history_run(tmp_path, 99)).word == "NO BASELINE"
+    assert baseline(path).word == "NO BASELINE"
+
+
+def make_step(num_calls: float) -> Record:
+    counts = values({"calls.dp.all_reduce": num_calls})
+    return ok_record(step_case("ddp"), metrics={**step_metrics(0.02), **counts})
 
 
 def test_changed_count_is_reported(file: Path, tmp_path: Path) -> None:
-    base, changed = (
-        ok_record(step_case("ddp"), metrics={**step_metrics(0.02), **values(counts)})
-        for counts in ({"calls.dp.all_reduce": 2.0}, {"calls.dp.all_reduce": 4.0})
-    )
     with open_history(file, create=True) as history:
-        history.add(make_entry(tmp_path, 0, records=[base]))
-    result = baseline(write_history_run(tmp_path, 1, records=[changed]))
+        history.add(make_entry(tmp_path, 0, records=[make_step(2.0)]))
+    result = baseline(write_history_run(tmp_path, 1, records=[make_step(4.0)]))
     assert result.word == "CHANGED"
     assert "2 -> 4 calls" in result.told

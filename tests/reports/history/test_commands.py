@@ -13,10 +13,12 @@ from parbench import cli
 from parbench.reports.history.database import SCHEMA, open_history
 from parbench.reports.regression.commands import FILE
 from parbench.reports.regression.noise_floor import keep_floors
-from tests.support.compare_fixtures import make_floor
+from tests.support.compare_fixtures import CASE, make_floor
 from tests.support.history_fixtures import write_history_run
 
-CI_VARIABLES = [
+VARIABLES = [
+    "PARBENCH_HISTORY",
+    "PARBENCH_FLOOR",
     "GITHUB_HEAD_REF",
     "GITHUB_REF_NAME",
     "GITHUB_SHA",
@@ -28,7 +30,7 @@ CI_VARIABLES = [
 @pytest.fixture(autouse=True)
 def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("PARBENCH_HISTORY", "PARBENCH_FLOOR", *CI_VARIABLES):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -49,10 +51,12 @@ def usual_history(twelve_runs: Path) -> None:
     shutil.copy(twelve_runs, FILE)
 
 
-def add_runs(factor: float, first: int, count: int) -> None:
-    for i in range(first, first + count):
-        write_history_run(Path("added"), i, factor)
-    run("add", "added")
+@pytest.fixture
+def slower_history(usual_history: None) -> None:
+    """Add four runs that are 10 % slower."""
+    for i in range(12, 16):
+        write_history_run(Path("slower"), i, 1.1)
+    run("add", "slower")
 
 
 def test_add_creates_the_usual_file() -> None:
@@ -87,7 +91,6 @@ def test_list_shows_newest_runs_and_notes() -> None:
 @pytest.mark.parametrize(
     ("variables", "branch"),
     [
-        ({"GITHUB_REF_NAME": "release", "GITHUB_SHA": "abc"}, "release"),
         ({"GITHUB_HEAD_REF": "topic", "GITHUB_REF_NAME": "1/merge", "GITHUB_SHA": "abc"}, "topic"),
         ({"GITHUB_HEAD_REF": "", "GITHUB_REF_NAME": "main", "GITHUB_SHA": "abc"}, "main"),
         ({"CI_COMMIT_BRANCH": "nightly", "CI_COMMIT_SHA": "abc"}, "nightly"),
@@ -102,24 +105,13 @@ def test_add_takes_branch_and_commit_from_ci(variables: dict[str, str], branch: 
     assert line.commit == "abc"
 
 
-def test_add_moves_a_run_to_a_given_branch() -> None:
-    write_history_run(Path("runs"), 0)
-    run("add", "runs", "--branch", "wrong")
-    assert run("add", "runs") == "unchanged run-000\n"
-    assert run("add", "runs", GITHUB_REF_NAME="nightly") == "unchanged run-000\n"
-    assert run("add", "runs", "--branch", "main").startswith("moved run-000")
-    assert "run-000" in run("list", "--branch", "main")
-
-
-@pytest.mark.usefixtures("usual_history")
+@pytest.mark.usefixtures("slower_history")
 def test_check_exit_code() -> None:
-    assert "2 SAME" in run("check")
-    add_runs(1.1, first=12, count=4)
-    failed = invoke("check")
-    assert failed.exit_code == 1
-    assert "2 SLOWER" in failed.stdout
-    assert invoke("check", "run-011").exit_code == 0
+    assert "2 SAME" in run("check", "run-011")
     assert invoke("check", "run-002", "--fail-on-unknown").exit_code == 3
+    slower = invoke("check")
+    assert slower.exit_code == 1
+    assert "2 SLOWER" in slower.stdout
     assert invoke("check", "--format", "markdown").stdout.startswith("## FAIL")
     assert json.loads(invoke("check", "--format", "json").stdout)["exit_code"] == 1
     run("annotate", "run-012", "--note", "intended")
@@ -133,17 +125,18 @@ def test_check_of_a_folder_uses_the_named_branch() -> None:
     assert run("check", "new/latest", "--branch", "topic").startswith("Not enough history: 0 of 8")
 
 
-@pytest.mark.usefixtures("usual_history")
+@pytest.mark.usefixtures("slower_history")
 def test_check_uses_percentages_and_measured_floors() -> None:
-    add_runs(1.1, first=12, count=4)
     assert invoke("check", "--floor", "15%").exit_code == 0
     with open_history(FILE) as history:
-        floors = {series.fingerprint: make_floor(0.3) for series in history.series().values()}
-    keep_floors(Path("floor.json"), floors)
-    assert "floor 30.0 %" in run("check", "--floor", "floor.json")
-    keep_floors(Path("runs/floor.json"), floors)
-    assert invoke("check", "--floor", "3%").exit_code == 1
-    assert invoke("check").exit_code == 0  # runs/floor.json is the usual file
+        [series] = [series for series in history.series().values() if series.case == CASE]
+    floors = {series.fingerprint: make_floor(0.3)}
+    keep_floors(Path("runs/floor.json"), floors)  # the usual file
+    text = invoke("check").stdout
+    assert "1 SLOWER" in text
+    assert "1 SAME" in text
+    assert "floor 30.0 %" in text
+    assert "2 SLOWER" in invoke("check", "--floor", "3%").stdout
 
 
 @pytest.mark.usefixtures("usual_history")
@@ -167,26 +160,30 @@ def write_damaged_files() -> None:
     Path("damaged.sqlite").write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
 
 
+def read_files() -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in Path().glob("*.sqlite")}
+
+
 @pytest.mark.usefixtures("usual_history")
 @pytest.mark.parametrize(
-    ("args", "value"),
+    ("command", "value"),
     [
-        (["list", "--history", "text.sqlite"], "text.sqlite"),
-        (["list", "--history", "foreign.sqlite"], "another program"),
-        (["check", "--history", "newer.sqlite"], f"schema {SCHEMA + 1}"),
-        (["list", "--history", "damaged.sqlite"], "damaged.sqlite"),
-        (["check", "--history", "absent.sqlite"], "absent.sqlite"),
-        (["check", "--branch", "topic"], "'topic'"),
-        (["check", "--floor", "3"], "--floor '3'"),
-        (["show", "nope"], "'nope'"),
-        (["export", "absent/out.csv"], "absent/out.csv"),
+        ("list --history text.sqlite", "text.sqlite"),
+        ("list --history foreign.sqlite", "another program"),
+        ("check --history newer.sqlite", f"schema {SCHEMA + 1}"),
+        ("list --history damaged.sqlite", "damaged.sqlite"),
+        ("check --history absent.sqlite", "absent.sqlite"),
+        ("check --branch topic", "'topic'"),
+        ("check --floor 3", "--floor '3'"),
+        ("show nope", "'nope'"),
+        ("export absent/out.csv", "absent/out.csv"),
     ],
 )
-def test_bad_input_is_refused_and_files_are_kept(args: list[str], value: str) -> None:
+def test_bad_input_is_refused_and_files_are_kept(command: str, value: str) -> None:
     write_damaged_files()
-    contents = {file: file.read_bytes() for file in Path().glob("*.sqlite")}
-    result = invoke(*args)
+    contents = read_files()
+    result = invoke(*command.split())
     assert result.exit_code == 2
     [message] = result.stderr.strip().splitlines()
     assert value in message
-    assert {file: file.read_bytes() for file in Path().glob("*.sqlite")} == contents
+    assert read_files() == contents

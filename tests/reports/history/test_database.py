@@ -5,7 +5,6 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -14,71 +13,66 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import UserError
 from parbench.reports.history import database
 from parbench.reports.history.database import APPLICATION, SCHEMA, History, open_history
 from parbench.reports.history.entries import About, Entry, read_entry
 from parbench.reports.history.runs import add_folders
 from tests.support.compare_fixtures import make_repetitions
-from tests.support.history_fixtures import fill_history, make_entry, write_history_run
+from tests.support.history_fixtures import DailyRuns, make_entry, write_history_run
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import collective_case
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "h.sqlite"
+def history(no_runs: DailyRuns) -> History:
+    return no_runs.history
 
 
 @pytest.fixture
-def history(file: Path) -> Iterator[History]:
-    with open_history(file, create=True) as history:
-        yield history
+def entry(tmp_path: Path) -> Entry:
+    return make_entry(tmp_path / "added", 1, branch="topic", commit="abc")
 
 
 def list_ids(history: History, branch: str | None = None) -> list[str]:
     return [line.id for line in history.runs(branch)]
 
 
-def find_place(history: History, run_id: str) -> tuple[str, str]:
-    line = history.line(run_id)
+def find_place(history: History) -> tuple[str, str]:
+    """Return branch and commit of the only run."""
+    [line] = history.runs()
     return line.branch, line.commit
 
 
-def test_add_keeps_a_run_once(history: History, tmp_path: Path) -> None:
-    entry = make_entry(tmp_path, 1, commit="abc")
-    assert [history.add(entry) for _ in range(3)] == ["added", "unchanged", "unchanged"]
+def test_add_keeps_a_run_once(history: History, entry: Entry, tmp_path: Path) -> None:
+    assert history.add(entry) == "added"
+    assert history.add(entry) == "unchanged"
     [line] = history.runs()
     assert line.id == "run-001"
-    assert line.branch == "main"
-    assert line.commit == "abc"
+    assert find_place(history) == ("topic", "abc")
     assert line.num_series == 2
     assert line.num_bad == 0
-    assert [len(history.times(number, [line])) for number in history.series()] == [1, 1]
-    run = history.run(line)
-    assert run.path == tmp_path / "run-001"
-    assert run.records == load_run(tmp_path / "run-001").records
+    path = tmp_path / "added" / "run-001"
+    assert history.run(line).path == path
+    assert history.run(line).records == load_run(path).records
 
 
-def test_add_moves_a_run_with_its_annotations(history: History, tmp_path: Path) -> None:
-    entry = make_entry(tmp_path, 1, branch="wrong", commit="abc")
+def test_add_moves_a_run_with_its_annotations(history: History, entry: Entry) -> None:
     history.add(entry)
     history.annotate("run-001", "*", "intended")
     corrected = replace(entry, about=About(branch="main", commit="def"))
     assert history.add(corrected) == "unchanged"  # a default branch moves nothing
     assert history.add(replace(corrected, meant=frozenset({"branch"}))) == "moved"
-    assert find_place(history, "run-001") == ("main", "abc")
-    assert [annotation.branch for annotation in history.annotations()] == ["main"]
-    assert history.add(replace(corrected, meant=frozenset({"branch", "commit"}))) == "moved"
-    assert find_place(history, "run-001") == ("main", "def")
+    assert find_place(history) == ("main", "abc")
+    [annotation] = history.annotations()
+    assert annotation.branch == "main"
 
 
 def test_add_updates_a_grown_run(history: History, tmp_path: Path) -> None:
-    records = make_repetitions(count=2)
-    history.add(make_entry(tmp_path / "short", 1, records=records, branch="topic", commit="abc"))
-    grown = make_entry(tmp_path / "long", 1, records=make_repetitions(count=4))
-    assert history.add(grown) == "updated"
-    assert find_place(history, "run-001") == ("topic", "abc")
+    short = make_repetitions(count=2)
+    history.add(make_entry(tmp_path / "short", 1, records=short, branch="topic"))
+    long = make_repetitions(count=4)
+    assert history.add(make_entry(tmp_path / "long", 1, records=long)) == "updated"
+    assert find_place(history) == ("topic", "")
     assert len(history.outcomes(history.line("run-001").number)) == 1
 
 
@@ -90,46 +84,46 @@ def test_runs_are_ordered_by_time(history: History, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("branch", ["last", "", "main~1", "a:b", "two words"])
-def test_ambiguous_branch_is_refused(branch: str, history: History, tmp_path: Path) -> None:
-    entry = replace(make_entry(tmp_path, 1), about=About(branch=branch))
-    assert repr(branch) in usage_error(history.add, entry)
+def test_ambiguous_branch_is_refused(branch: str, history: History, entry: Entry) -> None:
+    ambiguous = replace(entry, about=About(branch=branch))
+    assert repr(branch) in usage_error(history.add, ambiguous)
     assert history.runs() == ()
 
 
 def test_unknown_run_is_refused(history: History) -> None:
     assert "'nope'" in usage_error(history.line, "nope")
     assert "'nope'" in usage_error(history.annotate, "nope", "*", "note")
-    assert history.annotations() == ()
 
 
-def test_prune_keeps_newest_runs_and_annotations(history: History, tmp_path: Path) -> None:
-    history.add(make_entry(tmp_path, 0, environment={"host": {"name": "old"}}))
-    fill_history(history, tmp_path, [1.0] * 3, first=1)
-    fill_history(history, tmp_path, [1.0] * 2, first=5, branch="topic")
-    history.add(make_entry(tmp_path, 7, preset="smoke"))
+def test_prune_keeps_newest_runs_and_annotations(no_runs: DailyRuns) -> None:
+    history = no_runs.history
+    no_runs.add(1, environment={"host": {"name": "old"}})
+    no_runs.add(3)
+    no_runs.add(2, branch="topic")
+    no_runs.add(1, preset="smoke")
     history.annotate("run-001", "*", "intended")
     assert history.prune(2) == ("run-001", "run-000")
-    assert list_ids(history) == ["run-002", "run-003", "run-005", "run-006", "run-007"]
+    assert list_ids(history) == ["run-002", "run-003", "run-004", "run-005", "run-006"]
     assert len(history.annotations()) == 1
     hosts = {series.around["host.name"] for series in history.series().values()}
     assert hosts == {"node-a"}  # series without points are gone
-    assert history.prune(1) == ("run-002", "run-005")
-    assert history.prune(1) == ()
+    assert history.prune(1) == ("run-002", "run-004")
 
 
 def test_history_reads_a_run_where_its_folder_was_added_last(
-    history: History, tmp_path: Path
+    history: History, entry: Entry, tmp_path: Path
 ) -> None:
-    history.add(make_entry(tmp_path / "first", 1))
-    (tmp_path / "first").rename(tmp_path / "second")
-    message = usage_error(history.run, history.line("run-001"))
-    assert str(tmp_path / "first" / "run-001") in message
-    path = tmp_path / "second" / "run-001"
-    assert history.add(read_entry(path, About(branch="main"))) == "unchanged"
+    history.add(entry)
+    (tmp_path / "added").rename(tmp_path / "renamed")
+    line = history.line("run-001")
+    assert str(tmp_path / "added" / "run-001") in usage_error(history.run, line)
+    path = tmp_path / "renamed" / "run-001"
+    assert history.add(read_entry(path, entry.about)) == "unchanged"
     assert history.run(history.line("run-001")).path == path
 
 
-def test_two_writers_add_each_run_once(file: Path, tmp_path: Path) -> None:
+def test_two_writers_add_each_run_once(tmp_path: Path) -> None:
+    file = tmp_path / "h.sqlite"
     for i in range(6):
         write_history_run(tmp_path / "runs", i)
 
@@ -168,26 +162,22 @@ with open_history(Path(sys.argv[1])) as history:
 """
 
 
-def test_sigkill_in_a_transaction_leaves_a_readable_history(file: Path, tmp_path: Path) -> None:
-    with open_history(file, create=True) as history:
-        fill_history(history, tmp_path, [1.0])
-    content = file.read_bytes()
+def test_sigkill_in_a_transaction_leaves_a_readable_history(
+    no_runs: DailyRuns, tmp_path: Path
+) -> None:
+    no_runs.add(1)
+    content = no_runs.file.read_bytes()
     records = []
     for i in range(120):
         records += make_repetitions(collective_case(f"operation{i}"), count=1, n=1)
     path = write_history_run(tmp_path, 1, records=records)
-    writer = subprocess.run([sys.executable, "-c", WRITE_HALF_A_RUN, str(file), str(path)])
-    assert writer.returncode == -signal.SIGKILL
-    assert file.read_bytes() != content  # half of the run is in the file
-    with open_history(file) as history:
+    command = [sys.executable, "-c", WRITE_HALF_A_RUN, str(no_runs.file), str(path)]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    assert no_runs.file.read_bytes() != content  # half of the run is in the file
+    with open_history(no_runs.file) as history:
         assert list_ids(history) == ["run-000"]
         assert len(history.series()) == 2
         assert history.add(read_entry(path, About(branch="main"))) == "added"
-
-
-def add_entry(path: Path, entry: Entry) -> str:
-    with open_history(path) as history:
-        return history.add(entry)
 
 
 def test_open_creates_file_and_folder(tmp_path: Path) -> None:
@@ -199,20 +189,15 @@ def test_open_creates_file_and_folder(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION,)
 
 
-def test_open_refuses_an_empty_file(file: Path) -> None:
-    file.touch()
-    with pytest.raises(UserError, match="is empty"), open_history(file):
-        pass
-    assert file.stat().st_size == 0
+def add_entry(file: Path, entry: Entry) -> None:
+    with open_history(file) as history:
+        history.add(entry)
 
 
 def test_add_gives_up_waiting_for_a_writer(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_runs: DailyRuns, entry: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "_WAIT_SECONDS", 0.05)
-    entry = make_entry(tmp_path, 0)
-    with open_history(file, create=True):
-        pass
-    with closing(sqlite3.connect(file, isolation_level=None)) as writer:
+    with closing(sqlite3.connect(no_runs.file, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        assert "other processes" in usage_error(add_entry, file, entry)
+        assert "other processes" in usage_error(add_entry, no_runs.file, entry)

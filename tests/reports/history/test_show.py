@@ -1,26 +1,29 @@
 """The check as table and Markdown, and the courses of series as text and CSV."""
 
 import csv
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from parbench.reports.history.database import History
-from parbench.reports.history.gate import Check, Finding, check, newest
+from parbench.reports.history.gate import Check, Finding
 from parbench.reports.history.levels import StepRule
 from parbench.reports.history.show import render, render_courses, render_csv
 from tests.support.compare_fixtures import CASE
-from tests.support.history_fixtures import fill_history, make_daily_records, make_entry
+from tests.support.history_fixtures import DailyRuns, make_daily_records
 from tests.support.reports_fixtures import HOSTILE_TEXT
-
-RULE = StepRule()
 
 
 @pytest.fixture
-def slower(history: History, tmp_path: Path) -> Check:
-    """A check of the fourth run of a level that is 10 % slower."""
-    fill_history(history, tmp_path, [1.1] * 4, first=12)
-    return check(history, newest(history, "main"), RULE)
+def slower_runs(runs: DailyRuns) -> DailyRuns:
+    """Twelve runs, then four that are 10 % slower."""
+    runs.add(4, 1.1)
+    return runs
+
+
+@pytest.fixture
+def slower(slower_runs: DailyRuns) -> Check:
+    return slower_runs.check()
 
 
 def test_table_shows_verdict_change_and_run(slower: Check) -> None:
@@ -34,18 +37,20 @@ def test_table_shows_verdict_change_and_run(slower: Check) -> None:
 
 
 def test_markdown_is_an_intact_table(slower: Check) -> None:
-    hostile = Finding(series=slower.findings[0].series, word="WRONG", reason=HOSTILE_TEXT + "|")
-    findings = (hostile, *slower.findings)
-    text = render(Check(line=slower.line, rule=RULE, findings=findings), "markdown")
+    [finding, _] = slower.findings
+    hostile = Finding(series=finding.series, word="WRONG", reason=HOSTILE_TEXT + "|")
+    text = render(replace(slower, findings=(hostile, finding)), "markdown")
     head, _, *rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 3
-    assert {row.replace("\\|", "").count("|") for row in (head, *rows)} == {7}
+    assert len(rows) == 2
+    for row in (head, *rows):
+        assert row.replace("\\|", "").count("|") == 7
     assert "<script>" not in text
     assert "\x1b" not in text
 
 
-def test_courses_show_levels_within_the_window(slower: Check, history: History) -> None:
-    text = render_courses(history, "*all_reduce*", None, RULE)
+def test_courses_show_levels_within_the_window(slower_runs: DailyRuns) -> None:
+    history = slower_runs.history
+    text = render_courses(history, "*all_reduce*", None, StepRule())
     assert CASE.label in text
     assert "1.00 ms from run-000 on (12 runs)" in text
     assert "1.10 ms from run-012 on (4 runs)" in text
@@ -57,14 +62,14 @@ def read_csv(history: History, branch: str | None = None) -> list[dict[str, str]
     return list(csv.DictReader(render_csv(history, branch).splitlines()))
 
 
-def test_csv_has_a_row_per_run(history: History, tmp_path: Path) -> None:
-    records = make_daily_records(12, cases=[CASE])
-    history.add(make_entry(tmp_path, 12, records=records, branch="topic", commit="abc"))
-    *_, row = read_csv(history)
+def test_csv_has_a_row_per_run(runs: DailyRuns) -> None:
+    records = make_daily_records(0, cases=[CASE])
+    runs.add_records(records, branch="topic", commit="abc")
+    *_, row = read_csv(runs.history)
     assert row["time"] == "2026-01-13T00:00:00.000Z"
     assert row["commit"] == "abc"
     assert row["run"] == "run-012"
     assert float(row[CASE.label]) == pytest.approx(1e-3, rel=0.01)
     [other_series] = [name for name in row if "broadcast" in name]
     assert row[other_series] == ""
-    assert len(read_csv(history, "main")) == 12
+    assert len(read_csv(runs.history, "main")) == 12

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,49 +32,58 @@ from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import ENVIRONMENT, collective_case, failed_record, ok_record
 
 CASE = collective_case()
-SIDE_A = parse_side("a", "NCCL_ALGO=Ring")
-SIDE_B = parse_side("b", "NCCL_ALGO=Tree")
+OTHER_CASE = collective_case(size_bytes=2048)
+RING = parse_side("a", "NCCL_ALGO=Ring")
+TREE = parse_side("b", "NCCL_ALGO=Tree")
 
 
 class Machine:
     """A machine on which a repetition takes 10 s and side B takes longer by a factor."""
 
-    def __init__(self, factor: float = 1.0, drift: float = 0.0, noise: float = 1.0) -> None:
+    def __init__(
+        self,
+        factor: float = 1.0,
+        noise: float = 1.0,
+        torch_by_side: Mapping[str, object] | None = None,
+    ) -> None:
         self.factor = factor
-        self.drift = drift
         self.noise = noise
+        self.torch_by_side = torch_by_side or {}
         self.order = ""
         self.allowed_seconds: list[float] = []
         self.clock_seconds = 0.0
 
-    def torch_facts(self, side: Side) -> object:
-        return ENVIRONMENT["torch"]
-
     def make_records(self, side: Side) -> list[Record]:
-        i = len(self.order)
         factor = self.factor if side.name == "b" else 1.0
-        noise = NOISE[(3 * i) % 5] ** self.noise
-        return [ok_record(CASE, 0, 1e-3 * noise * factor * (1 + self.drift * i))]
+        noise = NOISE[(3 * len(self.order)) % 5] ** self.noise
+        return [ok_record(CASE, 0, 1e-3 * noise * factor)]
 
     def launch(self, side: Side, seconds: float) -> Run:
         records = self.make_records(side)
         self.order += side.name
         self.allowed_seconds.append(seconds)
         self.clock_seconds += 10.0
-        variables = {"OMP_NUM_THREADS": "1", **side.variables}
-        environment = {**ENVIRONMENT, "variables": variables, "torch": self.torch_facts(side)}
+        environment = {
+            **ENVIRONMENT,
+            "variables": {"OMP_NUM_THREADS": "1", **side.variables},
+            "torch": self.torch_by_side.get(side.name, ENVIRONMENT["torch"]),
+        }
         return with_plan(run_from_records(records, environment), launches=1)
 
 
 def with_plan(run: Run, **changes: Any) -> Run:
     plan = msgspec.structs.replace(run.info.plan, **changes)
-    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, plan=plan))
+    return with_info(run, plan=plan)
+
+
+def with_info(run: Run, **changes: Any) -> Run:
+    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, **changes))
 
 
 def measure(
     machine: Machine,
     budget_seconds: float = 1e6,
-    sides: tuple[Side, Side] = (SIDE_A, SIDE_B),
+    sides: tuple[Side, Side] = (RING, TREE),
     **options: Any,
 ) -> Outcome:
     return measure_in_turns(
@@ -92,7 +102,7 @@ def verdict(outcome: Outcome) -> str:
 
 @pytest.mark.parametrize(("factor", "expected"), [(1.2, "SLOWER"), (1.0, "SAME")])
 def test_sides_interleave_until_decided(factor: float, expected: str) -> None:
-    machine = Machine(factor=factor)
+    machine = Machine(factor)
     outcome = measure(machine)
     assert verdict(outcome) == expected
     assert outcome.launches == LOOKS[0]
@@ -125,13 +135,13 @@ class SlowMachine(Machine):
 
     def launch(self, side: Side, seconds: float) -> Run:
         run = super().launch(side, seconds)
-        second_case = collective_case(size_bytes=2048)
-        records = [msgspec.structs.replace(run.records[0], seconds=100.0, samples=Samples())]
+        [record] = run.records
+        records = [msgspec.structs.replace(record, seconds=100.0, samples=Samples())]
         if seconds < 200.0:
-            records.append(failed_record(second_case, 0, "skipped", LEFT_OUT))
-        run = with_plan(run, cases=(CASE, second_case), budget_seconds=1000.0)
-        info = msgspec.structs.replace(run.info, started=records[0].started)
-        return msgspec.structs.replace(run, info=info, records=tuple(records))
+            records.append(failed_record(OTHER_CASE, 0, "skipped", LEFT_OUT))
+        run = with_plan(run, cases=(CASE, OTHER_CASE), budget_seconds=1000.0)
+        run = with_info(run, started=record.started)
+        return msgspec.structs.replace(run, records=tuple(records))
 
 
 def test_default_budget_grows_to_all_cases() -> None:
@@ -140,21 +150,17 @@ def test_default_budget_grows_to_all_cases() -> None:
     assert machine.allowed_seconds[2:] == pytest.approx([2 * 100.0 * 1.1] * 10)
 
 
-class TwoTorches(Machine):
-    def torch_facts(self, side: Side) -> object:
-        return {"version": "2.14.0" if side.name == "b" else "2.13.0"}
-
-
-class ThreadedMachine(Machine):
-    def torch_facts(self, side: Side) -> object:
-        return {"threads": int(side.variables["OMP_NUM_THREADS"])}
-
-
 def test_sides_may_differ_only_in_what_is_tested() -> None:
-    assert verdict(measure(TwoTorches())) == "ENV-CHANGED"
-    assert verdict(measure(TwoTorches(), across=["torch.*"])) == "SAME"
+    torches = {"a": {"version": "2.13.0"}, "b": {"version": "2.14.0"}}
+    assert verdict(measure(Machine(torch_by_side=torches))) == "ENV-CHANGED"
+    meant = measure(Machine(torch_by_side=torches), across=["torch.*"])
+    assert verdict(meant) == "SAME"
+
+
+def test_tested_variable_may_change_the_environment() -> None:
+    threads = {"a": {"threads": 1}, "b": {"threads": 2}}
     sides = parse_side("a", "OMP_NUM_THREADS=1"), parse_side("b", "OMP_NUM_THREADS=2")
-    assert verdict(measure(ThreadedMachine(), sides=sides)) == "SAME"
+    assert verdict(measure(Machine(torch_by_side=threads), sides=sides)) == "SAME"
 
 
 def test_side_has_variables_and_python() -> None:
@@ -249,23 +255,23 @@ def test_ab_command_prints_its_comparison(tmp_path: Path, fake_python: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("args", "value"),
+    ("command", "value"),
     [
-        (["ab", "--a", "X=1", "--b", "X=1"], "'X=1'"),
-        (["ab", "--a", "X=1", "--", "--launches", "3"], "--launches"),
-        (["ab", "--a", "X=1", "--", "--budget=5s"], "--budget"),
-        (["ab", "--a", "X=1", "--a-python", "absent-python"], "absent-python"),
-        (["ab", "--a", "X=1", "--floor", "3"], "--floor '3'"),
-        (["aa", "--floor", "floors.json"], "floors.json"),
+        ("ab --a X=1 --b X=1", "'X=1'"),
+        ("ab --a X=1 -- --launches 3", "--launches"),
+        ("ab --a X=1 -- --budget=5s", "--budget"),
+        ("ab --a X=1 --a-python absent-python", "absent-python"),
+        ("ab --a X=1 --floor 3", "--floor '3'"),
+        ("aa --floor floors.json", "floors.json"),
     ],
 )
 def test_bad_options_are_refused_before_any_run(
-    args: list[str], value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("floors.json").write_text("[]")
-    command, *options = args
-    result = invoke(command, "--out", "out", *options)
+    name, *options = command.split()
+    result = invoke(name, "--out", "out", *options)
     assert result.exit_code == 2
     assert value in result.stderr
     assert not Path("out").exists()
@@ -276,8 +282,7 @@ def test_aa_writes_noise_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def launch(side: Side, seconds: float, **options: object) -> Run:
         run = machine.launch(side, seconds)
-        started = f"2026-01-02T03:04:{len(machine.order):02}.000Z"
-        return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, started=started))
+        return with_info(run, started=f"2026-01-02T03:04:{len(machine.order):02}.000Z")
 
     monkeypatch.setattr("parbench.reports.regression.ab.launch_run", launch)
     file = tmp_path / "floor.json"

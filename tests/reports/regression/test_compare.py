@@ -7,9 +7,9 @@ import pytest
 
 from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.plan.plan import Skipped
-from parbench.bench.results.records import Record, Status
+from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.analysis.summary import summarize
 from parbench.reports.regression.compare import compare, notes_of_pools, pool
 from parbench.reports.regression.rule import Rule
 from tests.support.compare_fixtures import (
@@ -21,19 +21,16 @@ from tests.support.compare_fixtures import (
     make_repetitions,
     run_from_records,
 )
-from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
     WORLD,
     collective_case,
     failed_record,
-    ok_record,
     step_case,
 )
 
-TWO_RANKS = msgspec.structs.replace(WORLD, size=2)
-TWO_NODES = msgspec.structs.replace(WORLD, nodes=2)
-BOTH_CASES = [*make_repetitions(), *make_repetitions(OTHER_CASE)]
+BASE = make_repetitions()
+BOTH_CASES = [*BASE, *make_repetitions(OTHER_CASE)]
 
 
 @pytest.mark.parametrize(
@@ -43,11 +40,11 @@ BOTH_CASES = [*make_repetitions(), *make_repetitions(OTHER_CASE)]
 def test_verdict_follows_the_change_of_medians(
     factor: float, verdict: str, code: int, strict_code: int
 ) -> None:
-    comparison = compare_records(make_repetitions(), make_repetitions(factor=factor))
-    series = find_series(comparison)
-    assert series.word == verdict
+    comparison = compare_records(BASE, make_repetitions(factor=factor))
     assert comparison.code() == code
     assert comparison.code(fail_on_unknown=True) == strict_code
+    series = find_series(comparison)
+    assert series.word == verdict
     assert series.effect is not None
     assert series.effect.change == pytest.approx(factor - 1)
 
@@ -61,7 +58,7 @@ def test_observation_is_a_repetition_not_an_iteration() -> None:
 def test_four_repetitions_are_insufficient() -> None:
     skipped = failed_record(CASE, 4, "skipped", LEFT_OUT)
     new = [*make_repetitions(factor=2.0, count=4), skipped]
-    series = find_series(compare_records(make_repetitions(), new))
+    series = find_series(compare_records(BASE, new))
     assert series.word == "INSUFFICIENT"
     assert "NEW has 4" in series.reason
     assert series.effect is not None
@@ -72,26 +69,19 @@ def test_four_repetitions_are_insufficient() -> None:
     ("status", "verdict", "code"), [("wrong", "WRONG", 1), ("failed", "FAILED", 4)]
 )
 def test_bad_repetition_of_new_decides(status: Status, verdict: str, code: int) -> None:
-    new = [*make_repetitions(count=4), failed_record(CASE, 4, status, "rank 1 reported it")]
-    comparison = compare_records(make_repetitions(), new)
+    bad = failed_record(CASE, 4, status, "rank 1 reported it")
+    comparison = compare_records(BASE, [*make_repetitions(count=4), bad])
+    assert comparison.code() == code
     series = find_series(comparison)
     assert series.word == verdict
     assert series.reason == "rank 1 reported it"
     assert series.effect is None
-    assert comparison.code() == code
 
 
 def test_wrong_base_has_no_times() -> None:
-    base = [*make_repetitions(count=5), failed_record(CASE, 5, "wrong")]
-    series = find_series(compare_records(base, make_repetitions()))
+    series = find_series(compare_records([*BASE, failed_record(CASE, 5, "wrong")], BASE))
     assert series.word == "INSUFFICIENT"
     assert "BASE has 0" in series.reason
-
-
-def test_added_case_is_new() -> None:
-    comparison = compare_records(make_repetitions(), BOTH_CASES)
-    assert find_series(comparison, OTHER_CASE).word == "NEW"
-    assert comparison.code() == 0
 
 
 SKIPPED = Skipped(case=OTHER_CASE, reason="needs 4 ranks")
@@ -101,44 +91,41 @@ CUT = failed_record(OTHER_CASE, 0, "skipped", LEFT_OUT)
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
-        (run_from_records(make_repetitions()), "not in the plan"),
-        (run_from_records(make_repetitions(), skipped=[SKIPPED]), "needs 4 ranks"),
-        (run_from_records(make_repetitions(), cases=[CASE, OTHER_CASE]), "without a record"),
-        (run_from_records([*make_repetitions(), CUT]), LEFT_OUT),
+        (run_from_records(BASE), "not in the plan"),
+        (run_from_records(BASE, skipped=[SKIPPED]), "needs 4 ranks"),
+        (run_from_records(BASE, cases=[CASE, OTHER_CASE]), "without a record"),
+        (run_from_records([*BASE, CUT]), LEFT_OUT),
     ],
 )
 def test_missing_case_has_its_reason(new: Run, reason: str) -> None:
     comparison = compare(run_from_records(BOTH_CASES), new, Rule())
+    assert comparison.code() == 4
     series = find_series(comparison, OTHER_CASE)
     assert series.word == "MISSING"
     assert reason in series.reason
-    assert comparison.code() == 4
 
 
 def test_changed_environment_is_env_changed_unless_meant() -> None:
     newer = {**ENVIRONMENT, "versions": {"python": "3.11.7", "numpy": "2.5.0"}}
-    base = run_from_records(make_repetitions())
+    base = run_from_records(BASE)
     new = run_from_records(make_repetitions(factor=1.5), newer)
     comparison = compare(base, new, Rule())
-    assert find_series(comparison).word == "ENV-CHANGED"
-    assert find_series(comparison).reason == "versions.numpy: 2.4.6 -> 2.5.0"
     assert comparison.whole is None
     assert comparison.code() == 3
-    assert find_series(compare(base, new, Rule(), ["versions.*"])).word == "SLOWER"
+    series = find_series(comparison)
+    assert series.word == "ENV-CHANGED"
+    assert series.reason == "versions.numpy: 2.4.6 -> 2.5.0"
+    meant = compare(base, new, Rule(), ["versions.*"])
+    assert find_series(meant).word == "SLOWER"
 
 
-@pytest.mark.parametrize("change", [{"nodes": 2}, {"size": 2}, {"backend": "nccl"}])
+@pytest.mark.parametrize("change", [{"nodes": 2}, {"size": 2}])
 def test_another_world_is_another_series(change: dict[str, Any]) -> None:
     world = msgspec.structs.replace(WORLD, **change)
     new = [*make_repetitions(world=world), *make_repetitions(OTHER_CASE)]
     comparison = compare_records(BOTH_CASES, new)
     assert comparison.counts == {"MISSING": 1, "NEW": 1, "SAME": 1}
     assert comparison.code() == 4
-
-
-def test_runs_without_a_common_series_are_refused() -> None:
-    message = usage_error(compare_records, make_repetitions(), make_repetitions(OTHER_CASE))
-    assert "share no series" in message
 
 
 def test_family_is_a_curve_ordered_by_size() -> None:
@@ -162,57 +149,27 @@ def test_unjudged_series_shift_no_verdict() -> None:
     comparison = compare_records(make_curve(1, 1, 1, 1), new)
     verdicts = [series.word for series in comparison.series]
     assert verdicts == ["SLOWER", "INSUFFICIENT", "FAILED", "FASTER"]
-
-
-def test_many_series_raise_the_threshold() -> None:
-    suspect = collective_case("all_gather")
-    factors = (1.055, 1.085, 1.045, 1.07, 1.06)
-    base = make_repetitions(suspect)
-    new = [ok_record(suspect, i, 1e-3 * factor) for i, factor in enumerate(factors)]
-    assert find_series(compare_records(base, new), suspect).word == "SLOWER"
-    unchanged = []
-    for i in range(20):
-        unchanged += make_repetitions(collective_case(f"op{i}"))
-    comparison = compare_records([*base, *unchanged], [*new, *unchanged])
-    assert find_series(comparison, suspect).word == "AMBIGUOUS"
-    assert comparison.code() == 0
-
-
-@pytest.mark.parametrize(
-    ("new", "code", "strict_code"),
-    [
-        ([*make_repetitions(count=2), failed_record(OTHER_CASE)], 4, 4),
-        ([*make_repetitions(), *make_repetitions(OTHER_CASE, count=1)], 0, 3),
-    ],
-)
-def test_worst_verdict_sets_the_exit_code(new: list[Record], code: int, strict_code: int) -> None:
-    comparison = compare_records(BOTH_CASES, new)
-    assert comparison.code() == code
-    assert comparison.code(fail_on_unknown=True) == strict_code
-
-
-def pool_rows(*runs: Run) -> dict[str, Row]:
-    return {row.case.id: row for row in summarize(pool(runs, "last:2")).rows}
+    assert comparison.code() == 1
 
 
 def test_pool_has_the_repetitions_of_all_runs() -> None:
     run = run_from_records(BOTH_CASES)
     pooled = pool([run, run, run], "last:3")
-    assert [row.launches for row in summarize(pooled).rows] == [15, 15]
     assert pooled.info.id == "last:3"
+    assert [row.launches for row in summarize(pooled).rows] == [15, 15]
     launches = [record.launch for record in pooled.records if record.case == CASE]
     assert sorted(launches) == list(range(15))
 
 
 def test_pool_keeps_the_newest_world_of_each_case() -> None:
-    two_ranks = make_repetitions(CASE, world=TWO_RANKS)
-    two_ranks += make_repetitions(OTHER_CASE, world=TWO_RANKS)
-    older = run_from_records(two_ranks)
-    new = run_from_records(make_repetitions(CASE))
-    rows = pool_rows(older, new)
+    two_ranks = msgspec.structs.replace(WORLD, size=2)
+    records = [msgspec.structs.replace(record, world=two_ranks) for record in BOTH_CASES]
+    older = run_from_records(records)
+    new = run_from_records(BASE)
+    pooled = pool([older, new], "last:2")
+    rows = {row.case.id: row for row in summarize(pooled).rows}
     assert rows[CASE.id].world.size == 4
     assert rows[CASE.id].launches == 5
     assert rows[OTHER_CASE.id].world.size == 2
-    [note] = notes_of_pools([pool([older, new], "last:2")])
+    [note] = notes_of_pools([pooled])
     assert "last:2: 5 records" in note
-    assert notes_of_pools([pool([new, new], "last:2")]) == ()

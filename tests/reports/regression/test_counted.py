@@ -10,16 +10,14 @@ import pytest
 
 from parbench.bench.results.metrics import values
 from parbench.bench.results.records import Record
-from parbench.reports.analysis.summary import summarize
 from parbench.reports.regression.compare import Comparison, compare
 from parbench.reports.regression.compare_show import as_json, as_markdown, as_table
-from parbench.reports.regression.counted import facts_of
 from parbench.reports.regression.junit import as_junit
 from parbench.reports.regression.rule import Rule
 from tests.support.compare_fixtures import compare_records, run_from_records
 from tests.support.paths import Command
 from tests.support.planted_steps import VARIABLE
-from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics
+from tests.support.reports_fixtures import ok_record, step_case, step_metrics
 
 MIB = float(1 << 20)
 FSDP = {
@@ -39,13 +37,17 @@ def make_record(counts: Mapping[str, float] = FSDP, launch: int = 0, **fields: A
     return ok_record(step_case("fsdp"), launch, metrics=metrics, **fields)
 
 
-def failures(comparison: Comparison) -> list[str]:
-    changes = [change for _, counts in comparison.counted for change in counts.changes]
-    return [change.told for change in changes if change.fails]
+def list_failures(comparison: Comparison) -> list[str]:
+    failures = []
+    for _, counts in comparison.counted:
+        failures += [change.told for change in counts.changes if change.fails]
+    return failures
 
 
-def find_changes(base: Mapping[str, float], new: Mapping[str, float]) -> list[str]:
-    return failures(compare_records([make_record(base)], [make_record(new)]))
+def find_changes(base: Mapping[str, float], new: Mapping[str, float], **fields: Any) -> list[str]:
+    base_record = make_record(base, **fields)
+    new_record = make_record(new, **fields)
+    return list_failures(compare_records([base_record], [new_record]))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,6 @@ def find_changes(base: Mapping[str, float], new: Mapping[str, float]) -> list[st
             {"calls.fsdp.all_gather": 8.0, "sent.fsdp.all_gather": 150 * MIB},
             "all_gather on fsdp: 9 -> 8 calls a step, -10.0 MiB",
         ),
-        ({"calls.fsdp.all_gather": 10.0}, EXTRA_CALL_TEXT),
         (
             {"sent.fsdp.reduce_scatter": 180 * MIB},
             "reduce_scatter on fsdp: 90.0 MiB -> 180 MiB a step in 5 calls, "
@@ -72,11 +73,6 @@ def test_changed_count_is_reported(counts: dict[str, float], text: str) -> None:
     assert find_changes(FSDP, {**FSDP, **counts}) == [text]
 
 
-def test_measured_values_and_sums_are_not_counted() -> None:
-    new = {**FSDP, "step_time": 9.0, "memory.parameters": 9.0, "calls.fsdp": 9.0}
-    assert find_changes(FSDP, new) == []
-
-
 def make_pipeline_record(schedule: str, in_flight: float) -> Record:
     stages = {"ranks": 2, "microbatches": 4, "chunks": 1, "stages_by_rank": [[0], [1]]}
     details = {"pipeline": {"schedule": schedule, **stages}}
@@ -86,7 +82,7 @@ def make_pipeline_record(schedule: str, in_flight: float) -> Record:
 def test_changed_schedule_is_reported() -> None:
     base = make_pipeline_record("1f1b", 2.0)
     new = make_pipeline_record("gpipe", 4.0)
-    in_flight, schedule = failures(compare_records([base], [new]))
+    in_flight, schedule = list_failures(compare_records([base], [new]))
     assert "2.00 microbatches -> 4.00 microbatches" in in_flight
     assert "1f1b of 4 microbatches -> gpipe of 4 microbatches" in schedule
 
@@ -94,7 +90,7 @@ def test_changed_schedule_is_reported() -> None:
 def test_equal_counts_pass_despite_rounding() -> None:
     rounded = {name: value * (1 + 1e-12) for name, value in FSDP.items()}
     comparison = compare_records([make_record()], [make_record(rounded)])
-    assert failures(comparison) == []
+    assert list_failures(comparison) == []
     assert comparison.code() == 0
     assert "none of 5 in 1 series changed" in as_table(comparison)
 
@@ -102,27 +98,27 @@ def test_equal_counts_pass_despite_rounding() -> None:
 def test_disagreeing_repetitions_fail_only_in_new() -> None:
     stable = [make_record(), make_record(launch=1)]
     varying = [make_record(), make_record(EXTRA_CALL, 1)]
-    [text] = failures(compare_records(stable, varying))
+    [text] = list_failures(compare_records(stable, varying))
     assert "9 -> 9 or 10 calls a step" in text
-    assert failures(compare_records(varying, stable)) == []
+    assert list_failures(compare_records(varying, stable)) == []
 
 
 def test_bytes_unknown_on_one_side_are_not_compared() -> None:
-    unknown = {name: value for name, value in FSDP.items() if name != "sent.fsdp.all_gather"}
+    unknown = {**FSDP}
+    del unknown["sent.fsdp.all_gather"]
     extra_call = {**unknown, "calls.fsdp.all_gather": 10.0}
     assert find_changes(unknown, extra_call) == ["all_gather on fsdp: 9 -> 10 calls a step"]
     comparison = compare_records([make_record()], [make_record(unknown)])
-    assert failures(comparison) == []
+    assert list_failures(comparison) == []
     assert comparison.code(fail_on_unknown=True) == 3
 
 
 def test_activations_of_routed_tokens_are_not_compared() -> None:
     small = {**FSDP, "memory_counted.activations": 1.0}
     large = {**FSDP, "memory_counted.activations": 2.0}
-    routed = {"expert_load": [[3, 1]], "rank_load": [[4, 0]]}
-    base = make_record(small, details=routed)
-    assert failures(compare_records([base], [make_record(large, details=routed)])) == []
     assert find_changes(small, large) == ["activations in memory: 1.00 B -> 2.00 B"]
+    routed = {"expert_load": [[3, 1]], "rank_load": [[4, 0]]}
+    assert find_changes(small, large, details=routed) == []
 
 
 def test_operation_of_another_torch_may_be_renamed() -> None:
@@ -130,28 +126,20 @@ def test_operation_of_another_torch_may_be_renamed() -> None:
     base = run_from_records([make_record()], {"versions": {"torch": "1"}})
     new = run_from_records([make_record(renamed)], {"versions": {"torch": "2"}})
     comparison = compare(base, new, Rule())
-    assert failures(comparison) == []
+    assert list_failures(comparison) == []
     assert comparison.code(fail_on_unknown=True) == 3
 
 
 @pytest.mark.parametrize(
     ("globs", "code", "num_failures"),
-    [((), 1, 2), (("counts.fsdp.*",), 1, 1), (("counts.*",), 0, 0)],
+    [([], 1, 2), (["counts.fsdp.*"], 1, 1), (["counts.*"], 0, 0)],
 )
-def test_meant_changes_are_shown_and_pass(
-    globs: tuple[str, ...], code: int, num_failures: int
-) -> None:
+def test_meant_changes_are_shown_and_pass(globs: list[str], code: int, num_failures: int) -> None:
     new = {**EXTRA_CALL, "memory_counted.parameters": 1.0}
     comparison = compare_records([make_record()], [make_record(new)], meant=globs)
     assert comparison.code() == code
-    assert len(failures(comparison)) == num_failures
+    assert len(list_failures(comparison)) == num_failures
     assert EXTRA_CALL_TEXT in as_table(comparison)
-
-
-def test_wrong_result_has_no_counts() -> None:
-    wrong = failed_record(step_case("fsdp"), 1, "wrong", "3 gradients differ")
-    [row] = summarize(run_from_records([make_record(), wrong])).rows
-    assert facts_of(row) == {}
 
 
 def test_every_format_shows_changed_counts() -> None:
@@ -167,8 +155,8 @@ def test_every_format_shows_changed_counts() -> None:
 
 @pytest.mark.full
 def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
-    target = "tests.support.planted_steps:fsdp"
-    options = ["--target", target, "--nproc", "2", "--launches", "1", "--budget", "20s", "--json"]
+    options = ["--nproc", "2", "--launches", "1", "--budget", "20s", "--json"]
+    options += ["--target", "tests.support.planted_steps:fsdp"]
     folders = []
     for plant in ("", "", "unsharded"):
         result = parbench("run", *options, **{VARIABLE: plant})

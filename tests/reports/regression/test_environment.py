@@ -29,11 +29,9 @@ from tests.support.reports_fixtures import (
 PLAN = make_plan([CASE])
 
 
-def surround(shared: dict[str, Any] | None, *by_record: dict[str, Any]) -> Surroundings:
-    records = [
-        ok_record(CASE, i, environment=environment)
-        for i, environment in enumerate(by_record or ({},))
-    ]
+def surround(shared: dict[str, Any], record: dict[str, Any] | None = None) -> Surroundings:
+    """Return the surroundings of a run that measured two records, the second in this one."""
+    records = [ok_record(CASE, 0), ok_record(CASE, 1, environment=record or {})]
     return surroundings(make_run(PLAN, records, shared), records)
 
 
@@ -46,31 +44,32 @@ def test_equal_environments_have_no_changes() -> None:
     assert find_changes({"load": {"one_minute": 0.1}}, {"load": {"one_minute": 9.0}}) == []
 
 
+NODE_A = {"host": {"name": "a"}}
+NODE_B = {"host": {"name": "b"}}
+NODE_C = {"host": {"name": "c"}}
+ESCAPE = {"host": {"name": "\x1b[31m"}}
+RING = {"variables": {"NCCL_ALGO": "Ring"}}
+GOVERNOR = {"host": {"governor": "fast"}}
+
+
 @pytest.mark.parametrize(
-    ("base", "new", "text", "decisive"),
+    ("base", "new", "text"),
     [
-        ({"host": {"name": "a"}}, {"host": {"name": "b"}}, "host.name: a -> b", True),
-        (
-            {"variables": {}},
-            {"variables": {"NCCL_ALGO": "Ring"}},
-            "variables.NCCL_ALGO: not set -> Ring",
-            True,
-        ),
-        ({}, {"host": {"governor": "fast"}}, "host.governor: - -> fast", False),
-        (
-            {"host": {"name": "a"}},
-            {"host": {"name": "\x1b[31m"}},
-            "host.name: a -> \\x1b[31m",
-            True,
-        ),
+        (NODE_A, NODE_B, "host.name: a -> b"),
+        (NODE_A, ESCAPE, "host.name: a -> \\x1b[31m"),
+        ({}, RING, "variables.NCCL_ALGO: not set -> Ring"),
     ],
 )
-def test_changed_value_is_named_with_both_sides(
-    base: dict[str, Any], new: dict[str, Any], text: str, decisive: bool
-) -> None:
+def test_changed_value_is_decisive(base: dict[str, Any], new: dict[str, Any], text: str) -> None:
     [change] = find_changes(base, new)
     assert change.text == text
-    assert change.decisive is decisive
+    assert change.decisive
+
+
+def test_value_unknown_to_one_side_decides_nothing() -> None:
+    [change] = find_changes({}, GOVERNOR)
+    assert change.text == "host.governor: - -> fast"
+    assert not change.decisive
 
 
 @pytest.mark.parametrize("path", HARMLESS)
@@ -80,26 +79,29 @@ def test_harmless_change_decides_nothing(path: str) -> None:
     assert not change.decisive
 
 
-@pytest.mark.parametrize(("glob", "is_meant"), [("versions.*", True), ("host.*", False)])
+@pytest.mark.parametrize(("glob", "is_meant"), [("host.*", True), ("versions.*", False)])
 def test_meant_change_decides_nothing(glob: str, is_meant: bool) -> None:
-    [change] = find_changes({"versions": {"torch": "1"}}, {"versions": {"torch": "2"}}, glob)
+    [change] = find_changes(NODE_A, NODE_B, glob)
     assert change.meant is is_meant
     assert change.decisive is not is_meant
 
 
 def test_ranks_that_differ_are_compared_as_a_set() -> None:
-    first, second, third = ({"host": {"name": name}} for name in ("a", "b", "c"))
-    base = surround({}, {"rank 0": first, "rank 1": second})
-    assert changes(base, surround({}, {"rank 0": second, "rank 1": first})) == ()
-    [change] = changes(base, surround({}, {"rank 0": first, "rank 1": third}))
+    def surround_ranks(*ranks: dict[str, Any]) -> Surroundings:
+        environment = {f"rank {i}": rank for i, rank in enumerate(ranks)}
+        records = [ok_record(CASE, environment=environment)]
+        return surroundings(make_run(PLAN, records), records)
+
+    base = surround_ranks(NODE_A, NODE_B)
+    assert changes(base, surround_ranks(NODE_B, NODE_A)) == ()
+    [change] = changes(base, surround_ranks(NODE_A, NODE_C))
     assert change.text == "host.name: a, b -> a, c"
 
 
 def test_change_within_a_run_is_named() -> None:
-    base = {"host": {"name": "node-a"}}
-    moved = surround(base, {}, {"changed": {"host.name": ["node-a", "node-b"]}})
-    [change] = changes(surround(base), moved)
-    assert change.new == "node-a then node-b"
+    moved = surround(NODE_A, {"changed": {"host.name": ["a", "b"]}})
+    [change] = changes(surround(NODE_A), moved)
+    assert change.new == "a then b"
     assert change.within == "NEW"
     assert change.decisive
 
@@ -113,7 +115,8 @@ def test_plan_changes_are_shown_and_decide_nothing() -> None:
         "plan.injection: none -> slow:1:10%",
     }
     assert not any(change.decisive for change in differences)
-    assert plan_changes(PLAN, msgspec.structs.replace(PLAN, cases=(), notes=("a note",))) == ()
+    other_cases = msgspec.structs.replace(PLAN, cases=(), notes=("a note",))
+    assert plan_changes(PLAN, other_cases) == ()
 
 
 def with_value(path: str, value: object) -> dict[str, Any]:
@@ -128,18 +131,9 @@ def find_point(environment: dict[str, Any] | None = None, **fields: Any) -> Poin
     return point
 
 
-def test_point_is_the_geometric_mean_of_repetitions() -> None:
-    point = find_point()
-    assert point.seconds == pytest.approx(1e-3, rel=1e-4)
-    assert point.status == "ok"
-    assert point.launches == 5
-    assert point.series.case == CASE
-
-
 @pytest.mark.parametrize(
     "point",
     [
-        find_point(with_value("host.cpu_model", "another")),
         find_point(with_value("torch.version", "another")),
         find_point(with_value("variables.NCCL_ALGO", "another")),
         find_point(world=msgspec.structs.replace(WORLD, nodes=2)),

@@ -76,7 +76,6 @@ def test_junit_counts_outcomes(mixed: Comparison) -> None:
     assert root.get("tests") == "8"
     assert root.get("failures") == "1"
     assert root.get("errors") == "2"
-    assert sum(int(suite.get("skipped", "")) for suite in root) == 2
     for suite in root:
         assert suite.get("tests") == str(len(suite.findall("testcase")))
 
@@ -90,8 +89,8 @@ def test_junit_holds_numbers(mixed: Comparison) -> None:
     properties = {element.get("name"): element.get("value") for element in suite.iter("property")}
     assert float(properties["1K change"] or "") == pytest.approx(0.2)
     assert properties["environment host.address"] == "a -> b|c"
-    times = [case.get("time") for case in suite.iter("testcase")]
-    assert all(re.fullmatch(r"0\.00\d{7}", str(seconds)) for seconds in times)
+    for case in suite.iter("testcase"):
+        assert re.fullmatch(r"0\.00\d{7}", str(case.get("time")))
 
 
 def test_junit_names_the_reason_of_a_failure() -> None:

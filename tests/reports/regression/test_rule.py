@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 import scipy.stats  # type: ignore[import-untyped]
 
-from parbench.reports.regression.rule import (
-    Effect,
-    Judgement,
-    Pair,
-    Rule,
-    effects,
-    judge,
-)
+from parbench.reports.regression.rule import Effect, Judgement, Pair, Rule, effects, judge
 from tests.studies import gate_study
 
 RULE = Rule()
 BASE = [1.000, 1.010, 0.990, 1.005, 0.995]
 QUIET = [1.0, 1.0001, 0.9999, 1.0002, 0.9998]
+NOISY = [1.0, 1.5, 2.0, 2.5, 3.0]
 
 
 def scale(times: Sequence[float], factor: float) -> list[float]:
@@ -31,8 +25,8 @@ def make_pair(base: Sequence[float], new: Sequence[float], measured: float = 0.0
     return Pair(base=dict(enumerate(base)), new=dict(enumerate(new)), measured=measured)
 
 
-def compute_effect(pair: Pair, rule: Rule = RULE) -> Effect:
-    _, [[effect]] = effects([[pair]], rule)
+def compute_effect(pair: Pair) -> Effect:
+    _, [[effect]] = effects([[pair]], RULE)
     return effect
 
 
@@ -42,11 +36,18 @@ def judge_effect(effect: Effect, rule: Rule = RULE) -> Judgement:
 
 
 def verdict(base: Sequence[float], new: Sequence[float], measured: float = 0.0) -> str:
-    return judge_effect(compute_effect(make_pair(base, new, measured))).word
+    effect = compute_effect(make_pair(base, new, measured))
+    return judge_effect(effect).word
 
 
 SLOWER = Effect(
-    change=0.1, floor=0.03, low=0.05, high=0.15, detectable=0.05, p_value=0.001, rank_p_value=0.008
+    change=0.1,
+    floor=0.03,
+    low=0.05,
+    high=0.15,
+    detectable=0.05,
+    p_value=0.001,
+    rank_p_value=0.008,
 )
 UNCHANGED = replace(SLOWER, change=0.0, low=-0.01, high=0.01, p_value=1.0)
 
@@ -64,33 +65,9 @@ def test_effect_is_the_ratio_of_geometric_means() -> None:
     assert math.expm1(student.high) < effect.high
 
 
-def test_effect_of_one_repetition_has_no_interval() -> None:
-    effect = compute_effect(make_pair([2.0], [3.0]))
-    assert effect.change == pytest.approx(0.5)
-    assert effect.low is None
-    assert effect.p_value is None
-
-
-def test_detectable_change_grows_with_the_family() -> None:
-    random = np.random.default_rng(3)
-    times = np.exp(0.1 * random.normal(size=(8, 10))).tolist()
-    pairs = [make_pair(series[:5], series[5:]) for series in times]
-    _, [family] = effects([pairs], RULE)
-    _, [[single], _] = effects([pairs[:1], pairs[1:]], RULE)
-    assert single.detectable is not None
-    assert family[0].detectable is not None
-    assert single.detectable < family[0].detectable
-
-
-@pytest.mark.parametrize(
-    ("measured", "floor", "expected"), [(0.02, 0.03, "SLOWER"), (0.08, 0.08, "SAME")]
-)
-def test_floor_is_the_larger_of_rule_and_measured(
-    measured: float, floor: float, expected: str
-) -> None:
-    pair = make_pair(QUIET, scale(QUIET, 1.05), measured)
-    assert compute_effect(pair).floor == floor
-    assert judge_effect(compute_effect(pair)).word == expected
+@pytest.mark.parametrize(("measured", "expected"), [(0.02, "SLOWER"), (0.08, "SAME")])
+def test_floor_is_the_larger_of_rule_and_measured(measured: float, expected: str) -> None:
+    assert verdict(QUIET, scale(QUIET, 1.05), measured) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,7 +77,7 @@ def test_floor_is_the_larger_of_rule_and_measured(
         (BASE, scale(BASE, 0.90), "FASTER"),
         (QUIET, scale(QUIET, 1.02), "SAME"),
         (BASE, scale(BASE, 1.03), "AMBIGUOUS"),
-        ([1.0, 1.5, 2.0, 2.5, 3.0], [1.0, 1.5, 2.0, 2.5, 3.0], "AMBIGUOUS"),
+        (NOISY, NOISY, "AMBIGUOUS"),
     ],
 )
 def test_verdict_compares_the_interval_with_the_floor(
@@ -115,17 +92,16 @@ def test_drift_within_both_runs_is_ambiguous() -> None:
     assert verdict(drift[:10], scale(drift[10:], 1.5)) == "SLOWER"
 
 
-def test_floor_is_symmetric_in_ratios() -> None:
-    rule = replace(RULE, floor=0.25)
-    effect = replace(UNCHANGED, change=-0.19, low=-0.199, high=-0.18, floor=0.25)
-    assert judge_effect(effect, rule).word == "SAME"
-    assert judge_effect(replace(effect, low=-0.201), rule).word == "AMBIGUOUS"
+@pytest.mark.parametrize(("low", "expected"), [(-0.199, "SAME"), (-0.201, "AMBIGUOUS")])
+def test_floor_is_symmetric_in_ratios(low: float, expected: str) -> None:
+    effect = replace(UNCHANGED, change=-0.19, low=low, high=-0.18, floor=0.25)
+    assert judge_effect(effect, replace(RULE, floor=0.25)).word == expected
 
 
 def test_judge_controls_false_discoveries() -> None:
     suspect = replace(SLOWER, p_value=0.04)
     assert judge_effect(suspect).word == "SLOWER"
-    [[judgement], *_] = judge([[suspect], *([UNCHANGED] for _ in range(9))], RULE)
+    [[judgement], *_] = judge([[suspect]] + [[UNCHANGED]] * 9, RULE)
     assert judgement.word == "AMBIGUOUS"
 
 
@@ -134,10 +110,11 @@ def test_slower_needs_separated_ranks() -> None:
     assert judge_effect(replace(SLOWER, rank_p_value=0.06)).word == "AMBIGUOUS"
 
 
-def simulate(changes: Sequence[float], noise: float = 0.1, shared: float = 0.0) -> gate_study.Logs:
+def simulate(changes: Sequence[float], sigma: float = 0.1, shared: float = 0.0) -> gate_study.Logs:
     """Return logarithms of times: five repetitions of the base, then five of the new run."""
     random = np.random.default_rng(3)
-    logs = noise * random.normal(size=(10, len(changes))) + shared * random.normal(size=(10, 1))
+    logs = sigma * random.normal(size=(10, len(changes)))
+    logs += shared * random.normal(size=(10, 1))
     logs[5:] += np.log1p(changes)
     return logs
 
@@ -145,45 +122,54 @@ def simulate(changes: Sequence[float], noise: float = 0.1, shared: float = 0.0) 
 @pytest.mark.parametrize(
     ("logs", "expected"),
     [
-        (simulate([0.15] * 40, noise=0.15), "SLOWER"),
+        (simulate([0.15] * 40, sigma=0.15), "SLOWER"),
         (simulate([-0.15] * 40), "FASTER"),
-        (simulate([0.0] * 40, noise=0.01), "SAME"),
+        (simulate([0.0] * 40, sigma=0.01), "SAME"),
         (simulate([0.0] * 40, shared=0.1), "AMBIGUOUS"),
     ],
 )
 def test_run_verdict_finds_a_shared_change(logs: gate_study.Logs, expected: str) -> None:
-    run_word, series_words, _ = gate_study.called(logs, [1] * 40)
-    assert run_word == expected
-    assert "SLOWER" not in series_words
+    verdicts = gate_study.compare_logs(logs, [1] * 40)
+    assert verdicts.run == expected
+    assert "SLOWER" not in verdicts.series
+
+
+def test_detectable_change_grows_with_the_family() -> None:
+    logs = simulate([0.0] * 8)
+    eight_series = gate_study.compare_logs(logs, [8]).effects[0].detectable
+    one_series = gate_study.compare_logs(logs, [1, 7]).effects[0].detectable
+    assert one_series is not None
+    assert eight_series is not None
+    assert one_series < eight_series
 
 
 def test_run_verdict_ignores_a_few_large_changes() -> None:
-    logs = simulate([4.0] * 15 + [0.0] * 25, noise=0.01)
-    run_word, series_words, _ = gate_study.called(logs, [1] * 40)
-    assert run_word == "AMBIGUOUS"
-    assert series_words.count("SLOWER") == 15
+    logs = simulate([4.0] * 15 + [0.0] * 25, sigma=0.01)
+    verdicts = gate_study.compare_logs(logs, [1] * 40)
+    assert verdicts.run == "AMBIGUOUS"
+    assert verdicts.series.count("SLOWER") == 15
 
 
 def test_series_with_missing_repetitions_are_judged() -> None:
-    times = np.exp(simulate([0.5] * 12, noise=0.02)).T.tolist()
+    times = np.exp(simulate([0.5] * 12, sigma=0.02)).T.tolist()
     pairs = [make_pair(series[:5], series[5:]) for series in times]
-    pairs[3] = replace(pairs[3], new={i: pairs[3].new[i] for i in (1, 2, 4)})
-    pairs[4] = replace(pairs[4], new={2: pairs[4].new[2]})
+    pairs[4] = replace(pairs[4], new={2: times[4][7]})
     run, [family] = effects([pairs], RULE)
     assert run is not None
     assert run.word == "SLOWER"
     assert run.series == 11
     assert family[4].low is None
-    assert [effect.change for effect in family] == pytest.approx([0.5] * 12, abs=0.1)
+    changes = [effect.change for effect in family]
+    assert changes == pytest.approx([0.5] * 12, abs=0.1)
 
 
 @pytest.mark.full
 def test_power_and_false_alarms_in_noise() -> None:
     noise = gate_study.NOISES["10 %, half shared"]
-    rates = gate_study.rates(noise, 30, seed=7)
-    assert rates["doubled"] >= 0.85
-    assert rates["all"] >= 0.85
-    assert rates["alarms"] <= 0.05
-    assert rates["correlated"] <= 0.10
-    power = gate_study.power(noise, rates["detectable"], 30, 8)
+    rates = gate_study.compute_rates(noise, 30, seed=7)
+    assert rates.doubled >= 0.85
+    assert rates.all_slower >= 0.85
+    assert rates.alarms <= 0.05
+    assert rates.correlated_alarms <= 0.10
+    power = gate_study.compute_power(noise, rates.detectable, 30, seed=8)
     assert power == pytest.approx(0.8, abs=0.25)

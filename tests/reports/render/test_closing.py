@@ -7,7 +7,6 @@ from parbench.reports.render.closing import render_closing
 from parbench.reports.sections.one_run import report_of
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
-    HOSTILE_TEXT,
     collective_case,
     failed_record,
     ok_record,
@@ -58,13 +57,3 @@ def test_step_shows_the_parts_of_its_time() -> None:
         ("idle", "6"),
     ]
     assert "overlap 33 %" in parts
-
-
-def test_bad_case_is_looked_at_first() -> None:
-    hang = failed_record(collective_case(), 0, "hang", HOSTILE_TEXT)
-    lines = render(ok_record(collective_case("fine")), hang)
-    start = lines.index("Look at first")
-    text = " ".join(line.strip() for line in lines[start + 1 : start + 4])
-    assert text.startswith("1. collective.all_reduce size_bytes=1024")
-    assert "hang" in text
-    assert "\\x1b[31mred" in text

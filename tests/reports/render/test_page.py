@@ -100,7 +100,7 @@ def test_page_links_lead_to_its_sections(html: str) -> None:
     page = Page(html)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    targets = {str(attributes["href"]).removeprefix("#") for attributes in page.find_all("a")}
+    targets = {str(link["href"]).removeprefix("#") for link in page.find_all("a")}
     assert targets <= set(ids)
     assert {"problems", "communication", "steps", "environment", "data"} <= targets
 
@@ -186,9 +186,7 @@ def test_page_escapes_hostile_text() -> None:
 
 def test_page_embeds_data_and_environment(html: str) -> None:
     assert read_embedded(html) == json.loads(render_json(report_of(sample_run())))
-    environment = find_section(html, "environment")
-    assert "host.cpu_model" in environment
-    assert "Example CPU" in environment
+    assert "host.cpu_model" in find_section(html, "environment")
 
 
 @pytest.mark.parametrize("records", [[], [failed_record(collective_case())]])
