@@ -114,7 +114,9 @@ def main() -> None:
     for n in (4, 16, 64):
         for name, cluster in clusters(n, options.noise).items():
             found = rates(cluster, options.trials, 1, options.rounds)
-            blamed = f"{found.blamed:.3f} (<{compute_upper_bound(found.blamed, options.trials):.3f})"
+            blamed = (
+                f"{found.blamed:.3f} (<{compute_upper_bound(found.blamed, options.trials):.3f})"
+            )
             told = f"{found.suspected:20.3f}{blamed:>20}{found.suspected_exactly:20.2f}{found.exactly:11.2f}"
             print(f"{n:5} {name:36}{told}", flush=True)
 

@@ -56,6 +56,14 @@ def test_intervals_cover_and_autocorrelation_is_estimated(rho: float, shared: fl
     assert np.mean(covered_runs) >= 0.86
 
 
+def test_noise_is_the_pooled_standard_deviation() -> None:
+    logs = simulate_series(seed=2)
+    base, new = np.split(logs[:, 0], 2)
+    pooled_variance = (base.var(ddof=1) + new.var(ddof=1)) / 2
+    noise = compare_logs(logs[:, :1]).noise
+    assert noise == pytest.approx([np.sqrt(pooled_variance)], rel=1e-6)
+
+
 def test_equal_variances_are_shared_and_unequal_are_not() -> None:
     logs = simulate_series(seed=1)
     equal = compare_logs(logs)
