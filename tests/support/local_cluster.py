@@ -29,13 +29,6 @@ def main() -> None:
     help="Number of nodes: n1, n2, ...",
 )
 @click.option(
-    "--cpus",
-    type=click.IntRange(1, 1024),
-    default=2,
-    show_default=True,
-    help="CPUs that each node reports.",
-)
-@click.option(
     "--link",
     metavar="RATE",
     default="",
@@ -53,7 +46,6 @@ def main() -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def run(
     nodes: int,
-    cpus: int,
     link: str,
     slow: tuple[str, ...],
     keep: bool,
@@ -61,7 +53,7 @@ def run(
 ) -> None:
     """Run COMMAND in a new cluster and exit with its code. Nothing is left when it ends."""
     rates = tuple((name, rate) for name, _, rate in (text.partition(":") for text in slow))
-    spec = ClusterSpec(nodes=nodes, cpus=cpus, link=link, slow=rates)
+    spec = ClusterSpec(nodes=nodes, link=link, slow=rates)
     sys.exit(run_local(spec, command, keep=keep))
 
 

@@ -1,4 +1,4 @@
-"""The work budget counts processes and time budgets of tests, and fails a session that exceeds it."""
+"""The work meter counts the processes of tests, and fails a session that starts too many."""
 
 import subprocess
 import sys
@@ -7,56 +7,38 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import environment
-from tests.support.process_count.sitecustomize import FILE_VARIABLE, requested_budget
-from tests.support.work import TIER_LIMITS, Work, find_excess, read_work
+from tests.support.process_count.sitecustomize import FILE_VARIABLE
+from tests.support.work import count_processes
+
+CONFTEST = """
+from tests.support import work
+
+def pytest_configure(config):
+    work.MAX_PROCESSES["not full"] = 1
+    meter = work.WorkMeter("not full")
+    meter.start()
+    config.pluginmanager.register(meter)
+"""
+TEST_WITH_TWO_PROCESSES = """
+import subprocess, sys
+
+def test_starts_two():
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", ""], check=True)
+"""
 
 
 def test_processes_and_forks_are_counted(tmp_path: Path) -> None:
-    file = tmp_path / "work"
-    code = "import os; os.fork()"
-    command = [sys.executable, "-c", code, "--budget", "2m"]
+    file = tmp_path / "processes"
+    command = [sys.executable, "-c", "import os; os.fork()"]
     subprocess.run(command, env={**environment(), FILE_VARIABLE: str(file)}, check=True)
-    assert read_work(file) == Work(processes=2, budget_seconds=120.0)
+    assert count_processes(file) == 2
 
 
-@pytest.mark.parametrize(
-    ("args", "budget"),
-    [
-        (["run", "--budget", "20s"], "20s"),
-        (["run", "--budget=20s"], "20s"),
-        (["run", "--budget", "20s", "--budget", "1m"], "1m"),
-        (["run"], ""),
-    ],
-)
-def test_requested_budget_is_the_last(args: list[str], budget: str) -> None:
-    assert requested_budget(args) == budget
-
-
-@pytest.mark.parametrize("tier", TIER_LIMITS)
-def test_excess_names_the_exceeded_limit(tier: str) -> None:
-    limit = TIER_LIMITS[tier]
-    assert find_excess(tier, limit) == []
-    [sentence] = find_excess(tier, limit + Work(processes=1))
-    assert str(limit.processes + 1) in sentence
-    [sentence] = find_excess(tier, limit + Work(budget_seconds=10.0))
-    assert "time budgets" in sentence
-
-
+@pytest.mark.full
 def test_session_fails_over_the_limit(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(
-        "from tests.support import work\n"
-        "work.TIER_LIMITS['not full'] = work.Work(processes=1)\n"
-        "def pytest_configure(config):\n"
-        "    meter = work.WorkMeter('not full')\n"
-        "    meter.count_processes()\n"
-        "    config.pluginmanager.register(meter)\n"
-    )
-    (tmp_path / "test_two.py").write_text(
-        "import subprocess, sys\n"
-        "def test_starts_two():\n"
-        "    for _ in range(2):\n"
-        "        subprocess.run([sys.executable, '-c', ''], check=True)\n"
-    )
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_two.py").write_text(TEST_WITH_TWO_PROCESSES)
     completed = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         env=environment(),
@@ -67,5 +49,5 @@ def test_session_fails_over_the_limit(tmp_path: Path) -> None:
     )
     assert "1 passed" in completed.stdout
     assert completed.returncode == 1
-    assert "2 processes exceed the limit of 1" in completed.stdout
-    assert "test_starts_two" in completed.stdout
+    assert "at most 1 processes are allowed" in completed.stdout
+    assert "test_starts_two: 2 processes" in completed.stdout

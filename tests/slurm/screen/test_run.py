@@ -113,13 +113,6 @@ def test_run_command_plans_repeats_slowest() -> None:
     assert [case.params["pairs"] for case in plan.cases] == [*turns.values, *turns.values]
 
 
-def test_run_command_has_one_rank_per_node() -> None:
-    line = " ".join(run_command(NODES, tournament(4, 5), OPTIONS))
-    assert "--launcher srun --nodes 4 --ntasks-per-node 1" in line
-    assert "--nodelist n1,n2,n3,n4" in line
-    assert "--budget 72s --timeout 20s" in line, "60 s and 2 s for each of 6 rounds"
-
-
 def make_case(index: int) -> Case:
     return PAIRWISE.case({"size_bytes": 1 << 20, "round": index, "direction": "in_turn"})
 

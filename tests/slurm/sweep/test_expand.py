@@ -62,16 +62,6 @@ def test_expand_orders_points_large_to_small() -> None:
     ]
 
 
-def test_expand_varies_placement_before_parameters() -> None:
-    labels = expand_labels(placement=["block", "cyclic"], matrix={"dtype": ["float32", "int8"]})
-    assert labels == [
-        "2 nodes x 1, block, dtype=float32",
-        "2 nodes x 1, cyclic, dtype=float32",
-        "2 nodes x 1, block, dtype=int8",
-        "2 nodes x 1, cyclic, dtype=int8",
-    ]
-
-
 def test_zip_varies_names_together() -> None:
     points = expand_points(
         nodes=None,

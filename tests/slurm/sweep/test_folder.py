@@ -45,9 +45,6 @@ def test_unwritable_folder_is_refused(tmp_path: Path) -> None:
     error = usage_error(create_folder, file, "s")
     assert f"out = '{file}'" in error
     assert "Not a directory" in error
-    absent = tmp_path / "absent"
-    assert str(absent) in usage_error(write_sweep, absent, make_sweep([make_point()]))
-    assert "jobs.jsonl" in usage_error(append_job, absent, make_job("1", []))
 
 
 def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from parbench.slurm.sweep.folder import Point, Sweep, load_jobs, load_sweep
 from parbench.slurm.sweep.submit import (
     batches,
     cancel,
-    estimate,
     fit_partition,
     freeze,
     resume,
@@ -258,25 +257,11 @@ def test_script_quotes_the_command_for_the_shell(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["-m", "parbench", "slurm", "work", str(folder), "0"]
 
 
-def test_batches_of_an_array_group_points_by_nodes() -> None:
-    sweep = make_sweep(POINTS, mode="array", time_seconds=None)
-    jobs = batches(sweep)
-    assert [job.stem for job in jobs] == ["4-nodes", "2-nodes", "1-nodes"]
-    assert [job.nodes for job in jobs] == [4, 2, 1]
-    assert [job.tasks for job in jobs] == [(0, 1), (2,), (3,)]
-    assert {job.time_seconds for job in jobs} == {120}, "the time of one task"
+def test_point_keeps_its_array_index_when_it_is_resumed() -> None:
+    sweep = make_sweep(POINTS, mode="array")
+    assert [job.tasks for job in batches(sweep)] == [(0, 1), (2,), (3,)]
     [job] = batches(sweep, [POINTS[1]])
-    assert job.tasks == (1,), "a point keeps its index in the sweep"
-
-
-def test_estimate_counts_the_nodes_of_the_allocation() -> None:
-    points = [
-        make_point(0, nodes=4, seconds=900),
-        make_point(1, nodes=2, seconds=900),
-        make_point(2, nodes=2, seconds=900),
-    ]
-    assert estimate(points, "one") == "3 points in 1 job, about 45 min, 3 node-hours"
-    assert estimate(points, "array") == "3 points in 2 jobs, about 45 min, 2 node-hours"
+    assert job.tasks == (1,)
 
 
 def submit_points(parent: Path, *states: State, **fields: Any) -> tuple[Path, list[Point]]:

@@ -19,7 +19,6 @@ class ClusterSpec:
     """
 
     nodes: int
-    cpus: int = 2
     link: str = ""
     slow: tuple[tuple[str, str], ...] = ()
 
@@ -96,7 +95,7 @@ def _slurm_lines(spec: ClusterSpec, folder: Path, user: str) -> list[str]:
         "SlurmctldTimeout": 15,
         "PropagateResourceLimits": "NONE",
     }
-    cpus = f"CPUs={spec.cpus} SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1"
+    cpus = "CPUs=2 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1"
     return [
         *(f"{name}={value}" for name, value in settings.items()),
         *(f"NodeName={n} NodeAddr={address(n)} {cpus} RealMemory=2000" for n in spec.names),
