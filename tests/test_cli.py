@@ -164,6 +164,7 @@ def test_extreme_argument_is_refused(command: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.full
 def test_ranks_ignore_modules_of_current_folder(parbench: Command, tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("raise RuntimeError('shadowed')")
     (tmp_path / "parbench").mkdir()

@@ -186,9 +186,3 @@ def test_linked_files_exist() -> None:
     assert {"docs/report-dark.webp", ".github/actions/parbench"} < local_names
     missing = [name for name in local_names if not (ROOT / name).exists()]
     assert missing == []
-
-
-def test_first_commands_install_and_test() -> None:
-    install, test = find_blocks(README, "sh")
-    assert install.splitlines()[1] == ".venv/bin/parbench run"
-    assert "-m pytest" in test

@@ -31,9 +31,13 @@ def test_read_states_refuses_a_damaged_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "code"),
-    [([DONE, DONE], 0), ([DONE], 4), ([DONE, FAILED], 4), ([FAILED, WRONG], 1), ([WRONG], 1)],
+    ("first", "second", "code"),
+    [(DONE, DONE, 0), (DONE, None, 4), (DONE, FAILED, 4), (FAILED, WRONG, 1), (WRONG, None, 1)],
 )
-def test_exit_code_puts_wrong_results_first(states: list[SavedState], code: int) -> None:
-    by_point = {point.id: state for point, state in zip(POINTS, states, strict=False)}
-    assert exit_code(by_point, POINTS) == code
+def test_exit_code_puts_wrong_results_first(
+    first: SavedState, second: SavedState | None, code: int
+) -> None:
+    states = {POINTS[0].id: first}
+    if second is not None:
+        states[POINTS[1].id] = second
+    assert exit_code(states, POINTS) == code

@@ -96,7 +96,7 @@ def test_exclude_removes_points_that_match_every_key() -> None:
 
 RING = {"ring": {}}
 FP8 = {"name": "all_reduce", "set": {"dtype": "float8_e5m2"}}
-ONE_ENVIRONMENT = {"matrix": {"environment": ["rings"]}, "environment": RING}
+UNKNOWN_ENVIRONMENT = {"matrix": {"environment": ["rings"]}, "environment": RING}
 TWICE = {"matrix": {"dtype": ["int8"]}, "zip": [{"dtype": ["int32"]}]}
 
 
@@ -105,18 +105,14 @@ TWICE = {"matrix": {"dtype": ["int8"]}, "zip": [{"dtype": ["int32"]}]}
     [
         ({"nodes": None}, "$.nodes", "nodes = 2"),
         ({"nodes": [2, 4, 2]}, "$.nodes", "2 times"),
-        ({"nodes": None, "matrix": {"nodes": [True]}}, "$.matrix.nodes", "nodes = True"),
         ({"matrix": {"nodes": [4]}}, "'nodes'", "leave out one"),
-        ({"zip": [{"dtype": ["int8", "int32"], "root": [0]}]}, "$.zip[0]", "2 values"),
         (TWICE, "'dtype'", "in 2 places"),
-        (ONE_ENVIRONMENT, "$.matrix.environment", "did you mean 'ring'?"),
+        (UNKNOWN_ENVIRONMENT, "$.matrix.environment", "did you mean 'ring'?"),
         ({"matrix": {"dtpye": ["int8"]}}, "$.matrix.dtpye", "did you mean 'dtype'?"),
         ({"matrix": {"dtype": ["float31"]}}, "$.matrix.dtype", "float31"),
         ({"matrix": {"size_bytes": ["1K"]}}, "$.matrix.size_bytes", "$.case[0]"),
-        ({"exclude": [{"nodes": 2}]}, "$.exclude", "all 1 points"),
         ({"exclude": [{"repeat": 2}]}, "$.exclude[0]", "repeat = 2"),
         ({"nodes": [1, 2]}, "'1 node x 1'", "ntasks_per_node"),
-        ({"nodes": 65536, "ntasks_per_node": 4}, "'65536 nodes x 4'", "131072"),
         ({"nodes": list(range(2, 102)), "repeat": 101}, "101 * 100", "more than 10000"),
         ({"case": [], "preset": "nod"}, "'2 nodes x 1'", "'nod'"),
         ({"case": [FP8], "device": "cpu"}, "'2 nodes x 1'", "float8_e5m2"),
