@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from scipy.stats import binomtest
+from scipy.stats import binomtest  # type: ignore[import-untyped]
 
 from parbench.bench.plan.groups import Pair, parse_pairs, round_pairs
 from parbench.slurm.screen.fit import Exchange, Slow, confirm, find_slow

@@ -94,7 +94,7 @@ def test_exclude_removes_points_that_match_every_key() -> None:
     ]
 
 
-RING = {"ring": {}}
+RING: dict[str, Any] = {"ring": {}}
 FP8 = {"name": "all_reduce", "set": {"dtype": "float8_e5m2"}}
 UNKNOWN_ENVIRONMENT = {"matrix": {"environment": ["rings"]}, "environment": RING}
 TWICE = {"matrix": {"dtype": ["int8"]}, "zip": [{"dtype": ["int32"]}]}
