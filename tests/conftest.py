@@ -36,13 +36,13 @@ def four_ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A real run of four operations and a training step on two ranks; measured once."""
+    """A real run of two operations and a training step on two ranks; measured once."""
     return run_smoke_subset(tmp_path_factory.mktemp("smoke"))
 
 
 @pytest.fixture
 def parbench(tmp_path: Path) -> Command:
-    """Run ``parbench`` in an empty folder as a user would, with the given arguments and variables."""
+    """Run ``parbench`` in an empty folder as a user would."""
     script = Path(sys.executable).with_name("parbench")
     is_installed = script.exists()
     command = [str(script)] if is_installed else [sys.executable, "-m", "parbench"]

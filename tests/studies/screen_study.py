@@ -1,102 +1,133 @@
-"""Which nodes and links ``parbench slurm screen`` finds and which it imagines, on simulated clusters.
+"""Error rates of ``parbench slurm screen`` on simulated clusters of several sizes.
 
-python -m tests.studies.screen_study [--trials 200] [--noise 0.05] prints, for clusters of several sizes: how often
-anything innocent is blamed, with the upper end of that rate's 95 % interval, and how often exactly the one slow node
-or link is found, at first sight and after confirmation. A script, not a test:
-tests/slurm/screen/test_fit.py holds a small part.
+python -m tests.studies.screen_study [--trials 200] [--noise 0.05] [--rounds 5]
+
+Prints how often a screening blames a good node or link, with the upper end of the 95 % interval,
+and how often it finds exactly the slow node or link. tests/slurm/screen/test_fit.py runs a small
+part.
 """
 
 import argparse
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from scipy.stats import binomtest  # type: ignore[import-untyped]
 
 from parbench.bench.plan.groups import Pair, parse_pairs, round_pairs
 from parbench.slurm.screen.fit import Exchange, Slow, confirm, find_slow
 from parbench.slurm.screen.run import Turns, confirmation, tournament
+<<<<<<< HEAD
 from tests.studies.gate_study import compute_upper_bound
+=======
+>>>>>>> r-slurm
 
-ROUNDS = 5
+DEFAULT_ROUNDS = 5
+NODE_COUNTS = (4, 16, 64)
+BASE_SECONDS = 0.1
+MAX_SPIKE_FACTOR = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Simulated nodes: the speed of slow ones and of slow links as a share, noise as standard deviations of logs.
+    """Simulated nodes. Speeds are relative to a good node or link.
 
-    A share of ``spikes`` of all exchanges takes up to three times as long; whole rounds differ by ``drift``.
+    Attributes:
+        node_speeds: the speeds of slow nodes by rank.
+        link_speeds: the speeds of slow links by pair.
+        noise: the standard deviation of the logarithm of an exchange's time.
+        drift: the standard deviation of the logarithm of a round's time.
+        spike_share: the share of exchanges that take up to three times as long.
     """
 
-    n: int
-    nodes: Mapping[int, float] = field(default_factory=dict)
-    links: Mapping[Pair, float] = field(default_factory=dict)
+    num_nodes: int
+    node_speeds: Mapping[int, float] = field(default_factory=dict)
+    link_speeds: Mapping[Pair, float] = field(default_factory=dict)
     noise: float = 0.05
     drift: float = 0.0
-    spikes: float = 0.0
+    spike_share: float = 0.0
+
+    def pair_speed(self, pair: Pair) -> float:
+        """Return the speed of the slowest of two nodes and their link."""
+        speeds = [self.node_speeds.get(rank, 1.0) for rank in pair]
+        return min(*speeds, self.link_speeds.get(pair, 1.0))
 
 
 def simulate(cluster: Cluster, turns: Turns, rng: random.Random) -> list[Exchange]:
-    """Return the exchanges of all turns: a pair is as fast as the slowest of its ends and its link."""
+    """Return the exchanges of all turns."""
     exchanges = []
     for repeat in range(turns.repeats):
         for text in turns.values:
-            pairs = (
-                round_pairs(cluster.n, int(text))
-                if turns.parameter == "round"
-                else parse_pairs(text, cluster.n)
-            )
-            level = rng.gauss(0, cluster.drift)
+            if turns.parameter == "round":
+                pairs = round_pairs(cluster.num_nodes, int(text))
+            else:
+                pairs = parse_pairs(text, cluster.num_nodes)
+            drift = rng.gauss(0, cluster.drift)
             for pair in pairs:
-                speed = min(
-                    *(cluster.nodes.get(rank, 1.0) for rank in pair), cluster.links.get(pair, 1.0)
-                )
-                spike = rng.uniform(0, math.log(3)) if rng.random() < cluster.spikes else 0.0
-                seconds = 0.1 / speed * math.exp(level + rng.gauss(0, cluster.noise) + spike)
+                has_spike = rng.random() < cluster.spike_share
+                spike = rng.uniform(0, math.log(MAX_SPIKE_FACTOR)) if has_spike else 0.0
+                noise = rng.gauss(0, cluster.noise)
+                seconds = BASE_SECONDS / cluster.pair_speed(pair) * math.exp(drift + noise + spike)
                 exchanges.append(Exchange(turn=f"{text} {repeat}", pair=pair, seconds=seconds))
     return exchanges
 
 
-def screened(cluster: Cluster, rng: random.Random, rounds: int = ROUNDS) -> tuple[Slow, Slow]:
-    suspects = find_slow(simulate(cluster, tournament(cluster.n, rounds), rng))
+def screen_cluster(cluster: Cluster, rng: random.Random, num_rounds: int) -> Slow:
+    """Return the suspects of a tournament that a second run confirms."""
+    turns = tournament(cluster.num_nodes, num_rounds)
+    suspects = find_slow(simulate(cluster, turns, rng))
     if not suspects:
-        return suspects, suspects
-    again = confirmation(cluster.n, suspects.ranks, suspects.pairs, rounds)
-    return suspects, confirm(simulate(cluster, again, rng), suspects)
+        return suspects
+    turns = confirmation(cluster.num_nodes, suspects.ranks, suspects.pairs, num_rounds)
+    return confirm(simulate(cluster, turns, rng), suspects)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Shares of trials: anything innocent suspected, or blamed; exactly the guilty suspected, or blamed."""
+    """Shares of trials by their result."""
 
-    suspected: float
-    blamed: float
-    suspected_exactly: float
-    exactly: float
+    blamed: float  # a good node or link was called slow
+    exact: float  # exactly the slow nodes and links were called slow
 
 
-def rates(cluster: Cluster, trials: int, seed: int, rounds: int = ROUNDS) -> Rates:
+def estimate_rates(
+    cluster: Cluster, trials: int, seed: int, num_rounds: int = DEFAULT_ROUNDS
+) -> Rates:
     rng = random.Random(seed)
-    guilty = (set(cluster.nodes), set(cluster.links))
-    counts = [0, 0, 0, 0]
+    slow_ranks = set(cluster.node_speeds)
+    slow_pairs = set(cluster.link_speeds)
+    num_blamed = 0
+    num_exact = 0
     for _ in range(trials):
-        for place, found in enumerate(screened(cluster, rng, rounds)):
-            told = (found.ranks, found.pairs)
-            counts[place] += bool(told[0] - guilty[0] or told[1] - guilty[1])
-            counts[2 + place] += told == guilty
-    first, last, first_exactly, exactly = (count / trials for count in counts)
-    return Rates(suspected=first, blamed=last, suspected_exactly=first_exactly, exactly=exactly)
+        result = screen_cluster(cluster, rng, num_rounds)
+        if not (result.ranks <= slow_ranks and result.pairs <= slow_pairs):
+            num_blamed += 1
+        if result.ranks == slow_ranks and result.pairs == slow_pairs:
+            num_exact += 1
+    return Rates(blamed=num_blamed / trials, exact=num_exact / trials)
 
 
-def clusters(n: int, noise: float) -> dict[str, Cluster]:
+def upper_bound(rate: float, trials: int) -> float:
+    """Return the upper end of a rate's 95 % Wilson interval."""
+    interval = binomtest(round(rate * trials), trials).proportion_ci(method="wilson")
+    return float(interval.high)
+
+
+def example_clusters(num_nodes: int, noise: float) -> dict[str, Cluster]:
+    rank = num_nodes // 2
+    pair = round_pairs(num_nodes, 0)[0]
+    good = Cluster(num_nodes=num_nodes, noise=noise)
+    slow_node = replace(good, node_speeds={rank: 0.5})
     return {
-        "all fine": Cluster(n=n, noise=noise),
-        "all fine, rounds differ by 20 %": Cluster(n=n, noise=noise, drift=0.2),
-        "all fine, 10 % of exchanges spike": Cluster(n=n, noise=noise, spikes=0.1),
-        "a node at 0.5": Cluster(n=n, noise=noise, nodes={n // 2: 0.5}),
-        "a node at 0.8": Cluster(n=n, noise=noise, nodes={n // 2: 0.8}),
-        "a node at 0.9": Cluster(n=n, noise=noise, nodes={n // 2: 0.9}),
-        "a node at 0.5, 10 % spike": Cluster(n=n, noise=noise, nodes={n // 2: 0.5}, spikes=0.1),
-        "a link at 0.5": Cluster(n=n, noise=noise, links={round_pairs(n, 0)[0]: 0.5}),
+        "good": good,
+        "good, rounds differ by 20 %": replace(good, drift=0.2),
+        "good, 10 % of exchanges spike": replace(good, spike_share=0.1),
+        "node at 0.5": slow_node,
+        "node at 0.8": replace(good, node_speeds={rank: 0.8}),
+        "node at 0.9": replace(good, node_speeds={rank: 0.9}),
+        "node at 0.5, 10 % spike": replace(slow_node, spike_share=0.1),
+        "link at 0.5": replace(good, link_speeds={pair: 0.5}),
     }
 
 
@@ -104,8 +135,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--noise", type=float, default=0.05)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS)
     options = parser.parse_args()
+<<<<<<< HEAD
     print(
         f"{options.trials} clusters each, {100 * options.noise:g} % noise, {options.rounds} rounds"
     )
@@ -119,6 +151,18 @@ def main() -> None:
             )
             told = f"{found.suspected:20.3f}{blamed:>20}{found.suspected_exactly:20.2f}{found.exactly:11.2f}"
             print(f"{n:5} {name:36}{told}", flush=True)
+=======
+    noise_percent = 100 * options.noise
+    print(f"{options.trials} trials, {noise_percent:g} % noise, {options.rounds} rounds")
+    row = "{:>5} {:32}{:>17}{:>7}"
+    print(row.format("nodes", "cluster", "blamed", "exact"))
+    for num_nodes in NODE_COUNTS:
+        for name, cluster in example_clusters(num_nodes, options.noise).items():
+            rates = estimate_rates(cluster, options.trials, seed=1, num_rounds=options.rounds)
+            bound = upper_bound(rates.blamed, options.trials)
+            blamed = f"{rates.blamed:.3f} (<{bound:.3f})"
+            print(row.format(num_nodes, name, blamed, f"{rates.exact:.2f}"), flush=True)
+>>>>>>> r-slurm
 
 
 if __name__ == "__main__":

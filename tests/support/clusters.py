@@ -37,13 +37,11 @@ def run_in_cluster(
     )
 
 
-def cluster_command(
-    *, nodes: int = 4, cpus: int = 2, link: str = "", delay: str = "", slow: str = ""
-) -> list[str]:
+def cluster_command(*, nodes: int = 4, link: str = "", slow: str = "") -> list[str]:
     """Return the command that starts a cluster; ``slow`` is a node and its rate: ``n3:50mbit``."""
-    command = [*LOCAL_CLUSTER, "run", "--nodes", str(nodes), "--cpus", str(cpus)]
-    options = {"--link": link, "--delay": delay, "--slow": slow}
-    for name, value in options.items():
-        if value:
-            command += [name, value]
+    command = [*LOCAL_CLUSTER, "run", "--nodes", str(nodes)]
+    if link:
+        command += ["--link", link]
+    if slow:
+        command += ["--slow", slow]
     return command

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from parbench.bench.text import UserError
-from tests.support.local_slurm import cluster, links
+from tests.support.local_slurm import cluster
 from tests.support.local_slurm.cluster_conf import ClusterSpec
 from tests.support.local_slurm.local import inject_fault, run_local
 
@@ -29,23 +29,10 @@ def main() -> None:
     help="Number of nodes: n1, n2, ...",
 )
 @click.option(
-    "--cpus",
-    type=click.IntRange(1, 1024),
-    default=2,
-    show_default=True,
-    help="CPUs that each node reports.",
-)
-@click.option(
     "--link",
     metavar="RATE",
     default="",
     help="Rate of every link in each direction, such as 200mbit.",
-)
-@click.option(
-    "--delay",
-    metavar="TIME",
-    default="",
-    help="One-way latency between two nodes, such as 500us or 2ms.",
 )
 @click.option(
     "--slow",
@@ -59,16 +46,14 @@ def main() -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def run(
     nodes: int,
-    cpus: int,
     link: str,
-    delay: str,
     slow: tuple[str, ...],
     keep: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND in a new cluster and exit with its code. Nothing is left when it ends."""
     rates = tuple((name, rate) for name, _, rate in (text.partition(":") for text in slow))
-    spec = ClusterSpec(nodes=nodes, cpus=cpus, link=link, delay=delay, slow=rates)
+    spec = ClusterSpec(nodes=nodes, link=link, slow=rates)
     sys.exit(run_local(spec, command, keep=keep))
 
 
@@ -88,14 +73,6 @@ def fault(action: str, node: str) -> None:
 def inside(folder: Path) -> None:
     """Be the first process of a cluster's namespaces."""
     sys.exit(cluster.main(folder))
-
-
-@main.command(hidden=True)
-@click.argument("delay_seconds", type=float)
-@click.argument("interfaces", nargs=-1)
-def forward(delay_seconds: float, interfaces: tuple[str, ...]) -> None:
-    """Forward frames between interfaces, each after a delay."""
-    links.forward(delay_seconds, interfaces)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ PARBENCH = str(Path(sys.executable).with_name("parbench"))
 OUTPUT_FILE = "stdout.txt"
 """File next to ``runs/`` with the standard output of the run."""
 
-SUBSET = ("all_reduce", "all_to_all", "sendrecv", "barrier", "ddp")
+SUBSET = ("all_reduce", "sendrecv", "ddp")
 
 
 def run_smoke_subset(folder: Path) -> Run:

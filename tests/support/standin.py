@@ -6,7 +6,6 @@ needs no ranks and no Python.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,28 +101,21 @@ def _shell_actions(run: Path, ending: Ending) -> tuple[str, str]:
     return "", f"exit {_EXIT_CODES.get(ending, 0)}"
 
 
-def count_records(folder: Path, ignored_runs: Collection[str] = ()) -> Counter[RecordKey]:
-    """Count the records of a sweep by point, case, repetition and status.
-
-    ``ignored_runs`` are run folders relative to the sweep's folder.
-    """
-    return Counter(
-        RecordKey(
-            point=run.parent.name, case=record.case.id, launch=record.launch, status=record.status
-        )
-        for run in _find_runs(folder, ignored_runs)
-        for record in load_run(run).records
-    )
-
-
-def _find_runs(folder: Path, ignored_runs: Collection[str]) -> Iterator[Path]:
+def count_records(folder: Path) -> Counter[RecordKey]:
+    """Count the records of a sweep by point, case, repetition and status."""
+    counts: Counter[RecordKey] = Counter()
     for path in (folder / "runs").glob("*/*/records.jsonl"):
-        if str(path.parent.relative_to(folder)) not in ignored_runs:
-            yield path.parent
+        point = path.parent.parent.name
+        for record in load_run(path.parent).records:
+            key = RecordKey(
+                point=point, case=record.case.id, launch=record.launch, status=record.status
+            )
+            counts[key] += 1
+    return counts
 
 
-def assert_measured_once(folder: Path, num_records: int, ignored_runs: Sequence[str] = ()) -> None:
+def assert_measured_once(folder: Path, num_records: int) -> None:
     """Check that a sweep has this number of records, none of them twice."""
-    counts = count_records(folder, ignored_runs)
+    counts = count_records(folder)
     assert len(counts) == num_records
     assert set(counts.values()) == {1}

@@ -15,14 +15,16 @@ from tests.support.standin import stand_in
 
 def main(args: list[str]) -> int:
     """Measure the points of a sweep in this allocation and return the exit code."""
-    num_cases, pace, *work_args = args
+    num_cases, pace_file, *work_args = args
     folder = work_args[work_args.index("work") + 1]
+    is_array = "--array" in work_args
 
     def command(attempt: Attempt) -> list[str]:
-        seconds = float(Path(pace).read_text())
-        return stand_in(num_cases=int(num_cases), seconds_per_case=seconds)(attempt)
+        seconds = float(Path(pace_file).read_text())
+        start = stand_in(num_cases=int(num_cases), seconds_per_case=seconds)
+        return start(attempt)
 
-    return work(Path(folder), array="--array" in work_args, command=command)
+    return work(Path(folder), array=is_array, command=command)
 
 
 if __name__ == "__main__":

@@ -59,11 +59,9 @@ def make_folder(parent: Path, sweep: Sweep, *jobs: Job) -> Path:
     return folder
 
 
-def queue_job(
-    job_id: str, state: str = "RUNNING", *, task_id: str | None = None, reason: str = "None"
-) -> QueuedJob:
+def queue_job(job_id: str, state: str = "RUNNING", *, task_id: str | None = None) -> QueuedJob:
     """Build a line of squeue; ``task_id`` is the id of the task of an array."""
-    return QueuedJob(id=job_id, own_id=task_id or job_id, state=state, reason=reason)
+    return QueuedJob(id=job_id, own_id=task_id or job_id, state=state, reason="None")
 
 
 class FakeSlurm(Slurm):

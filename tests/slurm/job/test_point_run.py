@@ -84,49 +84,41 @@ def test_child_gets_variables_and_srun_options(tmp_path: Path) -> None:
     assert child.last_line() == "7 --container-image=a --mem=0"
 
 
-def test_last_line_ignores_earlier_attempts(tmp_path: Path) -> None:
-    attempt = make_attempt(tmp_path)
-    run_child(attempt, lambda _: ["sh", "-c", "echo first >&2"])
-    assert run_child(attempt, lambda _: ["true"]).last_line() == ""
+OK_0, OK_1, OK_2 = (ok_record(case) for case in CASES)
+WRONG_2 = failed_record(CASES[2], status="wrong")
+LEFT_OUT_2 = failed_record(CASES[2], status="skipped", reason=LEFT_OUT)
 
 
-OK = ok_record(CASES[0])
+@pytest.mark.parametrize("last", [OK_2, LEFT_OUT_2])
+def test_outcome_with_all_records_is_done(last: Record, tmp_path: Path) -> None:
+    outcome = outcome_of(write_run(tmp_path, OK_0, OK_1, last), 0, "")
+    assert outcome.state == "done"
+    assert outcome.reason == ""
+    assert outcome.measured == 3
 
 
-@pytest.mark.parametrize(
-    ("records", "state", "reason"),
-    [
-        ([OK, ok_record(CASES[1]), ok_record(CASES[2])], "done", ""),
-        (
-            [OK, ok_record(CASES[1]), failed_record(CASES[2], status="skipped", reason=LEFT_OUT)],
-            "done",
-            "",
-        ),
-        (
-            [OK, failed_record(CASES[1], status="hang"), failed_record(CASES[2], status="wrong")],
-            "failed",
-            f"wrong: {CASES[2].label}: it broke",
-        ),
-        (
-            [OK, failed_record(CASES[1]), failed_record(CASES[2])],
-            "failed",
-            f"failed: {CASES[1].label}: it broke (and 1 more)",
-        ),
-        (
-            [OK],
-            "interrupted",
-            "2 of 3 measurements are missing, the run ended with exit code 4: message",
-        ),
-    ],
-)
-def test_outcome_follows_from_the_records(
-    records: list[Record], state: str, reason: str, tmp_path: Path
-) -> None:
-    outcome = outcome_of(write_run(tmp_path, *records), 4, "message")
-    assert outcome.state == state
-    assert outcome.reason == reason
-    assert outcome.measured == len(records)
-    assert outcome.has_wrong_results == any(record.status == "wrong" for record in records)
+def test_outcome_with_wrong_results_names_them_first(tmp_path: Path) -> None:
+    hang = failed_record(CASES[1], status="hang")
+    outcome = outcome_of(write_run(tmp_path, OK_0, hang, WRONG_2), 4, "")
+    assert outcome.state == "failed"
+    assert outcome.has_wrong_results
+    assert outcome.reason == f"wrong: {CASES[2].label}: it broke"
+
+
+def test_outcome_with_failures_names_the_first(tmp_path: Path) -> None:
+    failures = [failed_record(CASES[1]), failed_record(CASES[2])]
+    outcome = outcome_of(write_run(tmp_path, OK_0, *failures), 4, "")
+    assert outcome.state == "failed"
+    assert not outcome.has_wrong_results
+    assert outcome.reason == f"failed: {CASES[1].label}: it broke (and 1 more)"
+
+
+def test_outcome_with_missing_records_is_interrupted(tmp_path: Path) -> None:
+    outcome = outcome_of(write_run(tmp_path, OK_0), 4, "message")
+    assert outcome.state == "interrupted"
+    assert outcome.measured == 1
+    assert "2 of 3 measurements are missing" in outcome.reason
+    assert "exit code 4: message" in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -135,7 +127,6 @@ def test_outcome_follows_from_the_records(
         (2, "parbench: --nodes 9: job 7 has 4", "failed", "--nodes 9"),
         (1, "Traceback", "interrupted", "Traceback"),
         (-9, "", "interrupted", "SIGKILL"),
-        (-40, "", "interrupted", "signal 40"),
     ],
 )
 def test_outcome_without_a_run(code: int, message: str, state: str, reason: str) -> None:
@@ -178,14 +169,6 @@ def test_forget_broken_removes_failures_after_a_time(tmp_path: Path) -> None:
     assert [record.case for record in load_run(run).records] == [CASES[0], CASES[1]]
 
 
-@pytest.mark.parametrize("state", ["down", "down*", "idle*", "unknown"])
-def test_node_that_slurm_lost_is_dead(state: str) -> None:
-    nodes = DeadNodes(make_slurm({"n1": "mixed", "n2": "drained", "n3": state}), ENVIRON)
-    assert nodes.look() == {"n3"}
-    assert nodes.alive() == ("n1", "n2", "n4")
-    assert nodes.words() == "n3 is down"
-
-
 ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3,n4"}
 
 
@@ -205,12 +188,15 @@ def make_hang(**states: str) -> Record:
     return failed_record(CASES[0], status="hang", ranks=ranks)
 
 
-def test_dead_node_stays_dead_for_the_job() -> None:
-    slurm = make_slurm({"n3": "down*"})
+@pytest.mark.parametrize("state", ["down", "idle*", "unknown"])
+def test_node_that_slurm_lost_is_dead(state: str) -> None:
+    slurm = make_slurm({"n1": "mixed", "n2": "drained", "n3": state})
     nodes = DeadNodes(slurm, ENVIRON)
     assert nodes.look() == {"n3"}
+    assert nodes.alive() == ("n1", "n2", "n4")
+    assert nodes.words() == "n3 is down"
     slurm.nodes = {}
-    assert nodes.look() == {"n3"}
+    assert nodes.look() == {"n3"}, "a dead node stays dead for the job"
 
 
 @pytest.mark.parametrize(
@@ -219,38 +205,42 @@ def test_dead_node_stays_dead_for_the_job() -> None:
         ("n1,n2,n4", "RUNNING", {"n3"}),
         ("n1", "COMPLETING", set()),
         ("(null)", "PENDING", set()),
-        ("", "RUNNING", set()),
     ],
 )
 def test_node_that_a_running_job_lost_is_dead(allocated: str, state: str, dead: set[str]) -> None:
-    assert DeadNodes(make_slurm(allocated=allocated, state=state), ENVIRON).look() == dead
+    slurm = make_slurm(allocated=allocated, state=state)
+    assert DeadNodes(slurm, ENVIRON).look() == dead
 
 
 NO_ANSWER = "no answer (process is stopped)"
 
 
-@pytest.mark.parametrize(
-    ("record", "dead"),
-    [
-        (make_hang(**{"n1.c": "timed", "n2.c": "timed", "n3.c": NO_ANSWER}), {"n3"}),
-        (make_hang(n1="timed", n2=NO_ANSWER, n3=NO_ANSWER), {"n2", "n3"}),
-        (make_hang(n1=NO_ANSWER, n2="timed", n3="timed"), set()),
-        (make_hang(n1=NO_ANSWER, n2=NO_ANSWER, n3=NO_ANSWER), set()),
-        (failed_record(CASES[0], ranks=make_hang(n1="timed", n2=NO_ANSWER).ranks), set()),
-    ],
-    ids=["full-names", "two-silent", "own-host", "all-silent", "not-a-hang"],
-)
-def test_silent_host_in_a_hang_is_dead(record: Record, dead: set[str]) -> None:
-    assert DeadNodes(make_slurm(), ENVIRON, host="n1.cluster").look([record]) == dead
+def find_silent_hosts(record: Record) -> set[str]:
+    return set(DeadNodes(make_slurm(), ENVIRON, host="n1.cluster").look([record]))
+
+
+def test_silent_hosts_in_a_hang_are_dead() -> None:
+    hang = make_hang(**{"n1.c": "timed", "n2.c": NO_ANSWER, "n3.c": NO_ANSWER})
+    assert find_silent_hosts(hang) == {"n2", "n3"}
+
+
+def test_own_host_is_not_dead() -> None:
+    assert find_silent_hosts(make_hang(n1=NO_ANSWER, n2="timed")) == set()
+    assert find_silent_hosts(make_hang(n1=NO_ANSWER, n2=NO_ANSWER)) == set()
+
+
+def test_silent_host_in_a_failure_is_not_dead() -> None:
+    ranks = make_hang(n1="timed", n2=NO_ANSWER).ranks
+    assert find_silent_hosts(failed_record(CASES[0], ranks=ranks)) == set()
 
 
 def test_dead_nodes_without_slurm() -> None:
-    record = make_hang(n1="timed", n2="timed", n3=NO_ANSWER)
+    hang = make_hang(n1="timed", n2="timed", n3=NO_ANSWER)
     slurm = make_slurm({"n2": "down"})
     nodes = DeadNodes(slurm, ENVIRON, host="n1")
     slurm.is_down = True
-    assert nodes.look([record]) == {"n3"}
+    assert nodes.look([hang]) == {"n3"}
     assert nodes.words() == "n3 gives no answer"
     nodes = DeadNodes(FakeSlurm(), {})
-    assert nodes.look([record]) == set()
+    assert nodes.look([hang]) == set()
     assert nodes.alive() == ()

@@ -40,33 +40,33 @@ from parbench.slurm.screen.run import (
     tournament,
 )
 from tests.support.fakes import make_plan
+from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
 
 NODES = ("n1", "n2", "n3", "n4")
 PAIRWISE = next(definition for definition in DEFINITIONS if definition.name == "p2p.pairwise")
 PAIRS_OF_ROUND = ("0-3 1-2", "0-2 1-3", "0-1 2-3")
 WORLD = WorldInfo(size=4, nodes=4, backend="gloo", device="cpu")
+OPTIONS = Options(out=Path("out"))
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "rounds", "num_values", "repeats"),
-    [(3, 5, 3, 4), (4, 5, 3, 2), (6, 12, 5, 3), (64, 5, 5, 1)],
+    ("num_nodes", "num_rounds", "num_repeats"),
+    [(3, 3, 4), (4, 3, 2), (64, 5, 1)],
 )
-def test_tournament_has_enough_rounds(
-    num_nodes: int, rounds: int, num_values: int, repeats: int
-) -> None:
-    turns = tournament(num_nodes, rounds)
-    assert turns.values == tuple(str(value) for value in range(num_values))
-    assert turns.repeats == repeats
+def test_tournament_has_enough_rounds(num_nodes: int, num_rounds: int, num_repeats: int) -> None:
+    turns = tournament(num_nodes, 5)
+    assert turns.values == tuple(str(index) for index in range(num_rounds))
+    assert turns.repeats == num_repeats
 
 
-def meetings(num_nodes: int, turns: Turns) -> Counter[Pair]:
+def count_exchanges(num_nodes: int, turns: Turns) -> Counter[Pair]:
     """Count how often each pair of a confirmation exchanges."""
-    pairs: Counter[Pair] = Counter()
+    counts: Counter[Pair] = Counter()
     for text in turns.values:
         for pair in parse_pairs(text, num_nodes):
-            pairs[pair] += turns.repeats
-    return pairs
+            counts[pair] += turns.repeats
+    return counts
 
 
 @pytest.mark.parametrize(
@@ -74,49 +74,43 @@ def meetings(num_nodes: int, turns: Turns) -> Counter[Pair]:
     [(3, {2}), (5, {0, 4}), (16, {1, 2, 3, 4, 5, 6, 7})],
 )
 def test_confirmation_pairs_suspects_with_good_nodes(num_nodes: int, suspects: set[int]) -> None:
-    pairs = meetings(num_nodes, confirmation(num_nodes, suspects, set(), 5))
+    turns = confirmation(num_nodes, suspects, set(), 5)
+    counts = count_exchanges(num_nodes, turns)
+    num_good = num_nodes - len(suspects)
     for suspect in suspects:
-        partners = {sum(pair) - suspect for pair in pairs if suspect in pair}
+        partners = {sum(pair) - suspect for pair in counts if suspect in pair}
         assert not partners & suspects
-        assert len(partners) == min(5, num_nodes - len(suspects))
-    good_pairs = {pair: count for pair, count in pairs.items() if not suspects & set(pair)}
-    assert sum(good_pairs.values()) >= 3, "suspects are compared with good pairs"
+        assert len(partners) == min(5, num_good)
+    num_good_exchanges = sum(count for pair, count in counts.items() if suspects.isdisjoint(pair))
+    assert num_good_exchanges >= 3, "suspects are compared with good pairs"
 
 
 @pytest.mark.parametrize(
     ("num_nodes", "links"),
-    [(4, {(0, 3)}), (8, {(0, 3), (0, 5)}), (64, {(2 * i, 2 * i + 1) for i in range(11)})],
+    [(4, {(0, 3)}), (8, {(0, 3), (0, 5)}), (64, {(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)})],
 )
 def test_confirmation_repeats_suspect_links(num_nodes: int, links: set[Pair]) -> None:
-    pairs = meetings(num_nodes, confirmation(num_nodes, set(), links, 5))
+    turns = confirmation(num_nodes, set(), links, 5)
+    counts = count_exchanges(num_nodes, turns)
+    good_pairs = set(counts) - links
+    ranks_in_good_pairs = {rank for pair in good_pairs for rank in pair}
     for link in links:
-        assert pairs[link] >= 4, "two exchanges may be disturbed by chance"
-        for rank in link:
-            assert any(rank in pair for pair in pairs if pair not in links)
+        assert counts[link] >= 4, "two exchanges may be disturbed by chance"
+        assert ranks_in_good_pairs >= set(link)
 
 
 def test_run_command_plans_repeats_slowest() -> None:
     turns = Turns(parameter="pairs", values=("0-3 1-2", "0-1 2-3"), repeats=2)
-    args = run_command(NODES, turns, Options(out=Path("out")))
+    args = run_command(NODES, turns, OPTIONS)
     with run_cli.make_context("run", args[4:]) as context:
         params = context.params
     settings = {**parse_settings(params["settings"]), "size_bytes": params["sizes"]}
     options = RunOptions(preset=params["preset"], only=params["only"], settings=settings)
-    world = WorldSpec(nproc=4, backend="gloo", device="cpu")
-    plan = plan_run(options, DEFINITIONS, world)
+    plan = plan_run(options, DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
     assert plan.skipped == ()
     assert {case.params["direction"] for case in plan.cases} == {"in_turn"}
     assert [case.params.get("repeat", 0) for case in plan.cases] == [0, 0, 1, 1]
     assert [case.params["pairs"] for case in plan.cases] == [*turns.values, *turns.values]
-
-
-def test_run_command_has_one_rank_per_node() -> None:
-    line = " ".join(run_command(NODES, tournament(4, 5), Options(out=Path("out"))))
-    assert "--launcher srun --nodes 4 --ntasks-per-node 1" in line
-    assert "--nodelist n1,n2,n3,n4" in line
-    assert "--budget 72s --timeout 20s" in line, "60 s and 2 s for each of 6 rounds"
-    options = Options(out=Path("out"), budget="9s")
-    assert "--budget 9s" in " ".join(run_command(NODES, tournament(4, 5), options))
 
 
 def make_case(index: int) -> Case:
@@ -124,7 +118,7 @@ def make_case(index: int) -> Case:
 
 
 def make_record(index: int, status: Status = "ok", **fields: Any) -> Record:
-    """Build the record of a round; one that is ok lists its pairs."""
+    """Build the record of a round; a good record lists its pairs."""
     defaults = {
         "world": WORLD,
         "launch": 0,
@@ -153,24 +147,27 @@ def write_run(
     hosts: Sequence[str] = NODES,
 ) -> Run:
     """Write a run of three rounds; ``samples`` are those of the first round."""
-    plan = make_plan([make_case(index) for index in range(3)], nproc=4, notes=("emulated",))
+    cases = [make_case(index) for index in range(3)]
+    plan = make_plan(cases, nproc=4, notes=("emulated",))
     path, info = create_run(parent, plan, "1")
     write_info(path, msgspec.structs.replace(info, environment={"hosts": list(hosts)}))
     with open_writer(path) as writer:
         for record in records:
             writer.write(record)
         if samples is not None:
-            writer.write_file(f"samples/{make_case(0).id}-0.npz", samples)
+            writer.write_file(f"samples/{cases[0].id}-0.npz", samples)
     return load_run(path)
 
 
 def test_exchange_takes_the_median_of_the_slower_rank(tmp_path: Path) -> None:
     samples = encode_samples([[10, 30, 20], [5, 5, 5], [7, 5, 6], [20, 10, 30]])
     run = write_run(tmp_path, [make_record(0)], samples)
-    exchanges = list(exchanges_of(run, run.records[0]))
-    assert [exchange.pair for exchange in exchanges] == [(0, 3), (1, 2)]
-    assert [exchange.seconds for exchange in exchanges] == [0.015, 0.003], "the time of one step"
-    assert {exchange.turn for exchange in exchanges} == {make_case(0).id}
+    first, second = exchanges_of(run, run.records[0])
+    assert first.pair == (0, 3)
+    assert first.seconds == 0.015, "the time of one step"
+    assert second.pair == (1, 2)
+    assert second.seconds == 0.003
+    assert first.turn == second.turn == make_case(0).id
 
 
 @pytest.mark.parametrize("samples", [b"damaged", None])
@@ -181,50 +178,58 @@ def test_unreadable_samples_are_refused(samples: bytes | None, tmp_path: Path) -
 
 
 def test_read_uses_the_hosts_of_the_ranks(tmp_path: Path) -> None:
-    skipped = make_record(1, "skipped", reason="out of time")
+    records = [make_record(0), make_record(1, "skipped", reason="out of time")]
     hosts = ["n1.cluster", "n3", "n2", "n4"]
-    seen = read(write_run(tmp_path, [make_record(0), skipped], ONE_MILLISECOND, hosts), NODES)
-    assert seen.hosts == ("n1", "n3", "n2", "n4")
-    assert len(seen.exchanges) == 2
-    assert seen.problems == ("out of time", "rounds not reached: 1")
-    assert seen.silent == {}
-    assert seen.notes == ("emulated",)
+    observations = read(write_run(tmp_path, records, ONE_MILLISECOND, hosts), NODES)
+    assert observations.hosts == ("n1", "n3", "n2", "n4")
+    assert len(observations.exchanges) == 2
+    assert observations.problems == ("out of time", "rounds not reached: 1")
+    assert observations.silent == {}
+    assert observations.notes == ("emulated",)
 
 
-def test_read_blames_only_the_first_failure(tmp_path: Path) -> None:
-    hang = make_record(0, "hang", reason="rank 1 (n2) did not arrive", ranks=rank_states())
-    death = make_record(1, "failed", reason="rank 2 (n3) died: SIGKILL", ranks=rank_states())
-    seen = read(write_run(tmp_path, [hang, death]), NODES)
-    assert seen.silent == {"n2": hang.reason}
-    assert seen.problems[:2] == (hang.reason, death.reason)
-
-
-def rank_states(states: Mapping[str, str] | None = None) -> list[RankState]:
+def make_states(states: Mapping[str, str]) -> list[RankState]:
     """Build the state of one rank per node; nodes without a state are alive."""
     return [
-        RankState(rank=rank, host=host, pid=1, state=(states or {}).get(host, "alive"))
+        RankState(rank=rank, host=host, pid=1, state=states.get(host, "alive"))
         for rank, host in enumerate(NODES)
     ]
 
 
-ALL_ENDED = dict.fromkeys(NODES, "died: ended by SIGTERM")
+def test_read_blames_only_the_first_failure(tmp_path: Path) -> None:
+    ranks = make_states({})
+    hang = make_record(0, "hang", reason="rank 1 (n2) did not arrive", ranks=ranks)
+    death = make_record(1, "failed", reason="rank 2 (n3) died: SIGKILL", ranks=ranks)
+    observations = read(write_run(tmp_path, [hang, death]), NODES)
+    assert observations.silent == {"n2": hang.reason}
+    assert observations.problems[:2] == (hang.reason, death.reason)
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "states", "silent"),
+    ("states", "silent"),
     [
-        ("hang", "rank 2 (n3) did not arrive", {}, {"n3"}),
-        ("hang", "rank 2 (n3) did not arrive", {"n4": "no answer (stopped)"}, {"n4"}),
-        ("hang", "no rank answers", dict.fromkeys(NODES, "no answer"), set()),
-        ("failed", "rank 1 (n2) died: ended by SIGKILL", ALL_ENDED, {"n2"}),
-        ("failed", "rank 2 (n3) died: ended by SIGTERM", ALL_ENDED, set()),
-        ("failed", "rank 1 (n2) raised RuntimeError: peer (n3)", {}, set()),
+        ({}, {"n3"}),
+        ({"n4": "no answer (stopped)"}, {"n4"}),
+        (dict.fromkeys(NODES, "no answer"), set()),
     ],
 )
-def test_silent_hosts_of_a_bad_record(
-    status: Status, reason: str, states: dict[str, str], silent: set[str]
-) -> None:
-    record = make_record(0, status, reason=reason, ranks=rank_states(states))
+def test_hang_blames_hosts_without_an_answer(states: dict[str, str], silent: set[str]) -> None:
+    reason = "rank 2 (n3) did not arrive"
+    record = make_record(0, "hang", reason=reason, ranks=make_states(states))
+    assert silent_hosts(record, NODES) == dict.fromkeys(silent, reason)
+
+
+@pytest.mark.parametrize(
+    ("reason", "silent"),
+    [
+        ("rank 1 (n2) died: ended by SIGKILL", {"n2"}),
+        ("rank 2 (n3) died: ended by SIGTERM", set()),
+        ("rank 1 (n2) raised RuntimeError: peer (n3)", set()),
+    ],
+)
+def test_failure_blames_only_a_host_that_died(reason: str, silent: set[str]) -> None:
+    states = make_states(dict.fromkeys(NODES, "died: ended by SIGTERM"))
+    record = make_record(0, "failed", reason=reason, ranks=states)
     assert silent_hosts(record, NODES) == dict.fromkeys(silent, reason)
 
 
@@ -235,14 +240,25 @@ def test_measure_reads_the_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     write_run(tmp_path, [])
     monkeypatch.setattr(screen_run, "run_child", run_child)
-    seen = measure(NODES, tournament(4, 5), Options(out=tmp_path))
-    assert len(seen.exchanges) == 2
+    observations = measure(NODES, tournament(4, 5), Options(out=tmp_path))
+    assert len(observations.exchanges) == 2
 
 
 def test_measure_reports_a_missing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen_run, "run_child", lambda command: CompletedProcess(command, 2))
-    with pytest.raises(UserError, match="ended with 2"):
-        measure(NODES, tournament(4, 5), Options(out=tmp_path))
+    error = usage_error(measure, NODES, tournament(4, 5), Options(out=tmp_path))
+    assert "ended with 2" in error
+
+
+FAKE_SRUN = """
+for arg; do
+    case $arg in --output=*) out=${arg#--output=};; --error=*) err=${arg#--error=};; esac
+done
+echo "$@" > args
+cat answer.json > $(echo $out | sed s/%N/n1/)
+echo no module named torch > $(echo $err | sed s/%N/n2/)
+echo srun: error: n3: task 2: Exited with exit code 1 >&2
+"""
 
 
 def test_check_nodes_runs_one_task_per_node(
@@ -252,25 +268,17 @@ def test_check_nodes_runs_one_task_per_node(
     monkeypatch.chdir(tmp_path)
     device = Device(host="n1", name="GPU 5", uuid="n1", kind="H100", rank=0)
     health = Health(host="n1", started="2026", seconds=41.0, device="cuda", devices=(device,))
-    (tmp_path / "answer.json").write_text(json.dumps(document(health)))
-    script = """
-    for arg; do
-        case $arg in --output=*) out=${arg#--output=};; --error=*) err=${arg#--error=};; esac
-    done
-    echo "$@" > args
-    cat answer.json > $(echo $out | sed s/%N/n1/)
-    echo no module named torch > $(echo $err | sed s/%N/n2/)
-    echo srun: error: n3: task 2: Exited with exit code 1 >&2
-    """
-    write_tool(tmp_path, "srun", script)
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PARBENCH_SRUN_OPTIONS": "--container-image=x"}
-    monkeypatch.setenv("PATH", environ["PATH"])
-    answers = check_nodes(("n1", "n2", "n3"), Path("out"), environ)
-    assert [answer.host for answer in answers] == ["n1", "n2", "n3"]
-    assert answers[0].health == health
-    assert answers[1].problem == "no module named torch"
-    assert answers[2].problem == "srun: error: n3: task 2: Exited with exit code 1"
-    args = (tmp_path / "args").read_text()
+    Path("answer.json").write_text(json.dumps(document(health)))
+    write_tool(tmp_path, "srun", FAKE_SRUN)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
+    environ = {"PATH": path, "PARBENCH_SRUN_OPTIONS": "--container-image=x"}
+    n1, n2, n3 = check_nodes(("n1", "n2", "n3"), Path("out"), environ)
+    assert n1.health == health
+    assert n2.host == "n2"
+    assert n2.problem == "no module named torch"
+    assert n3.problem == "srun: error: n3: task 2: Exited with exit code 1"
+    args = Path("args").read_text()
     assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3" in args
     assert f"--container-image=x {sys.executable} -m parbench check --json" in args
     assert list(tmp_path.glob("parbench-check-*")) == []

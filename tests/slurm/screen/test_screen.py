@@ -10,7 +10,6 @@ import pytest
 
 from parbench.bench.check.health import Device, Health, Reason
 from parbench.bench.check.hosts import Answer
-from parbench.bench.text import UserError
 from parbench.slurm.commands import slurm
 from parbench.slurm.screen import screen as screen_module
 from parbench.slurm.screen.run import Options, Seen, Turns
@@ -34,9 +33,9 @@ ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,10]"}
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
-    """One run of rounds: nodes and links below full speed, nodes without an answer, other hosts."""
+    """One run of rounds. Without ``hosts``, every rank is on the node with its number."""
 
-    slow: Mapping[str, float] = field(default_factory=dict)
+    slow: Mapping[str, float] = field(default_factory=dict)  # speeds relative to good nodes
     slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     silent: Sequence[str] = ()
     problem: str = ""
@@ -49,7 +48,7 @@ class SimulatedNodes:
     def __init__(self) -> None:
         self.runs: list[SimulatedRun] = [SimulatedRun()]
         self.answers: Sequence[Answer] = ()
-        self.measured: list[tuple[tuple[str, ...], str]] = []
+        self.measured: list[tuple[str, ...]] = []
         self._rng = random.Random(5)
 
     def check(self, *args: object) -> Sequence[Answer]:
@@ -57,9 +56,11 @@ class SimulatedNodes:
 
     def measure(self, nodes: Sequence[str], turns: Turns, options: Options) -> Seen:
         run = self.runs[min(len(self.measured), len(self.runs) - 1)]
-        self.measured.append((tuple(nodes), turns.parameter))
-        speeds = {rank: run.slow[node] for rank, node in enumerate(nodes) if node in run.slow}
-        cluster = Cluster(n=len(nodes), nodes=speeds, links=run.slow_links, noise=0.02)
+        self.measured.append(tuple(nodes))
+        speeds = {rank: run.slow.get(node, 1.0) for rank, node in enumerate(nodes)}
+        cluster = Cluster(
+            num_nodes=len(nodes), node_speeds=speeds, link_speeds=run.slow_links, noise=0.02
+        )
         exchanges = tuple(simulate(cluster, turns, self._rng))
         is_complete = not run.silent and not run.problem
         return Seen(
@@ -94,24 +95,21 @@ def test_good_nodes_are_measured_once(simulated: SimulatedNodes) -> None:
     assert verdicts(screening) == ALL_FINE
     assert screening.code == 0
     assert screening.exclude == ""
-    assert screening.runs == ("runs/1",)
-    assert simulated.measured == [(NODES, "round")]
+    assert simulated.measured == [NODES]
 
 
-@pytest.mark.parametrize("rounds", [3, 5])
-def test_slow_node_is_confirmed_and_excluded(rounds: int, simulated: SimulatedNodes) -> None:
+def test_slow_node_is_confirmed_and_excluded(simulated: SimulatedNodes) -> None:
     simulated.runs = [N3_SLOW, SimulatedRun(slow={"n3": 0.5})]
-    screening = screen_nodes(NODES, Options(rounds=rounds))
+    screening = screen_nodes(NODES, Options())
     assert verdicts(screening) == {**ALL_FINE, "n3": "slow"}
     assert screening.code == 1
     assert screening.exclude == "--exclude=n3"
     assert screening.runs == ("runs/1", "runs/2")
-    assert simulated.measured == [(NODES, "round"), (NODES, "pairs")]
-    assert [verdict.name for verdict in screening.nodes] == list(NODES), "n3 comes before n10"
-    slow = screening.nodes[2]
-    assert slow.factor == pytest.approx(2, rel=0.1), "the factor of the confirmation"
-    assert "again with n1, n2, n10" in slow.evidence
-    assert screening.nodes[0].factor == pytest.approx(1, rel=0.1)
+    n1, _, n3, n10 = screening.nodes
+    assert n10.name == "n10", "n3 comes before n10"
+    assert n1.factor == pytest.approx(1, rel=0.1)
+    assert n3.factor == pytest.approx(2, rel=0.1), "the factor of the confirmation"
+    assert "again with n1, n2, n10" in n3.evidence
 
 
 @pytest.mark.parametrize(
@@ -133,10 +131,13 @@ def test_suspect_without_confirmation_is_not_excluded(
     assert screening.exclude == ""
 
 
+LINK_SLOW = SimulatedRun(slow_links={(0, 3): 0.25})
+
+
 @pytest.mark.parametrize(
     ("confirmation", "verdict", "code"),
     [
-        (SimulatedRun(slow_links={(0, 3): 0.25}), "slow", 1),
+        (LINK_SLOW, "slow", 1),
         (SimulatedRun(), "fine", 0),
         (SimulatedRun(problem="it broke"), "unconfirmed", 4),
     ],
@@ -144,12 +145,13 @@ def test_suspect_without_confirmation_is_not_excluded(
 def test_slow_link_excludes_no_node(
     confirmation: SimulatedRun, verdict: str, code: int, simulated: SimulatedNodes
 ) -> None:
-    simulated.runs = [SimulatedRun(slow_links={(0, 3): 0.25}), confirmation]
+    simulated.runs = [LINK_SLOW, confirmation]
     screening = screen_nodes(NODES, Options())
     assert verdicts(screening) == {**ALL_FINE, "n1-n10": verdict}
     assert screening.code == code
     assert screening.exclude == ""
-    assert ("link n1-n10 is slow" in render(screening)) == (verdict == "slow")
+    has_advice = "link n1-n10 is slow" in render(screening)
+    assert has_advice == (verdict == "slow")
 
 
 def test_silent_node_is_excluded_and_the_others_screened(simulated: SimulatedNodes) -> None:
@@ -161,18 +163,14 @@ def test_silent_node_is_excluded_and_the_others_screened(simulated: SimulatedNod
     assert screening.code == 4
     assert screening.exclude == "--exclude=n1,n2"
     answering = ("n1", "n3", "n10", "n11")
-    assert [names for names, _ in simulated.measured] == [nodes, answering, answering]
+    assert simulated.measured == [nodes, answering, answering]
 
 
 def test_too_few_answering_nodes_are_not_judged(simulated: SimulatedNodes) -> None:
     simulated.runs = [SimulatedRun(silent=["n2", "n3"])]
     screening = screen_nodes(NODES, Options())
-    assert verdicts(screening) == {
-        "n1": "cannot tell",
-        "n2": "did not answer",
-        "n3": "did not answer",
-        "n10": "cannot tell",
-    }
+    assert verdicts(screening)["n1"] == "cannot tell"
+    assert verdicts(screening)["n2"] == "did not answer"
     assert screening.code == 4
     assert screening.exclude == "--exclude=n2,n3"
     assert len(simulated.measured) == 1
@@ -192,11 +190,13 @@ def test_screen_prints_verdicts_of_the_allocation(simulated: SimulatedNodes) -> 
     code, text = screen(Options(), ENVIRON)
     assert code == 1
     lines = text.splitlines()
-    assert lines[0].split() == ["node", "verdict", "time", "evidence"]
     assert [line.split()[0] for line in lines[1:5]] == list(NODES)
     assert "note: emulated" in lines
     assert lines[-1] == "--exclude=n3"
-    simulated.measured.clear()
+
+
+def test_screen_prints_json(simulated: SimulatedNodes) -> None:
+    simulated.runs = [N3_SLOW]
     code, text = screen(Options(as_json=True), ENVIRON)
     assert code == 1
     content = json.loads(text)
@@ -207,10 +207,10 @@ def test_screen_prints_verdicts_of_the_allocation(simulated: SimulatedNodes) -> 
 @pytest.mark.usefixtures("simulated")
 def test_allocation_limits_the_nodes() -> None:
     assert allocated(Options(nodes=3), ENVIRON, Slurm()) == NODES[:3]
-    with pytest.raises(UserError, match="--nodes 5: job 7 has 4"):
-        allocated(Options(nodes=5), ENVIRON, Slurm())
-    with pytest.raises(UserError, match=r"nodes\(0\) < 3"):
-        allocated(Options(), {"SLURM_JOB_ID": "7"}, Slurm())
+    error = usage_error(allocated, Options(nodes=5), ENVIRON, Slurm())
+    assert "--nodes 5: job 7 has 4" in error
+    error = usage_error(allocated, Options(), {"SLURM_JOB_ID": "7"}, Slurm())
+    assert "nodes(0) < 3" in error
 
 
 @pytest.mark.parametrize(
@@ -245,13 +245,10 @@ def test_salloc_command_repeats_the_options() -> None:
     assert "--time=0:02:00 --partition=lab --gpus-per-node=8" in allocation
     with slurm.commands["screen"].make_context("screen", args[separator + 2 :]) as context:
         params = context.params
-    assert params["nodes"] == 4
-    assert params["rounds"] == 7
-    assert params["size"] == "1M"
-    assert params["budget"] == "9s"
+    expected = {"nodes": 4, "rounds": 7, "size": "1M", "budget": "9s", "partition": None}
+    assert expected.items() <= params.items()
     assert params["as_json"]
     assert not params["devices"]
-    assert params["partition"] is None
 
 
 def test_screen_outside_an_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,9 +271,8 @@ def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
     code, text = screen(Options(), ENVIRON)
     assert code == 1
     assert text.splitlines()[-1] == "--exclude=n2"
-    assert "bad device" in text
     assert "n2 GPU 5: wrong results in compute.gemm" in text
-    code, text = screen(Options(devices=False), ENVIRON)
+    code, _ = screen(Options(devices=False), ENVIRON)
     assert code == 0
 
 

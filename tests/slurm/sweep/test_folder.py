@@ -11,8 +11,6 @@ from parbench.bench.files import encode_json
 from parbench.bench.plan.plan import Entry, PlanFile, read_plan_file
 from parbench.slurm.sweep.folder import (
     FOLDERS,
-    Point,
-    Sweep,
     append_job,
     create_folder,
     load_jobs,
@@ -34,17 +32,11 @@ def test_create_folder_at_the_same_time(tmp_path: Path) -> None:
         assert {entry.name for entry in folder.iterdir()} == set(FOLDERS)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("ring vs tree!", "ring-vs-tree"),
-        ("../x", "x"),
-        ("..", "sweep"),
-        ("x" * 300, "x" * 40),
-    ],
-)
-def test_slug_is_safe_for_files(name: str, expected: str) -> None:
-    assert slug(name) == expected
+def test_slug_is_safe_for_files() -> None:
+    assert slug("ring vs tree!") == "ring-vs-tree"
+    assert slug("../x") == "x"
+    assert slug("..") == "sweep"
+    assert slug("x" * 300) == "x" * 40
 
 
 def test_unwritable_folder_is_refused(tmp_path: Path) -> None:
@@ -53,15 +45,13 @@ def test_unwritable_folder_is_refused(tmp_path: Path) -> None:
     error = usage_error(create_folder, file, "s")
     assert f"out = '{file}'" in error
     assert "Not a directory" in error
-    absent = tmp_path / "absent"
-    assert str(absent) in usage_error(write_sweep, absent, make_sweep([make_point()]))
-    assert "jobs.jsonl" in usage_error(append_job, absent, make_job("1", []))
 
 
 def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
     folder = create_folder(tmp_path, "s")
+    options = {"mem": "0", "exclusive": True}
     points = [make_point(0), make_point(1)]
-    sweep = make_sweep(points, options={"mem": "0", "exclusive": True}, link="200mbit")
+    sweep = make_sweep(points, options=options, link="200mbit")
     write_sweep(folder, sweep)
     assert load_sweep(folder) == sweep
     plan_files = {path.name for path in (folder / "points").iterdir()}
@@ -83,7 +73,6 @@ def test_load_jobs_skips_a_truncated_line(tmp_path: Path) -> None:
     [
         ("sweep.json", b'{"schema": 1, "name"', "is not what parbench wrote", load_sweep),
         ("sweep.json", b'{"schema": 99, "points": 3}', "schema 99", load_sweep),
-        ("sweep.json", b'{"id": "\xff"}\n', "is not what parbench wrote", load_sweep),
         ("jobs.jsonl", b"{}\n", "is not what parbench wrote", load_jobs),
     ],
 )
@@ -96,17 +85,13 @@ def test_damaged_file_is_refused_by_name(
     assert message in error
 
 
-def write_plan(file: Path, sweep: Sweep, point: Point) -> PlanFile:
-    file.write_bytes(encode_json(plan_of(sweep, point)))
-    return read_plan_file(file)
-
-
 def test_plan_file_contains_the_settings_of_the_sweep(tmp_path: Path) -> None:
-    plan = PlanFile(
-        preset="smoke", budget="6s", timeout="10", launches=2, backend="gloo", device="cpu"
-    )
+    plan = PlanFile(preset="smoke", budget="6s", launches=2, backend="gloo", device="cpu")
     cases = (Entry(name="all_reduce", set={"dtype": "float32,int8"}), Entry(name="collective.*"))
-    plan_file = write_plan(tmp_path / "p.json", make_sweep([], plan=plan), make_point(cases=cases))
+    content = plan_of(make_sweep([], plan=plan), make_point(cases=cases))
+    file = tmp_path / "plan.json"
+    file.write_bytes(encode_json(content))
+    plan_file = read_plan_file(file)
     assert msgspec.structs.replace(plan_file, case=()) == plan
     assert [case.name for case in plan_file.case] == ["all_reduce", "collective.*"]
     assert plan_file.case[0].set == {"dtype": "float32,int8"}

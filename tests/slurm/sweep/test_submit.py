@@ -18,12 +18,10 @@ from parbench.slurm.sweep.folder import Point, Sweep, load_jobs, load_sweep
 from parbench.slurm.sweep.submit import (
     batches,
     cancel,
-    estimate,
     fit_partition,
     freeze,
     resume,
     script_text,
-    send,
     submit,
 )
 from parbench.slurm.sweep.sweepfile import read_sweep_file
@@ -37,6 +35,7 @@ from tests.support.sweeps import (
     make_sweep,
     queue_job,
 )
+from tests.support.trees import write_tool
 
 TWO_POINTS = """
 nodes = [2, 4]
@@ -84,12 +83,10 @@ def test_submit_writes_and_records_one_job(file: Path, capsys: pytest.CaptureFix
     [folder] = (file.parent / "sweeps").iterdir()
     sweep = load_sweep(folder)
     assert sweep.name == "small"
-    assert sweep.file == str(file)
     assert sweep.python == sys.executable
     assert sweep.working_directory == str(Path.cwd())
     [job] = load_jobs(folder)
     assert job.id == "101"
-    assert job.nodes == 4
     assert job.points == tuple(point.id for point in sweep.points)
     script = folder / "scripts" / "sweep.sh"
     assert slurm.arguments_of("sbatch") == [(str(script),)]
@@ -145,12 +142,11 @@ def test_submit_sends_all_jobs_or_none(
     assert has_folder == bool(cancelled), "a folder without jobs is removed"
 
 
-def test_send_cancels_jobs_at_an_interrupt(file: Path, tmp_path: Path) -> None:
-    sweep = read_sweep(file, mode="array")
+def test_submit_cancels_jobs_at_an_interrupt(file: Path) -> None:
+    file.write_text(THREE_JOBS)
     slurm = make_slurm(refused_from={"sbatch": 2}, refusal=KeyboardInterrupt())
-    (tmp_path / "scripts").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        send(sweep, tmp_path, batches(sweep), slurm)
+        run_submit(file, slurm)
     assert slurm.arguments_of("scancel") == [("101",)]
 
 
@@ -174,24 +170,27 @@ def test_submit_refuses_what_cannot_run(text: str, message: str, file: Path) -> 
 
 
 def test_partition_that_is_down_is_noted(file: Path) -> None:
-    sweep = read_sweep(file)
-    assert fit_partition(sweep, (LAB,)) == (sweep, [])
-    _, notes = fit_partition(sweep, (BIG, replace(LAB, is_up=False)))
+    partitions = (BIG, replace(LAB, is_up=False))
+    _, notes = fit_partition(read_sweep(file), partitions)
     assert notes == ["partition lab is not up: jobs wait"]
     sweep = read_sweep(file, partition="big")
-    assert fit_partition(sweep, (BIG, replace(LAB, is_up=False))) == (sweep, [])
+    assert fit_partition(sweep, partitions) == (sweep, [])
 
 
 def test_job_longer_than_the_limit_is_cut_if_it_can_requeue(file: Path) -> None:
     file.write_text(f"repeat = 10\n{TWO_POINTS}")
-    short = replace(LAB, limit_seconds=180)
-    sweep, notes = fit_partition(read_sweep(file), (short,))
+    partitions = (replace(LAB, limit_seconds=180),)
+    sweep, [note] = fit_partition(read_sweep(file), partitions)
     assert sweep.time_seconds == 180
-    assert "8 min" in notes[0]
-    assert "3 min" in notes[0]
-    assert "allows 3 min" in usage_error(fit_partition, read_sweep(file, requeue=False), (short,))
-    tiny = replace(LAB, limit_seconds=15)
-    assert "allows 15 s" in usage_error(fit_partition, read_sweep(file), (tiny,))
+    assert "8 min" in note
+    assert "3 min" in note
+    sweep = read_sweep(file, requeue=False)
+    assert "allows 3 min" in usage_error(fit_partition, sweep, partitions)
+
+
+def test_point_longer_than_the_limit_is_refused(file: Path) -> None:
+    partitions = (replace(LAB, limit_seconds=15),)
+    assert "allows 15 s" in usage_error(fit_partition, read_sweep(file), partitions)
 
 
 POINTS = (
@@ -205,15 +204,6 @@ POINTS = (
 def build_script(folder: Path = Path("/shared/s"), **fields: Any) -> str:
     sweep = make_sweep(POINTS, **fields)
     return script_text(sweep, folder, batches(sweep)[0])
-
-
-def read_directives(script: str) -> dict[str, str]:
-    directives = {}
-    for line in script.splitlines():
-        if line.startswith("#SBATCH --"):
-            name, _, value = line.removeprefix("#SBATCH --").partition("=")
-            directives[name] = value
-    return directives
 
 
 def test_script_of_one_allocation() -> None:
@@ -251,44 +241,27 @@ exec /v/bin/python -m parbench slurm work /shared/s
 
 
 def test_script_quotes_values_for_sbatch() -> None:
-    script = build_script(
-        Path("/a%jb"), options={"comment": 'a "b" # \\c'}, working_directory="/my data"
-    )
-    directives = read_directives(script)
-    assert directives["comment"] == '"a \\"b\\" # \\\\c"'
-    assert directives["chdir"] == '"/my data"'
-    assert directives["output"] == "/a%%jb/logs/%j.out"
+    options = {"comment": 'a "b" # \\c'}
+    script = build_script(Path("/a%jb"), options=options, working_directory="/my data")
+    lines = script.splitlines()
+    assert '#SBATCH --comment="a \\"b\\" # \\\\c"' in lines
+    assert '#SBATCH --chdir="/my data"' in lines
+    assert "#SBATCH --output=/a%%jb/logs/%j.out" in lines
 
 
 def test_script_quotes_the_command_for_the_shell(tmp_path: Path) -> None:
-    program = tmp_path / "my python"
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$(ulimit -c)"\n')
-    program.chmod(0o755)
+    program = write_tool(tmp_path, "my python", 'printf "%s\\n" "$@" "$(ulimit -c)"')
     folder = tmp_path / "it's a $HOME; folder"
     script = build_script(folder, python=str(program))
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["-m", "parbench", "slurm", "work", str(folder), "0"]
 
 
-def test_batches_of_an_array_group_points_by_nodes() -> None:
-    sweep = make_sweep(POINTS, mode="array", time_seconds=None)
-    jobs = batches(sweep)
-    assert [job.stem for job in jobs] == ["4-nodes", "2-nodes", "1-nodes"]
-    assert [job.nodes for job in jobs] == [4, 2, 1]
-    assert [job.tasks for job in jobs] == [(0, 1), (2,), (3,)]
-    assert {job.time_seconds for job in jobs} == {120}, "the time of one task"
+def test_point_keeps_its_array_index_when_it_is_resumed() -> None:
+    sweep = make_sweep(POINTS, mode="array")
+    assert [job.tasks for job in batches(sweep)] == [(0, 1), (2,), (3,)]
     [job] = batches(sweep, [POINTS[1]])
-    assert job.tasks == (1,), "a point keeps its index in the sweep"
-
-
-def test_estimate_counts_the_nodes_of_the_allocation() -> None:
-    points = [
-        make_point(0, nodes=4, seconds=900),
-        make_point(1, nodes=2, seconds=900),
-        make_point(2, nodes=2, seconds=900),
-    ]
-    assert estimate(points, "one") == "3 points in 1 job, about 45 min, 3 node-hours"
-    assert estimate(points, "array") == "3 points in 2 jobs, about 45 min, 2 node-hours"
+    assert job.tasks == (1,)
 
 
 def submit_points(parent: Path, *states: State, **fields: Any) -> tuple[Path, list[Point]]:

@@ -35,8 +35,7 @@ from tests.support.local_slurm.links import (
     ClusterError,
     Node,
     connect_nodes,
-    controller_port,
-    create_fabric,
+    create_bridge,
     shape_link,
 )
 
@@ -90,9 +89,7 @@ def main(folder: Path) -> int:
     The code is 4 if the cluster does not start, and 126 if the command does not.
     """
     order = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=Order)
-    runner = _CommandRunner()
-    watcher = threading.Thread(target=_watch_lifeline, args=(order.lifeline, runner), daemon=True)
-    watcher.start()
+    threading.Thread(target=_watch_lifeline, args=(order.lifeline,), daemon=True).start()
     variables = inner_environment(os.environ, folder, order.spec)
     os.environ.clear()
     os.environ.update(variables)
@@ -103,42 +100,26 @@ def main(folder: Path) -> int:
         return 4
     # The command handles a Ctrl-C of the terminal. It would inherit SIG_IGN.
     signal.signal(signal.SIGINT, lambda *_: None)
-    return runner.run(order.command)
+    return _run_command(order.command)
 
 
-class _CommandRunner:
-    """Runs the command and forwards signals to it from another thread."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
-
-    def run(self, command: Sequence[str]) -> int:
-        """Run the command to its end and return its exit code; reap all orphans meanwhile."""
-        try:
-            with self._lock:
-                process = self._process = subprocess.Popen(command)
-        except OSError as error:
-            sys.stderr.write(f"local_cluster: {command[0]} cannot be started: {error.strerror}\n")
-            return 126
-        while True:
-            pid, status = os.wait()
-            if pid == process.pid:
-                code = process.returncode = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
-
-    def send_signal(self, number: int) -> None:
-        """Forward a signal; before the command has started, end the cluster."""
-        with self._lock, suppress(ProcessLookupError):
-            if self._process is None:
-                os._exit(128 + number)
-            os.kill(self._process.pid, number)
+def _run_command(command: Sequence[str]) -> int:
+    """Run the command to its end and return its exit code; reap all orphans meanwhile."""
+    try:
+        process = subprocess.Popen(command)
+    except OSError as error:
+        sys.stderr.write(f"local_cluster: {command[0]} cannot be started: {error.strerror}\n")
+        return 126
+    while True:
+        pid, status = os.wait()
+        if pid == process.pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _watch_lifeline(lifeline: int, runner: _CommandRunner) -> None:
-    """Forward each byte of the pipe as a signal, and end the cluster at the end of the pipe."""
-    while content := os.read(lifeline, 1):
-        runner.send_signal(content[0])
+def _watch_lifeline(lifeline: int) -> None:
+    """End the cluster when the process outside has closed its end of the pipe."""
+    os.read(lifeline, 1)
     os._exit(128 + signal.SIGKILL)
 
 
@@ -168,7 +149,7 @@ def start_cluster(folder: Path, spec: ClusterSpec) -> None:
         (folder / name).write_text(text)
     socket.sethostname(CONTROLLER)
     subprocess.run(["mount", "--bind", str(folder / "hosts"), "/etc/hosts"], check=True)
-    create_fabric(has_delay=bool(spec.delay))
+    create_bridge()
     _start_daemon(_munged_command(folder), folder)
     _start_daemon(["slurmctld", "-c"], folder)
     _wait_until_idle(folder, _start_nodes(folder, spec))
@@ -201,22 +182,17 @@ def _start_daemon(command: Sequence[str], folder: Path) -> None:
         raise ClusterError(f"{command[0]} ended with {done.returncode}: {_last_line(log)}")
 
 
-def _start_process(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process that reports ``ready`` through a pipe."""
+def _start_node(name: str, log: Path) -> subprocess.Popen[bytes]:
+    """Start the first process of a node, which prints ``ready`` in its new namespaces."""
+    namespaces = ["unshare", "--net", "--uts", "--ipc", "--mount"]
     with log.open("wb") as output:
         return subprocess.Popen(
-            command,
+            [*namespaces, "sh", "-c", _NODE_SCRIPT, "sh", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
             start_new_session=True,
         )
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    assert process.stdout is not None
-    if process.stdout.readline() != b"ready\n":
-        raise ClusterError(f"{log.stem} did not start: {_last_line(log)}")
 
 
 def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[bytes]]:
@@ -225,33 +201,24 @@ def _start_nodes(folder: Path, spec: ClusterSpec) -> dict[str, subprocess.Popen[
     The process of a node first waits in its new namespaces until the node has a link. Then it
     becomes slurmd.
     """
-    unshare = ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-c", _NODE_SCRIPT, "sh"]
     logs = {name: folder / f"log/slurmd.{name}.out" for name in spec.names}
-    daemons = {name: _start_process([*unshare, name], log) for name, log in logs.items()}
+    daemons = {name: _start_node(name, log) for name, log in logs.items()}
     for name, daemon in daemons.items():
-        _wait_until_ready(daemon, logs[name])
+        assert daemon.stdout is not None
+        if daemon.stdout.readline() != b"ready\n":
+            raise ClusterError(f"{name} did not start: {_last_line(logs[name])}")
     nodes = [Node(name=name, pid=daemon.pid) for name, daemon in daemons.items()]
-    connect_nodes(nodes, has_delay=bool(spec.delay))
+    connect_nodes(nodes)
     for node in nodes:
         if spec.rate(node.name):
             shape_link(node, spec.rate(node.name))
     (folder / NODES_FILE).write_bytes(msgspec.json.encode(nodes))
-    if spec.delay:
-        _start_forwarder(folder, spec)
     _wait_for_controller(folder)
     for daemon in daemons.values():
         assert daemon.stdin is not None
         with daemon.stdin as pipe:
             pipe.write(b"go\n")
     return daemons
-
-
-def _start_forwarder(folder: Path, spec: ClusterSpec) -> None:
-    """Start the process that forwards the frames of a fabric with a delay."""
-    ports = [controller_port(name) for name in (CONTROLLER, *spec.names)]
-    log = folder / "log/forwarder.out"
-    command = [sys.executable, *PROGRAM, "forward", str(spec.delay_seconds), *ports]
-    _wait_until_ready(_start_process(command, log), log)
 
 
 def _wait_for(condition: Callable[[], bool], subject: str, folder: Path) -> None:

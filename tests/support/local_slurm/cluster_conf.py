@@ -8,8 +8,6 @@ from parbench.bench.text import counted
 CONTROLLER = "ctl"
 CONTROLLER_PORT = 6817
 
-_SECONDS = {"us": 1e-6, "ms": 1e-3}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
@@ -17,23 +15,16 @@ class ClusterSpec:
 
     Attributes:
         link: the rate of every link as ``tc`` reads it; empty for no limit.
-        delay: the one-way latency in us or ms; empty for no delay.
         slow: pairs of a node and the rate of its slower link.
     """
 
     nodes: int
-    cpus: int = 2
     link: str = ""
-    delay: str = ""
     slow: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"n{number}" for number in range(1, self.nodes + 1))
-
-    @property
-    def delay_seconds(self) -> float:
-        return float(self.delay[:-2]) * _SECONDS[self.delay[-2:]] if self.delay else 0.0
 
     def rate(self, name: str) -> str:
         """Return the rate of a node's link."""
@@ -51,8 +42,6 @@ def describe_emulation(spec: ClusterSpec, cores: int) -> str:
     if spec.link:
         parts.append(f"links of {spec.link}")
     parts += [f"{name} of {rate}" for name, rate in spec.slow]
-    if spec.delay:
-        parts.append(f"delay {spec.delay}")
     return ", ".join(parts)
 
 
@@ -106,7 +95,7 @@ def _slurm_lines(spec: ClusterSpec, folder: Path, user: str) -> list[str]:
         "SlurmctldTimeout": 15,
         "PropagateResourceLimits": "NONE",
     }
-    cpus = f"CPUs={spec.cpus} SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1"
+    cpus = "CPUs=2 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1"
     return [
         *(f"{name}={value}" for name, value in settings.items()),
         *(f"NodeName={n} NodeAddr={address(n)} {cpus} RealMemory=2000" for n in spec.names),

@@ -3,13 +3,11 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -26,28 +24,12 @@ from tests.support.local_slurm.cluster_conf import ClusterSpec
 from tests.support.local_slurm.links import Node, shape_link
 from tests.support.paths import environment
 
-_PACKAGES = {
-    "slurmctld": "slurmctld",
-    "slurmd": "slurmd",
-    "srun": "slurm-client",
-    "munged": "munge",
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "mount": "mount",
-    "hostname": "hostname",
-}
-"""The programs that a cluster needs, and their Debian packages."""
+_PROGRAMS = "slurmctld slurmd srun munged ip tc unshare nsenter mount hostname"
 
 _NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc")
 
 _MAX_PARENT_LENGTH = 55
 """The path of a socket has at most 107 characters, and those of Slurm lie deep in the folder."""
-
-_FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SI_KERNEL = 0x80
-_END_SECONDS = 30.0
 
 
 def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
@@ -74,21 +56,17 @@ def run_local(spec: ClusterSpec, command: Sequence[str], *, keep: bool) -> int:
         )
         os.close(read_end)
         try:
-            return _wait(process, lifeline)
+            return process.wait()
         finally:
             os.close(lifeline)
             process.wait()
 
 
 def check_programs(path: str) -> None:
-    """Raise UserError, with the command that installs them, if programs are missing."""
-    missing = [name for name in _PACKAGES if shutil.which(name, path=path) is None]
+    """Raise UserError if programs are missing."""
+    missing = [name for name in _PROGRAMS.split() if shutil.which(name, path=path) is None]
     if missing:
-        packages = " ".join(dict.fromkeys(_PACKAGES[name] for name in missing))
-        raise UserError(
-            f"a cluster on this machine needs {', '.join(missing)}, not found in PATH: "
-            f"apt-get install -y --no-install-recommends {packages}"
-        )
+        raise UserError(f"install {', '.join(missing)}: tests/README.md names the packages")
 
 
 def namespace_command(user: int) -> list[str]:
@@ -142,29 +120,6 @@ def _cluster_folder(*, keep: bool) -> Iterator[tuple[Path, int]]:
         remover.wait()
         if keep:
             sys.stderr.write(f"local_cluster: the folder of the cluster is kept: {folder}\n")
-
-
-def _wait(process: subprocess.Popen[bytes], lifeline: int) -> int:
-    """Return the exit code of the cluster.
-
-    The first signal is forwarded. A second one ends everything, as do 30 s after the first.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED_SIGNALS, signal.SIGCHLD))
-    deadline: float | None = None
-    try:
-        while process.poll() is None:
-            info = signal.sigtimedwait((*_FORWARDED_SIGNALS, signal.SIGCHLD), 1.0)
-            is_forwarded = info is not None and info.si_signo in _FORWARDED_SIGNALS
-            if deadline is not None and (is_forwarded or time.monotonic() > deadline):
-                return 128 + signal.SIGKILL
-            # The command gets the Ctrl-C of a terminal, which the kernel sends, as well.
-            if info is not None and is_forwarded and info.si_code != _SI_KERNEL:
-                with suppress(BrokenPipeError):  # the cluster is ending
-                    os.write(lifeline, bytes([info.si_signo]))
-                deadline = time.monotonic() + _END_SECONDS
-        return process.returncode
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_FORWARDED_SIGNALS, signal.SIGCHLD))
 
 
 def inject_fault(action: str, name: str) -> None:
