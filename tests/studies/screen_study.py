@@ -18,10 +18,6 @@ from scipy.stats import binomtest  # type: ignore[import-untyped]
 from parbench.bench.plan.groups import Pair, parse_pairs, round_pairs
 from parbench.slurm.screen.fit import Exchange, Slow, confirm, find_slow
 from parbench.slurm.screen.run import Turns, confirmation, tournament
-<<<<<<< HEAD
-from tests.studies.gate_study import compute_upper_bound
-=======
->>>>>>> r-slurm
 
 DEFAULT_ROUNDS = 5
 NODE_COUNTS = (4, 16, 64)
@@ -137,21 +133,6 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS)
     options = parser.parse_args()
-<<<<<<< HEAD
-    print(
-        f"{options.trials} clusters each, {100 * options.noise:g} % noise, {options.rounds} rounds"
-    )
-    heads = f"{'innocent suspected':>20}{'blamed (at most)':>20}{'exactly: at first':>20}{'confirmed':>11}"
-    print(f"{'nodes':>5} {'cluster':36}{heads}")
-    for n in (4, 16, 64):
-        for name, cluster in clusters(n, options.noise).items():
-            found = rates(cluster, options.trials, 1, options.rounds)
-            blamed = (
-                f"{found.blamed:.3f} (<{compute_upper_bound(found.blamed, options.trials):.3f})"
-            )
-            told = f"{found.suspected:20.3f}{blamed:>20}{found.suspected_exactly:20.2f}{found.exactly:11.2f}"
-            print(f"{n:5} {name:36}{told}", flush=True)
-=======
     noise_percent = 100 * options.noise
     print(f"{options.trials} trials, {noise_percent:g} % noise, {options.rounds} rounds")
     row = "{:>5} {:32}{:>17}{:>7}"
@@ -162,7 +143,6 @@ def main() -> None:
             bound = upper_bound(rates.blamed, options.trials)
             blamed = f"{rates.blamed:.3f} (<{bound:.3f})"
             print(row.format(num_nodes, name, blamed, f"{rates.exact:.2f}"), flush=True)
->>>>>>> r-slurm
 
 
 if __name__ == "__main__":
