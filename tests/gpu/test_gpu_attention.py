@@ -29,6 +29,7 @@ def test_gpu_kernel_matches_formula(
 ) -> None:
     block = AttentionBlock(block.rows, block.keys, block.causal, block.heads, block.kv_heads, 64)
     q, k, v, gradient = (tensor.cuda() for tensor in block.draw(dtype))
+    gradient = gradient.contiguous()
     expected = compute_attention(q, k, v, block.allowed_pairs().cuda(), gradient)
 
     output, lse = kernel.forward(q, k, v, block.causal)
