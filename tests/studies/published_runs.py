@@ -1,4 +1,4 @@
-"""Compare the planner's predictions with published training runs, and print the page that documents the result.
+"""Compare the planner's predictions with published training runs, and print the page about it.
 
     python -m tests.studies.published_runs > docs/concepts/planner-validation.md
 

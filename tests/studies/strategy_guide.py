@@ -1,4 +1,4 @@
-"""Print the guide to choosing a parallelism: tables of predictions with the limits of each strategy.
+"""Print the guide to choosing a parallelism: predictions with the limits of each strategy.
 
     python -m tests.studies.strategy_guide > docs/guides/choose-parallelism.md
 
@@ -129,10 +129,8 @@ def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def render_strategies(step: StepSpec) -> str:
     rows = []
     for strategy in strategies(step, GPUS, HARDWARE.gpus_per_node):
-        memory = max(
-            (memory_of(position) for position in strategy.spec.positions),
-            key=lambda held: held.total,
-        )
+        memory_by_stage = [memory_of(position) for position in strategy.spec.positions]
+        memory = max(memory_by_stage, key=lambda memory: memory.total)
         rows.append(
             (
                 strategy.name,
@@ -149,7 +147,7 @@ def render_strategies(step: StepSpec) -> str:
     )
 
 
-def zero_specs(step: StepSpec, ranks: int) -> dict[str, StepSpec]:
+def build_zero_specs(step: StepSpec, ranks: int) -> dict[str, StepSpec]:
     """Build pure data parallelism with each ZeRO stage."""
     sharded = step.on({"fsdp": ranks})
     return {
@@ -161,29 +159,30 @@ def zero_specs(step: StepSpec, ranks: int) -> dict[str, StepSpec]:
 
 
 def render_state(step: StepSpec) -> str:
-    places = (1, 8, 16, 64, 256, 1024)
+    rank_counts = (1, 8, 16, 64, 256, 1024)
     rows: dict[str, list[str]] = {}
-    for ranks in places:
-        for name, spec in zero_specs(step, ranks).items():
+    for ranks in rank_counts:
+        for name, spec in build_zero_specs(step, ranks).items():
             state = memory_of(spec.positions[0]).state / GIGA
             rows.setdefault(name, []).append(f"{state:.1f}")
-    return render_table(
-        ("ranks", *map(str, places)), ((name, *cells) for name, cells in rows.items())
-    )
+    head = ("ranks", *map(str, rank_counts))
+    return render_table(head, ((name, *cells) for name, cells in rows.items()))
 
 
 def render_batch(step: StepSpec) -> str:
-    places = (512, 1024, 2048, 4096, 8192, 16384)
+    token_counts = (512, 1024, 2048, 4096, 8192, 16384)
     rows: dict[str, list[str]] = {"compute": [], "DDP sends": [], "ZeRO-3 sends": []}
-    for tokens in places:
+    for tokens in token_counts:
         shape = replace(step.shape, sequence=min(tokens, step.shape.sequence))
         sized = replace(step, shape=shape, microbatch=tokens // shape.sequence)
-        runs = {name: dry_run(spec, HARDWARE) for name, spec in zero_specs(sized, GPUS).items()}
+        runs = {
+            name: dry_run(spec, HARDWARE) for name, spec in build_zero_specs(sized, GPUS).items()
+        }
         rows["compute"].append(f"{1e3 * runs['DDP'].compute_seconds:,.0f}")
         for name in ("DDP", "ZeRO-3"):
             seconds = sum(axis.seconds for axis in runs[name].axes)
             rows[f"{name} sends"].append(f"{1e3 * seconds:,.0f}")
-    head = ("tokens per GPU", *(f"{tokens:,}" for tokens in places))
+    head = ("tokens per GPU", *(f"{tokens:,}" for tokens in token_counts))
     return render_table(head, ((name, *cells) for name, cells in rows.items()))
 
 
@@ -192,17 +191,16 @@ def describe_mesh(step: StepSpec, pp: int, tp: int) -> str:
     data_ranks = GPUS // (pp * tp)
     if data_ranks == 0:
         return "-"
-    spec = step.on(
-        {"dp": data_ranks, "pp": pp, "tp": tp}, zero1="reduce_scatter" if data_ranks > 1 else ""
-    )
-    spec = spec.with_batch(GLOBAL_BATCH)
+    zero1 = "reduce_scatter" if data_ranks > 1 else ""
+    spec = step.on({"dp": data_ranks, "pp": pp, "tp": tp}, zero1=zero1).with_batch(GLOBAL_BATCH)
     if spec.refusal():
         return "not divisible"
-    runs = [
-        dry_run(replace(spec, checkpointing=how), HARDWARE, exact=False) for how in CHECKPOINTINGS
-    ]
-    shares = [run.mfu for run in runs if run.fits]
-    return f"{max(shares):.0%}" if shares else "too large"
+    mfus = []
+    for checkpointing in CHECKPOINTINGS:
+        run = dry_run(replace(spec, checkpointing=checkpointing), HARDWARE, exact=False)
+        if run.fits:
+            mfus.append(run.mfu)
+    return f"{max(mfus):.0%}" if mfus else "too large"
 
 
 def render_meshes(step: StepSpec) -> str:
@@ -213,29 +211,26 @@ def render_meshes(step: StepSpec) -> str:
 
 def describe_bubble(schedule: str, microbatches: int) -> str:
     try:
-        timeline = simulate_even(
-            make_schedule(schedule, ranks=PIPELINE_RANKS, microbatches=microbatches)
-        )
+        order = make_schedule(schedule, ranks=PIPELINE_RANKS, microbatches=microbatches)
     except UserError:  # The schedule needs more microbatches.
         return "-"
-    return f"{bubble_fraction(timeline):.0%}"
+    return f"{bubble_fraction(simulate_even(order)):.0%}"
 
 
 def render_bubbles() -> str:
-    places = (4, 8, 16, 32, 64)
-    rows = ([name, *(describe_bubble(name, count) for count in places)] for name in SCHEDULES)
-    return render_table(("microbatches", *map(str, places)), rows)
+    counts = (4, 8, 16, 32, 64)
+    rows = ([name, *(describe_bubble(name, count) for count in counts)] for name in SCHEDULES)
+    return render_table(("microbatches", *map(str, counts)), rows)
 
 
-def context_rows(step: StepSpec) -> Iterator[tuple[str, ...]]:
+def iterate_context_rows(step: StepSpec) -> Iterator[tuple[str, ...]]:
     for ranks in (2, 4, 8):
         cells = []
         for method in ("zigzag", "ulysses", "allgather_kv"):
             sent = attention_bytes(step.on({"cp": ranks}, cp_method=method).at(0))
-            forward, backward = (
-                sum(sent[phase].values()) / 1e6 for phase in ("forward", "backward")
-            )
-            cells.append(f"{forward:.0f} + {backward:.0f}")
+            forward_mb = sum(sent["forward"].values()) / 1e6
+            backward_mb = sum(sent["backward"].values()) / 1e6
+            cells.append(f"{forward_mb:.0f} + {backward_mb:.0f}")
         yield (str(ranks), *cells)
 
 
@@ -254,7 +249,7 @@ def render_page() -> str:
         mesh_table=render_meshes(large),
         bubble_table=render_bubbles(),
         context_table=render_table(
-            ("ranks", "ring (zigzag)", "Ulysses", "all-gather"), context_rows(small)
+            ("ranks", "ring (zigzag)", "Ulysses", "all-gather"), iterate_context_rows(small)
         ),
     )
 

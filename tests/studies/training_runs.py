@@ -1,7 +1,7 @@
-"""Training runs as their sources publish them: model, mesh, batch, hardware and the quoted result.
+"""Training runs as their sources publish them: model, mesh, batch, hardware and result.
 
-Nothing is fitted to a row. Every run uses a hardware preset with its assumed efficiencies. Where a source gives no
-microbatch or schedule, the microbatch is one sequence and the schedule is 1F1B.
+Nothing is fitted to a row. Every run uses a hardware preset with its assumed efficiencies. Where
+a source gives no microbatch or schedule, the microbatch is one sequence and the schedule is 1F1B.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """One published result next to the planner's prediction for the same mesh, batch and hardware."""
+    """A published result next to the planner's prediction for the same mesh and hardware."""
 
     name: str
     spec: StepSpec
@@ -59,17 +59,20 @@ class TrainingRun:
 
 
 def compute_executed_teraflops(step: DryRun) -> float:
-    """Compute TFLOP/s per GPU with full recomputation, 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473)."""
-    shape, spec = step.spec.shape, step.spec
-    h, s, layers = shape.hidden, shape.sequence, shape.layers
-    flops = (
-        96 * spec.tokens * layers * h**2 * (1 + s / (6 * h) + shape.vocabulary / (16 * layers * h))
-    )
+    """Compute TFLOP/s per GPU with full recomputation.
+
+    They are 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473).
+    """
+    spec, shape = step.spec, step.spec.shape
+    h, layers = shape.hidden, shape.layers
+    attention = shape.sequence / (6 * h)
+    head = shape.vocabulary / (16 * layers * h)
+    flops = 96 * spec.tokens * layers * h**2 * (1 + attention + head)
     return flops / step.seconds / spec.world / 1e12
 
 
 def compute_masked_teraflops(step: DryRun) -> float:
-    """Compute model TFLOP/s per GPU with half of the attention FLOPs, as a causal mask leaves them."""
+    """Compute model TFLOP/s per GPU with the half of attention that a causal mask leaves."""
     shape, spec = step.spec.shape, step.spec
     masked_flops = 6.0 * shape.layers * shape.heads * shape.head_size * shape.sequence
     flops = flops_per_token(shape, spec.moe) - masked_flops
@@ -182,8 +185,8 @@ def _selective() -> Iterator[TrainingRun]:
 def _llama3_405b() -> Iterator[TrainingRun]:
     """Llama 3 405B. Its FSDP does not reshard parameters, so ZeRO-1 is the closest plan.
 
-    The source has eight stages per rank, of which the first and the last rank leave one without layers. Here 126
-    layers are split over seven stages per rank.
+    The source has eight stages per rank, of which the first and the last rank leave one without
+    layers. Here 126 layers are split over seven stages per rank.
     """
     step = replace(
         model_of("llama3-405b"), schedule="interleaved", chunks=7, zero1="reduce_scatter"
@@ -196,11 +199,10 @@ def _llama3_405b() -> Iterator[TrainingRun]:
     ):
         shape = replace(step.shape, sequence=sequence)
         mesh = {"dp": gpus // 128 // cp, "pp": 16, "cp": cp, "tp": 8}
+        spec = replace(step, shape=shape, split=split, cp_method="allgather_kv").on(mesh)
         yield TrainingRun(
             name=f"Llama 3 405B, {sequence} tokens",
-            spec=replace(step, shape=shape, split=split, cp_method="allgather_kv")
-            .on(mesh)
-            .with_batch(batch),
+            spec=spec.with_batch(batch),
             hardware=H100,
             quoted=quoted,
             metric=MASKED_TERAFLOPS,
@@ -209,7 +211,10 @@ def _llama3_405b() -> Iterator[TrainingRun]:
 
 
 def _torchtitan() -> Iterator[TrainingRun]:
-    """Llama 2 and 3 with FSDP on 64 A100s. ``full:2`` is torchtitan's selective layer recomputation."""
+    """Llama 2 and 3 with FSDP on 64 A100s.
+
+    ``full:2`` is torchtitan's selective layer recomputation.
+    """
     shapes = {
         "llama2-13b": Shape("llama", 40, 5120, 40, 40, 13824, 4096, 32000),
         "llama2-70b": Shape("llama", 80, 8192, 64, 8, 28672, 4096, 32000),
@@ -224,9 +229,10 @@ def _torchtitan() -> Iterator[TrainingRun]:
         ("llama2-70b", 2, "full", 353),
     ):
         step = StepSpec(name=model, shape=shapes[model]) if model in shapes else model_of(model)
+        spec = step.on({"fsdp": 64}).checkpointed(checkpointing)
         yield TrainingRun(
             name=model,
-            spec=replace(step.on({"fsdp": 64}).checkpointed(checkpointing), microbatch=microbatch),
+            spec=replace(spec, microbatch=microbatch),
             hardware=A100,
             quoted=quoted,
             metric=TOKENS_PER_GPU,
@@ -297,7 +303,10 @@ def _nemo_llama3() -> TrainingRun:
 
 
 def _deepseek() -> TrainingRun:
-    """DeepSeek-V3 with its dispatch hidden behind another microbatch. Its FP8 products are bfloat16 here."""
+    """DeepSeek-V3 with its dispatch hidden behind another microbatch.
+
+    Its FP8 products are bfloat16 here.
+    """
     h800 = PRESETS["h800"]
     efficiency = msgspec.structs.replace(h800.efficiency, overlap=OVERLAP | {"ep": OVERLAP["edp"]})
     step = model_of("deepseek-v3", 4096)

@@ -1,8 +1,7 @@
-"""Attention over ranks next to the formula of attention, for tests of context parallelism."""
+"""Attention next to its formula, in one process and over ranks, for tests of context parallelism."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,137 +19,202 @@ from parbench.workloads.step.sent_bytes import counted
 BATCH = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """A small attention. ``sequence`` and ``heads`` may be odd multiples of the ranks."""
+@dataclass(frozen=True)
+class AttentionReference:
+    """The results of attention by its formula, in float64."""
 
-    sequence: int = 28
+    output: Tensor
+    lse: Tensor
+    gradients: tuple[Tensor, ...]
+    """The gradients of q, k and v."""
+
+
+def compute_attention(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, output_gradient: Tensor
+) -> AttentionReference:
+    """Compute softmax(q k^T / sqrt(d)) v over the allowed pairs, and its gradients."""
+    q, k, v = (tensor.double().requires_grad_() for tensor in (q, k, v))
+    group_size = q.shape[1] // k.shape[1]
+    keys = k.repeat_interleave(group_size, dim=1)
+    values = v.repeat_interleave(group_size, dim=1)
+    scores = q @ keys.transpose(-2, -1) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    output = scores.softmax(dim=-1) @ values
+    gradients = torch.autograd.grad(output, (q, k, v), output_gradient.double())
+    return AttentionReference(output.detach(), scores.logsumexp(dim=-1).detach(), gradients)
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """The sizes of one block of attention."""
+
+    rows: int
+    keys: int
+    causal: bool
+    heads: int
+    kv_heads: int
+    head_size: int
+
+    def draw(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """Draw q, k, v and the gradient of the output, which are slices as in a step."""
+        torch.manual_seed(0)
+        tensors = []
+        for heads, length in (
+            (self.heads, self.rows),
+            (self.kv_heads, self.keys),
+            (self.kv_heads, self.keys),
+            (self.heads, self.rows),
+        ):
+            sequence = torch.randn(BATCH, heads, length + 3, self.head_size)
+            tensors.append(sequence.to(dtype)[:, :, 2:-1])
+        return tensors
+
+    def allowed_pairs(self) -> Tensor:
+        pairs = torch.ones(self.rows, self.keys, dtype=torch.bool)
+        return pairs.tril() if self.causal else pairs
+
+
+BLOCKS = [
+    AttentionBlock(8, 8, True, 4, 4, 16),
+    AttentionBlock(7, 7, True, 6, 2, 5),
+    AttentionBlock(1, 1, True, 3, 1, 8),
+    AttentionBlock(5, 9, False, 6, 3, 8),
+    AttentionBlock(9, 2, False, 3, 3, 4),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase:
+    """Attention over ranks. ``sequence`` and ``heads`` may be odd multiples of the ranks."""
+
+    method: str
+    sequence: int
+    mask: str = "causal"
+    ulysses: int = 0
     heads: int = 6
     kv_heads: int = 2
     head_size: int = 5
     dtype: str = "float32"
 
+    @property
+    def block(self) -> AttentionBlock:
+        """All queries and keys of the attention as one block."""
+        return AttentionBlock(
+            rows=self.sequence,
+            keys=self.sequence,
+            causal=self.mask == "causal",
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_size=self.head_size,
+        )
+
     def draw(self) -> list[Tensor]:
-        """Return queries, keys, values and the gradient of the output, the same on all ranks."""
-        torch.manual_seed(7)
-        tensors = []
-        for heads in (self.heads, self.kv_heads, self.kv_heads, self.heads):
-            tensor = torch.randn(BATCH, heads, self.sequence, self.head_size)
-            tensors.append(tensor.to(getattr(torch, self.dtype)))
-        return tensors
+        """Draw q, k, v and the gradient of the output, the same on all ranks."""
+        return self.block.draw(getattr(torch, self.dtype))
 
+    def make_plan(self, ranks: int) -> ContextPlan:
+        return ContextPlan(
+            method=self.method,
+            mask=self.mask,
+            sequence=self.sequence,
+            ranks=ranks,
+            ulysses=ulysses_of(self.method, self.ulysses, ranks),
+        )
 
-def formula(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention and its log-sum-exp over the allowed pairs, in float64."""
-    groups = q.shape[1] // k.shape[1]
-    keys = k.double().repeat_interleave(groups, dim=1)
-    values = v.double().repeat_interleave(groups, dim=1)
-    scores = q.double() @ keys.transpose(-2, -1) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(~allowed, -torch.inf)
-    return scores.softmax(dim=-1) @ values, scores.logsumexp(dim=-1)
+    def make_spec(self, plan: ContextPlan) -> StepSpec:
+        """Return a step whose attention is this one."""
+        shape = replace(
+            SHAPES["tiny"],
+            hidden=self.heads * self.head_size,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            sequence=self.sequence,
+        )
+        return StepSpec(
+            shape=shape,
+            mesh={"cp": plan.ranks},
+            microbatch=BATCH,
+            element_bytes=getattr(torch, self.dtype).itemsize,
+            cp_method=plan.method,
+            ulysses=plan.ulysses,
+        )
 
 
 class CountingKernel(CpuFlash):
     """Counts the pairs of a query and a key that it computes."""
 
     def __init__(self) -> None:
-        self.pairs = {"forward": 0, "backward": 0}
+        self.forward_pairs = 0
+        self.backward_pairs = 0
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        self.pairs["forward"] += num_pairs(q, k, causal)
+        self.forward_pairs += num_pairs(q, k, causal)
         return super().forward(q, k, v, causal)
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
     ) -> Grads:
-        self.pairs["backward"] += num_pairs(q, k, causal)
+        self.backward_pairs += num_pairs(q, k, causal)
         return super().backward(dout, q, k, v, out, lse, causal)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attended:
+class AttentionResult:
     """The attention of one rank next to its reference and its plan."""
 
     errors: list[float]
     """The largest relative error of the output and of the gradients of q, k and v."""
     sent_bytes: dict[str, dict[str, float]]
     expected_bytes: dict[str, dict[str, float]]
-    pairs: dict[str, int]
+    forward_pairs: int
+    backward_pairs: int
     expected_pairs: int
 
 
-def attend(world: World, method: str, mask: str, sizes: Sizes, ulysses: int) -> Attended:
+def attend(world: World, case: AttentionCase) -> AttentionResult:
     """Attend over ranks to this rank's part of the same q, k and v, forward and backward."""
-    plan = ContextPlan(
-        method=method,
-        mask=mask,
-        sequence=sizes.sequence,
-        ranks=world.size,
-        ulysses=ulysses_of(method, ulysses, world.size),
-    )
+    plan = case.make_plan(world.size)
     axes = make_groups(world, plan)
     kernel = CountingKernel()
-    tokens = plan.tokens(world.rank)
-    *inputs, gradient = sizes.draw()
     core = core_of(plan, world.rank, world.device, axes, kernel)
-    leaves = [tensor[:, :, tokens].requires_grad_() for tensor in inputs]
+    q, k, v, gradient = case.draw()
+    tokens = plan.tokens(world.rank)
+    leaves = [tensor[:, :, tokens].requires_grad_() for tensor in (q, k, v)]
     outputs: list[Tensor] = []
-    forward = counted(lambda: outputs.append(core(*leaves)), axes)
-    backward = counted(lambda: torch.autograd.backward(outputs, gradient[:, :, tokens]), axes)
+    forward_calls = counted(lambda: outputs.append(core(*leaves)), axes)
+    backward_calls = counted(lambda: torch.autograd.backward(outputs, gradient[:, :, tokens]), axes)
     for group in axes.values():
         dist.destroy_process_group(group)
-    results = [outputs[0].detach(), *(leaf.grad for leaf in leaves)]
-    planned = attention_bytes(make_spec(plan, sizes).at(0))
+
+    reference = compute_attention(q, k, v, case.block.allowed_pairs(), gradient)
+    errors = [compute_error(outputs[0], reference.output, tokens)]
+    for leaf, expected in zip(leaves, reference.gradients, strict=True):
+        assert leaf.grad is not None
+        errors.append(compute_error(leaf.grad, expected, tokens))
+    planned_bytes = attention_bytes(case.make_spec(plan).at(0))
     pairs = sum(plan.pairs(world.rank, step) for step in range(plan.num_steps))
-    return Attended(
-        errors=[
-            float((result - right[:, :, tokens]).abs().max() / right.abs().max())
-            for result, right in zip(results, compute_reference(plan, sizes), strict=True)
-            if result is not None
-        ],
+    return AttentionResult(
+        errors=errors,
         sent_bytes={
-            "forward": drop_zeros(bytes_by_axis(forward)),
-            "backward": drop_zeros(bytes_by_axis(backward)),
+            "forward": drop_zeros(bytes_by_axis(forward_calls)),
+            "backward": drop_zeros(bytes_by_axis(backward_calls)),
         },
-        expected_bytes={name: drop_zeros(sent) for name, sent in planned.items()},
-        pairs=kernel.pairs,
-        expected_pairs=pairs * BATCH * sizes.heads // plan.ulysses,
+        expected_bytes={name: drop_zeros(sent) for name, sent in planned_bytes.items()},
+        forward_pairs=kernel.forward_pairs,
+        backward_pairs=kernel.backward_pairs,
+        expected_pairs=pairs * BATCH * case.heads // plan.ulysses,
     )
 
 
-def make_spec(plan: ContextPlan, sizes: Sizes) -> StepSpec:
-    """Return a step whose attention is that of the plan."""
-    shape = replace(
-        SHAPES["tiny"],
-        hidden=sizes.heads * sizes.head_size,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        sequence=sizes.sequence,
-    )
-    return StepSpec(
-        shape=shape,
-        mesh={"cp": plan.ranks},
-        microbatch=BATCH,
-        element_bytes=getattr(torch, sizes.dtype).itemsize,
-        cp_method=plan.method,
-        ulysses=plan.ulysses,
-    )
-
-
-def compute_reference(plan: ContextPlan, sizes: Sizes) -> list[Tensor]:
-    """Return the output and the gradients of q, k and v of one process."""
-    *inputs, gradient = sizes.draw()
-    allowed = torch.ones(plan.sequence, plan.sequence, dtype=torch.bool)
-    if plan.mask == "causal":
-        allowed = allowed.tril()
-    q, k, v = (tensor.double().requires_grad_() for tensor in inputs)
-    output, _ = formula(q, k, v, allowed)
-    return [output.detach(), *torch.autograd.grad(output, (q, k, v), gradient.double())]
+def compute_error(result: Tensor, expected: Tensor, tokens: list[int]) -> float:
+    """Return the largest error of a rank's tokens, relative to the largest expected value."""
+    error = (result.detach() - expected[:, :, tokens]).abs().max()
+    return float(error / expected.abs().max())
 
 
 def drop_zeros(sent: Mapping[str, float]) -> dict[str, float]:
     return {axis: num_bytes for axis, num_bytes in sent.items() if num_bytes}
 
 
-def attend_all(world: World, cases: list[tuple[str, str, Sizes, int]]) -> list[Any]:
-    return [attend(world, *case) for case in cases]
+def attend_all(world: World, cases: list[AttentionCase]) -> list[AttentionResult]:
+    return [attend(world, case) for case in cases]

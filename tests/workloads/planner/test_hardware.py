@@ -24,34 +24,16 @@ overlap = { fsdp = 0.5 }
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "memory_bytes", "memory_rate", "nvlink_both_ways", "card_bits"),
+    ("name", "device"),
     [
-        ("a100", "NVIDIA A100", 80e9, 2.039e12, 600e9, 200e9),
-        ("h100", "NVIDIA H100 80GB HBM3", 80e9, 3.35e12, 900e9, 400e9),
-        ("h800", "NVIDIA H100 80GB HBM3", 80e9, 3.35e12, 400e9, 400e9),
-        ("h200", "NVIDIA H200", 141e9, 4.8e12, 900e9, 400e9),
-        ("b200", "NVIDIA B200", 180e9, 8e12, 1800e9, 400e9),
+        ("a100", "NVIDIA A100"),
+        ("h100", "NVIDIA H100 80GB HBM3"),
+        ("h200", "NVIDIA H200"),
+        ("b200", "NVIDIA B200"),
     ],
 )
-def test_preset_has_figures_of_the_vendor(
-    name: str,
-    device: str,
-    memory_bytes: float,
-    memory_rate: float,
-    nvlink_both_ways: float,
-    card_bits: float,
-) -> None:
-    preset = PRESETS[name]
-    assert preset.flops_per_second == datasheet_peak(device, "bfloat16")
-    assert preset.memory_bytes == memory_bytes
-    assert preset.memory_bytes_per_second == memory_rate
-    assert preset.inside_bytes_per_second * 2 == nvlink_both_ways
-    assert preset.across_bytes_per_second * 8 == card_bits
-    assert "NVIDIA" in preset.source
-
-
-def test_hardware_name_ignores_case() -> None:
-    assert hardware_of("H100") is PRESETS["h100"]
+def test_preset_has_peak_of_the_device(name: str, device: str) -> None:
+    assert PRESETS[name].flops_per_second == datasheet_peak(device, "bfloat16")
 
 
 def test_hardware_file_overrides_defaults(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def message_of_search(request: Wanted, hardware: Hardware = H100) -> str:
 
 
 def test_lacking_memory_is_stated_with_smallest_gpus() -> None:
-    request = make_request("llama3-70b", 8, 64, schedule="1f1b", microbatch=1)
+    request = make_request("llama3-70b", 8, 4, schedule="1f1b", microbatch=1)
     message = message_of_search(request)
     assert "1,129 GB of state over 8 x 80 GB (73.6 GB usable)" in message
     assert "144.0 GB a GPU even as tp=8 with microbatch 1, checkpointing full" in message
@@ -31,14 +31,14 @@ def test_lacking_memory_is_stated_with_smallest_gpus() -> None:
 
 
 def test_lacking_memory_of_a_mesh_is_stated_by_part() -> None:
-    message = lack_of(dry_run(make_spec("tp=8", "llama3-70b", microbatches=64), H100))
+    message = lack_of(dry_run(make_spec("tp=8", "llama3-70b", microbatches=4), H100))
     assert "tp=8 needs 188.1 GB on pp rank 0" in message
     assert "141.1 GB of state, 46.9 GB of activations" in message
     assert "16 GPUs as pp=2,tp=8" in message
 
 
 def test_lacking_batch_is_stated() -> None:
-    message = message_of_search(make_request("small-llama", 11, 3))
+    message = message_of_search(make_request("tiny", 11, 3))
     assert "global batch(3) % (dp(11) * fsdp(1) * microbatch(1))" in message
     assert "1 GPUs as dp=1" in message
 
@@ -67,24 +67,12 @@ def make_tiny_mixture() -> StepSpec:
 )
 def test_smallest_gpus_match_exhaustive_search(model: StepSpec, memory_bytes: float) -> None:
     hardware = msgspec.structs.replace(SIMPLE_HARDWARE, memory_bytes=memory_bytes)
-    request = make_request(model, 1, 8)
-
-    def fits_on(gpus: int) -> bool:
-        return any(
-            dry_run(step, hardware, exact=False).fits
-            for step in candidates(replace(request, gpus=gpus))
-            if step.refusal() is None
-        )
-
+    request = make_request(model, 1, 4)
     run = smallest_feasible(request, hardware)
-
     assert run is not None
     assert run.spec.world > 1
-    assert run.spec.global_batch == 8
-    fitting = [gpus for gpus in range(1, run.spec.world + 1) if fits_on(gpus)]
-    assert fitting == [run.spec.world]
-
-
-def test_smallest_gpus_may_not_exist() -> None:
-    hardware = msgspec.structs.replace(SIMPLE_HARDWARE, memory_bytes=1e3)
-    assert smallest_feasible(make_request("small-llama", 2, 8), hardware) is None
+    assert run.spec.global_batch == 4
+    for gpus in range(1, run.spec.world):
+        for step in candidates(replace(request, gpus=gpus)):
+            is_possible = step.refusal() is None and dry_run(step, hardware, exact=False).fits
+            assert not is_possible, step

@@ -23,7 +23,6 @@ from parbench.workloads.planner.placement import Place, place_of
 from tests.support.planner_asks import SIMPLE_HARDWARE
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
-    WORLD,
     curve_records,
     failed_record,
     make_plan,
@@ -43,14 +42,14 @@ def make_call(op: str, num_bytes: float = 8e9, place: Place = ONE_NODE) -> Place
     return PlacedCall(axis="dp", op=op, num_bytes=num_bytes, count=1, place=place)
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all", "send"])
+@pytest.mark.parametrize("op", ["all_reduce", "send"])
 def test_call_inside_node_takes_bytes_over_bandwidth(op: str) -> None:
     seconds = by_hardware(SIMPLE_HARDWARE)(make_call(op))
     assert seconds == sent_bytes(op, 8e9, 8) / 100e9
 
 
 @pytest.mark.parametrize(
-    ("on_node", "rails", "cards"), [(1, 0, 1), (8, 0, 8), (8, 1, 1), (8, 4, 4), (2, 8, 2)]
+    ("on_node", "rails", "cards"), [(1, 0, 1), (8, 0, 8), (8, 4, 4), (2, 8, 2)]
 )
 def test_collective_uses_one_card_per_rank(on_node: int, rails: int, cards: int) -> None:
     hardware = msgspec.structs.replace(SIMPLE_HARDWARE, rails=rails)
@@ -65,14 +64,13 @@ def test_messages_and_all_to_all_use_own_card() -> None:
     assert seconds(make_call("all_to_all", place=FOUR_NODES)) == 8e9 * 24 / 32 / 10e9
 
 
-@pytest.mark.parametrize(("op", "axis", "slowdown"), [("all_gather", "fsdp", 2), ("send", "pp", 8)])
-def test_pod_links_are_oversubscribed(op: str, axis: str, slowdown: float) -> None:
+def test_pod_links_are_oversubscribed() -> None:
     """In a pod 32 ranks share 32 cards / 8, which is half of the 8 cards of a node."""
     hardware = msgspec.structs.replace(SIMPLE_HARDWARE, nodes_per_pod=4, oversubscription=8.0)
-    mesh = {"fsdp": 64} if axis == "fsdp" else {"pp": 2, "fsdp": 32}
-    call = make_call(op, place=place_of(mesh, (axis,), 8, 4))
+    place = place_of({"fsdp": 64}, ("fsdp",), gpus_per_node=8, nodes_per_pod=4)
+    call = make_call("all_gather", place=place)
     flat_seconds = by_hardware(SIMPLE_HARDWARE)(call)
-    assert by_hardware(hardware)(call) == pytest.approx(slowdown * flat_seconds)
+    assert by_hardware(hardware)(call) == pytest.approx(2 * flat_seconds)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +81,6 @@ def test_pod_links_are_oversubscribed(op: str, axis: str, slowdown: float) -> No
         ("all_gather", FOUR_NODES, 7e-4 + 3e-2),
         ("all_reduce", FOUR_NODES, 2 * (7e-4 + 2e-2)),
         ("send", FOUR_NODES, 1e-2),
-        ("all_to_all", FOUR_NODES, 1e-2),
         # An all_reduce uses a tree.
         ("all_reduce", Place(ranks=1024, on_node=1), 2 * 10 * 1e-2),
     ],
@@ -124,9 +121,8 @@ def test_call_takes_time_of_its_fit() -> None:
     seconds = by_curves(curves_of(run_of(*records)))
     assert seconds(make_measured_call("all_reduce")) == pytest.approx(20e-6 + MEBI / 3e9, rel=1e-3)
     assert seconds(make_measured_call("all_gather")) == pytest.approx(50e-6 + MEBI / 3e9, rel=1e-3)
-    for ranks in (2, 16):
-        send = make_measured_call("send", ranks)
-        assert seconds(send) == pytest.approx(1e-4 + MEBI / 3e9, rel=1e-3)
+    send = make_measured_call("send", ranks=16)
+    assert seconds(send) == pytest.approx(1e-4 + MEBI / 3e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +130,6 @@ def test_call_takes_time_of_its_fit() -> None:
     [
         curve_records(mode="pipelined"),
         curve_records(dtype="bfloat16"),
-        curve_records(redop="max"),
         [failed_record(record.case) for record in curve_records()],
         curve_records()[:2],
     ],
@@ -151,10 +146,6 @@ def test_fits_are_separate_by_group() -> None:
     ]
     curves = curves_of(run_of(*records), grouped=True)
     assert curve_for(make_call("all_reduce"), curves).inside is True
-    unknown_nodes = msgspec.structs.replace(WORLD, nodes=0)
-    records = [msgspec.structs.replace(record, world=unknown_nodes) for record in curve_records()]
-    [curve] = curves_of(run_of(*records), grouped=True)
-    assert curve.ranks == WORLD.size
 
 
 @pytest.mark.parametrize(
@@ -167,21 +158,16 @@ def test_fit_is_scaled_to_other_calls(op: str, ranks: int, sent: float, hops: in
 
 
 def test_message_needs_its_own_fit() -> None:
-    call = make_measured_call("send")
     with pytest.raises(UserError, match=r"send.*p2p\.unidirectional"):
-        by_curves(REDUCE_CURVES)(call)
-    seconds = by_curves(REDUCE_CURVES, roughly=True)(call)
-    assert seconds == pytest.approx(20e-6 / 6 + MEBI / 1.5 / 3e9, rel=1e-3)
+        by_curves(REDUCE_CURVES)(make_measured_call("send"))
 
 
 def test_extrapolated_calls_are_noted() -> None:
-    large = make_measured_call("all_reduce", num_bytes=1e12)
     calls = [
         make_measured_call("all_reduce"),
         make_measured_call("all_reduce", 8),
         make_measured_call("all_gather"),
-        large,
-        large,
+        make_measured_call("all_reduce", num_bytes=1e12),
     ]
     ranks, operation, size = beyond(calls, REDUCE_CURVES)
     assert "all_reduce on 8 ranks" in ranks
@@ -212,5 +198,3 @@ def test_hardware_of_run_falls_back_to_base() -> None:
     hardware, [note] = hardware_of_run(run, SIMPLE_HARDWARE)
     assert hardware.flops_per_second == SIMPLE_HARDWARE.flops_per_second
     assert "flops_per_second, memory_bytes, memory_bytes_per_second" in note
-    with pytest.raises(UserError, match="no records"):
-        hardware_of_run(run_of(), SIMPLE_HARDWARE)

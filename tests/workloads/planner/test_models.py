@@ -33,32 +33,21 @@ from tests.support.planner_asks import make_spec
 )
 def test_model_has_published_parameters(name: str, billions: float, active_billions: float) -> None:
     model = MODELS[name]
+    active = num_active_parameters(model.shape, model.moe)
     assert model.name == name
     assert num_parameters(model.shape, model.moe) / 1e9 == pytest.approx(billions, rel=0.005)
-    active = num_active_parameters(model.shape, model.moe)
     assert active / 1e9 == pytest.approx(active_billions, rel=0.005)
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("llama3-405b", 405_853_388_800),
-        ("qwen3-32b", 32_762_123_264),
-        ("qwen3-235b-a22b", 235_093_634_560),
-        ("deepseek-v3", 671_026_419_200),
-        ("gpt-oss-120b", 116_829_156_672),
-    ],
-)
-def test_model_has_parameters_of_its_config(name: str, parameters: int) -> None:
-    model = MODELS[name]
-    assert num_parameters(model.shape, model.moe) == parameters
 
 
 def test_deepseek_flops_match_hand_count() -> None:
     model = model_of("deepseek-v3")
-    attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    queries = 7168 * 1536 + 1536 * 128 * 192
+    keys_and_values = 7168 * 576 + 512 * 128 * 256
+    output = 128 * 128 * 7168
+    dense = 3 * 7168 * 18432
     experts = 9 * 3 * 7168 * 2048 + 7168 * 256
-    weights = 61 * attention + 3 * 3 * 7168 * 18432 + 58 * experts + 7168 * 129280
+    layers = 61 * (queries + keys_and_values + output) + 3 * dense + 58 * experts
+    weights = layers + 7168 * 129280
     scores = 61 * 128 * (192 + 128) * 4096
     assert product_weights(model.shape, model.moe) == weights
     assert flops_per_token(model.shape, model.moe) == 6 * (weights + scores)

@@ -35,20 +35,20 @@ def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "part"),
+    ("arguments", "text"),
     [
         ("--model llama3-70b --mesh dp=8,fsdp=4,pp=4,tp=8", "1024 GPUs (h100)"),
         ("--model llama3-8b --mesh fsdp=8 --explain", "arXiv 1910.02054"),
-        ("--model small --gpus 4 --schedule 1f1b", "global batch 4"),
+        ("--model tiny --gpus 2 --schedule 1f1b", "global batch 2"),
         ("--guide", "2 Psi e r"),
         ("--guide --model mixtral-8x7b --gpus 16 --json", '"strategy":"DDP"'),
     ],
 )
-def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, part: str) -> None:
+def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text: str) -> None:
     result = plan_command(arguments)
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
-    assert part in result.stdout
+    assert text in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,6 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, part:
         ("", "--gpus"),
         ("--mesh tp=8 --model llama3-70", "'llama3-70b'"),
         ("--gpus 8 --microbatches 4", "--microbatches needs --mesh"),
-        ("--gpus 8 --split 16+16", "--split needs --mesh"),
         ("--gpus 8 --checkpointing ful", "'full'"),
         ("--mesh dp=2 --microbatches 2 --global-batch 4", "--microbatches and --global-batch"),
         ("--mesh dp=2 --precision bf16", "--precision 'bf16'"),
@@ -66,10 +65,8 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, part:
         ("--mesh pp=2 --split 20+13", "33 layers"),
         ("--mesh dp=2 --microbatch 0", "--microbatch(0) < 1"),
         ("--mesh dp=2,tp=4 --gpus 9", "dp(2) * tp(4) = 8 != --gpus(9)"),
-        ("--mesh dp=2 --hardware tpu", "'tpu'"),
         ("--mesh tp=16 --gpus 16", "kv_heads(8) % tp(16) != 0"),
         ("--validate absent", "absent"),
-        ("--validate absent -o plan.md", "-o"),
     ],
 )
 def test_plan_rejects_bad_input(plan_command: PlanCommand, arguments: str, message: str) -> None:
@@ -79,9 +76,8 @@ def test_plan_rejects_bad_input(plan_command: PlanCommand, arguments: str, messa
     assert message in result.stderr
 
 
-@pytest.mark.parametrize("arguments", ["", "--mesh dp=2", "--gpus 8"])
-def test_plan_requires_model(plan_command: PlanCommand, arguments: str) -> None:
-    assert "--model" in plan_command(arguments).stderr
+def test_plan_requires_model(plan_command: PlanCommand) -> None:
+    assert "--model" in plan_command("--mesh dp=2").stderr
 
 
 def test_plan_modules_import_nothing_heavy() -> None:
@@ -105,7 +101,6 @@ def test_plan_modules_import_nothing_heavy() -> None:
     [
         ({"mesh": "dp=2"}, 1),
         ({"mesh": "pp=4"}, 16),
-        ({"mesh": "pp=4", "microbatches": 5}, 5),
         ({"mesh": "dp=2,pp=4", "global_batch": 64, "microbatch": 2}, 16),
     ],
 )
@@ -114,20 +109,24 @@ def test_plan_default_microbatches(options: dict[str, Any], microbatches: int) -
 
 
 def test_plan_options_reach_the_step() -> None:
-    options: dict[str, Any] = {"chunks": 4, "schedule": "interleaved", "checkpointing": "full"}
-    request = Given(
-        model="llama3-8b",
-        mesh="pp=2,cp=2",
-        sequence=16384,
-        precision="float32",
-        cp_method="ulysses",
-        **options,
+    step = spec_of(
+        Given(
+            model="llama3-8b",
+            mesh="pp=2,cp=2",
+            sequence=16384,
+            precision="float32",
+            cp_method="ulysses",
+            chunks=4,
+            schedule="interleaved",
+            checkpointing="full",
+        )
     )
-    step = spec_of(request)
-    assert {name: getattr(step, name) for name in options} == options
     assert step.shape.sequence == 16384
     assert step.element_bytes == 4
     assert step.cp_method == "ulysses"
+    assert step.chunks == 4
+    assert step.schedule == "interleaved"
+    assert step.checkpointing == "full"
 
 
 def test_plan_split_changes_layers_and_time() -> None:
@@ -143,14 +142,6 @@ def test_search_uses_its_options() -> None:
     assert len(runs) == 3
     for run in runs:
         assert {name: run[name] for name in options} == options
-
-
-def test_chunks_limit_the_smallest_gpus() -> None:
-    """96 layers do not divide into 48 virtual stages on each of 3 ranks."""
-    request = Given(
-        mesh="pp=2", model="gpt-175b", schedule="interleaved", chunks=48, microbatches=4
-    )
-    assert "64 GPUs as pp=2,tp=32" in answer(request).problem
 
 
 def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand) -> None:

@@ -3,7 +3,6 @@
 import math
 import time
 from collections import defaultdict
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +13,8 @@ from parbench.workloads.planner.candidates import Wanted, candidates
 from parbench.workloads.planner.dry_run import DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
-from parbench.workloads.planner.search import FRONT, search
+from parbench.workloads.planner.search import FRONT, Found, search
 from tests.support.planner_asks import H100, make_request
-
-ONE_SCHEDULE: dict[str, Any] = {"microbatch": 1, "schedule": "1f1b"}
 
 
 def run_all_candidates(request: Wanted, hardware: Hardware) -> list[DryRun]:
@@ -26,34 +23,24 @@ def run_all_candidates(request: Wanted, hardware: Hardware) -> list[DryRun]:
     return [dry_run(step, hardware, exact=False) for step in steps]
 
 
-@pytest.mark.parametrize(
-    ("model", "gpus", "batch", "memory_bytes", "choices"),
-    [
-        ("small-llama", 8, 16, 2e7, {"cp_method": "zigzag"}),  # Many meshes do not fit.
-        ("mixtral-8x7b", 16, 16, 80e9, {"checkpointing": "full", "cp_method": "zigzag"}),
-        pytest.param("llama3-8b", 16, 64, 80e9, {}, marks=pytest.mark.full),
-        pytest.param("mixtral-8x7b", 32, 32, 80e9, {}, marks=pytest.mark.full),
-    ],
-)
-def test_search_matches_exhaustive_search(
-    model: str, gpus: int, batch: int, memory_bytes: float, choices: dict[str, Any]
-) -> None:
-    hardware = msgspec.structs.replace(H100, memory_bytes=memory_bytes)
-    request = make_request(model, gpus, batch, **ONE_SCHEDULE, **choices)
-    fitting = [run for run in run_all_candidates(request, hardware) if run.fits]
+def list_best_seconds(runs: list[DryRun]) -> list[float]:
+    """Return the time of the fastest step of each mesh, fastest first."""
     seconds_by_mesh: dict[str, float] = defaultdict(lambda: math.inf)
-    for run in fitting:
+    for run in runs:
         mesh = run.spec.mesh_text
         seconds_by_mesh[mesh] = min(seconds_by_mesh[mesh], run.seconds)
+    return sorted(seconds_by_mesh.values())
 
+
+def assert_search_is_exhaustive(request: Wanted, hardware: Hardware) -> None:
+    fitting = [run for run in run_all_candidates(request, hardware) if run.fits]
     result = search(request, hardware, top=8)
-
     fastest = result.best[0]
     assert len({run.spec.mesh_text for run in result.best}) == 8
-    for run, seconds in zip(result.best, sorted(seconds_by_mesh.values()), strict=False):
+    for run, seconds in zip(result.best, list_best_seconds(fitting), strict=False):
         assert run.fits
         assert run.spec.refusal() is None
-        assert run.spec.global_batch == batch
+        assert run.spec.global_batch == request.global_batch
         assert run.seconds <= seconds * 1.01
     for axis, run_without in result.without.items():
         times = [run.seconds for run in fitting if run.spec.size(axis) == 1]
@@ -61,16 +48,40 @@ def test_search_matches_exhaustive_search(
             assert min(times, default=math.inf) > 4 * fastest.seconds
         else:
             assert run_without.seconds <= min(times) * 1.005
-    # The front may need a tenth more memory than a step that is as fast.
     for run in fitting:
         if run.seconds <= FRONT * fastest.seconds:
-            front = [entry for entry in result.front if entry.seconds <= run.seconds * 1.005]
-            least_memory = min(entry.fullest.memory.total for entry in front)
-            assert least_memory * 0.89 <= run.fullest.memory.total, run.spec
+            assert_front_reaches(result, run)
+
+
+def assert_front_reaches(result: Found, run: DryRun) -> None:
+    """The front may need a tenth more memory than a step that is as fast."""
+    front = [entry for entry in result.front if entry.seconds <= run.seconds * 1.005]
+    least_memory = min(entry.fullest.memory.total for entry in front)
+    assert least_memory * 0.89 <= run.fullest.memory.total, run.spec
+
+
+def test_search_of_dense_model_is_exhaustive() -> None:
+    """Many meshes do not fit."""
+    hardware = msgspec.structs.replace(H100, memory_bytes=2e7)
+    request = make_request("small-llama", 8, 16, microbatch=1, schedule="1f1b", cp_method="zigzag")
+    assert_search_is_exhaustive(request, hardware)
+
+
+def test_search_of_experts_is_exhaustive() -> None:
+    choices = {"schedule": "1f1b", "checkpointing": "full", "cp_method": "zigzag"}
+    request = make_request("mixtral-8x7b", 16, 16, microbatch=1, **choices)
+    assert_search_is_exhaustive(request, H100)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("model", "gpus"), [("llama3-8b", 16), ("mixtral-8x7b", 32)])
+def test_search_of_large_model_is_exhaustive(model: str, gpus: int) -> None:
+    request = make_request(model, gpus, 64, microbatch=1, schedule="1f1b")
+    assert_search_is_exhaustive(request, H100)
 
 
 def test_search_nearest_lacks_least_memory() -> None:
-    request = make_request("llama3-70b", 8, 8, schedule="zb_h1", microbatch=1)
+    request = make_request("llama3-70b", 4, 4, schedule="zb_h1", microbatch=1)
     result = search(request, H100)
     least_memory = min(run.fullest.memory.total for run in run_all_candidates(request, H100))
     assert result.best == ()
@@ -84,21 +95,24 @@ def test_search_reports_broken_rules() -> None:
     assert "schedule = zb_h1 is not allowed with fsdp(" in " ".join(result.equations.values())
 
 
-@pytest.mark.parametrize(
-    ("model", "batch", "across_bytes_per_second", "axis"),
-    [
-        (model_of("llama3-8b", 131072), 2, 50e9, "cp"),
-        (model_of("mixtral-8x7b"), 16, 50e9, "ep"),
-        # A slow network forbids sharding across nodes.
-        (model_of("llama3-70b"), 4, 1e8, "pp"),
-    ],
-)
-def test_search_selects_the_expected_axis(
-    model: StepSpec, batch: int, across_bytes_per_second: float, axis: str
-) -> None:
-    hardware = msgspec.structs.replace(H100, across_bytes_per_second=across_bytes_per_second)
-    [run] = search(make_request(model, 16, batch, **ONE_SCHEDULE), hardware, top=1).best
-    assert run.spec.size(axis) > 1
+def find_best(model: StepSpec, batch: int, hardware: Hardware = H100) -> StepSpec:
+    request = make_request(model, 16, batch, microbatch=1, schedule="1f1b")
+    [run] = search(request, hardware, top=1).best
+    return run.spec
+
+
+def test_search_selects_cp_for_long_sequences() -> None:
+    assert find_best(model_of("llama3-8b", 131072), batch=2).size("cp") > 1
+
+
+def test_search_selects_ep_for_experts() -> None:
+    assert find_best(model_of("mixtral-8x7b"), batch=16).size("ep") > 1
+
+
+def test_search_selects_pp_on_slow_networks() -> None:
+    """A slow network forbids sharding across nodes."""
+    hardware = msgspec.structs.replace(H100, across_bytes_per_second=1e8)
+    assert find_best(model_of("llama3-70b"), batch=4, hardware=hardware).size("pp") > 1
 
 
 def test_search_keeps_small_models_simple() -> None:

@@ -27,12 +27,7 @@ from tests.support.reports_fixtures import (
 
 
 def make_step(
-    name: str = "ddp",
-    *,
-    exposed: float,
-    compute_seconds: float = 0.01,
-    peak: Any = 1e12,
-    **params: Any,
+    name: str = "ddp", *, exposed: float, compute_seconds: float = 0.01, **params: Any
 ) -> Record:
     """Return a step of which 8 ms of communication were partly exposed."""
     target = f"parbench.workloads.data_parallel.{name}:prepare"
@@ -42,7 +37,7 @@ def make_step(
         "exposed_comm.dp": counted_metric(exposed, "s"),
         "comm_transfer.dp": counted_metric(0.008, "s"),
     }
-    details = {"peak": {"flops_per_second": peak, "source": "measured"}}
+    details = {"peak": {"flops_per_second": 1e12, "source": "measured"}}
     case = make_case(f"workload.{name}", target, {"shape": "tiny", **params})
     return ok_record(case, metrics=metrics, details=details)
 
@@ -51,28 +46,22 @@ def run_of(*records: Record) -> Run:
     return make_run(make_plan([record.case for record in records]), list(records), ENVIRONMENT)
 
 
-def executed_flops(record: Record) -> float:
+def count_flops(record: Record) -> float:
     spec = spec_of_record(record)
     assert not isinstance(spec, str)
     return stage_flops(spec.at(0)).total * spec.microbatches
-
-
-def test_calibration_measures_gemm_and_overlap() -> None:
-    step = make_step(exposed=0.002)
-    hardware, notes = calibrated([run_of(step)], SIMPLE_HARDWARE)
-    assert hardware.efficiency.gemm == pytest.approx(executed_flops(step) / 0.01 / 1e12)
-    assert hardware.efficiency.overlap == {"dp": pytest.approx(0.75)}
-    assert notes[-1] == "still assumed: memory_rate, memory, links_inside, links_across"
 
 
 def test_calibration_averages_runs() -> None:
     fast = make_step(exposed=0.002)
     slow = make_step(exposed=0.02, compute_seconds=0.02)
     hardware, notes = calibrated([run_of(fast), run_of(slow)], H100)
-    assert hardware.efficiency.gemm == pytest.approx(executed_flops(fast) * 0.75 / 0.01 / 1e12)
-    assert hardware.efficiency.overlap["dp"] == pytest.approx(0.375)
+    mean_rate = count_flops(fast) * (1 / 0.01 + 1 / 0.02) / 2
+    assert hardware.efficiency.gemm == pytest.approx(mean_rate / 1e12)
+    assert hardware.efficiency.overlap["dp"] == pytest.approx(0.75 / 2)
     assert hardware.efficiency.overlap["fsdp"] == H100.efficiency.overlap["fsdp"]
     assert "2 steps, 0% to 75%" in notes[1]
+    assert notes[-1].startswith("still assumed: ")
     assert "overlap of fsdp" in notes[-1]
 
 
@@ -89,17 +78,26 @@ def test_calibration_needs_steps() -> None:
         calibrated([run_of(*curve_records())], SIMPLE_HARDWARE)
 
 
-def test_plan_is_calibrated_by_run(tmp_path: Path) -> None:
-    records = [*curve_records(), make_step(exposed=0.002)]
-    path = write_run(tmp_path / "run", run_of(*records))
-    hardware, seconds, notes = machine_of(Given(calibrate=(path,)))
-    assert hardware.name == path.name
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    """Write a run of collectives and a step of which three quarters are hidden."""
+    return write_run(tmp_path / "run", run_of(*curve_records(), make_step(exposed=0.002)))
+
+
+def test_plan_uses_calibrated_machine_of_the_run(run_path: Path) -> None:
+    hardware, seconds, notes = machine_of(Given(calibrate=(run_path,)))
+    assert hardware.name == run_path.name
     assert seconds is not None
     [assumed] = [note for note in notes if note.startswith("still assumed: ")]
     assert "links" not in assumed
-    request = Given(model="tiny", mesh="fsdp=8", hardware="h100", calibrate=(path,), as_json=True)
-    preset, preset_seconds, _ = machine_of(request)
-    assert preset.name == "h100"
-    assert preset.efficiency.overlap["dp"] == pytest.approx(0.75)
-    assert preset_seconds is None
+
+
+def test_plan_calibrates_a_preset(run_path: Path) -> None:
+    request = Given(
+        model="tiny", mesh="fsdp=8", hardware="h100", calibrate=(run_path,), as_json=True
+    )
+    hardware, seconds, _ = machine_of(request)
+    assert hardware.name == "h100"
+    assert hardware.efficiency.overlap["dp"] == pytest.approx(0.75)
+    assert seconds is None
     assert "measured: matrix products at" in answer(request).text

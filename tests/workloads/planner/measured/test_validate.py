@@ -12,7 +12,7 @@ from parbench.bench.files import encode_json
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.details import Component, StepCheck, Validation
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import Record, WorldInfo
+from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.workloads.catalogue import STRATEGIES
@@ -53,15 +53,13 @@ MEBI = 2**20
 def make_record(
     name: str = "ddp",
     metrics: dict[str, MetricValue] | None = None,
-    world: WorldInfo | None = None,
     launch: int = 0,
     **params: Any,
 ) -> Record:
     params = {"shape": "small", "microbatch": 4, **params}
     case = make_case(f"workload.{name}", f"workloads.{name}:prepare", params)
     defaults = {"step_time": seconds_metric(0.3), "compute": counted_metric(0.25, "s")}
-    record = ok_record(case, launch, metrics={**defaults, **(metrics or {})})
-    return msgspec.structs.replace(record, world=world or record.world)
+    return ok_record(case, launch, metrics={**defaults, **(metrics or {})})
 
 
 def run_of(*records: Record) -> Run:
@@ -77,28 +75,32 @@ def component_of(row: StepCheck, name: str) -> Component:
     return next(component for component in row.components if component.name == name)
 
 
-def test_validation_predicts_compute_and_calls() -> None:
+@pytest.mark.parametrize(
+    ("name", "predicted", "measured"),
+    [
+        ("step_time", 0.25 + REDUCE_SECONDS, 0.3),
+        ("comm.dp", REDUCE_SECONDS, 0.01),
+        ("exposed.dp", REDUCE_SECONDS, 0.02),
+    ],
+)
+def test_validation_predicts_times(name: str, predicted: float, measured: float) -> None:
     metrics = {
         "comm_transfer.dp": counted_metric(0.01, "s"),
         "exposed_comm.dp": counted_metric(0.02, "s"),
     }
     [row] = validate_records(make_record(metrics=metrics)).rows
-    for name, predicted, measured in (
-        ("step_time", 0.25 + REDUCE_SECONDS, 0.3),
-        ("comm.dp", REDUCE_SECONDS, 0.01),
-        ("exposed.dp", REDUCE_SECONDS, 0.02),
-    ):
-        component = component_of(row, name)
-        assert component.predicted == pytest.approx(predicted, rel=1e-3), name
-        assert component.measured == measured, name
-        assert component.error == pytest.approx(predicted / measured - 1, rel=2e-3), name
+    component = component_of(row, name)
+    assert component.predicted == pytest.approx(predicted, rel=1e-3)
+    assert component.measured == measured
+    assert component.error == pytest.approx(predicted / measured - 1, rel=2e-3)
 
 
 def test_validation_averages_repetitions() -> None:
-    records = [
-        make_record(metrics={"compute": counted_metric(seconds, "s")}, launch=launch)
-        for launch, seconds in enumerate((0.1, 0.2, 0.4))
-    ]
+    """The median compute of three repetitions is used, and a failed one is left out."""
+    records = []
+    for launch, seconds in enumerate((0.1, 0.2, 0.4)):
+        metrics = {"compute": counted_metric(seconds, "s")}
+        records.append(make_record(metrics=metrics, launch=launch))
     failed = failed_record(records[0].case, launch=3)
     [row] = validate_records(failed, *records).rows
     assert row.compute == "measured"
@@ -115,16 +117,15 @@ def test_validation_uses_declared_compute() -> None:
 def test_validation_compares_bytes_and_memory() -> None:
     params = DEFINITION_BY_NAME["ddp"].whole(make_record().case.params)
     activations = activations_of(STRATEGIES["ddp"](params, 4, "cpu").at(0))
+    sent_bytes = 2 * 4 * PSI * 3 / 4
     metrics = {
-        "bytes_sent.dp": counted_metric(2 * (2 * 4 * PSI * 3 / 4), "B"),
+        "bytes_sent.dp": counted_metric(2 * sent_bytes, "B"),
         "memory.parameters": counted_metric(4 * PSI, "B"),
-        "memory.optimizer": counted_metric(8 * PSI, "B"),
         "memory_counted.activations": counted_metric(4 * activations, "B"),
     }
     [row] = validate_records(make_record(metrics=metrics)).rows
     assert component_of(row, "bytes.dp").error == pytest.approx(-0.5)
     assert component_of(row, "memory.parameters").error == 0
-    assert component_of(row, "memory.optimizer").error == 0
     assert component_of(row, "memory.activations").error == pytest.approx(-0.75)
     assert component_of(row, "memory.gradients").predicted == 4 * PSI
     assert component_of(row, "memory.gradients").error is None
@@ -141,15 +142,14 @@ def test_validation_compares_bytes_and_memory() -> None:
 )
 def test_validation_states_why_steps_are_left_out(record: Record, reason: str) -> None:
     validation = validate_records(record, make_record("tp"))
-    assert [row.label.split()[0] for row in validation.rows] == ["workload.tp"]
+    [row] = validation.rows
+    assert row.label.startswith("workload.tp")
     assert reason in validation.left_out[record.case.label]
 
 
-def test_validation_needs_steps_and_collectives() -> None:
+def test_validation_needs_steps() -> None:
     with pytest.raises(UserError, match="no training step"):
         validate(run_of(*curve_records()))
-    with pytest.raises(UserError):
-        validate(run_of(make_record()))
 
 
 def test_validation_round_trips_and_prints() -> None:
@@ -159,7 +159,6 @@ def test_validation_round_trips_and_prints() -> None:
     text = validation_text(validation)
     assert "1,000,000 B" in text
     assert "workload.ep_layer" in text
-    assert "memory.gradients" in text
 
 
 def make_step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
@@ -174,24 +173,24 @@ def call_seconds(call: PlacedCall) -> float:
 
 def calls_of(step: StepSpec) -> list[PlacedCall]:
     """Return the calls of rank 0, whose place is one rank per node."""
-    place_of = {call.ranks: Place(ranks=call.ranks, on_node=1) for call in calls(step.at(0))}
-    return [PlacedCall.of(call, place_of[call.ranks]) for call in calls(step.at(0))]
+    return [PlacedCall.of(call, Place(ranks=call.ranks, on_node=1)) for call in calls(step.at(0))]
 
 
-def sum_seconds(step: StepSpec, op: str = "") -> float:
-    return sum(call.count * call_seconds(call) for call in calls_of(step) if op in ("", call.op))
+def sum_seconds(step: StepSpec, axis: str) -> float:
+    on_axis = [call for call in calls_of(step) if call.axis == axis]
+    return sum(call.count * call_seconds(call) for call in on_axis)
 
 
-def predict(step: StepSpec, compute: float = 0.3, **params: Any) -> RowTime:
-    return row_time(step, calls_of(step), call_seconds, compute_seconds=compute, **params)
+def predict(step: StepSpec, compute: float = 0.3) -> RowTime:
+    return row_time(step, calls_of(step), call_seconds, compute_seconds=compute)
 
 
-@pytest.mark.parametrize("name", ["tp", "tp_sp", "zero2", "zero3", "hsdp"])
-def test_row_time_adds_exposed_calls(name: str) -> None:
+@pytest.mark.parametrize(("name", "axis"), [("tp_sp", "tp"), ("zero2", "dp"), ("zero3", "dp")])
+def test_row_time_adds_exposed_calls(name: str, axis: str) -> None:
     step = make_step(name)
     row = predict(step)
-    assert row.seconds == pytest.approx(0.3 + sum_seconds(step))
-    assert sum(row.exposed_seconds.values()) == pytest.approx(sum_seconds(step))
+    assert row.seconds == pytest.approx(0.3 + sum_seconds(step, axis))
+    assert row.exposed_seconds == {axis: pytest.approx(sum_seconds(step, axis))}
 
 
 def test_row_time_hides_ddp_buckets_during_backward() -> None:
@@ -208,9 +207,7 @@ def test_row_time_hides_ddp_buckets_during_backward() -> None:
     assert sum(predict(step).exposed_seconds.values()) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb_h1", 1), ("interleaved", 2)]
-)
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("interleaved", 2)])
 def test_row_time_of_pipeline_contains_bubble(schedule: str, chunks: int) -> None:
     step = make_step("pp", schedule=schedule, microbatches=8, layers=8)
     row = row_time(step, calls_of(step), lambda call: 0.0, compute_seconds=2.4)
@@ -219,42 +216,37 @@ def test_row_time_of_pipeline_contains_bubble(schedule: str, chunks: int) -> Non
     assert row.seconds == pytest.approx(2.4 + form.makespan_bubble_seconds)
 
 
-def test_row_time_of_gloo_messages_waits_for_receiver() -> None:
+@pytest.mark.parametrize(
+    ("backend", "num_messages"), [("nccl", 2 * 3), ("gloo", 2 * 3 + 2 * (8 - 1))]
+)
+def test_row_time_of_gloo_messages_waits_for_receiver(backend: str, num_messages: int) -> None:
     step = make_step("pp", schedule="gpipe", microbatches=8)
-    hops = {}
-    for backend in ("nccl", "gloo"):
-        row = row_time(
-            step, calls_of(step), lambda call: 0.01, compute_seconds=2.4, backend=backend
-        )
-        hops[backend] = row.exposed_seconds["pp"] / 0.01
-    assert hops["nccl"] == pytest.approx(2 * 3)
-    assert hops["gloo"] == pytest.approx(2 * 3 + 2 * (8 - 1))
+    row = row_time(step, calls_of(step), lambda call: 0.01, compute_seconds=2.4, backend=backend)
+    assert row.exposed_seconds["pp"] == pytest.approx(0.01 * num_messages)
 
 
 def test_row_time_of_hybrid_step() -> None:
-    """TP's calls are within the pipeline, DDP's after it."""
+    """TP's calls are within the pipeline, DDP's after it. Messages take no time here."""
     step = make_step("hybrid", ranks=8, mesh="dp=2,pp=2,tp=2", microbatches=4)
-    seconds = {"dp": 0.0, "pp": 0.0, "tp": 0.0}
-    for call in calls_of(step):
-        seconds[call.axis] += call.count * call_seconds(call)
-    row = row_time(
-        step,
-        calls_of(step),
-        lambda call: 0.0 if call.axis == "pp" else call_seconds(call),
-        compute_seconds=0.4,
-    )
-    assert row.seconds == pytest.approx((0.4 + seconds["tp"]) * (1 + 1 / 4) + seconds["dp"])
+
+    def seconds_without_pp(call: PlacedCall) -> float:
+        return 0.0 if call.axis == "pp" else call_seconds(call)
+
+    row = row_time(step, calls_of(step), seconds_without_pp, compute_seconds=0.4)
+    pipeline_seconds = (0.4 + sum_seconds(step, "tp")) * (1 + 1 / 4)
+    assert row.seconds == pytest.approx(pipeline_seconds + sum_seconds(step, "dp"))
 
 
 @pytest.mark.parametrize("cap_bytes", [50_000, MEBI])
 def test_buckets_match_torch(cap_bytes: int) -> None:
     parts = list(parts_of(make_step("ddp").at(0)))
-    order = [part.name for part in parts]
     with torch.device("meta"):
         parameters = dict(Transformer(SHAPES["tiny"]).named_parameters())
-    tensors = [torch.empty(parameters[name].shape) for name in reversed(order)]
+    tensors = [torch.empty(parameters[part.name].shape) for part in reversed(parts)]
     assign: Any = vars(dist)["_compute_bucket_assignment_by_size"]
     [indices_by_bucket, _] = assign(tensors, [cap_bytes])
-    expected = [sum(tensors[i].numel() * 4 for i in indices) for indices in indices_by_bucket]
+    expected = []
+    for indices in indices_by_bucket:
+        expected.append(sum(tensors[index].numel() * 4 for index in indices))
     buckets = buckets_of(parts, cap_bytes=cap_bytes, element_bytes=4)
     assert [bucket.size_bytes for bucket in buckets] == expected
