@@ -190,7 +190,6 @@ def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        (b"", ""),
         (b"[]", "got `array`"),
         (b'{"schema": 2}', "`id`"),
         (b'{"schema": 2, "id": "\xff"}', "decode"),
