@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from parbench.bench.launch import launchers
 from parbench.bench.launch.control_channel import DriverServer, Hello
 from parbench.bench.launch.launchers import (
     ForkServer,
@@ -237,13 +236,3 @@ def test_srun_ranks_are_killed_here_and_on_other_nodes(
     assert sleeper.wait(10) == -signal.SIGKILL
     assert launcher.ended()
     assert (slurm / "scancel.args").read_text().split() == ["--signal=KILL", "17.3"]
-
-
-def test_srun_that_ignores_sigterm_is_killed(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "_PATIENCE_SECONDS", 0.3)
-    ready = slurm / "ready"
-    write_slurm_tool(slurm, "srun", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done")
-    launcher = start_srun(slurm)
-    wait_until(ready.exists)
-    launcher.end([])
-    assert launcher.ended()

@@ -162,7 +162,7 @@ def test_budget_includes_resets(two_ranks: Ranks) -> None:
     assert len(first.seconds) == 9
 
 
-@pytest.mark.parametrize(("budget_seconds", "warmup"), [(1e9, 30), (5.2, 11), (0.0, 1)])
+@pytest.mark.parametrize(("budget_seconds", "warmup"), [(1e9, 30), (5.2, 11)])
 def test_warmup_takes_a_fifth_of_the_budget(
     two_ranks: Ranks, budget_seconds: float, warmup: int
 ) -> None:
@@ -175,7 +175,7 @@ def test_warmup_takes_a_fifth_of_the_budget(
     assert first.seconds == [0.2] * 6
 
 
-@pytest.mark.parametrize(("step_ns", "steps"), [(50_000, 64), (100_000, 50), (2 * MS, 4)])
+@pytest.mark.parametrize(("step_ns", "steps"), [(50_000, 64), (2 * MS, 4)])
 def test_pipelined_sample_takes_five_milliseconds(
     two_ranks: Ranks, step_ns: int, steps: int
 ) -> None:
