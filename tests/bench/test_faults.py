@@ -68,7 +68,7 @@ def test_run_survives_faulty_ranks_and_driver_kill(
     driver = start_run(*FAULTS, "tests.support.faults:several", "--set", cases, "--json")
 
     # The driver is killed while rank 1 is stopped in the second case.
-    wait_until(lambda: has_records(tmp_path), 60)
+    wait_until(lambda: has_records(tmp_path), 150)
     processes = psutil.Process(driver.pid).children(recursive=True)
     assert len(processes) >= 3
     driver.kill()

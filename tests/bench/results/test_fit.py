@@ -188,21 +188,23 @@ def test_latency_and_slope_are_not_negative() -> None:
         assert (segment.bytes_per_second_low or 0) > 0
 
 
-def make_launch_points(launches: int, seed: int) -> list[Point]:
-    """Return times of launches where all sizes of a launch share half of the variance."""
+def make_launch_points(seed: int) -> list[Point]:
+    """Return times of three launches in which all sizes share half of the variance."""
     source = random.Random(seed)
-    launch_errors = [source.gauss(0, 0.1) for _ in range(launches)]
+    launch_errors = [source.gauss(0, 0.1) for _ in range(3)]
     points = []
     for size in NODE_PRESET:
-        errors = [(error + source.gauss(0, 0.1)) / math.sqrt(2) for error in launch_errors]
-        seconds = [line_model(size) * math.exp(error) for error in errors]
-        by_launch = dict(enumerate(seconds))
-        points.append(Point(size_bytes=size, seconds=geometric_mean(seconds), launches=by_launch))
+        by_launch: dict[int, float] = {}
+        for launch, launch_error in enumerate(launch_errors):
+            error = (launch_error + source.gauss(0, 0.1)) / math.sqrt(2)
+            by_launch[launch] = line_model(size) * math.exp(error)
+        seconds = geometric_mean(by_launch.values())
+        points.append(Point(size_bytes=size, seconds=seconds, launches=by_launch))
     return points
 
 
 def test_intervals_over_launches_cover_the_truth() -> None:
-    results = [fit_points(make_launch_points(3, seed)) for seed in range(60)]
+    results = [fit_points(make_launch_points(seed)) for seed in range(60)]
     lines = [result.segments[0] for result in results if len(result.segments) == 1]
     hits = sum(count_hits(line, LATENCY, BANDWIDTH) for line in lines)
     assert 0.9 <= hits / (2 * len(results)) <= 0.99
