@@ -12,7 +12,8 @@ OTHER_SHARES = {"late_rank": 0, "share": 1.0, "last_out_rank": 0, "last_out_shar
 
 def make_record(**arrival: int | float | None) -> Record:
     fields = {**OTHER_SHARES, **arrival}
-    return ok_record(CASE, arrival=Arrival(method="one clock", uncertainty=1e-6, **fields))  # type: ignore[arg-type]
+    arrival_record = Arrival(method="one clock", uncertainty=1e-6, **fields)  # type: ignore[arg-type]
+    return ok_record(CASE, arrival=arrival_record)
 
 
 def test_undisturbed_run_must_be_right() -> None:
@@ -44,25 +45,17 @@ def test_slow_rank_must_leave_last(rank: int, share: float, is_proved: bool) -> 
 def test_record_that_blames_no_rank_proves_nothing(injection: str) -> None:
     nobody = dict.fromkeys(OTHER_SHARES)
     assert not judge(injection, make_record(**nobody)).found
-    assert injection in judge(injection, ok_record(CASE)).told
     hang = failed_record(CASE, status="hang", reason="it hung")
     assert judge(injection, hang).told == "it hung"
 
 
 @pytest.mark.parametrize(
-    ("status", "wrong_values", "is_proved"),
-    [
-        ("wrong", "1 on rank 1", True),
-        ("wrong", "1 on rank 11", False),
-        ("wrong", "2 on rank 0, 1 on rank 1", False),
-        ("failed", "1 on rank 1", False),
-    ],
+    ("wrong_values", "is_proved"),
+    [("1 on rank 1", True), ("1 on rank 11", False), ("2 on rank 0, 1 on rank 1", False)],
 )
-def test_corrupt_rank_must_be_the_only_wrong_one(
-    status: str, wrong_values: str, is_proved: bool
-) -> None:
+def test_corrupt_rank_must_be_the_only_wrong_one(wrong_values: str, is_proved: bool) -> None:
     reason = f"results differ from the reference before the timed region: {wrong_values}"
-    proof = judge("corrupt", failed_record(CASE, status=status, reason=reason))  # type: ignore[arg-type]
+    proof = judge("corrupt", failed_record(CASE, status="wrong", reason=reason))
     assert proof.found is is_proved
     assert proof.told == reason
 

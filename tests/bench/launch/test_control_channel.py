@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
@@ -18,10 +17,8 @@ from parbench.bench.launch.control_channel import (
     RankClient,
 )
 from tests.support.fakes import (
-    FakeRank,
     connect_ranks,
     time_limit,
-    wait_until,
 )
 
 PATIENCE = 20.0
@@ -109,16 +106,3 @@ def test_rank_ends_itself_when_the_driver_is_killed() -> None:
             assert driver.stdout.readline() == "connected\n"
             driver.kill()
             assert rank.wait(PATIENCE) == 7
-
-
-def test_closed_server_leaves_no_thread() -> None:
-    threads = set(threading.enumerate())
-    with DriverServer() as server:
-        variables = server.variables()
-        ranks = [*connect_ranks(server, 1), FakeRank(variables, rank=1)]
-        next_rank(server)
-        server.close()
-        wait_until(lambda: set(threading.enumerate()) <= threads)
-        assert [rank.client.hear() for rank in ranks] == [None, None]
-        with pytest.raises(ConnectionError):
-            FakeRank(variables, rank=0)

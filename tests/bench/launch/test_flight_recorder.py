@@ -22,22 +22,15 @@ Entry = dict[str, Any]
 Groups = Mapping[str, Sequence[int]]
 
 
-def make_entry(
-    number: int,
-    state: str = "completed",
-    *,
-    group: str = "0",
-    age_seconds: float = 5.0,
-    **overrides: Any,
-) -> Entry:
-    """Return the entry of a collective as torch 2.11 and 2.13 write it in JSON."""
+def make_entry(number: int, state: str = "completed", **overrides: Any) -> Entry:
+    """Return the entry of a collective, 5 s old, as torch 2.11 and 2.13 write it in JSON."""
     fields = {
         "pg_id": 0,
-        "process_group": [group, "default_pg"],
+        "process_group": ["0", "default_pg"],
         "collective_seq_id": number,
         "p2p_seq_id": 0,
         "profiling_name": "nccl:all_reduce",
-        "time_created_ns": NOW_NS - int(age_seconds * SECOND_NS),
+        "time_created_ns": NOW_NS - 5 * SECOND_NS,
         "state": state,
         "retired": state == "completed",
         "is_p2p": False,
@@ -45,9 +38,19 @@ def make_entry(
     return {**fields, **overrides}
 
 
-def make_p2p_entry(name: str, state: str = "scheduled", **overrides: Any) -> Entry:
-    fields = {"p2p_seq_id": 1, "profiling_name": f"nccl:{name}", "is_p2p": True}
-    return make_entry(0, state, **{**fields, **overrides})
+def make_group_entry(number: int, group: str, state: str = "scheduled") -> Entry:
+    return make_entry(number, state, process_group=[group, ""])
+
+
+def make_p2p_entry(name: str) -> Entry:
+    return make_entry(
+        0,
+        "scheduled",
+        process_group=["pp", ""],
+        p2p_seq_id=1,
+        profiling_name=f"nccl:{name}",
+        is_p2p=True,
+    )
 
 
 def read_groups(entries: Sequence[Entry], groups: Groups = WORLD) -> dict[str, GroupSeen]:
@@ -58,60 +61,54 @@ def read_groups(entries: Sequence[Entry], groups: Groups = WORLD) -> dict[str, G
     return result
 
 
-def compute_waits(*ranks: Sequence[Entry], groups: Groups = WORLD) -> dict[int, set[int]]:
-    """Return the waiting ranks with the ranks they wait for, from the entries of all ranks."""
-    groups_by_rank = {}
-    for rank, entries in enumerate(ranks):
-        own_groups = {name: members for name, members in groups.items() if rank in members}
-        groups_by_rank[rank] = read_groups(entries, own_groups)
-    return find_waiting(groups_by_rank)
-
-
 def find_waiting(groups_by_rank: Mapping[int, Mapping[str, GroupSeen]]) -> dict[int, set[int]]:
+    """Return the waiting ranks with the ranks they wait for."""
     return {rank: awaited for rank, awaited in waits(groups_by_rank).items() if awaited}
+
+
+def find_waiting_in_world(first: Sequence[Entry], second: Sequence[Entry]) -> dict[int, set[int]]:
+    """Return the waiting ranks from the entries of two ranks in one group."""
+    return find_waiting({0: read_groups(first), 1: read_groups(second)})
 
 
 def test_rank_behind_in_a_collective_is_waited_for() -> None:
     stuck = [make_entry(4), make_entry(5, "scheduled")]
-    assert compute_waits(stuck, [make_entry(4)]) == {0: {1}}
+    assert find_waiting_in_world(stuck, [make_entry(4)]) == {0: {1}}
     assert read_groups(stuck)["0"].name == "nccl:all_reduce"
 
 
 def test_gpu_that_did_not_start_is_waited_for() -> None:
     scheduled = [make_entry(5, "scheduled")]
     started = [make_entry(5, "started")]
-    assert compute_waits(started, scheduled) == {0: {1}}
-    assert compute_waits(started, started) == {}
+    assert find_waiting_in_world(started, scheduled) == {0: {1}}
+    assert find_waiting_in_world(started, started) == {}
 
 
 def test_blamed_rank_of_sub_groups_waits_for_nobody() -> None:
-    groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
-    stuck = {name: [make_entry(3, "scheduled", group=name)] for name in groups}
-    ranks = [stuck["dp0"], stuck["dp1"], stuck["tp1"], [make_entry(2, group="tp1")]]
-    assert compute_waits(*ranks, groups=groups) == {0: {2}, 1: {3}, 2: {3}}
-
-
-def test_ranks_in_another_order_wait_for_each_other() -> None:
-    groups = {"a": (0, 1), "b": (0, 1)}
-    first = [make_entry(1, "scheduled", group="a")]
-    second = [make_entry(1, "scheduled", group="b")]
-    assert compute_waits(first, second, groups=groups) == {0: {1}, 1: {0}}
+    first_row, second_row = {"tp0": (0, 1)}, {"tp1": (2, 3)}
+    first_column, second_column = {"dp0": (0, 2)}, {"dp1": (1, 3)}
+    late_entry = make_group_entry(2, "tp1", "completed")
+    groups_by_rank = {
+        0: read_groups([make_group_entry(3, "dp0")], first_row | first_column),
+        1: read_groups([make_group_entry(3, "dp1")], first_row | second_column),
+        2: read_groups([make_group_entry(3, "tp1")], second_row | first_column),
+        3: read_groups([late_entry], second_row | second_column),
+    }
+    assert find_waiting(groups_by_rank) == {0: {2}, 1: {3}, 2: {3}}
 
 
 def test_coalesced_calls_are_done_with_their_launch() -> None:
     parts = [make_entry(5, "scheduled", retired=False)] * 2
     launched = make_entry(5, "completed", profiling_name="nccl:coalesced")
-    assert read_groups([*parts, launched])["0"].pending == 0
     assert read_groups(parts)["0"].pending == 5
-    pair = [make_p2p_entry("send 0->1"), make_p2p_entry("recv 0<-1")]
-    assert read_groups([*pair, make_p2p_entry("coalesced", "completed")])["0"].name == ""
+    assert read_groups([*parts, launched])["0"].pending == 0
 
 
 def test_receive_waits_for_the_sender_and_send_for_the_receiver() -> None:
     groups = {"pp": (4, 2)}  # rank 0 of the group is the global rank 4
-    receives = read_groups([make_p2p_entry("recv 1<-0", group="pp")], groups)
-    sends = read_groups([make_p2p_entry("send 0->1", group="pp")], groups)
-    nothing = read_groups([make_entry(1, group="other")], groups)
+    receives = read_groups([make_p2p_entry("recv 1<-0")], groups)
+    sends = read_groups([make_p2p_entry("send 0->1")], groups)
+    nothing = read_groups([make_group_entry(1, "other")], groups)
     assert receives["pp"].receives_from == (4,)
     assert find_waiting({2: receives, 4: nothing}) == {2: {4}}
     assert find_waiting({2: nothing, 4: sends}) == {4: {2}}
@@ -119,12 +116,12 @@ def test_receive_waits_for_the_sender_and_send_for_the_receiver() -> None:
 
 
 def test_old_and_recent_calls_and_destroyed_groups_do_not_count() -> None:
-    assert read_groups([make_entry(9, age_seconds=61.0)])["0"].enqueued == 0
-    assert read_groups([make_entry(5, "scheduled", age_seconds=0.1)])["0"].pending == 0
+    old = make_entry(9, time_created_ns=NOW_NS - 61 * SECOND_NS)
+    assert read_groups([old])["0"].enqueued == 0
+    recent = make_entry(5, "scheduled", time_created_ns=NOW_NS - SECOND_NS // 10)
+    assert read_groups([recent])["0"].pending == 0
     renewed = [make_entry(9, "scheduled"), make_entry(1, pg_id=3)]
     assert read_groups(renewed)["0"].enqueued == 1
-    left = {0: read_groups([make_entry(5, "scheduled")]), 1: {}}
-    assert find_waiting(left) == {}
 
 
 def record_late_rank(world: World, late_rank: int) -> dict[str, GroupSeen] | None:
@@ -156,5 +153,4 @@ def test_record_of_real_ranks_shows_the_late_one(two_ranks: Ranks) -> None:
     assert find_waiting({0: waiting, 1: late}) == {0: {1}}
     [barrier] = [group for group in waiting.values() if group.name]
     assert barrier.name == "gloo:barrier"
-    assert barrier.started == 1
     assert barrier.pending == 2

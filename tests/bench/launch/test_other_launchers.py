@@ -13,7 +13,7 @@ from parbench.bench.results.runs import Run, load_run, runs_in
 from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.paths import environment
 
-ALL_REDUCE = ("run", "--preset", "smoke", "--budget", "60s", "--only", "all_reduce")
+ALL_REDUCE = ("run", "--preset", "smoke", "--budget", "10s", "--only", "all_reduce")
 ONE_CASE = (*ALL_REDUCE, "--sizes", "1K")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -41,20 +41,17 @@ def run_torchrun(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]"
 
 
 def test_torchrun_ranks_make_one_run(tmp_path: Path) -> None:
-    result = run_torchrun(tmp_path, *ONE_CASE)
+    result = run_torchrun(tmp_path, *ONE_CASE, "--json")
     assert result.returncode == 0, result.stderr
     run = load_only_run(tmp_path / "runs")
     assert run.info.plan.launches == 1
-    assert [record.status for record in run.records] == ["ok"]
-    assert run.records[0].world.size == 2
-    assert run.info.environment is not None
+    [record] = run.records
+    assert record.status == "ok"
+    assert record.world.size == 2
     # Nobody has set the interface, so the ranks choose the one that reaches the driver.
-    interface = run.info.environment["variables"]["GLOO_SOCKET_IFNAME"]
-    assert interface == interface_of("127.0.0.1")
-    # Only rank 0 prints.
-    lines = result.stdout.splitlines()
-    assert lines.count(str(run.path.relative_to(tmp_path))) == 1
-    assert sum(line.startswith("  all_reduce ") for line in lines) == 1
+    variables = (run.info.environment or {})["variables"]
+    assert variables["GLOO_SOCKET_IFNAME"] == interface_of("127.0.0.1")
+    assert len(result.stdout.splitlines()) == 1, "only rank 0 prints"
 
 
 @pytest.mark.full
@@ -89,8 +86,7 @@ def test_mpirun_ranks_meet_on_one_host(tmp_path: Path) -> None:
     assert result.stdout.count('"collective.all_reduce"') == 1
     if (os.cpu_count() or 1) >= 2:
         # mpirun binds each rank to a core of its own.
-        assert run.info.environment is not None
-        assert run.info.environment["process"]["cores"] == 1
+        assert (run.info.environment or {})["process"]["cores"] == 1
 
 
 @pytest.mark.full

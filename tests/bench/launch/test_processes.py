@@ -57,11 +57,6 @@ def test_run_child_passes_variables_and_returns_the_exit() -> None:
     assert result.stderr == "no such case\n"
 
 
-def test_run_child_reports_an_absent_program() -> None:
-    with pytest.raises(FileNotFoundError):
-        run_child(["absent-python"])
-
-
 @pytest.mark.parametrize(
     ("kill", "sign"),
     # A terminal sends Ctrl-C to the whole process group.

@@ -19,18 +19,22 @@ def compute_order(cases: list[Case], *, seed: int = 0, launch: int = 0) -> list[
 
 
 def test_operations_are_visited_often_and_steps_once() -> None:
-    names = ["collective.barrier", "memory.copy", "compute.gemm", "workload.ddp", "custom.mine"]
-    cases = [make_fake_case(number, name) for number, name in enumerate(names)]
+    cases = [
+        make_fake_case(0, "collective.barrier"),
+        make_fake_case(1, "compute.gemm"),
+        make_fake_case(2, "workload.ddp"),
+        make_fake_case(3, "custom.mine"),
+    ]
     counts = Counter(compute_order(cases))
-    assert counts == {0: VISITS, 1: VISITS, 2: VISITS, 3: 1, 4: 1}
+    assert counts == {0: VISITS, 1: VISITS, 2: 1, 3: 1}
 
 
 def test_visits_are_passes_in_random_order() -> None:
     order = compute_order(ALL_REDUCES)
-    passes = [tuple(order[i : i + 4]) for i in range(0, len(order), 4)]
+    passes = [order[start : start + 4] for start in range(0, len(order), 4)]
     for places in passes:
         assert sorted(places) == [0, 1, 2, 3]
-    assert len(set(passes)) > 1
+    assert passes != [passes[0]] * VISITS
 
 
 def test_order_depends_on_seed_and_launch() -> None:
@@ -40,7 +44,7 @@ def test_order_depends_on_seed_and_launch() -> None:
     assert compute_order(ALL_REDUCES, launch=1) != order
 
 
-def test_cases_kept_ready_are_limited_in_size() -> None:
+def test_large_cases_are_visited_once() -> None:
     cases = [make_sized_case(megabytes) for megabytes in (300, 64, 300, 128)]
     counts = Counter(compute_order(cases))
     assert counts == {0: VISITS, 1: VISITS, 2: 1, 3: VISITS}
@@ -48,20 +52,20 @@ def test_cases_kept_ready_are_limited_in_size() -> None:
 
 def test_steps_are_shuffled_only_in_later_launches() -> None:
     steps = [make_fake_case(number, "custom.mine") for number in range(8)]
-    first = compute_order(steps)
-    second = compute_order(steps, launch=1)
-    assert first == [*range(8)]
-    assert second != first
-    assert sorted(second) == first
+    in_order = [*range(8)]
+    later_order = compute_order(steps, launch=1)
+    assert compute_order(steps) == in_order
+    assert later_order != in_order
+    assert sorted(later_order) == in_order
 
 
-def test_extra_visits_are_passes_after_all_others() -> None:
+def test_extra_visits_are_passes_after_the_planned_ones() -> None:
     order, extra = order_of_visits(ALL_REDUCES, 0, 0, more=2)
     assert order == compute_order(ALL_REDUCES)
     assert sorted(extra[:4]) == [0, 1, 2, 3]
     assert sorted(extra[4:]) == [0, 1, 2, 3]
 
 
-def test_amounts_are_divided_over_all_but_the_extra_visits() -> None:
+def test_amounts_are_divided_over_the_planned_visits() -> None:
     job = make_job(ALL_REDUCES[:3], visits=[0, 2, 1, 2, 0, 2], more=2)
     assert spread_over_visits(job, [1.0, 4.0, 3.0]) == [1.0, 1.5, 4.0, 1.5, 0.0, 0.0]

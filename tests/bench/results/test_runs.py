@@ -166,16 +166,6 @@ def test_one_process_writes_until_it_is_killed(run: Path) -> None:
     assert len(load_run(run).records) == 1
 
 
-def test_file_system_without_locks_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_flock(file: object, operation: int) -> None:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr("fcntl.flock", fail_flock)
-    message = refuse_writer(run)
-    assert "Function not implemented" in message
-    assert "--out" in message
-
-
 def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path / "absent") in usage_error(load_run, tmp_path / "absent")
     assert "run.json" in usage_error(load_run, tmp_path)
@@ -190,7 +180,6 @@ def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        (b"", ""),
         (b"[]", "got `array`"),
         (b'{"schema": 2}', "`id`"),
         (b'{"schema": 2, "id": "\xff"}', "decode"),
