@@ -1,8 +1,5 @@
 """Dispatch brings each pair of token and expert to its expert, and the results back."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +8,6 @@ from torch import Tensor
 
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatch import (
-    Flight,
     Plan,
     chunks_of,
     make_plan,
@@ -132,23 +128,3 @@ def test_dispatch_matches_one_process(two_ranks: Ranks, variant: str, kind: str)
     pairs = [a + b for a, b in zip(first[1], second[1], strict=True)]
     assert first[0] == pairs[:2]
     assert second[0] == pairs[2:]
-
-
-def exchange_flights(world: World) -> tuple[list[int], int]:
-    """Return the shape of an empty flight, and the number of flights that are not freed."""
-    flights = []
-    shapes = []
-    for rows in (0, 1, 1, 1):
-        x = torch.ones(2 * rows, 3, requires_grad=True)
-        flight = Flight(x, [rows, rows], [rows, rows], world.group)
-        flights.append(weakref.ref(flight))
-        output = flight.wait()
-        output.sum().backward()  # type: ignore[no-untyped-call]
-        shapes.append(list(output.shape))
-    del output, flight
-    gc.collect()
-    return shapes[0], sum(reference() is not None for reference in flights)
-
-
-def test_flight_may_be_empty_and_is_freed(two_ranks: Ranks) -> None:
-    assert two_ranks.call(f"{__name__}:exchange_flights") == [([0, 3], 0)] * 2

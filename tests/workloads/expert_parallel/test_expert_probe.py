@@ -10,7 +10,6 @@ from parbench.workloads.expert_parallel.expert_probe import (
     expert_loads,
     load_metrics,
     loads_of_ranks,
-    merged,
     routed_by,
     sent_by,
 )
@@ -49,14 +48,6 @@ def test_all_to_all_sends_pairs_and_their_counts() -> None:
 def test_loads_of_experts_and_ranks() -> None:
     assert expert_loads(RANKS) == [[20, 8, 2, 2], [8, 8, 8, 8]]
     assert loads_of_ranks(RANKS, 2) == [[22, 4], [16, 16]]
-
-
-def test_ranks_that_split_experts_are_merged() -> None:
-    [both] = merged(RANKS, 2)
-    first_layer, _ = both.asked.tolist()
-    assert first_layer == [[8, 4, 2, 2], [12, 4, 0, 0]]
-    first_layer, _ = both.kept.tolist()
-    assert first_layer == [[6, 4, 2, 2], [8, 4, 0, 0]]
 
 
 def test_load_metrics_are_of_worst_layer() -> None:

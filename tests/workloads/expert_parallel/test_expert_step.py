@@ -1,4 +1,4 @@
-"""A step with experts on other ranks matches one process, sends analytical bytes, and fails if wrong."""
+"""A step with experts on other ranks matches one process and sends the analytical bytes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -206,25 +206,17 @@ def test_explanation_of_expert_step(two_ranks: Ranks) -> None:
         assert metrics[f"memory_formula.{part}"] == pytest.approx(counted, rel=0.01), part
 
 
-def describe(world: World, tp: int) -> tuple[Description, float]:
-    step = build_step(world, {"capacity": 1.0, "tp": tp})
+def describe(world: World) -> tuple[Description, float]:
+    step = build_step(world, {"capacity": 1.0})
     step.close()
     return step.describe(), flops_per_token(step.spec.shape, step.moe)
 
 
 def test_description_of_expert_step(two_ranks: Ranks) -> None:
-    (description, flops), _ = two_ranks.call(f"{__name__}:describe", tp=1)
+    description, flops = two_ranks.call(f"{__name__}:describe")[0]
     details = description.details
     assert details["slots"] == 8
     assert details["expert_ffn"] == 64
     assert details["flops_per_rank"] == details["tokens_per_step"] * flops / 2
     assert details["routed_parameters"] == 2 * 8 * 2 * 32 * 64
     assert details["parameters"] > details["routed_parameters"]
-
-
-def test_description_with_tp(two_ranks: Ranks) -> None:
-    (description, _), _ = two_ranks.call(f"{__name__}:describe", tp=2)
-    details = description.details
-    assert details["slots"] == 4
-    assert details["tokens_per_step"] == 2 * 16  # microbatch, sequence
-    assert details["axes"].keys() == {"dp", "tp", "ep"}

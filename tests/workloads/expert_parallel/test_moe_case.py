@@ -53,17 +53,6 @@ def test_moe_slots_of_capacity() -> None:
     assert make_moe(capacity=1.25).slots(256) == 80
 
 
-def test_moe_generator() -> None:
-    generator = make_moe(routing="zipf:2", experts=16, top_k=4).generator(5, 4)
-    assert generator is not None
-    assert generator.name == "zipf"
-    assert generator.strength == 2.0
-    assert generator.seed == 5
-    assert generator.experts == 16
-    assert generator.top_k == 4
-    assert generator.parts == 4
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [

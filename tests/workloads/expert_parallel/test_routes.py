@@ -21,22 +21,18 @@ SPEC = StepSpec.of(PARAMS)
 LAYER = 2
 
 
-def make_routes(positions: list[int], routing: str = "zipf") -> Routes:
+def make_routes(positions: list[int]) -> Routes:
     """Return the routes of a rank with some positions of each sequence."""
-    moe = moe_of({**PARAMS, "routing": routing}, SPEC.shape, 1)
+    moe = moe_of({**PARAMS, "routing": "zipf"}, SPEC.shape, 1)
     world: Any = SimpleNamespace(size=2, seed=3, device=torch.device("cpu"))
     rank_routes = Routes(world, SPEC, moe, positions)
     rank_routes.begin(0, range(8))
     return rank_routes
 
 
-def make_layer() -> MoeLayer:
-    return MoeLayer(SPEC.shape, moe_of(PARAMS, SPEC.shape, 1))
-
-
 def give_routes(rank_routes: Routes, microbatch: int, *, whole: bool = False) -> Tensor:
     """Return the routes that a layer takes in a microbatch."""
-    layer = make_layer()
+    layer = MoeLayer(SPEC.shape, moe_of(PARAMS, SPEC.shape, 1))
     rank_routes.give({LAYER: layer}, microbatch, whole=whole)
     assert layer.microbatch == microbatch
     assert layer.given is not None
@@ -71,12 +67,6 @@ def test_routes_change_with_step_and_microbatch(monkeypatch: pytest.MonkeyPatch)
             drawn.append(give_routes(rank_routes, 1).tolist())
     assert drawn[:2] == drawn[4:]
     assert drawn[0] not in drawn[1:4]
-
-
-def test_router_chooses_without_generator() -> None:
-    layer = make_layer()
-    make_routes([0, 1], routing="router").give({LAYER: layer}, 0)
-    assert layer.given is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.groups import groups_of
-from parbench.workloads.costs import strategies
 from parbench.workloads.mesh.axes import (
     along,
     coordinate_of,
@@ -120,22 +119,3 @@ def test_mesh_with_ep_has_experts_by_default() -> None:
     assert expanded["experts"] == 8
     [dense] = with_experts({"mesh": "dp=4,ep=1"}, WORLD_SPEC)
     assert "experts" not in dense
-
-
-def test_strategy_of_mesh_has_pipeline() -> None:
-    params = {"mesh": "pp=2", "split": "3+1", "schedule": "gpipe", "microbatches": 6}
-    pipeline = strategies.mesh(params, 2).pipeline
-    assert pipeline is not None
-    assert pipeline.layers_by_stage == (3, 1)
-    assert pipeline.schedule.name == "gpipe"
-    assert pipeline.schedule.microbatches == 6
-
-
-def test_strategy_of_mesh_has_mixture() -> None:
-    params = {"mesh": "dp=4,tp=2,ep=4,etp=2", "experts": 8}
-    moe = strategies.mesh(params, 8).moe
-    assert moe is not None
-    assert moe.ep == 4
-    assert moe.etp == 2
-    assert moe.experts_per_rank == 2
-    assert strategies.mesh({"mesh": "dp=4,tp=2"}, 8).moe is None

@@ -1,14 +1,11 @@
 """A rank's part of a step on a mesh: its groups, its tokens, and its share of simulated compute."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from parbench.bench.world.world import World
 from parbench.workloads.costs import strategies
-from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, let_experts_wait
 from parbench.workloads.mesh.axes import coordinate_of
@@ -52,26 +49,16 @@ def test_mesh_makes_groups(two_ranks: Ranks, mesh: str, experts: int, axes: list
     assert by_axis == {axis: [0, 1] for axis in axes}
 
 
-def make_spec(mesh: str, world: int, **params: Any) -> StepSpec:
-    return strategies.mesh({"mesh": mesh, **params}, world)
-
-
 @pytest.mark.parametrize("mesh", ["cp=2,tp=2", "tp=2,cp=2"])
 @pytest.mark.parametrize("method", ["ring", "striped", "zigzag", "ulysses"])
 def test_ranks_of_cp_and_tp_have_every_token_once(mesh: str, method: str) -> None:
-    spec = make_spec(mesh, 4, cp_method=method)
+    spec = strategies.mesh({"mesh": mesh, "cp_method": method}, 4)
     tokens: list[int] = []
     for rank in range(4):
         part = tokens_of(spec, coordinate_of(spec.mesh, rank))
         assert len(part) == 16
         tokens.extend(part)
     assert sorted(tokens) == list(range(64))
-
-
-def test_rank_of_tp_has_run_of_its_cp_part() -> None:
-    spec = make_spec("cp=2,tp=2", 4, cp_method="zigzag", sequence=8)
-    assert tokens_of(spec, {"cp": 0, "tp": 0}) == (0, 1)
-    assert tokens_of(spec, {"cp": 0, "tp": 1}) == (6, 7)
 
 
 def test_shares_of_compute_are_multiply_adds() -> None:
