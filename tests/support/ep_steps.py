@@ -1,9 +1,14 @@
 """Small steps of experts on several ranks: a training step, a layer alone, and dispatch alone."""
 
+from collections.abc import Iterable
+
+from torch import Tensor
+
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.expert_step import EpStep
 from parbench.workloads.expert_parallel.layer_step import DispatchStep, LayerStep
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from tests.support.training_steps import (
     DEFINITION_BY_NAME,
     SMALL_PARAMS,
@@ -12,7 +17,7 @@ from tests.support.training_steps import (
 )
 
 DROPS: Params = {"capacity": 0.75}
-NARROW: Params = {"precision": "bfloat16"}
+BFLOAT16: Params = {"precision": "bfloat16"}
 
 
 def build_step(world: World, params: Params) -> EpStep:
@@ -38,6 +43,21 @@ def build_dispatch(world: World, params: Params) -> DispatchStep:
 def make_params(name: str, params: Params) -> Params:
     """Return small parameters; a missing one has the default of its definition."""
     definition = DEFINITION_BY_NAME[name]
-    known = {param.name for param in definition.params}
-    small = {key: value for key, value in SMALL_PARAMS.items() if key in known}
+    names = {param.name for param in definition.params}
+    small = {key: value for key, value in SMALL_PARAMS.items() if key in names}
     return definition.whole({**small, **params})
+
+
+def misroute_token(layers: Iterable[MoeLayer]) -> None:
+    """Let token 3 of each layer take the two experts with the lowest scores."""
+
+    def forward(layer: MoeLayer, x: Tensor) -> Tensor:
+        if layer.given is None:
+            scores = layer.router(x.flatten(0, 1))
+            routes = scores.topk(2).indices
+            routes[3] = (-scores[3]).topk(2).indices
+            layer.given = routes
+        return MoeLayer.forward(layer, x)
+
+    for layer in layers:
+        layer.forward = forward.__get__(layer)  # type: ignore[method-assign]

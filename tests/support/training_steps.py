@@ -32,7 +32,7 @@ SMALL_PARAMS = {
 
 
 def resolve_preset(name: str, params: Params) -> tuple[str, Params]:
-    """Return a step's name and parameters. ZeRO-2 and ZeRO-3 are FSDP without and with resharding."""
+    """Return a step's name and parameters; ZeRO-2 is FSDP without resharding, ZeRO-3 with it."""
     if name in ("zero2", "zero3"):
         return "fsdp", {"reshard": name == "zero3", **params}
     return name, params
@@ -73,12 +73,13 @@ def measure_sent_bytes(step: TrainingStep) -> dict[str, float]:
 def measure_wrong_and_bytes(
     world: World, name: str, params: Params
 ) -> tuple[list[int], dict[str, float], dict[str, float]]:
-    """Return wrong elements after each of two steps, and a step's sent and analytical bytes by axis."""
+    """Return wrong elements of two steps, and a third step's sent and analytical bytes by axis."""
     step = build_small_step(world, name, params)
     wrong = [count_wrong_after_step(step) for _ in range(2)]
     sent = measure_sent_bytes(step)
     step.close()
-    return wrong, sent, dict(step.expected_bytes())
+    expected = {axis: size for axis, size in step.expected_bytes().items() if size}
+    return wrong, sent, expected
 
 
 class LocalReductions(Silenced):  # type: ignore[no-untyped-call]
@@ -143,38 +144,32 @@ def _scale_all_gradients(step: TrainingStep, world: World) -> None:
     step.layout.model.get_submodule("head").register_forward_hook(scale)
 
 
-def _change_after_backward(step: TrainingStep, change: Callable[[Tensor], Tensor]) -> None:
-    """Let `change` see the loss, and the gradients in the model, after each backward pass."""
+def _change_after_backward(step: TrainingStep, change: Callable[[nn.Module], object]) -> None:
+    """Let `change` see the model with its gradients after each backward pass."""
     forward_backward = step._forward_backward
 
-    def changed() -> Tensor | None:
+    def forward_backward_change() -> Tensor | None:
         loss = forward_backward()
-        assert loss is not None
-        return change(loss)
+        change(step.layout.model)
+        return loss
 
-    step._forward_backward = changed  # type: ignore[method-assign]
+    step._forward_backward = forward_backward_change  # type: ignore[method-assign]
 
 
 def _scale_one_gradient(step: TrainingStep, world: World) -> None:
-    def scale(loss: Tensor) -> Tensor:
-        gradient = step.layout.model.get_parameter("layers.1.ffn.up.weight").grad
+    def scale(model: nn.Module) -> None:
+        gradient = model.get_parameter("layers.1.ffn.up.weight").grad
         assert gradient is not None
         gradient *= 1.001
-        return loss
 
     _change_after_backward(step, scale)
 
 
 def _drop_one_gradient(step: TrainingStep, world: World) -> None:
-    def drop(loss: Tensor) -> Tensor:
-        step.layout.model.get_parameter("layers.0.attention.v.weight").grad = None
-        return loss
+    def drop(model: nn.Module) -> None:
+        model.get_parameter("layers.0.attention.v.weight").grad = None
 
     _change_after_backward(step, drop)
-
-
-def _scale_loss(step: TrainingStep, world: World) -> None:
-    _change_after_backward(step, lambda loss: loss * 1.001)
 
 
 def _drop_microbatch(step: TrainingStep, world: World) -> None:
@@ -191,9 +186,9 @@ def _change_tokens_of_rank_1(step: TrainingStep, world: World) -> None:
 
 
 def _predict_same_token(step: TrainingStep, world: World) -> None:
-    step._mine = tuple(
-        tokens[:, :-1].repeat_interleave(2, dim=1)[:, : tokens.shape[1]] for tokens in step._mine
-    )
+    doubled = [tokens.repeat_interleave(2, dim=1) for tokens in step._mine]
+    length = step._mine[0].shape[1]
+    step._mine = tuple(tokens[:, :length] for tokens in doubled)
 
 
 MUTANTS: dict[str, Callable[[TrainingStep, World], None]] = {
@@ -204,6 +199,5 @@ MUTANTS: dict[str, Callable[[TrainingStep, World], None]] = {
     "other tokens on rank 1": _change_tokens_of_rank_1,
     "targets not shifted": _predict_same_token,
     "one gradient missing": _drop_one_gradient,
-    "loss 0.1 % larger": _scale_loss,
 }
 """Wrong training steps with at least two microbatches."""

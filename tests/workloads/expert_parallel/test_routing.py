@@ -1,4 +1,4 @@
-"""Routes depend only on generator, seed, step and token, and their loads are the analytical ones."""
+"""Routes depend only on generator, seed, step and token, and have the analytical loads."""
 
 from collections import Counter
 from dataclasses import replace
@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from parbench.bench.text import UserError
 from parbench.workloads.expert_parallel.routing import (
-    BALANCED,
     GENERATORS,
     Generator,
     capacity,
-    expected_drop_rate,
     expected_loads,
     imbalance,
     inclusion,
@@ -39,8 +37,7 @@ def count_loads(generator: Generator, step: int, tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("text", "strength"),
-    [("zipf:1.5", 1.5), ("hot_rank", 3.0), ("balanced", 0.0), ("router", 0.0)],
+    ("text", "strength"), [("zipf:1.5", 1.5), ("hot_rank", 3.0), ("router", 0.0)]
 )
 def test_parse_routing_reads_strength(text: str, strength: float) -> None:
     assert parse_routing(text)[1] == strength
@@ -62,14 +59,16 @@ def test_popularity_of_generators() -> None:
     ratios = [shares[0] / share for share in shares]
     assert ratios == pytest.approx([rank**2 for rank in range(1, 9)])
     assert popularity(make_generator("zipf")) != popularity(make_generator("zipf", seed=1))
-    assert popularity(make_generator("hot_rank:3")) == pytest.approx([3 / 12] * 2 + [1 / 12] * 6)
+    hot = popularity(make_generator("hot_rank:3"))
+    assert hot == pytest.approx([3 / 12] * 2 + [1 / 12] * 6)
 
 
 def test_routes_take_no_expert_twice() -> None:
     """The two experts of the hot rank are taken by every token."""
     generator = make_generator("hot_rank:100", top_k=3)
     assert inclusion(generator) == pytest.approx((1.0, 1.0, *[1 / 6] * 6))
-    assert all({0, 1} < set(experts) for experts in routes(generator, 0, 0, 64))
+    for experts in routes(generator, 0, 0, 64):
+        assert {0, 1} < set(experts)
 
 
 @given(
@@ -77,16 +76,14 @@ def test_routes_take_no_expert_twice() -> None:
     st.integers(1, 40),
     st.integers(1, 8),
     st.integers(1, 8),
-    st.integers(0, 999),
 )
-@settings(max_examples=50, deadline=None)
-def test_routes_have_k_different_experts(
-    name: str, experts: int, top_k: int, parts: int, first: int
-) -> None:
+@settings(max_examples=40, deadline=None)
+def test_routes_have_k_different_experts(name: str, experts: int, top_k: int, parts: int) -> None:
     generator = make_generator(name, experts=experts, top_k=min(top_k, experts), parts=parts)
-    for chosen in routes(generator, 1, first, 50):
-        assert len(set(chosen)) == len(chosen) == generator.top_k
-        assert all(0 <= expert < experts for expert in chosen)
+    for chosen in routes(generator, 1, 37, 50):
+        assert len(chosen) == generator.top_k
+        assert len(set(chosen)) == generator.top_k
+        assert 0 <= min(chosen) <= max(chosen) < experts
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -99,21 +96,14 @@ def test_routes_do_not_depend_on_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-@pytest.mark.parametrize(("experts", "top_k", "parts"), [(8, 2, 4), (16, 4, 4), (5, 3, 2)])
-def test_loads_agree_with_expected_loads(name: str, experts: int, top_k: int, parts: int) -> None:
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (5, 3)])
+def test_loads_agree_with_expected_loads(name: str, experts: int, top_k: int) -> None:
     """One token per run is the most that they differ by."""
     runs = 8
-    generator = make_generator(name, experts=experts, top_k=top_k, parts=parts)
+    generator = make_generator(name, experts=experts, top_k=top_k)
     tokens = runs * run_tokens(experts)
     expected = expected_loads(generator, tokens)
     assert count_loads(generator, 1, tokens) == pytest.approx(expected, abs=runs)
-
-
-@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (6, 4), (5, 3), (7, 7)])
-def test_balanced_loads_are_even(experts: int, top_k: int) -> None:
-    tokens = 3 * run_tokens(experts)
-    generator = make_generator(BALANCED, experts=experts, top_k=top_k)
-    assert count_loads(generator, 0, tokens) == [tokens * top_k // experts] * experts
 
 
 def test_imbalance_is_maximum_over_mean() -> None:
@@ -121,18 +111,8 @@ def test_imbalance_is_maximum_over_mean() -> None:
     assert imbalance([0, 0]) is None
 
 
-@pytest.mark.parametrize(
-    ("factor", "tokens", "slots"),
-    [(1.0, 64, 16), (1.25, 61, 20), (0.1 * 3, 40, 3), (0.001, 64, 1)],  # 0.1 * 3 is above 0.3
-)
-def test_capacity_is_rounded_up(factor: float, tokens: int, slots: int) -> None:
-    assert capacity(factor, 2, tokens, 8) == slots
-
-
-def test_drop_rate_of_hot_rank() -> None:
-    """Half of the experts have 96 of 512 pairs each and 64 slots: 4 * 32 pairs are dropped."""
-    generator = make_generator("hot_rank:3", parts=2)
-    loads = count_loads(generator, 0, 256)
-    dropped = sum(max(0, load - 64) for load in loads)
-    assert dropped == 128
-    assert expected_drop_rate(generator, 256, 64) == pytest.approx(128 / 512)
+def test_capacity_is_rounded_up() -> None:
+    assert capacity(1.0, 2, 64, 8) == 16
+    assert capacity(1.25, 2, 61, 8) == 20
+    assert capacity(0.1 * 3, 2, 40, 8) == 3  # 0.1 * 3 is above 0.3
+    assert capacity(0.001, 2, 64, 8) == 1
