@@ -17,7 +17,9 @@ STEP_PACKAGES = {"pipeline_parallel", "context_parallel", "expert_parallel", "me
 COMPOSING_PACKAGES = {"mesh", "planner", "costs"}
 """Packages of workloads that may import several packages of steps."""
 
-SOURCES = sorted(path for package in LAYER_BY_PACKAGE for path in (ROOT / package).rglob("*.py"))
+SOURCES = sorted(
+    path for package in LAYER_BY_PACKAGE for path in (ROOT / package).rglob("*.py")
+)
 CONTEXT = click.Context(cli.main)
 
 
@@ -130,7 +132,9 @@ def list_commands() -> list[tuple[str, click.Command]]:
         assert command is not None
         commands.append((name, command))
         if isinstance(command, click.Group):
-            commands += [(f"{name} {child}", inner) for child, inner in command.commands.items()]
+            commands += [
+                (f"{name} {child}", inner) for child, inner in command.commands.items()
+            ]
     return commands
 
 

@@ -66,7 +66,9 @@ def test_workflow_uses_existing_files() -> None:
 
 @pytest.mark.full
 def test_gitlab_compares_merge_requests_and_keeps_branches(tmp_path: Path) -> None:
-    script = "branch=main\n" + "\n".join(yaml.safe_load(GITLAB.read_text())["parbench"]["script"])
+    script = "branch=main\n" + "\n".join(
+        yaml.safe_load(GITLAB.read_text())["parbench"]["script"]
+    )
     write_history_run(tmp_path / "slower", 20, 1.5)
     with open_history(tmp_path / "runs" / "history.sqlite", create=True) as history:
         fill_history(history, tmp_path, [1.0] * 8)
@@ -89,7 +91,9 @@ def run_job(tmp_path: Path, runs: Path, branch: str, base: str = "") -> ActionRe
     if os.geteuid() == 0:
         # In a container the checkout belongs to the user of the runner.
         os.chown(clone, 12345, -1)
-    return run_action(clone, branch=branch, base=base, prologue=USE_MEASURED_RUNS.format(runs=runs))
+    return run_action(
+        clone, branch=branch, base=base, prologue=USE_MEASURED_RUNS.format(runs=runs)
+    )
 
 
 @pytest.mark.full

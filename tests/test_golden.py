@@ -17,7 +17,9 @@ from tests.support.smoke import OUTPUT_FILE, run_preset
 def test_output_equals_golden_file(name: str) -> None:
     expected = (GOLDEN / name).read_text().splitlines()
     actual = FILES[name]().splitlines()
-    difference = difflib.unified_diff(expected, actual, "golden file", "output", lineterm="", n=1)
+    difference = difflib.unified_diff(
+        expected, actual, "golden file", "output", lineterm="", n=1
+    )
     text = "\n".join(difference)
     assert text == "", f"If this is intended, run: make golden\n{text}"
 

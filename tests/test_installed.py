@@ -116,7 +116,9 @@ def user_folder(tmp_path: Path) -> Path:
     folder.mkdir()
     for package in PACKAGES:
         (folder / package).mkdir()
-        (folder / package / "__init__.py").write_text(f"raise RuntimeError('shadowed {package}')")
+        (folder / package / "__init__.py").write_text(
+            f"raise RuntimeError('shadowed {package}')"
+        )
     if os.getuid() == 0:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, NOBODY_UID, NOBODY_UID)

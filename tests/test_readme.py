@@ -65,7 +65,9 @@ def find_commands(path: Path) -> list[str]:
     return commands
 
 
-ALL_COMMANDS = [command for path in (README, *PACKAGE_READMES) for command in find_commands(path)]
+ALL_COMMANDS = [
+    command for path in (README, *PACKAGE_READMES) for command in find_commands(path)
+]
 COMMANDS = sorted(set(ALL_COMMANDS))
 COMMANDS_WITH_FAKE_RANKS = [
     command
@@ -113,7 +115,9 @@ def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("all_reduce.log", "osu_allreduce.txt"):
         (tmp_path / name).write_text(OSU)
     [plan] = [
-        block for block in find_blocks(ROOT / "bench" / "README.md", "toml") if "preset" in block
+        block
+        for block in find_blocks(ROOT / "bench" / "README.md", "toml")
+        if "preset" in block
     ]
     (tmp_path / "plan.toml").write_text(plan)
     (tmp_path / "budgets.toml").write_text('"*" = { time = "<1s" }')

@@ -243,7 +243,9 @@ def test_budget_decides_the_exit_code(
 def test_list_shows_each_name_and_preset(call_parbench: CallParbench) -> None:
     lines = call_parbench("list").stdout.splitlines()
     listed = [line.split()[0] for line in lines if line.startswith("  ")]
-    names = [definition.name.partition(".")[2] for definition in load_catalogue(cli.DEFINITIONS)]
+    names = [
+        definition.name.partition(".")[2] for definition in load_catalogue(cli.DEFINITIONS)
+    ]
     assert sorted(listed) == sorted([*names, *PRESETS])
 
 

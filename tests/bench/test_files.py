@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.files import MAX_BYTES, file_name, read_file, read_lines, read_rows, read_text
+from parbench.bench.files import (
+    MAX_BYTES,
+    file_name,
+    read_file,
+    read_lines,
+    read_rows,
+    read_text,
+)
 from parbench.bench.limits import check_time
 from tests.support.refusals import usage_error
 
@@ -45,7 +52,9 @@ def test_check_time_accepts_a_date_with_a_zone(text: str) -> None:
     check_time(text)
 
 
-@pytest.mark.parametrize("text", ["yesterday", "", "2026-02-30T00:00:00Z", "2026-01-02T03:04:05"])
+@pytest.mark.parametrize(
+    "text", ["yesterday", "", "2026-02-30T00:00:00Z", "2026-01-02T03:04:05"]
+)
 def test_check_time_refuses(text: str) -> None:
     with pytest.raises(ValueError, match=r"zone|day|format"):
         check_time(text)

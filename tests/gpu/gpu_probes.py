@@ -2,8 +2,8 @@
 
     python gpu_probes.py [--rehearse] PART
 
-Prints a JSON line for each result as soon as it is known. Each part runs in its own process, because
-a forbidden capture can break the CUDA context. In a rehearsal the CPU replaces the device.
+Prints a JSON line for each result as soon as it is known. Each part runs in its own process,
+because a forbidden capture can break the CUDA context. In a rehearsal the CPU replaces the device.
 """
 
 import json
@@ -90,7 +90,7 @@ def measure_median_seconds(
 
 
 def is_expected_of_h200(rate: float, expected_rate: float) -> bool:
-    """Return whether a rate is within 10 % of that of an H200; other devices have no expectation."""
+    """Return whether a rate is within 10 % of that of an H200; any rate of other devices is."""
     if REHEARSE or "H200" not in torch.cuda.get_device_name():
         return True
     return abs(rate / expected_rate - 1) <= 0.1
@@ -134,7 +134,9 @@ def measure_gemm() -> None:
     report("bare GEMM", passed, f"{bare / 1e12:.1f} TFLOP/s bf16, random (H200: 780)", bare)
     sizes = (256,) if REHEARSE else ()
     ours = measured_peak(DEVICE, torch.bfloat16, sizes=sizes)
-    figure = f"{ours / 1e12:.1f} TFLOP/s bf16, equal numbers; {ours / bare:.3f} of the bare GEMM"
+    figure = (
+        f"{ours / 1e12:.1f} TFLOP/s bf16, equal numbers; {ours / bare:.3f} of the bare GEMM"
+    )
     passed = is_expected_of_h200(ours, H200_FLOPS_PER_SECOND)
     report("GEMM of parbench", passed, figure, ours)
 
@@ -237,7 +239,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def capture() -> None:
-    """Report what a graph can capture, also during work of another thread, and the flight recorder."""
+    """Report what a graph can capture, also during other work, and read the flight recorder."""
     with single_rank_group():
         x = torch.ones(1024, device=DEVICE)
         graph = capture_graph(lambda: dist.all_reduce(x), 4)

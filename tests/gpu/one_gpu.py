@@ -2,8 +2,8 @@
 
     one_gpu.py [--rehearse] [--only PART,...] [FOLDER]
 
-``one_gpu.sh`` finds the Python. Only the standard library is imported, and what the machine lacks is
-unpacked from ``wheels/``. After each part FOLDER has ``summary.txt``, ``records.jsonl`` and
+``one_gpu.sh`` finds the Python. Only the standard library is imported, and what the machine lacks
+is unpacked from ``wheels/``. After each part FOLDER has ``summary.txt``, ``records.jsonl`` and
 ``everything.tar.gz``, and at the end ``report.html``. The exit code is 1 if a line says fail.
 """
 
@@ -86,9 +86,13 @@ class Session:
         return f"--device {self.device} --backend gloo --nproc 2 --launches 1".split()
 
     def run_python(
-        self, name: str, *args: str, cwd: Path = ROOT, variables: Mapping[str, str] = NO_VARIABLES
+        self,
+        name: str,
+        *args: str,
+        cwd: Path = ROOT,
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> tuple[int | None, str]:
-        """Return the exit code, None after the deadline, and the output, which is also kept as a log."""
+        """Return the exit code, None after the deadline, and the output, which a log file keeps."""
         log = self.work / "logs" / f"{name}.log"
         with log.open("w") as file:
             process = subprocess.Popen(
@@ -150,7 +154,9 @@ class Session:
 
     def write(self) -> None:
         """Write the results so far, so that an interrupted script leaves them."""
-        (self.folder / "summary.txt").write_text("".join(f"{line.text}\n" for line in self.lines))
+        (self.folder / "summary.txt").write_text(
+            "".join(f"{line.text}\n" for line in self.lines)
+        )
         with (self.folder / "records.jsonl").open("w") as file:
             for run in self.runs:
                 file.write((run / "records.jsonl").read_text())
@@ -168,7 +174,9 @@ def stop_process(process: "subprocess.Popen[bytes]") -> None:
                 process.wait(5)
 
 
-def summarize_records(name: str, records: list[Record], exit_code: int | None, output: str) -> Line:
+def summarize_records(
+    name: str, records: list[Record], exit_code: int | None, output: str
+) -> Line:
     """Return a line that passes if a case is ok and every other one is ok or skipped."""
     counts = Counter(record["status"] for record in records)
     figure = ", ".join(f"{count} {status}" for status, count in counts.items())
@@ -196,7 +204,9 @@ def label_case(record: Record) -> str:
     return " ".join([record["case"]["name"], *settings])
 
 
-def find_metric(records: Iterable[Record], case: str, name: str, **params: object) -> float | None:
+def find_metric(
+    records: Iterable[Record], case: str, name: str, **params: object
+) -> float | None:
     """Return a metric of the first ok record of a case with these parameters."""
     for record in records:
         if record["status"] != "ok" or record["case"]["name"] != case:
@@ -210,7 +220,7 @@ def find_metric(records: Iterable[Record], case: str, name: str, **params: objec
 def compare_with_bare_loop(
     session: Session, name: str, seconds: float | None, bare_name: str, max_ratio: float
 ) -> Line:
-    """Compare a time of parbench with that of a bare loop; the ratio may be 0.8 to ``max_ratio``."""
+    """Compare a time with that of a bare loop; the ratio may be 0.8 to ``max_ratio``."""
     bare_seconds = session.find_value(bare_name)
     if seconds is None or bare_seconds is None:
         return Line(name, "skip", f"parbench {seconds}, bare {bare_seconds}: one is unknown")
@@ -295,7 +305,9 @@ def one_rank(session: Session) -> Iterator[Line]:
     yield from lines
     for name in ("all_reduce", "all_gather"):
         for mode in ("blocking", "graph"):
-            seconds = find_metric(records, f"collective.{name}", "time", size_bytes=1024, mode=mode)
+            seconds = find_metric(
+                records, f"collective.{name}", "time", size_bytes=1024, mode=mode
+            )
             title = f"{mode} {name} of 1K"
             yield compare_with_bare_loop(
                 session, title, seconds, f"bare {title}, one rank", max_ratio=1.25
@@ -412,7 +424,9 @@ def on_gloo(session: Session) -> Iterator[Line]:
     modes = "mode=blocking,pipelined,async"
     selection = ["--only", "collective.*", "--sizes", sizes, "--set", modes]
     options = session.two_ranks_options
-    _, lines = session.run_parbench("gloo: collectives, 2 ranks", *options, *selection, budget=15)
+    _, lines = session.run_parbench(
+        "gloo: collectives, 2 ranks", *options, *selection, budget=15
+    )
     yield from lines
     selection = [
         "--only",
@@ -570,7 +584,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [part.name for part in PARTS]
-    parser.add_argument("--rehearse", action="store_true", help="small sizes on a CPU with gloo")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="small sizes on a CPU with gloo"
+    )
     parser.add_argument("--only", metavar="PART,...", help=f"some of {', '.join(names)}")
     default_folder = f"one_gpu-{time.strftime('%Y%m%dT%H%M%S')}"
     parser.add_argument("folder", nargs="?", default=default_folder)

@@ -25,9 +25,14 @@ GPU_BLOCKS = [
 )
 @pytest.mark.parametrize("block", GPU_BLOCKS)
 def test_gpu_kernel_matches_formula(
-    kernel: CudaFlash | CudaEfficient, dtype: torch.dtype, tolerance: float, block: AttentionBlock
+    kernel: CudaFlash | CudaEfficient,
+    dtype: torch.dtype,
+    tolerance: float,
+    block: AttentionBlock,
 ) -> None:
-    block = AttentionBlock(block.rows, block.keys, block.causal, block.heads, block.kv_heads, 64)
+    block = AttentionBlock(
+        block.rows, block.keys, block.causal, block.heads, block.kv_heads, 64
+    )
     q, k, v, gradient = (tensor.cuda() for tensor in block.draw(dtype))
     gradient = gradient.contiguous()
     expected = compute_attention(q, k, v, block.allowed_pairs().cuda(), gradient)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes on a GPU: kernels by launching call, device clock, waits in a stream."""
+"""Where the time of a step goes on a GPU: kernels by call, device clock, waits in a stream."""
 
 import time
 
@@ -59,7 +59,9 @@ def test_kernels_are_linked_to_launch_and_operator() -> None:
     kernels = [
         event
         for event in events
-        if event.device and not event.annotation and not event.name.startswith(("Memset", "Memcpy"))
+        if event.device
+        and not event.annotation
+        and not event.name.startswith(("Memset", "Memcpy"))
     ]
     assert len(kernels) >= 2
     for kernel in kernels:

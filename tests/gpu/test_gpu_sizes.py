@@ -1,4 +1,4 @@
-"""Real sizes on one GPU: initialization on the device, the check by a small model, kernels, caches."""
+"""Real sizes on one GPU: initialization, the check by a small model, kernels, caches."""
 
 import pytest
 import torch
@@ -77,7 +77,9 @@ def test_grouped_gemm_with_empty_groups(dtype: torch.dtype, atol: float) -> None
 
     actual = F.grouped_mm(rows, weights, offs=offsets)
     groups = torch.split(rows, counts.tolist())
-    expected = torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
+    expected = torch.cat(
+        [group @ weight for group, weight in zip(groups, weights, strict=True)]
+    )
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=atol)
     actual_gradients = torch.autograd.grad(actual, (rows, weights), output_gradient)
     expected_gradients = torch.autograd.grad(expected, (rows, weights), output_gradient)

@@ -101,7 +101,9 @@ def test_spin_lasts_as_requested(nccl_world: World) -> None:
         end.record()
         end.synchronize()
         microseconds.append(1e3 * start.elapsed_time(end))
-    print(f"figure: a spin of 100 us lasts {min(microseconds):.0f} to {max(microseconds):.0f} us")
+    print(
+        f"figure: a spin of 100 us lasts {min(microseconds):.0f} to {max(microseconds):.0f} us"
+    )
     assert min(microseconds) > 66, "a clock above 3 GHz"
     assert max(microseconds) < 2_000
 

@@ -28,7 +28,9 @@ STEPS: list[NamedCase] = [
 
 
 @pytest.mark.parametrize(
-    "case", [*NCCL_ONLY_CASES, *STEPS], ids=lambda case: f"{case[0]}-{list(case[1].values())[-1]}"
+    "case",
+    [*NCCL_ONLY_CASES, *STEPS],
+    ids=lambda case: f"{case[0]}-{list(case[1].values())[-1]}",
 )
 def test_two_ranks_are_correct(ranks_on_one_gpu: Ranks, case: NamedCase) -> None:
     failures = ranks_on_one_gpu.call("tests.support.staged_steps:find_failures", cases=[case])

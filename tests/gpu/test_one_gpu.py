@@ -61,9 +61,13 @@ class PlanningSession(Session):
         self.refusals: list[str] = []
         self._requested: list[Options] = []
         monkeypatch.setattr(
-            measure, "run_options", lambda request, *args, **kwargs: self._requested.append(request)
+            measure,
+            "run_options",
+            lambda request, *args, **kwargs: self._requested.append(request),
         )
-        monkeypatch.setattr(options, "_where", lambda request, joined: (make_h200(request), None))
+        monkeypatch.setattr(
+            options, "_where", lambda request, joined: (make_h200(request), None)
+        )
 
     def run_parbench(
         self, name: str, *options: str, cwd: Path = ROOT, budget: float = 60
@@ -73,7 +77,11 @@ class PlanningSession(Session):
         return [], []
 
     def run_python(
-        self, name: str, *args: str, cwd: Path = ROOT, variables: Mapping[str, str] = NO_VARIABLES
+        self,
+        name: str,
+        *args: str,
+        cwd: Path = ROOT,
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> tuple[int | None, str]:
         CliRunner().invoke(cli.main, args[2:], catch_exceptions=False)
         request = self._requested.pop()

@@ -85,7 +85,9 @@ def test_share_of_copy_uses_the_copy_of_the_run() -> None:
     assert code == 3
 
 
-@pytest.mark.parametrize("budget", [limit("overlap", ">", -1), limit("bubble_fraction", "<", 1)])
+@pytest.mark.parametrize(
+    "budget", [limit("overlap", ">", -1), limit("bubble_fraction", "<", 1)]
+)
 def test_unknown_metric_is_never_kept(budget: Budget) -> None:
     _, code = check(run_from_records(train_record(overlap=None)), budget)
     assert code == 3

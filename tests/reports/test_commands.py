@@ -131,7 +131,9 @@ def test_import_prints_the_folder_of_each_run(tmp_path: Path) -> None:
     first, second = (load_run(Path(line)) for line in text.splitlines())
     assert first.info.plan.nproc == 3
     assert second.records[0].details["source"]["file"] == "b.txt"
-    assert "nccl-tests" in read_error(import_files, files[0], "--nproc", 2, "--from", "nccl-tests")
+    assert "nccl-tests" in read_error(
+        import_files, files[0], "--nproc", 2, "--from", "nccl-tests"
+    )
     assert tuple(PARSERS) == TOOLS
 
 

@@ -32,7 +32,9 @@ def test_local_cluster_gives_each_node_its_own_host() -> None:
 
 
 def test_local_cluster_leaves_nothing_when_killed() -> None:
-    script = "srun --nodes 2 sleep 1000 & setsid sleep 1000 & echo $PARBENCH_CLUSTER; sleep 1000"
+    script = (
+        "srun --nodes 2 sleep 1000 & setsid sleep 1000 & echo $PARBENCH_CLUSTER; sleep 1000"
+    )
     with subprocess.Popen(
         [*cluster_command(nodes=2), "--", "sh", "-c", script],
         stdout=subprocess.PIPE,

@@ -26,7 +26,9 @@ class Programs:
         self.folder = folder
 
     def write(self, name: str, script: str) -> None:
-        write_tool(self.folder, name, f'printf "%s\\n" "$@" > {self.folder}/{name}.args\n{script}')
+        write_tool(
+            self.folder, name, f'printf "%s\\n" "$@" > {self.folder}/{name}.args\n{script}'
+        )
 
     def args(self, name: str) -> list[str]:
         return (self.folder / f"{name}.args").read_text().splitlines()
@@ -79,7 +81,9 @@ def test_queue_has_a_line_for_each_task(programs: Programs) -> None:
 
 
 def test_partitions_sum_the_nodes_of_their_lines(programs: Programs) -> None:
-    lines = "echo 'lab*|4|1:00:00|up'; echo 'big|100|infinite|down'; echo 'big|28|infinite|down'"
+    lines = (
+        "echo 'lab*|4|1:00:00|up'; echo 'big|100|infinite|down'; echo 'big|28|infinite|down'"
+    )
     programs.write("sinfo", lines)
     assert Slurm().partitions() == (
         Partition(name="lab", nodes=4, limit_seconds=3600, is_default=True),
@@ -124,7 +128,9 @@ def test_show_job_reads_one_mapping_per_task(
 
 
 def test_show_job_distinguishes_unknown_jobs_from_errors(programs: Programs) -> None:
-    programs.write("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    programs.write(
+        "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    )
     assert Slurm().show_job("2") == ()
     programs.write("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert "Unable to contact" in usage_error(Slurm().show_job, "2")

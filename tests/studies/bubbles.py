@@ -1,9 +1,9 @@
-"""Compare the pipeline bubble of each schedule: measured with simulated compute, simulated, analytical.
+"""Compare the measured, simulated and analytical pipeline bubble of each schedule.
 
     python -m tests.studies.bubbles [SCHEDULE ...]
 
-Four ranks, eight microbatches, and actions of 100 ms for the share of a rank. The analytical bubble
-assumes equal actions. Each schedule takes about 45 s.
+The measured step has simulated compute. Four ranks, eight microbatches, and actions of 100 ms for
+the share of a rank. The analytical bubble assumes equal actions. Each schedule takes about 45 s.
 """
 
 import json
@@ -42,7 +42,9 @@ def measure_metrics(names: list[str]) -> dict[str, dict[str, float]]:
     for line in completed.stdout.splitlines():
         record = json.loads(line)
         schedule = record["case"]["params"]["schedule"]
-        metrics[schedule] = {name: metric["value"] for name, metric in record["metrics"].items()}
+        metrics[schedule] = {
+            name: metric["value"] for name, metric in record["metrics"].items()
+        }
     return metrics
 
 
@@ -70,7 +72,9 @@ def compute_analytical_bubble(name: str) -> float:
 def main() -> None:
     names = sys.argv[1:] or list(SCHEDULES)
     metrics = measure_metrics(names)
-    print(f"{NUM_RANKS} ranks, {NUM_MICROBATCHES} microbatches: bubble as a fraction of makespan")
+    print(
+        f"{NUM_RANKS} ranks, {NUM_MICROBATCHES} microbatches: bubble as a fraction of makespan"
+    )
     print(f"{'schedule':16} {'measured':>9} {'simulated':>9} {'analytical':>10} {'step':>9}")
     for name in names:
         measured = metrics[name]["bubble_fraction"]

@@ -42,7 +42,9 @@ def is_supported(dtype: str, num_ranks: int, redop: str) -> bool:
 
 def stack_values(pattern: DataPattern, num_ranks: int, count: int) -> Array:
     """Return the first elements of every rank, one row for each rank."""
-    return np.stack([pattern.values(rank, 0, count).double().numpy() for rank in range(num_ranks)])
+    return np.stack(
+        [pattern.values(rank, 0, count).double().numpy() for rank in range(num_ranks)]
+    )
 
 
 def find_unique_rows(rows: Array) -> list[bool]:
@@ -175,7 +177,8 @@ def main() -> None:
         for dtype in DTYPES:
             for kind, (detected, tried) in count_detected(dtype, num_ranks).items():
                 print(
-                    f"{kind:<22} {num_ranks:>5} ranks {dtype:>14}: {detected}/{tried}", flush=True
+                    f"{kind:<22} {num_ranks:>5} ranks {dtype:>14}: {detected}/{tried}",
+                    flush=True,
                 )
 
 

@@ -1,6 +1,6 @@
-"""Inject each fault at each moment of a run with real processes, and print the table of tests/README.md.
+"""Inject each fault at each moment of a run, and print the table of tests/README.md.
 
-    python -m tests.studies.fault_matrix                      # all cells, about 20 minutes on two cores
+    python -m tests.studies.fault_matrix     # all cells, about 20 minutes on two cores
     python -m tests.studies.fault_matrix --faults disk-full rank-stop --moments timed --verbose
 
 A run of two cases on two ranks meets one fault at one moment. A cell has the exit code and the
@@ -169,10 +169,14 @@ FAULTS = {
     "rank-stop": Fault(
         "SIGSTOP to a rank", case_ends("rank 1 did not arrive", "hang"), signal.SIGSTOP, "rank"
     ),
-    "rank-raises": Fault("a rank raises", case_ends("rank 1 raised RuntimeError: injected fault")),
+    "rank-raises": Fault(
+        "a rank raises", case_ends("rank 1 raised RuntimeError: injected fault")
+    ),
     "rank-hangs": Fault("a rank sleeps forever", case_ends("rank 1 did not arrive", "hang")),
     "rank-exits": Fault("a rank exits with 0", case_ends("rank 1 died: exit code 0")),
-    "rank-memory": Fault("the memory of a rank is full", case_ends("rank 1 raised RuntimeError")),
+    "rank-memory": Fault(
+        "the memory of a rank is full", case_ends("rank 1 raised RuntimeError")
+    ),
     "rank-wrong": Fault("a wrong result", case_ends("differ", "wrong", 1, needs_result=True)),
     "disk-full": Fault(
         "the disk is full",
@@ -232,7 +236,7 @@ def find_phase() -> str:
 
 
 def meet_fault(fault: str, folder: Path) -> None:
-    """Inject a fault in this rank, or wait for the fault of another process; only the first time."""
+    """Inject a fault in this rank, or wait for that of another process; only the first time."""
     import torch
 
     if (folder / "rank").exists():
@@ -446,7 +450,9 @@ def main() -> int:
     if NAMESPACE_VARIABLE not in os.environ:
         module = [sys.executable, "-m", "tests.studies.fault_matrix", *sys.argv[1:]]
         variables = {**environment(), NAMESPACE_VARIABLE: "1"}
-        return subprocess.run(["unshare", "-rm", *module], env=variables, check=False).returncode
+        return subprocess.run(
+            ["unshare", "-rm", *module], env=variables, check=False
+        ).returncode
     titles = [MOMENTS[moment] for moment in options.moments]
     print(f"| fault | {' | '.join(titles)} |")
     print("|" + "---|" * (1 + len(titles)))

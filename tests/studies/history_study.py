@@ -4,8 +4,8 @@
 
 A history has 40 series over 31 runs on one machine. The first table has the share of runs, from the
 ninth on, in which any series has a verdict although nothing changed. PR is SLOWER for a run that is
-compared with the history and not part of it. The second table has how soon a step is detected: in the
-first runs after it, and for a step in one series, among 40 or as the only one, after five runs.
+compared with the history and not part of it. The second table has how soon a step is detected: in
+the first runs after it, and for a step in one series, among 40 or as the only one, after five runs.
 ``tests/reports/history/test_levels.py`` tests a small part.
 """
 
@@ -139,7 +139,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--only", default="", help="a part of the name of a model without change")
+    parser.add_argument(
+        "--only", default="", help="a part of the name of a model without change"
+    )
     options = parser.parse_args()
     study = Study(options.seed, options.trials)
     print(f"share of runs in which any series has the verdict, {options.trials} histories each")
@@ -149,7 +151,9 @@ def main() -> None:
             study.print_false_alarms(name, model, options.every)
     if options.only:
         return
-    columns = "SLOWER (SUSPECT, PR) in runs 1 to 5 after it; one series after 5: among 40; alone"
+    columns = (
+        "SLOWER (SUSPECT, PR) in runs 1 to 5 after it; one series after 5: among 40; alone"
+    )
     print(f"{'a step':30}  {columns}")
     for cv in (0.02, 0.05):
         for step, num_changed in ((0.05, 40), (0.1, 40), (1.0, 1)):

@@ -4,8 +4,9 @@
 
 A repetition measures one case among others, in blocks, by parbench's own rule for the number of
 samples and its own interval. Between two blocks the other cases take as long as 300 samples
-(``--gap``). Noise is lognormal: independent, with correlated neighbors (AR(1)), or with a slow mode.
-The slow mode takes half as long again, 15 or 40 % of the time, for 1, 20 or 100 samples on average.
+(``--gap``). Noise is lognormal: independent, with correlated neighbors (AR(1)), or with a slow
+mode. The slow mode takes half as long again, 15 or 40 % of the time, for 1, 20 or 100 samples on
+average.
 
 For comparison, all samples are taken at once and treated as independent, doubled until the interval
 of their order statistics is as narrow as requested. The last column is the ratio of samples.

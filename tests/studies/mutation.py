@@ -116,7 +116,9 @@ def main() -> None:
     tiers = list(MARKER_BY_TIER) if options.tier == "both" else [options.tier]
     places = load_places()
     if options.words:
-        places = [place for place in places if any(word in place.name for word in options.words)]
+        places = [
+            place for place in places if any(word in place.name for word in options.words)
+        ]
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         copy_checkout(Path(folder))

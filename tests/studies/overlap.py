@@ -2,10 +2,10 @@
 
     python -m tests.studies.overlap [--rounds 7]
 
-Two ranks take steps whose forward and backward are waits, three times as long as the communication
-of the step without compute. A step that hides all communication takes as long as its compute, so the
-script prints the ratio of both, the median of interleaved rounds. A loop written by hand shows what
-is reachable with the buckets of DDP.
+Two ranks take steps whose forward and backward are waits, three times as long as the
+communication of the step without compute. A step that hides all communication takes as long as
+its compute, so the script prints the ratio of both, the median of interleaved rounds. A loop
+written by hand shows what is reachable with the buckets of DDP.
 """
 
 import argparse
@@ -44,7 +44,8 @@ STEPS: dict[str, tuple[str, dict[str, object]]] = {
     "fsdp, torch's defaults": ("fsdp", {}),
     "fsdp, explicit prefetch": ("fsdp", {"prefetch": "explicit"}),
 }
-# Freed memory is kept. Otherwise every large buffer is paged in again, which takes as long as sending it.
+# Freed memory is kept. Otherwise every large buffer is paged in again, which takes as long as
+# sending it.
 ALLOCATOR_SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
@@ -151,7 +152,9 @@ def main() -> None:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": interface_of("127.0.0.1") or "",
     }
-    completed = subprocess.run([*torchrun, *module], env={**variables, **os.environ}, check=False)
+    completed = subprocess.run(
+        [*torchrun, *module], env={**variables, **os.environ}, check=False
+    )
     sys.exit(completed.returncode)
 
 

@@ -2,8 +2,8 @@
 
     python -m tests.studies.pictures RUN
 
-They are written to ``docs``. ``--all FOLDER`` writes pictures of the full page in two widths to that
-folder instead, to look at after a change of figures or of the page.
+They are written to ``docs``. ``--all FOLDER`` writes pictures of the full page in two widths to
+that folder instead, to look at after a change of figures or of the page.
 """
 
 import argparse
@@ -36,6 +36,8 @@ def take_pictures(run: Path, folder: Path, *, full_page: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--all", type=Path, dest="folder", help="the full page, into this folder")
+    parser.add_argument(
+        "--all", type=Path, dest="folder", help="the full page, into this folder"
+    )
     options = parser.parse_args()
     take_pictures(options.run, options.folder or ROOT / "docs", full_page=bool(options.folder))

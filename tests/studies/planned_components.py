@@ -2,13 +2,13 @@
 
     python -m tests.studies.planned_components [WORD ...]
 
-Each row is a step on 2, 4 or 8 ranks; words choose the steps that have them all. For every component
-it shows the rank with the largest deviation. Bytes are those of the third step, call by call.
-Parameters are counted between forward and backward, gradients after backward, the optimizer after a
-step, all by element. Activations are the storages that a forward pass leaves for backward: what
-autograd saved, and what selective checkpointing has in torch's caches. Those of a pipeline are added
-up in its order of actions. The exit code is 1 if a byte differs, state by more than 1 %, or
-activations by more than 5 %.
+Each row is a step on 2, 4 or 8 ranks; words choose the steps that have them all. For every
+component it shows the rank with the largest deviation. Bytes are those of the third step, call by
+call. Parameters are counted between forward and backward, gradients after backward, the optimizer
+after a step, all by element. Activations are the storages that a forward pass leaves for
+backward: what autograd saved, and what selective checkpointing has in torch's caches. Those of a
+pipeline are added up in its order of actions. The exit code is 1 if a byte differs, state by more
+than 1 %, or activations by more than 5 %.
 """
 
 import sys

@@ -24,8 +24,8 @@ sequence per microbatch and 1F1B.
 
 * The median absolute error of the speed is {median_error:.1%}.
 * The largest error is {largest_error:+.1%} ({largest_name}, {largest_gpus} GPUs).
-* {num_oversized} of {num_runs} plans need more memory than their GPUs have, although the runs did fit.
-  The planner probably overestimates memory there. The table marks them with "!".
+* {num_oversized} of {num_runs} plans need more memory than their GPUs have, although the runs
+  did fit. The planner probably overestimates memory there. The table marks them with "!".
 
 Some rows rest on assumptions that their sources do not state:
 

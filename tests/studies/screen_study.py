@@ -64,7 +64,9 @@ def simulate(cluster: Cluster, turns: Turns, rng: random.Random) -> list[Exchang
                 has_spike = rng.random() < cluster.spike_share
                 spike = rng.uniform(0, math.log(MAX_SPIKE_FACTOR)) if has_spike else 0.0
                 noise = rng.gauss(0, cluster.noise)
-                seconds = BASE_SECONDS / cluster.pair_speed(pair) * math.exp(drift + noise + spike)
+                seconds = (
+                    BASE_SECONDS / cluster.pair_speed(pair) * math.exp(drift + noise + spike)
+                )
                 exchanges.append(Exchange(turn=f"{text} {repeat}", pair=pair, seconds=seconds))
     return exchanges
 

@@ -93,7 +93,16 @@ def main() -> int:
     numbers = ",".join(str(number) for number in range(options.cases))
     program = str(Path(sys.executable).with_name("parbench"))
     target = ["--target", "tests.support.faults:tangled", "--set", f"number={numbers}"]
-    limits = ["--preset", "smoke", "--nproc", "2", "--launches", "1", "--budget", options.budget]
+    limits = [
+        "--preset",
+        "smoke",
+        "--nproc",
+        "2",
+        "--launches",
+        "1",
+        "--budget",
+        options.budget,
+    ]
     with tempfile.TemporaryDirectory() as folder:
         command = [program, "run", *target, *limits, "--out", folder]
         with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL) as process:

@@ -143,7 +143,8 @@ def render_strategies(step: StepSpec) -> str:
             )
         )
     return render_table(
-        ("strategy", "ranks", "bytes a rank sends", "sent", "state", "activations", "link"), rows
+        ("strategy", "ranks", "bytes a rank sends", "sent", "state", "activations", "link"),
+        rows,
     )
 
 
@@ -176,7 +177,8 @@ def render_batch(step: StepSpec) -> str:
         shape = replace(step.shape, sequence=min(tokens, step.shape.sequence))
         sized = replace(step, shape=shape, microbatch=tokens // shape.sequence)
         runs = {
-            name: dry_run(spec, HARDWARE) for name, spec in build_zero_specs(sized, GPUS).items()
+            name: dry_run(spec, HARDWARE)
+            for name, spec in build_zero_specs(sized, GPUS).items()
         }
         rows["compute"].append(f"{1e3 * runs['DDP'].compute_seconds:,.0f}")
         for name in ("DDP", "ZeRO-3"):

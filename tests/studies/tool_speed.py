@@ -3,10 +3,10 @@
 parbench run --target tests.studies.tool_speed:prepare --nproc 1 --allow-single \
     --set task=help,list,plan,append,load,compare,page \
     --launches 5 --budget 20m --timeout 10m --preset smoke   # before a change and after it
-parbench compare BASE NEW                                    # exit code 1 where a task became slower
+parbench compare BASE NEW    # exit code 1 if a task became slower
 python -m pytest tests/studies/tool_speed.py --benchmark-json=speed.json
 
-What the tasks read is made once, under /dev/shm where there is one: how fast a disk is, is not asked.
+The input of the tasks is created once, in /dev/shm if it exists, so no disk is timed.
 """
 
 import itertools

@@ -1,11 +1,11 @@
 """Run the default tests on several releases of torch, each in a new environment.
 
     python -m tests.studies.torch_versions                   # three releases on this Python
-    python -m tests.studies.torch_versions --torch 2.11.0 --python python3.12 --keep -- tests/bench -x
+    python -m tests.studies.torch_versions --torch 2.11.0 --python python3.12 -- tests/bench -x
 
 Releases from PyPI are CUDA builds of 5 GB. They are installed one at a time and deleted unless
-``--keep`` is given. Other packages have the versions of ``constraints.txt``. Arguments after ``--`` go
-to pytest. The exit code is 1 if a test failed.
+``--keep`` is given. Other packages have the versions of ``constraints.txt``. Arguments after ``--``
+go to pytest. The exit code is 1 if a test failed.
 """
 
 import argparse

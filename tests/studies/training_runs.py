@@ -22,7 +22,9 @@ A100, H100 = PRESETS["a100"], PRESETS["h100"]
 # A ZeRO-3 collective uses one of the eight 200 Gbit/s cards of a Selene node.
 SELENE_ONE_CARD = msgspec.structs.replace(A100, name="selene", rails=1)
 # The nodes of Jean Zay have four links of 100 Gbit/s for eight GPUs.
-JEAN_ZAY = msgspec.structs.replace(A100, name="jean-zay", across_bytes_per_second=4 * 12.5e9 / 8)
+JEAN_ZAY = msgspec.structs.replace(
+    A100, name="jean-zay", across_bytes_per_second=4 * 12.5e9 / 8
+)
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ def _megatron() -> Iterator[TrainingRun]:
         (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163),
         (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163),
     ):
-        step = StepSpec(name="gpt", shape=_gpt_shape(layers, hidden, heads), checkpointing="full")
+        step = StepSpec(
+            name="gpt", shape=_gpt_shape(layers, hidden, heads), checkpointing="full"
+        )
         yield TrainingRun(
             name=f"GPT {billions:g} B",
             spec=step.on({"dp": gpus // tp // pp, "pp": pp, "tp": tp}).with_batch(batch),
@@ -136,7 +140,11 @@ def _megatron() -> Iterator[TrainingRun]:
 def _scaling() -> Iterator[TrainingRun]:
     """GPT 175 B at a global batch of 1,536: ZeRO-3, and tensor 8 x pipeline 12 x data parallel."""
     step = replace(model_of("gpt-175b"), checkpointing="full")
-    for gpus, zero3_quoted, pipeline_quoted in ((384, 144, 153), (768, 88, 149), (1536, 44, 141)):
+    for gpus, zero3_quoted, pipeline_quoted in (
+        (384, 144, 153),
+        (768, 88, 149),
+        (1536, 44, 141),
+    ):
         yield TrainingRun(
             name="GPT 175 B, ZeRO-3",
             spec=step.on({"fsdp": gpus}, microbatch=1536 // gpus),
@@ -246,7 +254,9 @@ def _mpt() -> Iterator[TrainingRun]:
         ("MPT 13B", 40, 5120, 2, 1, "none", 394.4),
     ):
         shape = _gpt_shape(layers, hidden, hidden // 128, vocabulary=50368)
-        step = StepSpec(name=name, shape=shape, microbatch=microbatch, microbatches=microbatches)
+        step = StepSpec(
+            name=name, shape=shape, microbatch=microbatch, microbatches=microbatches
+        )
         yield TrainingRun(
             name=name,
             spec=step.on({"fsdp": 64}).checkpointed(checkpointing),
@@ -258,7 +268,9 @@ def _mpt() -> Iterator[TrainingRun]:
 
 
 def _bloom() -> TrainingRun:
-    step = StepSpec(name="bloom", shape=_gpt_shape(70, 14336, 112, vocabulary=250880), microbatch=2)
+    step = StepSpec(
+        name="bloom", shape=_gpt_shape(70, 14336, 112, vocabulary=250880), microbatch=2
+    )
     split = splits(step.shape, None, 12, 1, "1f1b")[-1]
     step = replace(step, checkpointing="full", split=split, zero1="reduce_scatter")
     return TrainingRun(
@@ -308,7 +320,9 @@ def _deepseek() -> TrainingRun:
     Its FP8 products are bfloat16 here.
     """
     h800 = PRESETS["h800"]
-    efficiency = msgspec.structs.replace(h800.efficiency, overlap=OVERLAP | {"ep": OVERLAP["edp"]})
+    efficiency = msgspec.structs.replace(
+        h800.efficiency, overlap=OVERLAP | {"ep": OVERLAP["edp"]}
+    )
     step = model_of("deepseek-v3", 4096)
     split = splits(step.shape, step.moe, 16, 1, "1f1b")[-1]
     step = replace(step, split=split, checkpointing="selective", zero1="reduce_scatter")

@@ -8,7 +8,9 @@ import tarfile
 from pathlib import Path
 
 VERSION = "4.14.1"
-SHA512 = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+SHA512 = (
+    "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+)
 CACHE = Path.home() / ".cache" / "parbench" / f"axe-core-{VERSION}.tgz"
 
 

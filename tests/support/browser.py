@@ -36,7 +36,9 @@ class Browser:
 
     def __enter__(self) -> Self:
         programs = [path for path in map(shutil.which, NAMES) if path]
-        assert programs, f"install a browser, one of {', '.join(NAMES)}: apt-get install chromium"
+        assert programs, (
+            f"install a browser, one of {', '.join(NAMES)}: apt-get install chromium"
+        )
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         browser_input, self._to_browser = os.pipe()
         self._from_browser, browser_output = os.pipe()
@@ -71,7 +73,12 @@ class Browser:
         self._profile.cleanup()
 
     def open(
-        self, file: Path, *, dark: bool = False, media: str = "screen", size: tuple[int, int] = SIZE
+        self,
+        file: Path,
+        *,
+        dark: bool = False,
+        media: str = "screen",
+        size: tuple[int, int] = SIZE,
     ) -> None:
         """Load a file, wait for its load event and start new lists of requests and complaints."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}

@@ -81,7 +81,9 @@ def run_action(clone: Path, *, branch: str, base: str = "", prologue: str = "") 
     return ActionResult(steps=names, exit_code=exit_code, summary=text)
 
 
-def run_script(script: str, folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+def run_script(
+    script: str, folder: Path, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """Run a script as GitHub's bash does, with the parbench of this checkout."""
     inherited = {
         name: value

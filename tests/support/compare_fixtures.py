@@ -26,7 +26,9 @@ def make_repetitions(
     case: Case = CASE, factor: float = 1.0, count: int = 5, **fields: Any
 ) -> list[Record]:
     """Return one record for each repetition, of 1 ms times ``factor`` with 1 % noise."""
-    return [ok_record(case, i, 1e-3 * factor * NOISE[(3 * i) % 5], **fields) for i in range(count)]
+    return [
+        ok_record(case, i, 1e-3 * factor * NOISE[(3 * i) % 5], **fields) for i in range(count)
+    ]
 
 
 def make_curve(*factors: float) -> list[Record]:
@@ -58,7 +60,9 @@ def make_floor(floor: float) -> Floor:
     )
 
 
-def compare_records(base: Sequence[Record], new: Sequence[Record], **options: Any) -> Comparison:
+def compare_records(
+    base: Sequence[Record], new: Sequence[Record], **options: Any
+) -> Comparison:
     return compare(run_from_records(base), run_from_records(new), Rule(), **options)
 
 

@@ -1,4 +1,4 @@
-"""Attention next to its formula, in one process and over ranks, for tests of context parallelism."""
+"""Attention and its formula, in one process and over ranks, for context parallelism."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -152,7 +152,14 @@ class CountingKernel(CpuFlash):
         return super().forward(q, k, v, causal)
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        causal: bool,
     ) -> Grads:
         self.backward_pairs += num_pairs(q, k, causal)
         return super().backward(dout, q, k, v, out, lse, causal)
@@ -182,7 +189,9 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
     leaves = [tensor[:, :, tokens].requires_grad_() for tensor in (q, k, v)]
     outputs: list[Tensor] = []
     forward_calls = counted(lambda: outputs.append(core(*leaves)), axes)
-    backward_calls = counted(lambda: torch.autograd.backward(outputs, gradient[:, :, tokens]), axes)
+    backward_calls = counted(
+        lambda: torch.autograd.backward(outputs, gradient[:, :, tokens]), axes
+    )
     for group in axes.values():
         dist.destroy_process_group(group)
 

@@ -22,7 +22,11 @@ from tests.support.fakes import FakeLauncher, FakeRank, case_order, make_outcome
 
 MODULES = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
 MACHINE = Machine(
-    cores=4, physical_cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=False
+    cores=4,
+    physical_cores=4,
+    memory_bytes=16 << 30,
+    torch_version="2.13.0",
+    torch_has_cuda=False,
 )
 TORCHRUN = {
     "RANK": "0",
@@ -65,7 +69,12 @@ class FakeRanks:
         self.said = [make_outcome()]
 
     def starter(
-        self, run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, *cpus: object
+        self,
+        run: Run,
+        joined: Joined | None,
+        nodelist: str | None,
+        stack: ExitStack,
+        *cpus: object,
     ) -> StartRanks:
         """Replace ``measure._starter``."""
         size = run.info.plan.nproc

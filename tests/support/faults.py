@@ -27,7 +27,9 @@ class Steps:
     Steps are counted from 1, so that the mischief of ``at=0`` never happens.
     """
 
-    def __init__(self, world: World, mischief: Callable[[], object], rank: int, at: int) -> None:
+    def __init__(
+        self, world: World, mischief: Callable[[], object], rank: int, at: int
+    ) -> None:
         self.world = world
         self.mischief = mischief
         self.bad_rank = rank
@@ -140,7 +142,9 @@ def swapped(world: World, *, size_bytes: int = 4096) -> Operation:
     functions = vars(collectives)
     all_gather_single = functions["all_gather_single"]
 
-    def swap_chunks(output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def swap_chunks(
+        output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup
+    ) -> None:
         all_gather_single(output, shard, group)
         first, second = output.chunk(world.size)[:2]
         copy = first.clone()

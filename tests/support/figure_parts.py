@@ -66,7 +66,9 @@ class Parts:
     @property
     def lines(self) -> dict[str, Path]:
         """The lines of a chart by title: a name, and the value at each place."""
-        lines = [path for path in self.paths if path.title and path.style.startswith("fill:none")]
+        lines = [
+            path for path in self.paths if path.title and path.style.startswith("fill:none")
+        ]
         return {path.title: path for path in lines}
 
 
@@ -84,7 +86,9 @@ def parse_svg(svg: str) -> Parts:
             if element.get("class") == "end":
                 parts.line_names.append(text)
         elif element.tag == "path":
-            path = Path(element.attrib["d"], element.attrib["style"], element.findtext("title", ""))
+            path = Path(
+                element.attrib["d"], element.attrib["style"], element.findtext("title", "")
+            )
             parts.paths.append(path)
             for numbers in BOX.findall(path.d):
                 x, y, width, height, _ = map(float, numbers)

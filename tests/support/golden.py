@@ -1,8 +1,8 @@
 """Golden files: what parbench prints of stored runs and plans, as text with a readable diff.
 
 ``make golden`` writes them and the generated tables of the README files. ``runs/steps`` is one
-repetition of every kind of benchmark. ``runs/base`` and ``runs/new`` are five repetitions before and
-after a rank became late. They are real runs on two ranks.
+repetition of every kind of benchmark. ``runs/base`` and ``runs/new`` are five repetitions before
+and after a rank became late. They are real runs on two ranks.
 """
 
 import json
@@ -72,7 +72,7 @@ def describe_plan(line: str) -> str:
 
 
 def describe_presets() -> str:
-    """Return the cases of the small presets on two ranks; cases that differ only in size share a line."""
+    """Return the cases of the small presets; cases that differ only in size share a line."""
     catalogue = load_catalogue(cli.DEFINITIONS)
     defaults = {
         definition.name: {param.name: param.default for param in definition.params}

@@ -50,7 +50,12 @@ def write_history_run(
 
 
 def make_entry(
-    folder: Path, i: int, factor: float = 1.0, branch: str = "main", commit: str = "", **run: Any
+    folder: Path,
+    i: int,
+    factor: float = 1.0,
+    branch: str = "main",
+    commit: str = "",
+    **run: Any,
 ) -> Entry:
     path = write_history_run(folder, i, factor, **run)
     return read_entry(path, About(branch=branch, commit=commit))

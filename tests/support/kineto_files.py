@@ -56,7 +56,9 @@ class RankFile:
         args |= {
             "Collective name": op,
             "dtype": "Float",
-            "In msg nelems": elements // self.world_size if op == "_allgather_base" else elements,
+            "In msg nelems": elements // self.world_size
+            if op == "_allgather_base"
+            else elements,
             "Out msg nelems": elements,
             "Group size": self.world_size,
             "Process Group Name": "0",

@@ -41,9 +41,13 @@ def main() -> None:
     help="A node with a slower link, such as n3:50mbit.",
 )
 @click.option(
-    "--keep", is_flag=True, help="Keep the folder of the cluster with its logs, and print its path."
+    "--keep",
+    is_flag=True,
+    help="Keep the folder of the cluster with its logs, and print its path.",
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND..."
+)
 def run(
     nodes: int,
     link: str,

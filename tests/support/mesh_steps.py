@@ -27,7 +27,9 @@ def build_small_hybrid(world: World, params: Params) -> HybridStep:
     return HybridStep(world, HYBRID.whole({**defaults, **params}))
 
 
-def assert_calibration(seconds: float, waiter: TimedCompute, forward: Callable[[], object]) -> None:
+def assert_calibration(
+    seconds: float, waiter: TimedCompute, forward: Callable[[], object]
+) -> None:
     """Replace ``calibrate``: the forward pass waits for the given seconds in total."""
     waits = record_waits(waiter)
     forward()

@@ -195,7 +195,12 @@ def make_sweep_point(number: int, label: str, **fields: Any) -> dict[str, Any]:
 
 def write_sweep(folder: Path, points: Sequence[tuple[dict[str, Any], Sequence[Run]]]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    sweep = {"schema": 1, "name": "links", "mode": "one", "points": [point for point, _ in points]}
+    sweep = {
+        "schema": 1,
+        "name": "links",
+        "mode": "one",
+        "points": [point for point, _ in points],
+    }
     (folder / "sweep.json").write_bytes(msgspec.json.encode(sweep))
     for point, runs in points:
         for run in runs:

@@ -95,7 +95,9 @@ else:
 """
 
 
-def gpus(kind: Mapping[str, str], count: int, **changes: Mapping[str, str]) -> list[dict[str, str]]:
+def gpus(
+    kind: Mapping[str, str], count: int, **changes: Mapping[str, str]
+) -> list[dict[str, str]]:
     """Return GPUs of a kind; ``gpu3`` and the like are changes of a single GPU."""
     listed = []
     for index in range(count):

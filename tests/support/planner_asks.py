@@ -28,7 +28,9 @@ SIMPLE_HARDWARE = Hardware(
 H100 = PRESETS["h100"]
 
 
-def make_spec(mesh: str = "dp=2", model: str | StepSpec = "small-llama", **params: Any) -> StepSpec:
+def make_spec(
+    mesh: str = "dp=2", model: str | StepSpec = "small-llama", **params: Any
+) -> StepSpec:
     """Return a step of a named model, or of another step's model, on a mesh."""
     step = model_of(model) if isinstance(model, str) else model
     return step.on(parse_mesh(mesh), **params)

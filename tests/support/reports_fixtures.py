@@ -44,7 +44,9 @@ ENVIRONMENT = {
 }
 
 
-def collective_case(operation: str = "all_reduce", size_bytes: int = 1024, **params: Any) -> Case:
+def collective_case(
+    operation: str = "all_reduce", size_bytes: int = 1024, **params: Any
+) -> Case:
     kind = "p2p" if operation == "sendrecv" else "collective"
     target = f"parbench.bench.operations.collectives:{operation}"
     shape: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
@@ -89,7 +91,9 @@ def step_metrics(seconds: float) -> Metrics:
     return {
         "step_time": seconds_metric(seconds),
         "tokens_per_second": rate_metric(4096 / seconds, "tokens/s"),
-        "bytes_sent.dp": MetricValue(value=3 << 20, unit="B", better="lower", method="closed form"),
+        "bytes_sent.dp": MetricValue(
+            value=3 << 20, unit="B", better="lower", method="closed form"
+        ),
     }
 
 
@@ -173,7 +177,11 @@ def ok_record(
 
 
 def failed_record(
-    case: Case, launch: int = 0, status: Status = "failed", reason: str = "it broke", **fields: Any
+    case: Case,
+    launch: int = 0,
+    status: Status = "failed",
+    reason: str = "it broke",
+    **fields: Any,
 ) -> Record:
     usual: dict[str, Any] = {"world": WORLD, "started": STARTED, "seconds": 0.1}
     return Record(case=case, launch=launch, status=status, reason=reason, **{**usual, **fields})
@@ -417,7 +425,9 @@ def expert_record(
     )
 
 
-def make_plan(cases: Iterable[Case], *, launches: int = 1, skipped: Sequence[Skipped] = ()) -> Plan:
+def make_plan(
+    cases: Iterable[Case], *, launches: int = 1, skipped: Sequence[Skipped] = ()
+) -> Plan:
     return Plan(
         cases=tuple(cases),
         skipped=tuple(skipped),
@@ -457,7 +467,14 @@ def write_run(out: Path, run: Run) -> Path:
     return path
 
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv")
+OPERATIONS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "sendrecv",
+)
 STEP_SECONDS = (
     (step_case("ddp"), 0.012),
     (step_case("fsdp"), 0.017),
@@ -490,7 +507,9 @@ def sample_run(*, launches: int = 3) -> Run:
     for i in range(launches):
         factor = 1 + 0.04 * i
         for case, seconds in collectives:
-            records.append(ok_record(case, i, seconds * factor, details={**details, "launch": i}))
+            records.append(
+                ok_record(case, i, seconds * factor, details={**details, "launch": i})
+            )
         for case, seconds in STEP_SECONDS:
             records.append(ok_record(case, i, seconds * factor, notes=notes, grade="noisy"))
         records.append(failed_record(failed, i, "failed", HOSTILE_TEXT))

@@ -1,7 +1,8 @@
-"""Let gloo carry CUDA tensors in every call, through host memory, so tests run two ranks on one GPU.
+"""Let gloo carry CUDA tensors in every call, so that tests run two ranks on one GPU.
 
-Gloo carries them only in some calls, and NCCL needs a GPU per rank. The operators of c10d are replaced
-below the level where parbench counts calls, so the product sees an ordinary gloo group.
+Gloo carries them only in some calls, and NCCL needs a GPU per rank. The operators of c10d copy
+through host memory. They are replaced below the level where parbench counts calls, so the product
+sees an ordinary gloo group.
 """
 
 import threading
@@ -54,7 +55,7 @@ def stage() -> None:
 def stage_operator(
     operator: Callable[..., Any], copy_to_host: Callable[[Tensor], Tensor] = Tensor.cpu
 ) -> Callable[..., Any]:
-    """Return a c10d operator that works on copies and copies results back before its work is done."""
+    """Return a c10d operator that works on copies; its work ends after results are copied back."""
     has_output = "send" not in str(operator)
 
     def call(*args: Any) -> Any:

@@ -81,9 +81,13 @@ def _missing_records(run: Path, ending: Ending) -> list[Record]:
     if ending == "killed":
         return records[:-1]
     if ending == "wrong":
-        records[-1] = failed_record(records[-1].case, status="wrong", reason="3 results are wrong")
+        records[-1] = failed_record(
+            records[-1].case, status="wrong", reason="3 results are wrong"
+        )
     if ending == "hang":
-        records[-1] = failed_record(records[-1].case, status="hang", reason="no end within 10 s")
+        records[-1] = failed_record(
+            records[-1].case, status="hang", reason="no end within 10 s"
+        )
     return records
 
 

@@ -90,7 +90,9 @@ def array(workspace: Path) -> None:
     assert [len(point.nodes) for point in look(folder).points] == [4, 2, 2]
     [task] = Slurm().show_job(load_jobs(folder)[0].id)
     assert task["Comment"] == 'a "b" # c'
-    error = usage_error(submit_points, workspace, points, num_cases=1, options={"licenses": "none"})
+    error = usage_error(
+        submit_points, workspace, points, num_cases=1, options={"licenses": "none"}
+    )
     assert error.startswith("nothing was submitted: sbatch refused: ")
 
 
@@ -161,7 +163,9 @@ def find_child(pid: int) -> int:
 def node_cut(workspace: Path) -> None:
     """A node whose link is cut is reported, and the job continues with the other nodes."""
     points = [make_point(0, nodes=4), make_point(1, nodes=4), make_point(2, nodes=3)]
-    folder = submit_points(workspace, points, num_cases=300, on_dead_node="go-on", requeue=False)
+    folder = submit_points(
+        workspace, points, num_cases=300, on_dead_node="go-on", requeue=False
+    )
     wait_for_records(folder, 2)
     (workspace / "pace").write_text("0")
     inject_fault("cut", "n3")

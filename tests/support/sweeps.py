@@ -12,7 +12,9 @@ from parbench.slurm.system import Partition, QueuedJob, Slurm, SlurmError
 SUBMITTED = "2026-01-01T00:00:00.000Z"
 
 
-def make_point(number: int = 0, *, nodes: int = 2, seconds: float = 20.0, **fields: Any) -> Point:
+def make_point(
+    number: int = 0, *, nodes: int = 2, seconds: float = 20.0, **fields: Any
+) -> Point:
     """Build a point of one rank per node whose id contains its number."""
     defaults = {
         "id": f"{number:04}abcdef{nodes:02}",

@@ -1,4 +1,4 @@
-"""The work budget counts processes and time budgets of tests, and fails a session that exceeds it."""
+"""The work meter counts processes and time budgets, and fails a session over the limit."""
 
 import subprocess
 import sys

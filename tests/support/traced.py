@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.records import Interval, RankTimeline, Record, Timeline, encode_timeline
+from parbench.bench.results.records import (
+    Interval,
+    RankTimeline,
+    Record,
+    Timeline,
+    encode_timeline,
+)
 from parbench.bench.results.runs import Run, load_run, trace_name
 from tests.support.reports_fixtures import (
     counted_metrics,
@@ -17,7 +23,9 @@ from tests.support.reports_fixtures import (
 )
 
 
-def make_rank_timeline(rank: int = 0, late_us: float = 0.0, *, axis: str = "dp") -> RankTimeline:
+def make_rank_timeline(
+    rank: int = 0, late_us: float = 0.0, *, axis: str = "dp"
+) -> RankTimeline:
     """Return 10 ms of a step with 6 ms of compute and two messages that overlap each other.
 
     3 ms of communication are exposed.
@@ -61,7 +69,9 @@ def traced_record(case: Case | None = None, launch: int = 0) -> Record:
     return ok_record(case or step_case("ddp"), launch, 10e-3, metrics=metrics)
 
 
-def write_traced_run(folder: Path, traces: Sequence[tuple[Record, Timeline | bytes | None]]) -> Run:
+def write_traced_run(
+    folder: Path, traces: Sequence[tuple[Record, Timeline | bytes | None]]
+) -> Run:
     """Write a run's folder with the trace of each record that has one, and read it back."""
     records = [record for record, _ in traces]
     cases = {record.case.id: record.case for record in records}.values()

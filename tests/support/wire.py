@@ -64,6 +64,8 @@ class CountedAllReduce:
         print(json.dumps({"steps": self._num_steps, "sent_bytes": sent_bytes}), flush=True)
 
 
-def counted(world: World, *, size_bytes: int = 4 << 20, pause_step: int = -1) -> CountedAllReduce:
+def counted(
+    world: World, *, size_bytes: int = 4 << 20, pause_step: int = -1
+) -> CountedAllReduce:
     """Return an all_reduce of S bytes in float32 that counts the bytes it sends."""
     return CountedAllReduce(world, size_bytes, pause_step)

@@ -78,7 +78,7 @@ def find_excess(tier: str, work: Work) -> list[str]:
 
 
 class WorkMeter:
-    """A pytest plugin that measures the work of tests, prints a summary, and enforces the limits."""
+    """A pytest plugin that measures the work of tests, prints it, and enforces the limits."""
 
     def __init__(self, tier: str) -> None:
         self._tier = tier
@@ -93,8 +93,10 @@ class WorkMeter:
         os.environ["PYTHONPATH"] = IMPORT_PATH
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Attach the work of a phase to its report, which pytest-xdist sends to the main process."""
+    def pytest_runtest_makereport(
+        self,
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Attach the work of a phase to its report, which pytest-xdist sends to the main one."""
         report = yield
         work = read_work(self._file, self._offset)
         self._offset = self._file.stat().st_size if self._file.exists() else 0

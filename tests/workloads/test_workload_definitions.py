@@ -97,7 +97,9 @@ def test_impossible_models_are_refused(name: str) -> None:
         ("hsdp", 4, {"shard": 3}, "replicate(1) * shard(3) != world size(4)"),
     ],
 )
-def test_impossible_ranks_are_refused(name: str, ranks: int, params: Params, message: str) -> None:
+def test_impossible_ranks_are_refused(
+    name: str, ranks: int, params: Params, message: str
+) -> None:
     assert message in str(refuse(name, ranks, **params))
 
 

@@ -104,7 +104,9 @@ def test_good_machine_is_ok(tmp_path: Path) -> None:
         (["--inject", "corrupt:1", "--budget", "20s"], "wrong results in"),
     ],
 )
-def test_injected_fault_of_device_is_found(tmp_path: Path, args: list[str], reason: str) -> None:
+def test_injected_fault_of_device_is_found(
+    tmp_path: Path, args: list[str], reason: str
+) -> None:
     code, document = run_check(tmp_path, *args)
     assert code == 1
     assert list_bad(document)[:2] == [False, True]

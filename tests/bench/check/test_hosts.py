@@ -24,7 +24,9 @@ def build_health(host: str, speed: float = 1.0, **fields: Any) -> Health:
     gpu = Device(host=host, name="", uuid="", kind="H100", rank=0, rates={"float32": rate})
     first = replace(gpu, name="GPU 0", uuid=f"{host}0")
     second = replace(gpu, name="GPU 1", uuid=f"{host}1", rank=1)
-    health = Health(host=host, started="2026", seconds=41.0, device="cuda", devices=(first, second))
+    health = Health(
+        host=host, started="2026", seconds=41.0, device="cuda", devices=(first, second)
+    )
     return replace(health, **fields)
 
 

@@ -79,7 +79,9 @@ def draw_rate(draw: random.Random, level: float, noise: float) -> float:
     return math.exp(level - abs(draw.gauss(0, 5 * noise)))
 
 
-def simulate(num_devices: int, noise: float, slow: float, num_checks: int) -> tuple[float, float]:
+def simulate(
+    num_devices: int, noise: float, slow: float, num_checks: int
+) -> tuple[float, float]:
     """Return the share of checks that name a good device, and that name device 0.
 
     Devices differ by 1 % (standard deviation) and launches by 10 %, in nine quantities.
@@ -99,7 +101,9 @@ def simulate(num_devices: int, noise: float, slow: float, num_checks: int) -> tu
                     level -= slow
                 rates[device] = [draw_rate(draw, level + launch, noise) for launch in launches]
             quantities[name] = rates
-        named = {device for (_, device), gap in gaps(quantities, THRESHOLD).items() if gap.is_under}
+        named = {
+            device for (_, device), gap in gaps(quantities, THRESHOLD).items() if gap.is_under
+        }
         if 0 in named:
             detections += 1
         if slow:

@@ -18,7 +18,9 @@ WORLD = WorldInfo(size=2, nodes=1, backend="gloo", device="cpu")
 
 
 def make_record(case: Case, launch: int, seconds: float) -> Record:
-    return Record(case=case, world=WORLD, launch=launch, status="ok", started="", seconds=seconds)
+    return Record(
+        case=case, world=WORLD, launch=launch, status="ok", started="", seconds=seconds
+    )
 
 
 def make_run(launch_seconds: list[float], *records: Record) -> Run:

@@ -61,7 +61,9 @@ def next_rank(server: DriverServer) -> int:
 
 
 def start_python(code: str, *args: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_strangers_are_not_heard(server: DriverServer) -> None:

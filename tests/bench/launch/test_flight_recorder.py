@@ -66,7 +66,9 @@ def find_waiting(groups_by_rank: Mapping[int, Mapping[str, GroupSeen]]) -> dict[
     return {rank: awaited for rank, awaited in waits(groups_by_rank).items() if awaited}
 
 
-def find_waiting_in_world(first: Sequence[Entry], second: Sequence[Entry]) -> dict[int, set[int]]:
+def find_waiting_in_world(
+    first: Sequence[Entry], second: Sequence[Entry]
+) -> dict[int, set[int]]:
     """Return the waiting ranks from the entries of two ranks in one group."""
     return find_waiting({0: read_groups(first), 1: read_groups(second)})
 

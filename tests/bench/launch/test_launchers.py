@@ -101,7 +101,9 @@ def test_fork_server_reports_and_ends_ranks(fork_server: ForkServer, tmp_path: P
     assert are_gone(read_pids(tmp_path / "a"))
 
 
-def test_fork_server_ends_what_ranks_left_behind(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_fork_server_ends_what_ranks_left_behind(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     launcher = launch(fork_server, tmp_path / "a", "leave a child")
     wait_until(launcher.ended, PATIENCE)
     child = psutil.Process(int((tmp_path / "a" / "child").read_text()))
@@ -152,7 +154,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_slurm_tool(folder: Path, name: str, script: str) -> None:
-    note = f"echo $PARBENCH_DRIVER $@ > {folder}/.{name}; mv {folder}/.{name} {folder}/{name}.args"
+    note = (
+        f"echo $PARBENCH_DRIVER $@ > {folder}/.{name}; mv {folder}/.{name} {folder}/{name}.args"
+    )
     write_tool(folder, name, f"{note}\n{script}")
 
 
@@ -206,7 +210,10 @@ def test_missing_srun_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ("srun: error: n1: tasks 4,6-7: Segmentation fault (core dumped)\n", {4: -11}),
         # The first is the cause; srun killed the others.
         ("srun: error: n3: task 2: Killed\nsrun: error: n1: tasks 0-1: Terminated\n", {2: -9}),
-        ("srun: error: Task launch for StepId=1.0 failed on node n3: Communication failure\n", {}),
+        (
+            "srun: error: Task launch for StepId=1.0 failed on node n3: Communication failure\n",
+            {},
+        ),
     ],
 )
 def test_parse_exits_of_srun(text: str, exits: dict[int, int]) -> None:

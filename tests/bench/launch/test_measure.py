@@ -33,7 +33,9 @@ from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import ok_record, step_case
 
 TWO_CASES = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
-SRUN = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun")
+SRUN = Options(
+    preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +58,9 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
 
 
 def run(options: Options = TWO_CASES, *, resume_path: Path | None = None) -> Path:
-    path = run_options(options, MODULES, out=Path("runs"), resume_path=resume_path, as_json=False)
+    path = run_options(
+        options, MODULES, out=Path("runs"), resume_path=resume_path, as_json=False
+    )
     assert path is not None
     return path
 

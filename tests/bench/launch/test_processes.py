@@ -50,7 +50,9 @@ def start_parent(folder: Path) -> "subprocess.Popen[bytes]":
 
 
 def test_run_child_passes_variables_and_returns_the_exit() -> None:
-    code = "import os, sys; print('no such case', file=sys.stderr); sys.exit(int(os.environ['X']))"
+    code = (
+        "import os, sys; print('no such case', file=sys.stderr); sys.exit(int(os.environ['X']))"
+    )
     command = [sys.executable, "-c", code]
     result = run_child(command, env={**os.environ, "X": "7"}, catch_stderr=True)
     assert result.returncode == 7

@@ -35,7 +35,12 @@ ENVIRONMENT: dict[str, dict[str, Any]] = {
     },
     "process": {"cores": 4, "affinity": "0-3", "interface": "eth0"},
     "variables": {"OMP_NUM_THREADS": "1"},
-    "load": {"one_minute": 0.1, "steal_percent": 0.0, "swap_used_bytes": 0, "shm_bytes": 8 * GIB},
+    "load": {
+        "one_minute": 0.1,
+        "steal_percent": 0.0,
+        "swap_used_bytes": 0,
+        "shm_bytes": 8 * GIB,
+    },
 }
 NO_TORCH = {"torch_version": None, "torch_has_cuda": None}
 TWO_GPUS = {"gpus": (GPU, GPU), "torch_has_cuda": True}
@@ -84,7 +89,9 @@ def test_examine_here_reports_this_machine() -> None:
         ("memory", {"memory_bytes": GIB - 1}, "1.00 GiB", True),
     ],
 )
-def test_limits_of_machine(topic: str, machine: dict[str, Any], fact: str, disturbs: bool) -> None:
+def test_limits_of_machine(
+    topic: str, machine: dict[str, Any], fact: str, disturbs: bool
+) -> None:
     finding = diagnose(machine)[topic]
     assert fact in finding.found
     assert finding.disturbs is disturbs

@@ -173,7 +173,9 @@ def test_unresolvable_host_has_no_address(monkeypatch: pytest.MonkeyPatch) -> No
     assert host_address() is None
 
 
-@pytest.mark.parametrize(("text", "cpus"), [("", set()), ("0-3,8,10-11", {0, 1, 2, 3, 8, 10, 11})])
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("", set()), ("0-3,8,10-11", {0, 1, 2, 3, 8, 10, 11})]
+)
 def test_cpus_are_written_as_ranges(text: str, cpus: set[int]) -> None:
     assert format_cpus(cpus) == text
     assert parse_cpus(text) == cpus
@@ -193,7 +195,9 @@ def two_sockets(tmp_path: Path) -> Path:
     return write_tree(tmp_path, files)
 
 
-def test_cores_are_grouped_by_numa_node(two_sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_grouped_by_numa_node(
+    two_sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(environment, "affinity", lambda: frozenset(range(16)))
     first_node, second_node = core_groups(2, two_sockets)
     assert first_node == (0, 1, 2, 3, 8, 9, 10, 11)
@@ -229,7 +233,11 @@ def test_relation_of_two_ranks(place: RankPlace, expected: str | None) -> None:
 
 def test_relations_name_pairs_of_up_to_64_ranks() -> None:
     places = [PLACE, PLACE, replace(PLACE, host="b", switches=None)]
-    assert relations(places, {}) == {"0-1": "same GPU", "0-2": "other node", "1-2": "other node"}
+    assert relations(places, {}) == {
+        "0-1": "same GPU",
+        "0-2": "other node",
+        "1-2": "other node",
+    }
     assert len(relations([PLACE] * 64, {})) == 64 * 63 / 2
     assert relations([PLACE] * 65, {}) == {}
 

@@ -81,7 +81,10 @@ def test_unknown_facts_are_none(tmp_path: Path, answer: str) -> None:
 
 def test_older_driver_is_read(tmp_path: Path) -> None:
     """It has no compute capability, and remaps are numbers."""
-    answers = {"clocks_throttle_reasons.active": "0x000000000000006A", "remapped_rows.pending": "1"}
+    answers = {
+        "clocks_throttle_reasons.active": "0x000000000000006A",
+        "remapped_rows.pending": "1",
+    }
     listed = gpus(A100, 2, gpu1=answers)
     environ = install(tmp_path, listed, links=lambda index: ["25 GB/s", "25 GB/s"][:index])
     first, second = read_gpus(environ)
@@ -107,7 +110,9 @@ def test_absent_tool_finds_no_gpus(tmp_path: Path) -> None:
     assert gpu.processes is None
 
 
-@pytest.mark.parametrize(("command", "seconds"), [("exit 9", 30.0), ("exec /bin/sleep 20", 0.2)])
+@pytest.mark.parametrize(
+    ("command", "seconds"), [("exit 9", 30.0), ("exec /bin/sleep 20", 0.2)]
+)
 def test_failing_tool_finds_no_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, seconds: float
 ) -> None:

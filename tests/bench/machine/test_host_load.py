@@ -35,7 +35,9 @@ def test_load_of_others_is_unknown_or_positive(
 @pytest.mark.parametrize(
     ("other_cores", "steal_percent", "text"), [(1.1, 2.0, "1.1 of 4 cores"), (1.0, 2.6, "3 %")]
 )
-def test_disturbance_names_high_load(other_cores: float, steal_percent: float, text: str) -> None:
+def test_disturbance_names_high_load(
+    other_cores: float, steal_percent: float, text: str
+) -> None:
     load = HostLoad(cores=4, other_cores=other_cores, steal_percent=steal_percent)
     assert text in load.disturbance
 

@@ -54,7 +54,11 @@ def test_affinity_is_known_to_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_cores_are_limited_by_cgroups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, files: dict[str, str], cores: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cgroup: str,
+    files: dict[str, str],
+    cores: int,
 ) -> None:
     monkeypatch.setattr(machine, "affinity", lambda pid=0: frozenset(range(8)))
     assert available_cores(write_cgroup(tmp_path, cgroup, files)) == cores

@@ -76,7 +76,9 @@ def test_layout_uses_all_nodes_in_blocks() -> None:
         (2, "cylic", ["--placement 'cylic'", "'cyclic'"]),
     ],
 )
-def test_impossible_layout_is_refused(nodes: int, placement: str | None, facts: list[str]) -> None:
+def test_impossible_layout_is_refused(
+    nodes: int, placement: str | None, facts: list[str]
+) -> None:
     message = usage_error(lay_out, nodes, 1, placement)
     for fact in facts:
         assert fact in message

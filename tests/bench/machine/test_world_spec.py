@@ -100,7 +100,9 @@ def test_shared_devices_are_functional_only(
         (Machine(cores=4, torch_version=None, torch_has_cuda=None), {}, "pip install"),
     ],
 )
-def test_impossible_world_is_refused(machine: Machine, options: dict[str, Any], fact: str) -> None:
+def test_impossible_world_is_refused(
+    machine: Machine, options: dict[str, Any], fact: str
+) -> None:
     assert fact in usage_error(choose, machine, **options)
 
 

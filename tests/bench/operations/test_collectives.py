@@ -27,7 +27,8 @@ THIS_MODULE = "tests.bench.operations.test_collectives"
 OPERATIONS = {
     definition.name: definition
     for definition in DEFINITIONS
-    if definition.name.startswith(("collective", "p2p")) and definition.name != "collective.barrier"
+    if definition.name.startswith(("collective", "p2p"))
+    and definition.name != "collective.barrier"
 }
 PARAMS = {
     name: {param.name: param for param in definition.params}
@@ -232,7 +233,9 @@ def test_variants_are_correct_on_three_and_four_ranks(four_ranks: Ranks) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("group", ["node", "pairs", "strided:2", "dp=2 tp=2:dp", "dp=2 tp=2:tp"])
+@pytest.mark.parametrize(
+    "group", ["node", "pairs", "strided:2", "dp=2 tp=2:dp", "dp=2 tp=2:tp"]
+)
 def test_variants_are_correct_in_groups(four_ranks: Ranks, group: str) -> None:
     for name in OPERATIONS:
         if "group" in PARAMS[name]:
@@ -311,5 +314,7 @@ def test_operation_memory_is_within_request(two_ranks: Ranks) -> None:
 def test_target_takes_declared_parameters() -> None:
     for definition in DEFINITIONS:
         arguments = list(inspect.signature(load_target(definition.target)).parameters)
-        declared = [param.name for param in definition.params if param.name not in OF_THE_RUNNER]
+        declared = [
+            param.name for param in definition.params if param.name not in OF_THE_RUNNER
+        ]
         assert arguments == ["world", *declared], definition.name

@@ -369,13 +369,17 @@ def measure_readme_step(world: World, folder: str) -> Outcome:
 def test_step_of_readme_is_right_and_can_fail(two_ranks: Ranks, tmp_path: Path) -> None:
     target = "tests.bench.plan.test_options:measure_readme_step"
     readme = (ROOT / "workloads" / "README.md").read_text()
-    code = re.findall(r"^```python\n(# mystep\.py\n.*?)^```", readme, re.DOTALL | re.MULTILINE)[0]
+    code = re.findall(r"^```python\n(# mystep\.py\n.*?)^```", readme, re.DOTALL | re.MULTILINE)[
+        0
+    ]
     file = tmp_path / "mystep.py"
     file.write_text(code)
     [outcome, _] = two_ranks.call(target, folder=str(tmp_path))
     assert outcome.status == "ok"
     assert outcome.details["num_elements"] == 8
-    file.write_text(code.replace("dist.all_reduce(self.buffer, group=self.world.group)", "pass"))
+    file.write_text(
+        code.replace("dist.all_reduce(self.buffer, group=self.world.group)", "pass")
+    )
     [outcome, _] = two_ranks.call(target, folder=str(tmp_path))
     assert outcome.status == "wrong"
     assert outcome.check.wrong == 16

@@ -172,7 +172,12 @@ STEP = Definition(name="n.step", target="m:f", help="", params=(MESH,))
 
 
 def test_lists_of_plan_file_become_text() -> None:
-    values: dict[str, Any] = {"a": 1, "b": "1K:4K", "c": [1, 2.5, False, "w"], "mesh": ["a", "b"]}
+    values: dict[str, Any] = {
+        "a": 1,
+        "b": "1K:4K",
+        "c": [1, 2.5, False, "w"],
+        "mesh": ["a", "b"],
+    }
     entry = FileCase(name="n.*", set=values).entry((STEP,))
     assert entry.set == {"a": "1", "b": "1K:4K", "c": "1,2.5,False,w", "mesh": "a;b"}
 

@@ -121,7 +121,11 @@ class ExplainingBenchmark(FaultyBenchmark):
 
 
 def prepare(
-    world: World, *, fault: Fault = "none", faulty_ranks: str = "0,1", explaining_ranks: str = ""
+    world: World,
+    *,
+    fault: Fault = "none",
+    faulty_ranks: str = "0,1",
+    explaining_ranks: str = "",
 ) -> FaultyBenchmark:
     """Return a benchmark with a fault on these ranks."""
     calls[:] = ["prepare"]
@@ -438,7 +442,9 @@ def test_faults_that_a_benchmark_lacks_are_refused() -> None:
     assert "mode async" in usage_error(disturbed.issue)
 
 
-def test_load_target_imports_or_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_target_imports_or_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "needy_step.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert load_target("json:loads").__name__ == "loads"
@@ -450,6 +456,13 @@ def test_load_target_imports_or_refuses(tmp_path: Path, monkeypatch: pytest.Monk
     for target, name in targets.items():
         assert name in usage_error(load_target, target)
     assert "needy_step" not in sys.modules
+
+
+def test_target_must_return_a_benchmark() -> None:
+    case = make_case("custom.odd", "builtins:id", {})
+    world = cast(World, SimpleNamespace(backend="gloo"))
+    with pytest.raises(TypeError, match="int, which is no benchmark"):
+        runner._benchmark(case, world, None)
 
 
 def test_float8_needs_compute_capability_9() -> None:

@@ -101,7 +101,9 @@ def run_script_on_rank(world: World, script: Script) -> TimingRun:
     clock = HeldTime()
     benchmark = ScriptedBenchmark(clock, script.steps_ns[world.rank], script.reset_ns)
     progress = Progress()
-    timer = Timing(benchmark, world, progress, script.measure, range(world.size), mode=script.mode)
+    timer = Timing(
+        benchmark, world, progress, script.measure, range(world.size), mode=script.mode
+    )
     with mock.patch.object(timing, "time", clock):
         if script.visits == 0:
             timer.run(script.budget_seconds)
@@ -140,7 +142,11 @@ def test_sample_is_the_slowest_rank(two_ranks: Ranks) -> None:
         (Script(steps_ns=[[2 * MS]] * 2, measure=TEN_ITERATIONS), "max-iters", 10),
         # The interval of 4.8 % never narrows to 2.5 %, as 48, 96 and 192 samples show.
         (Script(steps_ns=[[20 * MS, 22 * MS]] * 2), "converged", 192),
-        (Script(steps_ns=[[2 * MS]] * 2, measure=UNREACHABLE, budget_seconds=0.04), "budget", 19),
+        (
+            Script(steps_ns=[[2 * MS]] * 2, measure=UNREACHABLE, budget_seconds=0.04),
+            "budget",
+            19,
+        ),
         # A small budget allows enough samples for an interval, unless steps take seconds.
         (Script(steps_ns=[[100 * MS]] * 2, budget_seconds=0.001), "budget", 6),
         (Script(steps_ns=[[2000 * MS]] * 2, budget_seconds=0.001), "budget", 2),
@@ -156,7 +162,9 @@ def test_timing_reports_why_it_stops(
 
 
 def test_budget_includes_resets(two_ranks: Ranks) -> None:
-    script = Script(steps_ns=[[MS]] * 2, reset_ns=99 * MS, measure=UNREACHABLE, budget_seconds=1.0)
+    script = Script(
+        steps_ns=[[MS]] * 2, reset_ns=99 * MS, measure=UNREACHABLE, budget_seconds=1.0
+    )
     first, _ = run_script(two_ranks, script)
     assert first.result.stop == "budget"
     assert len(first.seconds) == 9

@@ -108,7 +108,9 @@ def run_in_process(hub: DriverServer) -> Iterator["subprocess.Popen[bytes]"]:
 def test_rank_reports_hello_cases_and_done(
     hub: DriverServer, single_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "_lazy_init", pytest.fail)  # which ranks on a CPU never call
+    monkeypatch.setattr(
+        torch.cuda, "_lazy_init", pytest.fail
+    )  # which ranks on a CPU never call
     cases = [fault_case("fine", number=0), fault_case("refusing"), fault_case("fine", number=1)]
     with run_in_thread(hub) as hello:
         hub.send(0, make_job(cases, budget_seconds=0.1))
@@ -154,7 +156,9 @@ def test_targets_in_the_job_folder_shadow_nothing(
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
-    (tmp_path / "lonely.py").write_text("import tabnanny\nfrom tests.support.faults import fine\n")
+    (tmp_path / "lonely.py").write_text(
+        "import tabnanny\nfrom tests.support.faults import fine\n"
+    )
     (tmp_path / "tabnanny.py").write_text("raise RuntimeError('shadowed')\n")
     with run_in_thread(hub):
         case = make_case("custom.lonely", "lonely:fine", {})
@@ -181,7 +185,9 @@ def test_failed_rank_reports_and_ends_with_its_driver(hub: DriverServer) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("cases", [[], [fault_case("asleep", rank=0, at=1)]], ids=["job", "case"])
+@pytest.mark.parametrize(
+    "cases", [[], [fault_case("asleep", rank=0, at=1)]], ids=["job", "case"]
+)
 def test_rank_without_a_driver_ends_itself(cases: list[Case]) -> None:
     with DriverServer() as hub, run_in_process(hub) as process:
         if cases:

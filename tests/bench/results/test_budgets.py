@@ -61,7 +61,9 @@ def test_name_without_axis_stands_for_every_axis(tmp_path: Path, name: str) -> N
 
 @pytest.mark.parametrize("name", ["exposed", "bytes_ratio.", ""])
 def test_unknown_metric_is_refused(tmp_path: Path, name: str) -> None:
-    assert f"{name} of 'ddp'" in usage_error(read_text, tmp_path, f'"ddp" = {{ "{name}" = ">0" }}')
+    assert f"{name} of 'ddp'" in usage_error(
+        read_text, tmp_path, f'"ddp" = {{ "{name}" = ">0" }}'
+    )
 
 
 @pytest.mark.parametrize(

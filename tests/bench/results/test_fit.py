@@ -23,7 +23,9 @@ def line_model(size: float) -> float:
     return LATENCY + size / BANDWIDTH
 
 
-def make_switch(last_bytes: int, small: tuple[float, float], large: tuple[float, float]) -> Model:
+def make_switch(
+    last_bytes: int, small: tuple[float, float], large: tuple[float, float]
+) -> Model:
     """Return the time of two protocols, (latency, bandwidth) each, that switch after a size."""
 
     def model(size: float) -> float:
@@ -53,7 +55,9 @@ def make_medians(
     for size in sizes:
         seconds = [model(size) * source.gauss(1, noise) for _ in range(samples)]
         estimate = within_launch(seconds)
-        point = Point(size_bytes=size, seconds=estimate.value, low=estimate.low, high=estimate.high)
+        point = Point(
+            size_bytes=size, seconds=estimate.value, low=estimate.low, high=estimate.high
+        )
         points.append(point)
     return points
 
@@ -126,7 +130,9 @@ def test_fit_recovers_both_protocols() -> None:
 
 @pytest.mark.parametrize("noise", [0.02, 0.10])
 def test_noisy_line_is_not_split(noise: float) -> None:
-    results = [fit_points(make_times(line_model, NODE_PRESET, seed, noise)) for seed in range(30)]
+    results = [
+        fit_points(make_times(line_model, NODE_PRESET, seed, noise)) for seed in range(30)
+    ]
     lines = [result.segments[0] for result in results if len(result.segments) == 1]
     assert len(lines) >= 28
     hits = sum(count_hits(line, LATENCY, BANDWIDTH) for line in lines)
@@ -136,7 +142,9 @@ def test_noisy_line_is_not_split(noise: float) -> None:
 
 
 @pytest.mark.parametrize(("samples", "noise", "segments"), [(1000, 0.02, 2), (60, 0.5, 1)])
-def test_breakpoint_within_noise_is_not_claimed(samples: int, noise: float, segments: int) -> None:
+def test_breakpoint_within_noise_is_not_claimed(
+    samples: int, noise: float, segments: int
+) -> None:
     model = make_switch(64 * KIB, (12e-6, 8e9), (18e-6, 8e9))
     points = make_medians(model, OCTAVES, 1, samples=samples, noise=noise)
     assert len(fit_points(points).segments) == segments

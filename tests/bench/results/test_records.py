@@ -43,7 +43,9 @@ FULL = msgspec.structs.replace(
     stop="precision",
     check=Check(passed=True, wrong=0),
     samples=Samples(values=[1e-3, 2e-3, 0.1 + 0.2]),
-    metrics={"time": MetricValue(value=1e-3, unit="s", better="lower", low=9e-4, method="median")},
+    metrics={
+        "time": MetricValue(value=1e-3, unit="s", better="lower", low=9e-4, method="median")
+    },
     noise=Noise(grade="stable", spread=0.01, steady="flat"),
     details={"bytes": 1024, "nested": {"list": [1, None, "x"]}},
     notes=["functional only"],

@@ -43,7 +43,9 @@ def test_chosen_rank_of_equal_ranks_has_the_mean(ranks: int) -> None:
     source = random.Random(7)
     estimates = [cross_fitted(draw_seconds(source, ranks)) for _ in range(ROUNDS)]
     expected_mean = 1.1331  # exp(0.5 ** 2 / 2), of the lognormal distribution
-    assert fmean(estimate.value for estimate in estimates) == pytest.approx(expected_mean, rel=0.05)
+    assert fmean(estimate.value for estimate in estimates) == pytest.approx(
+        expected_mean, rel=0.05
+    )
 
 
 def test_rank_is_chosen_by_the_other_turns() -> None:

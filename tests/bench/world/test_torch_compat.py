@@ -53,7 +53,9 @@ def gather_and_scatter_with_old_names(world: World) -> tuple[list[float], list[f
         return gather_and_scatter(world)
 
 
-@pytest.mark.parametrize("function", ["gather_and_scatter", "gather_and_scatter_with_old_names"])
+@pytest.mark.parametrize(
+    "function", ["gather_and_scatter", "gather_and_scatter_with_old_names"]
+)
 def test_renamed_collectives_work(two_ranks: Ranks, function: str) -> None:
     """Ranks treat warnings as errors, so a deprecated name would raise."""
     results = two_ranks.call(f"{THIS_MODULE}:{function}")

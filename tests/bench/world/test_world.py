@@ -20,7 +20,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from parbench.bench.operations import collectives
 from parbench.bench.operations.collectives import Barrier
 from parbench.bench.world import world as world_module
-from parbench.bench.world.world import Clock, Subgroups, World, calibrate, full_float32, open_world
+from parbench.bench.world.world import (
+    Clock,
+    Subgroups,
+    World,
+    calibrate,
+    full_float32,
+    open_world,
+)
 from tests.support.ranks import Ranks
 
 THIS_MODULE = "tests.bench.world.test_world"

@@ -79,7 +79,8 @@ def compare(*records: Record) -> tuple[Comparison, ...]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "verdict"), [(2, "more on cp = 2"), (4, "as much on cp = 4"), (8, "less on cp = 8")]
+    ("ranks", "verdict"),
+    [(2, "more on cp = 2"), (4, "as much on cp = 4"), (8, "less on cp = 8")],
 )
 def test_crossover_depends_on_the_ranks(ranks: int, verdict: str) -> None:
     methods = ("ring", "zigzag")

@@ -131,7 +131,9 @@ def compare_settings(*records: Record) -> list[str]:
         ([0.09, 0.18], ("-10 %", "not significant", "2 launches")),
     ],
 )
-def test_setting_is_compared_with_its_default(seconds: list[float], facts: tuple[str, ...]) -> None:
+def test_setting_is_compared_with_its_default(
+    seconds: list[float], facts: tuple[str, ...]
+) -> None:
     default = repeat(fsdp_case(), 0.1, 0.2, 0.4, 0.1)
     (text,) = compare_settings(*repeat(fsdp_case(prefetch="explicit"), *seconds), *default)
     for fact in ("prefetch explicit", *facts):

@@ -24,7 +24,12 @@ from tests.support.nodes_fixtures import (
     make_rates,
     pair_records,
 )
-from tests.support.report_rows import analyze_records, analyze_run, matrix_case, run_from_records
+from tests.support.report_rows import (
+    analyze_records,
+    analyze_run,
+    matrix_case,
+    run_from_records,
+)
 from tests.support.reports_fixtures import (
     WORLD,
     collective_case,
@@ -118,7 +123,9 @@ def test_late_rank_needs_a_large_skew() -> None:
     assert get_kinds(make_late_records(skew=4e-4)) == []
 
 
-def find_by_exit(folder: Path, lag_ns: int, operation: str = "all_reduce") -> tuple[Finding, ...]:
+def find_by_exit(
+    folder: Path, lag_ns: int, operation: str = "all_reduce"
+) -> tuple[Finding, ...]:
     """Return the findings of a run of four ranks whose rank 1 leaves `lag_ns` after the others."""
     case = collective_case(operation)
     arrival = replace(make_arrival(late_rank=None), last_out_rank=1)
@@ -127,7 +134,9 @@ def find_by_exit(folder: Path, lag_ns: int, operation: str = "all_reduce") -> tu
     exits = np.full((4, 9), 1_000_000)
     exits[1] += lag_ns
     for record in records:
-        np.savez(path / samples_name(record), ranks=np.arange(4), exit_ns=exits, duration_ns=exits)
+        np.savez(
+            path / samples_name(record), ranks=np.arange(4), exit_ns=exits, duration_ns=exits
+        )
     return look_at_first(analyze_run(load_run(path)))
 
 
@@ -361,7 +370,12 @@ def test_findings_are_ordered_by_cost_and_limited() -> None:
     records = train_buckets(count=1, num_bytes=1 << 20, exposed=0.1)
     records += train(exposed=0.3, defaults={"prefetch": "default"})
     records.append(make_pipeline({"imbalance": 0.4, "schedule": 0.35}))
-    assert get_kinds(records) == ["no prefetch", "uneven stages", "pipeline bubble", "one bucket"]
+    assert get_kinds(records) == [
+        "no prefetch",
+        "uneven stages",
+        "pipeline bubble",
+        "one bucket",
+    ]
     records += make_late_records()
     records += train("tp", idle=0.4)
     records += link_records((2, 1))

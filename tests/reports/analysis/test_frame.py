@@ -19,7 +19,12 @@ from parbench.bench.results.runs import load_run
 from parbench.bench.results.samples import samples_name
 from parbench.bench.text import UserError
 from tests.support.golden import GOLDEN, STEPS
-from tests.support.nodes_fixtures import failed_node_run, make_sweep_point, scaling_run, write_sweep
+from tests.support.nodes_fixtures import (
+    failed_node_run,
+    make_sweep_point,
+    scaling_run,
+    write_sweep,
+)
 from tests.support.paths import ROOT
 from tests.support.report_rows import assert_cells, run_from_records
 from tests.support.reports_fixtures import (

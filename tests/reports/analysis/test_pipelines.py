@@ -7,7 +7,12 @@ import pytest
 from parbench.bench.results.records import Record
 from parbench.reports.render.data import embedded_json, render_json
 from parbench.reports.sections.one_run import report_of
-from tests.support.report_rows import analyze_records, assert_cells, report_lines, run_from_records
+from tests.support.report_rows import (
+    analyze_records,
+    assert_cells,
+    report_lines,
+    run_from_records,
+)
 from tests.support.reports_fixtures import (
     failed_record,
     ok_record,

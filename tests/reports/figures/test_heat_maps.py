@@ -18,7 +18,10 @@ from tests.support.reports_fixtures import ok_record, rate_metric, seconds_metri
 def make_matrix(rates: dict[tuple[int, int], float], metric: str = "busbw") -> Pairs:
     records = []
     for (sender, receiver), rate in rates.items():
-        metrics: dict[str, MetricValue] = {"time": seconds_metric(1e-3), metric: rate_metric(rate)}
+        metrics: dict[str, MetricValue] = {
+            "time": seconds_metric(1e-3),
+            metric: rate_metric(rate),
+        }
         records.append(ok_record(matrix_case(sender, receiver), metrics=metrics))
     [matrix] = pairs(summarize_rows(*records))
     return matrix
@@ -38,7 +41,9 @@ def test_pairs_without_bus_bandwidth_have_no_map() -> None:
     assert draw_pairs(make_matrix({(0, 1): 1e9, (1, 0): 1e9}, "algbw")) is None
 
 
-@pytest.mark.parametrize(("placement", "ranks"), [("block", "01234567"), ("cyclic", "04152637")])
+@pytest.mark.parametrize(
+    ("placement", "ranks"), [("block", "01234567"), ("cyclic", "04152637")]
+)
 def test_lines_separate_nodes_and_switches(placement: str, ranks: str) -> None:
     run = sample_node_run(placement)
     [matrix] = pairs(summarize(run).rows)

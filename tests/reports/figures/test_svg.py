@@ -37,6 +37,12 @@ def test_wide_figure_can_be_scrolled_by_keyboard() -> None:
 
 def test_even_ticks_are_round() -> None:
     ticks = even_ticks(0.023, cells.duration)
-    assert ticks == [(0, "0"), (0.005, "5 ms"), (0.01, "10 ms"), (0.015, "15 ms"), (0.02, "20 ms")]
+    assert ticks == [
+        (0, "0"),
+        (0.005, "5 ms"),
+        (0.01, "10 ms"),
+        (0.015, "15 ms"),
+        (0.02, "20 ms"),
+    ]
     labels = [label for _, label in even_ticks(5 << 20, cells.num_bytes)]
     assert labels == ["0", "1 MiB", "2 MiB", "3 MiB", "4 MiB", "5 MiB"]

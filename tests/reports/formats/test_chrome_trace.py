@@ -26,7 +26,12 @@ from tests.support.reports_fixtures import (
     pipeline_record,
     step_case,
 )
-from tests.support.traced import make_rank_timeline, make_timeline, traced_record, write_traced_run
+from tests.support.traced import (
+    make_rank_timeline,
+    make_timeline,
+    traced_record,
+    write_traced_run,
+)
 
 
 def render(*records: Record) -> dict[str, Any]:
@@ -71,7 +76,9 @@ def test_trace_has_every_action_and_idle_time() -> None:
 
 
 def test_cases_have_their_own_processes_and_clocks() -> None:
-    precise = pipeline_record("1f1b", clock="ping-pong with rank 0", clock_uncertainty_seconds=2e-6)
+    precise = pipeline_record(
+        "1f1b", clock="ping-pong with rank 0", clock_uncertainty_seconds=2e-6
+    )
     untimed = pipeline_record("zb", measured=None)
     trace = render(precise, pipeline_record("gpipe"), untimed, ok_record(collective_case()))
     processes = find_names(trace["traceEvents"])

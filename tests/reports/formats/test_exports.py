@@ -59,7 +59,9 @@ def test_export_writes_a_folder(run_folder: Path, tmp_path: Path) -> None:
 
 def test_wrong_results_are_not_exported() -> None:
     wrong = failed_record(CASE, 4, "wrong")
-    run = run_from_records([*make_repetitions(CASE, count=4), wrong, *make_repetitions(OTHER_CASE)])
+    run = run_from_records(
+        [*make_repetitions(CASE, count=4), wrong, *make_repetitions(OTHER_CASE)]
+    )
     exports = [render_pytest(run), render_bencher(run), *render_action(run).values()]
     for content in exports:
         assert b"collective.broadcast" in content

@@ -78,7 +78,11 @@ def test_json_keeps_samples_and_no_secrets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "fact"),
     [
-        ("# OSU MPI Barrier Latency Test v7.5\n# Avg Latency(us)\n 1.2\n", {"nproc": 4}, "Barrier"),
+        (
+            "# OSU MPI Barrier Latency Test v7.5\n# Avg Latency(us)\n 1.2\n",
+            {"nproc": 4},
+            "Barrier",
+        ),
         (NCCL_JSON.replace("71.36", "-71.0"), {}, "time -71 at 4194304 B is negative"),
         (OSU.replace("1048576", "9" * 30), {"nproc": 4}, "cannot be imported"),
         (NCCL, {"tool": "osu", "nproc": 4}, "no result of osu"),

@@ -42,7 +42,9 @@ def test_run_is_compared_and_not_kept(
     assert file.read_bytes() == content
 
 
-def test_run_without_a_time_has_no_baseline(file: Path, twelve_runs: Path, tmp_path: Path) -> None:
+def test_run_without_a_time_has_no_baseline(
+    file: Path, twelve_runs: Path, tmp_path: Path
+) -> None:
     shutil.copy(twelve_runs, file)
     wrong = failed_record(CASE, 0, "wrong", "3 values differ")
     result = baseline(write_history_run(tmp_path, 99, records=[wrong]))
@@ -57,7 +59,9 @@ def test_young_history_is_no_baseline(file: Path, path: Path, tmp_path: Path) ->
     assert baseline(path).told == "5 of the 8 runs that are needed"
 
 
-def test_history_of_another_preset_is_no_baseline(file: Path, path: Path, tmp_path: Path) -> None:
+def test_history_of_another_preset_is_no_baseline(
+    file: Path, path: Path, tmp_path: Path
+) -> None:
     with open_history(file, create=True) as history:
         history.add(make_entry(tmp_path, 0, preset="smoke"))
     result = baseline(path)

@@ -91,7 +91,10 @@ def test_list_shows_newest_runs_and_notes() -> None:
 @pytest.mark.parametrize(
     ("variables", "branch"),
     [
-        ({"GITHUB_HEAD_REF": "topic", "GITHUB_REF_NAME": "1/merge", "GITHUB_SHA": "abc"}, "topic"),
+        (
+            {"GITHUB_HEAD_REF": "topic", "GITHUB_REF_NAME": "1/merge", "GITHUB_SHA": "abc"},
+            "topic",
+        ),
         ({"GITHUB_HEAD_REF": "", "GITHUB_REF_NAME": "main", "GITHUB_SHA": "abc"}, "main"),
         ({"CI_COMMIT_BRANCH": "nightly", "CI_COMMIT_SHA": "abc"}, "nightly"),
     ],
@@ -122,7 +125,9 @@ def test_check_exit_code() -> None:
 def test_check_of_a_folder_uses_the_named_branch() -> None:
     write_history_run(Path("new"), 99, 1.3)
     assert invoke("check", "new/latest", "--branch", "main").exit_code == 1
-    assert run("check", "new/latest", "--branch", "topic").startswith("Not enough history: 0 of 8")
+    assert run("check", "new/latest", "--branch", "topic").startswith(
+        "Not enough history: 0 of 8"
+    )
 
 
 @pytest.mark.usefixtures("slower_history")

@@ -97,7 +97,9 @@ def test_annotation_restarts_matching_series(runs: DailyRuns) -> None:
     ("status", "verdict", "code"),
     [("wrong", "WRONG", 1), ("failed", "FAILED", 4), ("hang", "FAILED", 4)],
 )
-def test_check_reports_a_bad_run(status: Status, verdict: str, code: int, runs: DailyRuns) -> None:
+def test_check_reports_a_bad_run(
+    status: Status, verdict: str, code: int, runs: DailyRuns
+) -> None:
     bad = failed_record(CASE, 0, status, "rank 1 reported it")
     result = runs.add_records([*make_repetitions(OTHER_CASE), bad])
     assert result.code() == code
@@ -132,7 +134,9 @@ def test_alternating_runs_miss_nothing(no_runs: DailyRuns) -> None:
 OPERATIONS = [collective_case(f"op{i}") for i in range(60)]
 
 
-def check_noisy_runs(runs: DailyRuns, factors: Sequence[Sequence[float]], noise: float) -> Check:
+def check_noisy_runs(
+    runs: DailyRuns, factors: Sequence[Sequence[float]], noise: float
+) -> Check:
     """Check the last of some runs, whose operations are slower by one factor each."""
     generator = random.Random(0)
     for run_factors in factors:

@@ -71,7 +71,8 @@ def test_step_needs_three_runs_of_eight(times: list[float], is_step: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("factor", "floor", "is_step"), [(1.025, 0.03, False), (1.04, 0.03, True), (1.04, 0.05, False)]
+    ("factor", "floor", "is_step"),
+    [(1.025, 0.03, False), (1.04, 0.03, True), (1.04, 0.05, False)],
 )
 def test_step_exceeds_the_floor(factor: float, floor: float, is_step: bool) -> None:
     times = [1.0, 1.0001] * 10 + [factor, factor * 1.0001] * 3

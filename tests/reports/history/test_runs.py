@@ -54,7 +54,9 @@ def test_selector_of_several_leaves_out_the_compared_run(branches: DailyRuns) ->
         ("main~x", "a branch"),
     ],
 )
-def test_selector_without_a_run_is_refused(text: str, problem: str, branches: DailyRuns) -> None:
+def test_selector_without_a_run_is_refused(
+    text: str, problem: str, branches: DailyRuns
+) -> None:
     message = usage_error(select_lines, branches.history.runs(), text)
     assert repr(text) in message
     assert problem in message

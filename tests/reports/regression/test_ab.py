@@ -29,7 +29,12 @@ from tests.support.compare_fixtures import NOISE, find_series, run_from_records
 from tests.support.fakes import wait_until
 from tests.support.history_fixtures import write_history_run
 from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import ENVIRONMENT, collective_case, failed_record, ok_record
+from tests.support.reports_fixtures import (
+    ENVIRONMENT,
+    collective_case,
+    failed_record,
+    ok_record,
+)
 
 CASE = collective_case()
 OTHER_CASE = collective_case(size_bytes=2048)

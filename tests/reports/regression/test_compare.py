@@ -35,7 +35,12 @@ BOTH_CASES = [*BASE, *make_repetitions(OTHER_CASE)]
 
 @pytest.mark.parametrize(
     ("factor", "verdict", "code", "strict_code"),
-    [(1.1, "SLOWER", 1, 1), (0.9, "FASTER", 0, 0), (1.0, "SAME", 0, 0), (1.03, "AMBIGUOUS", 0, 3)],
+    [
+        (1.1, "SLOWER", 1, 1),
+        (0.9, "FASTER", 0, 0),
+        (1.0, "SAME", 0, 0),
+        (1.03, "AMBIGUOUS", 0, 3),
+    ],
 )
 def test_verdict_follows_the_change_of_medians(
     factor: float, verdict: str, code: int, strict_code: int

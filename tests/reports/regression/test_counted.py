@@ -44,7 +44,9 @@ def list_failures(comparison: Comparison) -> list[str]:
     return failures
 
 
-def find_changes(base: Mapping[str, float], new: Mapping[str, float], **fields: Any) -> list[str]:
+def find_changes(
+    base: Mapping[str, float], new: Mapping[str, float], **fields: Any
+) -> list[str]:
     base_record = make_record(base, **fields)
     new_record = make_record(new, **fields)
     return list_failures(compare_records([base_record], [new_record]))
@@ -134,7 +136,9 @@ def test_operation_of_another_torch_may_be_renamed() -> None:
     ("globs", "code", "num_failures"),
     [([], 1, 2), (["counts.fsdp.*"], 1, 1), (["counts.*"], 0, 0)],
 )
-def test_meant_changes_are_shown_and_pass(globs: list[str], code: int, num_failures: int) -> None:
+def test_meant_changes_are_shown_and_pass(
+    globs: list[str], code: int, num_failures: int
+) -> None:
     new = {**EXTRA_CALL, "memory_counted.parameters": 1.0}
     comparison = compare_records([make_record()], [make_record(new)], meant=globs)
     assert comparison.code() == code

@@ -60,7 +60,9 @@ GOVERNOR = {"host": {"governor": "fast"}}
         ({}, RING, "variables.NCCL_ALGO: not set -> Ring"),
     ],
 )
-def test_changed_value_is_decisive(base: dict[str, Any], new: dict[str, Any], text: str) -> None:
+def test_changed_value_is_decisive(
+    base: dict[str, Any], new: dict[str, Any], text: str
+) -> None:
     [change] = find_changes(base, new)
     assert change.text == text
     assert change.decisive

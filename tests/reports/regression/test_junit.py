@@ -86,7 +86,9 @@ def test_junit_holds_numbers(mixed: Comparison) -> None:
     assert failure.get("type") == "SLOWER"
     assert "+20.0 %" in str(failure.get("message"))
     [suite] = [suite for suite in root if "all_reduce" in str(suite.get("name"))]
-    properties = {element.get("name"): element.get("value") for element in suite.iter("property")}
+    properties = {
+        element.get("name"): element.get("value") for element in suite.iter("property")
+    }
     assert float(properties["1K change"] or "") == pytest.approx(0.2)
     assert properties["environment host.address"] == "a -> b|c"
     for case in suite.iter("testcase"):

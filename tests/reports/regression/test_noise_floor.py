@@ -46,7 +46,9 @@ def make_runs(times: Sequence[float], *cases: Case) -> list[Run]:
     return runs
 
 
-@pytest.mark.parametrize("times", [draw_times(1, 0.003), [1e-3] * 10, [1.03**i for i in range(10)]])
+@pytest.mark.parametrize(
+    "times", [draw_times(1, 0.003), [1e-3] * 10, [1.03**i for i in range(10)]]
+)
 def test_floor_of_quiet_times_and_drift_is_that_of_the_rule(times: list[float]) -> None:
     assert compute_floor(times) == RULE.floor
 
@@ -105,7 +107,9 @@ def test_keep_floors_updates_a_file(tmp_path: Path) -> None:
         ('{"schema_version": 2, "floors": {}}', "schema 2"),
     ],
 )
-def test_foreign_floor_file_is_refused_and_kept(content: str, problem: str, tmp_path: Path) -> None:
+def test_foreign_floor_file_is_refused_and_kept(
+    content: str, problem: str, tmp_path: Path
+) -> None:
     file = tmp_path / "floor.json"
     file.write_text(content)
     assert problem in usage_error(read_floors, file)

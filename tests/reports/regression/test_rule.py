@@ -110,7 +110,9 @@ def test_slower_needs_separated_ranks() -> None:
     assert judge_effect(replace(SLOWER, rank_p_value=0.06)).word == "AMBIGUOUS"
 
 
-def simulate(changes: Sequence[float], sigma: float = 0.1, shared: float = 0.0) -> gate_study.Logs:
+def simulate(
+    changes: Sequence[float], sigma: float = 0.1, shared: float = 0.0
+) -> gate_study.Logs:
     """Return logarithms of times: five repetitions of the base, then five of the new run."""
     random = np.random.default_rng(3)
     logs = sigma * random.normal(size=(10, len(changes)))

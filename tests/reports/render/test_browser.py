@@ -62,7 +62,9 @@ def write_hostile_run(folder: Path) -> Path:
     environment = {HOSTILE_TEXTS[1]: HOSTILE_TEXTS[3], "pairs": {"0-1": HOSTILE_TEXTS[2]}}
     info = msgspec.structs.replace(run.info, host=HOSTILE_TEXTS[2], environment=environment)
     (run.path / "run.json").write_bytes(msgspec.json.encode(info))
-    (run.path / "samples" / f"{late.case.id}-0.npz").write_bytes(samples([[0, 0], [3000, 7000]]))
+    (run.path / "samples" / f"{late.case.id}-0.npz").write_bytes(
+        samples([[0, 0], [3000, 7000]])
+    )
     return run.path
 
 

@@ -54,7 +54,8 @@ def test_markdown_names_an_emulation_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [HOSTILE_TEXT, "a|b", "line\n# heading", "`code`", "[x](javascript:1)", "\u202eevil"]
+    "text",
+    [HOSTILE_TEXT, "a|b", "line\n# heading", "`code`", "[x](javascript:1)", "\u202eevil"],
 )
 def test_markdown_escapes_hostile_text(text: str) -> None:
     failed = failed_record(collective_case(), reason=text)

@@ -5,7 +5,12 @@ from msgspec.structs import replace
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.results.runs import LaunchInfo
 from tests.support.late import late_record, make_arrival
-from tests.support.nodes_fixtures import make_hosts, make_node_run, pair_records, sample_node_run
+from tests.support.nodes_fixtures import (
+    make_hosts,
+    make_node_run,
+    pair_records,
+    sample_node_run,
+)
 from tests.support.report_rows import (
     analyze_run,
     assert_cells,

@@ -30,11 +30,18 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
             Component(name="step", predicted=0.012, measured=0.010, unit="s"),
             Component(name="bytes tp", predicted=0.0, measured=None, unit="B"),
             Component(
-                name="comm dp", predicted=0.012, measured=0.010, unit="s", low=0.007, high=0.0143
+                name="comm dp",
+                predicted=0.012,
+                measured=0.010,
+                unit="s",
+                low=0.007,
+                high=0.0143,
             ),
         ],
     )
-    validation = Validation(run="run-1", fits="run-1", rows=[step], left_out={"cp": "not priced"})
+    validation = Validation(
+        run="run-1", fits="run-1", rows=[step], left_out={"cp": "not priced"}
+    )
     (tmp_path / PLAN_FILE).write_bytes(encode_json(validation))
     section = read_predictions(tmp_path)
     assert section is not None

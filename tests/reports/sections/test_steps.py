@@ -74,7 +74,9 @@ def test_step_shows_exposed_communication_and_memory() -> None:
         ({"dp": 1.02, "tp": 0.9}, "0.900 (tp)"),
     ],
 )
-def test_bytes_ratio_is_that_of_the_worst_axis(ratios: dict[str, float | None], text: str) -> None:
+def test_bytes_ratio_is_that_of_the_worst_axis(
+    ratios: dict[str, float | None], text: str
+) -> None:
     metrics = {f"bytes_ratio.{axis}": ratio for axis, ratio in ratios.items()}
     assert step_line(step_metrics(1.0) | counted_metrics("", metrics))["bytes ratio"] == text
 
@@ -126,7 +128,9 @@ def test_strategies_compare_bytes_with_formulas() -> None:
         "calls.dp": counted_metric(4.0, ""),
     }
     details = {"axes": {"dp": {"ranks": 4}}, "bytes_formula": {"dp": "M Psi e"}}
-    dp, tp = report_lines("strategies", ok_record(step_case(), metrics=metrics, details=details))
+    dp, tp = report_lines(
+        "strategies", ok_record(step_case(), metrics=metrics, details=details)
+    )
     assert_cells(
         dp,
         {

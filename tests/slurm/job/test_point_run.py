@@ -173,7 +173,10 @@ ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3,n4"}
 
 
 def make_slurm(
-    nodes: dict[str, str] | None = None, *, allocated: str = "n1,n2,n3,n4", state: str = "RUNNING"
+    nodes: dict[str, str] | None = None,
+    *,
+    allocated: str = "n1,n2,n3,n4",
+    state: str = "RUNNING",
 ) -> FakeSlurm:
     job = {"JobId": "7", "JobState": state, "NodeList": allocated}
     return FakeSlurm(nodes=nodes, jobs={"7": job})
@@ -207,7 +210,9 @@ def test_node_that_slurm_lost_is_dead(state: str) -> None:
         ("(null)", "PENDING", set()),
     ],
 )
-def test_node_that_a_running_job_lost_is_dead(allocated: str, state: str, dead: set[str]) -> None:
+def test_node_that_a_running_job_lost_is_dead(
+    allocated: str, state: str, dead: set[str]
+) -> None:
     slurm = make_slurm(allocated=allocated, state=state)
     assert DeadNodes(slurm, ENVIRON).look() == dead
 

@@ -9,7 +9,9 @@ from tests.support.refusals import usage_error
 from tests.support.sweeps import make_folder, make_point, make_sweep
 
 POINTS = (make_point(0), make_point(1))
-DONE = SavedState(state="done", job="7", time="t", run="runs/a", nodes=("n1", "n2"), seconds=1.5)
+DONE = SavedState(
+    state="done", job="7", time="t", run="runs/a", nodes=("n1", "n2"), seconds=1.5
+)
 FAILED = SavedState(state="failed", job="7", time="t")
 WRONG = SavedState(state="failed", job="7", time="t", has_wrong_results=True)
 

@@ -54,7 +54,9 @@ OPTIONS = Options(out=Path("out"))
     ("num_nodes", "num_rounds", "num_repeats"),
     [(3, 3, 4), (4, 3, 2), (64, 5, 1)],
 )
-def test_tournament_has_enough_rounds(num_nodes: int, num_rounds: int, num_repeats: int) -> None:
+def test_tournament_has_enough_rounds(
+    num_nodes: int, num_rounds: int, num_repeats: int
+) -> None:
     turns = tournament(num_nodes, 5)
     assert turns.values == tuple(str(index) for index in range(num_rounds))
     assert turns.repeats == num_repeats
@@ -73,7 +75,9 @@ def count_exchanges(num_nodes: int, turns: Turns) -> Counter[Pair]:
     ("num_nodes", "suspects"),
     [(3, {2}), (5, {0, 4}), (16, {1, 2, 3, 4, 5, 6, 7})],
 )
-def test_confirmation_pairs_suspects_with_good_nodes(num_nodes: int, suspects: set[int]) -> None:
+def test_confirmation_pairs_suspects_with_good_nodes(
+    num_nodes: int, suspects: set[int]
+) -> None:
     turns = confirmation(num_nodes, suspects, set(), 5)
     counts = count_exchanges(num_nodes, turns)
     num_good = num_nodes - len(suspects)
@@ -81,7 +85,9 @@ def test_confirmation_pairs_suspects_with_good_nodes(num_nodes: int, suspects: s
         partners = {sum(pair) - suspect for pair in counts if suspect in pair}
         assert not partners & suspects
         assert len(partners) == min(5, num_good)
-    num_good_exchanges = sum(count for pair, count in counts.items() if suspects.isdisjoint(pair))
+    num_good_exchanges = sum(
+        count for pair, count in counts.items() if suspects.isdisjoint(pair)
+    )
     assert num_good_exchanges >= 3, "suspects are compared with good pairs"
 
 

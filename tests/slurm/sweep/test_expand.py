@@ -46,7 +46,9 @@ def test_expand_contains_every_combination_once() -> None:
     nodes = [2, 9, 4]
     dtypes = ["float32", "int32"]
     points = expand_points(nodes=nodes, matrix={"dtype": dtypes}, repeat=2)
-    combinations = [(point.nodes, point.cases[0].set["dtype"], point.repeat) for point in points]
+    combinations = [
+        (point.nodes, point.cases[0].set["dtype"], point.repeat) for point in points
+    ]
     assert sorted(combinations) == sorted(itertools.product(nodes, dtypes, [1, 2]))
     assert len({point.id for point in points}) == len(points)
 

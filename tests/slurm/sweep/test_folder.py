@@ -87,7 +87,10 @@ def test_damaged_file_is_refused_by_name(
 
 def test_plan_file_contains_the_settings_of_the_sweep(tmp_path: Path) -> None:
     plan = PlanFile(preset="smoke", budget="6s", launches=2, backend="gloo", device="cpu")
-    cases = (Entry(name="all_reduce", set={"dtype": "float32,int8"}), Entry(name="collective.*"))
+    cases = (
+        Entry(name="all_reduce", set={"dtype": "float32,int8"}),
+        Entry(name="collective.*"),
+    )
     content = plan_of(make_sweep([], plan=plan), make_point(cases=cases))
     file = tmp_path / "plan.json"
     file.write_bytes(encode_json(content))

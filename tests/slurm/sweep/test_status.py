@@ -100,7 +100,9 @@ def test_look_without_an_answer_of_slurm(tmp_path: Path) -> None:
     assert picture.lives, "the end of the job is not known"
 
 
-def test_show_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_a_table_or_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = submit_points(tmp_path, POINTS[:2])
     save_state(folder, 0, "done", seconds=12.4, nodes=("n1", "n2"))
     assert show(folder, slurm=FakeSlurm()) == 0

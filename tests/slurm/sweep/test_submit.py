@@ -77,7 +77,9 @@ def read_sweep(file: Path, **changes: object) -> Sweep:
     return msgspec.structs.replace(freeze(sweep_file, file, points), **changes)
 
 
-def test_submit_writes_and_records_one_job(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_writes_and_records_one_job(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     slurm = make_slurm()
     assert run_submit(file, slurm) == 0
     [folder] = (file.parent / "sweeps").iterdir()

@@ -143,7 +143,14 @@ def start_cluster(folder: Path, spec: ClusterSpec) -> None:
 
     Raises ``ClusterError``, ``OSError`` or ``subprocess.CalledProcessError`` if it does not start.
     """
-    for name in ("run", "log", "state", "spool", "tmp", *(f"spool/{node}" for node in spec.names)):
+    for name in (
+        "run",
+        "log",
+        "state",
+        "spool",
+        "tmp",
+        *(f"spool/{node}" for node in spec.names),
+    ):
         (folder / name).mkdir()
     for name, text in config_files(spec, folder, pwd.getpwuid(os.getuid()).pw_name).items():
         (folder / name).write_text(text)
@@ -176,7 +183,11 @@ def _start_daemon(command: Sequence[str], folder: Path) -> None:
     log = folder / f"log/{command[0]}.out"
     with log.open("wb") as output:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     if done.returncode:
         raise ClusterError(f"{command[0]} ended with {done.returncode}: {_last_line(log)}")
@@ -250,7 +261,9 @@ def _wait_until_idle(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]
         for name, daemon in daemons.items():
             if daemon.poll() is not None:
                 message = _last_line(folder / f"log/slurmd.{name}.out")
-                raise ClusterError(f"slurmd of {name} ended with {daemon.returncode}: {message}")
+                raise ClusterError(
+                    f"slurmd of {name} ended with {daemon.returncode}: {message}"
+                )
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         return set(daemons) <= set(done.stdout.split())
 

@@ -73,6 +73,8 @@ def shape_link(node: Node, rate: str | None) -> None:
 def _run_batch(program: str, changes: Sequence[str], pid: int) -> None:
     """Run ``ip`` or ``tc`` with one change per line, in the network namespace of a process."""
     command = ["nsenter", "--target", str(pid), "--net", program, "-batch", "-"]
-    done = subprocess.run(command, input="\n".join(changes) + "\n", capture_output=True, text=True)
+    done = subprocess.run(
+        command, input="\n".join(changes) + "\n", capture_output=True, text=True
+    )
     if done.returncode != 0:
         raise ClusterError(f"{program}: {' '.join(done.stderr.split())}")

@@ -92,7 +92,11 @@ def namespace_command(user: int) -> list[str]:
 def check_parent(parent: Path) -> None:
     """Raise UserError if Slurm cannot keep its sockets and files in a folder."""
     is_plain = re.fullmatch(r"[\w/.+-]+", str(parent), re.ASCII)
-    if len(str(parent)) > _MAX_PARENT_LENGTH or not is_plain or parent.is_relative_to("/dev/shm"):
+    if (
+        len(str(parent)) > _MAX_PARENT_LENGTH
+        or not is_plain
+        or parent.is_relative_to("/dev/shm")
+    ):
         raise UserError(
             f"Slurm cannot work in {str(parent)!r}: set TMPDIR to a short, plain path, such as /tmp"
         )

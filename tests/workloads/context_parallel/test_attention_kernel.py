@@ -63,7 +63,10 @@ def test_timed_kernel_waits_per_pair() -> None:
     ],
 )
 def test_gpu_without_flash_uses_efficient_kernel(
-    monkeypatch: pytest.MonkeyPatch, compute_capability: float, dtype: torch.dtype, head_size: int
+    monkeypatch: pytest.MonkeyPatch,
+    compute_capability: float,
+    dtype: torch.dtype,
+    head_size: int,
 ) -> None:
     major, minor = divmod(round(10 * compute_capability), 10)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))

@@ -17,7 +17,11 @@ def make_case(method: str, ranks: int, **params: Any) -> AttentionCase:
     """Return attention with fewer key heads than heads and odd numbers of tokens."""
     # Ulysses divides the key heads by the ranks.
     kv_heads = ranks if method == "ulysses" else 2
-    sizes: dict[str, Any] = {"sequence": 14 * ranks, "heads": 3 * kv_heads, "kv_heads": kv_heads}
+    sizes: dict[str, Any] = {
+        "sequence": 14 * ranks,
+        "heads": 3 * kv_heads,
+        "kv_heads": kv_heads,
+    }
     return AttentionCase(method=method, **sizes, **params)
 
 
@@ -56,7 +60,14 @@ class LoggingKernel(CpuFlash):
         return super().forward(q, k, v, causal)
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        causal: bool,
     ) -> Grads:
         self.log.append("backward")
         return super().backward(dout, q, k, v, out, lse, causal)

@@ -22,9 +22,13 @@ from tests.support.training_steps import DEFINITION_BY_NAME
 Params = dict[str, Value]
 
 
-def make_plan(method: str, mask: str = "causal", sequence: int = 64, ranks: int = 4) -> ContextPlan:
+def make_plan(
+    method: str, mask: str = "causal", sequence: int = 64, ranks: int = 4
+) -> ContextPlan:
     ulysses = ulysses_of(method, 0, ranks)
-    return ContextPlan(method=method, mask=mask, sequence=sequence, ranks=ranks, ulysses=ulysses)
+    return ContextPlan(
+        method=method, mask=mask, sequence=sequence, ranks=ranks, ulysses=ulysses
+    )
 
 
 @pytest.mark.parametrize(

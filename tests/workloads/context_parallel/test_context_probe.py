@@ -13,7 +13,13 @@ Metrics = dict[str, float | None]
 
 def explain(world: World, method: str) -> Metrics:
     """Return the metrics of a small step's explanation."""
-    params: Params = {"layers": 1, "microbatch": 1, "kv_heads": 4, "hidden": 16, "sequence": 128}
+    params: Params = {
+        "layers": 1,
+        "microbatch": 1,
+        "kv_heads": 4,
+        "hidden": 16,
+        "sequence": 128,
+    }
     step = build_small_step(world, "cp", {"method": method, **params})
 
     def begin() -> None:

@@ -43,7 +43,9 @@ def assert_right(ranks: Ranks, cases: list[Params]) -> None:
 
 def test_context_step_matches_one_process(two_ranks: Ranks) -> None:
     cases: list[Params] = [{"method": method, "layers": 1} for method in METHODS]
-    cases.append({"method": "zigzag", "mask": "full", "recipe": "llama", "checkpointing": "full"})
+    cases.append(
+        {"method": "zigzag", "mask": "full", "recipe": "llama", "checkpointing": "full"}
+    )
     assert_right(two_ranks, cases)
 
 
@@ -73,7 +75,14 @@ class WrongKernel(CpuFlash):
         return out, lse
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        causal: bool,
     ) -> Grads:
         dq, dk, dv = super().backward(dout, q, k, v, out, lse, causal)
         if self._direction == "backward":

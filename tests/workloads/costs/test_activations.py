@@ -23,7 +23,12 @@ DTYPES = {4: torch.float32, 2: torch.bfloat16}
 
 
 def position_of(shape: Shape, **params: Any) -> Position:
-    defaults = {"microbatch": MICROBATCH, "element_bytes": 4, "device": "cpu", "microbatches": 4}
+    defaults = {
+        "microbatch": MICROBATCH,
+        "element_bytes": 4,
+        "device": "cpu",
+        "microbatches": 4,
+    }
     return StepSpec(shape=shape, ends="tokens", **{**defaults, **params}).at(0)
 
 

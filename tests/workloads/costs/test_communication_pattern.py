@@ -120,6 +120,8 @@ def test_context_parallel_bytes(checkpointing: str, forwards: int) -> None:
     ring = keys_and_values * (passes + 4)
     ulysses = (2 * queries + keys_and_values) * passes / 2
     assert method_bytes("zigzag")["cp"] == pytest.approx(3 * ring)
-    assert method_bytes("allgather_kv")["cp"] == pytest.approx(3 * keys_and_values * (passes + 2))
+    assert method_bytes("allgather_kv")["cp"] == pytest.approx(
+        3 * keys_and_values * (passes + 2)
+    )
     assert method_bytes("usp", ulysses=2)["ring"] == pytest.approx(ring)
     assert method_bytes("usp", ulysses=2)["ulysses"] == pytest.approx(ulysses)

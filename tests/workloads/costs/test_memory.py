@@ -97,7 +97,9 @@ def test_experts_are_divided_once(mesh: str) -> None:
     assert state_of(spec.at(0)).state == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("mesh", "layers"), [("dp=8", 0), ("fsdp=8", 3), ("fsdp=4,pp=2", 2 * 32)])
+@pytest.mark.parametrize(
+    ("mesh", "layers"), [("dp=8", 0), ("fsdp=8", 3), ("fsdp=4,pp=2", 2 * 32)]
+)
 def test_buffers_are_gathered_parameters(mesh: str, layers: int) -> None:
     """Two layers of parameters and one of gradients, or parameters and gradients of a stage."""
     position = make_spec(mesh, "llama3-8b", microbatches=4).at(0)

@@ -40,7 +40,9 @@ def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> Non
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     parts = parts_of(position_of(shape, moe=moe))
     assert {part.name: part.size for part in parts} == expected
-    assert num_parameters(shape, moe) == sum(parameter.numel() for parameter in model.parameters())
+    assert num_parameters(shape, moe) == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
 
 
 @both_recipes

@@ -70,7 +70,16 @@ def test_dispatch_in_one_process() -> None:
     weights = torch.arange(10.0).view(5, 2)
     trip = start_trip("", tokens, weights, plan, None)
     rows = trip.arrive()
-    assert rows.tokens.flatten().tolist() == [0, 2, 1, 4, 0, 1, 2, 4]  # by expert, then by token
+    assert rows.tokens.flatten().tolist() == [
+        0,
+        2,
+        1,
+        4,
+        0,
+        1,
+        2,
+        4,
+    ]  # by expert, then by token
     assert rows.counts.tolist() == [2, 2, 4, 0]
     trip.give_back(rows.tokens * 10)
     combined = trip.receive()

@@ -62,7 +62,9 @@ def test_routes_change_with_step_and_microbatch(monkeypatch: pytest.MonkeyPatch)
         rank_routes.begin(step, [0, 1])
         with monkeypatch.context() as patch:
             # Drawing must not take time within the step.
-            patch.setattr(routes_module, "routes", lambda *_: pytest.fail("drawn within the step"))
+            patch.setattr(
+                routes_module, "routes", lambda *_: pytest.fail("drawn within the step")
+            )
             drawn.append(give_routes(rank_routes, 0).tolist())
             drawn.append(give_routes(rank_routes, 1).tolist())
     assert drawn[:2] == drawn[4:]

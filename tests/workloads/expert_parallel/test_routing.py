@@ -78,7 +78,9 @@ def test_routes_take_no_expert_twice() -> None:
     st.integers(1, 8),
 )
 @settings(max_examples=40, deadline=None)
-def test_routes_have_k_different_experts(name: str, experts: int, top_k: int, parts: int) -> None:
+def test_routes_have_k_different_experts(
+    name: str, experts: int, top_k: int, parts: int
+) -> None:
     generator = make_generator(name, experts=experts, top_k=min(top_k, experts), parts=parts)
     for chosen in routes(generator, 1, 37, 50):
         assert len(chosen) == generator.top_k

@@ -32,7 +32,9 @@ ZIPF: Params = {**EXPERT_PARAMS, "routing": "zipf"}
 BALANCED: Params = {**EXPERT_PARAMS, "routing": "balanced"}
 
 
-def measure_step(world: World, params: Params) -> tuple[list[int], dict[str, tuple[float, float]]]:
+def measure_step(
+    world: World, params: Params
+) -> tuple[list[int], dict[str, tuple[float, float]]]:
     """Return wrong elements of two batches, and sent and expected bytes by axis."""
     step = build_small_hybrid(world, params)
     wrong = [count_wrong_after_step(step) for _ in range(2)]
@@ -357,7 +359,9 @@ def measure_activations(world: World, params: Params) -> tuple[float, float]:
 
 
 def assert_activations_agree(ranks: Ranks, params: Params) -> None:
-    for counted_bytes, analytical in ranks.call(f"{__name__}:measure_activations", params=params):
+    for counted_bytes, analytical in ranks.call(
+        f"{__name__}:measure_activations", params=params
+    ):
         assert counted_bytes == analytical > 0
 
 

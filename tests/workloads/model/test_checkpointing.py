@@ -35,7 +35,9 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
         self._storages: list[weakref.ref[Any]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.counts[str(func)] += 1
         results = func(*args, **(kwargs or {}))
         for result in results if isinstance(results, tuple | list) else (results,):

@@ -97,14 +97,18 @@ def test_closed_form_is_none_without_formula(name: str, microbatches: int) -> No
 def test_causes_sum_to_idle_time(name: str) -> None:
     schedule = make_schedule(name, ranks=4, microbatches=8)
     uniform = random.Random(1).uniform
-    measured = simulate(schedule, lambda action: uniform(0.7, 1.5), lambda *link: uniform(0, 0.3))
+    measured = simulate(
+        schedule, lambda action: uniform(0.7, 1.5), lambda *link: uniform(0, 0.3)
+    )
     latency = link_latency([measured], schedule)
     causes = split_idle(measured, schedule, latency)
     assert sum(causes.values()) == pytest.approx(measured.idle / 4)
     shades = shade(measured, schedule, latency)
     for rank in range(4):
         spans = [(ran.start, ran.stop) for ran in measured.of(rank)]
-        spans += [(start, stop) for shaded_rank, start, stop, _ in shades if shaded_rank == rank]
+        spans += [
+            (start, stop) for shaded_rank, start, stop, _ in shades if shaded_rank == rank
+        ]
         spans.sort()
         assert spans[-1][1] == measured.makespan
         assert all(before[1] == after[0] for before, after in pairwise(spans))

@@ -42,7 +42,10 @@ def make_record(timelines: list[Timeline], rank: int, outside: float) -> Taken:
     for timeline in timelines:
         actions = timeline.of(rank)
         stamps.append(
-            [(str(ran.action), round(ran.start * 1e9), round(ran.stop * 1e9)) for ran in actions]
+            [
+                (str(ran.action), round(ran.start * 1e9), round(ran.stop * 1e9))
+                for ran in actions
+            ]
         )
     walls = [timeline.makespan + outside - rank for timeline in timelines]
     return Taken(stamps=stamps, walls=walls)

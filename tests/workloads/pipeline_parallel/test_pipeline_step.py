@@ -13,7 +13,11 @@ from parbench.workloads.pipeline_parallel.schedules import (
 )
 from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
-from tests.support.training_steps import SMALL_PARAMS, count_wrong_after_step, measure_sent_bytes
+from tests.support.training_steps import (
+    SMALL_PARAMS,
+    count_wrong_after_step,
+    measure_sent_bytes,
+)
 
 MODULE = "tests.workloads.pipeline_parallel.test_pipeline_step"
 # Stage 2 takes its gradients from the last microbatch to the first, stage 0 in the other order.
@@ -106,7 +110,9 @@ EMBEDDING_SIZE = SMALL_PARAMS["vocabulary"] * SMALL_PARAMS["hidden"]
     ("corruption", "min_wrong"),
     [("a microbatch twice", 1), ("another order", 1), ("a lost parameter", EMBEDDING_SIZE)],
 )
-def test_corrupted_pipeline_is_detected(two_ranks: Ranks, corruption: str, min_wrong: int) -> None:
+def test_corrupted_pipeline_is_detected(
+    two_ranks: Ranks, corruption: str, min_wrong: int
+) -> None:
     assert min(two_ranks.call(f"{MODULE}:count_wrong", corruption=corruption)) >= min_wrong
 
 

@@ -24,7 +24,9 @@ def test_looped_orders_are_torchs(name: str) -> None:
     for ranks, microbatches, chunks in product((2, 4), (1, 3, 8, 9), (2, 3)):
         sizes = (ranks, microbatches, chunks)
         try:
-            schedule = make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+            schedule = make_schedule(
+                name, ranks=ranks, microbatches=microbatches, chunks=chunks
+            )
         except UserError:
             with pytest.raises(ValueError, match="multiple of the number of rounds"):
                 torch_orders.order(name, *sizes)
@@ -56,7 +58,9 @@ def test_v_orders_are_torchs(name: str, ranks: int) -> None:
         ("zb_h2", 1, 2, 4, "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3"),
     ],
 )
-def test_orders_of_papers(name: str, rank: int, ranks: int, microbatches: int, order: str) -> None:
+def test_orders_of_papers(
+    name: str, rank: int, ranks: int, microbatches: int, order: str
+) -> None:
     schedule = make_schedule(name, ranks=ranks, microbatches=microbatches)
     assert " ".join(map(str, schedule.actions_of(rank))) == order
 

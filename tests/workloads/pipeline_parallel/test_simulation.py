@@ -33,8 +33,18 @@ def test_simulate_1f1b() -> None:
     """A forward pass takes 1 s, a backward pass 2 s."""
     schedule = make_schedule("1f1b", ranks=2, microbatches=2)
     timeline = simulate(schedule, lambda action: 2 if action.kind == "B" else 1)
-    assert list_times(timeline, 0) == [("0F0", 0, 1), ("0F1", 1, 2), ("0B0", 4, 6), ("0B1", 7, 9)]
-    assert list_times(timeline, 1) == [("1F0", 1, 2), ("1B0", 2, 4), ("1F1", 4, 5), ("1B1", 5, 7)]
+    assert list_times(timeline, 0) == [
+        ("0F0", 0, 1),
+        ("0F1", 1, 2),
+        ("0B0", 4, 6),
+        ("0B1", 7, 9),
+    ]
+    assert list_times(timeline, 1) == [
+        ("1F0", 1, 2),
+        ("1B0", 2, 4),
+        ("1F1", 4, 5),
+        ("1B1", 5, 7),
+    ]
     assert timeline.makespan == 9
     assert timeline.idle == 6
     assert timeline.busy(1) == 6
@@ -121,6 +131,8 @@ def test_check_refuses_action_out_of_range(action: Action) -> None:
         ("dualpipe_v", 8, [9, 9, 9, 9]),
     ],
 )
-def test_microbatches_in_flight_of_papers(name: str, microbatches: int, by_rank: list[int]) -> None:
+def test_microbatches_in_flight_of_papers(
+    name: str, microbatches: int, by_rank: list[int]
+) -> None:
     schedule = make_schedule(name, ranks=4, microbatches=microbatches)
     assert [peak_held(schedule, rank, lambda stage: 1) for rank in range(4)] == by_rank

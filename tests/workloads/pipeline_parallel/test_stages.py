@@ -57,7 +57,9 @@ def measure_waits(world: World, schedule: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("zb_v", 2)])
-def test_timed_actions_wait_for_their_share(two_ranks: Ranks, schedule: str, chunks: int) -> None:
+def test_timed_actions_wait_for_their_share(
+    two_ranks: Ranks, schedule: str, chunks: int
+) -> None:
     num_kinds = 2 if schedule == "1f1b" else 3
     target = "tests.workloads.pipeline_parallel.test_stages:measure_waits"
     for shares in two_ranks.call(target, schedule=schedule):

@@ -47,14 +47,21 @@ def test_lacking_rule_is_stated() -> None:
     """One head and an odd sequence leave only a pipeline, whose schedule needs microbatches."""
     shape = replace(model_of("tiny").shape, heads=1, kv_heads=1, sequence=63)
     step = StepSpec(name="narrow", shape=shape)
-    message = message_of_search(make_request(step, 2, 1, schedule="dualpipe_v"), SIMPLE_HARDWARE)
+    message = message_of_search(
+        make_request(step, 2, 1, schedule="dualpipe_v"), SIMPLE_HARDWARE
+    )
     assert "pp=2" in message
     assert "microbatches(1)" in message
 
 
 def make_tiny_mixture() -> StepSpec:
     step = model_of("tiny-llama")
-    params: dict[str, Any] = {"experts": 4, "shared": 0, "expert_ffn": 352, "routing": "balanced"}
+    params: dict[str, Any] = {
+        "experts": 4,
+        "shared": 0,
+        "expert_ffn": 352,
+        "routing": "balanced",
+    }
     return replace(step, moe=moe_of(params, step.shape, 1))
 
 

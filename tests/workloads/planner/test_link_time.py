@@ -119,8 +119,12 @@ REDUCE_CURVES = curves_of(run_of(*curve_records()))
 def test_call_takes_time_of_its_fit() -> None:
     records = [*curve_records(), *curve_records("all_gather", latency=50e-6), *send_records()]
     seconds = by_curves(curves_of(run_of(*records)))
-    assert seconds(make_measured_call("all_reduce")) == pytest.approx(20e-6 + MEBI / 3e9, rel=1e-3)
-    assert seconds(make_measured_call("all_gather")) == pytest.approx(50e-6 + MEBI / 3e9, rel=1e-3)
+    assert seconds(make_measured_call("all_reduce")) == pytest.approx(
+        20e-6 + MEBI / 3e9, rel=1e-3
+    )
+    assert seconds(make_measured_call("all_gather")) == pytest.approx(
+        50e-6 + MEBI / 3e9, rel=1e-3
+    )
     send = make_measured_call("send", ranks=16)
     assert seconds(send) == pytest.approx(1e-4 + MEBI / 3e9, rel=1e-3)
 

@@ -31,7 +31,9 @@ from tests.support.planner_asks import make_spec
         ("gpt-oss-120b", 116.83, 5.71),  # arXiv 2508.10925, table 1
     ],
 )
-def test_model_has_published_parameters(name: str, billions: float, active_billions: float) -> None:
+def test_model_has_published_parameters(
+    name: str, billions: float, active_billions: float
+) -> None:
     model = MODELS[name]
     active = num_active_parameters(model.shape, model.moe)
     assert model.name == name

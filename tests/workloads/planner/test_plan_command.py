@@ -69,7 +69,9 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
         ("--validate absent", "absent"),
     ],
 )
-def test_plan_rejects_bad_input(plan_command: PlanCommand, arguments: str, message: str) -> None:
+def test_plan_rejects_bad_input(
+    plan_command: PlanCommand, arguments: str, message: str
+) -> None:
     result = plan_command(f"--model llama3-8b {arguments}")
     assert result.exit_code == 2
     assert result.stdout == ""

@@ -16,7 +16,9 @@ def test_rationale_explains_each_axis() -> None:
     result = search(request, H100)
     best = result.best[0]
     simpler = replace(best, spec=replace(best.spec, mesh={"fsdp": 16}))
-    lines = rationale(replace(result, best=(best, simpler), without={"pp": None, "tp": simpler}))
+    lines = rationale(
+        replace(result, best=(best, simpler), without={"pp": None, "tp": simpler})
+    )
     assert best.spec.mesh == {"dp": 1, "pp": 2, "fsdp": 1, "cp": 1, "tp": 8}
     [fit, tensor, pipeline, *_, shorter, binding] = lines
     assert "1,129 GB of state" in fit

@@ -63,7 +63,9 @@ def assert_front_reaches(result: Found, run: DryRun) -> None:
 def test_search_of_dense_model_is_exhaustive() -> None:
     """Many meshes do not fit."""
     hardware = msgspec.structs.replace(H100, memory_bytes=2e7)
-    request = make_request("small-llama", 8, 16, microbatch=1, schedule="1f1b", cp_method="zigzag")
+    request = make_request(
+        "small-llama", 8, 16, microbatch=1, schedule="1f1b", cp_method="zigzag"
+    )
     assert_search_is_exhaustive(request, hardware)
 
 

@@ -103,7 +103,9 @@ def test_explanation_adds_up(two_ranks: Ranks) -> None:
     ("name", "axes"),
     [("zero3", ["dp"]), ("tp_fsdp", ["dp", "tp"]), ("hsdp", ["replicate", "shard"])],
 )
-def test_explanation_of_four_ranks_adds_up(four_ranks: Ranks, name: str, axes: list[str]) -> None:
+def test_explanation_of_four_ranks_adds_up(
+    four_ranks: Ranks, name: str, axes: list[str]
+) -> None:
     assert_adds_up(four_ranks, name, axes)
 
 
@@ -154,7 +156,9 @@ def test_explanation_of_late_rank(two_ranks: Ranks) -> None:
     for name, milliseconds in expected_ms.items():
         assert 1e3 * value(explanation, name) == pytest.approx(milliseconds), name
     slowdown = explanation.metrics["compute_slowdown"]
-    assert slowdown.high == pytest.approx((7 + 4.302653) / 3 * 1e-3)  # t of 2 degrees of freedom
+    assert slowdown.high == pytest.approx(
+        (7 + 4.302653) / 3 * 1e-3
+    )  # t of 2 degrees of freedom
     assert explanation.timeline is not None
     assert explanation.timeline.uncertainty_seconds == 5e-7
     assert [rank.start_us for rank in explanation.timeline.ranks] == [0.0, 2.0]
@@ -213,7 +217,10 @@ def test_kernel_of_send_and_recv_counts_once() -> None:
     )
     matched = held_against(trace, [SEND, RECV, SEND, RECV])
     assert matched.spans == [(200, 300), (200, 300), (500, 600), (500, 600)]
-    assert matched.named == [("cp", "send + recv", (200, 300)), ("cp", "send + recv", (500, 600))]
+    assert matched.named == [
+        ("cp", "send + recv", (200, 300)),
+        ("cp", "send + recv", (500, 600)),
+    ]
     assert broken_down(trace, matched).exposed_comm_seconds == pytest.approx({"cp": 150 * NS})
 
 

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -89,7 +93,9 @@ def build_tensor_parallel(world: World) -> Benchmark:
     reference = copy.deepcopy(model)
     mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
     for block in model:
-        parallelize_module(block, mesh, {"mlp.0": ColwiseParallel(), "mlp.2": RowwiseParallel()})
+        parallelize_module(
+            block, mesh, {"mlp.0": ColwiseParallel(), "mlp.2": RowwiseParallel()}
+        )
     generator = torch.Generator().manual_seed(1)
     batch = torch.randn(4, 16, HIDDEN, generator=generator)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)

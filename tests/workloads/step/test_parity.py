@@ -40,7 +40,9 @@ SHAPE = Shape(
 class Trainer:
     """A data-parallel loop whose gradients or updates a test corrupts."""
 
-    def __init__(self, world: World, dtype_name: str = "float32", update: str = "right") -> None:
+    def __init__(
+        self, world: World, dtype_name: str = "float32", update: str = "right"
+    ) -> None:
         dtype = getattr(torch, dtype_name)
         self.world = world
         self.model = build(SHAPE, world.seed, world.device, dtype)

@@ -67,7 +67,9 @@ def test_recipe_matches_one_process(two_ranks: Ranks, name: str, recipe: str) ->
 
 @pytest.mark.full
 @pytest.mark.parametrize("params", [{}, {**LLAMA, **BF16}])
-def test_uneven_step_on_four_ranks_matches_one_process(four_ranks: Ranks, params: Params) -> None:
+def test_uneven_step_on_four_ranks_matches_one_process(
+    four_ranks: Ranks, params: Params
+) -> None:
     for name in [*DATA_PARALLEL, "tp_fsdp"]:
         assert_right(four_ranks, name, {**UNEVEN, **params})
     params = {**UNEVEN, "kv_heads": 4, **params}
@@ -205,7 +207,9 @@ def describe(world: World, name: str, params: Params) -> tuple[Description, int]
 @pytest.mark.parametrize(("name", "data_ranks"), [("zero3", 2), ("tp", 1)])
 def test_description_reports_work(two_ranks: Ranks, name: str, data_ranks: int) -> None:
     params = {"accumulation": 3, "sequence": 4}
-    description, parameters = two_ranks.call(f"{__name__}:describe", name=name, params=params)[0]
+    description, parameters = two_ranks.call(f"{__name__}:describe", name=name, params=params)[
+        0
+    ]
     attention = 2 * 32 * 32 + 2 * 32 * 16
     weights = 2 * (attention + 2 * 32 * 128) + 32 * 64
     tokens = data_ranks * 2 * 3 * 4  # ranks, microbatch size, microbatches, sequence

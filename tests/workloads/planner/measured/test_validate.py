@@ -104,7 +104,9 @@ def test_validation_averages_repetitions() -> None:
     failed = failed_record(records[0].case, launch=3)
     [row] = validate_records(failed, *records).rows
     assert row.compute == "measured"
-    assert component_of(row, "step_time").predicted == pytest.approx(0.2 + REDUCE_SECONDS, rel=1e-3)
+    assert component_of(row, "step_time").predicted == pytest.approx(
+        0.2 + REDUCE_SECONDS, rel=1e-3
+    )
 
 
 def test_validation_uses_declared_compute() -> None:
@@ -136,7 +138,10 @@ def test_validation_compares_bytes_and_memory() -> None:
     [
         (make_record("ep_step", routing="zipf"), "routing = zipf"),
         (failed_record(make_record().case, reason="it broke"), "it broke"),
-        (make_record(metrics={"compute": counted_metric(None, "s")}), "compute was not measured"),
+        (
+            make_record(metrics={"compute": counted_metric(None, "s")}),
+            "compute was not measured",
+        ),
         (make_record("cp", method="ring"), "p2p.unidirectional"),
     ],
 )
@@ -173,7 +178,9 @@ def call_seconds(call: PlacedCall) -> float:
 
 def calls_of(step: StepSpec) -> list[PlacedCall]:
     """Return the calls of rank 0, whose place is one rank per node."""
-    return [PlacedCall.of(call, Place(ranks=call.ranks, on_node=1)) for call in calls(step.at(0))]
+    return [
+        PlacedCall.of(call, Place(ranks=call.ranks, on_node=1)) for call in calls(step.at(0))
+    ]
 
 
 def sum_seconds(step: StepSpec, axis: str) -> float:
@@ -207,7 +214,9 @@ def test_row_time_hides_ddp_buckets_during_backward() -> None:
     assert sum(predict(step).exposed_seconds.values()) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("interleaved", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("interleaved", 2)]
+)
 def test_row_time_of_pipeline_contains_bubble(schedule: str, chunks: int) -> None:
     step = make_step("pp", schedule=schedule, microbatches=8, layers=8)
     row = row_time(step, calls_of(step), lambda call: 0.0, compute_seconds=2.4)
@@ -221,7 +230,9 @@ def test_row_time_of_pipeline_contains_bubble(schedule: str, chunks: int) -> Non
 )
 def test_row_time_of_gloo_messages_waits_for_receiver(backend: str, num_messages: int) -> None:
     step = make_step("pp", schedule="gpipe", microbatches=8)
-    row = row_time(step, calls_of(step), lambda call: 0.01, compute_seconds=2.4, backend=backend)
+    row = row_time(
+        step, calls_of(step), lambda call: 0.01, compute_seconds=2.4, backend=backend
+    )
     assert row.exposed_seconds["pp"] == pytest.approx(0.01 * num_messages)
 
 

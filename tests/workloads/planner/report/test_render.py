@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from parbench.workloads.planner.dry_run import dry_run
-from parbench.workloads.planner.report.render import as_line, assumptions, dry_run_json, formulas_of
+from parbench.workloads.planner.report.render import (
+    as_line,
+    assumptions,
+    dry_run_json,
+    formulas_of,
+)
 from tests.support.planner_asks import H100, make_spec
 
 WORDED_FORMULAS = ("bubble", "time on")
@@ -16,13 +21,19 @@ WORDED_FORMULAS = ("bubble", "time on")
 @pytest.mark.parametrize(
     ("mesh", "model", "params"),
     [
-        ("dp=2,fsdp=4,tp=2", "llama3-8b", {"microbatches": 3, "device": "cpu", "ends": "tokens"}),
+        (
+            "dp=2,fsdp=4,tp=2",
+            "llama3-8b",
+            {"microbatches": 3, "device": "cpu", "ends": "tokens"},
+        ),
         ("fsdp=2,tp=4", "gpt-7.5b", {"element_bytes": 4, "checkpointing": "selective"}),
         ("cp=4,tp=2", "llama3-8b", {"cp_method": "ulysses", "checkpointing": "full"}),
         ("fsdp=16,pp=2,tp=4,ep=2", "mixtral-8x7b", {"microbatches": 4}),
     ],
 )
-def test_formulas_evaluate_to_the_dry_run(mesh: str, model: str, params: dict[str, Any]) -> None:
+def test_formulas_evaluate_to_the_dry_run(
+    mesh: str, model: str, params: dict[str, Any]
+) -> None:
     run = dry_run(make_spec(mesh, model, **params), H100)
     formulas = {formula.name: formula for formula in formulas_of(run)}
     expected = {
