@@ -1,6 +1,7 @@
 """Imports point one way, light commands import nothing heavy, and every command is documented."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -122,6 +123,14 @@ def test_packaged_folders_are_complete() -> None:
     folders = {".".join(path.parent.parts) for path in IMPORTS}
     expected = {f"parbench.{folder}" for folder in folders - {"parbench"}} | {"parbench"}
     assert set(project["tool"]["setuptools"]["packages"]) == expected
+
+
+def test_constraints_pin_every_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["test"]
+    names = {re.split(r"[><=]", requirement)[0].lower() for requirement in requirements}
+    lines = (ROOT / "constraints.txt").read_text().lower().splitlines()
+    assert names <= {line.partition("==")[0] for line in lines}
 
 
 def list_commands() -> list[tuple[str, click.Command]]:

@@ -43,6 +43,7 @@ def assert_complete(run: Run) -> None:
         assert case.short_name in result.stdout
 
 
+@pytest.mark.xdist_group("smoke_run")
 def test_smoke_subset_is_complete(smoke_run: Run) -> None:
     assert_complete(smoke_run)
 
@@ -54,6 +55,7 @@ def test_smoke_preset_is_complete(tmp_path: Path) -> None:
     assert_complete(run)
 
 
+@pytest.mark.xdist_group("smoke_run")
 def test_smoke_report_is_complete_and_offline(smoke_run: Run) -> None:
     page = (smoke_run.path / "report.html").read_text()
     sources = re.findall(r'(?:src="|<link )(.{5})', page)
