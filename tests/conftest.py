@@ -11,6 +11,9 @@ import pytest
 
 # Ranks and tests share few cores. torch reads the variable when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Output depends on the width and the colors of the terminal. pytest-xdist sets COLUMNS.
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
+    os.environ.pop(name, None)
 
 from parbench.bench.machine.machine import inspect_machine
 from parbench.bench.results.runs import Run
