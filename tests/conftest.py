@@ -11,9 +11,6 @@ import pytest
 
 # Ranks and tests share few cores. torch reads the variable when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Output depends on the width and the colors of the terminal. pytest-xdist sets COLUMNS.
-for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
-    os.environ.pop(name, None)
 
 from parbench.bench.machine.machine import inspect_machine
 from parbench.bench.results.runs import Run
@@ -65,6 +62,9 @@ def parbench(tmp_path: Path) -> Command:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Output depends on the width and the colors of a terminal. pytest-xdist sets COLUMNS.
+    for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
+        os.environ.pop(name, None)
     restore_signals()
     meter = WorkMeter(tier=config.option.markexpr)
     meter.count_processes()

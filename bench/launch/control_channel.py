@@ -146,6 +146,11 @@ FromRank = Hello | Started | Finished | Raised | StatusReply | Done
 FromDriver = Job | StatusRequest
 Event = tuple[int, FromRank | None]  # a rank and what it said; None when its connection has closed
 
+# msgspec inspects the types of a message when a decoder is built. Two threads that do this for the same types at the
+# same time crash the process, so both decoders are built here.
+FROM_RANK_DECODER = msgspec.msgpack.Decoder(FromRank)
+FROM_DRIVER_DECODER = msgspec.msgpack.Decoder(FromDriver)
+
 
 class DriverServer(AbstractContextManager["DriverServer"]):
     """The driver's end: listens on a free port and gathers what ranks say, in order of arrival.
@@ -215,7 +220,7 @@ class DriverServer(AbstractContextManager["DriverServer"]):
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
             while True:
-                message = msgspec.msgpack.decode(connection.recv_bytes(), type=FromRank)
+                message = FROM_RANK_DECODER.decode(connection.recv_bytes())
                 if isinstance(message, Hello):
                     rank = message.rank
                     self._connections[rank] = connection
@@ -257,7 +262,7 @@ class RankClient:
 
     def hear(self) -> FromDriver | None:
         with suppress(EOFError, OSError):
-            message: FromDriver = msgspec.msgpack.decode(self._connection.recv_bytes(), type=FromDriver)
+            message: FromDriver = FROM_DRIVER_DECODER.decode(self._connection.recv_bytes())
             return message
         return None
 

@@ -108,3 +108,32 @@ def test_rank_ends_itself_when_the_driver_is_killed() -> None:
             assert driver.stdout.readline() == "connected\n"
             driver.kill()
             assert rank.wait(PATIENCE) == 7
+
+
+FIRST_MESSAGES_AT_ONCE = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from parbench.bench.launch.control_channel import ADDRESS_VARIABLE, KEY_VARIABLE, DriverServer
+from parbench.bench.launch.control_channel import Hello, RankClient
+
+NUM_RANKS = 16
+with DriverServer() as server:
+    address, key = server.variables()[ADDRESS_VARIABLE], server.variables()[KEY_VARIABLE]
+    start = threading.Barrier(NUM_RANKS)
+
+    def connect(rank):
+        client = RankClient(address, key)
+        start.wait()
+        client.say(Hello(rank=rank, size=NUM_RANKS, host="n1", pid=1, environment={}))
+
+    for rank in range(NUM_RANKS):
+        threading.Thread(target=connect, args=(rank,), daemon=True).start()
+    for _ in range(NUM_RANKS):
+        assert server.next(60) is not None
+"""
+
+
+def test_driver_survives_first_messages_at_once() -> None:
+    """Threads that build the same decoder crash a process, here one of three processes."""
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", FIRST_MESSAGES_AT_ONCE], check=True)

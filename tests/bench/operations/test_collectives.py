@@ -305,10 +305,15 @@ def measure_all_peak_bytes(world: World, size_bytes: int) -> list[int]:
     return peaks
 
 
+MAX_SMALL_BYTES = 4096
+"""Bytes of counters and of other tensors that do not grow with the size."""
+
+
 def test_operation_memory_is_within_request(two_ranks: Ranks) -> None:
     size = 8 << 20
     for peaks in two_ranks.call(f"{THIS_MODULE}:measure_all_peak_bytes", size_bytes=size):
-        assert bytes_needed(size) / 2 < max(peaks) <= bytes_needed(size)
+        assert max(peaks) > bytes_needed(size) / 2
+        assert max(peaks) <= bytes_needed(size) + MAX_SMALL_BYTES
 
 
 def test_target_takes_declared_parameters() -> None:
