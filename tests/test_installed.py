@@ -82,6 +82,11 @@ def prepare(world):
 """
 
 
+def isolated_environment() -> dict[str, str]:
+    """Return the environment without ``PYTHONPATH``, which names the checkout in tests."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
@@ -105,7 +110,8 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     interpreter = folder / "bin" / "python"
     options = ["-q", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([interpreter, "-m", "pip", "install", *options], check=True)
+    pip = [interpreter, "-m", "pip", "install", *options]
+    subprocess.run(pip, env=isolated_environment(), check=True)
     return interpreter
 
 
@@ -216,13 +222,19 @@ def test_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -
     # With -P the import path is the one of the program `pytest`.
     for command in (["-m", "pytest", "-q"], ["-P", "-m", "pytest", "-q"]):
         completed = subprocess.run(
-            [python, *command], cwd=tmp_path, capture_output=True, text=True, check=False
+            [python, *command],
+            cwd=tmp_path,
+            env=isolated_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert completed.returncode == 0, completed.stdout + completed.stderr
         assert "1 passed" in completed.stdout
     options = "--target theirmodule:prepare --nproc 2 --launches 1 --budget 60s"
     program = python.with_name("parbench")
-    subprocess.run([program, "run", *options.split()], cwd=tmp_path, check=True)
+    run = [program, "run", *options.split()]
+    subprocess.run(run, cwd=tmp_path, env=isolated_environment(), check=True)
     [path] = (tmp_path / "runs").glob("*Z-*")
     [record] = load_run(path).records
     assert record.case.name == "custom.theirmodule"

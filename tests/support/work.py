@@ -39,8 +39,8 @@ class Work:
 
 
 TIER_LIMITS = {
-    "not full": Work(processes=600, budget_seconds=300),
-    "full": Work(processes=6000, budget_seconds=6000),
+    "not full": Work(processes=180, budget_seconds=260),
+    "full": Work(processes=500, budget_seconds=1600),
 }
 """The most work of a tier, by the marker expression that selects it."""
 
