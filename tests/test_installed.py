@@ -110,7 +110,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     interpreter = folder / "bin" / "python"
     options = ["-q", "--no-deps", "--no-index", str(wheel)]
-    pip = [interpreter, "-m", "pip", "install", *options]
+    pip = [str(interpreter), "-m", "pip", "install", *options]
     subprocess.run(pip, env=isolated_environment(), check=True)
     return interpreter
 
@@ -232,7 +232,7 @@ def test_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -
         assert completed.returncode == 0, completed.stdout + completed.stderr
         assert "1 passed" in completed.stdout
     options = "--target theirmodule:prepare --nproc 2 --launches 1 --budget 60s"
-    program = python.with_name("parbench")
+    program = str(python.with_name("parbench"))
     run = [program, "run", *options.split()]
     subprocess.run(run, cwd=tmp_path, env=isolated_environment(), check=True)
     [path] = (tmp_path / "runs").glob("*Z-*")
