@@ -31,7 +31,7 @@ GPU_TESTS = Path(__file__).parent
 ROOT = GPU_TESTS.parents[1]
 TOTAL_SECONDS = 520.0
 REHEARSAL_SLOWDOWN = 4
-REHEARSAL_SECONDS = 15
+REHEARSAL_SECONDS = 6
 MIN_PART_SECONDS = 10
 MAX_MESSAGE_CHARACTERS = 300
 MAX_LEFT_MIB = 64
@@ -357,7 +357,7 @@ def memory(session: Session) -> Iterator[Line]:
 def health(session: Session) -> Iterator[Line]:
     """Check the GPU: correct results and the health that its driver reports."""
     num_ranks = "2" if session.rehearse else "1"
-    budget = "15s" if session.rehearse else "25s"
+    budget = "8s" if session.rehearse else "25s"
     options = ["--device", session.device, "--nproc", num_ranks, "--budget", budget]
     out = str(session.work / "check")
     exit_code, output = session.run_python(
@@ -462,7 +462,8 @@ def hangs(session: Session) -> Iterator[Line]:
     """Let rank 1 sleep or occupy the device: each is reported, and the next case is measured."""
     used_before = read_used_mib()
     faults = ["asleep"] if session.rehearse else ["asleep", "spinning"]
-    target = ["--target", "tests.support.faults:several", "--timeout", "10s"]
+    timeout = "5s" if session.rehearse else "10s"
+    target = ["--target", "tests.support.faults:several", "--timeout", timeout]
     names = ",".join([*faults, "fine"])
     records, _ = session.run_parbench(
         "hangs", *session.two_ranks_options, *target, "--set", f"how={names}"

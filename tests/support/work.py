@@ -39,8 +39,8 @@ class Work:
 
 
 TIER_LIMITS = {
-    "not full": Work(processes=180, budget_seconds=260),
-    "full": Work(processes=500, budget_seconds=1600),
+    "not full": Work(processes=250, budget_seconds=400),
+    "full": Work(processes=450, budget_seconds=1400),
 }
 """The most work of a tier, by the marker expression that selects it."""
 
@@ -85,7 +85,7 @@ class WorkMeter:
         self._folder = tempfile.TemporaryDirectory()
         self._file = Path(self._folder.name) / "processes"
         self._offset = 0
-        self._work_by_test: dict[str, Work] = {}
+        self._work_by_phase: dict[tuple[str, str], Work] = {}
 
     def count_processes(self) -> None:
         """Let every Python process that starts from now on count itself."""
@@ -107,7 +107,8 @@ class WorkMeter:
         properties: dict[str, Any] = dict(report.user_properties)
         processes, seconds = properties.get(WORK_PROPERTY, (0, 0.0))
         work = Work(processes=processes, budget_seconds=seconds)
-        self._work_by_test[report.nodeid] = self._work_by_test.get(report.nodeid, Work()) + work
+        # A repeated test replaces its earlier attempts.
+        self._work_by_phase[report.nodeid, report.when] = work
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         is_main_process = not hasattr(session.config, "workerinput")
@@ -122,12 +123,12 @@ class WorkMeter:
         for sentence in excess:
             terminalreporter.write_line(f"FAILED work budget: {sentence}", red=True)
         terminalreporter.write_line("Most work, largest first. Move a test to the full tier:")
-        by_work = sorted(self._work_by_test.items(), key=lambda item: -item[1].processes)
-        for name, work in by_work[:MAX_NAMED_TESTS]:
+        by_work = sorted(self._work_by_phase.items(), key=lambda item: -item[1].processes)
+        for (name, _phase), work in by_work[:MAX_NAMED_TESTS]:
             terminalreporter.write_line(f"  {name}: {work}")
 
     def pytest_unconfigure(self) -> None:
         self._folder.cleanup()
 
     def total(self) -> Work:
-        return sum(self._work_by_test.values(), start=Work())
+        return sum(self._work_by_phase.values(), start=Work())

@@ -100,7 +100,7 @@ def test_good_machine_is_ok(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--inject", "slow:1:20%"], "under its peers in"),
+        (["--inject", "slow:1:20%", "--budget", "20s"], "under its peers in"),
         (["--inject", "corrupt:1", "--budget", "20s"], "wrong results in"),
     ],
 )
@@ -128,9 +128,9 @@ def test_hosts_of_a_cluster_are_checked_and_screened(tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     agent.write_text(SRUN_AGENT)
     agent.chmod(0o755)
-    options = "--budget 20s --json -o hosts.json"
+    options = "--budget 12s --json -o hosts.json"
     check_hosts = f"{PARBENCH} check --hosts n1,n2 --ssh {agent} {options}"
-    screen = f"{PARBENCH} slurm screen --size 512K --rounds 3 >screen.txt"
+    screen = f"{PARBENCH} slurm screen --size 64K --rounds 3 >screen.txt"
     command = ["salloc", "-Q", "-N3", "-n3", "sh", "-c", f"{check_hosts}; {screen}"]
     process = run_in_cluster(command, nodes=3, cwd=tmp_path, timeout=400)
     document = json.loads((tmp_path / "hosts.json").read_text())

@@ -233,9 +233,7 @@ def test_variants_are_correct_on_three_and_four_ranks(four_ranks: Ranks) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "group", ["node", "pairs", "strided:2", "dp=2 tp=2:dp", "dp=2 tp=2:tp"]
-)
+@pytest.mark.parametrize("group", ["pairs", "strided:2", "dp=2 tp=2:dp"])
 def test_variants_are_correct_in_groups(four_ranks: Ranks, group: str) -> None:
     for name in OPERATIONS:
         if "group" in PARAMS[name]:

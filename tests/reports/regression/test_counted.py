@@ -159,7 +159,7 @@ def test_every_format_shows_changed_counts() -> None:
 
 @pytest.mark.full
 def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
-    options = ["--nproc", "2", "--launches", "1", "--budget", "20s", "--json"]
+    options = ["--nproc", "2", "--launches", "1", "--budget", "6s", "--json"]
     options += ["--target", "tests.support.planted_steps:fsdp"]
     folders = []
     for plant in ("", "", "unsharded"):

@@ -134,4 +134,4 @@ def test_search_rejects_number_of_gpus(gpus: int) -> None:
 def test_search_time_of_16384_gpus() -> None:
     start = time.process_time()
     assert search(make_request("llama3-70b", 16384, 16384), H100).best
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 20

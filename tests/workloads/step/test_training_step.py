@@ -70,12 +70,19 @@ def test_recipe_matches_one_process(two_ranks: Ranks, name: str, recipe: str) ->
 def test_uneven_step_on_four_ranks_matches_one_process(
     four_ranks: Ranks, params: Params
 ) -> None:
-    for name in [*DATA_PARALLEL, "tp_fsdp"]:
-        assert_right(four_ranks, name, {**UNEVEN, **params})
-    params = {**UNEVEN, "kv_heads": 4, **params}
-    assert_right(four_ranks, "tp", params)
+    params = {**UNEVEN, **params}
+    assert_right(four_ranks, "zero3", params)
+    params = {"kv_heads": 4, **params}
     assert_right(four_ranks, "tp_sp", params)
     assert_right(four_ranks, "tp_fsdp", {**params, "tp": 4})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*DATA_PARALLEL, "tp", "tp_fsdp"])
+def test_every_uneven_step_on_four_ranks_matches_one_process(
+    four_ranks: Ranks, name: str
+) -> None:
+    assert_right(four_ranks, name, {**UNEVEN, "kv_heads": 4} if name == "tp" else UNEVEN)
 
 
 def count_wrong(world: World, name: str, params: Params) -> list[int]:
