@@ -41,11 +41,15 @@ class Place:
     new: str
 
     def find_test_paths(self, tree: Path) -> list[str]:
-        """Return paths of tests from the nearest to all: test file, folder, package, everything."""
+        """Return paths of tests from the nearest to all: test file, folder, package, everything.
+
+        A path without tests is left out. pytest would refuse it as if the product were broken.
+        """
         folder = Path("tests") / Path(self.path).parent
         pattern = f"test_*{Path(self.path).stem}*.py"
         files = [str(path.relative_to(tree)) for path in sorted((tree / folder).glob(pattern))]
-        return [*files, str(folder), str(Path(*folder.parts[:2])), "tests"]
+        folders = [str(folder), str(Path(*folder.parts[:2])), "tests"]
+        return [*files, *(name for name in folders if (tree / name).is_dir())]
 
 
 def load_places() -> list[Place]:
