@@ -102,8 +102,9 @@ def _with_facts(devices: Sequence[Device], watch: Watch) -> tuple[Device, ...]:
     for device in devices:
         if gpu := by_uuid.get(device.uuid):
             alike = [one for one in by_uuid.values() if one.name == gpu.name]
-            reasons = complaints(gpu, alike, watch.grown(gpu))
-            device = msgspec.structs.replace(device, facts=facts_of(gpu, alike), reasons=reasons)
+            grown = watch.grown(gpu)
+            facts, reasons = facts_of(gpu, alike, grown), complaints(gpu, alike, grown)
+            device = msgspec.structs.replace(device, facts=facts, reasons=reasons)
         told.append(device)
     return tuple(told)
 
