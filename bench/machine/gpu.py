@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from parbench.bench.text import UserError
+
 _QUERY_SECONDS = 10
 _ROWS = "remapped-rows"
 _FORMERLY = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}  # before driver 535
@@ -152,6 +154,16 @@ def gpu_links(environ: Mapping[str, str]) -> Links:
             if link and one and other and int(index) < column:
                 found[frozenset((one, other))] = link
     return found
+
+
+def local_gpu_index(environ: Mapping[str, str], count: int) -> int:
+    """Return which of ``count`` GPUs this rank uses: ranks beyond the number of GPUs share them."""
+    if count == 0:
+        raise UserError(
+            "torch finds no GPU in this rank (torch.cuda.device_count() is 0): see nvidia-smi, CUDA_VISIBLE_DEVICES "
+            "and parbench doctor on this host; --device cpu measures the cores"
+        )
+    return int(environ.get("LOCAL_RANK", "0")) % count
 
 
 def _unknown_property(said: str) -> str | None:
