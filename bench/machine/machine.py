@@ -15,6 +15,7 @@ import psutil
 from parbench.bench.machine.gpu import Gpu, SmiReply, driver_cuda_version, list_gpus_first, select_visible
 from parbench.bench.machine.silent_gpus import find_silent_gpus
 
+SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 _T = TypeVar("_T")
 
 
@@ -32,6 +33,8 @@ class Machine:
     torch_has_cuda: bool | None = None
     torch_cuda_version: str | None = None  # that torch is built for
     driver_cuda_version: str | None = None  # up to which the driver supports it
+    nccl_version: str | None = None  # of the package that torch depends on
+    may_share_gpus: bool = False  # NCCL_MULTI_RANK_GPU_ENABLE is set: several NCCL ranks on a GPU
 
 
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
@@ -54,7 +57,16 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
         torch_has_cuda=None if cuda is None else cuda[1] != "None",
         torch_cuda_version=torch_cuda,
         driver_cuda_version=driver_cuda_version(environ) if visible and torch_cuda else None,
+        nccl_version=_nccl_version(environ),
+        may_share_gpus=environ.get(SHARING_VARIABLE, "0").strip() not in ("", "0"),
     )
+
+
+def _nccl_version(environ: Mapping[str, str]) -> str | None:
+    """Return the version of the NCCL package; None where there is none, or another NCCL is loaded instead of it."""
+    if "nccl" in environ.get("LD_PRELOAD", ""):
+        return None
+    return package_version("nvidia-nccl-cu13") or package_version("nvidia-nccl-cu12")
 
 
 def or_none(ask: Callable[[], _T]) -> _T | None:

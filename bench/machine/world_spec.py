@@ -1,16 +1,18 @@
 """Where to measure: the number of ranks, the backend and the device, from what was asked and what was found."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parbench.bench.machine.machine import Machine
+from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
 from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.text import UserError, counted, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")
 _MOST_RANKS = 1 << 12
+_SHARING_NCCL = (2, 30)  # the first version with NCCL_MULTI_RANK_GPU_ENABLE
 FUNCTIONAL_ONLY = "functional only"  # how a note begins that says that ranks share what each should have alone
 
 
@@ -170,8 +172,23 @@ def _refuse(machine: Machine, ranks: int, backend: str, device: str, *, allow_si
         remedy = f"use --nproc 2{cpu}, or --allow-single if one rank is meant"
         raise UserError(f"--nproc 1{one}: needs at least 2 ranks; did each node start alone? {remedy}")
     if backend == "nccl" and ranks > gpus:
-        fewer = f"--nproc {gpus}" if gpus > 1 else "--device cpu"
-        raise UserError(f"--nproc {ranks}: nccl needs a GPU for each rank, and {found}; use {fewer} or --backend gloo")
+        _check_sharing(machine, ranks)
+
+
+def _check_sharing(machine: Machine, ranks: int) -> None:
+    """Refuse more NCCL ranks than GPUs, unless NCCL is set to accept them."""
+    known = re.match(r"(\d+)\.(\d+)", machine.nccl_version or "")
+    is_old = known is not None and (int(known[1]), int(known[2])) < _SHARING_NCCL
+    if machine.may_share_gpus and not is_old:
+        return
+    gpus, (found, _) = len(machine.gpus), _found(machine)
+    fewer = f"--nproc {gpus}" if gpus > 1 else "--device cpu"
+    first = ".".join(map(str, _SHARING_NCCL))
+    sharing = f"set {SHARING_VARIABLE}=1 (NCCL {first} or newer) to test functions only"
+    if machine.may_share_gpus:
+        sharing = f"install NCCL {first}, because {SHARING_VARIABLE} has no effect in NCCL {machine.nccl_version}"
+    refusal = f"--nproc {ranks}: nccl needs a GPU for each rank, and {found}"
+    raise UserError(f"{refusal}; use {fewer} or --backend gloo, or {sharing}")
 
 
 def _found(machine: Machine) -> tuple[str, str]:
