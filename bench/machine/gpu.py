@@ -94,7 +94,7 @@ class Gpu:
 
     def facts(self, *, varying: bool) -> dict[str, Any]:
         """Return the fields that vary while a GPU works, or those that do not, as a run's environment keeps them."""
-        kept = (one for one in fields(self) if one.name not in ("name", "index"))
+        kept = (one for one in fields(self) if one.name not in ("name", "index", "pci_address"))
         return {one.name: getattr(self, one.name) for one in kept if one.metadata.get("varies", False) == varying}
 
 

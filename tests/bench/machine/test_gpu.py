@@ -88,6 +88,8 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
         processes=("python3.12 (pid 17)", "? (pid 18)", "odd, name (pid 19)"),
     )
     assert msgspec.json.decode(msgspec.json.encode(gpu), type=Gpu) == gpu
+    # Runs on different GPUs of a host do not differ in it.
+    assert "pci_address" not in gpu.facts(varying=False)
 
 
 @pytest.mark.parametrize("answer", ["[N/A]", "[Unknown Error]", ""])
@@ -142,6 +144,13 @@ def test_failing_tool_finds_no_gpus(
     write_tool(tmp_path, "nvidia-smi", command)
     monkeypatch.setattr(gpu_module, "_FIRST_QUERY_SECONDS", seconds)
     assert visible_gpus(environ) == ()
+
+
+def test_first_query_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = install(tmp_path, gpus(H100, 1))
+    monkeypatch.setattr(gpu_module, "_QUERY_SECONDS", 0.001)
+    assert gpus_of(environ) == ()
+    assert len(visible_gpus(environ)) == 1
 
 
 @pytest.mark.parametrize("failure", [LOST_GPU, NO_DRIVER, VERSION_MISMATCH])

@@ -5,11 +5,13 @@ import os
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from parbench.bench.machine import machine
 from parbench.bench.machine.machine import (
+    Machine,
     affinity,
     available_cores,
     available_memory_bytes,
@@ -156,6 +158,9 @@ def test_silent_gpu_of_a_host_is_found(tmp_path: Path) -> None:
     assert this_machine.silent_gpus == ("0000:19:00.0",)
     assert this_machine.smi_reply is not None
     assert this_machine.smi_reply.exit_code == 15
+    # A node of an allocation sends it to the driver of a run.
+    encoded = msgspec.json.encode(this_machine)
+    assert msgspec.json.decode(encoded, type=Machine) == this_machine
 
 
 def test_this_machine_is_inspected(tmp_path: Path) -> None:

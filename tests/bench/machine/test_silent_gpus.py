@@ -60,9 +60,14 @@ def test_gpu_that_is_not_listed_is_silent(
     assert find(environ, root) == ("0000:19:00.0",)
 
 
-def test_warning_about_an_answering_gpu_names_another(tmp_path: Path, root: Path) -> None:
+@pytest.mark.parametrize(("num_nodes", "silent"), [(3, ALL_THREE[2:]), (2, (NO_ADDRESS,))])
+def test_warning_does_not_make_an_answering_gpu_silent(
+    tmp_path: Path, num_nodes: int, silent: tuple[str, ...]
+) -> None:
+    root = write_evidence(tmp_path / "root", 3, nodes=num_nodes)
     failure = ("WARNING: infoROM is corrupted at gpu 0000:19:00.0", 14)
-    assert find(install(tmp_path, gpus(H100, 2), failure=failure), root) == (ALL_THREE[2],)
+    listed = gpus(H100, num_nodes - 1)
+    assert find(install(tmp_path, listed, failure=failure), root) == silent
 
 
 def test_answering_gpus_are_not_silent(tmp_path: Path, root: Path) -> None:
