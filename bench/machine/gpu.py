@@ -154,7 +154,9 @@ def driver_cuda_version(environ: Mapping[str, str]) -> str | None:
 
     The tool asks the libcuda that programs load, so NVIDIA's cuda-compat package counts where it is in use.
     """
-    header = re.search(r"CUDA Version\s*:\s*(\d+\.\d+)", nvidia_smi(environ) or "")
+    reply = ask_nvidia_smi(environ, seconds=_FIRST_QUERY_SECONDS)
+    # Since driver 610 it is "CUDA UMD Version": that of the user-mode driver.
+    header = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", reply.text)
     return header[1] if header else None
 
 

@@ -103,7 +103,7 @@ BLACKWELL_COUNTERS = (
 _HEADER = """\
 Thu Nov 26 10:00:00 2026
 +-----------------------------------------------------------------------------------------+
-| NVIDIA-SMI {driver:<21}  Driver Version: {driver:<14} CUDA Version: {cuda:<9} |
+| NVIDIA-SMI {driver:<21}  {kernel} Version: {driver:<14} {name} Version: {cuda:<9} |
 |-----------------------------------------+------------------------+----------------------+
 """
 
@@ -205,7 +205,7 @@ def install(
         "gpus": listed,
         "processes": running,
         "topology": topology,
-        "header": _HEADER.format(driver=driver, cuda=cuda),
+        "header": _format_header(driver, cuda),
         "counters": counters,
         "failure": failure,
         "nvlink": "\n".join(states),
@@ -216,6 +216,14 @@ def install(
     script.write_text(_SCRIPT.format(path=str(path)), encoding="utf-8")
     write_tool(folder, "nvidia-smi", f'exec {sys.executable} -IS {script} "$@"')
     return {"PATH": str(folder)}
+
+
+def _format_header(driver: str, cuda: str) -> str:
+    """Return the head of the tool's page, whose words are others since driver 610."""
+    number = driver.partition(".")[0]
+    is_new = number.isdecimal() and int(number) >= 610
+    kernel, name = ("KMD", "CUDA UMD") if is_new else ("Driver", "CUDA")
+    return _HEADER.format(driver=driver, kernel=kernel, name=name, cuda=cuda)
 
 
 def _format_links(gpu: Mapping[str, str], links: Sequence[str]) -> str:

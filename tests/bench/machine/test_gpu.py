@@ -206,10 +206,20 @@ def test_absent_and_unusable_tools_are_described(tmp_path: Path) -> None:
     assert "cannot be started" in ask_nvidia_smi(environ).describe()
 
 
-def test_cuda_version_is_read_from_header(tmp_path: Path) -> None:
-    environ = install(tmp_path, gpus(H100, 1), cuda="12.4")
-    assert driver_cuda_version(environ) == "12.4"
-    assert driver_cuda_version(install(tmp_path, gpus(H100, 1), cuda="N/A")) is None
+@pytest.mark.parametrize(
+    ("driver", "cuda", "version"),
+    [
+        ("550.54.15", "12.4", "12.4"),
+        ("610.57.04", "13.3", "13.3"),
+        ("550.54.15", "N/A", None),
+    ],
+)
+def test_cuda_version_is_read_from_header(
+    tmp_path: Path, driver: str, cuda: str, version: str | None
+) -> None:
+    listed = gpus({**H100, "driver_version": driver}, 1)
+    environ = install(tmp_path, listed, cuda=cuda)
+    assert driver_cuda_version(environ) == version
 
 
 @pytest.mark.parametrize("content", [b"#!/bin/sh\necho No devices were found\n", b"\x7fELF"])
