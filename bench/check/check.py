@@ -44,7 +44,8 @@ def check(
     silent = () if device == "cpu" else _of_silent_gpus(host, machine)
     if silent and not machine.gpus:
         seconds = round(time.monotonic() - began, 1)
-        return Health(host=host, started=started, seconds=seconds, device="cuda", devices=silent)
+        problems = ("nvidia-smi lists no GPU, so nothing was measured",)
+        return Health(host=host, started=started, seconds=seconds, device="cuda", devices=silent, problems=problems)
     device = device or ("cuda" if machine.gpus else "cpu")
     gpus = machine.gpus if device == "cuda" else ()
     nproc = nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))

@@ -93,6 +93,7 @@ def test_host_whose_gpus_do_not_answer_is_bad(
     assert "bad  GPU 0000:19:00.0: does not answer" in text
     assert "'Unknown Error' (exit code 15)" in text
     assert "dmesg" in text
+    assert "nothing was measured" in text
 
 
 def test_lost_gpu_of_several_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
