@@ -9,13 +9,14 @@ import msgspec
 
 from parbench.bench.check.cases import options_of
 from parbench.bench.check.gpus import Watch, complaints, facts_of
-from parbench.bench.check.health import FLOORS, Device, Health, compared, measured, problems_of
+from parbench.bench.check.health import FLOORS, Device, Health, Reason, compared, measured, problems_of
 from parbench.bench.check.infiniband import judged, ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.doctor import examine_here
 from parbench.bench.machine.environment import EMULATED_VARIABLE, core_groups, format_cpus
 from parbench.bench.machine.gpu import Gpu
-from parbench.bench.machine.machine import inspect_machine
+from parbench.bench.machine.machine import Machine, inspect_machine
+from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import load_run, utc_now
 from parbench.bench.text import UserError, counted, short_host
@@ -39,7 +40,13 @@ def check(
     if Joined.find(environ) is not None:
         raise UserError("parbench check starts its own ranks, and RANK is set: start it by itself, once on each host")
     began, started, machine = time.monotonic(), utc_now(), inspect_machine(environ)
-    host, device = short_host(socket.gethostname()), device or ("cuda" if machine.gpus else "cpu")
+    host = short_host(socket.gethostname())
+    silent = () if device == "cpu" else _of_silent_gpus(host, machine)
+    if silent and not machine.gpus:
+        seconds = round(time.monotonic() - began, 1)
+        problems = ("nvidia-smi lists no GPU, so nothing was measured",)
+        return Health(host=host, started=started, seconds=seconds, device="cuda", devices=silent, problems=problems)
+    device = device or ("cuda" if machine.gpus else "cpu")
     gpus = machine.gpus if device == "cuda" else ()
     nproc = nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))
     groups = core_groups(nproc) if device == "cpu" else ()
@@ -64,7 +71,7 @@ def check(
         seconds=round(time.monotonic() - began, 1),
         device=device,
         driver=next((gpu.driver for gpu in gpus if gpu.driver), "-"),
-        devices=devices,
+        devices=(*devices, *silent),
         links=links,
         ports=judged(before, ports()),
         together=together,
@@ -96,14 +103,31 @@ def _of_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
     )
 
 
+def _of_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
+    """Return the GPUs that do not answer, as bad devices; ``UserError`` where there is no tool to ask."""
+    if not machine.silent_gpus or machine.smi_reply is None:
+        return ()
+    remedy = suggest_fix(machine.smi_reply)
+    if machine.smi_reply.end == "absent":
+        problem = describe_silent_gpus(machine.silent_gpus, machine.smi_reply)
+        raise UserError(f"{problem}; {remedy}; --device cpu checks the cores")
+    reason = Reason(text=f"does not answer: {machine.smi_reply.describe()}", remedy=remedy)
+    names = [f"GPU {address}" for address in machine.silent_gpus]
+    return tuple(
+        Device(host=host, name=name, uuid=f"{host} {name}", kind="GPU", rank=-1, reasons=(reason,), ran=False)
+        for name in names
+    )
+
+
 def _with_facts(devices: Sequence[Device], watch: Watch) -> tuple[Device, ...]:
     by_uuid = {gpu.uuid: gpu for gpu in watch.gpus}
     told = []
     for device in devices:
         if gpu := by_uuid.get(device.uuid):
             alike = [one for one in by_uuid.values() if one.name == gpu.name]
-            reasons = complaints(gpu, alike, watch.grown(gpu))
-            device = msgspec.structs.replace(device, facts=facts_of(gpu, alike), reasons=reasons)
+            grown = watch.grown(gpu)
+            facts, reasons = facts_of(gpu, alike, grown), complaints(gpu, alike, grown)
+            device = msgspec.structs.replace(device, facts=facts, reasons=reasons)
         told.append(device)
     return tuple(told)
 

@@ -14,6 +14,12 @@ from parbench.bench.machine.gpu import IDLE, Gpu, by_uuid, gpus_of, in_detail, n
 _EVERY_SECONDS = 1.0
 _BAD_TOPICS = ("gpu memory", "gpu pcie", "gpu nvlink")
 _FINE_UNDER_LOAD = ("software power cap",)  # what a product of matrices runs into, on a GPU that is well
+# The counters of NVLink of which an increase is a fault, or is to be watched. All others are not judged, such as
+# codewords without errors (FEC errors - 0), corrected bits (raw errors lane 0) and recoveries that succeeded.
+_BAD_COUNTER = re.compile(r"link recovery failed events|effective errors|(replay|recovery) errors")
+_WATCHED_COUNTER = re.compile(
+    r"symbol errors|.*\bcrc\b.*|(malformed packet|buffer overrun|rx remote)( errors)?|fec errors - ([89]|1\d)"
+)
 Counters = Mapping[str, Mapping[str, int]]  # errors of all NVLinks by the GPU's UUID and the counter's name
 
 
@@ -81,9 +87,12 @@ def nvlink_errors(text: str | None) -> Counters:
     return found
 
 
-def facts_of(gpu: Gpu, alike: Sequence[Gpu]) -> dict[str, str]:
-    """Return what is told of a GPU by topic, ``-`` where unknown."""
-    return {topic.name.removeprefix("gpu "): topic.tell(gpu) or UNKNOWN for topic in gpu_topics(alike)}
+def facts_of(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int] | None = None) -> dict[str, str]:
+    """Return what is told of a GPU by topic, ``-`` where unknown; ``grown`` are increases of NVLink's counters."""
+    facts = {topic.name.removeprefix("gpu "): topic.tell(gpu) or UNKNOWN for topic in gpu_topics(alike)}
+    if grown:
+        facts["nvlink counters"] = ", ".join(f"{name} +{count}" for name, count in grown.items())
+    return facts
 
 
 def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> tuple[Reason, ...]:
@@ -99,6 +108,8 @@ def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> tupl
             bad = topic.name in _BAD_TOPICS or halted
             found.append(Reason(text=words, remedy=REMEDIES[topic.name], is_bad=bad))
     for name, count in grown.items():
-        words = f"NVLink: {count} more {name} meanwhile"
-        found.append(Reason(text=words, remedy=REMEDIES["gpu nvlink"], is_bad="recovery" in name))
+        is_bad = _BAD_COUNTER.fullmatch(name) is not None
+        if is_bad or _WATCHED_COUNTER.fullmatch(name):
+            words = f"NVLink: {count} more {name} meanwhile"
+            found.append(Reason(text=words, remedy=REMEDIES["gpu nvlink"], is_bad=is_bad))
     return tuple(found)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.check.health import FLOORS, Health, compared
+from parbench.bench.check.health import FLOORS, Device, Health, compared
 from parbench.bench.check.show import complaints_of, devices_table, reasons_of
 from parbench.bench.files import decode_json, read_text
 from parbench.bench.launch.processes import PARBENCH
-from parbench.bench.text import UserError, counted, last_line, reading
+from parbench.bench.text import UserError, counted, last_line, listed, reading
 
 MORE_SECONDS = 120.0  # for what a check does beside its budget
 
@@ -76,7 +76,10 @@ def together(answers: Sequence[Answer]) -> tuple[Answer, ...]:
     known = [answer.health for answer in answers if answer.health is not None]
     if any(health.emulated for health in known) or not known:
         return tuple(answers)
-    devices = compared([device for health in known for device in health.devices], FLOORS[known[0].device])
+    devices: list[Device] = []
+    for kind in dict.fromkeys(health.device for health in known):
+        alike = [device for health in known if health.device == kind for device in health.devices]
+        devices += compared(alike, FLOORS[kind])
     found = []
     for answer in answers:
         if answer.health is not None:
@@ -87,9 +90,22 @@ def together(answers: Sequence[Answer]) -> tuple[Answer, ...]:
 
 
 def code_of(answers: Sequence[Answer]) -> int:
-    """Return 1 where a device is bad, else 4 where a host or something of it did not run, else 0."""
+    """Return 1 where a device is bad, else 4 where a host or something of it did not run, else 0.
+
+    Hosts of which some check GPUs and others cores give 4: the latter may have GPUs that nothing has checked.
+    """
     codes = {4 if answer.health is None else answer.health.code for answer in answers}
+    if len(_hosts_by_device(answers)) > 1:
+        codes.add(4)
     return next((code for code in (1, 4) if code in codes), 0)
+
+
+def _hosts_by_device(answers: Sequence[Answer]) -> dict[str, list[str]]:
+    hosts: dict[str, list[str]] = {}
+    for answer in answers:
+        if answer.health is not None:
+            hosts.setdefault(answer.health.device, []).append(answer.host)
+    return hosts
 
 
 def render(answers: Sequence[Answer]) -> str:
@@ -99,6 +115,11 @@ def render(answers: Sequence[Answer]) -> str:
     silent = [answer for answer in answers if answer.health is None or answer.health.code == 4]
     told = [f"{counted(len(answers), 'host')}: {len(bad)} bad, {len(silent)} did not run"]
     lines = [*told, *(devices_table(devices, with_host=True) if devices else [])]
+    by_device = _hosts_by_device(answers)
+    if len(by_device) > 1:
+        parts = [f"{device} on {','.join(hosts)}" for device, hosts in by_device.items()]
+        lines.append(f"hosts differ in what was checked: {listed(parts, 'and')}")
+        lines.append("     -> see parbench doctor there; --device cuda or --device cpu checks the same on all")
     for answer in answers:
         if answer.health is None:
             lines.append(f"did not run  {answer.host}: {answer.problem}")

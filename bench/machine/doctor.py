@@ -16,7 +16,14 @@ from parbench.bench.machine.environment import VOLATILE, capture, format_cpus, p
 from parbench.bench.machine.gpu import IDLE, Gpu, in_detail
 from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
 from parbench.bench.machine.machine import Machine, inspect_machine, or_none
-from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY, WorldSpec, choose_world
+from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
+from parbench.bench.machine.world_spec import (
+    FUNCTIONAL_ONLY,
+    WorldSpec,
+    choose_world,
+    find_old_driver,
+    suggest_driver,
+)
 from parbench.bench.text import UserError, counted, format_table, listed
 
 UNKNOWN = "-"
@@ -69,7 +76,9 @@ def examine_here(environ: Mapping[str, str], *, gpus: bool = True) -> tuple[Find
     environment, machine = capture(environ), inspect_machine(environ)
     has_tool = gpus and shutil.which("nvidia-smi", path=environ.get("PATH")) is not None
     environment[VOLATILE] |= {**sample_load(), "has_nvidia_smi": has_tool}
-    return examine(replace(machine, gpus=in_detail(environ, machine.gpus) if gpus else ()), environment)
+    if not gpus:
+        machine = replace(machine, gpus=(), silent_gpus=(), smi_reply=None, driver_cuda_version=None)
+    return examine(replace(machine, gpus=in_detail(environ, machine.gpus)), environment)
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -77,7 +86,7 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
     host, process, variables, load = (environment.get(name) or {} for name in names)
     try:
         chosen = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
-    except UserError:  # no torch, which has a finding of its own
+    except UserError:  # no torch, silent GPUs or an old driver, which have findings of their own
         chosen = None
     governor, clock, virtual = (host.get(name) for name in ("governor", "clock_source", "virtualised"))
     running, steal = load.get("one_minute"), load.get("steal_percent")
@@ -96,7 +105,9 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
         _judged("/dev/shm", _gibibytes(shm, "in all"), (shm or 0) < 10**9 and bool(machine.gpus)),
         _judged("swap", _gibibytes(swap, "in use"), bool(swap)),
         _threads(machine.cores, chosen.nproc if chosen else 0, variables.get("OMP_NUM_THREADS")),
-        *_gpus(machine.gpus, has_tool=load.get("has_nvidia_smi", False)),
+        *_silent_gpus(machine),
+        *_cuda_versions(machine),
+        *_gpus(machine.gpus, has_tool=load.get("has_nvidia_smi", False) and not machine.silent_gpus),
     )
 
 
@@ -160,6 +171,26 @@ def _threads(cores: int, ranks: int, text: str | None) -> Finding:
     remedy = f"{threads} threads on {counted(cores, 'core')}: set OMP_NUM_THREADS={fitting}"
     found = "OMP_NUM_THREADS is not set" if text is None else f"OMP_NUM_THREADS={text}"
     return _judged("threads", found, threads > cores, remedy)
+
+
+def _silent_gpus(machine: Machine) -> list[Finding]:
+    if not machine.silent_gpus or machine.smi_reply is None:
+        return []
+    found = describe_silent_gpus(machine.silent_gpus, machine.smi_reply)
+    return [_judged("gpus", found, True, suggest_fix(machine.smi_reply))]
+
+
+def _cuda_versions(machine: Machine) -> list[Finding]:
+    """Return whether the driver is new enough for torch, nothing where the version of either is unknown."""
+    supported, built = machine.driver_cuda_version, machine.torch_cuda_version
+    if supported is None or built is None:
+        return []
+    if old_driver := find_old_driver(machine):
+        return [_judged("gpu cuda", old_driver, True, suggest_driver(machine))]
+    is_older = [int(part) for part in supported.split(".")] < [int(part) for part in built.split(".")[:2]]
+    note = "within a major version torch works, but code that is compiled for this GPU at run time may not"
+    found = f"driver supports CUDA up to {supported}, torch is built for CUDA {built}"
+    return [Finding(topic="gpu cuda", found=found, disturbs=False, remedy=note if is_older else "")]
 
 
 @dataclass(frozen=True)

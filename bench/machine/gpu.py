@@ -4,13 +4,19 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from parbench.bench.text import UserError
 
 _QUERY_SECONDS = 10
+# Without persistence mode the first query initializes each GPU, which takes up to 3 s for each.
+_FIRST_QUERY_SECONDS = 60
 _ROWS = "remapped-rows"
 _FORMERLY = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}  # before driver 535
+_LOST = "[GPU is lost]"  # in the row of a GPU that has fallen off the bus
 _FLAGS = {"Enabled": True, "Disabled": False, "Yes": True, "No": False, "1": True, "0": False}
 IDLE = "idle"
 # nvml.h's nvmlClocksEventReason..., from the lowest bit on
@@ -34,6 +40,12 @@ def _reasons(word: str) -> tuple[str, ...]:
     return tuple(reason for bit, reason in enumerate(_REASONS) if mask >> bit & 1)
 
 
+def format_pci_address(text: str) -> str:
+    """Return ``00000000:3B:00.0`` as the kernel writes it: ``0000:3b:00.0``."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
 def _told(name: str, read: Callable[[str], Any] = int, *, of: str = "gpu", varies: bool = False) -> Any:
     return field(default=None, metadata={"property": name, "read": read, "of": of, "varies": varies})
 
@@ -49,6 +61,7 @@ class Gpu:
     name: str = _told("name", str)
     index: int | None = _told("index")
     uuid: str | None = _told("uuid", str)
+    pci_address: str | None = _told("pci.bus_id", format_pci_address)
     driver: str | None = _told("driver_version", str)
     compute_capability: str | None = _told("compute_cap", str)
     memory_bytes: int | None = _told("memory.total", _mebibytes)
@@ -81,35 +94,97 @@ class Gpu:
 
     def facts(self, *, varying: bool) -> dict[str, Any]:
         """Return the fields that vary while a GPU works, or those that do not, as a run's environment keeps them."""
-        kept = (one for one in fields(self) if one.name not in ("name", "index"))
+        kept = (one for one in fields(self) if one.name not in ("name", "index", "pci_address"))
         return {one.name: getattr(self, one.name) for one in kept if one.metadata.get("varies", False) == varying}
 
 
-def nvidia_smi(environ: Mapping[str, str], *words: str) -> str | None:
-    """Return what ``nvidia-smi`` tells; None where it is absent, fails or does not answer."""
+@dataclass(frozen=True, kw_only=True)
+class SmiReply:
+    """What ``nvidia-smi`` printed (stdout and stderr), and how it ended."""
+
+    end: Literal["exited", "absent", "hung", "not started"]
+    text: str = ""  # what the system reports where the tool is not started
+    exit_code: int | None = None
+    seconds: float = 0.0  # the time that it was given
+
+    def describe(self) -> str:
+        """Return a clause that says how the tool ended, for a message about GPUs that it does not list."""
+        if self.end == "absent":
+            return "nvidia-smi is not in the PATH"
+        if self.end == "hung":
+            return f"nvidia-smi did not end within {self.seconds:g} s"
+        if self.end == "not started":
+            return f"nvidia-smi cannot be started: {self.text}"
+        if not self.text:
+            return f"nvidia-smi reports no reason (exit code {self.exit_code})"
+        return f"nvidia-smi reported {self.text!r} (exit code {self.exit_code})"
+
+
+def ask_nvidia_smi(environ: Mapping[str, str], *words: str, seconds: float | None = None) -> SmiReply:
+    """Run ``nvidia-smi`` with these arguments, for at most ``seconds``."""
+    seconds = _QUERY_SECONDS if seconds is None else seconds
     command = ["nvidia-smi", *words]
     try:
-        done = subprocess.run(
-            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_QUERY_SECONDS
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    said = done.stdout.decode(errors="replace")
-    return said if done.returncode == 0 or _unknown_property(said) else None
+        process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except FileNotFoundError:
+        return SmiReply(end="absent")
+    except OSError as error:
+        return SmiReply(end="not started", text=error.strerror or str(error))
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        # A process that waits inside a hung driver does not end even when it is killed.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        if process.stdout is not None:
+            process.stdout.close()
+        return SmiReply(end="hung", seconds=seconds)
+    return SmiReply(end="exited", text=output.decode(errors="replace"), exit_code=process.returncode)
+
+
+def nvidia_smi(environ: Mapping[str, str], *words: str) -> str | None:
+    """Return what ``nvidia-smi`` prints; None where it is absent, fails or does not answer."""
+    reply = ask_nvidia_smi(environ, *words)
+    return reply.text if reply.exit_code == 0 else None
+
+
+def driver_cuda_version(environ: Mapping[str, str]) -> str | None:
+    """Return the CUDA version of the driver, from the header of ``nvidia-smi``; None where it prints none.
+
+    The tool asks the libcuda that programs load, so NVIDIA's cuda-compat package counts where it is in use.
+    """
+    reply = ask_nvidia_smi(environ, seconds=_FIRST_QUERY_SECONDS)
+    # Since driver 610 it is "CUDA UMD Version": that of the user-mode driver.
+    header = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", reply.text)
+    return header[1] if header else None
+
+
+def list_gpus(
+    environ: Mapping[str, str], *which: str, seconds: float | None = None
+) -> tuple[tuple[Gpu, ...], SmiReply]:
+    """Return the host's GPUs that answer, or ``-i`` one of them, and what else the tool printed."""
+    rows, reply = _query(environ, "gpu", _properties("gpu"), *which, seconds=seconds)
+    return tuple(Gpu(**row) for row in rows or ()), reply
+
+
+def list_gpus_first(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], SmiReply]:
+    """Return the same of all GPUs, with the time that a driver needs that is not initialized."""
+    return list_gpus(environ, seconds=_FIRST_QUERY_SECONDS)
 
 
 def gpus_of(environ: Mapping[str, str], *which: str) -> tuple[Gpu, ...]:
     """Return the host's GPUs, or ``-i`` one of them."""
-    return tuple(Gpu(**row) for row in _query(environ, "gpu", _properties("gpu"), *which) or ())
+    return list_gpus(environ, *which)[0]
 
 
 def in_detail(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """Return GPUs with what takes questions of its own: remapped rows, NVLinks and the processes on each."""
     if not gpus:
         return ()
-    rows = _query(environ, _ROWS, {"gpu_uuid": ("uuid", str), **_properties(_ROWS)})
+    rows, _ = _query(environ, _ROWS, {"gpu_uuid": ("uuid", str), **_properties(_ROWS)})
     remapped = {row.pop("uuid"): row for row in rows or ()}
-    running = _query(environ, "compute-apps", _PROCESS)
+    running, _ = _query(environ, "compute-apps", _PROCESS)
     blocks = by_uuid(nvidia_smi(environ, "nvlink", "--status"))
     links = {uuid: _link_rates(block) for uuid, block in blocks.items()}
     found = []
@@ -123,9 +198,14 @@ def in_detail(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> tuple[Gpu, ...
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs ``nvidia-smi`` lists and ``CUDA_VISIBLE_DEVICES`` leaves."""
-    gpus, visible = gpus_of(environ), environ.get("CUDA_VISIBLE_DEVICES")
+    return select_visible(list_gpus_first(environ)[0], environ)
+
+
+def select_visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return those of the host's GPUs that ``CUDA_VISIBLE_DEVICES`` leaves."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not gpus:
-        return gpus
+        return tuple(gpus)
     left = []
     for entry in (word.strip() for word in visible.split(",")):
         is_uuid = entry.startswith("GPU-")
@@ -154,6 +234,16 @@ def gpu_links(environ: Mapping[str, str]) -> Links:
     return found
 
 
+def local_gpu_index(environ: Mapping[str, str], count: int) -> int:
+    """Return which of ``count`` GPUs this rank uses: ranks beyond the number of GPUs share them."""
+    if count == 0:
+        raise UserError(
+            "torch finds no GPU in this rank (torch.cuda.device_count() is 0): see nvidia-smi, CUDA_VISIBLE_DEVICES "
+            "and parbench doctor on this host; --device cpu measures the cores"
+        )
+    return int(environ.get("LOCAL_RANK", "0")) % count
+
+
 def _unknown_property(said: str) -> str | None:
     told = re.search(r'^Field "(.+)" is not a valid field', said, re.MULTILINE)
     return told[1] if told else None
@@ -164,26 +254,36 @@ def _properties(of: str) -> _Properties:
     return {one.metadata["property"]: (one.name, one.metadata["read"]) for one in told}
 
 
-def _query(environ: Mapping[str, str], of: str, wanted: _Properties, *which: str) -> list[dict[str, Any]] | None:
-    """Return a row of named values for each GPU or process; None where the driver does not answer.
+def _query(
+    environ: Mapping[str, str], of: str, wanted: _Properties, *which: str, seconds: float | None = None
+) -> tuple[list[dict[str, Any]] | None, SmiReply]:
+    """Return a row of named values for each GPU or process, None where the driver does not answer, and the reply.
 
-    A property that this driver does not know is asked for by its former name, or not at all.
+    A property that this driver does not know is asked for by its former name, or not at all. A tool that fails
+    because of one GPU may list the others nevertheless. The reply's text is what is not a row.
     """
     asked = dict(wanted)
     while True:
-        said = nvidia_smi(environ, f"--query-{of}={','.join(asked)}", "--format=csv,noheader,nounits", *which)
-        unknown = _unknown_property(said or "")
-        if said is None or (unknown and unknown not in asked):
-            return None
-        if not unknown:
+        words = (f"--query-{of}={','.join(asked)}", "--format=csv,noheader,nounits", *which)
+        reply = ask_nvidia_smi(environ, *words, seconds=seconds)
+        unknown = _unknown_property(reply.text)
+        if unknown is None or unknown not in asked:
             break
         named = asked.pop(unknown)
         if former := _FORMERLY.get(unknown):
             asked[former] = named
-    # a line with fewer words is a warning, or says that there is nothing
-    lines = (line.split(", ", len(asked) - 1) for line in said.splitlines())
-    rows = (zip(asked.values(), words, strict=True) for words in lines if len(words) == len(asked))
-    return [{name: _word(read, word) for (name, read), word in row} for row in rows]
+    if reply.end != "exited":
+        return None, reply
+    rows, other_lines = [], []
+    for line in reply.text.splitlines():
+        cells = line.split(", ", len(asked) - 1)
+        if len(cells) != len(asked):  # a warning, or that there is nothing
+            other_lines.append(line.strip())
+        elif _LOST not in cells:
+            named_cells = zip(asked.values(), cells, strict=True)
+            rows.append({name: _word(read, cell) for (name, read), cell in named_cells})
+    reply = replace(reply, text=" ".join(filter(None, other_lines)))
+    return (rows if rows or reply.exit_code == 0 else None), reply
 
 
 def _word(read: Callable[[str], Any], word: str) -> Any:

@@ -20,7 +20,7 @@ from parbench.bench.machine.world_spec import check_known
 from parbench.bench.text import UserError, last_line
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-_ANSWER_SECONDS = 30
+_ANSWER_SECONDS = 90  # more than the first query of GPUs may take
 # the machine is that of the whole node; Slurm would give one task its share, or ask one node for the whole job's GPUs
 _OF_TASKS = re.compile(r"SLURM_(GPUS|GPUS_PER_TASK|NTASKS_PER_GPU|GPU_BIND|TRES_PER_TASK|TRES_BIND|CPU_BIND)")
 

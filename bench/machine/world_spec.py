@@ -1,15 +1,18 @@
 """Where to measure: the number of ranks, the backend and the device, from what was asked and what was found."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parbench.bench.machine.machine import Machine
+from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
+from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.text import UserError, counted, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")
 _MOST_RANKS = 1 << 12
+_SHARING_NCCL = (2, 30)  # the first version with NCCL_MULTI_RANK_GPU_ENABLE
 FUNCTIONAL_ONLY = "functional only"  # how a note begins that says that ranks share what each should have alone
 
 
@@ -76,6 +79,9 @@ def choose_world(
         raise UserError(f"--nproc {nproc}: at least 2 ranks are needed")
     if nproc is not None and nproc > _MOST_RANKS:
         raise UserError(f"--nproc {nproc}: a node has at most {_MOST_RANKS} ranks")
+    silent = find_silence(machine)
+    if silent and device is None:
+        raise UserError(f"{silent}; {_suggest_device(machine)}")
     needed = 1 if nproc == 1 and allow_single else 2
     where = device or ("cuda" if machine.torch_has_cuda and len(machine.gpus) >= needed else "cpu")
     means = backend or ("nccl" if where == "cuda" else "gloo")
@@ -90,7 +96,48 @@ def choose_world(
         why = "one GPU found, and a collective needs two ranks" if machine.torch_has_cuda else f"{found}, but {torch}"
         how = "; --nproc 1 --allow-single --device cuda measures the GPU alone" if machine.torch_has_cuda else ""
         notes = (f"{why}: measuring the CPU{how}", *notes)
+    if silent and where == "cuda":
+        notes = (silent, *notes)
     return WorldSpec(nproc=ranks, backend=means, device=where, rank_bytes=each, notes=notes)
+
+
+def find_silence(machine: Machine) -> str:
+    """Return which GPUs do not answer and what to do, empty where all answer."""
+    if not machine.silent_gpus or machine.smi_reply is None:
+        return ""
+    return f"{describe_silent_gpus(machine.silent_gpus, machine.smi_reply)}; {suggest_fix(machine.smi_reply)}"
+
+
+def find_old_driver(machine: Machine) -> str:
+    """Return why torch cannot use these GPUs, empty unless their driver is older than the CUDA of torch.
+
+    Within a major version of CUDA an older driver will do (CUDA Compatibility, "Minor Version Compatibility").
+    """
+    supported, built = machine.driver_cuda_version, machine.torch_cuda_version
+    if supported is None or built is None or _major(supported) >= _major(built):
+        return ""
+    driver = next((gpu.driver for gpu in machine.gpus if gpu.driver), "of unknown version")
+    torch = f"torch {machine.torch_version} is built for CUDA {built}"
+    return f"driver {driver} supports CUDA up to {supported}, and {torch}"
+
+
+def suggest_driver(machine: Machine) -> str:
+    """Return what makes torch work with these GPUs, where their driver is too old."""
+    major = _major(machine.driver_cuda_version or "")
+    return (
+        f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally), a newer driver, "
+        "or NVIDIA's cuda-compat package"
+    )
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0] or 0)
+
+
+def _suggest_device(machine: Machine) -> str:
+    answering = len(machine.gpus)
+    cuda = f"--device cuda measures the GPUs that answer ({answering}), " if answering else ""
+    return f"{cuda}--device cpu measures the cores"
 
 
 def sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
@@ -110,9 +157,13 @@ def check_known(option: str, given: str | None, allowed: tuple[str, ...]) -> Non
 
 def _refuse(machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool) -> None:
     gpus, (found, torch) = len(machine.gpus), _found(machine)
+    if device == "cuda" and not gpus and (silent := find_silence(machine)):
+        raise UserError(f"--device cuda: {silent}; --device cpu measures the cores")
     if device == "cuda" and not (gpus and machine.torch_has_cuda):
         remedy = "install a CUDA build of torch" if gpus else "see what nvidia-smi and CUDA_VISIBLE_DEVICES say"
         raise UserError(f"--device cuda: {found}, and {torch}; {remedy}, or use --device cpu")
+    if device == "cuda" and (old_driver := find_old_driver(machine)):
+        raise UserError(f"{old_driver}: {suggest_driver(machine)}; --device cpu measures the cores")
     if backend == "nccl" and device == "cpu":
         told = "--backend nccl moves data between GPUs, and these ranks would run on the CPU"
         raise UserError(f"{told} ({found}, {torch}); use --backend gloo")
@@ -121,8 +172,23 @@ def _refuse(machine: Machine, ranks: int, backend: str, device: str, *, allow_si
         remedy = f"use --nproc 2{cpu}, or --allow-single if one rank is meant"
         raise UserError(f"--nproc 1{one}: needs at least 2 ranks; did each node start alone? {remedy}")
     if backend == "nccl" and ranks > gpus:
-        fewer = f"--nproc {gpus}" if gpus > 1 else "--device cpu"
-        raise UserError(f"--nproc {ranks}: nccl needs a GPU for each rank, and {found}; use {fewer} or --backend gloo")
+        _check_sharing(machine, ranks)
+
+
+def _check_sharing(machine: Machine, ranks: int) -> None:
+    """Refuse more NCCL ranks than GPUs, unless NCCL is set to accept them."""
+    known = re.match(r"(\d+)\.(\d+)", machine.nccl_version or "")
+    is_old = known is not None and (int(known[1]), int(known[2])) < _SHARING_NCCL
+    if machine.may_share_gpus and not is_old:
+        return
+    gpus, (found, _) = len(machine.gpus), _found(machine)
+    fewer = f"--nproc {gpus}" if gpus > 1 else "--device cpu"
+    first = ".".join(map(str, _SHARING_NCCL))
+    sharing = f"set {SHARING_VARIABLE}=1 (NCCL {first} or newer) to test functions only"
+    if machine.may_share_gpus:
+        sharing = f"install NCCL {first}, because {SHARING_VARIABLE} has no effect in NCCL {machine.nccl_version}"
+    refusal = f"--nproc {ranks}: nccl needs a GPU for each rank, and {found}"
+    raise UserError(f"{refusal}; use {fewer} or --backend gloo, or {sharing}")
 
 
 def _found(machine: Machine) -> tuple[str, str]:

@@ -28,6 +28,7 @@ from parbench.bench.launch.launchers import Launcher, loopback_variables
 from parbench.bench.launch.processes import leave
 from parbench.bench.launch.visits import spread_over_visits
 from parbench.bench.machine.environment import capture, interface_of, rank_place
+from parbench.bench.machine.gpu import local_gpu_index
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.rank.runner import CaseRun
@@ -229,7 +230,7 @@ def _hello(meeting: str, *, on_cuda: bool) -> channel.Hello:
         "threads": torch.get_num_threads(),
     }
     if on_cuda and torch.cuda.is_available():
-        device = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        device = torch.cuda.get_device_properties(local_gpu_index(os.environ, torch.cuda.device_count()))
         uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as nvidia-smi writes it
         facts["gpu"] = device.name
         facts["nccl"] = nccl_version()

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from parbench.bench.machine.gpu import local_gpu_index
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.groups import Ranks, groups_of
 from parbench.bench.world.benchmark import Benchmark
@@ -181,7 +182,7 @@ def _device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     full_float32()
-    local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    local = local_gpu_index(os.environ, torch.cuda.device_count())
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 

@@ -1,5 +1,6 @@
 """The command checks this machine and exits with the verdict's code."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,11 +12,16 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from parbench.bench.check import check as check_module
+from parbench.bench.check import show
 from parbench.bench.check.check import check
 from parbench.bench.check.health import Device, Health, Reason
+from parbench.bench.machine.gpu import Gpu, SmiReply
+from parbench.bench.machine.machine import Machine
 from parbench.bench.results.runs import load_run
 from parbench.cli import main
+from tests.bench.check.test_health import NUM_RANKS, build_run
 from tests.support.clusters import PARBENCH, run_in_cluster
+from tests.support.fake_runs import MACHINE
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
 
@@ -63,6 +69,51 @@ def test_check_refuses_more_groups_than_cores() -> None:
 def test_check_refuses_to_start_in_a_rank() -> None:
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
     assert "RANK" in usage_error(check, (), variables, **TOO_MANY_RANKS)
+
+
+LOST = SmiReply(end="exited", text="Unknown Error", exit_code=15)
+ALL_LOST = dataclasses.replace(MACHINE, silent_gpus=("0000:19:00.0",), smi_reply=LOST)
+
+
+def check_machine(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, device: str | None = None
+) -> Health:
+    monkeypatch.setattr(check_module, "inspect_machine", lambda environ: machine)
+    return check((), {}, **{**TOO_MANY_RANKS, "nproc": None, "device": device})
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_host_whose_gpus_do_not_answer_is_bad(
+    monkeypatch: pytest.MonkeyPatch, device: str | None
+) -> None:
+    health = check_machine(ALL_LOST, monkeypatch, device)
+    assert health.code == 1
+    assert health.bad == ["GPU 0000:19:00.0"]
+    text = show.render(health)
+    assert "bad  GPU 0000:19:00.0: does not answer" in text
+    assert "'Unknown Error' (exit code 15)" in text
+    assert "dmesg" in text
+    assert "nothing was measured" in text
+
+
+def test_lost_gpu_of_several_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(name="H100", index=index) for index in range(NUM_RANKS))
+    run = build_run(tmp_path)
+    monkeypatch.setattr(check_module, "examine_here", lambda environ, gpus: ())
+    monkeypatch.setattr(check_module, "run_options", lambda *args, **kwargs: run.path)
+    monkeypatch.setattr(check_module, "load_run", lambda path: run)
+    health = check_machine(dataclasses.replace(ALL_LOST, gpus=gpus), monkeypatch)
+    assert health.code == 1
+    assert health.bad == ["GPU 0000:19:00.0"]
+    verdicts = [device.verdict for device in health.devices]
+    assert verdicts == ["ok", "ok", "ok", "ok", "bad"]
+
+
+def test_check_refuses_gpus_without_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = dataclasses.replace(ALL_LOST, smi_reply=SmiReply(end="absent"))
+    message = usage_error(check_machine, machine, monkeypatch)
+    assert "nvidia-smi is not in the PATH" in message
+    assert "--device cpu" in message
 
 
 def run_check(folder: Path, *args: str) -> tuple[int, dict[str, Any]]:

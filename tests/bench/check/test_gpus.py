@@ -1,11 +1,22 @@
 """The driver's answers make a GPU bad, or one to watch."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from parbench.bench.check.gpus import Watch, at_work, complaints, facts_of, nvlink_errors
+from parbench.bench.check.health import Reason
 from parbench.bench.machine.gpu import Gpu, gpus_of
-from tests.support.nvidia import H100, gpus, install
+from tests.support.nvidia import (
+    BLACKWELL_COUNTERS,
+    H100,
+    HOPPER_COUNTERS,
+    format_counters,
+    gpus,
+    install,
+)
 
 ERROR_COUNTERS = """\
 GPU 0: NVIDIA H100 (UUID: x)
@@ -105,6 +116,70 @@ def test_only_growth_of_nvlink_errors_counts() -> None:
     assert growth == {"replay errors": 5}
     assert watch.grown(Gpu(uuid="z")) == {}
     [replays] = complaints(Gpu(), [Gpu()], growth)
-    assert not replays.is_bad
-    [recoveries] = complaints(Gpu(), [Gpu()], {"recovery errors": 1})
-    assert recoveries.is_bad
+    assert "5 more replay errors" in replays.text
+
+
+def list_complaints(names: Sequence[str], counts: Mapping[str, int]) -> tuple[Reason, ...]:
+    """Return the complaints about a GPU whose counters have grown from 0 to these values."""
+    listed = gpus(H100, 1)
+    watch = Watch({}, ())
+    watch._before = nvlink_errors(format_counters(listed, names, {}))
+    watch._after = nvlink_errors(format_counters(listed, names, counts))
+    gpu = Gpu(uuid=listed[0]["uuid"])
+    return complaints(gpu, [gpu], watch.grown(gpu))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_bad"),
+    [("Replay Errors", True), ("Recovery Errors", True), ("CRC Errors", False)],
+)
+def test_counters_of_hopper_are_judged(name: str, is_bad: bool) -> None:
+    [reason] = list_complaints(HOPPER_COUNTERS, {name: 1})
+    assert reason.text == f"NVLink: 2 more {name.lower()} meanwhile"
+    assert reason.is_bad is is_bad
+
+
+@pytest.mark.parametrize(
+    ("name", "is_bad"),
+    [
+        ("Link recovery failed events", True),
+        ("Effective Errors", True),
+        ("Symbol Errors", False),
+        ("Malformed packet Errors", False),
+        ("Buffer overrun Errors", False),
+        ("Rx remote Errors", False),
+        ("FEC Errors - 8", False),
+        ("FEC Errors - 15", False),
+    ],
+)
+def test_counters_of_blackwell_are_judged(name: str, is_bad: bool) -> None:
+    [reason] = list_complaints(BLACKWELL_COUNTERS, {name: 1})
+    assert reason.text == f"NVLink: 2 more {name.lower()} meanwhile"
+    assert reason.is_bad is is_bad
+
+
+def test_counters_of_well_links_are_kept_and_not_judged(tmp_path: Path) -> None:
+    """They grow on links without faults: codewords without errors above all."""
+    before = {"FEC Errors - 0": 36_140_749_276, "FEC Errors - 1": 7}
+    after = {
+        "FEC Errors - 0": 36_140_874_637,
+        "FEC Errors - 1": 9,
+        "FEC Errors - 7": 1,
+        "Raw Errors Lane 1": 4,
+        "Link recovery successful events": 1,
+        "Total link recovery events": 1,
+    }
+    listed = gpus(H100, 1)
+    counters = [
+        format_counters(listed, BLACKWELL_COUNTERS, counts) for counts in (before, after)
+    ]
+    environ = install(tmp_path, listed, counters=counters)
+    with Watch(environ, gpus_of(environ)) as watch:
+        pass
+    [gpu] = watch.gpus
+    grown = watch.grown(gpu)
+    assert complaints(gpu, [gpu], grown) == ()
+    facts = facts_of(gpu, [gpu], grown)
+    assert "fec errors - 0 +250722" in facts["nvlink counters"]
+    assert "link recovery successful events +2" in facts["nvlink counters"]
+    assert "ber" not in facts["nvlink counters"]

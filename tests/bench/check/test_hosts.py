@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
+from parbench.bench.check import hosts
 from parbench.bench.check.check import document
 from parbench.bench.check.health import Device, Health, Rate
 from parbench.bench.check.hosts import Answer, ask, code_of, hosts_in, render, together
@@ -108,6 +109,26 @@ def test_slow_host_is_found_among_hosts() -> None:
     text = render(compared)
     assert "4 hosts: 1 bad" in text
     assert "n3 GPU 0: 20 % under its peers" in text
+
+
+def test_hosts_that_check_cores_next_to_gpus_are_not_fine() -> None:
+    """A host whose GPUs nothing has found may have lost them."""
+    answers = [answer("n1", 1.0), answer("n2", 1.0, device="cpu"), answer("n3", 1.0)]
+    assert code_of(answers) == 4
+    assert code_of([answers[0], answers[2]]) == 0
+    assert "cuda on n1,n3 and cpu on n2" in render(together(answers))
+
+
+def test_cores_and_gpus_have_their_own_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    floors = []
+
+    def compare(devices: list[Device], floor: float) -> list[Device]:
+        floors.append(floor)
+        return devices
+
+    monkeypatch.setattr(hosts, "compared", compare)
+    together([answer("n1", 1.0), answer("n2", 1.0, device="cpu")])
+    assert floors == [0.05, 0.1]
 
 
 def test_emulated_hosts_are_not_compared() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from parbench.bench.machine import doctor
 from parbench.bench.machine.doctor import (
     UNKNOWN,
     Finding,
@@ -13,7 +14,7 @@ from parbench.bench.machine.doctor import (
     examine_here,
     render,
 )
-from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.gpu import Gpu, SmiReply
 from parbench.bench.machine.machine import Machine, inspect_machine
 
 GIB = 1 << 30
@@ -159,6 +160,43 @@ def test_limits_of_gpus(topic: str, fields: dict[str, Any], fact: str, disturbs:
     assert unknown == "GPU 4: -"
     assert fact in known
     assert finding.disturbs is disturbs
+
+
+LOST = SmiReply(end="exited", text="Unknown Error", exit_code=15)
+ONE_LOST = {**TWO_GPUS, "silent_gpus": ("0000:19:00.0",), "smi_reply": LOST}
+
+
+@pytest.mark.parametrize("machine", [ONE_LOST, {**ONE_LOST, "gpus": ()}])
+def test_silent_gpu_is_a_finding(machine: dict[str, Any]) -> None:
+    findings = diagnose(machine, load={"has_nvidia_smi": True})
+    assert findings["gpus"].disturbs
+    assert "GPU 0000:19:00.0 does not answer" in findings["gpus"].found
+    assert "'Unknown Error' (exit code 15)" in findings["gpus"].found
+    assert findings["device"].found == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("driver", "disturbs", "remedy"),
+    [("12.4", True, "for CUDA 12"), ("13.0", False, "compiled"), ("13.10", False, "")],
+)
+def test_driver_is_compared_with_cuda_of_torch(
+    driver: str, disturbs: bool, remedy: str
+) -> None:
+    versions = {"driver_cuda_version": driver, "torch_cuda_version": "13.2"}
+    finding = diagnose({**TWO_GPUS, **versions})["gpu cuda"]
+    assert finding.disturbs is disturbs
+    assert remedy in finding.remedy
+    assert bool(finding.remedy) == bool(remedy)
+    assert driver in finding.found
+    assert "13.2" in finding.found
+
+
+def test_run_on_cores_has_no_findings_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = dataclasses.replace(MACHINE, silent_gpus=("0000:19:00.0",), smi_reply=LOST)
+    monkeypatch.setattr(doctor, "inspect_machine", lambda environ: machine)
+    topics = {finding.topic for finding in examine_here(os.environ, gpus=False)}
+    assert "device" in topics
+    assert "gpus" not in topics
 
 
 def test_unequal_nvlinks_disturb() -> None:

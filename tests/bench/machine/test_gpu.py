@@ -1,6 +1,8 @@
 """Facts about GPUs and their links are read from the answers of ``nvidia-smi``."""
 
 import os
+import signal
+import subprocess
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -9,8 +11,26 @@ import msgspec
 import pytest
 
 from parbench.bench.machine import gpu as gpu_module
-from parbench.bench.machine.gpu import Gpu, gpu_links, gpus_of, in_detail, visible_gpus
-from tests.support.nvidia import A100, H100, gpus, install, topology
+from parbench.bench.machine.gpu import (
+    Gpu,
+    ask_nvidia_smi,
+    driver_cuda_version,
+    gpu_links,
+    gpus_of,
+    in_detail,
+    list_gpus,
+    visible_gpus,
+)
+from tests.support.nvidia import (
+    A100,
+    H100,
+    LOST_GPU,
+    NO_DRIVER,
+    VERSION_MISMATCH,
+    gpus,
+    install,
+    topology,
+)
 from tests.support.trees import write_tool
 
 
@@ -36,6 +56,7 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
         name="NVIDIA H100 80GB HBM3",
         index=0,
         uuid="GPU-00000000-0000-0000-0000-000000000000",
+        pci_address="0000:19:00.0",
         driver="580.95.05",
         compute_capability="9.0",
         memory_bytes=81559 << 20,
@@ -67,6 +88,8 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
         processes=("python3.12 (pid 17)", "? (pid 18)", "odd, name (pid 19)"),
     )
     assert msgspec.json.decode(msgspec.json.encode(gpu), type=Gpu) == gpu
+    # Runs on different GPUs of a host do not differ in it.
+    assert "pci_address" not in gpu.facts(varying=False)
 
 
 @pytest.mark.parametrize("answer", ["[N/A]", "[Unknown Error]", ""])
@@ -119,8 +142,84 @@ def test_failing_tool_finds_no_gpus(
     environ = install(tmp_path, gpus(H100, 1))
     assert len(visible_gpus(environ)) == 1
     write_tool(tmp_path, "nvidia-smi", command)
-    monkeypatch.setattr(gpu_module, "_QUERY_SECONDS", seconds)
+    monkeypatch.setattr(gpu_module, "_FIRST_QUERY_SECONDS", seconds)
     assert visible_gpus(environ) == ()
+
+
+def test_first_query_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = install(tmp_path, gpus(H100, 1))
+    monkeypatch.setattr(gpu_module, "_QUERY_SECONDS", 0.001)
+    assert gpus_of(environ) == ()
+    assert len(visible_gpus(environ)) == 1
+
+
+@pytest.mark.parametrize("failure", [LOST_GPU, NO_DRIVER, VERSION_MISMATCH])
+def test_failing_tool_is_quoted(tmp_path: Path, failure: tuple[str, int]) -> None:
+    listed, reply = list_gpus(install(tmp_path, [], failure=failure))
+    assert listed == ()
+    text, code = failure
+    assert " ".join(text.split()) in reply.describe()
+    assert f"(exit code {code})" in reply.describe()
+
+
+@pytest.mark.parametrize("code", [0, 15])
+def test_lost_gpu_does_not_hide_the_others(tmp_path: Path, code: int) -> None:
+    """The tool reports the lost GPU, lists the others, and fails or not."""
+    failure = (LOST_GPU[0], code)
+    environ = install(tmp_path, gpus(H100, 3)[1:], failure=failure)
+    listed, reply = list_gpus(environ)
+    assert [gpu.index for gpu in listed] == [1, 2]
+    assert reply.text == LOST_GPU[0]
+
+
+def test_row_of_lost_gpu_is_left_out(tmp_path: Path) -> None:
+    lost = {"memory.total": "[GPU is lost]", "ecc.mode.current": "[GPU is lost]"}
+    environ = install(tmp_path, gpus(H100, 3, gpu1=lost))
+    assert [gpu.index for gpu in gpus_of(environ)] == [0, 2]
+
+
+def test_hung_tool_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits inside the driver, and does not end when it is killed."""
+    write_tool(tmp_path, "nvidia-smi", "exec /bin/sleep 20")
+    started: list[subprocess.Popen[bytes]] = []
+    real_wait = subprocess.Popen.wait
+
+    def wait(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
+        assert timeout is not None
+        started.append(process)
+        return real_wait(process, timeout=0.05)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    reply = ask_nvidia_smi({"PATH": str(tmp_path)}, seconds=0.05)
+    assert "did not end within 0.05 s" in reply.describe()
+    [process] = started
+    assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    real_wait(process)
+
+
+def test_absent_and_unusable_tools_are_described(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    assert "not in the PATH" in ask_nvidia_smi(environ).describe()
+    write_tool(tmp_path, "nvidia-smi", "").write_bytes(b"\x7fELF")
+    assert "cannot be started" in ask_nvidia_smi(environ).describe()
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "version"),
+    [
+        ("550.54.15", "12.4", "12.4"),
+        ("610.57.04", "13.3", "13.3"),
+        ("550.54.15", "N/A", None),
+    ],
+)
+def test_cuda_version_is_read_from_header(
+    tmp_path: Path, driver: str, cuda: str, version: str | None
+) -> None:
+    listed = gpus({**H100, "driver_version": driver}, 1)
+    environ = install(tmp_path, listed, cuda=cuda)
+    assert driver_cuda_version(environ) == version
 
 
 @pytest.mark.parametrize("content", [b"#!/bin/sh\necho No devices were found\n", b"\x7fELF"])

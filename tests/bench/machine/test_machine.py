@@ -5,18 +5,20 @@ import os
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from parbench.bench.machine import machine
 from parbench.bench.machine.machine import (
+    Machine,
     affinity,
     available_cores,
     available_memory_bytes,
     inspect_machine,
     package_version,
 )
-from tests.support.nvidia import H100, gpus, install
+from tests.support.nvidia import H100, LOST_GPU, gpus, install, write_evidence
 from tests.support.trees import write_tree
 
 GIB = 1 << 30
@@ -105,21 +107,60 @@ def test_memory_is_limited_by_cgroups(
 
 
 @pytest.mark.parametrize(
-    ("version_file", "has_cuda"),
+    ("version_file", "has_cuda", "version"),
     [
-        ("from typing import Optional\ncuda: Optional[str] = '12.8'\n", True),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", False),
-        ("cuda = find_cuda()\n", None),
-        ("cuda = = 'half a file", None),
+        ("from typing import Optional\ncuda: Optional[str] = '12.8'\n", True, "12.8"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", False, None),
+        ("cuda = find_cuda()\n", None, None),
+        ("cuda = = 'half a file", None, None),
     ],
 )
 def test_cuda_of_torch_is_read_from_version_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version_file: str, has_cuda: bool | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version_file: str,
+    has_cuda: bool | None,
+    version: str | None,
 ) -> None:
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", {"torch": spec}.get)
     (tmp_path / "version.py").write_text(version_file)
-    assert inspect_machine({"PATH": ""}).torch_has_cuda is has_cuda
+    environ = install(tmp_path, gpus(H100, 1), cuda="12.4")
+    this_machine = inspect_machine(environ)
+    assert this_machine.torch_has_cuda is has_cuda
+    assert this_machine.torch_cuda_version == version
+    assert this_machine.driver_cuda_version == ("12.4" if has_cuda else None)
+
+
+@pytest.mark.parametrize(("value", "may_share"), [("1", True), ("0", False), ("", False)])
+def test_sharing_of_gpus_is_read_from_environment(
+    tmp_path: Path, value: str, may_share: bool
+) -> None:
+    environ = {"PATH": str(tmp_path), "NCCL_MULTI_RANK_GPU_ENABLE": value}
+    assert inspect_machine(environ).may_share_gpus is may_share
+
+
+def test_preloaded_nccl_has_no_known_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "package_version", {"nvidia-nccl-cu12": "2.28.9"}.get)
+    environ = {"PATH": str(tmp_path)}
+    assert inspect_machine(environ).nccl_version == "2.28.9"
+    environ["LD_PRELOAD"] = "/opt/libnccl.so.2"
+    assert inspect_machine(environ).nccl_version is None
+
+
+def test_silent_gpu_of_a_host_is_found(tmp_path: Path) -> None:
+    environ = install(tmp_path, gpus(H100, 3)[1:], failure=LOST_GPU)
+    root = write_evidence(tmp_path / "root", 3)
+    this_machine = inspect_machine(environ, root)
+    assert len(this_machine.gpus) == 2
+    assert this_machine.silent_gpus == ("0000:19:00.0",)
+    assert this_machine.smi_reply is not None
+    assert this_machine.smi_reply.exit_code == 15
+    # A node of an allocation sends it to the driver of a run.
+    encoded = msgspec.json.encode(this_machine)
+    assert msgspec.json.decode(encoded, type=Machine) == this_machine
 
 
 def test_this_machine_is_inspected(tmp_path: Path) -> None:

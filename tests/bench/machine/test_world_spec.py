@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.gpu import Gpu, SmiReply
 from parbench.bench.machine.machine import Machine
 from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY, Joined, WorldSpec, choose_world
 from tests.support.refusals import usage_error
@@ -115,6 +115,86 @@ def test_unknown_device_is_refused_with_suggestion(device: str, suggestion: str)
 
 def test_unknown_backend_is_refused() -> None:
     assert "--backend 'mpi'" in usage_error(choose, CPU, backend="mpi")
+
+
+LOST = SmiReply(end="exited", text="Unknown Error", exit_code=15)
+ONE_LOST = replace(TWO_GPUS, silent_gpus=("0000:19:00.0",), smi_reply=LOST)
+ALL_LOST = replace(ONE_LOST, gpus=())
+NO_TOOL = replace(ALL_LOST, smi_reply=SmiReply(end="absent"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "facts"),
+    [
+        (ONE_LOST, ["0000:19:00.0 does not answer", "--device cuda", "--device cpu"]),
+        (ALL_LOST, ["0000:19:00.0", "'Unknown Error' (exit code 15)", "dmesg", "--device cpu"]),
+        (replace(ALL_LOST, torch_has_cuda=False), ["0000:19:00.0", "--device cpu"]),
+        (NO_TOOL, ["nvidia-smi is not in the PATH", "NVIDIA_DRIVER_CAPABILITIES"]),
+    ],
+)
+def test_silent_gpus_are_refused(machine: Machine, facts: list[str]) -> None:
+    message = usage_error(choose, machine)
+    for fact in facts:
+        assert fact in message
+
+
+def test_device_that_is_asked_for_is_chosen_despite_silent_gpus() -> None:
+    assert choose(ALL_LOST, device="cpu") == CPU_WORLD
+    world = choose(ONE_LOST, device="cuda")
+    assert world.nproc == 2
+    assert "0000:19:00.0 does not answer" in world.notes[0]
+    message = usage_error(choose, ALL_LOST, device="cuda")
+    assert "0000:19:00.0 does not answer" in message
+    assert "--device cuda measures" not in message
+
+
+def build_cuda(driver: str | None, torch: str | None) -> Machine:
+    gpu = replace(GPU, driver="550.54.15")
+    return replace(
+        TWO_GPUS, gpus=(gpu, gpu), driver_cuda_version=driver, torch_cuda_version=torch
+    )
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_driver_older_than_cuda_of_torch_is_refused(device: str | None) -> None:
+    message = usage_error(choose, build_cuda("12.4", "13.0"), device=device)
+    for fact in ("550.54.15", "12.4", "13.0", "for CUDA 12", "--device cpu"):
+        assert fact in message
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch"), [("13.0", "13.2"), ("13.0", "12.8"), (None, "13.0"), ("12.4", None)]
+)
+def test_driver_of_the_same_major_version_will_do(
+    driver: str | None, torch: str | None
+) -> None:
+    assert choose(build_cuda(driver, torch)).device == "cuda"
+
+
+def test_old_driver_does_not_disturb_cores() -> None:
+    assert choose(build_cuda("12.4", "13.0"), device="cpu") == CPU_WORLD
+
+
+@pytest.mark.parametrize("nccl", ["2.30.7", None])
+def test_nccl_ranks_may_share_gpus(nccl: str | None) -> None:
+    machine = replace(ONE_GPU, may_share_gpus=True, nccl_version=nccl)
+    world = choose(machine, nproc=2, device="cuda")
+    assert (world.nproc, world.backend, world.rank_bytes) == (2, "nccl", 40 * GIB)
+    [note] = world.notes
+    assert note.startswith(FUNCTIONAL_ONLY)
+    assert "2 ranks on 1 GPU" in note
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact"),
+    [
+        ({}, "set NCCL_MULTI_RANK_GPU_ENABLE=1"),
+        ({"may_share_gpus": True, "nccl_version": "2.28.9"}, "no effect in NCCL 2.28.9"),
+    ],
+)
+def test_nccl_ranks_need_own_gpus(fields: dict[str, Any], fact: str) -> None:
+    machine = replace(ONE_GPU, **fields)
+    assert fact in usage_error(choose, machine, nproc=2, device="cuda")
 
 
 TORCHRUN = {

@@ -29,6 +29,7 @@ from parbench.bench.world.world import (
     open_world,
 )
 from tests.support.ranks import Ranks
+from tests.support.refusals import usage_error
 
 THIS_MODULE = "tests.bench.world.test_world"
 SHIFT_NS = 5_000_000
@@ -162,6 +163,11 @@ def test_rank_uses_gpu_of_its_place(
     if local_rank is not None:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
     assert world_module._device("cuda") == torch.device("cuda", index)
+
+
+def test_rank_without_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "device_count() is 0" in usage_error(world_module._device, "cuda")
 
 
 @dataclass(frozen=True)
