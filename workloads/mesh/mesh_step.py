@@ -215,7 +215,7 @@ class HybridStep(MixtureStep):
         """Return what looks into bytes by axis and the bubble, where a step's time goes, and last what ranks hold."""
         look = self.look()
         bubble = () if self.spec.pipeline is None else (MeshBubble(look),)
-        time = Overlap(self._world, self.layout, self._doubts_of_peak)
+        time = Overlap(self._world, self.layout, self._notes_of_peak)
         return MeshBytes(look, self.expected_bytes()), *bubble, time, MeshMemory(look)
 
     def look(self) -> probing.Look:
