@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 
 @contextmanager
@@ -13,6 +14,6 @@ def use_cuda_defaults() -> Iterator[None]:
 
     It applies to this process: call it in the function that ranks run.
     """
-    devices = [*optimizer._get_foreach_kernels_supported_devices(), "cpu"]
+    devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
     with patch.object(optimizer, "_get_foreach_kernels_supported_devices", lambda: devices):
         yield
