@@ -7,7 +7,7 @@ direction. What is received is zeroed first: where communication is silenced, it
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,38 +15,76 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from parbench.workloads.expert_parallel.routing import NOWHERE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The pairs of token and expert that travel, ordered by expert and then by token."""
+    """The pairs of token and expert, ordered by expert and then by token; those that do not travel come first.
+
+    How many travel is on the device (``counts``). The host has to wait for it, so it is read as late as possible.
+    """
 
     tokens: Tensor  # each pair's token
     choices: Tensor  # which of the token's k choices a pair is
-    experts: Tensor  # each pair's expert
+    experts: Tensor  # each pair's expert, NOWHERE if it does not travel
     counts: Tensor  # (E,), pairs of each expert
     experts_of: Tensor  # (T, k), the routing with NOWHERE in place of pairs that do not travel
+    num_pairs: int | None  # pairs that travel; None if only the device has their number
+
+    def trim(self, num_pairs: int | None = None) -> "Plan":
+        """Return the plan without the pairs that do not travel.
+
+        ``num_pairs`` is the number of the others. Without it the host waits for the device, unless all pairs travel.
+        """
+        if num_pairs is None:
+            num_pairs = int(self.counts.sum()) if self.num_pairs is None else self.num_pairs
+        first = len(self.tokens) - num_pairs
+        return replace(
+            self,
+            tokens=self.tokens[first:],
+            choices=self.choices[first:],
+            experts=self.experts[first:],
+            num_pairs=num_pairs,
+        )
 
 
-def make_plan(experts_of: Tensor, experts: int, slots: int | None = None) -> Plan:
-    """Return the plan of a routing (T, k); each expert takes its first ``slots`` pairs, all where it is None."""
+def make_plan(experts_of: Tensor, experts: int, slots: int | None = None, *, all_routed: bool = False) -> Plan:
+    """Return the plan of a routing (T, k); each expert takes its first ``slots`` pairs, all where it is None.
+
+    ``all_routed`` states that no entry is NOWHERE, which cannot be found out without waiting for the device.
+    """
     top_k, flat = experts_of.shape[1], experts_of.flatten()
-    by_expert, order = torch.sort(flat, stable=True)
-    travels = by_expert >= 0
     if slots is not None:
-        counts = torch.bincount(flat + 1, minlength=experts + 1)
-        places = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[by_expert + 1]
-        travels &= places < slots
-    pairs = order[travels]
-    kept = torch.full_like(flat, -1)
-    kept[pairs] = flat[pairs]
+        flat = drop_over_capacity(flat, slots)
+    by_expert, order = torch.sort(flat, stable=True)
     return Plan(
-        tokens=pairs // top_k,
-        choices=pairs % top_k,
-        experts=by_expert[travels],
-        counts=torch.bincount(by_expert[travels], minlength=experts),
-        experts_of=kept.view_as(experts_of),
+        tokens=order // top_k,
+        choices=order % top_k,
+        experts=by_expert,
+        counts=count_pairs(flat, experts),
+        experts_of=flat.view_as(experts_of),
+        num_pairs=len(flat) if all_routed and slots is None else None,
     )
+
+
+def drop_over_capacity(flat: Tensor, slots: int) -> Tensor:
+    """Return experts of pairs in the order of tokens, NOWHERE in place of each expert's pairs after ``slots``."""
+    by_expert, order = torch.sort(flat, stable=True)
+    places = torch.arange(len(flat), device=flat.device) - torch.searchsorted(by_expert, by_expert)
+    travels = by_expert >= 0
+    travels &= places < slots
+    return torch.empty_like(flat).scatter_(0, order, by_expert.where(travels, NOWHERE))
+
+
+def count_pairs(experts_of: Tensor, experts: int) -> Tensor:
+    """Return how many pairs each expert has, (E,), NOWHERE left out.
+
+    ``torch.bincount`` would let the host wait for the device, for the smallest and the largest number.
+    """
+    numbers = experts_of.flatten() + 1
+    counts = numbers.new_zeros(experts + 1)
+    return counts.scatter_add_(0, numbers, torch.ones_like(numbers))[1:]
 
 
 def chunks_of(plan: Plan, num_chunks: int) -> list[Plan]:
@@ -54,7 +92,7 @@ def chunks_of(plan: Plan, num_chunks: int) -> list[Plan]:
     experts, length = len(plan.counts), len(plan.experts_of)
     number = torch.arange(length, device=plan.experts_of.device) * num_chunks // length
     return [
-        make_plan(plan.experts_of.where((number == chunk)[:, None], -1), experts) if num_chunks > 1 else plan
+        make_plan(plan.experts_of.where((number == chunk)[:, None], NOWHERE), experts) if num_chunks > 1 else plan
         for chunk in range(num_chunks)
     ]
 
@@ -106,21 +144,26 @@ def start_trip(variant: str, x: Tensor, weights: Tensor, plan: Plan, group: dist
 
 def _at_home(x: Tensor, weights: Tensor, plan: Plan) -> Stages:
     yield
+    plan = plan.trim()
     made = yield Rows(tokens=x[plan.tokens], counts=plan.counts)
     yield
     yield weighted_sum(made, weights, plan, len(x))
 
 
 def _all_to_all(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
-    """A row for each pair, sent where its expert is by an uneven all-to-all; ranks tell each other counts before."""
+    """A row for each pair, sent where its expert is by an uneven all-to-all; ranks tell each other counts before.
+
+    The host reads the device once: the sizes of both directions.
+    """
     sent = plan.counts.view(group.size(), -1)
     counts = swap_now(sent, [], [], group)
-    sends, receives = sent.sum(1).tolist(), counts.sum(1).tolist()
+    sends, receives = torch.stack((sent.sum(1), counts.sum(1))).tolist()
+    plan = plan.trim(sum(sends))
     flight = Flight(x[plan.tokens], receives, sends, group)
     yield
     # rows come by source and then by expert
     expert = torch.arange(counts.shape[1], device=x.device).repeat(len(counts))
-    order = torch.argsort(expert.repeat_interleave(counts.flatten()), stable=True)
+    order = torch.argsort(expert.repeat_interleave(counts.flatten(), output_size=sum(receives)), stable=True)
     made = yield Rows(tokens=flight.wait()[order], counts=counts.sum(0))
     flight = Flight(made[torch.argsort(order)], sends, receives, group)
     del made
@@ -134,7 +177,7 @@ def _allgather(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup)
     first = experts * group.rank()
     routes = gathered(plan.experts_of.int(), group).long()
     here = (routes >= first) & (routes < first + experts)
-    plan = make_plan((routes - first).where(here, -1), experts)
+    plan = make_plan((routes - first).where(here, NOWHERE), experts).trim()
     x, weights = gather_rows(x, group), gather_rows(weights, group)
     yield
     made = yield Rows(tokens=x[plan.tokens], counts=plan.counts)

@@ -100,8 +100,9 @@ def _activated(wide: Tensor, gate: Tensor | None) -> Tensor:
 class MoeLayer(nn.Module):
     """Router, experts and shared experts, (b, s, h) -> (b, s, h), of one source's microbatch.
 
-    ``given`` (T, k) are the routes to take, None where the router chooses; ``chosen`` those that were taken by the
-    number of the microbatch, ``aux`` the loss that asks for balance, of the last forward pass.
+    ``given`` (T, k) are the routes to take, None where the router chooses, and ``all_routed`` states that none of them
+    is NOWHERE; ``chosen`` those that were taken by the number of the microbatch, ``aux`` the loss that asks for
+    balance, of the last forward pass.
     """
 
     def __init__(self, shape: Shape, moe: Moe, held: Held | None = None) -> None:
@@ -111,6 +112,7 @@ class MoeLayer(nn.Module):
         self.experts = Experts(shape, moe, self._held)
         self.shared = Ffn(replace(shape, ffn=moe.shared * moe.expert_ffn)) if moe.shared else None
         self.given: Tensor | None = None
+        self.all_routed = False
         self.microbatch = 0
         self.chosen: dict[int, Tensor] = {}
         self.aux: Tensor | None = None
@@ -135,11 +137,13 @@ class MoeLayer(nn.Module):
         Ranks that split experts take each other's tokens too, and add up their parts of what experts make of them.
         """
         split, slots = self._held.split, self.moe.slots(len(tokens))
-        plan = dispatch.make_plan(routes, self.moe.experts, slots)
+        all_routed = self.given is None or self.all_routed
+        plan = dispatch.make_plan(routes, self.moe.experts, slots, all_routed=all_routed)
         if split is None:
             return self._there_and_back(tokens, weights, plan)
         together = dispatch.gathered(plan.experts_of.int(), split).long()
-        plan = dispatch.make_plan(together, self.moe.experts, None if slots is None else slots * split.size())
+        all_slots = None if slots is None else slots * split.size()
+        plan = dispatch.make_plan(together, self.moe.experts, all_slots, all_routed=all_routed)
         parts = self._there_and_back(dispatch.gather_rows(tokens, split), dispatch.gather_rows(weights, split), plan)
         return dispatch.sum_rows(parts, split)
 
@@ -187,7 +191,7 @@ def balance_loss(scores: Tensor, routes: Tensor) -> Tensor:
     Scores (T, E), routes (T, k); 1 where both are even. Gradients come by P alone.
     """
     experts = scores.shape[1]
-    taken = torch.bincount(routes.flatten() + 1, minlength=experts + 1)[1:]
+    taken = dispatch.count_pairs(routes, experts)
     shares = taken / taken.sum().clamp(min=1)
     return experts * (shares * (scores / scores.sum(1, keepdim=True)).mean(0)).sum()
 

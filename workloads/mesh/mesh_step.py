@@ -215,7 +215,7 @@ class HybridStep(MixtureStep):
         """Return what looks into bytes by axis and the bubble, where a step's time goes, and last what ranks hold."""
         look = self.look()
         bubble = () if self.spec.pipeline is None else (MeshBubble(look),)
-        time = Overlap(self._world, self.layout, self._doubts_of_peak)
+        time = Overlap(self._world, self.layout, self._notes_of_peak)
         return MeshBytes(look, self.expected_bytes()), *bubble, time, MeshMemory(look)
 
     def look(self) -> probing.Look:
@@ -245,7 +245,8 @@ class HybridStep(MixtureStep):
         if "cp" in groups.axes:
             core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec))
         attend_by(model, core, torch.tensor(plan.tokens(cp), device=world.device))
-        model.places = torch.tensor(self._tokens, device=world.device)
+        # The positions are on the device: a list as an index would be copied to it in every step.
+        self._places = model.places = torch.tensor(self._tokens, device=world.device)
         self._chunks, self._train_chunks = self._make_stages(model, spec, groups)
         if "fsdp" in groups.axes:
             for chunk in self._chunks.values():
@@ -306,9 +307,9 @@ class HybridStep(MixtureStep):
 
     def _train(self, microbatches: Sequence[Tensor]) -> Tensor | None:
         """Take gradients of the mean over all data; return this rank's mean loss, None where another rank knows it."""
-        given, targets = (
-            [tokens[:, [position + shift for position in self._tokens]] for tokens in microbatches] for shift in (0, 1)
-        )
+        given = [tokens.index_select(1, self._places) for tokens in microbatches]
+        next_places = self._places + 1
+        targets = [tokens.index_select(1, next_places) for tokens in microbatches]
         loss = self._train_chunks(given, targets)
         self._sums.take()
         return None if loss is None else loss * self.spec.size(*_SUMMED)

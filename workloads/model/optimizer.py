@@ -5,12 +5,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 LEARNING_RATE = 1e-3
 
 
 def make_optimizer(parameters: Iterable[Tensor], dtype: torch.dtype, *, timed: bool = False) -> torch.optim.Optimizer:
-    return optimizer_class(dtype, timed=timed)(parameters, lr=LEARNING_RATE)  # type: ignore[call-arg]
+    groups = make_parameter_groups(parameters)
+    return optimizer_class(dtype, timed=timed)(groups, lr=LEARNING_RATE)  # type: ignore[call-arg]
+
+
+def make_parameter_groups(parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
+    """Return parameter groups of plain tensors and of DTensors, each only if it has parameters.
+
+    On CUDA torch updates a group as lists of tensors (``foreach``), and a list must not mix both kinds.
+    """
+    plain: list[Tensor] = []
+    distributed: list[Tensor] = []
+    for parameter in parameters:
+        (distributed if isinstance(parameter, DTensor) else plain).append(parameter)
+    return [{"params": group} for group in (plain, distributed) if group]
 
 
 def optimizer_class(dtype: torch.dtype, *, timed: bool = False) -> type[torch.optim.Optimizer]:
@@ -60,5 +74,5 @@ class MasterAdamW(torch.optim.Optimizer):
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self._pairs = [(parameter, parameter.detach().float().clone()) for parameter in parameters]
         masters = [master.requires_grad_() for _, master in self._pairs]
-        self._inner = torch.optim.AdamW(masters, lr=self.defaults["lr"])
+        self._inner = torch.optim.AdamW(make_parameter_groups(masters), lr=self.defaults["lr"])
         return self._inner

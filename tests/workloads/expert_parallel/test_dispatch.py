@@ -22,7 +22,8 @@ Pair = tuple[int, int, int]
 
 
 def list_pairs(plan: Plan) -> list[Pair]:
-    """Return the pairs of a plan as expert, token and choice."""
+    """Return the pairs of a plan that travel as expert, token and choice."""
+    plan = plan.trim()
     experts = plan.experts.tolist()
     tokens = plan.tokens.tolist()
     choices = plan.choices.tolist()
@@ -59,8 +60,8 @@ def test_plan_fills_experts_in_order_of_tokens(
 def test_chunks_share_capacity_of_microbatch() -> None:
     plan = make_plan(ROUTES, 4, slots=3)
     first, second = chunks_of(plan, 2)
-    assert set(first.tokens.tolist()) == {0, 1, 2}
-    assert set(second.tokens.tolist()) == {4}
+    assert set(first.trim().tokens.tolist()) == {0, 1, 2}
+    assert set(second.trim().tokens.tolist()) == {4}
     assert second.counts.tolist() == [0, 1, 0, 0]  # the first chunk fills expert 2
 
 

@@ -174,7 +174,7 @@ def test_missing_sum_is_detected(two_ranks: Ranks, axis: str, params: Params) ->
 
 
 def shift_targets(step: HybridStep) -> None:
-    step._tokens = (*step._tokens[1:], step._tokens[0])
+    step._places = step._places.roll(-1)
 
 
 def change_weight(step: HybridStep) -> None:

@@ -1,0 +1,67 @@
+"""What would make the host wait for a device is recorded on the CPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.host_reads import record_host_reads
+
+NUMBERS = torch.tensor([2, 0, 1])
+MASK = NUMBERS > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("aten::_local_scalar_dense", lambda x: x[0].item()),
+        ("aten::_local_scalar_dense", lambda x: 1 if x.any() else 0),
+        ("aten::equal", lambda x: torch.equal(x, x)),
+        ("tolist", lambda x: x.tolist()),
+        ("cpu", lambda x: x.cpu()),
+        ("to", lambda x: x.to("cpu")),
+        ("to", lambda x: x.to(device=torch.device("cpu"), dtype=torch.float64)),
+        ("numpy", lambda x: x.numpy()),
+        ("aten::nonzero", lambda x: torch.nonzero(x)),
+        ("aten::bincount", lambda x: torch.bincount(x)),
+        ("aten::index.Tensor", lambda x: x[MASK]),
+        ("aten::masked_select", lambda x: torch.masked_select(x, MASK)),
+        ("aten::repeat_interleave.Tensor", lambda x: x.repeat_interleave(x)),
+        ("aten::lift_fresh", lambda x: x[[0, 1]]),
+        ("aten::lift_fresh", lambda x: x + torch.tensor([1, 2, 3])),
+    ],
+)
+def test_host_read_is_recorded(name: str, operation: Callable[[Tensor], object]) -> None:
+    [read] = record_host_reads(lambda: operation(NUMBERS))
+    assert read.split(" in ")[0].split(" outside ")[0] == name
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x[x],
+        lambda x: x[1:].to(torch.float32),
+        lambda x: x.to(torch.float32).to(x),
+        lambda x: x.where(MASK, 0).sort(stable=True),
+        lambda x: x.repeat_interleave(x, output_size=3),
+        lambda x: torch.zeros(3, dtype=x.dtype).scatter_add_(0, x, x),
+    ],
+)
+def test_operation_on_device_is_not_recorded(operation: Callable[[Tensor], object]) -> None:
+    assert record_host_reads(lambda: operation(NUMBERS)) == []
+
+
+def test_host_read_in_backward_is_recorded() -> None:
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda gradient: gradient * float(gradient.sum()))  # type: ignore[no-untyped-call]
+    [read] = record_host_reads((x * 2).sum().backward)
+    assert "_local_scalar_dense" in read
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_optimizer_counts_steps_on_host(foreach: bool) -> None:
+    x = torch.ones(3, requires_grad=True)
+    x.grad = torch.ones(3)
+    optimizer = torch.optim.AdamW([x], foreach=foreach)
+    assert record_host_reads(optimizer.step) == []
