@@ -130,7 +130,7 @@ class CaseRun:
             world,
             self._progress,
             self._measure,
-            self._ranks,
+            subgroup,
             mode=str(case.whole.get("mode", "blocking")),
             late_seconds=fault.amount if fault and fault.kind == "late" and fault.rank == world.global_rank else 0.0,
             beside=case.whole.get("background", NOTHING) != NOTHING,

@@ -24,7 +24,7 @@ from parbench.bench.results.stats import spread, within_launch
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import coalescing
-from parbench.bench.world.world import World
+from parbench.bench.world.world import Subgroup, World
 
 ARRIVAL, EXIT, DURATION, ISSUE = range(4)
 _MIN_VISIT = 3  # an odd count's median is as often above the true one as below
@@ -56,18 +56,15 @@ class Progress:
         )
 
 
-def sampler(mode: str, benchmark: Benchmark, world: World, steps: int) -> Sample:
-    """Return what takes a sample of ``steps`` steps; ``UserError`` if the benchmark cannot be measured so."""
+def sampler(mode: str, benchmark: Benchmark, world: World | None, steps: int) -> Sample:
+    """Return what takes a sample of ``steps`` steps; ``UserError`` if the benchmark cannot be measured so.
+
+    ``world`` holds the ranks that the benchmark communicates with, None where this rank stands by.
+    """
 
     def repeat() -> None:
         for _ in range(steps):
             benchmark.step()
-
-    def coalesced() -> None:
-        # torch 2.11 does not wait for what it gathers itself and is given a device for
-        gathers = world.backend == "gloo" or getattr(benchmark, "gathered", False)
-        with coalescing(world.group, None if gathers else world.device):
-            repeat()
 
     def issued() -> int:
         works = issue()
@@ -91,7 +88,17 @@ def sampler(mode: str, benchmark: Benchmark, world: World, steps: int) -> Sample
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's threads ask for events meanwhile
             repeat()
         return graph.replay
-    return coalesced if mode == "coalesced" else repeat
+    if mode == "coalesced" and world is not None:
+        # torch 2.11 does not wait for what it gathers itself and is given a device for
+        gathers = world.backend == "gloo" or getattr(benchmark, "gathered", False)
+        group, device = world.group, None if gathers else world.device
+
+        def coalesced() -> None:
+            with coalescing(group, device):
+                repeat()
+
+        return coalesced
+    return repeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +136,7 @@ def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
 
 
 class Timing:
-    """Times a benchmark on ``ranks`` of the world in one visit or several, this rank late where that was asked for.
+    """Times a benchmark on a subgroup of the world in one visit or several, this rank late where that was asked for.
 
     Every rank, measured or not, takes part; what was seen is on rank 0. A sample may be ``many`` steps.
     """
@@ -140,20 +147,15 @@ class Timing:
         world: World,
         progress: Progress,
         measure: Measure,
-        ranks: Sequence[int],
+        subgroup: Subgroup,
         *,
         mode: str = "blocking",
         late_seconds: float = 0.0,
         beside: bool = False,
         device: Device | None = None,
     ) -> None:
-        self.benchmark, self.world, self.progress, self._measure, self._ranks = (
-            benchmark,
-            world,
-            progress,
-            measure,
-            ranks,
-        )
+        self.benchmark, self.world, self.progress, self._measure = benchmark, world, progress, measure
+        self._ranks, self._subgroup_world = subgroup.ranks, subgroup.world
         self._mode, self._late_seconds, self._beside = mode, late_seconds, beside
         if device is None and world.device.type == "cuda":
             device = Device(world)
@@ -164,7 +166,7 @@ class Timing:
         self._replay: Sample | None = None
         self._steps, self._warmup, self._each_seconds = 1, 0, 0.0
         self._visits: list[int] = []
-        self._stamps: Stamps = np.empty((4, len(ranks), 0), dtype=np.int64)
+        self._stamps: Stamps = np.empty((4, len(self._ranks), 0), dtype=np.int64)
         self._reason: Stop = "visits"
         self._precise = False
 
@@ -191,7 +193,7 @@ class Timing:
     def replay(self) -> Sample:
         """A graph of one step, captured once."""
         if self._replay is None:
-            self._replay = sampler("graph", self.benchmark, self.world, 1)
+            self._replay = sampler("graph", self.benchmark, self._subgroup_world, 1)
         return self._replay
 
     def close(self) -> None:
@@ -264,7 +266,7 @@ class Timing:
         """Take steps that are not timed: all that were asked for at first, one where caches may hold another's data."""
         world, measure, began = self.world, self._measure, time.perf_counter()
         self.progress.phase = "warm-up"
-        warming = sampler("blocking" if self.many else self._mode, self.benchmark, world, 1)
+        warming = sampler("blocking" if self.many else self._mode, self.benchmark, self._subgroup_world, 1)
         first_ns = int(self.take(warming, 1)[DURATION, 0])
         if self._sample is None:
             each_seconds = time.perf_counter() - began
@@ -274,7 +276,7 @@ class Timing:
             warmup, self._steps = (int(value) for value in world.decide([warmup, steps]))
             self.take(warming, warmup)
             self._warmup, self._each_seconds = warmup + 1, each_seconds * self._steps
-            self._sample = sampler(self._mode, self.benchmark, world, self._steps)
+            self._sample = sampler(self._mode, self.benchmark, self._subgroup_world, self._steps)
         self.progress.phase = "timed"
         return self._sample
 

@@ -10,7 +10,7 @@ from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import device_timer, timing
 from parbench.bench.rank.device_timer import Device
 from parbench.bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Stamps, Timing
-from parbench.bench.world.world import World
+from parbench.bench.world.world import Subgroup, World
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
 
@@ -104,17 +104,18 @@ def make_timing(
     mode: str = "blocking",
     late_seconds: float = 0.0,
 ) -> Timing:
-    world = SimpleNamespace(
+    namespace = SimpleNamespace(
         sync=lambda: device.log.append("sync"),
         sync_stream=lambda: device.log.append("sync stream"),
         barrier=lambda: device.log.append("barrier"),
     )
+    world = cast(World, namespace)
     return Timing(
         LaunchingBenchmark(device, launches_us),
-        cast(World, world),
+        world,
         Progress(),
         Measure(),
-        [0],
+        Subgroup(ranks=(0,), active=(0,), world=world),
         mode=mode,
         late_seconds=late_seconds,
         device=cast(Device, device),
