@@ -18,7 +18,7 @@ import torch.distributed as dist
 from parbench.bench.launch.control_channel import StatusReply
 from parbench.bench.launch.visits import VISITS
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.device_timer import Device, DeviceTimer
+from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamped
 from parbench.bench.results.records import Stop
 from parbench.bench.results.stats import spread, within_launch
 from parbench.bench.text import UserError
@@ -26,7 +26,7 @@ from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import coalescing
 from parbench.bench.world.world import Subgroup, World
 
-ARRIVAL, EXIT, DURATION, ISSUE = range(4)
+ARRIVAL, EXIT, DURATION, ISSUE, HIDDEN = range(5)
 _MIN_VISIT = 3  # an odd count's median is as often above the true one as below
 _STOPS: tuple[Stop, ...] = get_args(Stop)
 
@@ -106,8 +106,8 @@ class Timed:
     """All measured ranks' stamps in ns, shape (4, ranks, iterations); a list of it has a value for each iteration.
 
     Arrival and exit are on rank 0's clock; then come the duration, and of it the time to issue (0 if not apart).
-    ``visits`` are the iterations of each visit in turn. On CUDA, ``hidden`` is the share of them in which rank 0 had
-    launched all before its device began.
+    ``visits`` are the iterations of each visit in turn. On CUDA, ``hidden`` is the share of them in which every
+    measured rank had launched all before its device began.
     """
 
     stamps: Stamps
@@ -166,7 +166,7 @@ class Timing:
         self._replay: Sample | None = None
         self._steps, self._warmup, self._each_seconds = 1, 0, 0.0
         self._visits: list[int] = []
-        self._stamps: Stamps = np.empty((4, len(self._ranks), 0), dtype=np.int64)
+        self._stamps: Stamps = np.empty((HIDDEN, len(self._ranks), 0), dtype=np.int64)
         self._reason: Stop = "visits"
         self._precise = False
 
@@ -283,22 +283,28 @@ class Timing:
     def _gather(self, sample: Sample, count: int) -> None:
         began = time.perf_counter()
         gathered = gather_stamps(self.take(sample, count, self._steps), self.world, self._ranks)
-        self._hidden += self._timer.hidden[-count:] if self._timer else []
         self._each_seconds = (time.perf_counter() - began) / count
-        if gathered is not None:
-            self._stamps = np.concatenate([self._stamps, gathered], axis=2)
+        if gathered is None:
+            return
+        self._stamps = np.concatenate([self._stamps, gathered[:HIDDEN]], axis=2)
+        if self._timer is not None:
+            # The time of an iteration is that of its slowest rank, so one launch that shows is enough.
+            self._hidden += gathered[HIDDEN].all(axis=0).tolist()
 
     def _durations(self) -> list[float]:
         durations: list[float] = self._stamps[DURATION].max(axis=0).tolist()
         return durations
 
     def take(self, sample: Sample, count: int, steps: int = 1) -> torch.Tensor:
-        """Take ``count`` samples of so many steps; return this rank's stamps in ns, shape (4, count)."""
+        """Take ``count`` samples of so many steps; return this rank's stamps, shape (5, count).
+
+        The rows are ``ARRIVAL`` to ``ISSUE`` in ns, and ``HIDDEN``, 1 for a launch that was hidden.
+        """
         timer, rows = self._timer, []
         for _ in range(count):
             self.start_line(steps)
             rows.append(_timed_on_host(sample) if timer is None else timer.timed(sample, steps))
-        return torch.tensor(rows, dtype=torch.int64).reshape(count, 4).T
+        return torch.tensor(rows, dtype=torch.int64).reshape(count, HIDDEN + 1).T
 
     def start_line(self, steps: int = 0) -> None:
         """Bring all ranks to the beginning of a step, and come late to it where that was asked for.
@@ -336,15 +342,15 @@ def _why_stop(done: int, widths: Sequence[float | None], measure: Measure, left_
     return "budget" if left_seconds <= 0 else None
 
 
-def _timed_on_host(sample: Sample) -> tuple[int, int, int, int]:
+def _timed_on_host(sample: Sample) -> Stamped:
     arrival = time.perf_counter_ns()
     issued = sample()
     done = time.perf_counter_ns()
-    return arrival, done, done - arrival, issued - arrival if issued else 0
+    return arrival, done, done - arrival, issued - arrival if issued else 0, 0
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:
-    """Return the stamps of ``ranks`` on rank 0, shape (4, ranks, count), arrivals and exits on its clock."""
+    """Return the stamps of ``ranks`` on rank 0, shape (rows, ranks, count), arrivals and exits on its clock."""
     contiguous = stamps.contiguous()
     parts = [torch.empty_like(contiguous) for _ in world.hosts] if world.global_rank == 0 else None
     dist.gather(contiguous, parts, group=world.control, group_dst=0)
