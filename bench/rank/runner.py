@@ -125,6 +125,7 @@ class CaseRun:
         self._ranks = subgroup.ranks
         self._checks = any(world.gather(getattr(self._benchmark.check, "__func__", None) is not Benchmark.check))
         self._graph = case.whole.get("mode") == "graph"
+        has_load = case.whole.get("background", NOTHING) != NOTHING
         self._timing = Timing(
             self._benchmark,
             world,
@@ -133,7 +134,7 @@ class CaseRun:
             subgroup,
             mode=str(case.whole.get("mode", "blocking")),
             late_seconds=fault.amount if fault and fault.kind == "late" and fault.rank == world.global_rank else 0.0,
-            beside=case.whole.get("background", NOTHING) != NOTHING,
+            beside=has_load,
         )
         self._held.callback(self._timing.close)
         first = self._ranks[0]
@@ -148,6 +149,9 @@ class CaseRun:
             world.sync()
             self._repeatable = not any(world.gather(self._benchmark.check()))
             wrong = _wrong(self._timing, "in a replay before the timed region", self._timing.replay)
+        if wrong is None and has_load:
+            # CUDA may wait for an idle device to load a kernel, and none is idle next to a load.
+            self._timing.start_line(1)
         return None if wrong is None else replace(wrong, injected=self._injected)
 
     def _measured(self, seconds: float, left: int, alone: bool) -> Outcome:

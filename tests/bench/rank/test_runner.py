@@ -5,10 +5,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 from unittest import mock
 
 import numpy as np
@@ -24,13 +26,14 @@ from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
 from parbench.bench.rank.runner import CaseRun, Disturbed, load_target
-from parbench.bench.rank.timing import Progress
+from parbench.bench.rank.timing import Progress, Timing
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Description, Explanation
 from parbench.bench.world.torch_compat import TorchDispatchMode
 from parbench.bench.world.world import Subgroups, World
+from tests.bench.rank.test_device_timer import FakeDevice
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
 from tests.support.filling import filling
@@ -443,6 +446,33 @@ def test_coalesced_sample_of_subgroup_is_one_call(two_ranks: Ranks, concurrent: 
     )
     assert first == {"c10d::allreduce_coalesced_": 6, "c10d::allreduce_": 3}
     assert second == (first if concurrent else {})
+
+
+def log_device_until_load(world: World, mode: str) -> list[str]:
+    """Return what a device did before a background load started."""
+    device: Any = FakeDevice(HeldTime())
+
+    def start_load(kind: str, world: World) -> NoReturn:
+        device.log.append("load")
+        raise ZeroDivisionError
+
+    case = make_all_reduce(mode=mode, background="gemm")
+    run = CaseRun(case, Subgroups(world), MEASURE, Progress(), None)
+    with (
+        mock.patch.object(runner, "Timing", partial(Timing, device=device)),
+        mock.patch.object(runner, "background_load", start_load),
+        suppress(ZeroDivisionError),
+    ):
+        run.visit(5.0)
+    log: list[str] = device.log
+    return log
+
+
+@pytest.mark.parametrize("mode", ["blocking", "pipelined"])
+def test_start_line_is_launched_before_background_load(two_ranks: Ranks, mode: str) -> None:
+    """Its kernels are loaded at their first launch, which must not wait for the load."""
+    for log in two_ranks.call(f"{MODULE}:log_device_until_load", mode=mode):
+        assert log == ["spin", "meet", "load"]
 
 
 class SlowDevice(NotingBenchmark):
