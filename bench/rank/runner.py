@@ -157,7 +157,7 @@ class CaseRun:
     def _measured(self, seconds: float, left: int, alone: bool) -> Outcome:
         timing = self._timing
         timing.world = self._subgroups.world  # whose clock may be a newer one
-        with background_load(str(self._case.whole.get("background", NOTHING)), timing.world):
+        with background_load(str(self._case.whole.get("background", NOTHING)), self._subgroups):
             timing.run(seconds) if alone else timing.visit(seconds, left)
         left = 0 if timing.full else left
         wrong = _wrong(timing, "in the last replay of the timed region") if self._repeatable else None

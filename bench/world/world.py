@@ -203,11 +203,15 @@ class StandBy(Benchmark):
 
 
 class Subgroups:
-    """Makes the process groups that cases ask for, each once, on every rank in the same order; ``world`` is of all."""
+    """Makes the process groups that cases ask for, each once, on every rank in the same order; ``world`` is of all.
+
+    They end with the world.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._made: dict[str, tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]] = {}
+        self._load_groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
 
     def of(self, params: Params) -> Subgroup:
         """Return the part for a case's group, its index and ``concurrent``; ``UserError`` if it cannot be formed."""
@@ -224,3 +228,9 @@ class Subgroups:
         narrowed = replace(world, rank=mine.index(world.global_rank), size=len(mine), group=handle)
         active = everyone if concurrent else measured
         return Subgroup(ranks=measured, active=active, world=narrowed if world.global_rank in active else None)
+
+    def make_load_groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Return the groups of a background load: one for its data, and a gloo group for the agreement to end it."""
+        if self._load_groups is None:
+            self._load_groups = dist.new_group(backend=self.world.backend), dist.new_group(backend="gloo")
+        return self._load_groups

@@ -174,7 +174,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gemm", "all_gather"])
 def test_background_load_keeps_device_busy(nccl_world: World, kind: str) -> None:
-    with background_load(kind, nccl_world) as rounds_ms:
+    with background_load(kind, Subgroups(nccl_world)) as rounds_ms:
         deadline = time.monotonic() + 20
         while len(rounds_ms) < 12 and time.monotonic() < deadline:
             time.sleep(0.01)

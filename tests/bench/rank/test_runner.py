@@ -452,7 +452,7 @@ def log_device_until_load(world: World, mode: str) -> list[str]:
     """Return what a device did before a background load started."""
     device: Any = FakeDevice(HeldTime())
 
-    def start_load(kind: str, world: World) -> NoReturn:
+    def start_load(kind: str, subgroups: Subgroups) -> NoReturn:
         device.log.append("load")
         raise ZeroDivisionError
 

@@ -216,6 +216,13 @@ def test_process_group_is_made_once(two_ranks: Ranks) -> None:
     assert two_ranks.call(f"{THIS_MODULE}:count_process_groups", groups=groups) == [2, 2]
 
 
+def test_groups_end_with_the_world(join: Join) -> None:
+    with join() as world:
+        groups = Subgroups(world).make_load_groups()
+        assert set(groups) <= set(distributed_c10d._world.pg_map)
+    assert not distributed_c10d._world.pg_map
+
+
 def check_barrier_of_single_rank(world: World) -> int:
     """Check a barrier of each rank's own group, to which rank 1 comes late."""
     subgroup = Subgroups(world).of({"group": "contiguous:1", "concurrent": True})
