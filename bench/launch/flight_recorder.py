@@ -8,6 +8,7 @@ import msgspec
 Waits = dict[int, set[int]]  # of each rank, the ranks it waits for
 
 _MOVING_NS = 500_000_000  # what was enqueued later than this may be on its way: ranks are not asked at the same time
+_COALESCED = "nccl:coalesced"  # several calls between torch's start and end of coalescing, launched as one
 
 
 class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +16,9 @@ class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     ``pending`` is the first that is enqueued and not done; what has ``started`` is only known where torch times them
     (TORCH_NCCL_ENABLE_TIMING=1). Peers are those of sends and receives not done. ``name`` is what is not done.
+
+    ``is_last_coalesced``: the last collective is a coalesced launch, which may not be done. torch runs it on the
+    current stream, but records its end on the group's own stream, so that it seems done as soon as it is launched.
     """
 
     ranks: tuple[int, ...]
@@ -24,6 +28,7 @@ class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     sends_to: tuple[int, ...] = ()
     receives_from: tuple[int, ...] = ()
+    is_last_coalesced: bool = False
 
 
 Seen = Mapping[str, GroupSeen]  # by the group's name, which is the same on all its ranks
@@ -78,6 +83,8 @@ def _seen(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int) -> Gro
     waiting = [entry for entry in entries if entry.time_created_ns < now_ns - _MOVING_NS]
     pending = [entry for entry in waiting if not entry.is_p2p and entry.collective_seq_id not in done]
     pending.sort(key=lambda entry: entry.collective_seq_id)
+    enqueued = max((entry.collective_seq_id for entry in collectives), default=0)
+    last_names = {entry.profiling_name for entry in collectives if entry.collective_seq_id == enqueued}
     exchanges = [entry for entry in waiting if entry.is_p2p and entry.p2p_seq_id not in passed]
     peers: dict[str, set[int]] = {"send": set(), "recv": set()}
     for entry in exchanges:
@@ -85,12 +92,13 @@ def _seen(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int) -> Gro
             peers[words[1]].add(ranks[int(words[2])])
     return GroupSeen(
         ranks=ranks,
-        enqueued=max((entry.collective_seq_id for entry in collectives), default=0),
+        enqueued=enqueued,
         started=max(begun, default=0),
         pending=pending[0].collective_seq_id if pending else 0,
         name=next((entry.profiling_name for entry in pending + exchanges), ""),
         sends_to=tuple(sorted(peers["send"])),
         receives_from=tuple(sorted(peers["recv"])),
+        is_last_coalesced=_COALESCED in last_names,
     )
 
 

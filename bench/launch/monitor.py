@@ -158,10 +158,16 @@ class RankMonitor:
         recorded = {rank: where.groups for rank, where in self._where.items() if where.groups is not None}
         waiting = waits(recorded) if len(recorded) == self._size else {}
         pending = sorted({group.name for groups in recorded.values() for group in groups.values() if group.name})
-        if late := self._late(index, waiting, is_recorded=bool(waiting and pending)):
+        coalescing_ranks = [
+            rank for rank, groups in recorded.items() if any(group.is_last_coalesced for group in groups.values())
+        ]
+        if late := self._late(index, waiting, coalescing_ranks, is_recorded=bool(waiting and pending)):
             told = f"{self._named(late)} did not arrive"
         elif not self._where:
             told = "no rank answers"
+        elif _find_blamed(waiting):
+            reason = "torch records a coalesced launch as done before it is"
+            told = f"it is unknown which rank did not arrive, because {reason}; see their stacks"
         elif any(waiting.values()):
             told = f"{self._named([rank for rank in waiting if waiting[rank]])} wait for one another; see their stacks"
         elif waiting and pending:
@@ -181,21 +187,23 @@ class RankMonitor:
         stacks = {rank: where.stack for rank, where in self._where.items()}
         return self._failure("hang", f"no end within {timeout_seconds:g} s: {told}", states, stacks)
 
-    def _late(self, index: int, waiting: Waits, *, is_recorded: bool) -> list[int]:
+    def _late(self, index: int, waiting: Waits, coalescing_ranks: list[int], *, is_recorded: bool) -> list[int]:
         """Return the ranks that did not arrive where the others wait, by the first of these that tells ranks apart.
 
         They give no answer; by torch's record others wait for them and they for nobody; and where nothing is recorded:
-        they are not in this case yet; have begun fewer steps; are not in torch.distributed.
+        they are not in this case yet; have begun fewer steps; are not in torch.distributed. The record does not show
+        whether ``coalescing_ranks`` wait in their last launch.
         """
         silent = [rank for rank in self.hellos if rank not in self._where]
         absent = [rank for rank in self.hellos if self._reached.get(rank, -1) < index]
         furthest = max((where.steps for where in self._where.values()), default=0)
         behind = [rank for rank, where in self._where.items() if where.steps < furthest]
         elsewhere = [rank for rank, where in self._where.items() if not where.communicates]
-        awaited = [rank for rank in waiting if not waiting[rank] and any(rank in others for others in waiting.values())]
+        blamed_ranks = _find_blamed(waiting)
         # gloo's sends and receives are not recorded: ranks may wait in one
-        awaited = [rank for rank in awaited if rank in elsewhere] or awaited
-        told = (silent, awaited) if is_recorded or awaited else (silent, absent, behind, elsewhere)
+        awaited = [rank for rank in blamed_ranks if rank in elsewhere]
+        awaited = awaited or [rank for rank in blamed_ranks if rank not in coalescing_ranks]
+        told = (silent, awaited) if is_recorded or blamed_ranks else (silent, absent, behind, elsewhere)
         return next((sorted(late) for late in told if 0 < len(late) < self._size), [])
 
     def _named(self, ranks: list[int]) -> str:
@@ -210,6 +218,11 @@ class RankMonitor:
             for rank, hello in sorted(self.hellos.items())
         ]
         return Outcome(status=status, reason=reason, ranks=ranks)
+
+
+def _find_blamed(waiting: Waits) -> list[int]:
+    """Return the ranks that others wait for and that wait for nobody."""
+    return [rank for rank in waiting if not waiting[rank] and any(rank in others for others in waiting.values())]
 
 
 def _exit_words(code: int | None) -> str:

@@ -1,6 +1,7 @@
 """The operations that can be measured, each declared once and without torch, by nccl-tests' conventions."""
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -140,6 +141,9 @@ class OperationSpec:
         if mode == "graph" and background != LOADS[0]:
             yield f"mode graph: nothing else may run while a graph is captured, and background is {background}"
         apart = self.in_place and params.get("placement") == "out_of_place"
+        if background in COLLECTIVE_LOADS and spec.backend == "nccl" and os.environ.get(QUEUES_VARIABLE) == "1":
+            deadlock = "kernels of two NCCL communicators can deadlock in one hardware queue"
+            yield f"{QUEUES_VARIABLE}=1: {deadlock}; unset it, or use background=gemm"
         if mode == "async" and (apart or not self.asynchronous):
             yield f"mode async: {self.short_name} is several calls, or has no asynchronous form"
         if mode == "async" and params.get("direction") == "in_turn":
@@ -235,7 +239,9 @@ REPEAT = Param(name="repeat", kind="int", default=0, minimum=0, optional=True, h
 SHARE_OF_0 = "share of the bytes that goes to rank 0; in all_gather_v, that rank 0 contributes"
 SKEW = Param(name="skew", kind="float", default=0.0, minimum=0, maximum=1, optional=True, help=SHARE_OF_0)
 TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="amounts by sender (rows) and receiver")
-LOADS = ("nothing", "gemm", "all_reduce", "all_gather", "all_to_all")
+COLLECTIVE_LOADS = ("all_reduce", "all_gather", "all_to_all")
+LOADS = ("nothing", "gemm", *COLLECTIVE_LOADS)
+QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
 GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
 PRODUCTS = ("float32", "bfloat16", "float16", "float64")

@@ -14,7 +14,7 @@ HOST_NS = 20_000
 _CYCLES_PER_NS = 2  # as fast as GPUs' clocks go; a slower one spins longer
 _MARGIN_NS = 20_000
 _LONGEST_NS = {False: 500_000, True: 5_000_000}  # of one step, whose launch is else too long to hide; of many
-Stamped = tuple[int, int, int, int]
+Stamped = tuple[int, int, int, int, int]
 
 
 class Device:
@@ -40,7 +40,7 @@ class Device:
 
 
 class DeviceTimer:
-    """Times samples by events; ``hidden`` says of each whether its launch was done before the device began it.
+    """Times samples by events, and reports for each whether its launch was done before the device began it.
 
     Where the launch is looked at itself, ``apart``, or takes too long, as a training step's, it is not hidden: the host
     waits at the start line, too, and the duration begins with the launch.
@@ -49,7 +49,6 @@ class DeviceTimer:
     def __init__(self, device: Device, *, apart: bool) -> None:
         self._device, self._apart = device, apart
         self._launch_ns: dict[int, int] = {}  # the shortest seen, by the number of steps
-        self.hidden: list[bool] = []
 
     def line(self, steps: int, *, late: bool = False) -> None:
         """Queue the start line: a spin, behind which the host can launch all, then a collective that ends together.
@@ -65,16 +64,19 @@ class DeviceTimer:
             self._device.sync()
 
     def timed(self, sample: Callable[[], int | None], steps: int) -> Stamped:
-        """Return arrival, exit, duration and time to issue in ns; arrival is when the device began."""
+        """Return arrival, exit, duration and time to issue in ns, and 1 if the launch was hidden, otherwise 0.
+
+        Arrival is when the device began.
+        """
         start, end = self._device.event(), self._device.event()
         began = time.perf_counter_ns()
         start.record()
         issued = sample()
         end.record()
         launch = time.perf_counter_ns() - began
-        self.hidden.append(not start.query())  # type: ignore[no-untyped-call]
+        hidden = not start.query()  # type: ignore[no-untyped-call]
         end.synchronize()  # not the device, which may have a load beside this
         done = time.perf_counter_ns()
         self._launch_ns[steps] = min(launch, self._launch_ns.get(steps, launch))
         duration = int(start.elapsed_time(end) * 1e6)
-        return done - duration, done, duration, issued - began if issued else 0
+        return done - duration, done, duration, issued - began if issued else 0, int(hidden)

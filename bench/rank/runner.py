@@ -125,15 +125,16 @@ class CaseRun:
         self._ranks = subgroup.ranks
         self._checks = any(world.gather(getattr(self._benchmark.check, "__func__", None) is not Benchmark.check))
         self._graph = case.whole.get("mode") == "graph"
+        has_load = case.whole.get("background", NOTHING) != NOTHING
         self._timing = Timing(
             self._benchmark,
             world,
             self._progress,
             self._measure,
-            self._ranks,
+            subgroup,
             mode=str(case.whole.get("mode", "blocking")),
             late_seconds=fault.amount if fault and fault.kind == "late" and fault.rank == world.global_rank else 0.0,
-            beside=case.whole.get("background", NOTHING) != NOTHING,
+            beside=has_load,
         )
         self._held.callback(self._timing.close)
         first = self._ranks[0]
@@ -148,12 +149,15 @@ class CaseRun:
             world.sync()
             self._repeatable = not any(world.gather(self._benchmark.check()))
             wrong = _wrong(self._timing, "in a replay before the timed region", self._timing.replay)
+        if wrong is None and has_load:
+            # CUDA may wait for an idle device to load a kernel, and none is idle next to a load.
+            self._timing.start_line(1)
         return None if wrong is None else replace(wrong, injected=self._injected)
 
     def _measured(self, seconds: float, left: int, alone: bool) -> Outcome:
         timing = self._timing
         timing.world = self._subgroups.world  # whose clock may be a newer one
-        with background_load(str(self._case.whole.get("background", NOTHING)), timing.world):
+        with background_load(str(self._case.whole.get("background", NOTHING)), self._subgroups):
             timing.run(seconds) if alone else timing.visit(seconds, left)
         left = 0 if timing.full else left
         wrong = _wrong(timing, "in the last replay of the timed region") if self._repeatable else None

@@ -18,15 +18,15 @@ import torch.distributed as dist
 from parbench.bench.launch.control_channel import StatusReply
 from parbench.bench.launch.visits import VISITS
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.device_timer import Device, DeviceTimer
+from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamped
 from parbench.bench.results.records import Stop
 from parbench.bench.results.stats import spread, within_launch
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import coalescing
-from parbench.bench.world.world import World
+from parbench.bench.world.world import Subgroup, World
 
-ARRIVAL, EXIT, DURATION, ISSUE = range(4)
+ARRIVAL, EXIT, DURATION, ISSUE, HIDDEN = range(5)
 _MIN_VISIT = 3  # an odd count's median is as often above the true one as below
 _STOPS: tuple[Stop, ...] = get_args(Stop)
 
@@ -56,18 +56,15 @@ class Progress:
         )
 
 
-def sampler(mode: str, benchmark: Benchmark, world: World, steps: int) -> Sample:
-    """Return what takes a sample of ``steps`` steps; ``UserError`` if the benchmark cannot be measured so."""
+def sampler(mode: str, benchmark: Benchmark, world: World | None, steps: int) -> Sample:
+    """Return what takes a sample of ``steps`` steps; ``UserError`` if the benchmark cannot be measured so.
+
+    ``world`` holds the ranks that the benchmark communicates with, None where this rank stands by.
+    """
 
     def repeat() -> None:
         for _ in range(steps):
             benchmark.step()
-
-    def coalesced() -> None:
-        # torch 2.11 does not wait for what it gathers itself and is given a device for
-        gathers = world.backend == "gloo" or getattr(benchmark, "gathered", False)
-        with coalescing(world.group, None if gathers else world.device):
-            repeat()
 
     def issued() -> int:
         works = issue()
@@ -91,7 +88,17 @@ def sampler(mode: str, benchmark: Benchmark, world: World, steps: int) -> Sample
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's threads ask for events meanwhile
             repeat()
         return graph.replay
-    return coalesced if mode == "coalesced" else repeat
+    if mode == "coalesced" and world is not None:
+        # torch 2.11 does not wait for what it gathers itself and is given a device for
+        gathers = world.backend == "gloo" or getattr(benchmark, "gathered", False)
+        group, device = world.group, None if gathers else world.device
+
+        def coalesced() -> None:
+            with coalescing(group, device):
+                repeat()
+
+        return coalesced
+    return repeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +106,8 @@ class Timed:
     """All measured ranks' stamps in ns, shape (4, ranks, iterations); a list of it has a value for each iteration.
 
     Arrival and exit are on rank 0's clock; then come the duration, and of it the time to issue (0 if not apart).
-    ``visits`` are the iterations of each visit in turn. On CUDA, ``hidden`` is the share of them in which rank 0 had
-    launched all before its device began.
+    ``visits`` are the iterations of each visit in turn. On CUDA, ``hidden`` is the share of them in which every
+    measured rank had launched all before its device began.
     """
 
     stamps: Stamps
@@ -129,7 +136,7 @@ def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
 
 
 class Timing:
-    """Times a benchmark on ``ranks`` of the world in one visit or several, this rank late where that was asked for.
+    """Times a benchmark on a subgroup of the world in one visit or several, this rank late where that was asked for.
 
     Every rank, measured or not, takes part; what was seen is on rank 0. A sample may be ``many`` steps.
     """
@@ -140,20 +147,15 @@ class Timing:
         world: World,
         progress: Progress,
         measure: Measure,
-        ranks: Sequence[int],
+        subgroup: Subgroup,
         *,
         mode: str = "blocking",
         late_seconds: float = 0.0,
         beside: bool = False,
         device: Device | None = None,
     ) -> None:
-        self.benchmark, self.world, self.progress, self._measure, self._ranks = (
-            benchmark,
-            world,
-            progress,
-            measure,
-            ranks,
-        )
+        self.benchmark, self.world, self.progress, self._measure = benchmark, world, progress, measure
+        self._ranks, self._subgroup_world = subgroup.ranks, subgroup.world
         self._mode, self._late_seconds, self._beside = mode, late_seconds, beside
         if device is None and world.device.type == "cuda":
             device = Device(world)
@@ -164,7 +166,7 @@ class Timing:
         self._replay: Sample | None = None
         self._steps, self._warmup, self._each_seconds = 1, 0, 0.0
         self._visits: list[int] = []
-        self._stamps: Stamps = np.empty((4, len(ranks), 0), dtype=np.int64)
+        self._stamps: Stamps = np.empty((HIDDEN, len(self._ranks), 0), dtype=np.int64)
         self._reason: Stop = "visits"
         self._precise = False
 
@@ -191,7 +193,7 @@ class Timing:
     def replay(self) -> Sample:
         """A graph of one step, captured once."""
         if self._replay is None:
-            self._replay = sampler("graph", self.benchmark, self.world, 1)
+            self._replay = sampler("graph", self.benchmark, self._subgroup_world, 1)
         return self._replay
 
     def close(self) -> None:
@@ -264,7 +266,7 @@ class Timing:
         """Take steps that are not timed: all that were asked for at first, one where caches may hold another's data."""
         world, measure, began = self.world, self._measure, time.perf_counter()
         self.progress.phase = "warm-up"
-        warming = sampler("blocking" if self.many else self._mode, self.benchmark, world, 1)
+        warming = sampler("blocking" if self.many else self._mode, self.benchmark, self._subgroup_world, 1)
         first_ns = int(self.take(warming, 1)[DURATION, 0])
         if self._sample is None:
             each_seconds = time.perf_counter() - began
@@ -274,29 +276,35 @@ class Timing:
             warmup, self._steps = (int(value) for value in world.decide([warmup, steps]))
             self.take(warming, warmup)
             self._warmup, self._each_seconds = warmup + 1, each_seconds * self._steps
-            self._sample = sampler(self._mode, self.benchmark, world, self._steps)
+            self._sample = sampler(self._mode, self.benchmark, self._subgroup_world, self._steps)
         self.progress.phase = "timed"
         return self._sample
 
     def _gather(self, sample: Sample, count: int) -> None:
         began = time.perf_counter()
         gathered = gather_stamps(self.take(sample, count, self._steps), self.world, self._ranks)
-        self._hidden += self._timer.hidden[-count:] if self._timer else []
         self._each_seconds = (time.perf_counter() - began) / count
-        if gathered is not None:
-            self._stamps = np.concatenate([self._stamps, gathered], axis=2)
+        if gathered is None:
+            return
+        self._stamps = np.concatenate([self._stamps, gathered[:HIDDEN]], axis=2)
+        if self._timer is not None:
+            # The time of an iteration is that of its slowest rank, so one launch that shows is enough.
+            self._hidden += gathered[HIDDEN].all(axis=0).tolist()
 
     def _durations(self) -> list[float]:
         durations: list[float] = self._stamps[DURATION].max(axis=0).tolist()
         return durations
 
     def take(self, sample: Sample, count: int, steps: int = 1) -> torch.Tensor:
-        """Take ``count`` samples of so many steps; return this rank's stamps in ns, shape (4, count)."""
+        """Take ``count`` samples of so many steps; return this rank's stamps, shape (5, count).
+
+        The rows are ``ARRIVAL`` to ``ISSUE`` in ns, and ``HIDDEN``, 1 for a launch that was hidden.
+        """
         timer, rows = self._timer, []
         for _ in range(count):
             self.start_line(steps)
             rows.append(_timed_on_host(sample) if timer is None else timer.timed(sample, steps))
-        return torch.tensor(rows, dtype=torch.int64).reshape(count, 4).T
+        return torch.tensor(rows, dtype=torch.int64).reshape(count, HIDDEN + 1).T
 
     def start_line(self, steps: int = 0) -> None:
         """Bring all ranks to the beginning of a step, and come late to it where that was asked for.
@@ -334,15 +342,15 @@ def _why_stop(done: int, widths: Sequence[float | None], measure: Measure, left_
     return "budget" if left_seconds <= 0 else None
 
 
-def _timed_on_host(sample: Sample) -> tuple[int, int, int, int]:
+def _timed_on_host(sample: Sample) -> Stamped:
     arrival = time.perf_counter_ns()
     issued = sample()
     done = time.perf_counter_ns()
-    return arrival, done, done - arrival, issued - arrival if issued else 0
+    return arrival, done, done - arrival, issued - arrival if issued else 0, 0
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:
-    """Return the stamps of ``ranks`` on rank 0, shape (4, ranks, count), arrivals and exits on its clock."""
+    """Return the stamps of ``ranks`` on rank 0, shape (rows, ranks, count), arrivals and exits on its clock."""
     contiguous = stamps.contiguous()
     parts = [torch.empty_like(contiguous) for _ in world.hosts] if world.global_rank == 0 else None
     dist.gather(contiguous, parts, group=world.control, group_dst=0)

@@ -196,6 +196,21 @@ class Subgroup:
     world: World | None  # this rank's own group, None where it stands by
 
 
+def make_group(world: World, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    """Make a process group for each part of all ranks and return this rank's; every rank calls it.
+
+    NCCL splits the world's communicator once for all parts, as torch's meshes do. ``new_group`` would split it once
+    for each part, because the ranks outside of a part take part in its split.
+    """
+    parts = [list(ranks) for ranks in partition]
+    if world.backend == "nccl":
+        group = dist.split_group(split_ranks=parts)
+        assert group is not None, "every rank is in a part"
+        return group
+    groups: list[dist.ProcessGroup] = [dist.new_group(part, backend=world.backend) for part in parts]
+    return next(group for part, group in zip(parts, groups, strict=True) if world.global_rank in part)
+
+
 class StandBy(Benchmark):
     """What a rank does that is not in the group: nothing, as often as the others do something."""
 
@@ -204,11 +219,15 @@ class StandBy(Benchmark):
 
 
 class Subgroups:
-    """Makes the process groups that cases ask for, each once, on every rank in the same order; ``world`` is of all."""
+    """Makes the process groups that cases ask for, each once, on every rank in the same order; ``world`` is of all.
+
+    They end with the world.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._made: dict[str, tuple[tuple[Ranks, ...], list[dist.ProcessGroup]]] = {}
+        self._made: dict[str, tuple[tuple[Ranks, ...], dist.ProcessGroup]] = {}
+        self._load_groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
 
     def of(self, params: Params) -> Subgroup:
         """Return the part for a case's group, its index and ``concurrent``; ``UserError`` if it cannot be formed."""
@@ -217,11 +236,17 @@ class Subgroups:
         if text == "world":
             return Subgroup(ranks=everyone, active=everyone, world=world)
         if text not in self._made:
-            made = groups_of(text, len(hosts), hosts)
-            self._made[text] = made, [dist.new_group(list(ranks), backend=world.backend) for ranks in made]
-        groups, handles = self._made[text]
-        measured, concurrent = groups[int(params.get("group_index", 0))], bool(params.get("concurrent", False))
-        mine, handle = next(found for found in zip(groups, handles, strict=True) if world.global_rank in found[0])
-        narrowed = replace(world, rank=mine.index(world.global_rank), size=len(mine), group=handle)
+            parts = groups_of(text, len(hosts), hosts)
+            self._made[text] = parts, world.group if len(parts) == 1 else make_group(world, parts)
+        parts, group = self._made[text]
+        measured, concurrent = parts[int(params.get("group_index", 0))], bool(params.get("concurrent", False))
+        mine = next(ranks for ranks in parts if world.global_rank in ranks)
+        narrowed = replace(world, rank=mine.index(world.global_rank), size=len(mine), group=group)
         active = everyone if concurrent else measured
         return Subgroup(ranks=measured, active=active, world=narrowed if world.global_rank in active else None)
+
+    def make_load_groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Return the groups of a background load: one for its data, and a gloo group for the agreement to end it."""
+        if self._load_groups is None:
+            self._load_groups = dist.new_group(backend=self.world.backend), dist.new_group(backend="gloo")
+        return self._load_groups

@@ -54,7 +54,8 @@ def build_small_copy(world: World) -> Operation:
 
 
 def measure_timing(benchmark: Benchmark, world: World, mode: str) -> Timed:
-    timed = Timing(benchmark, world, Progress(), MEASURE, [0], mode=mode).run(1.0)
+    subgroup = Subgroups(world).of({})
+    timed = Timing(benchmark, world, Progress(), MEASURE, subgroup, mode=mode).run(1.0)
     assert timed is not None
     return timed
 
@@ -81,7 +82,8 @@ def measure_late_copy(world: World) -> tuple[float, list[float]]:
     late_seconds = LATE_SECONDS if world.rank == 1 else 0.0
     measure = Measure(warmup=2, min_iterations=6, max_iterations=6)
     benchmark = build_small_copy(world)
-    timing = Timing(benchmark, world, Progress(), measure, [0, 1], late_seconds=late_seconds)
+    subgroup = Subgroups(world).of({})
+    timing = Timing(benchmark, world, Progress(), measure, subgroup, late_seconds=late_seconds)
     timed = timing.run(5.0)
     if timed is None:
         return 0.0, []
@@ -172,7 +174,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gemm", "all_gather"])
 def test_background_load_keeps_device_busy(nccl_world: World, kind: str) -> None:
-    with background_load(kind, nccl_world) as rounds_ms:
+    with background_load(kind, Subgroups(nccl_world)) as rounds_ms:
         deadline = time.monotonic() + 20
         while len(rounds_ms) < 12 and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -29,6 +29,7 @@ from parbench.bench.launch.visits import VISITS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.timing import DURATION, Progress, Sample, Timing
 from parbench.bench.results.stats import Estimate, within_launch
+from parbench.bench.world.world import Subgroup
 
 SLOW_FACTOR = 1.5
 BURN_IN_SAMPLES = 100
@@ -110,7 +111,8 @@ class SimulatedTiming(Timing):
 
     def __init__(self, series: Series, gap: int, measure: Measure) -> None:
         world: Any = SingleRankWorld()
-        super().__init__(world, world, Progress(), measure, [0])
+        subgroup = Subgroup(ranks=(0,), active=(0,), world=world)
+        super().__init__(world, world, Progress(), measure, subgroup)
         self._series = series
         self._gap = gap
         self._position = 0

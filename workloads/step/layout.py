@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from parbench.bench.world.torch_compat import forget_meshes
-from parbench.bench.world.world import World
+from parbench.bench.world.world import World, make_group
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.transformer import loss_of
@@ -115,9 +115,11 @@ def make_mesh(world: World, **axes: int) -> tuple[DeviceMesh, tuple[dist.Process
 
 
 def group_of_mine(world: World, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Make the group of each part of all ranks, as each rank must, and return this rank's."""
-    made: list[dist.ProcessGroup] = [dist.new_group(list(ranks)) for ranks in partition]
-    return next(group for ranks, group in zip(partition, made, strict=True) if world.global_rank in ranks)
+    """Make a group for each part of all ranks and return this rank's, a new one for all ranks too.
+
+    Bytes are counted by group, so an axis of all ranks must not share the group of the world.
+    """
+    return make_group(world, partition)
 
 
 def end_groups(groups: Collection[dist.ProcessGroup]) -> None:

@@ -106,6 +106,15 @@ def test_coalesced_calls_are_done_with_their_launch() -> None:
     assert read_groups([*parts, launched])["0"].pending == 0
 
 
+def test_last_coalesced_launch_may_not_be_done() -> None:
+    """torch records the end of the launch on a stream that does not run it."""
+    launched = make_entry(5, profiling_name="nccl:coalesced")
+    assert read_groups([make_entry(4), launched])["0"].is_last_coalesced
+    assert not read_groups([launched, make_entry(6)])["0"].is_last_coalesced
+    exchange = make_entry(5, profiling_name="nccl:coalesced", is_p2p=True)
+    assert not read_groups([make_entry(5), exchange])["0"].is_last_coalesced
+
+
 def test_receive_waits_for_the_sender_and_send_for_the_receiver() -> None:
     groups = {"pp": (4, 2)}  # rank 0 of the group is the global rank 4
     receives = read_groups([make_p2p_entry("recv 1<-0")], groups)

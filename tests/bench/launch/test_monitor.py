@@ -254,6 +254,25 @@ def test_ranks_that_wait_for_each_other_are_named(scene: Scene) -> None:
     assert "ranks 0, 1 wait for one another" in scene.hang(first, second).reason
 
 
+IN_BARRIER = GroupSeen(ranks=(0, 1), enqueued=3, pending=3, name="gloo:barrier")
+BEFORE_BARRIER = GroupSeen(ranks=(0, 1), enqueued=2)
+LAUNCHED = GroupSeen(ranks=(0, 1), enqueued=8, is_last_coalesced=True)
+
+
+@pytest.mark.parametrize(
+    ("communicates", "reason"),
+    [(True, "it is unknown which rank did not arrive"), (False, "rank 0 did not arrive")],
+)
+def test_rank_that_may_wait_in_a_coalesced_launch_is_not_blamed(
+    scene: Scene, communicates: bool, reason: str
+) -> None:
+    """Rank 0 may wait for rank 1 in its launch, unless its stack shows code of its own."""
+    groups = {"control": BEFORE_BARRIER, "0": LAUNCHED}
+    first = make_status(groups=groups, communicates=communicates)
+    second = make_status(groups={"control": IN_BARRIER, "0": LAUNCHED})
+    assert reason in scene.hang(first, second).reason
+
+
 def test_silent_host_is_named() -> None:
     with assemble(3, hosts="abc") as scene:
         failure = scene.hang(WAITING, WAITING, None)

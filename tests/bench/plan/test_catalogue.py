@@ -82,6 +82,28 @@ def test_impossible_mode_is_refused_on_nccl(name: str, params: dict[str, Any]) -
     assert f"mode {params['mode']}" in refuse(name, nccl(4), **params)
 
 
+@pytest.mark.parametrize(
+    ("spec", "background", "connections", "is_refused"),
+    [
+        (nccl(4), "all_gather", "1", True),
+        (nccl(4), "all_gather", "8", False),
+        (nccl(4), "gemm", "1", False),
+        (GLOO_ON_GPU, "all_gather", "1", False),
+    ],
+)
+def test_load_that_can_deadlock_in_one_queue_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    spec: WorldSpec,
+    background: str,
+    connections: str,
+    is_refused: bool,
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
+    reason = refuse("all_reduce", spec, background=background)
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in reason) is is_refused
+    assert bool(reason) is is_refused
+
+
 @pytest.mark.parametrize("mode", ["graph", "coalesced"])
 def test_gloo_between_gpus_refuses_mode(mode: str) -> None:
     assert f"mode {mode}" in refuse("all_reduce", GLOO_ON_GPU, mode=mode)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import cast
+from unittest import mock
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import device_timer, timing
 from parbench.bench.rank.device_timer import Device
 from parbench.bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Stamps, Timing
-from parbench.bench.world.world import World
+from parbench.bench.world.world import Subgroup, World
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
+from tests.support.ranks import Ranks
 
+MODULE = "tests.bench.rank.test_device_timer"
 US = 1_000
 COLLECTIVE_NS = 7 * US
 WAKE_UP_NS = 3 * US  # of the host, after an event of the device
@@ -104,17 +107,18 @@ def make_timing(
     mode: str = "blocking",
     late_seconds: float = 0.0,
 ) -> Timing:
-    world = SimpleNamespace(
+    namespace = SimpleNamespace(
         sync=lambda: device.log.append("sync"),
         sync_stream=lambda: device.log.append("sync stream"),
         barrier=lambda: device.log.append("barrier"),
     )
+    world = cast(World, namespace)
     return Timing(
         LaunchingBenchmark(device, launches_us),
-        cast(World, world),
+        world,
         Progress(),
         Measure(),
-        [0],
+        Subgroup(ranks=(0,), active=(0,), world=world),
         mode=mode,
         late_seconds=late_seconds,
         device=cast(Device, device),
@@ -171,6 +175,41 @@ def test_async_mode_does_not_hide_the_launch(device: FakeDevice) -> None:
     assert device.spins_us == []
     assert stamps[ISSUE, 0] == 30 * US
     assert stamps[DURATION, 0] == 30 * US + STEP_NS
+
+
+def measure_hidden_share(
+    world: World, launches_us: list[list[int]], ranks: tuple[int, ...]
+) -> float | None:
+    """Return, on rank 0, the share of iterations with hidden launches on the measured ranks."""
+    device = FakeDevice(HeldTime())
+    timer = Timing(
+        LaunchingBenchmark(device, launches_us[world.rank]),
+        world,
+        Progress(),
+        Measure(warmup=1, min_iterations=8, max_iterations=8),
+        Subgroup(ranks=ranks, active=ranks, world=world),
+        device=cast(Device, device),
+    )
+    with (
+        mock.patch.object(timing, "time", device.clock),
+        mock.patch.object(device_timer, "time", device.clock),
+    ):
+        timed = timer.run(1e9)
+    return None if timed is None else timed.hidden
+
+
+@pytest.mark.parametrize(("ranks", "share"), [((0, 1), 4 / 8), ((1,), 5 / 8), ((0,), 6 / 8)])
+def test_launch_is_hidden_if_it_is_on_all_measured_ranks(
+    two_ranks: Ranks, ranks: tuple[int, ...], share: float
+) -> None:
+    """The first launch is the warm-up. A launch of 200 us shows after a spin of 80 us."""
+    launches_us = [
+        [30, 30, 200, 30, 30, 30, 200, 30, 30],
+        [30, 30, 200, 200, 30, 200, 30, 30, 30],
+    ]
+    target = f"{MODULE}:measure_hidden_share"
+    shares = two_ranks.call(target, launches_us=launches_us, ranks=ranks)
+    assert shares == [share, None]
 
 
 def test_torch_has_the_private_spin_kernel() -> None:

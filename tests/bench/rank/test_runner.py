@@ -3,11 +3,14 @@
 import io
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 from unittest import mock
 
 import numpy as np
@@ -17,17 +20,20 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from parbench.bench.launch.control_channel import Outcome, Work
-from parbench.bench.plan.cases import make_case
+from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
 from parbench.bench.rank.runner import CaseRun, Disturbed, load_target
-from parbench.bench.rank.timing import Progress
+from parbench.bench.rank.timing import Progress, Timing
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Description, Explanation
+from parbench.bench.world.torch_compat import TorchDispatchMode
 from parbench.bench.world.world import Subgroups, World
+from tests.bench.rank.test_device_timer import FakeDevice
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
 from tests.support.filling import filling
@@ -400,6 +406,73 @@ def test_empty_graph_is_a_wrong_result(
     )
     assert outcomes[0].status == ("wrong" if reason else "ok")
     assert reason in outcomes[0].reason
+
+
+def make_all_reduce(**params: Value) -> Case:
+    [definition] = [spec.definition for spec in OPERATIONS if spec.short_name == "all_reduce"]
+    return definition.case({"size_bytes": 1024, **params})
+
+
+class OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the all-reduces that torch dispatches, by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.name().startswith("c10d::allreduce"):
+            self.counts[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_coalesced_all_reduces(world: World, concurrent: bool) -> dict[str, int]:
+    """Measure six coalesced samples of a group of one rank."""
+    case = make_all_reduce(mode="coalesced", group="contiguous:1", concurrent=concurrent)
+    measure = Measure(warmup=1, min_iterations=6, max_iterations=6)
+    run = CaseRun(case, Subgroups(world), measure, Progress(), None)
+    with OperatorCounter() as counter:
+        assert run.visit(5.0).status == "ok"
+    return dict(counter.counts)
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_coalesced_sample_of_subgroup_is_one_call(two_ranks: Ranks, concurrent: bool) -> None:
+    """Single calls are the first check, the warm-up and the last check."""
+    first, second = two_ranks.call(
+        f"{MODULE}:count_coalesced_all_reduces", concurrent=concurrent
+    )
+    assert first == {"c10d::allreduce_coalesced_": 6, "c10d::allreduce_": 3}
+    assert second == (first if concurrent else {})
+
+
+def log_device_until_load(world: World, mode: str) -> list[str]:
+    """Return what a device did before a background load started."""
+    device: Any = FakeDevice(HeldTime())
+
+    def start_load(kind: str, subgroups: Subgroups) -> NoReturn:
+        device.log.append("load")
+        raise ZeroDivisionError
+
+    case = make_all_reduce(mode=mode, background="gemm")
+    run = CaseRun(case, Subgroups(world), MEASURE, Progress(), None)
+    with (
+        mock.patch.object(runner, "Timing", partial(Timing, device=device)),
+        mock.patch.object(runner, "background_load", start_load),
+        suppress(ZeroDivisionError),
+    ):
+        run.visit(5.0)
+    log: list[str] = device.log
+    return log
+
+
+@pytest.mark.parametrize("mode", ["blocking", "pipelined"])
+def test_start_line_is_launched_before_background_load(two_ranks: Ranks, mode: str) -> None:
+    """Its kernels are loaded at their first launch, which must not wait for the load."""
+    for log in two_ranks.call(f"{MODULE}:log_device_until_load", mode=mode):
+        assert log == ["spin", "meet", "load"]
 
 
 class SlowDevice(NotingBenchmark):

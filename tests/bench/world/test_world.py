@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -212,14 +213,65 @@ def test_concurrent_groups_are_active_together(two_ranks: Ranks) -> None:
 
 
 def count_process_groups(world: World, groups: list[str]) -> int:
+    """Return the number of new process groups, the groups of other ranks included."""
     subgroups = Subgroups(world)
-    worlds = [subgroups.of({"group": group}).world for group in groups]
-    return len({id(world.group) for world in worlds if world is not None})
+    with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
+        for group in groups:
+            subgroups.of({"group": group})
+    return new_group.call_count
 
 
-def test_process_group_is_made_once(two_ranks: Ranks) -> None:
-    groups = ["pairs", "pairs", "contiguous:2"]
-    assert two_ranks.call(f"{THIS_MODULE}:count_process_groups", groups=groups) == [2, 2]
+@pytest.mark.parametrize(
+    ("groups", "count"), [(["contiguous:1", "contiguous:1"], 2), (["pairs", "node"], 0)]
+)
+def test_process_group_is_made_once(two_ranks: Ranks, groups: list[str], count: int) -> None:
+    """A group of all ranks is the world's own."""
+    counts = two_ranks.call(f"{THIS_MODULE}:count_process_groups", groups=groups)
+    assert counts == [count, count]
+
+
+def test_nccl_splits_all_groups_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits: list[list[list[int]]] = []
+
+    def split(*, split_ranks: list[list[int]]) -> str:
+        splits.append(split_ranks)
+        return f"group {len(splits)}"
+
+    monkeypatch.setattr(dist, "split_group", split)
+    monkeypatch.setattr(dist, "new_group", None)
+    all_ranks, control = cast(list[dist.ProcessGroup], ["all ranks", "control"])
+    world = World(
+        rank=2,
+        size=4,
+        global_rank=2,
+        hosts=("a",) * 4,
+        device=torch.device("cuda", 2),
+        backend="nccl",
+        group=all_ranks,
+        control=control,
+        clock=Clock(offsets_ns=(0,) * 4, uncertainty_ns=0, method="one clock"),
+        seed=0,
+    )
+    subgroups = Subgroups(world)
+    groups: list[Any] = []
+    for text in ("pairs", "strided:2", "pairs", "contiguous:4"):
+        own_world = subgroups.of({"group": text, "concurrent": True}).world
+        assert own_world is not None
+        groups.append((own_world.group, own_world.rank, own_world.size))
+    assert splits == [[[0, 1], [2, 3]], [[0, 2], [1, 3]]]
+    assert groups == [
+        ("group 1", 0, 2),
+        ("group 2", 1, 2),
+        ("group 1", 0, 2),
+        ("all ranks", 2, 4),
+    ]
+
+
+def test_groups_end_with_the_world(join: Join) -> None:
+    with join() as world:
+        groups = Subgroups(world).make_load_groups()
+        assert set(groups) <= set(distributed_c10d._world.pg_map)
+    assert not distributed_c10d._world.pg_map
 
 
 def check_barrier_of_single_rank(world: World) -> int:
