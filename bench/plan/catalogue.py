@@ -185,9 +185,9 @@ def _of_data(params: Params, n: int, shards: int, spec: WorldSpec) -> Iterator[s
 def bytes_needed(size: int) -> int:
     """Return what the largest operation takes: input, output, the reference and its parts, what a library copies.
 
-    The two-step all-reduce takes 6.5 sizes on gloo, which may keep a copy of the previous step.
+    The two-step all-reduce takes up to 7.5 sizes on gloo, which may keep the copies of the previous step's two calls.
     """
-    return 7 * size
+    return 8 * size
 
 
 def _share(n: int, exact_up_to: int) -> float:

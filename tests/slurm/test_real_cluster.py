@@ -13,6 +13,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
 from tests.support.clusters import LOCAL_CLUSTER, PARBENCH, cluster_command, run_in_cluster
 from tests.support.fakes import wait_until
+from tests.support.processes import find_processes
 from tests.support.sweep_scenarios import SCENARIOS
 
 pytestmark = [pytest.mark.full, pytest.mark.measures]
@@ -47,19 +48,6 @@ def test_local_cluster_leaves_nothing_when_killed() -> None:
         process.send_signal(signal.SIGKILL)
     wait_until(lambda: not Path(folder).exists() and not find_processes(folder), 20)
     assert folder not in Path("/proc/mounts").read_text()
-
-
-def find_processes(folder: str) -> list[int]:
-    """Return the processes that have a cluster's folder among their arguments or variables."""
-    pids = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            content = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-        except OSError:
-            continue  # the process has ended
-        if folder.encode() in content:
-            pids.append(int(process.name))
-    return pids
 
 
 def test_screen_names_the_slow_node(tmp_path: Path) -> None:
