@@ -124,7 +124,7 @@ def test_average_of_single_rank_is_refused_on_nccl() -> None:
 
 
 def test_size_beyond_memory_is_refused() -> None:
-    spec = WorldSpec(nproc=2, backend="gloo", device="cpu", rank_bytes=7 * KIB)
+    spec = WorldSpec(nproc=2, backend="gloo", device="cpu", rank_bytes=8 * KIB)
     assert refuse("all_reduce", spec, size_bytes=KIB) == ""
     assert "0.0 GB" in refuse("all_reduce", spec, size_bytes=KIB + 4)
 

@@ -575,7 +575,7 @@ def test_case_larger_than_free_gpu_memory_is_refused(
     assert "5.4 GB" in message
 
 
-@pytest.mark.parametrize(("own_free_gib", "cached_gib"), [(8, 0), (5, 2)])
+@pytest.mark.parametrize(("own_free_gib", "cached_gib"), [(8, 0), (5, 3)])
 def test_case_that_fits_in_free_gpu_memory_is_measured(
     monkeypatch: pytest.MonkeyPatch, own_free_gib: int, cached_gib: int
 ) -> None:
