@@ -13,7 +13,7 @@ from tests.support.work import TIER_LIMITS, Work, find_excess, read_work
 
 def test_processes_and_forks_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "work"
-    code = "import os; os.fork()"
+    code = "import os; pid = os.fork(); pid and os.waitpid(pid, 0)"
     command = [sys.executable, "-c", code, "--budget", "2m"]
     subprocess.run(command, env={**environment(), FILE_VARIABLE: str(file)}, check=True)
     assert read_work(file) == Work(processes=2, budget_seconds=120.0)

@@ -125,7 +125,7 @@ def test_resume_measures_what_the_budget_left_out(
     assert [record.reason for record in load_run(path).records] == [""] * 2 + [LEFT_OUT] * 4
     monkeypatch.setattr(Prices, "launch", lambda prices, cases: 0.5)
     capsys.readouterr()
-    run(Options(), resume_path=path)
+    run(Options(budget="1h"), resume_path=path)
     assert capsys.readouterr().err.splitlines()[0] == "4 measurements of 6 to make, about 1 s"
     assert statuses(path) == ["ok"] * 6
 
