@@ -1,0 +1,21 @@
+/* Settings of the stub, from environment variables that README.md describes, and the trace. */
+#pragma once
+
+#include <stdbool.h>
+
+#include "clock.h"
+
+int num_gpus(void);
+ns_t kernel_ns(void);
+const char *communicator_folder(void);
+
+/* The rank of this process: that of its first communicator. */
+void set_rank(int rank);
+
+/* Spend the extra time of a launch, if this is the slow rank. */
+void delay_launch(void);
+/* Count a collective, and return whether this rank misses it. */
+bool is_missed_collective(void);
+
+/* Append a line to this process's trace: time, thread, call, and words such as "stream=3". */
+void trace(const char *call, const char *format, ...) __attribute__((format(printf, 2, 3)));
