@@ -31,6 +31,10 @@ REQUIREMENTS_SCRIPT = """
 import importlib.metadata, json
 print(json.dumps(importlib.metadata.requires("torch")))
 """
+EXTENSION = """\
+[torch.backends]
+fake_cuda = tests.fake_cuda.kernels:register
+"""
 VERSION_SCRIPT = "import runpy, sys; print(runpy.run_path(sys.argv[1])['cuda'])"
 
 
@@ -107,6 +111,10 @@ def _install_torch(installation: Installation) -> None:
     requirements += [line for line in project["dependencies"] if not line.startswith("torch")]
     _pip(installation, *(line for line in requirements if "extra ==" not in line))
     _pip(installation, "--no-deps", "-e", str(ROOT))
+    extension = installation.torch.parent / "fake_cuda-0.dist-info"
+    extension.mkdir()
+    (extension / "METADATA").write_text("Metadata-Version: 2.1\nName: fake_cuda\nVersion: 0\n")
+    (extension / "entry_points.txt").write_text(EXTENSION)
 
 
 def _install_headers(installation: Installation) -> None:

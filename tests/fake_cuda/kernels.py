@@ -1,88 +1,168 @@
-"""Results of integer operators on stub GPUs, computed by the CPU.
+"""Results of operators on stub GPUs, computed by the CPU.
 
-Kernels of the stub do nothing. Routing of tokens and exchange of shapes need the values of integers, so
-these operators are also computed on the device's memory, which is memory of the host. torch calls
-``register`` at the end of its import if FAKE_CUDA_INTEGERS=1. Floating-point values stay what they are.
+Kernels of the stub do nothing. With FAKE_CUDA_VALUES=1 each operator that launches kernels is also
+computed on the device's memory, which is memory of the host. torch calls ``register`` at the end of its
+import, because ``build.py`` installs it as an extension of torch.
 """
 
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+import threading
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+VARIABLE = "FAKE_CUDA_VALUES"
+MAX_ELEMENTS = 1 << 22
+"""Operators on larger tensors have no results."""
 
-VARIABLE = "FAKE_CUDA_INTEGERS"
-MAX_ELEMENTS = 1 << 20
-"""Larger results of comparisons are zeros."""
+NOT_COMPUTED = ("empty", "as_strided", "set_", "resize_", "view", "_local_scalar_dense", "record_stream")
+"""First parts of the names of operators that compute nothing, or whose own code on the host suffices."""
 
-OPERATORS = """
-    add sub mul div floor_divide remainder neg abs bitwise_and bitwise_or bitwise_not logical_not logical_and
-    logical_or eq ne lt le gt ge where clamp minimum maximum masked_fill masked_fill_ fill_ zero_ arange cat
-    copy_ _to_copy index index_put_ _index_put_impl_ nonzero cumsum sort argsort bincount repeat_interleave
-    scatter scatter_ scatter_add scatter_add_ gather index_select index_add_ sum all any min max amin amax
-    topk argmax argmin searchsorted histc unique_dim flip roll add_ sub_ mul_ isin
-""".split()
+COMPOSITE = ("copy_",)
+"""Operators that launch kernels without a registration for CUDA."""
 
-Kernel = Callable[..., Any]
+class Local(threading.local):
+    """Whether this thread is within the kernel of an operator."""
+
+    is_nested = False
+
+
+local = Local()
+stub = ctypes.CDLL("libfakecuda.so") if os.environ.get(VARIABLE) == "1" else None
 
 
 def register() -> None:
-    """Compute the operators whenever they get or return integers; called by torch."""
-    if os.environ.get(VARIABLE) != "1":
+    """Compute the operators that have a kernel for CUDA; called by torch."""
+    if stub is None:
         return
+    import torch
+
     library = torch.library.Library("aten", "IMPL")
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-    for full_name in registered:
-        name, _, overload = full_name.removeprefix("aten::").partition(".")
-        if full_name.startswith("aten::") and name in OPERATORS:
-            operator = getattr(getattr(torch.ops.aten, name), overload or "default")
-            kernel = torch.library.get_kernel(operator, "CUDA")
-            function = functools.partial(compute, operator, kernel)
-            library.impl(operator, function, "CUDA", allow_override=True, with_keyset=True)
+    names = [name.removeprefix("aten::") for name in registered if name.startswith("aten::")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # kernels are overridden
+        for name in (*names, *COMPOSITE):
+            if not name.startswith(NOT_COMPUTED):
+                implement(library, name)
+    # Fused attention has other operators on the CPU.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     globals()["_library"] = library  # the registration ends with the object
 
 
-def compute(operator: Any, kernel: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Launch the kernel, which has no effect, then compute integers where it would have."""
-    results = kernel.call_boxed(keyset, *args, **kwargs)
-    tensors = [leaf for leaf in tree_flatten((args, kwargs, results))[0] if is_on_device(leaf)]
-    if not any(has_integers(tensor) for tensor in tensors):
-        return results
+def implement(library: Any, name: str) -> None:
+    import torch
+
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    kernel = torch.library.get_kernel(operator, "CUDA")
+    arguments = operator._schema.arguments
+    tensor_places = [place for place, argument in enumerate(arguments) if is_tensor(argument)]
+    function = functools.partial(compute, operator, kernel, tensor_places)
+    library.impl(operator, function, "CUDA", allow_override=True, with_keyset=True)
+
+
+def is_tensor(argument: Any) -> bool:
+    return str(argument.type) in ("Tensor", "Optional[Tensor]")
+
+
+def compute(
+    operator: Any,
+    kernel: Any,
+    tensor_places: Sequence[int],
+    keyset: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Launch the kernel, which has no effect, then compute what it would have."""
+    from torch.utils._pytree import tree_flatten, tree_map
+
     settle()
-    host_args, host_kwargs = tree_map(host_view, (args, kwargs))
-    host_kwargs.pop("device", None)
-    return tree_map(store, results, operator(*host_args, **host_kwargs))
+    args = wrap_numbers(args, tensor_places)
+    is_nested, local.is_nested = local.is_nested, True
+    try:
+        results = kernel.call_boxed(keyset, *args, **kwargs)
+    finally:
+        local.is_nested = is_nested
+    if is_nested and operator._schema.is_mutable:
+        return results  # the outer operator is computed as a whole
+    leaves = tree_flatten((args, kwargs, results))[0]
+    if any(is_on_device(leaf) and leaf.numel() > MAX_ELEMENTS for leaf in leaves):
+        return results
+    host_args, host_kwargs = tree_map(to_host, (args, kwargs))
+    try:
+        expected = operator(*host_args, **host_kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        report_once(operator, error)
+        return results
+    if isinstance(results, list | tuple):
+        return type(results)(map(store, results, expected))
+    return store(results, expected)
+
+
+def wrap_numbers(args: tuple[Any, ...], tensor_places: Sequence[int]) -> tuple[Any, ...]:
+    """Return arguments with a tensor for each number that the operator takes as a tensor.
+
+    The tensor has the type of the first one, so that it does not change the result's type.
+    """
+    import torch
+
+    wrapped = list(args)
+    dtypes = [arg.dtype for arg in args if isinstance(arg, torch.Tensor)]
+    for place in tensor_places:
+        if place < len(args) and isinstance(args[place], int | float):
+            is_alike = dtypes[0].is_floating_point or not isinstance(args[place], float)
+            dtype = dtypes[0] if is_alike and dtypes[0] != torch.bool else None
+            wrapped[place] = torch.tensor(args[place], dtype=dtype)
+    return tuple(wrapped)
+
+
+@functools.cache
+def report_once(operator: object, error: Exception) -> None:
+    stub.fake_cuda_mark(f"not-computed:{operator}".encode())
 
 
 def is_on_device(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_cuda
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.is_cuda
 
 
-def has_integers(tensor: Tensor) -> bool:
-    return not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+def to_host(value: Any) -> Any:
+    """Return what stands for an argument on the CPU; a tensor keeps its memory."""
+    import torch
+
+    if is_on_device(value):
+        return host_view(value)
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if isinstance(value, torch.Generator) and value.device.type == "cuda":
+        return torch.Generator().manual_seed(value.initial_seed())
+    return value
 
 
-def host_view(value: Any) -> Any:
+def host_view(tensor: Any) -> Any:
     """Return a tensor of the CPU with the memory of a tensor of the device."""
-    if not is_on_device(value):
-        return value
-    storage = value.untyped_storage()
-    num_bytes = storage.nbytes()
-    if num_bytes == 0:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-    memory = (ctypes.c_char * num_bytes).from_address(storage.data_ptr())
+    import torch
+
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     flat = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-    view = torch.empty(0, dtype=value.dtype)
-    return view.set_(flat, value.storage_offset(), value.shape, value.stride())
+    view = torch.empty(0, dtype=tensor.dtype)
+    return view.set_(flat, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def store(result: Any, expected: Any) -> Any:
-    """Give a result of the device the expected values; return another if its shape depends on values."""
-    if not is_on_device(result) or not isinstance(expected, Tensor):
+    """Give a result the expected values; return another if its shape depends on values."""
+    import torch
+
+    if not is_on_device(result) or not isinstance(expected, torch.Tensor):
         return result
     if result.shape != expected.shape:
         result = torch.empty(expected.shape, dtype=expected.dtype, device=result.device)
@@ -93,5 +173,8 @@ def store(result: Any, expected: Any) -> Any:
 
 
 def settle() -> None:
-    """Wait until the contents of the device's memory are known, which other ranks may send."""
-    ctypes.CDLL("libfakecuda.so").fake_cuda_settle()
+    """Wait until the contents of memory are known that other ranks send to the current stream."""
+    import torch
+
+    device = torch.cuda.current_device()
+    stub.fake_cuda_settle(ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device)))

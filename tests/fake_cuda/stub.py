@@ -16,6 +16,7 @@ from tests.support.ranks import Ranks
 
 TIMEOUT_SECONDS = 300
 SHARED_MEMORY = "/dev/shm"
+VALUES = {"FAKE_CUDA_VALUES": "1", "FAKE_CUDA_DATA_BYTES": str(4 << 20)}
 NVLINK_RATES = ["26.562 GB/s"] * 18
 
 
@@ -36,13 +37,17 @@ class Session:
 
 @dataclass(frozen=True)
 class Stub:
-    """A machine with stub GPUs; ``variables`` are settings of the stub that README.md lists."""
+    """A machine with stub GPUs; ``variables`` are settings of the stub that README.md lists.
+
+    With ``has_values`` operators have results, and torch caches memory. Otherwise results are zeros, as
+    long as memory is new.
+    """
 
     installation: Installation
     folder: Path
     num_gpus: int = 2
     variables: dict[str, str] = field(default_factory=dict)
-    caching: bool = True
+    has_values: bool = False
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which torch believes in the GPUs."""
@@ -55,10 +60,9 @@ class Stub:
             "LD_LIBRARY_PATH": str(self.installation.libraries),
             "FAKE_CUDA_GPUS": str(self.num_gpus),
             "FAKE_CUDA_TRACE": str(self.folder / "trace"),
+            **(VALUES if self.has_values else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
             **self.variables,
         }
-        if not self.caching:
-            variables["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         return {**environment(), **variables}
 
     def parbench(self, *arguments: str) -> Session:

@@ -57,6 +57,12 @@ void node_release(struct node *node) {
     free(node);
 }
 
+void node_replace(struct node **place, struct node *node) {
+    node_retain(node);
+    node_release(*place);
+    *place = node;
+}
+
 struct node *node_new(struct node *after, struct node *also_after, ns_t duration) {
     struct node *node = calloc(1, sizeof *node);
     node->after[0] = node_retain(after);

@@ -46,6 +46,8 @@ void unlock(void);
 struct node *node_new(struct node *after, struct node *also_after, ns_t duration);
 struct node *node_retain(struct node *node);
 void node_release(struct node *node);
+/* Let a place refer to another node, or to none. */
+void node_replace(struct node **place, struct node *node);
 void node_launch(struct node *node);
 struct node *node_that_never_ends(void);
 bool node_is_done(struct node *node);

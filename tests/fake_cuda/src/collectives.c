@@ -49,27 +49,36 @@ static size_t given_bytes(const struct collective *collective) {
         }                                                                                          \
     } while (0)
 
-/* Types of 16 and 8 bits keep the first rank's values: only kernels compute such, and do nothing. */
+static float from_bfloat16(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+static uint16_t to_bfloat16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; /* to the nearest, ties to even */
+}
+
+static void add_bfloat16(uint16_t *sums, const uint16_t *values, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        sums[i] = to_bfloat16(from_bfloat16(sums[i]) + from_bfloat16(values[i]));
+}
+
+/* Other types of 16 and 8 bits keep the first rank's values. */
 static void combine(void *target, const void *source, size_t count, ncclDataType_t type,
                     ncclRedOp_t operation) {
     switch (type) {
-    case ncclInt8:
-        COMBINE(int8_t);
-        break;
     case ncclUint8:
         COMBINE(uint8_t);
         break;
     case ncclInt32:
         COMBINE(int32_t);
         break;
-    case ncclUint32:
-        COMBINE(uint32_t);
-        break;
     case ncclInt64:
         COMBINE(int64_t);
-        break;
-    case ncclUint64:
-        COMBINE(uint64_t);
         break;
     case ncclFloat32:
         COMBINE(float);
@@ -77,15 +86,30 @@ static void combine(void *target, const void *source, size_t count, ncclDataType
     case ncclFloat64:
         COMBINE(double);
         break;
+    case ncclBfloat16:
+        add_bfloat16(target, source, count);
+        break;
     default:
         break;
+    }
+}
+
+/* Divide sums by the number of ranks. */
+static void divide(void *sums, size_t count, ncclDataType_t type, int num_ranks) {
+    float *floats = sums;
+    uint16_t *bfloats = sums;
+    for (size_t i = 0; i < count; i++) {
+        if (type == ncclFloat32)
+            floats[i] /= num_ranks;
+        else if (type == ncclBfloat16)
+            bfloats[i] = to_bfloat16(from_bfloat16(bfloats[i]) / num_ranks);
     }
 }
 
 static void give(void *payload) {
     const struct collective *collective = payload;
     size_t bytes = given_bytes(collective);
-    if (bytes <= MAX_DATA_BYTES) {
+    if (bytes <= max_data_bytes()) {
         char *data = collective_data(collective->comm, collective->slot, collective->comm->rank);
         memcpy(data, collective->input, bytes);
     }
@@ -99,6 +123,8 @@ static void take_reduced(const struct collective *collective, size_t offset) {
     for (int rank = 1; rank < comm->num_ranks; rank++)
         combine(collective->output, collective_data(comm, collective->slot, rank) + offset,
                 collective->count, collective->type, collective->operation);
+    if (collective->operation == ncclAvg)
+        divide(collective->output, collective->count, collective->type, comm->num_ranks);
 }
 
 /* Take a shard from each rank, at an offset in what the rank gave. */
@@ -113,7 +139,7 @@ static void take_shards(const struct collective *collective, size_t offset) {
 static void take(void *payload) {
     const struct collective *collective = payload;
     ncclComm_t comm = collective->comm;
-    if (given_bytes(collective) > MAX_DATA_BYTES)
+    if (given_bytes(collective) > max_data_bytes())
         return;
     size_t shard_bytes = collective->count * itemsizes[collective->type];
     bool is_root = comm->rank == collective->root;
@@ -147,12 +173,6 @@ static void take(void *payload) {
     }
 }
 
-static void set_last(ncclComm_t comm, struct node *node) {
-    node_retain(node);
-    node_release(comm->last);
-    comm->last = node;
-}
-
 static void enqueue_collective(cudaStream_t stream, const void *arguments) {
     struct collective *collective = malloc(sizeof *collective);
     memcpy(collective, arguments, sizeof *collective);
@@ -167,14 +187,13 @@ static void enqueue_collective(cudaStream_t stream, const void *arguments) {
     node->arrive = give;
     node->finish = take;
     node->payload = collective;
+    node_replace(&comm->last, node);
     stream_launch(stream, node);
-    set_last(comm, node);
 }
 
 /* A rank that misses a collective never gets past it, as if a kernel before it hung. */
 static void enqueue_hang(cudaStream_t stream, const void *arguments) {
-    node_release(stream->last);
-    stream->last = node_retain(node_that_never_ends());
+    node_replace(&stream->last, node_that_never_ends());
 }
 
 static ncclResult_t launch_collective(const char *name, struct collective collective,
@@ -233,6 +252,11 @@ ncclResult_t ncclBroadcast(const void *input, void *output, size_t count, ncclDa
     return launch_collective("ncclBroadcast", collective, stream);
 }
 
+ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                       cudaStream_t stream) {
+    return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
+}
+
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *operation, void *scalar, ncclDataType_t type,
                                       int residence, ncclComm_t comm) {
     *operation = ncclSum;
@@ -261,13 +285,13 @@ static __thread struct group group;
 
 static void give_message(void *payload) {
     const struct transfer *transfer = payload;
-    if (transfer->is_send && transfer->bytes <= MAX_DATA_BYTES)
+    if (transfer->is_send && transfer->bytes <= max_data_bytes())
         memcpy(transfer->slot->data, transfer->buffer, transfer->bytes);
 }
 
 static void take_message(void *payload) {
     const struct transfer *transfer = payload;
-    if (!transfer->is_send && transfer->bytes <= MAX_DATA_BYTES)
+    if (!transfer->is_send && transfer->bytes <= max_data_bytes())
         memcpy(transfer->buffer, transfer->slot->data, transfer->bytes);
 }
 
@@ -304,9 +328,10 @@ static void enqueue_group(cudaStream_t stream, const void *arguments) {
         node_release(node);
         end = after_both;
     }
-    stream_launch(stream, end);
+    node_replace(&stream->last, end);
     for (int i = 0; i < queued->num_transfers; i++)
-        set_last(queued->transfers[i].comm, end);
+        node_replace(&queued->transfers[i].comm->last, end);
+    node_release(end);
 }
 
 static void launch_group(void) {

@@ -11,31 +11,36 @@
 #include "runtime.h"
 #include "settings.h"
 
-enum { WAIT_US = 100, MAX_PATH = 512 };
+enum { WAIT_US = 100, MAX_PATH = 512, PAGE = 4096 };
 
 static size_t data_offset(void) {
-    return (sizeof(struct shared) + MAX_DATA_BYTES - 1) / MAX_DATA_BYTES * MAX_DATA_BYTES;
+    return (sizeof(struct shared) + PAGE - 1) / PAGE * PAGE;
 }
 
 static size_t transfers_offset(int num_ranks) {
-    return data_offset() + (size_t)NUM_SLOTS * num_ranks * MAX_DATA_BYTES;
+    return data_offset() + NUM_SLOTS * num_ranks * max_data_bytes();
+}
+
+/* The size of a slot leaves data aligned. */
+static size_t transfer_slot_bytes(void) {
+    return (sizeof(struct transfer_slot) + max_data_bytes() + PAGE - 1) / PAGE * PAGE;
 }
 
 static size_t file_bytes(int num_ranks) {
     size_t num_slots = (size_t)num_ranks * num_ranks * NUM_TRANSFER_SLOTS;
-    return transfers_offset(num_ranks) + num_slots * sizeof(struct transfer_slot);
+    return transfers_offset(num_ranks) + num_slots * transfer_slot_bytes();
 }
 
 char *collective_data(ncclComm_t comm, int slot, int rank) {
     size_t number = (size_t)slot * comm->num_ranks + rank;
-    return (char *)comm->shared + data_offset() + number * MAX_DATA_BYTES;
+    return (char *)comm->shared + data_offset() + number * max_data_bytes();
 }
 
 struct transfer_slot *transfer_slot(ncclComm_t comm, int source, int target, int number) {
     char *start = (char *)comm->shared + transfers_offset(comm->num_ranks);
     size_t pair = (size_t)source * comm->num_ranks + target;
     size_t index = pair * NUM_TRANSFER_SLOTS + number % NUM_TRANSFER_SLOTS;
-    return (struct transfer_slot *)start + index;
+    return (struct transfer_slot *)(start + index * transfer_slot_bytes());
 }
 
 static void format_path(char path[MAX_PATH], const char *name) {

@@ -4,13 +4,12 @@
 #include "clock.h"
 #include "nccl.h"
 
-/* MAX_DATA_BYTES of a rank in an operation are moved. What is longer has no contents. */
-enum { MAX_DATA_BYTES = 1 << 16, MAX_RANKS = 64, NUM_SLOTS = 4, NUM_TRANSFER_SLOTS = 256 };
+enum { MAX_RANKS = 64, NUM_SLOTS = 4, NUM_TRANSFER_SLOTS = 256 };
 
 /* A message from one rank to another. */
 struct transfer_slot {
     struct meeting meeting;
-    char data[MAX_DATA_BYTES];
+    char data[]; /* max_data_bytes */
 };
 
 /* The head of the file. The data of collectives and the slots of transfers follow.

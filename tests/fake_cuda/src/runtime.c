@@ -35,8 +35,8 @@ struct node *stream_node(cudaStream_t stream, struct node *also_after, ns_t dura
 
 void stream_launch(cudaStream_t stream, struct node *node) {
     node_launch(node);
-    node_release(stream->last);
-    stream->last = node;
+    node_replace(&stream->last, node);
+    node_release(node);
 }
 
 void submit(cudaStream_t handle, enqueue_function *enqueue, const void *arguments, size_t size) {
@@ -166,12 +166,11 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, uns
           event->is_timed);
     lock();
     cudaStream_t stream = stream_of(handle);
-    node_release(event->node);
-    event->node = NULL;
+    node_replace(&event->node, NULL);
     event->capture_id = stream->capture != NULL ? stream->capture->id : 0;
     if (stream->capture == NULL) {
         stream_launch(stream, stream_node(stream, NULL, 0));
-        event->node = node_retain(stream->last);
+        node_replace(&event->node, stream->last);
     }
     unlock();
     return cudaSuccess;
@@ -371,10 +370,11 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *num_blocks, const
                                                                   shared_bytes, 0);
 }
 
-/* Wait until it is known when all work of this process ends, so that memory has its contents. */
-void fake_cuda_settle(void) {
+/* Wait until it is known when the work of a stream ends, so that memory has its contents. */
+void fake_cuda_settle(cudaStream_t handle) {
+    cudaStream_t stream = stream_of(handle);
     lock();
-    while (oldest_pending_number() != UINT64_MAX) {
+    while (stream->last != NULL && node_end(stream->last) == UNKNOWN) {
         unlock();
         usleep(SETTLE_US);
         lock();

@@ -16,6 +16,7 @@ static struct {
     int num_gpus;
     ns_t kernel_ns;
     const char *folder;
+    size_t max_data_bytes;
     int slow_rank;
     long long slow_ns;
     int missing_rank;
@@ -53,6 +54,7 @@ static void read_settings(void) {
     settings.num_gpus = atoi(text_of("FAKE_CUDA_GPUS", "8"));
     settings.kernel_ns = atoll(text_of("FAKE_CUDA_KERNEL_NS", "4000"));
     settings.folder = text_of("FAKE_CUDA_FOLDER", "/dev/shm");
+    settings.max_data_bytes = atoll(text_of("FAKE_CUDA_DATA_BYTES", "65536"));
     read_pair("FAKE_CUDA_SLOW", &settings.slow_rank, &settings.slow_ns);
     read_pair("FAKE_CUDA_MISS", &settings.missing_rank, &settings.missed_collective);
     settings.trace_file = open_trace();
@@ -88,6 +90,11 @@ ns_t kernel_ns(void) {
 const char *communicator_folder(void) {
     ensure_settings();
     return settings.folder;
+}
+
+size_t max_data_bytes(void) {
+    ensure_settings();
+    return settings.max_data_bytes;
 }
 
 void set_rank(int rank) {

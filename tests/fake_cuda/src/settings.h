@@ -2,12 +2,15 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "clock.h"
 
 int num_gpus(void);
 ns_t kernel_ns(void);
 const char *communicator_folder(void);
+/* Bytes of a rank in an operation of NCCL that are moved. What is longer has no contents. */
+size_t max_data_bytes(void);
 
 /* The rank of this process: that of its first communicator. */
 void set_rank(int rank);
