@@ -23,6 +23,10 @@ NOT_COMPUTED = ("empty", "as_strided", "set_", "resize_", "view", "_local_scalar
 COMPOSITE = ("copy_",)
 """Operators that launch kernels without a registration for CUDA."""
 
+COUNTING = ("nonzero", "_unique2", "unique_dim", "unique_consecutive")
+"""Operators whose kernels count the elements of the result. The count is read by the host."""
+
+
 class Local(threading.local):
     """Whether this thread is within the kernel of an operator."""
 
@@ -79,10 +83,14 @@ def compute(
     **kwargs: Any,
 ) -> Any:
     """Launch the kernel, which has no effect, then compute what it would have."""
+    import torch
     from torch.utils._pytree import tree_flatten, tree_map
 
     settle()
     args = wrap_numbers(args, tensor_places)
+    if operator._schema.name.removeprefix("aten::") in COUNTING and "out" not in kwargs:
+        torch.cuda.current_stream().synchronize()
+        return to_device(operator(*map(to_host, args), **kwargs))
     is_nested, local.is_nested = local.is_nested, True
     try:
         results = kernel.call_boxed(keyset, *args, **kwargs)
@@ -170,6 +178,16 @@ def store(result: Any, expected: Any) -> Any:
     if target.data_ptr() != expected.data_ptr():
         target.copy_(expected)
     return result
+
+
+def to_device(results: Any) -> Any:
+    """Return new tensors of the device."""
+    import torch
+
+    if not isinstance(results, torch.Tensor):
+        return tuple(map(to_device, results))
+    result = torch.empty(results.shape, dtype=results.dtype, device="cuda")
+    return store(result, results)
 
 
 def settle() -> None:
