@@ -25,5 +25,6 @@ def two_ranks_on_stub(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RanksOnStub]:
     """Two NCCL ranks on stub GPUs that run functions of tests."""
-    with RanksOnStub(Stub(installation, tmp_path_factory.mktemp("two"))) as ranks:
+    folder = tmp_path_factory.mktemp("two")
+    with RanksOnStub(Stub(installation, folder, has_values=True)) as ranks:
         yield ranks

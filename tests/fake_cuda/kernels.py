@@ -17,7 +17,15 @@ VARIABLE = "FAKE_CUDA_VALUES"
 MAX_ELEMENTS = 1 << 22
 """Operators on larger tensors have no results."""
 
-NOT_COMPUTED = ("empty", "as_strided", "set_", "resize_", "view", "_local_scalar_dense", "record_stream")
+NOT_COMPUTED = (
+    "empty",
+    "as_strided",
+    "set_",
+    "resize_",
+    "view",
+    "_local_scalar_dense",
+    "record_stream",
+)
 """First parts of the names of operators that compute nothing, or whose own code on the host suffices."""
 
 COMPOSITE = ("copy_",)

@@ -88,17 +88,30 @@ def read_traces(folder: Path) -> list[Trace]:
     return sorted(with_ranks, key=lambda trace: (trace.rank or 0, trace.calls[0].time_ns))
 
 
-def timed_regions(calls: Sequence[Call]) -> Iterator[list[Call]]:
-    """Yield the calls of a thread between the records of two events whose distance was read."""
+@dataclass(frozen=True)
+class Region:
+    """The calls of a thread between the records of two events whose distance was read."""
+
+    stream: str
+    calls: list[Call]
+
+    @property
+    def communication(self) -> list[Call]:
+        return [call for call in self.calls if call.is_communication]
+
+
+def timed_regions(calls: Sequence[Call]) -> Iterator[Region]:
+    """Yield the timed regions in a trace."""
     recorded: dict[str, int] = {}
     for place, call in enumerate(calls):
         if call.name == "cudaEventRecord":
             recorded[call.words["event"]] = place
         elif call.name == "cudaEventElapsedTime":
             start, end = recorded[call.words["start"]], recorded[call.words["end"]]
-            thread = calls[start].thread
-            region = calls[start + 1 : end]
-            yield [inner for inner in region if inner.thread == thread]
+            inner = [
+                call for call in calls[start + 1 : end] if call.thread == calls[start].thread
+            ]
+            yield Region(calls[start].words["stream"], inner)
 
 
 def collective_orders(traces: Sequence[Trace]) -> dict[str, list[list[str]]]:
