@@ -59,9 +59,8 @@ def register() -> None:
         for name in (*names, *COMPOSITE):
             if not name.startswith(NOT_COMPUTED):
                 implement(library, name)
-    # Fused attention has other operators on the CPU.
-    torch.backends.cuda.enable_flash_sdp(False)
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
+        for name, function in ATTENTION.items():
+            library.impl(name, function, "CUDA", allow_override=True)
     torch.backends.cuda.enable_cudnn_sdp(False)
     globals()["_library"] = library  # the registration ends with the object
 
@@ -76,6 +75,122 @@ def implement(library: Any, name: str) -> None:
     tensor_places = [place for place, argument in enumerate(arguments) if is_tensor(argument)]
     function = functools.partial(compute, operator, kernel, tensor_places)
     library.impl(operator, function, "CUDA", allow_override=True, with_keyset=True)
+
+
+def attend(*args: Any, bias: Any, dropout: float, causal: bool, scale: float | None) -> Any:
+    """Return output and log of sums as the attention of the CPU computes them."""
+    import torch
+
+    torch.zeros(1, device="cuda")  # stands for the kernel
+    settle()
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    query, key, value, mask = map(to_host, (*args, bias))
+    return to_device(forward(query, key, value, dropout, causal, attn_mask=mask, scale=scale))
+
+
+def attend_backward(
+    *args: Any, bias: Any, dropout: float, causal: bool, scale: float | None
+) -> Any:
+    """Return gradients of query, key and value, from those of the output and what forward gave."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    settle()
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    gradients = backward(
+        *map(to_host, args), dropout, causal, attn_mask=to_host(bias), scale=scale
+    )
+    return to_device(gradients)
+
+
+def efficient_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    compute_log_sumexp: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    result = attend(query, key, value, bias=bias, dropout=dropout, causal=causal, scale=scale)
+    return (*result, *random_state())
+
+
+def efficient_attention_backward(
+    gradient: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    out: Any,
+    logsumexp: Any,
+    seed: Any,
+    offset: Any,
+    dropout: float,
+    mask: Any,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    args = (gradient, query, key, value, out, logsumexp)
+    options = {"bias": bias, "dropout": dropout, "causal": causal, "scale": scale}
+    return (*attend_backward(*args, **options), None)
+
+
+def flash_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout: float = 0.0,
+    causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    result = attend(query, key, value, bias=None, dropout=dropout, causal=causal, scale=scale)
+    seed, offset = random_state()
+    lengths = (query.shape[2], key.shape[2])
+    return (*result, None, None, *lengths, seed, offset, seed)
+
+
+def flash_attention_backward(
+    gradient: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    logsumexp: Any,
+    cum_seq_q: Any,
+    cum_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    seed: Any,
+    offset: Any,
+    *,
+    scale: float | None = None,
+) -> Any:
+    args = (gradient, query, key, value, out, logsumexp)
+    return attend_backward(*args, bias=None, dropout=dropout, causal=causal, scale=scale)
+
+
+def random_state() -> tuple[Any, Any]:
+    import torch
+
+    state = torch.empty((), dtype=torch.int64, device="cuda")
+    return state, state
+
+
+ATTENTION = {
+    "_scaled_dot_product_efficient_attention": efficient_attention,
+    "_scaled_dot_product_efficient_attention_backward": efficient_attention_backward,
+    "_scaled_dot_product_flash_attention": flash_attention,
+    "_scaled_dot_product_flash_attention_backward": flash_attention_backward,
+}
+"""Fused attention, which has other operators on the CPU."""
 
 
 def is_tensor(argument: Any) -> bool:
@@ -110,6 +225,11 @@ def compute(
     if any(is_on_device(leaf) and leaf.numel() > MAX_ELEMENTS for leaf in leaves):
         return results
     host_args, host_kwargs = tree_map(to_host, (args, kwargs))
+    if operator is torch.ops.aten.native_layer_norm_backward.default:
+        # The CPU keeps statistics in the type of the input, and CUDA in float32.
+        gradient, data, shape, mean, deviation, *rest = host_args
+        statistics = (mean.to(data.dtype), deviation.to(data.dtype))
+        host_args = (gradient, data, shape, *statistics, *rest)
     try:
         expected = operator(*host_args, **host_kwargs)
     except (NotImplementedError, RuntimeError) as error:
