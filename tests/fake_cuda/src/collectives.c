@@ -191,22 +191,19 @@ static void enqueue_collective(cudaStream_t stream, const void *arguments) {
     stream_launch(stream, node);
 }
 
-/* A rank that misses a collective never gets past it, as if a kernel before it hung. */
+/* Nothing behind this on the stream ever begins, as if a kernel hung. */
 static void enqueue_hang(cudaStream_t stream, const void *arguments) {
     node_replace(&stream->last, node_that_never_ends());
 }
 
 static ncclResult_t launch_collective(const char *name, struct collective collective,
                                       cudaStream_t handle) {
-    bool is_missed = is_missed_collective();
-    trace(name, "stream=%d bytes=%zu communicator=%s captured=%d%s", stream_id(handle),
-          given_bytes(&collective), collective.comm->name, stream_of(handle)->capture != NULL,
-          is_missed ? " missed=1" : "");
+    trace(name, "stream=%d bytes=%zu communicator=%s captured=%d", stream_id(handle),
+          given_bytes(&collective), collective.comm->name, stream_of(handle)->capture != NULL);
     delay_launch();
-    if (is_missed)
+    submit(handle, enqueue_collective, &collective, sizeof collective);
+    if (is_last_collective())
         submit(handle, enqueue_hang, "", 1);
-    else
-        submit(handle, enqueue_collective, &collective, sizeof collective);
     return ncclSuccess;
 }
 

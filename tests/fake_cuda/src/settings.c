@@ -19,8 +19,8 @@ static struct {
     size_t max_data_bytes;
     int slow_rank;
     long long slow_ns;
-    int missing_rank;
-    long long missed_collective;
+    int hanging_rank;
+    long long last_collective;
     int trace_file;
 } settings;
 static int process_rank = NO_RANK;
@@ -56,7 +56,7 @@ static void read_settings(void) {
     settings.folder = text_of("FAKE_CUDA_FOLDER", "/dev/shm");
     settings.max_data_bytes = atoll(text_of("FAKE_CUDA_DATA_BYTES", "65536"));
     read_pair("FAKE_CUDA_SLOW", &settings.slow_rank, &settings.slow_ns);
-    read_pair("FAKE_CUDA_MISS", &settings.missing_rank, &settings.missed_collective);
+    read_pair("FAKE_CUDA_HANG", &settings.hanging_rank, &settings.last_collective);
     settings.trace_file = open_trace();
     settings.is_read = true;
 }
@@ -111,11 +111,11 @@ void delay_launch(void) {
         ;
 }
 
-bool is_missed_collective(void) {
+bool is_last_collective(void) {
     ensure_settings();
     num_collectives++;
-    return process_rank != NO_RANK && process_rank == settings.missing_rank &&
-           num_collectives == settings.missed_collective;
+    return process_rank != NO_RANK && process_rank == settings.hanging_rank &&
+           num_collectives == settings.last_collective;
 }
 
 void trace(const char *call, const char *format, ...) {

@@ -17,8 +17,8 @@ void set_rank(int rank);
 
 /* Spend the extra time of a launch, if this is the slow rank. */
 void delay_launch(void);
-/* Count a collective, and return whether this rank misses it. */
-bool is_missed_collective(void);
+/* Count a collective, and return whether the device of this rank hangs behind it. */
+bool is_last_collective(void);
 
 /* Append a line to this process's trace: time, thread, call, and words such as "stream=3". */
 void trace(const char *call, const char *format, ...) __attribute__((format(printf, 2, 3)));
