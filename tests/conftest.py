@@ -80,7 +80,7 @@ def restore_signals() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that this machine or tier does not run, and repeat those that need quiet cores."""
+    """Deselect tests that this machine or tier does not run; repeat those that need quiet cores."""
     for item in items:
         if item.get_closest_marker("measures"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))

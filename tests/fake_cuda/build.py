@@ -1,7 +1,7 @@
-"""The environment of the stub: torch's CUDA build without CUDA's libraries, and the stub in their place.
+"""The environment of the stub: torch's CUDA build with the stub in place of CUDA's libraries.
 
-``python -m tests.fake_cuda.build`` makes both in a cache folder and prints where they are. Later calls
-take what is there. README.md describes the folder.
+``python -m tests.fake_cuda.build`` makes both in a cache folder and prints where they are. Later
+calls take what is there. README.md describes the folder.
 """
 
 import hashlib
@@ -102,7 +102,7 @@ def _pip(installation: Installation, *arguments: str) -> None:
 
 
 def _install_torch(installation: Installation) -> None:
-    """Install torch without CUDA's libraries, what else it requires, and parbench from this checkout."""
+    """Install torch without CUDA's libraries, its other requirements, and this checkout."""
     run(sys.executable, "-m", "venv", installation.folder / "venv")
     _pip(installation, "--no-deps", f"torch=={TORCH_VERSION}")
     output = run(installation.python, "-c", REQUIREMENTS_SCRIPT)

@@ -1,8 +1,8 @@
 """Results of operators on stub GPUs, computed by the CPU.
 
 Kernels of the stub do nothing. With FAKE_CUDA_VALUES=1 each operator that launches kernels is also
-computed on the device's memory, which is memory of the host. torch calls ``register`` at the end of its
-import, because ``build.py`` installs it as an extension of torch.
+computed on the device's memory, which is memory of the host. torch calls ``register`` at the end of
+its import, because ``build.py`` installs it as an extension of torch.
 """
 
 import ctypes
@@ -42,16 +42,20 @@ class Local(threading.local):
 
 
 local = Local()
-stub = ctypes.CDLL("libfakecuda.so") if os.environ.get(VARIABLE) == "1" else None
+
+
+@functools.cache
+def load_stub() -> ctypes.CDLL:
+    return ctypes.CDLL("libfakecuda.so")
 
 
 def register() -> None:
     """Compute the operators that have a kernel for CUDA; called by torch."""
-    if stub is None:
+    if os.environ.get(VARIABLE) != "1":
         return
     import torch
 
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     names = [name.removeprefix("aten::") for name in registered if name.startswith("aten::")]
     with warnings.catch_warnings():
@@ -60,7 +64,9 @@ def register() -> None:
             if not name.startswith(NOT_COMPUTED):
                 implement(library, name)
         for name, function in ATTENTION.items():
-            library.impl(name, function, "CUDA", allow_override=True)
+            library.impl(  # type: ignore[no-untyped-call]
+                name, function, "CUDA", allow_override=True
+            )
     torch.backends.cuda.enable_cudnn_sdp(False)
     globals()["_library"] = library  # the registration ends with the object
 
@@ -74,7 +80,9 @@ def implement(library: Any, name: str) -> None:
     arguments = operator._schema.arguments
     tensor_places = [place for place, argument in enumerate(arguments) if is_tensor(argument)]
     function = functools.partial(compute, operator, kernel, tensor_places)
-    library.impl(operator, function, "CUDA", allow_override=True, with_keyset=True)
+    library.impl(  # type: ignore[no-untyped-call]
+        operator, function, "CUDA", allow_override=True, with_keyset=True
+    )
 
 
 def attend(*args: Any, bias: Any, dropout: float, causal: bool, scale: float | None) -> Any:
@@ -259,7 +267,7 @@ def wrap_numbers(args: tuple[Any, ...], tensor_places: Sequence[int]) -> tuple[A
 
 @functools.cache
 def report_once(operator: object, error: Exception) -> None:
-    stub.fake_cuda_mark(f"not-computed:{operator}".encode())
+    load_stub().fake_cuda_mark(f"not-computed:{operator}".encode())
 
 
 def is_on_device(value: object) -> bool:
@@ -323,4 +331,4 @@ def settle() -> None:
     import torch
 
     device = torch.cuda.current_device()
-    stub.fake_cuda_settle(ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device)))
+    load_stub().fake_cuda_settle(ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device)))

@@ -39,8 +39,8 @@ class Session:
 class Stub:
     """A machine with stub GPUs; ``variables`` are settings of the stub that README.md lists.
 
-    With ``has_values`` operators have results, and torch caches memory. Otherwise results are zeros, as
-    long as memory is new.
+    With ``has_values`` operators have results, and torch caches memory. Otherwise results are
+    zeros, because torch takes new memory for each tensor.
     """
 
     installation: Installation
@@ -98,6 +98,10 @@ class RanksOnStub(Ranks):
         super().__init__(
             stub.num_gpus, "cuda", backend="nccl", python=python, variables=variables
         )
+
+    def _start(self) -> None:
+        Path(self._shared.name).mkdir(exist_ok=True)  # ranks start again after a rank died
+        super()._start()
 
     def close(self) -> None:
         super().close()

@@ -1,7 +1,7 @@
-"""Generate what the stub does not have by hand of the functions that torch imports from CUDA's libraries.
+"""Generate the functions that torch imports from CUDA's libraries and the stub lacks.
 
-A generated function is one of three: it succeeds and does nothing, it launches a kernel as cuBLAS does,
-or it fails, and the trace contains its name.
+A generated function is one of three: it succeeds and does nothing, it launches a kernel as cuBLAS
+does, or it fails, and the trace contains its name.
 """
 
 import re
@@ -73,7 +73,7 @@ def function_text(name: str) -> str:
 
 
 def write_generated(target: Path, libraries: Sequence[Path], objects: Sequence[Path]) -> None:
-    """Write functions for the symbols that torch's libraries import and the objects do not define."""
+    """Write functions for symbols that torch's libraries import and the objects do not define."""
     imported = list_symbols(libraries, "-D", "--undefined-only")
     defined = list_symbols(libraries, "-D", "--defined-only")
     defined |= list_symbols(objects, "--defined-only")

@@ -30,7 +30,7 @@ def test_slow_launches_of_a_rank_are_not_hidden(stub: Stub, slow_rank: int) -> N
 
 
 def test_rank_whose_device_hangs_is_blamed(stub: Stub) -> None:
-    # Rank 1 launches all steps of a sample. Its device stops among them, and rank 0 waits in the next.
+    # Rank 1 launches all steps of a sample. Its device stops among them, and rank 0 waits.
     variables = {"FAKE_CUDA_HANG": "1:40", "TORCH_NCCL_ENABLE_TIMING": "1"}
     session = run_all_reduce(stub, "--set", "mode=pipelined", **variables)
     [record] = session.records

@@ -107,7 +107,10 @@ def measured(two_ranks_on_stub: RanksOnStub) -> dict[tuple[str, str], Measured]:
     traces = ranks.traces()
     return {
         (name, mode): Measured(
-            *answers[name, mode], [cut(trace, name, mode) for trace in traces]
+            status=answers[name, mode][0],
+            reason=answers[name, mode][1],
+            details=answers[name, mode][2],
+            calls=[cut(trace, name, mode) for trace in traces],
         )
         for name, mode in CASES
     }
