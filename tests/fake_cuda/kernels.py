@@ -26,7 +26,7 @@ NOT_COMPUTED = (
     "_local_scalar_dense",
     "record_stream",
 )
-"""First parts of the names of operators that compute nothing, or whose own code on the host suffices."""
+"""First parts of the names of operators that compute nothing, or need no kernel."""
 
 COMPOSITE = ("copy_",)
 """Operators that launch kernels without a registration for CUDA."""
