@@ -80,9 +80,7 @@ def implement(library: Any, name: str) -> None:
     arguments = operator._schema.arguments
     tensor_places = [place for place, argument in enumerate(arguments) if is_tensor(argument)]
     function = functools.partial(compute, operator, kernel, tensor_places)
-    library.impl(  # type: ignore[no-untyped-call]
-        operator, function, "CUDA", allow_override=True, with_keyset=True
-    )
+    library.impl(operator, function, "CUDA", allow_override=True, with_keyset=True)
 
 
 def attend(*args: Any, bias: Any, dropout: float, causal: bool, scale: float | None) -> Any:
