@@ -1,7 +1,7 @@
 # The same three words here and in CI. PYTHON picks the environment: make check PYTHON=.venv/bin/python
 PYTHON ?= python
 
-.PHONY: format check test test-full golden pictures
+.PHONY: format check test test-full test-cuda-stub golden pictures
 
 format:
 	$(PYTHON) -m ruff format .
@@ -17,6 +17,10 @@ test:
 
 test-full:
 	$(PYTHON) -m pytest -m full
+
+# torch's CUDA build on a stub, without a GPU; the first time it makes an environment of 2 GB
+test-cuda-stub:
+	$(PYTHON) -m pytest -m cuda_stub tests/fake_cuda
 
 # the README's pictures, of a run: make pictures RUN=runs/latest
 pictures:

@@ -80,11 +80,22 @@ def restore_signals() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect GPU tests where there is no GPU, and repeat failed tests that need quiet cores."""
+    """Deselect tests that this machine or tier does not run; repeat those that need quiet cores."""
     for item in items:
         if item.get_closest_marker("measures"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_tests and not inspect_machine(os.environ).gpus:
-        config.hook.pytest_deselected(items=gpu_tests)
-        items[:] = [item for item in items if item not in gpu_tests]
+        deselect(config, items, gpu_tests)
+    if "cuda_stub" not in config.option.markexpr:
+        deselect(
+            config, items, [item for item in items if item.get_closest_marker("cuda_stub")]
+        )
+
+
+def deselect(
+    config: pytest.Config, items: list[pytest.Item], deselected: list[pytest.Item]
+) -> None:
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in deselected]

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -45,11 +45,25 @@ class Answer:
 
 
 class Ranks:
-    """Gloo ranks on this machine; on ``cuda`` they may share a GPU, see ``staging``."""
+    """Ranks on this machine; with gloo on ``cuda`` they may share a GPU, see ``staging``.
 
-    def __init__(self, size: int, device: str = "cpu") -> None:
+    ``python`` and ``variables`` start them in another environment.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        device: str = "cpu",
+        *,
+        backend: str = "gloo",
+        python: str = sys.executable,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.size = size
         self._device = device
+        self._backend = backend
+        self._python = python
+        self._variables = variables or {}
         self._start()
 
     def call(self, target: str, **arguments: Any) -> list[Any]:
@@ -119,8 +133,8 @@ class Ranks:
             "GLOO_SOCKET_IFNAME": "lo",
         }
         return subprocess.Popen(
-            [sys.executable, *options, address, self._folder.name, self._device],
-            env={**os.environ, **variables},
+            [self._python, *options, address, self._folder.name, self._device, self._backend],
+            env={**os.environ, **self._variables, **variables},
         )
 
 
@@ -136,7 +150,7 @@ def is_broken_connection(error: str) -> bool:
     return any(text in error for text in BROKEN_CONNECTION_TEXTS)
 
 
-def serve(address: str, folder: str, device: str) -> None:
+def serve(address: str, folder: str, device: str, backend: str) -> None:
     """Run requested functions as one rank until the connection closes."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
@@ -147,9 +161,9 @@ def serve(address: str, folder: str, device: str) -> None:
     connection.send(int(os.environ["RANK"]))
     world_size = int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(f"{folder}/store", world_size)  # type: ignore[attr-defined]  # not in __all__
-    if device == "cuda":
+    if (device, backend) == ("cuda", "gloo"):
         importlib.import_module("tests.support.staging").stage()
-    with open_world("gloo", device, seed=0, timeout_seconds=60, store=store) as world:
+    with open_world(backend, device, seed=0, timeout_seconds=60, store=store) as world:
         initial_groups = set(distributed_c10d._world.pg_map)
         while True:
             try:

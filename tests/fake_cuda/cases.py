@@ -1,0 +1,32 @@
+"""Functions that ranks on stub GPUs run: cases as in a run, with marks in the trace."""
+
+import ctypes
+from typing import Any
+
+from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.plan import Measure
+from parbench.bench.rank.runner import CaseRun
+from parbench.bench.rank.timing import Progress
+from parbench.bench.world.world import Subgroups, World
+from parbench.cli import DEFINITIONS
+
+MEASURE = Measure(warmup=2, min_iterations=3, max_iterations=3)
+SECONDS_PER_CASE = 20.0
+
+
+def mark(text: str) -> None:
+    """Write a line without spaces into the trace of this process."""
+    ctypes.CDLL("libfakecuda.so").fake_cuda_mark(text.encode())
+
+
+def measure_case(
+    world: World, name: str, params: dict[str, Any], label: str, alone: bool = False
+) -> tuple[str, str, dict[str, Any]]:
+    """Measure a case between two marks, and return its status, reason and details."""
+    definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
+    subgroups = Subgroups(world)
+    mark(f"{label}:start")
+    case_run = CaseRun(definitions[name].case(params), subgroups, MEASURE, Progress(), None)
+    outcome = case_run.visit(SECONDS_PER_CASE, alone=alone)
+    mark(f"{label}:end")
+    return outcome.status, outcome.reason, outcome.details

@@ -1,0 +1,47 @@
+"""What records say when one rank launches slowly, or misses a collective."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.fake_cuda.stub import Session, Stub
+
+pytestmark = pytest.mark.cuda_stub
+RUN = "run --device cuda --nproc 2 --preset smoke --launches 1 --budget 10s --timeout 15s"
+
+
+def run_all_reduce(stub: Stub, *options: str, **variables: str) -> Session:
+    """Run a small all_reduce with settings of the stub."""
+    arguments = [*RUN.split(), "--only", "all_reduce", "--set", "size_bytes=1K", *options]
+    return replace(stub, variables=variables).parbench(*arguments)
+
+
+def launch_hidden(session: Session) -> float:
+    [record] = session.records
+    assert record.status == "ok", record.reason
+    return float(record.details["launch_hidden"])
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_slow_launches_of_a_rank_are_not_hidden(stub: Stub, slow_rank: int) -> None:
+    # 2 ms for each launch exceed what the start line hides.
+    session = run_all_reduce(stub, FAKE_CUDA_SLOW=f"{slow_rank}:2000000")
+    assert launch_hidden(session) < 0.5
+
+
+def test_rank_whose_device_hangs_is_blamed(stub: Stub) -> None:
+    # Rank 1 launches all steps of a sample. Its device stops among them, and rank 0 waits.
+    variables = {"FAKE_CUDA_HANG": "1:40", "TORCH_NCCL_ENABLE_TIMING": "1"}
+    session = run_all_reduce(stub, "--set", "mode=pipelined", **variables)
+    [record] = session.records
+    assert record.status == "hang"
+    assert "rank 1" in record.reason
+    assert "rank 0" not in record.reason
+
+
+def test_rank_that_misses_a_collective_is_blamed(stub: Stub) -> None:
+    target = "--target tests.support.faults:asleep --set rank=1 --set at=8"
+    session = replace(stub, has_values=True).parbench(*RUN.split(), *target.split())
+    [record] = session.records
+    assert record.status == "hang"
+    assert "rank 1 did not arrive" in record.reason
