@@ -148,7 +148,9 @@ def test_failing_tool_finds_no_gpus(
 
 def test_first_query_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = install(tmp_path, gpus(H100, 1))
-    monkeypatch.setattr(gpu_module, "_QUERY_SECONDS", 0.001)
+    script = tmp_path / "answer.py"
+    script.write_text(f"import time\ntime.sleep(0.2)\n{script.read_text()}")
+    monkeypatch.setattr(gpu_module, "_QUERY_SECONDS", 0.05)
     assert gpus_of(environ) == ()
     assert len(visible_gpus(environ)) == 1
 

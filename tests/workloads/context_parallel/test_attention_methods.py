@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -45,6 +46,7 @@ def test_two_ranks_attend_in_bfloat16(two_ranks: Ranks) -> None:
     assert_right(two_ranks, cases, tolerance=0.02)
 
 
+@pytest.mark.full
 def test_four_ranks_attend_as_one(four_ranks: Ranks) -> None:
     assert_right(four_ranks, [make_case(method, 4) for method in METHODS])
 

@@ -53,6 +53,7 @@ def test_split_experts_match_one_process(two_ranks: Ranks) -> None:
     assert_right(two_ranks, params, "etp tp dp")
 
 
+@pytest.mark.full
 def test_expert_step_on_four_ranks(four_ranks: Ranks) -> None:
     params = {"tp": 2, "ep": 2, "aux": 0.1, **LLAMA}
     assert_right(four_ranks, params, "ep dp tp adp edp")

@@ -292,6 +292,7 @@ def assert_reports_axes(explanation: Explanation, axes: Sequence[str]) -> None:
         assert value(explanation, f"{source}.parameters") > 0
 
 
+@pytest.mark.full
 def test_explanation_reports_each_axis(two_ranks: Ranks) -> None:
     explanation = explain(two_ranks, {"mesh": "fsdp=2,ep=2", **EXPERT_PARAMS})
     assert_reports_axes(explanation, ["fsdp", "ep"])

@@ -51,6 +51,7 @@ def test_step_matches_one_process(two_ranks: Ranks, name: str, params: Params) -
     assert_right(two_ranks, name, params)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["hsdp", "tp_fsdp"])
 def test_step_on_two_axes_matches_one_process(four_ranks: Ranks, name: str) -> None:
     assert_right(four_ranks, name, ODD)
