@@ -35,7 +35,7 @@ STEPS: dict[str, Step] = {
 }
 """Steps and their parameters."""
 
-NUM_SPLITS = {"hsdp": 1, "tp_fsdp": 1, "cp": 1, "ep_dispatch": 1, "ep_layer": 1}
+NUM_SPLITS = {"hsdp": 1, "tp_fsdp": 1, "cp": 1, "ep_dispatch": 1, "ep_layer": 1, "ep_step": 1}
 """Communicators that a case splits from the world's."""
 
 MAX_WAITS = {"ep_dispatch": 12, "ep_layer": 16, "ep_step": 40, "hybrid": 40}
