@@ -192,19 +192,30 @@ def sharding_optimizer() -> Callable[..., torch.optim.Optimizer]:
 
 
 def forget_meshes() -> None:
-    """Let DTensor forget meshes: to it those of the same ranks and names are one, whatever their groups.
+    """Make DTensor forget its meshes: meshes of the same ranks and names are equal to it, whatever their groups.
 
-    Its caches hold the meshes, and with them their groups and these groups' threads, as long as the process lives.
-    torch 2.11 holds some for good, after a sum or detach; these are left without those of their groups that are closed.
+    Its caches keep the meshes, their groups and these groups' threads alive as long as the process. torch 2.11 keeps
+    some meshes after a sum or a detach; closed groups are removed from those.
     """
-    importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
     importlib.import_module("torch.distributed.tensor._redistribute").clear_redistribute_planner_cache()
+    clear_dispatch_cache = importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache
+    clear_dispatch_cache()
+    if torch.cuda.is_initialized():
+        # each thread has a cache for dispatch in C++, and backward of CUDA tensors has its own thread
+        run_in_backward(clear_dispatch_cache, torch.device("cuda", torch.cuda.current_device()))
     for held in gc.get_objects():
         if type(held) is functools._lru_cache_wrapper and held.__module__.startswith("torch.distributed"):
             held.cache_clear()
         elif type(held) is DeviceMesh and (groups := vars(held).get("_pg_registry")):
             for name in [name for name, group in groups.items() if group not in distributed_c10d._world.pg_map]:
                 del groups[name]
+
+
+def run_in_backward(function: Callable[[], None], device: torch.device) -> None:
+    """Call a function in the thread that runs the backward pass of a device's tensors."""
+    result = torch.zeros((), device=device, requires_grad=True) * 1
+    result.register_hook(lambda _gradient: function())
+    result.backward()  # type: ignore[no-untyped-call]
 
 
 def checkpointed(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -68,6 +68,12 @@ def test_step_is_correct(two_ranks_on_stub: RanksOnStub, name: str) -> None:
         assert [call.name for call in region.calls if call.name in ALLOCATING] == []
 
 
+def test_step_uses_its_own_groups_after_another_step(two_ranks_on_stub: RanksOnStub) -> None:
+    for name in ("ep_layer", "ep_step"):
+        (status, reason, _), _ = run_step(two_ranks_on_stub, name)
+        assert (status, reason) == ("ok", "")
+
+
 def test_ranks_communicate_in_the_same_order(two_ranks_on_stub: RanksOnStub) -> None:
     run_step(two_ranks_on_stub, "hsdp")
     traces = two_ranks_on_stub.traces()

@@ -21,6 +21,7 @@ from parbench.bench.world.torch_compat import (
     nccl_version,
     profiling,
     reduce_scatter_single,
+    run_in_backward,
     trace_events,
 )
 from parbench.bench.world.world import World
@@ -110,6 +111,14 @@ def test_forgotten_mesh_ends_its_threads(two_ranks: Ranks) -> None:
     for started, remaining in two_ranks.call(f"{THIS_MODULE}:count_threads_around_mesh"):
         assert started > 0
         assert remaining == 0
+
+
+def test_function_runs_once_in_backward() -> None:
+    calls: list[bool] = []
+    run_in_backward(
+        lambda: calls.append(torch._C._current_autograd_node() is not None), torch.device("cpu")
+    )
+    assert calls == [True]
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), [torch.ones(2), torch.ones(3)]])

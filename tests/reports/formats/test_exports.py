@@ -87,7 +87,9 @@ def test_pytest_benchmark_compares_exports(
     new.write_bytes(render_pytest(run_from_records(make_repetitions(CASE, 1.5))))
     args = ["pytest-benchmark", "compare", str(base), str(new), "--columns=median,rounds"]
     monkeypatch.setattr(sys, "argv", args)
-    monkeypatch.chdir(tmp_path)  # away from the settings of these tests, which make warnings errors
+    monkeypatch.chdir(
+        tmp_path
+    )  # away from the settings of these tests, which make warnings errors
     pytest_benchmark.main()  # type: ignore[no-untyped-call]
     output = capsys.readouterr().out
     assert output.count("collective.all_reduce size_bytes=1024") == 2
