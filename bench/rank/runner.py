@@ -109,7 +109,7 @@ class CaseRun:
         try:
             subgroup = self._subgroups.of(case.whole)
             _refuse_too_large(case, world)
-            self._benchmark = _benchmark(case, subgroup.world, fault)
+            self._benchmark = make_benchmark(case, subgroup.world, fault)
             self._held.callback(self._benchmark.close)
         except UserError as error:
             refusal = str(error)
@@ -228,7 +228,8 @@ def load_target(target: str) -> Callable[..., Benchmark]:
     return found
 
 
-def _benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
+def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
+    """Return what a rank does for a case: with ``world`` None, nothing; ``fault`` disturbs the rank that it names."""
     if world is None:
         return StandBy()
     params = {name: value for name, value in case.whole.items() if name not in OF_THE_RUNNER}

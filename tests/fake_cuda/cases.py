@@ -1,17 +1,18 @@
-"""Functions that ranks on stub GPUs run: cases as in a run, with marks in the trace."""
+"""Functions that ranks on stub GPUs run: cases as in a run, and single steps, with marks in the trace."""
 
 import ctypes
 from typing import Any
 
 from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.runner import CaseRun
+from parbench.bench.rank.runner import CaseRun, make_benchmark
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import Subgroups, World
 from parbench.cli import DEFINITIONS
 
 MEASURE = Measure(warmup=2, min_iterations=3, max_iterations=3)
 SECONDS_PER_CASE = 20.0
+STEPS_MEASURED_BY_DDP = 10
 
 
 def mark(text: str) -> None:
@@ -30,3 +31,19 @@ def measure_case(
     outcome = case_run.visit(SECONDS_PER_CASE, alone=alone)
     mark(f"{label}:end")
     return outcome.status, outcome.reason, outcome.details
+
+
+def take_step(world: World, name: str, params: dict[str, Any], label: str) -> None:
+    """Take a step between two marks, after as many as DistributedDataParallel waits for to measure them."""
+    definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
+    benchmark = make_benchmark(definitions[name].case(params), world, fault=None)
+    for _ in range(STEPS_MEASURED_BY_DDP + 1):
+        benchmark.reset()
+        benchmark.step()
+    benchmark.reset()
+    world.sync()
+    mark(f"{label}:start")
+    benchmark.step()
+    mark(f"{label}:end")
+    world.sync()
+    benchmark.close()

@@ -101,17 +101,14 @@ class Region:
 
 
 def timed_regions(calls: Sequence[Call]) -> Iterator[Region]:
-    """Yield the timed regions in a trace."""
+    """Yield the timed regions in a trace, with the calls of all threads: autograd has one for backward."""
     recorded: dict[str, int] = {}
     for place, call in enumerate(calls):
         if call.name == "cudaEventRecord":
             recorded[call.words["event"]] = place
         elif call.name == "cudaEventElapsedTime":
             start, end = recorded[call.words["start"]], recorded[call.words["end"]]
-            inner = [
-                call for call in calls[start + 1 : end] if call.thread == calls[start].thread
-            ]
-            yield Region(calls[start].words["stream"], inner)
+            yield Region(calls[start].words["stream"], list(calls[start + 1 : end]))
 
 
 def collective_orders(traces: Sequence[Trace]) -> dict[str, list[list[str]]]:

@@ -535,7 +535,7 @@ def test_target_must_return_a_benchmark() -> None:
     case = make_case("custom.odd", "builtins:id", {})
     world = cast(World, SimpleNamespace(backend="gloo"))
     with pytest.raises(TypeError, match="int, which is no benchmark"):
-        runner._benchmark(case, world, None)
+        runner.make_benchmark(case, world, None)
 
 
 def test_float8_needs_compute_capability_9() -> None:
