@@ -1,4 +1,4 @@
-"""Functions that ranks on stub GPUs run: cases as in a run, and single steps, with marks in the trace."""
+"""Functions that ranks on stub GPUs run: cases and single steps, with marks in the trace."""
 
 import ctypes
 from typing import Any
@@ -34,7 +34,7 @@ def measure_case(
 
 
 def take_step(world: World, name: str, params: dict[str, Any], label: str) -> None:
-    """Take a step between two marks, after as many as DistributedDataParallel waits for to measure them."""
+    """Take a step between two marks, after the steps that DistributedDataParallel measures."""
     definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
     benchmark = make_benchmark(definitions[name].case(params), world, fault=None)
     for _ in range(STEPS_MEASURED_BY_DDP + 1):

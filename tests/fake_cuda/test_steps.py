@@ -54,7 +54,7 @@ NUM_READS = Counter(
 
 
 def run_on_ranks(ranks: RanksOnStub, function: str, name: str) -> tuple[Any, list[list[Call]]]:
-    """Run a function of cases.py for a step. Return rank 0's answer and the calls of each rank meanwhile."""
+    """Run a function of cases.py; return rank 0's answer and the calls of each rank meanwhile."""
     short_name, params = STEPS[name]
     label = f"{function}:{name}"
     [answer, *_] = ranks.call(

@@ -101,7 +101,7 @@ class Region:
 
 
 def timed_regions(calls: Sequence[Call]) -> Iterator[Region]:
-    """Yield the timed regions in a trace, with the calls of all threads: autograd has one for backward."""
+    """Yield the timed regions in a trace, with the calls of all threads, as backward has one."""
     recorded: dict[str, int] = {}
     for place, call in enumerate(calls):
         if call.name == "cudaEventRecord":
