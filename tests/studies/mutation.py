@@ -1,11 +1,12 @@
 """Check that the tests detect a broken product: break it in one named place after the other.
 
-    python -m tests.studies.mutation [WORD ...] [--tier default|full|both]
+    python -m tests.studies.mutation [WORD ...] [--tier default|full|both|cuda_stub]
 
 Each place of ``mutations.toml`` whose name contains a WORD is broken in a copy of this checkout.
 The tests run on the copy until one fails, those next to the broken file first. A test that also
 fails on the unbroken copy does not count. ``both``, the default, runs the full tier where the
-default tier detects nothing. The exit code is 1 if any place is undetected.
+default tier detects nothing. ``cuda_stub`` runs the tests on stub GPUs. The exit code is 1 if any
+place is undetected.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MARKER_BY_TIER = {"default": "not full", "full": "full"}
+MARKER_BY_TIER = {"default": "not full", "full": "full", "cuda_stub": "cuda_stub"}
 UNDETECTED = "undetected"
 COLLECTION_ERROR = "tests/test_architecture.py"
 """Stands for the tests as a whole where pytest ends without the name of a test."""
@@ -40,11 +41,13 @@ class Place:
     old: str
     new: str
 
-    def find_test_paths(self, tree: Path) -> list[str]:
+    def find_test_paths(self, tree: Path, tier: str) -> list[str]:
         """Return paths of tests from the nearest to all: test file, folder, package, everything.
 
         A path without tests is left out. pytest would refuse it as if the product were broken.
         """
+        if tier == "cuda_stub":
+            return ["tests/fake_cuda"]
         folder = Path("tests") / Path(self.path).parent
         pattern = f"test_*{Path(self.path).stem}*.py"
         files = [str(path.relative_to(tree)) for path in sorted((tree / folder).glob(pattern))]
@@ -93,7 +96,7 @@ def detect(tree: Path, place: Place, tier: str) -> str | None:
     file.write_text(original.replace(place.old, place.new))
     try:
         failed_test = None
-        for test_path in place.find_test_paths(tree):
+        for test_path in place.find_test_paths(tree, tier):
             failed_test = failed_test or find_failed_test(tree, test_path, tier)
     finally:
         file.write_text(original)
@@ -117,7 +120,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--tier", choices=[*MARKER_BY_TIER, "both"], default="both")
     options = parser.parse_args()
-    tiers = list(MARKER_BY_TIER) if options.tier == "both" else [options.tier]
+    tiers = ["default", "full"] if options.tier == "both" else [options.tier]
     places = load_places()
     if options.words:
         places = [
