@@ -69,14 +69,14 @@ def load_only_run(folder: Path) -> Run:
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Measure all-reduces over links of 200 Mbit/s, and return the folder of their runs."""
     folder = tmp_path_factory.mktemp("measured")
-    all_reduce = f"{RUN} --only all_reduce --sizes 4M --budget 10s"
+    all_reduce = f"{RUN} --only all_reduce --sizes 4M --budget 6s"
     script = f"""
         four_nodes="salloc -Q -wn[1-4] --ntasks-per-node=1"
         two_nodes="salloc -Q -wn[1-2] --ntasks-per-node=2"
         $four_nodes {all_reduce} --out four
         $two_nodes {all_reduce} --placement block --out block
         $two_nodes {all_reduce} --placement cyclic --out cyclic
-        $four_nodes {RUN_COUNTED} --set size_bytes=2M --budget 10s --out wire
+        $four_nodes {RUN_COUNTED} --set size_bytes=2M --budget 6s --out wire
     """
     result = run_in_cluster(["sh", "-ec", script], cwd=folder, timeout=240, link="200mbit")
     assert result.returncode == 0, result.stdout + result.stderr
