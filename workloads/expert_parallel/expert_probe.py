@@ -13,7 +13,6 @@ from parbench.bench.results.details import Loads
 from parbench.bench.results.metrics import MetricValue, value, values
 from parbench.bench.results.spans import break_down
 from parbench.bench.results.stats import mean_of
-from parbench.bench.results.turns import cross_fitted, paired_difference, paired_factor, slowest
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import COUNT_BYTES, ROUTE_BYTES
@@ -26,6 +25,7 @@ from parbench.workloads.expert_parallel.routes import Routes
 from parbench.workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance
 from parbench.workloads.step.probe import Begin, Step, take_turns, timed, trace_step
 from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
+from parbench.workloads.step.turns import cross_fitted, paired_difference, paired_factor, slowest
 
 _REPEATS = 3
 Matrix = Sequence[Sequence[int]]

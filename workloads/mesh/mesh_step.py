@@ -14,7 +14,6 @@ from torch import Tensor
 
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import COMPONENTS
-from parbench.bench.results.turns import chosen
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention_kernel import Kernel, kernel_for, waiting_kernel
@@ -55,6 +54,7 @@ from parbench.workloads.step.memory import BySource, largest_of
 from parbench.workloads.step.overlap import Overlap
 from parbench.workloads.step.probe import Begin, Probe, Step
 from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally
+from parbench.workloads.step.turns import chosen
 from parbench.workloads.tensor_parallel.tensor_parallel import split_blocks
 
 _SUMMED = ("dp", "cp", "tp")  # over these gradients of a mean are summed; over fsdp FSDP takes the mean

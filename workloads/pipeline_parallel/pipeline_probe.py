@@ -18,7 +18,6 @@ from parbench.bench.results import details
 from parbench.bench.results.details import COMPONENTS, Action
 from parbench.bench.results.metrics import MetricValue, values
 from parbench.bench.results.stats import mean_of
-from parbench.bench.results.turns import cross_fitted
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import Clock, World
 from parbench.workloads.costs import communication_pattern as pattern
@@ -34,6 +33,7 @@ from parbench.workloads.step import memory
 from parbench.workloads.step.layout import Layout
 from parbench.workloads.step.probe import Begin, Step, take_turns, timed
 from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
+from parbench.workloads.step.turns import cross_fitted
 
 SHARED = f"{FUNCTIONAL_ONLY}: ranks share cores or a GPU, so that no bubble is claimed of what they compute"
 _HALVES = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"

@@ -31,8 +31,8 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Description, Explanation
-from parbench.bench.world.torch_compat import TorchDispatchMode
 from parbench.bench.world.world import Subgroups, World
+from parbench.workloads.torch_internals import TorchDispatchMode
 from tests.bench.rank.test_device_timer import FakeDevice
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
