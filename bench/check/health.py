@@ -1,6 +1,5 @@
 """What a check says of a host: a verdict for each device, why, and what to do. From a run and what the driver told."""
 
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -8,7 +7,7 @@ import msgspec
 from parbench.bench.check.cases import BY_NAME, QUANTITIES, Reached, reached, remedy_of
 from parbench.bench.check.infiniband import Port
 from parbench.bench.check.rule import LEAST_LAUNCHES, D, Gap, Rates, gaps
-from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import counted
@@ -16,7 +15,6 @@ from parbench.bench.text import counted
 FLOORS = {"cuda": 0.05, "cpu": 0.1}
 CORRUPT = "drain the host: it computes or copies wrongly, and says nothing; run it again, then replace the device"
 _IN_ALL = f"in {LEAST_LAUNCHES} of {LEAST_LAUNCHES} launches"
-_ON_RANK = re.compile(r"on rank (\d+)")
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +129,7 @@ def _wrong(run: Run) -> dict[int, list[str]]:
     found: dict[int, dict[str, int]] = {}
     for record in run.records:
         if record.status == "wrong":
-            ranks = sorted({int(rank) for rank in _ON_RANK.findall(record.reason)})
+            ranks = sorted(record.wrong_by_rank)
             if len(ranks) == 1 or record.case.name.startswith(("compute.", "memory.")):
                 for rank in ranks:
                     of = found.setdefault(rank, {})
@@ -145,11 +143,14 @@ def _wrong(run: Run) -> dict[int, list[str]]:
 def problems_of(run: Run) -> tuple[str, ...]:
     """Return why cases have no result, each reason once; what follows from a device's wrong result is that device's."""
     told, found = _wrong(run), dict[str, list[str]]()
+    wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
+    reasons_of_budget = {record.reason for record in run.records if record.is_out_of_budget}
     for record in run.records:
-        follows = told and (record.status == "wrong" or record.reason.startswith("not tried again: wrong"))
+        is_repeated = record.skip_reason is SkipReason.EARLIER_FAILURE and record.case.id in wrong_cases
+        follows = told and (record.status == "wrong" or is_repeated)
         if record.status != "ok" and not follows:
             found.setdefault(record.reason, []).append(record.case.name)
-    told_more = {LEFT_OUT: " -> stop other work here, or allow more time (--budget 2m)"}
+    told_more = dict.fromkeys(reasons_of_budget, " -> stop other work here, or allow more time (--budget 2m)")
     problems = [
         f"{', '.join(dict.fromkeys(names))}: {reason}{told_more.get(reason, '')}" for reason, names in found.items()
     ]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parbench.bench.launch.budget import budget_of_all, prices_of
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.machine.environment import DISTURBANCES, EMULATED, VOLATILE, format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
@@ -70,7 +69,7 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
         told = f"{summary.tally.missing} of {summary.tally.planned} measurements have no record"
         return Verdict(word="UNFINISHED", level="bad", told=told, remedy=f"parbench run --resume {run.path}")
     skipped = [row for row in summary.rows if row.status == "skipped"]
-    none = sum(set(row.reasons) == {LEFT_OUT} for row in skipped)
+    none = sum(all(record.is_out_of_budget for record in row.records) for row in skipped)
     if not measured:
         reasons = [one.reason for one in summary.skipped] + [reason for row in skipped for reason in row.reasons]
         told = Counter(reasons).most_common(1)[0][0] if reasons else "the plan has no case"

@@ -140,7 +140,7 @@ def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
     hang, second = load_only_run(tmp_path / "run").records
     assert hang.status == "hang"
     assert "rank 2 (n3) did not arrive" in hang.reason
-    silent = {rank.host for rank in hang.ranks if rank.state == "no answer"}
+    silent = {rank.host for rank in hang.ranks if rank.is_silent}
     assert silent == {"n3"}
     assert second.status == "ok"
 

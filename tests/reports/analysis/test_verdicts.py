@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan, Skipped
@@ -27,6 +26,7 @@ from tests.support.reports_fixtures import (
     make_plan,
     make_run,
     ok_record,
+    out_of_budget_record,
     step_case,
 )
 
@@ -43,7 +43,7 @@ def judge(plan: Plan, *records: Record, environment: Any = None) -> dict[str, Ve
 
 
 def cut_record(case: Case, launch: int) -> Record:
-    return failed_record(case, launch, "skipped", LEFT_OUT)
+    return out_of_budget_record(case, launch)
 
 
 FIRST_TWICE = [ok_record(FIRST, 0), ok_record(FIRST, 1)]
