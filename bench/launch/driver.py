@@ -337,6 +337,7 @@ class Driver:
         seen["notes"] = [*self._plan.notes, *self._doubts, *self._leftovers, *result.notes]
         seen["metrics"] = metrics_of(result)
         seen["seconds"] = round(result.wall_seconds, 6)
+        seen["emulation"] = self._plan.emulation
         return Record(case=case, world=self._world, launch=launch, **seen)
 
     def _write(self, launch: int, case: Case, result: Outcome) -> None:

@@ -197,6 +197,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     arrival: Arrival | None = None
     injected: str = ""
     details: dict[str, Any] = {}
+    emulation: str = ""
+    """Which nodes or links are not real."""
     notes: list[str] = []
     environment: dict[str, Any] = {}
     ranks: list[RankState] = []

@@ -14,7 +14,7 @@ from parbench.bench.files import decode_json, read_file
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run, load_run, runs_in
-from parbench.bench.results.stats import WITHIN_LAUNCH, ratio_within_launch
+from parbench.bench.results.stats import ratio_within_launch
 from parbench.bench.text import UserError, reading
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows, pivot_rows
@@ -101,8 +101,14 @@ class MatchedCase(Alike[int]):
         if one is None or base is None:
             return None
         found = ratio_within_launch(one, base)
-        method = WITHIN_LAUNCH if any(time and time.is_within_launch for time in times) else ""
-        return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
+        is_within_launch = found.low is not None and any(time and time.is_within_launch for time in times)
+        return MetricValue(
+            value=found.value,
+            better="lower",
+            low=found.low,
+            high=found.high,
+            is_within_launch=is_within_launch,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

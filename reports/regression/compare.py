@@ -73,7 +73,6 @@ VERDICTS: Mapping[Word, Verdict] = {
 WORST_FIRST = tuple(VERDICTS)
 COMPARED: frozenset[Word] = frozenset(get_args(Called))
 SCHEMA_VERSION = 1  # of the JSON that commands tell
-_LEFT_OUT = "Left out of "
 
 
 def counts_of(words: Iterable[Word]) -> dict[Word, int]:
@@ -251,18 +250,19 @@ def pool(runs: Sequence[Run], name: str) -> Run:
             records.append(structs.replace(record, launch=launches + record.launch, environment=environment))
         launches += max([run.info.plan.launches, *(record.launch + 1 for record in own)])
     cases = {case.id: case for run in runs for case in run.info.plan.cases}
-    notes = newest.plan.notes
+    exclusions: tuple[str, ...] = ()
     if left_out:
         told = "; ".join(dict.fromkeys(world_words(record.world) for record in left_out))
         count = counted(len(left_out), "record")
-        notes += (f"{_LEFT_OUT}{name}: {count} on another world than the newest of their case, {told}.",)
+        exclusions = (f"Left out of {name}: {count} on another world than the newest of their case, {told}.",)
     skipped = tuple(one for one in newest.plan.skipped if one.case.id not in cases)
-    plan = structs.replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, launches=launches, notes=notes)
-    return Run(path=Path(name), info=structs.replace(newest, id=name, plan=plan), records=tuple(records))
+    plan = structs.replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, launches=launches)
+    info = structs.replace(newest, id=name, plan=plan)
+    return Run(path=Path(name), info=info, records=tuple(records), exclusions=exclusions)
 
 
 def notes_of_pools(runs: Sequence[Run]) -> tuple[str, ...]:
-    return tuple(note for run in runs for note in run.info.plan.notes if note.startswith(_LEFT_OUT))
+    return tuple(sentence for run in runs for sentence in run.exclusions)
 
 
 def _ranks(world: WorldInfo) -> tuple[int, str, str]:

@@ -112,7 +112,7 @@ def read(run: Run, nodes: Sequence[str]) -> Seen:
         exchanges=tuple(exchange for record in good for exchange in exchanges_of(run, record)),
         silent=next(filter(None, bad), {}),  # later ones follow from it
         problems=tuple(dict.fromkeys(problems)),
-        notes=run.info.plan.notes,
+        notes=run.info.plan.limitations,
     )
 
 

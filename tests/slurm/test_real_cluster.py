@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
 from tests.support.clusters import LOCAL_CLUSTER, PARBENCH, cluster_command, run_in_cluster
@@ -108,8 +107,8 @@ def test_run_records_distribution_and_emulation(runs_folder: Path) -> None:
     [record] = run.records
     assert record.world.nodes == 2
     assert record.check.passed
-    assert record.notes[0].startswith("emulated: 4 nodes on one machine")
-    assert any(note.startswith(FUNCTIONAL_ONLY) for note in record.notes)
+    assert record.emulation.startswith("4 nodes on one machine")
+    assert any(note.startswith("functional only") for note in record.notes)
 
 
 def test_ring_sends_its_bytes_over_the_interfaces(runs_folder: Path) -> None:

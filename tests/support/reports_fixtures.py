@@ -422,13 +422,14 @@ def expert_record(
     """Return a step of eight experts in one layer on two ranks."""
     load = EXPERT_LOADS[routing]
     rank_load = [sum(load[:4]), sum(load[4:])]
-    details = {"expert_load": [load], "rank_load": [rank_load], "axes": {"ep": {"ranks": 2}}}
+    details: dict[str, Any] = {"expert_load": [load], "rank_load": [rank_load]}
+    details |= {"axes": {"ep": {"ranks": 2}}, "claim": f"{scope}: what it may claim"}
     return ok_record(
         expert_case(scope, routing, capacity),
         seconds=seconds,
         metrics=expert_metrics(routing, capacity, seconds),
         details={**details, **fields},
-        notes=["another note", f"{scope}: what it may claim"],
+        notes=["another note"],
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -138,6 +139,7 @@ class MeshBubble:
         taken, facts = [one for one in told if one is not None], facts_of(schedule)
         in_order = probing.of_order(schedule)
         if not taken:
+            facts = msgspec.structs.replace(facts, why_not_measured=probing.SHARED)
             return Explanation(metrics=in_order, details=facts.as_details, notes=(probing.SHARED,))
         pipelines = groups_along(self.look.at.spec.mesh, "pp")
         of_each = [probing.steps_of([taken[rank] for rank in ranks], schedule) for ranks in pipelines]
