@@ -7,6 +7,7 @@ import msgspec
 from parbench.bench.check.cases import BY_NAME, QUANTITIES, Reached, reached, remedy_of
 from parbench.bench.check.infiniband import Port
 from parbench.bench.check.rule import LEAST_LAUNCHES, D, Gap, Rates, gaps
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
@@ -14,6 +15,7 @@ from parbench.bench.text import counted
 
 FLOORS = {"cuda": 0.05, "cpu": 0.1}
 CORRUPT = "drain the host: it computes or copies wrongly, and says nothing; run it again, then replace the device"
+_VERDICTS = {ExitCode.OK: "ok", ExitCode.BAD: "bad", ExitCode.DID_NOT_RUN: "did not run"}
 _IN_ALL = f"in {LEAST_LAUNCHES} of {LEAST_LAUNCHES} launches"
 
 
@@ -90,15 +92,15 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return [*named, *(link.text.partition(":")[0] for link in self.links), *ports]
 
     @property
-    def code(self) -> int:
-        """The exit code: 1 where something is bad, else 4 where something did not run, else 0."""
-        if self.bad:
-            return 1
-        return 4 if self.problems or any(not device.ran for device in self.devices) or not self.devices else 0
+    def code(self) -> ExitCode:
+        codes = [ExitCode.BAD] if self.bad else []
+        if self.problems or not self.devices or not all(device.ran for device in self.devices):
+            codes.append(ExitCode.DID_NOT_RUN)
+        return combine_exit_codes(codes)
 
     @property
     def verdict(self) -> str:
-        return {0: "ok", 1: "bad", 4: "did not run"}[self.code]
+        return _VERDICTS[self.code]
 
 
 def measured(devices: Sequence[Device], run: Run) -> tuple[tuple[Device, ...], tuple[Reason, ...], float | None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import decode_json, read_file
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
@@ -49,7 +50,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"points: {cells.visible(twice[0])} comes more than once")
 
 
-DID_NOT_RUN = 4
 SWEEP, RUNS = "sweep.json", "runs"
 # what differs between any two runs and says nothing of either, and what does but may explain their times
 _OF_EVERY_RUN, _CIRCUMSTANCES = ("boot_id", "job", "SLURM_JOB_ID"), ("one_minute", "nodelist", "SLURM_JOB_NODELIST")
@@ -127,9 +127,11 @@ class RunSet:
 
     @property
     def code(self) -> int:
-        """The exit code: 1 if a result is wrong, else 4 if something did not run, else 0."""
-        codes = {one.summary.tally.code for one in self.counting}
-        return 1 if 1 in codes else DID_NOT_RUN if codes != {0} or self.lacking else 0
+        """The exit code, that of a missing run included."""
+        codes = [one.summary.tally.code for one in self.counting]
+        if not codes or self.lacking:
+            codes.append(ExitCode.DID_NOT_RUN)
+        return combine_exit_codes(codes)
 
     @property
     def verdict(self) -> Verdict:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import MetricValue, gathered, merge_metrics
@@ -13,6 +14,13 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import LEAST_ITERATIONS, LEAST_LAUNCHES, Estimate, Grade, grade, scatter
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
+_CODES: Mapping[Status, ExitCode] = {
+    "wrong": ExitCode.BAD,
+    "hang": ExitCode.DID_NOT_RUN,
+    "failed": ExitCode.DID_NOT_RUN,
+    "skipped": ExitCode.OK,
+    "ok": ExitCode.OK,
+}
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -162,15 +170,15 @@ def summarize(run: Run) -> Summary:
 
 
 def exit_code(statuses: Iterable[Status], *, missing: int = 0, answered: bool = True) -> int:
-    """Return 1 if any result is wrong, else 4 if anything failed, hung or is missing or the run has no answer, else 0.
+    """Return the exit code of a run with cases of these statuses.
 
-    It has none if nothing was measured, or the budget left a case without a second launch of several. What cannot run
-    here is not bad.
+    A run is not ``answered`` if nothing was measured, or if the budget left a case without a second launch of several.
+    What cannot run here is not bad.
     """
-    found = set(statuses)
-    if "wrong" in found:
-        return 1
-    return 4 if missing or not answered or found & {"failed", "hang"} else 0
+    codes = [_CODES[status] for status in statuses]
+    if missing or not answered:
+        codes.append(ExitCode.DID_NOT_RUN)
+    return combine_exit_codes(codes)
 
 
 def _row(found: Sequence[Record], planned: int) -> Row:

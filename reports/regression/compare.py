@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from msgspec import structs
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import encode_json
 from parbench.bench.machine.environment import difference
 from parbench.bench.plan.cases import Case
@@ -81,11 +82,11 @@ def counts_of(words: Iterable[Word]) -> dict[Word, int]:
 
 
 def exit_code(found: Iterable[Word], *, fail_on_unknown: bool = False) -> int:
-    """Return 1 if any is slower or wrong, else 4 if failed or missing, else 3 if unknown and asked for, else 0."""
-    codes = {VERDICTS[word].code for word in found}
-    if codes & {1, 4}:
-        return 1 if 1 in codes else 4
-    return 3 if fail_on_unknown and 3 in codes else 0
+    """Return the exit code of these verdicts. Undecided ones count only with ``fail_on_unknown``."""
+    codes = [VERDICTS[word].code for word in found]
+    if not fail_on_unknown:
+        codes = [code for code in codes if code != ExitCode.UNDECIDED]
+    return combine_exit_codes(codes)
 
 
 @dataclass(frozen=True, kw_only=True)
