@@ -1,9 +1,9 @@
-"""A pytest plug-in: the fixture ``parbench`` measures a distributed case as a benchmark of pytest-benchmark.
+"""A pytest plug-in with the fixture ``parbench``, which measures a case for pytest-benchmark.
 
-pytest-benchmark chooses its rounds in each process separately, and a collective hangs if ranks run different numbers of
-rounds. So ``parbench run`` measures the case, and its samples are replayed through the public interface of
-pytest-benchmark. The stored result is its own JSON, for ``--benchmark-json``, ``--benchmark-compare`` and
-``pytest-benchmark compare``.
+pytest-benchmark chooses its rounds in each process separately, and a collective hangs if ranks run
+different numbers of rounds. So ``parbench run`` measures the case, and its samples are replayed
+through the public interface of pytest-benchmark. The stored result is its own JSON, for
+``--benchmark-json``, ``--benchmark-compare`` and ``pytest-benchmark compare``.
 """
 
 import subprocess
@@ -31,7 +31,7 @@ OPTIONS = (
     "group",
     "mesh",
 )
-"""Arguments of the fixture that are options of ``parbench run``. Others are parameters of the case."""
+"""Arguments that are options of ``parbench run``. Others are parameters of the case."""
 
 
 @pytest.fixture
@@ -40,9 +40,10 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
 
     Example: ``parbench("all_reduce", mode="blocking", size_bytes="1M", nproc=2)``.
 
-    The arguments are the name of a case, its parameters, and options of ``parbench run``: nproc, launches, budget,
-    backend, device, preset, timeout, target, group and mesh. The result is one record for each launch that the budget
-    allowed. The test fails if the case fails, hangs, computes wrongly, cannot run here or was not measured at all.
+    The arguments are the name of a case, its parameters, and options of ``parbench run``: nproc,
+    launches, budget, backend, device, preset, timeout, target, group and mesh. The result is one
+    record for each launch that the budget allowed. The test fails if the case fails, hangs,
+    computes wrongly, cannot run here or was not measured at all.
     """
 
     def measure(case: str | None = None, **arguments: object) -> tuple[Record, ...]:
@@ -52,10 +53,10 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
         records = select_measured(run_parbench(build_options(case, arguments)))
         seconds = [value for record in records for value in record.samples.values]
         marker = request.node.get_closest_marker("benchmark")
-        marker_options = {} if marker is None else marker.kwargs
-        timer = make_timer(seconds)
-        request.node.add_marker(pytest.mark.benchmark(**{**marker_options, "timer": timer}), append=False)
-        # Requested only now, because pytest-benchmark warns about a fixture that a failed test did not use.
+        options = {} if marker is None else dict(marker.kwargs)
+        options["timer"] = make_timer(seconds)
+        request.node.add_marker(pytest.mark.benchmark(**options), append=False)
+        # Requested only now: pytest-benchmark warns about a fixture that a failed test did not use.
         benchmark = request.getfixturevalue("benchmark")
         benchmark.extra_info.update(build_extra_info(records))
         benchmark.pedantic(lambda: None, rounds=len(seconds), iterations=1)
@@ -65,7 +66,7 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
 
 
 def make_timer(durations: Iterable[float]) -> Callable[[], float]:
-    """Return a timer for pytest-benchmark, which calls it at the start and the end of each round."""
+    """Return a timer whose differences are the durations, for two calls in each round."""
     times = iter([time for duration in durations for time in (0.0, duration)])
 
     def parbench() -> float:  # pytest-benchmark stores this name
@@ -118,11 +119,14 @@ def select_measured(records: Sequence[Record]) -> tuple[Record, ...]:
 
 
 def build_extra_info(records: Sequence[Record]) -> dict[str, Any]:
-    """Return what pytest-benchmark stores next to the times."""
+    """Return the facts that pytest-benchmark stores next to the times."""
+    metrics = []
+    for record in records:
+        metrics.append({name: metric.value for name, metric in record.metrics.items()})
     return {
         "case": msgspec.to_builtins(records[0].case),
         "world": msgspec.to_builtins(records[0].world),
         "launches": len(records),
-        "metrics": [{name: metric.value for name, metric in record.metrics.items()} for record in records],
+        "metrics": metrics,
         "notes": list(dict.fromkeys(note for record in records for note in record.notes)),
     }
