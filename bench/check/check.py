@@ -76,7 +76,7 @@ def check(
         ports=judged(before, ports()),
         together=together,
         problems=problems_of(run),
-        notes=(*notes, *run.info.plan.notes),
+        notes=(*notes, *run.info.plan.limitations),
         run=str(path),
         emulated=emulated,
     )

@@ -10,6 +10,7 @@ import msgspec
 
 from parbench.bench.check.health import FLOORS, Device, Health, compared
 from parbench.bench.check.show import complaints_of, devices_table, reasons_of
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import decode_json, read_text
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.text import UserError, counted, last_line, listed, reading
@@ -89,15 +90,15 @@ def together(answers: Sequence[Answer]) -> tuple[Answer, ...]:
     return tuple(found)
 
 
-def code_of(answers: Sequence[Answer]) -> int:
-    """Return 1 where a device is bad, else 4 where a host or something of it did not run, else 0.
+def code_of(answers: Sequence[Answer]) -> ExitCode:
+    """Return the exit code of a check of several hosts.
 
-    Hosts of which some check GPUs and others cores give 4: the latter may have GPUs that nothing has checked.
+    If some hosts check GPUs and others cores, the latter may have GPUs that nothing has checked.
     """
-    codes = {4 if answer.health is None else answer.health.code for answer in answers}
+    codes = [ExitCode.DID_NOT_RUN if answer.health is None else answer.health.code for answer in answers]
     if len(_hosts_by_device(answers)) > 1:
-        codes.add(4)
-    return next((code for code in (1, 4) if code in codes), 0)
+        codes.append(ExitCode.DID_NOT_RUN)
+    return combine_exit_codes(codes)
 
 
 def _hosts_by_device(answers: Sequence[Answer]) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from parbench.bench.launch.budget import Prices, Spent, budget_of_all, by_launch, prices_of
-from parbench.bench.launch.control_channel import DEVICE_VARIABLE, LEFT_OUT, DriverServer, Hello, Job, Outcome
+from parbench.bench.launch.control_channel import DEVICE_VARIABLE, OUT_OF_BUDGET, DriverServer, Hello, Job, Outcome
 from parbench.bench.launch.launchers import Launcher
 from parbench.bench.launch.monitor import START_SECONDS, RankMonitor
 from parbench.bench.launch.visits import order_of_visits, spread_over_visits
@@ -23,7 +23,7 @@ from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import MetricValue, declared, value, values
-from parbench.bench.results.records import Record, Samples, WorldInfo, noise_of
+from parbench.bench.results.records import Record, Samples, SkipReason, WorldInfo, noise_of
 from parbench.bench.results.runs import (
     LaunchInfo,
     RecordWriter,
@@ -65,7 +65,7 @@ class Audience(Protocol):
 
 def remaining(run: Run, *, fills: bool = False) -> tuple[tuple[int, Case], ...]:
     """Return what has no record yet, launch by launch; with ``fills`` also what the budget left out."""
-    done = {(record.launch, record.case.id) for record in run.records if not (fills and record.reason == LEFT_OUT)}
+    done = {(record.launch, record.case.id) for record in run.records if not (fills and record.is_out_of_budget)}
     whole = itertools.product(range(run.info.plan.launches), run.info.plan.cases)
     return tuple((launch, case) for launch, case in whole if (launch, case.id) not in done)
 
@@ -111,7 +111,7 @@ class Driver:
         have their turn. A later launch spends its time where intervals are still wide.
         """
         for each in skipped:
-            self._write(0, each.case, Outcome(status="skipped", reason=each.reason))
+            self._write(0, each.case, Outcome(status="skipped", reason=each.reason, skip_reason=SkipReason.IMPOSSIBLE))
         # rather than be left out after all others, the last cases may take longer
         self._overtime = min(0.1 * self._plan.budget_seconds, 5.0)
         self._end = time.monotonic() + self._plan.budget_seconds
@@ -144,8 +144,11 @@ class Driver:
         """Record that these are not measured: they broke before, or there is no time."""
         for case in cases:
             bad = self._bad.get(case.id)
-            reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})" if bad else LEFT_OUT
-            self._write(launch, case, Outcome(status="skipped", reason=reason))
+            outcome = OUT_OF_BUDGET
+            if bad is not None:
+                reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
+                outcome = Outcome(status="skipped", reason=reason, skip_reason=SkipReason.EARLIER_FAILURE)
+            self._write(launch, case, outcome)
 
     def _launch(self, launch: int, cases: list[Case]) -> None:
         """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest.
@@ -326,20 +329,22 @@ class Driver:
         self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
 
     def _record(self, launch: int, case: Case, result: Outcome) -> Record:
-        told = ("status", "reason", "stop", "check", "arrival", "injected", "details", "ranks")
+        told = ["status", "reason", "skip_reason", "wrong_by_rank", "culprits", "stop", "check"]
+        told += ["arrival", "injected", "details", "ranks"]
         seen = {name: getattr(result, name) for name in told} | {"environment": self._environment, "started": utc_now()}
         samples = Samples(values=result.seconds, visits=result.visits)
         seen |= {"samples": samples, "noise": noise_of(samples)}
         seen["notes"] = [*self._plan.notes, *self._doubts, *self._leftovers, *result.notes]
         seen["metrics"] = metrics_of(result)
         seen["seconds"] = round(result.wall_seconds, 6)
+        seen["emulation"] = self._plan.emulation
         return Record(case=case, world=self._world, launch=launch, **seen)
 
     def _write(self, launch: int, case: Case, result: Outcome) -> None:
         record = self._record(launch, case, result)
         self._begun.pop(case.id, None)
         self._made.append(Spent.on(record))
-        if record.reason == LEFT_OUT:
+        if record.is_out_of_budget:
             self._left_out[case.id] = case
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record

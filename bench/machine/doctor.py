@@ -18,7 +18,6 @@ from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
 from parbench.bench.machine.machine import Machine, inspect_machine, or_none
 from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.machine.world_spec import (
-    FUNCTIONAL_ONLY,
     WorldSpec,
     choose_world,
     find_old_driver,
@@ -147,7 +146,7 @@ def _device_ranks_and_cores(machine: Machine, spec: WorldSpec | None, affinity: 
     if spec is None:
         return [_judged("device", None), _judged("ranks", None), available]
     gpus = f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
-    notes = "; ".join(note for note in spec.notes if not note.startswith(FUNCTIONAL_ONLY))
+    notes = "; ".join(spec.notes)
     device = Finding(topic="device", found=f"{spec.device} with {spec.backend}; {gpus}", disturbs=False, remedy=notes)
     whole = min(cores, physical or cores)
     found = f"{spec.nproc} on {counted(cores, 'core')}{f' ({whole} physical)' if whole < cores else ''}"

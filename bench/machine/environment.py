@@ -18,7 +18,6 @@ from parbench.bench.machine.machine import affinity, available_cores, contents, 
 VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
 DISTURBANCES = "disturbances"  # in that group: what the doctor found at a run's start
 EMULATED_VARIABLE = "PARBENCH_EMULATED"
-EMULATED = "emulated"  # how a note begins that says that nodes or links are not real
 
 _ALLOWED = re.compile(
     r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)"
@@ -142,8 +141,13 @@ def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def emulation(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return (f"{EMULATED}: {told}",) if (told := environ.get(EMULATED_VARIABLE)) else ()
+def emulation(environ: Mapping[str, str]) -> str:
+    """Return which nodes or links are not real, an empty string if all are."""
+    return environ.get(EMULATED_VARIABLE, "")
+
+
+def describe_emulation(emulation: str) -> str:
+    return f"emulated: {emulation}"
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):

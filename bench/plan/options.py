@@ -18,7 +18,7 @@ from parbench.bench.limits import MAX_LAUNCHES
 from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import available_cores, or_none
 from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
-from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
+from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, describe_sharing
 from parbench.bench.plan.cases import Case, Definition, load_catalogue, matches, select
 from parbench.bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
 from parbench.bench.plan.groups import INSIDE, mesh_group, parse_mesh
@@ -93,7 +93,8 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         raise UserError(f"--inject {fault.text}: {graphs[0]} is replayed by the device; slow knows no mode graph")
     return msgspec.structs.replace(
         plan,
-        notes=(*emulation(os.environ), *spec.notes, *([f"injected: {fault.text}"] if fault else ())),
+        emulation=emulation(os.environ),
+        notes=tuple(filter(None, (*spec.notes, spec.sharing, f"injected: {fault.text}" if fault else ""))),
         path=str(folder) if options.target else None,
         injection=fault,
         measure=plan.measure.to_fill() if fills and plan.launches > 1 else plan.measure,
@@ -215,8 +216,11 @@ def _where(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayo
     if allocation is None:
         return chosen, None
     spread = choose_layout(allocation, nodes=options.nodes, ntasks_per_node=chosen.nproc, placement=options.placement)
-    shared = sharing_notes(machine, spread.ranks, chosen.device) if emulation(os.environ) else chosen.notes
-    return replace(chosen, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement, notes=shared), spread
+    sharing = chosen.sharing
+    if emulation(os.environ):  # all nodes share the cores of this machine
+        sharing = describe_sharing(machine, spread.ranks, chosen.device)
+    chosen = replace(chosen, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement)
+    return replace(chosen, sharing=sharing), spread
 
 
 def _allocation(options: Options, joined: Joined | None) -> Allocation | None:

@@ -15,6 +15,7 @@ from parbench.bench.limits import (
     Rank,
     Ranks,
 )
+from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case, Definition, select
 from parbench.bench.plan.catalogue import OPERATIONS
@@ -89,11 +90,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget_seconds: Positive
     timeout_seconds: Positive
     measure: Measure = Measure()
+    emulation: str = ""  # which nodes or links are not real
     notes: tuple[str, ...] = ()
     injection: FaultSpec | None = None
     link_bytes_per_second: Positive | None = None
     path: str | None = None
     spread: NodeLayout | None = None
+
+    @property
+    def limitations(self) -> tuple[str, ...]:
+        """The notes, after a sentence about what is emulated, if anything is."""
+        emulated = [describe_emulation(self.emulation)] if self.emulation else []
+        return (*emulated, *self.notes)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

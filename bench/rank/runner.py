@@ -19,7 +19,7 @@ from parbench.bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import Progress, Timed, Timing
-from parbench.bench.results.records import Check, blame, encode_timeline
+from parbench.bench.results.records import Check, SkipReason, blame, encode_timeline
 from parbench.bench.text import UserError, format_size, listed
 from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
 from parbench.bench.world.world import StandBy, Subgroups, World
@@ -258,7 +258,8 @@ def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
 def _refused(refusals: Sequence[str | None], active: Sequence[int]) -> Outcome:
     """Say that all active ranks refuse these parameters or this machine in the same words, or that they disagree."""
     if len({refusals[rank] for rank in active}) == 1:
-        return Outcome(status="skipped", reason=str(refusals[active[0]]))
+        reason = str(refusals[active[0]])
+        return Outcome(status="skipped", reason=reason, skip_reason=SkipReason.IMPOSSIBLE)
     told = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
     return Outcome(status="failed", reason=f"ranks disagree about whether this can run: {told}")
 
@@ -277,11 +278,13 @@ def _wrong(timing: Timing, when: str, take: Callable[[], object] | None = None) 
     counts = [count for count, _ in found]
     if not any(counts):
         return None
-    told = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts) if count)
+    wrong_by_rank = {rank: count for rank, count in enumerate(counts) if count}
+    told = ", ".join(f"{count} on rank {rank}" for rank, count in wrong_by_rank.items())
     named = list(dict.fromkeys(phrase for _, phrases in found for phrase in phrases))
     more = [f"and {len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
     reason = "; ".join([f"results differ from the reference {when}: {told}", *named[:_MOST_NAMED], *more])
-    return Outcome(status="wrong", reason=reason, check=Check(passed=False, wrong=sum(counts)))
+    check = Check(passed=False, wrong=sum(counts))
+    return Outcome(status="wrong", reason=reason, check=check, wrong_by_rank=wrong_by_rank)
 
 
 def _seen(right: Outcome, timed: Timed, description: Description, world: World, ranks: list[int]) -> Outcome:

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from parbench.bench.launch import control_channel as channel
-from parbench.bench.launch.control_channel import Job, Outcome, RankClient
+from parbench.bench.launch.control_channel import Job, RankClient
 from parbench.bench.launch.driver import StartRanks
 from parbench.bench.launch.flight_recorder import groups_seen
 from parbench.bench.launch.launchers import Launcher, loopback_variables
@@ -171,7 +171,7 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
             elif may_go_on:
                 outcome = runs[index].visit(seconds, left[index], alone=False)
             else:
-                outcome = runs[index].end() if index in runs else Outcome(status="skipped", reason=channel.LEFT_OUT)
+                outcome = runs[index].end() if index in runs else channel.OUT_OF_BUDGET
             clock.left(index)
             if subgroups.world.rank == 0:
                 client.say(channel.Finished(index=number, outcome=outcome))

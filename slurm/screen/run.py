@@ -19,6 +19,7 @@ from parbench.bench.text import UserError, last_line, parse_duration, short_host
 from parbench.slurm.screen.fit import Exchange
 
 _CHECK_BUDGET = "40s"
+_BLAMED_CAUSES = ("died", "absent", "waiting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ def read(run: Run, nodes: Sequence[str]) -> Seen:
         exchanges=tuple(exchange for record in good for exchange in exchanges_of(run, record)),
         silent=next(filter(None, bad), {}),  # later ones follow from it
         problems=tuple(dict.fromkeys(problems)),
-        notes=run.info.plan.notes,
+        notes=run.info.plan.limitations,
     )
 
 
@@ -137,10 +138,10 @@ def silent_hosts(record: Record, nodes: Sequence[str]) -> dict[str, str]:
     """
     told, asked = {short_host(state.host) for state in record.ranks}, {short_host(node) for node in nodes}
     silent = asked - told if told else set()
-    silent = silent or {short_host(state.host) for state in record.ranks if state.state.startswith("no answer")}
-    culprits, died, how = record.reason.partition(" died: ")
-    if not silent and (record.status == "hang" or (died and "SIGTERM" not in how)):  # late, or the first that died
-        silent = {short_host(state.host) for state in record.ranks if f"({state.host})" in culprits}
+    silent = silent or {short_host(state.host) for state in record.ranks if state.is_silent}
+    if not silent:
+        culprits = [culprit for culprit in record.culprits if culprit.cause in _BLAMED_CAUSES]
+        silent = {short_host(culprit.host) for culprit in culprits}
     return dict.fromkeys(sorted(silent), record.reason) if silent < told | asked else {}
 
 

@@ -188,7 +188,7 @@ def destroy_new_groups(initial_groups: Set[object]) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    from parbench.bench.world.torch_compat import forget_meshes
+    from parbench.workloads.torch_internals import forget_meshes
 
     groups = [group for group in distributed_c10d._world.pg_map if group not in initial_groups]
     for group in groups:

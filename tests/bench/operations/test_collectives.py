@@ -17,8 +17,8 @@ from parbench.bench.operations.operation import Operation
 from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, bytes_needed
 from parbench.bench.plan.groups import groups_of
 from parbench.bench.rank.runner import load_target
-from parbench.bench.world.torch_compat import allocations, profiling
 from parbench.bench.world.world import Subgroups, World
+from parbench.workloads.torch_internals import allocations, profiling
 from tests.support.ranks import Ranks
 
 Params = dict[str, Any]

@@ -231,8 +231,10 @@ def test_groups_follow_placement(group: str, placement: str, indexes: list[int |
 @pytest.mark.usefixtures("_allocation")
 def test_shared_cores_and_emulation_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARBENCH_EMULATED", "four nodes")
-    emulated, functional = plan(replace(SRUN, ntasks_per_node=8)).notes
-    assert "four nodes" in emulated
+    run_plan = plan(replace(SRUN, ntasks_per_node=8))
+    assert run_plan.emulation == "four nodes"
+    assert run_plan.limitations[0] == "emulated: four nodes"
+    [functional] = run_plan.notes
     assert "32 ranks on 4 cores" in functional
 
 

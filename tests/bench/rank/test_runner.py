@@ -31,8 +31,8 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Description, Explanation
-from parbench.bench.world.torch_compat import TorchDispatchMode
 from parbench.bench.world.world import Subgroups, World
+from parbench.workloads.torch_internals import TorchDispatchMode
 from tests.bench.rank.test_device_timer import FakeDevice
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
@@ -257,6 +257,7 @@ def test_wrong_result_has_no_time(two_ranks: Ranks, when: str, mode: str) -> Non
         assert run.outcome.status == "wrong"
         assert f"{when} the timed region: 4 on rank 1" in run.outcome.reason
         assert run.outcome.check == Check(passed=False, wrong=4)
+        assert run.outcome.wrong_by_rank == {1: 4}
         assert run.outcome.seconds == []
         assert run.outcome.raw == b""
         assert "explain" not in run.calls
@@ -267,6 +268,7 @@ def test_wrong_result_names_three_differences(two_ranks: Ranks) -> None:
     outcome = run_case(two_ranks, fault="wrong after", explaining_ranks="0,1")[0].outcome
     assert outcome.check.wrong == 7
     assert "3 on rank 0, 4 on rank 1" in outcome.reason
+    assert outcome.wrong_by_rank == {0: 3, 1: 4}
     differences = "number: wrong; rank 1: fault 0; rank 1: fault 1; and 2 more"
     assert outcome.reason.endswith(differences)
 
