@@ -27,6 +27,7 @@ from parbench.bench.plan.plan import (
     BEYOND_CACHE,
     LARGE_BYTES,
     PRESETS,
+    SHORT_LAUNCHES,
     Entry,
     Plan,
     PlanFile,
@@ -34,6 +35,8 @@ from parbench.bench.plan.plan import (
     Skipped,
     parse_fault,
     read_plan_file,
+    short_budget,
+    short_measure,
 )
 from parbench.bench.text import UserError, listed, one_of, parse_duration, parse_link, parse_sizes, reading
 
@@ -122,19 +125,30 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     _check_possible(candidates, {*options.settings, *(name for entry in options.entries for name in entry.set)})
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
     with reading("what is asked for", "is more than a run's files hold"):
+        cases = tuple({case.id: case for case, reason in candidates if reason is None}.values())
+        launches, budget_seconds, measure = preset.launches, preset.budget_seconds, preset.measure
+        if _is_short(options):
+            launches, measure = options.launches or SHORT_LAUNCHES, short_measure(preset.measure)
+            budget_seconds = short_budget(cases, measure, launches)
         plan = Plan(
             preset=name,
-            cases=tuple({case.id: case for case, reason in candidates if reason is None}.values()),
+            cases=cases,
             skipped=tuple(skipped.values()),
             nproc=spec.nproc,
             backend=spec.backend,
             device=spec.device,
-            launches=options.launches or preset.launches,
-            budget_seconds=preset.budget_seconds if options.budget is None else parse_duration(options.budget),
+            launches=options.launches or launches,
+            budget_seconds=budget_seconds if options.budget is None else parse_duration(options.budget),
             timeout_seconds=preset.timeout_seconds if options.timeout is None else parse_duration(options.timeout),
-            measure=preset.measure,
+            measure=measure,
         )
         return msgspec.convert(msgspec.to_builtins(plan), Plan)
+
+
+def _is_short(options: Options) -> bool:
+    """Return True if the duration of the run follows from the number of its cases."""
+    has_named_cases = bool(options.only or options.entries or options.target)
+    return has_named_cases and options.preset is None and options.budget is None
 
 
 def _named(options: Options, catalogue: Sequence[Definition]) -> list[Definition]:

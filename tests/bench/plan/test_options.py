@@ -19,7 +19,7 @@ from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.catalogue import OF_THE_RUNNER
 from parbench.bench.plan.options import Options, define, params_of, plan_run
-from parbench.bench.plan.plan import PRESETS, Measure, Plan
+from parbench.bench.plan.plan import PRESETS, SHORT_LAUNCHES, Measure, Plan, sampling_seconds
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import Subgroups, World
@@ -108,6 +108,36 @@ def test_options_override_plan_file(plan_file: Path) -> None:
 def test_budget_of_several_launches_is_filled() -> None:
     measure = plan(Options(preset="smoke", budget="30s", launches=5)).measure
     assert measure == Measure(precision=0.05, max_iterations=2000, more_visits=10)
+
+
+@pytest.mark.parametrize("sizes", ["1M", "1K,4K,16K"])
+def test_named_cases_take_time_by_number(sizes: str) -> None:
+    options = Options(only=("all_reduce",), settings={"size_bytes": sizes})
+    run_plan = plan(options)
+    assert run_plan.launches == SHORT_LAUNCHES
+    seconds = run_plan.launches * sampling_seconds(run_plan.cases, run_plan.measure)
+    assert seconds == pytest.approx(0.9 * len(run_plan.cases))
+    assert run_plan.budget_seconds > 2 * seconds
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(only=("all_reduce",), preset="node"),
+        Options(only=("all_reduce",), budget="90s"),
+    ],
+)
+def test_preset_and_budget_set_the_time(options: Options) -> None:
+    run_plan = plan(options)
+    assert run_plan.launches == PRESETS["node"].launches
+    assert run_plan.measure.seconds_per_case is None
+
+
+def test_launches_of_named_cases_are_kept() -> None:
+    run_plan = plan(Options(only=("ddp",), launches=7))
+    assert run_plan.launches == 7
+    assert sampling_seconds(run_plan.cases, run_plan.measure) == pytest.approx(6.0)
 
 
 def test_usual_values_override_preset_only() -> None:
