@@ -68,9 +68,18 @@ class Joined:
 
 
 def choose_world(
-    machine: Machine, *, nproc: int | None, backend: str | None, device: str | None, allow_single: bool
+    machine: Machine,
+    *,
+    nproc: int | None,
+    backend: str | None,
+    device: str | None,
+    allow_single: bool,
+    one_gpu_options: str = "--nproc 1 --allow-single --device cuda",
 ) -> WorldSpec:
-    """Return the world for what was asked, None meaning the default; ``UserError`` if it cannot run here."""
+    """Return the world for what was asked, None meaning the default; ``UserError`` if it cannot run here.
+
+    ``one_gpu_options`` are those that measure a GPU which is the only one of its node.
+    """
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError("torch is not installed in this Python environment: install it with pip install 'torch>=2.11'")
     check_known("--device", device, DEVICES)
@@ -94,7 +103,7 @@ def choose_world(
     if device is None and where == "cpu" and machine.gpus:
         found, torch = _found(machine)
         why = "one GPU found, and a collective needs two ranks" if machine.torch_has_cuda else f"{found}, but {torch}"
-        how = "; --nproc 1 --allow-single --device cuda measures the GPU alone" if machine.torch_has_cuda else ""
+        how = f"; {one_gpu_options} measures the GPU alone" if machine.torch_has_cuda else ""
         notes = (f"{why}: measuring the CPU{how}", *notes)
     if silent and where == "cuda":
         notes = (silent, *notes)

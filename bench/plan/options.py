@@ -219,11 +219,18 @@ def _where(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayo
         # a launcher that binds each rank to cores leaves this one its own
         launchers = or_none(lambda: available_cores(pid=os.getppid())) or 1
         machine = replace(machine, cores=max(machine.cores, launchers))
-    if allocation is not None:
-        asked = options.ntasks_per_node or allocation.ntasks_per_node
     many = (joined is not None and joined.size > 1) or (allocation is not None and allocation.nodes > 1)
     single = options.allow_single or many
-    chosen = choose_world(machine, nproc=asked, backend=options.backend, device=options.device, allow_single=single)
+    how = {}
+    if allocation is not None:
+        asked = options.ntasks_per_node or allocation.ntasks_per_node
+        has_one_gpu = machine.torch_has_cuda and len(machine.gpus) == 1
+        if asked is None and many and has_one_gpu and options.device != "cpu":
+            asked = 1
+        how = {"one_gpu_options": "--ntasks-per-node 1"}
+    chosen = choose_world(
+        machine, nproc=asked, backend=options.backend, device=options.device, allow_single=single, **how
+    )
     if joined is not None:
         return replace(chosen, nproc=joined.size, nodes=-(-joined.size // joined.local_size)), None
     if allocation is None:

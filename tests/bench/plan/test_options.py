@@ -16,6 +16,7 @@ from parbench.bench.machine import slurm_allocation
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.machine.world_spec import Joined
+from parbench.bench.plan import options as options_module
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.catalogue import OF_THE_RUNNER
 from parbench.bench.plan.options import Options, define, params_of, plan_run
@@ -245,6 +246,27 @@ def test_login_node_plans_for_nodes_of_job(monkeypatch: pytest.MonkeyPatch) -> N
     run_plan = plan(SRUN)
     assert run_plan.backend == "nccl"
     assert run_plan.nproc == 32
+
+
+@pytest.fixture
+def _nodes_with_one_gpu(_allocation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = replace(MACHINE, gpus=(GPU,), torch_has_cuda=True)
+    monkeypatch.setattr(options_module, "machine_of_ranks", lambda environ, allocation: node)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+
+
+@pytest.mark.usefixtures("_nodes_with_one_gpu")
+def test_one_gpu_on_each_node_is_measured() -> None:
+    run_plan = plan(SRUN)
+    assert run_plan.backend == "nccl"
+    assert run_plan.spread == NodeLayout(nodes=4, ntasks_per_node=1)
+
+
+@pytest.mark.usefixtures("_nodes_with_one_gpu")
+def test_note_on_one_gpu_names_option_of_srun() -> None:
+    [note] = [note for note in plan(replace(SRUN, ntasks_per_node=2)).notes if "GPU" in note]
+    assert "--ntasks-per-node 1" in note
+    assert "--nproc" not in note
 
 
 @pytest.mark.usefixtures("_allocation")
