@@ -115,7 +115,7 @@ budgets_option = click.option(
 )
 @click.option("--nodes", type=int, help="With srun: number of nodes; default: all of the allocation.")
 @click.option("--ntasks-per-node", type=int, help="With srun: ranks on each node; default: the allocation's.")
-@click.option("--placement", metavar="ORDER", help="With srun: block (fill a node first; the default) or cyclic.")
+@click.option("--distribution", metavar="ORDER", help="With srun: block (fill a node first; the default) or cyclic.")
 @click.option("--nodelist", metavar="NODES", help="With srun: these nodes of the allocation, as n1,n[3-4].")
 @click.option(
     "--mesh",

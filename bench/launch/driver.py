@@ -389,12 +389,12 @@ def placement_warnings(layout: NodeLayout, hellos: Sequence[Hello]) -> tuple[str
     hosts = [hello.host for hello in hellos]
     counts = Counter(hosts)
     found, each = [], layout.ntasks_per_node
-    asked = {"block": [name for name in counts for _ in range(each)], "cyclic": [*counts] * each}[layout.placement]
+    asked = {"block": [name for name in counts for _ in range(each)], "cyclic": [*counts] * each}[layout.distribution]
     if len(counts) != layout.nodes or set(counts.values()) != {each}:
         told = ", ".join(f"{count} on {host}" for host, count in counts.items())
         found.append(f"{layout.nodes} nodes with {each} ranks each were asked for; there are {told}")
     elif hosts != asked:
-        found.append(f"placement {layout.placement} was asked for; ranks are on {', '.join(hosts)}")
+        found.append(f"distribution {layout.distribution} was asked for; ranks are on {', '.join(hosts)}")
     placed = [(hello, hello.place) for hello in hellos if hello.place]
     for hello, place in placed:
         promised = str(hello.environment.get("variables", {}).get("SLURM_CPUS_PER_TASK", ""))

@@ -210,7 +210,7 @@ def _whereabouts(plan: Plan, joined: Joined | None) -> tuple[tuple[str, ...], di
     if plan.spread is None:
         return ("127.0.0.1" if joined is None or joined.one_node else os.environ["MASTER_ADDR"],), {}
     allocation = Allocation.find(os.environ)
-    slurm = {"job": allocation.job, "nodelist": allocation.nodelist, "placement": plan.spread.placement}
+    slurm = {"job": allocation.job, "nodelist": allocation.nodelist, "distribution": plan.spread.distribution}
     return reachable(os.environ), {"slurm": slurm}
 
 

@@ -25,7 +25,7 @@ class WorldSpec:
     device: str
     rank_bytes: int | None = None  # the memory that one rank can have, None if unknown
     nodes: int = 1
-    placement: str = "block"
+    distribution: str = "block"
     notes: tuple[str, ...] = ()  # what numbers of it will not show
 
     @property
@@ -37,7 +37,7 @@ class WorldSpec:
     def hosts(self) -> list[str]:
         """A name for each rank's node, taking nodes to hold equally many."""
         each = -(-self.nproc // self.nodes)
-        cyclic = self.placement == "cyclic"
+        cyclic = self.distribution == "cyclic"
         return [str(rank % self.nodes if cyclic else rank // each) for rank in range(self.nproc)]
 
 

@@ -74,7 +74,7 @@ class Options:
     launcher: str = "local"
     nodes: int | None = None
     ntasks_per_node: int | None = None
-    placement: str | None = None
+    distribution: str | None = None
     nodelist: str | None = None
 
 
@@ -235,15 +235,19 @@ def _where(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayo
         return replace(chosen, nproc=joined.size, nodes=-(-joined.size // joined.local_size)), None
     if allocation is None:
         return chosen, None
-    spread = choose_layout(allocation, nodes=options.nodes, ntasks_per_node=chosen.nproc, placement=options.placement)
+    spread = choose_layout(
+        allocation, nodes=options.nodes, ntasks_per_node=chosen.nproc, distribution=options.distribution
+    )
     shared = sharing_notes(machine, spread.ranks, chosen.device) if emulation(os.environ) else chosen.notes
-    return replace(chosen, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement, notes=shared), spread
+    return replace(
+        chosen, nproc=spread.ranks, nodes=spread.nodes, distribution=spread.distribution, notes=shared
+    ), spread
 
 
 def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
     """Return the allocation that srun is to start ranks in, None if it is not to."""
     if options.launcher != "srun":
-        for name in ("nodes", "ntasks_per_node", "placement", "nodelist"):
+        for name in ("nodes", "ntasks_per_node", "distribution", "nodelist"):
             if (value := getattr(options, name)) is not None:
                 option = name.replace("_", "-")
                 raise UserError(f"--{option} {value} is for --launcher srun, which starts ranks on nodes")

@@ -232,9 +232,9 @@ def test_ranks_are_spread_over_allocation() -> None:
     run_plan = plan(SRUN)
     assert run_plan.nproc == 8
     assert run_plan.spread == NodeLayout(nodes=4, ntasks_per_node=2)
-    cyclic = plan(replace(SRUN, nodes=3, ntasks_per_node=1, placement="cyclic"))
+    cyclic = plan(replace(SRUN, nodes=3, ntasks_per_node=1, distribution="cyclic"))
     assert cyclic.nproc == 3
-    assert cyclic.spread == NodeLayout(nodes=3, ntasks_per_node=1, placement="cyclic")
+    assert cyclic.spread == NodeLayout(nodes=3, ntasks_per_node=1, distribution="cyclic")
 
 
 @pytest.mark.usefixtures("_allocation")
@@ -271,12 +271,14 @@ def test_note_on_one_gpu_names_option_of_srun() -> None:
 
 @pytest.mark.usefixtures("_allocation")
 @pytest.mark.parametrize(
-    ("group", "placement", "indexes"),
+    ("group", "distribution", "indexes"),
     [("across", "block", [None, 1]), ("node", "cyclic", [None, 1, 2, 3])],
 )
-def test_groups_follow_placement(group: str, placement: str, indexes: list[int | None]) -> None:
+def test_groups_follow_distribution(
+    group: str, distribution: str, indexes: list[int | None]
+) -> None:
     settings = {"size_bytes": "1K", "group": group, "concurrent": "false"}
-    run_plan = plan(replace(SRUN, settings=settings, placement=placement))
+    run_plan = plan(replace(SRUN, settings=settings, distribution=distribution))
     assert list_values(run_plan, "group_index") == indexes
 
 
