@@ -57,6 +57,7 @@ _RUN_EXAMPLES = """\b
 Examples:
   parbench run                                        measure this node, in under 2 min
   parbench run --preset smoke --only 'collective.*'
+  parbench run --only all_reduce --sizes 1M           one operation at one size, in 10 s
   parbench run --only all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
   parbench run --only ddp --set layers=2,4 --launches 3
   parbench run --only 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
@@ -81,7 +82,10 @@ budgets_option = click.option(
 
 
 @click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
-@click.option("--preset", help="smoke (about 90 s), node (the default, under 2 min) or full (about 10 min).")
+@click.option(
+    "--preset",
+    help="smoke (about 90 s), node (under 2 min; the default without --only) or full (about 10 min).",
+)
 @click.option("--only", multiple=True, metavar="GLOB", help="Only cases of this name, such as ddp or 'p2p.*'.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,...]", help="Set a parameter, to each value.")
 @click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")
@@ -94,9 +98,14 @@ budgets_option = click.option(
 @click.option(
     "--launches",
     type=int,
-    help="Number of times that all ranks are restarted: the repetitions behind the intervals.",
+    help="Number of times that all ranks are restarted: the repetitions behind the intervals. Default: the preset's, 3 "
+    "for named cases.",
 )
-@click.option("--budget", metavar="TIME", help="Time for the whole run: 90s, 10m.")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named case.",
+)
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
 @click.option("--allow-single", is_flag=True, help="Allow --nproc 1, where nothing is communicated.")
 @click.option(
@@ -107,7 +116,7 @@ budgets_option = click.option(
 )
 @click.option("--nodes", type=int, help="With srun: number of nodes; default: all of the allocation.")
 @click.option("--ntasks-per-node", type=int, help="With srun: ranks on each node; default: the allocation's.")
-@click.option("--placement", metavar="ORDER", help="With srun: block (fill a node first; the default) or cyclic.")
+@click.option("--distribution", metavar="ORDER", help="With srun: block (fill a node first; the default) or cyclic.")
 @click.option("--nodelist", metavar="NODES", help="With srun: these nodes of the allocation, as n1,n[3-4].")
 @click.option(
     "--mesh",

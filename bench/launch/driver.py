@@ -21,7 +21,7 @@ from parbench.bench.machine.gpu import gpu_links, gpus_of
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Skipped
+from parbench.bench.plan.plan import Skipped, case_weight, sampling_seconds
 from parbench.bench.results.metrics import MetricValue, declared, value, values
 from parbench.bench.results.records import Record, Samples, SkipReason, WorldInfo, noise_of
 from parbench.bench.results.runs import (
@@ -47,8 +47,6 @@ _RETRY_SECONDS = 30.0
 _KEPT_SECONDS = 60.0
 _MOST_NAMED = 3
 _NOT_AGAIN = ("failed", "hang", "wrong")
-# a step with its explanation takes about as long as twenty collectives of the usual sizes
-_WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
 # starts the gang of a number, its ranks told by these variables where the server is
 StartRanks = Callable[[int, Mapping[str, str]], Launcher]
@@ -177,7 +175,9 @@ class Driver:
                     self._may_retry = True
                     self._learn(sorted(monitor.hellos.values(), key=lambda hello: hello.rank))
                     if not self._deadline:
-                        self._began, self._deadline = began, self._share_of(began)
+                        self._began = began
+                        sampling_end = time.monotonic() + sampling_seconds(cases, self._plan.measure)
+                        self._deadline = min(self._share_of(began), sampling_end)
                     job = self._job(launch, cases, self._deadline, monitor.hellos)
                     load = LoadMeter()
                     monitor.send(job)
@@ -262,7 +262,7 @@ class Driver:
 
     def _weight(self, case: Case) -> float:
         """Return a case's share of time: more for steps than for collectives, and for what is not yet precise."""
-        usual, width = _WEIGHTS.get(case.name.partition(".")[0], 1.0), self._widths.get(case.id)
+        usual, width = case_weight(case), self._widths.get(case.id)
         return usual if width is None else usual * min(max(width / self._plan.measure.precision, 0.2), 5.0)
 
     def _visits(self, monitor: RankMonitor, launch: int, job: Job) -> set[str]:
@@ -394,12 +394,12 @@ def placement_warnings(layout: NodeLayout, hellos: Sequence[Hello]) -> tuple[str
     hosts = [hello.host for hello in hellos]
     counts = Counter(hosts)
     found, each = [], layout.ntasks_per_node
-    asked = {"block": [name for name in counts for _ in range(each)], "cyclic": [*counts] * each}[layout.placement]
+    asked = {"block": [name for name in counts for _ in range(each)], "cyclic": [*counts] * each}[layout.distribution]
     if len(counts) != layout.nodes or set(counts.values()) != {each}:
         told = ", ".join(f"{count} on {host}" for host, count in counts.items())
         found.append(f"{layout.nodes} nodes with {each} ranks each were asked for; there are {told}")
     elif hosts != asked:
-        found.append(f"placement {layout.placement} was asked for; ranks are on {', '.join(hosts)}")
+        found.append(f"distribution {layout.distribution} was asked for; ranks are on {', '.join(hosts)}")
     placed = [(hello, hello.place) for hello in hellos if hello.place]
     for hello, place in placed:
         promised = str(hello.environment.get("variables", {}).get("SLURM_CPUS_PER_TASK", ""))

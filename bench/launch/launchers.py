@@ -202,7 +202,7 @@ def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nod
     not inherited since Slurm 22.05. A step may overlap one that still dies on a node that does not answer.
     """
     words = [f"--nodes={layout.nodes}", f"--ntasks={layout.ranks}", f"--ntasks-per-node={layout.ntasks_per_node}"]
-    words += [f"--distribution={layout.placement}", "--kill-on-bad-exit=1"]
+    words += [f"--distribution={layout.distribution}", "--kill-on-bad-exit=1"]
     if environ.get("SLURM_CPUS_PER_TASK"):
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     if nodelist:

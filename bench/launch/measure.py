@@ -27,11 +27,13 @@ from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choo
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
-from parbench.bench.plan.plan import Plan
+from parbench.bench.plan.plan import Plan, sampling_seconds
 from parbench.bench.results.budgets import read_budgets
 from parbench.bench.results.records import Record, encode
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, counted, format_duration, parse_duration
+
+_STARTUP_SECONDS = 4.0  # for imports and the report
 
 
 class Display(ExitStack):
@@ -155,6 +157,17 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: st
     return _drive(run, None, as_json=as_json, nodelist=nodelist, told=told)
 
 
+def describe_duration(plan: Plan) -> str:
+    """Return the extent of a run whose duration follows from the number of its cases."""
+    extent = f"{counted(len(plan.cases), 'case')}, {counted(plan.launches, 'repetition')}"
+    return f"{extent}, about {format_duration(_expected_seconds(plan))} (--launches and --budget change it)"
+
+
+def _expected_seconds(plan: Plan) -> float:
+    per_repetition = 1.0 + sampling_seconds(plan.cases, plan.measure)
+    return min(_STARTUP_SECONDS + plan.launches * per_repetition, plan.budget_seconds)
+
+
 def _drive(
     run: Run,
     joined: Joined | None,
@@ -169,10 +182,12 @@ def _drive(
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(terminated_as_interrupted())
-        total, budget_seconds = len(pending) + len(skipped), run.info.plan.budget_seconds
-        display = stack.enter_context(Display(total, budget_seconds, as_json=as_json))
+        total = len(pending) + len(skipped)
+        display = stack.enter_context(Display(total, _expected_seconds(run.info.plan), as_json=as_json))
         if told:
             display.tell(told)
+        elif run.info.plan.measure.seconds_per_case is not None:
+            display.tell(describe_duration(run.info.plan))
         start = _starter(run, joined, nodelist, stack, cpus)
         # The statistics of records need it. Imported while ranks start, it takes no core from a measurement.
         import scipy.stats  # type: ignore[import-untyped]  # noqa: F401
@@ -195,7 +210,7 @@ def _whereabouts(plan: Plan, joined: Joined | None) -> tuple[tuple[str, ...], di
     if plan.spread is None:
         return ("127.0.0.1" if joined is None or joined.one_node else os.environ["MASTER_ADDR"],), {}
     allocation = Allocation.find(os.environ)
-    slurm = {"job": allocation.job, "nodelist": allocation.nodelist, "placement": plan.spread.placement}
+    slurm = {"job": allocation.job, "nodelist": allocation.nodelist, "distribution": plan.spread.distribution}
     return reachable(os.environ), {"slurm": slurm}
 
 

@@ -30,7 +30,7 @@ class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: Ranks
     ntasks_per_node: Ranks
-    placement: Literal["block", "cyclic"] = "block"
+    distribution: Literal["block", "cyclic"] = "block"
 
     @property
     def ranks(self) -> int:
@@ -71,7 +71,7 @@ def srun_words(environ: Mapping[str, str], *options: str) -> list[str]:
 
 
 def choose_layout(
-    allocation: Allocation, *, nodes: int | None, ntasks_per_node: int, placement: str | None
+    allocation: Allocation, *, nodes: int | None, ntasks_per_node: int, distribution: str | None
 ) -> NodeLayout:
     """Return how ranks are spread for what was asked; ``UserError`` if the allocation cannot hold it."""
     wanted = allocation.nodes if nodes is None else nodes
@@ -81,9 +81,9 @@ def choose_layout(
         raise UserError(f"--nodes {wanted}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})")
     if wanted * ntasks_per_node < 2:
         raise UserError("needs at least 2 ranks, and this is one node with one: use --nodes 2 or --ntasks-per-node 2")
-    check_known("--placement", placement, ("block", "cyclic"))
-    dealt: Literal["block", "cyclic"] = "cyclic" if placement == "cyclic" else "block"
-    return NodeLayout(nodes=wanted, ntasks_per_node=ntasks_per_node, placement=dealt)
+    check_known("--distribution", distribution, ("block", "cyclic"))
+    dealt: Literal["block", "cyclic"] = "cyclic" if distribution == "cyclic" else "block"
+    return NodeLayout(nodes=wanted, ntasks_per_node=ntasks_per_node, distribution=dealt)
 
 
 def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:

@@ -24,7 +24,7 @@ class WorldSpec:
     device: str
     rank_bytes: int | None = None  # the memory that one rank can have, None if unknown
     nodes: int = 1
-    placement: str = "block"
+    distribution: str = "block"
     sharing: str = ""  # how many ranks share a core or a GPU, if any do
     notes: tuple[str, ...] = ()  # what else numbers of it will not show
 
@@ -37,7 +37,7 @@ class WorldSpec:
     def hosts(self) -> list[str]:
         """A name for each rank's node, taking nodes to hold equally many."""
         each = -(-self.nproc // self.nodes)
-        cyclic = self.placement == "cyclic"
+        cyclic = self.distribution == "cyclic"
         return [str(rank % self.nodes if cyclic else rank // each) for rank in range(self.nproc)]
 
 
@@ -68,9 +68,18 @@ class Joined:
 
 
 def choose_world(
-    machine: Machine, *, nproc: int | None, backend: str | None, device: str | None, allow_single: bool
+    machine: Machine,
+    *,
+    nproc: int | None,
+    backend: str | None,
+    device: str | None,
+    allow_single: bool,
+    one_gpu_options: str = "--nproc 1 --allow-single --device cuda",
 ) -> WorldSpec:
-    """Return the world for what was asked, None meaning the default; ``UserError`` if it cannot run here."""
+    """Return the world for what was asked, None meaning the default; ``UserError`` if it cannot run here.
+
+    ``one_gpu_options`` are those that measure a GPU which is the only one of its node.
+    """
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError("torch is not installed in this Python environment: install it with pip install 'torch>=2.11'")
     check_known("--device", device, DEVICES)
@@ -94,7 +103,7 @@ def choose_world(
     if device is None and where == "cpu" and machine.gpus:
         found, torch = _found(machine)
         why = "one GPU found, and a collective needs two ranks" if machine.torch_has_cuda else f"{found}, but {torch}"
-        how = "; --nproc 1 --allow-single --device cuda measures the GPU alone" if machine.torch_has_cuda else ""
+        how = f"; {one_gpu_options} measures the GPU alone" if machine.torch_has_cuda else ""
         notes = (f"{why}: measuring the CPU{how}", *notes)
     if silent and where == "cuda":
         notes = (silent, *notes)

@@ -128,11 +128,13 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
 
     notes = ("gloo has no uneven all_gather: each rank broadcasts its shard",) if on_gloo else ()
     sent = max(counts) * code.itemsize
+    # The rank with the smallest shard receives the most, and its link limits the bandwidth.
+    factor = 1 - min(counts) / sum(counts) if any(counts) else None
     return Operation(
         call=broadcasts if on_gloo else partial(dist.all_gather, parts, mine, group=world.group),
         output=gathered,
         expected=lambda: torch.cat([code.values(rank, 0, count) for rank, count in enumerate(counts)]),
-        description=describe("all_gather_v", world.size, size_bytes, sent, size_bytes, notes=notes),
+        description=describe("all_gather_v", world.size, size_bytes, sent, size_bytes, factor=factor, notes=notes),
     )
 
 

@@ -211,9 +211,14 @@ class Operation(Benchmark):
         return self.description
 
 
-def describe(name: str, n: int, size: int, sent: int, received: int, **more: Any) -> Description:
-    """Return what an operation of S = ``size`` bytes moves on ``n`` ranks: algbw = S / t, busbw = algbw * factor."""
-    factor = busbw_factor(name, n)
+def describe(
+    name: str, n: int, size: int, sent: int, received: int, *, factor: float | None = None, **more: Any
+) -> Description:
+    """Return what an operation of S = ``size`` bytes moves on ``n`` ranks: algbw = S / t, busbw = algbw * factor.
+
+    The factor is that of the catalogue unless it depends on the operation's parameters.
+    """
+    factor = busbw_factor(name, n) if factor is None else factor
     assert factor is not None, name
     rates = (Work(name="algbw", amount=size), Work(name="busbw", amount=size * factor))
     moved = {"size_bytes": size, "send_bytes": sent, "recv_bytes": received}

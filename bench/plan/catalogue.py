@@ -331,8 +331,7 @@ OPERATIONS = (
     ),
     _collective(
         "all_gather_v", "all_gather, uneven shards; size = the output", SKEW,
-        tags=("sized", "uneven"), busbw=RING, coalesced=(),
-        names={"nccl-tests": "all_gather_v_perf", "osu": "allgatherv"},
+        tags=("sized", "uneven"), busbw=RING, coalesced=(), names={"osu": "allgatherv"},
     ),
     _collective(
         "reduce", "combine every rank's buffer on one; size = the buffer", REDOP, ROOT,

@@ -27,6 +27,7 @@ from parbench.bench.plan.plan import (
     BEYOND_CACHE,
     LARGE_BYTES,
     PRESETS,
+    SHORT_LAUNCHES,
     Entry,
     Plan,
     PlanFile,
@@ -34,6 +35,8 @@ from parbench.bench.plan.plan import (
     Skipped,
     parse_fault,
     read_plan_file,
+    short_budget,
+    short_measure,
 )
 from parbench.bench.text import UserError, listed, one_of, parse_duration, parse_link, parse_sizes, reading
 
@@ -71,7 +74,7 @@ class Options:
     launcher: str = "local"
     nodes: int | None = None
     ntasks_per_node: int | None = None
-    placement: str | None = None
+    distribution: str | None = None
     nodelist: str | None = None
 
 
@@ -123,19 +126,30 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     _check_possible(candidates, {*options.settings, *(name for entry in options.entries for name in entry.set)})
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
     with reading("what is asked for", "is more than a run's files hold"):
+        cases = tuple({case.id: case for case, reason in candidates if reason is None}.values())
+        launches, budget_seconds, measure = preset.launches, preset.budget_seconds, preset.measure
+        if _is_short(options):
+            launches, measure = options.launches or SHORT_LAUNCHES, short_measure(preset.measure)
+            budget_seconds = short_budget(cases, measure, launches)
         plan = Plan(
             preset=name,
-            cases=tuple({case.id: case for case, reason in candidates if reason is None}.values()),
+            cases=cases,
             skipped=tuple(skipped.values()),
             nproc=spec.nproc,
             backend=spec.backend,
             device=spec.device,
-            launches=options.launches or preset.launches,
-            budget_seconds=preset.budget_seconds if options.budget is None else parse_duration(options.budget),
+            launches=options.launches or launches,
+            budget_seconds=budget_seconds if options.budget is None else parse_duration(options.budget),
             timeout_seconds=preset.timeout_seconds if options.timeout is None else parse_duration(options.timeout),
-            measure=preset.measure,
+            measure=measure,
         )
         return msgspec.convert(msgspec.to_builtins(plan), Plan)
+
+
+def _is_short(options: Options) -> bool:
+    """Return True if the duration of the run follows from the number of its cases."""
+    has_named_cases = bool(options.only or options.entries or options.target)
+    return has_named_cases and options.preset is None and options.budget is None
 
 
 def _named(options: Options, catalogue: Sequence[Definition]) -> list[Definition]:
@@ -206,27 +220,36 @@ def _where(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayo
         # a launcher that binds each rank to cores leaves this one its own
         launchers = or_none(lambda: available_cores(pid=os.getppid())) or 1
         machine = replace(machine, cores=max(machine.cores, launchers))
-    if allocation is not None:
-        asked = options.ntasks_per_node or allocation.ntasks_per_node
     many = (joined is not None and joined.size > 1) or (allocation is not None and allocation.nodes > 1)
     single = options.allow_single or many
-    chosen = choose_world(machine, nproc=asked, backend=options.backend, device=options.device, allow_single=single)
+    how = {}
+    if allocation is not None:
+        asked = options.ntasks_per_node or allocation.ntasks_per_node
+        has_one_gpu = machine.torch_has_cuda and len(machine.gpus) == 1
+        if asked is None and many and has_one_gpu and options.device != "cpu":
+            asked = 1
+        how = {"one_gpu_options": "--ntasks-per-node 1"}
+    chosen = choose_world(
+        machine, nproc=asked, backend=options.backend, device=options.device, allow_single=single, **how
+    )
     if joined is not None:
         return replace(chosen, nproc=joined.size, nodes=-(-joined.size // joined.local_size)), None
     if allocation is None:
         return chosen, None
-    spread = choose_layout(allocation, nodes=options.nodes, ntasks_per_node=chosen.nproc, placement=options.placement)
+    spread = choose_layout(
+        allocation, nodes=options.nodes, ntasks_per_node=chosen.nproc, distribution=options.distribution
+    )
     sharing = chosen.sharing
     if emulation(os.environ):  # all nodes share the cores of this machine
         sharing = describe_sharing(machine, spread.ranks, chosen.device)
-    chosen = replace(chosen, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement)
+    chosen = replace(chosen, nproc=spread.ranks, nodes=spread.nodes, distribution=spread.distribution)
     return replace(chosen, sharing=sharing), spread
 
 
 def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
     """Return the allocation that srun is to start ranks in, None if it is not to."""
     if options.launcher != "srun":
-        for name in ("nodes", "ntasks_per_node", "placement", "nodelist"):
+        for name in ("nodes", "ntasks_per_node", "distribution", "nodelist"):
             if (value := getattr(options, name)) is not None:
                 option = name.replace("_", "-")
                 raise UserError(f"--{option} {value} is for --launcher srun, which starts ranks on nodes")

@@ -1,5 +1,6 @@
 """What a run does: which cases, on how many ranks, measured how; presets, plan files and faults to inject."""
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,17 +57,17 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """When a case has been measured enough: the interval's half-width relative to the median, or a count.
-
-    ``more_visits`` go beyond the usual ones, where time is left in a launch and a case is not yet precise.
-    """
+    """The rule that ends the measurement of a case."""
 
     warmup: Count = 5
     min_iterations: Count = 6
     max_iterations: Count = 1000
-    precision: Positive = 0.025
+    precision: Positive = 0.025  # half-width of the interval relative to the median
     seed: int = 0
+    # Blocks beyond the usual ones, where a repetition has time left and a case is not yet precise.
     more_visits: Count = 0
+    # The time for the samples of a case of weight 1 in one repetition; None if only the budget limits it.
+    seconds_per_case: Positive | None = None
 
     def to_fill(self) -> "Measure":
         """Return it for a budget that the user gave: what is left of it is used."""
@@ -109,6 +110,41 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     set: dict[str, str] = {}
+
+
+_CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
+
+
+def case_weight(case: Case) -> float:
+    """Return the usual duration of a case relative to a collective operation.
+
+    A training step with its explanation takes about as long as 20 collectives.
+    """
+    return _CASE_WEIGHTS.get(case.name.partition(".")[0], 1.0)
+
+
+SHORT_LAUNCHES = 3
+"""The repetitions of a run of named cases: the least number of which an interval can be made."""
+_SHORT_SECONDS_PER_CASE = 0.3
+_IMPORT_SECONDS, _STARTUP_SECONDS = 30.0, 10.0
+
+
+def short_measure(measure: Measure) -> Measure:
+    """Return the rule for a run of named cases, whose duration follows from the number of cases."""
+    return msgspec.structs.replace(measure, seconds_per_case=_SHORT_SECONDS_PER_CASE)
+
+
+def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
+    """Return the seconds that one repetition has for samples, infinity if only the budget limits them."""
+    if measure.seconds_per_case is None:
+        return math.inf
+    return measure.seconds_per_case * sum(map(case_weight, cases))
+
+
+def short_budget(cases: Sequence[Case], measure: Measure, launches: int) -> float:
+    """Return a time limit (s) that a run of named cases reaches only on a slow or busy machine."""
+    each = _STARTUP_SECONDS + 3 * sampling_seconds(cases, measure)
+    return _IMPORT_SECONDS + launches * each
 
 
 BEYOND_CACHE = ("256M", "1G")

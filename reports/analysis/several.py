@@ -30,7 +30,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     label: str = ""
-    placement: str = ""
+    distribution: str = ""
     environment: str = ""
 
     @property

@@ -27,6 +27,26 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     )
 
 
+def size_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
+    """Return the columns of one operation over its sizes."""
+    [*_, size] = case_columns()
+    variation = number("variation", lambda row: row.scatter, cells.percent, "how far the repetitions differ")
+    repetitions: Column[Row] = Column(
+        "repetitions",
+        lambda row: f"{row.launches}/{row.planned}",
+        lambda row: row.launches,
+        "repetitions that measured the case, of those planned",
+    )
+    return (
+        size,
+        headline("time", rows),
+        metric_column("algbw"),
+        metric_column("busbw"),
+        replace(variation, is_result=True),
+        repetitions,
+    )
+
+
 def case_columns() -> tuple[Column[Row], ...]:
     size_help = "total bytes as nccl-tests counts them, 1024-based"
     return (

@@ -55,7 +55,7 @@ def parbench_run(attempt: Attempt) -> list[str]:
         return [*words, "--resume", str(attempt.run)]
     point = attempt.point
     words += ["--launcher", "srun", "--nodes", str(point.nodes), "--ntasks-per-node", str(point.ntasks_per_node)]
-    words += ["--placement", point.placement, "--plan", str(plan_path(attempt.folder, point.id))]
+    words += ["--distribution", point.distribution, "--plan", str(plan_path(attempt.folder, point.id))]
     words += ["--out", str(runs_path(attempt.folder, point.id))]
     if attempt.sweep.link is not None:
         words += ["--link", attempt.sweep.link]

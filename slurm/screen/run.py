@@ -87,7 +87,7 @@ def run_command(nodes: Sequence[str], turns: Turns, options: Options) -> list[st
     A round ends when its time is known to 5 % (the preset's), long before a budget is spent.
     """
     words = [*PARBENCH, "run", "--launcher", "srun", "--nodes", str(len(nodes))]
-    words += ["--ntasks-per-node", "1", "--placement", "block", "--nodelist", ",".join(nodes)]
+    words += ["--ntasks-per-node", "1", "--distribution", "block", "--nodelist", ",".join(nodes)]
     words += ["--preset", "smoke", "--only", "p2p.pairwise", "--sizes", options.size]
     # at once, one's acknowledgements wait behind the other's data, or do not
     for setting in ("direction=in_turn", *turns.settings()):

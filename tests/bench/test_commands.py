@@ -75,7 +75,7 @@ PLAN_OPTIONS: dict[str, Any] = {
     "launcher": "srun",
     "nodes": 4,
     "ntasks_per_node": 5,
-    "placement": "cyclic",
+    "distribution": "cyclic",
     "nodelist": "n1",
 }
 CASE_ARGS = ("--only", "all_*", "--only", "ddp", "--set", "layers=2", "--sizes", "1K")

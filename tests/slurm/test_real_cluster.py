@@ -73,8 +73,8 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         four_nodes="salloc -Q -wn[1-4] --ntasks-per-node=1"
         two_nodes="salloc -Q -wn[1-2] --ntasks-per-node=2"
         $four_nodes {all_reduce} --out four
-        $two_nodes {all_reduce} --placement block --out block
-        $two_nodes {all_reduce} --placement cyclic --out cyclic
+        $two_nodes {all_reduce} --distribution block --out block
+        $two_nodes {all_reduce} --distribution cyclic --out cyclic
         $four_nodes {RUN_COUNTED} --set size_bytes=2M --budget 6s --out wire
     """
     result = run_in_cluster(["sh", "-ec", script], cwd=folder, timeout=240, link="200mbit")
@@ -102,7 +102,7 @@ def test_run_records_distribution_and_emulation(runs_folder: Path) -> None:
     environment = run.info.environment
     assert environment is not None
     assert environment["hosts"] == ["n1", "n2", "n1", "n2"]
-    assert environment["slurm"]["placement"] == "cyclic"
+    assert environment["slurm"]["distribution"] == "cyclic"
     assert environment["switches"]["n1"].endswith(".n1")
     [record] = run.records
     assert record.world.nodes == 2

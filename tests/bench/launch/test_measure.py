@@ -229,7 +229,7 @@ def test_run_over_nodes_resumes_in_an_allocation_that_fits(
 ) -> None:
     path = run(SRUN)
     environment = load_run(path).info.environment or {}
-    assert environment["slurm"] == {"job": "17", "nodelist": "n[1-4]", "placement": "block"}
+    assert environment["slurm"] == {"job": "17", "nodelist": "n[1-4]", "distribution": "block"}
     records = path / "records.jsonl"
     count = len(load_run(path).records)
     records.write_bytes(b"")

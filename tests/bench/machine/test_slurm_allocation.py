@@ -56,30 +56,30 @@ def test_missing_allocation_is_refused(name: str) -> None:
     assert "salloc" in message
 
 
-def lay_out(nodes: int | None, tasks: int, placement: str | None = None) -> NodeLayout:
-    return choose_layout(JOB, nodes=nodes, ntasks_per_node=tasks, placement=placement)
+def lay_out(nodes: int | None, tasks: int, distribution: str | None = None) -> NodeLayout:
+    return choose_layout(JOB, nodes=nodes, ntasks_per_node=tasks, distribution=distribution)
 
 
 def test_layout_uses_all_nodes_in_blocks() -> None:
-    assert lay_out(None, 2) == NodeLayout(nodes=4, ntasks_per_node=2, placement="block")
+    assert lay_out(None, 2) == NodeLayout(nodes=4, ntasks_per_node=2, distribution="block")
     layout = lay_out(2, 2, "cyclic")
-    assert layout == NodeLayout(nodes=2, ntasks_per_node=2, placement="cyclic")
+    assert layout == NodeLayout(nodes=2, ntasks_per_node=2, distribution="cyclic")
     assert layout.ranks == 4
 
 
 @pytest.mark.parametrize(
-    ("nodes", "placement", "facts"),
+    ("nodes", "distribution", "facts"),
     [
         (8, None, ["--nodes 8", "17", "4"]),
         (0, None, ["--nodes 0"]),
         (1, None, ["at least 2 ranks"]),
-        (2, "cylic", ["--placement 'cylic'", "'cyclic'"]),
+        (2, "cylic", ["--distribution 'cylic'", "'cyclic'"]),
     ],
 )
 def test_impossible_layout_is_refused(
-    nodes: int, placement: str | None, facts: list[str]
+    nodes: int, distribution: str | None, facts: list[str]
 ) -> None:
-    message = usage_error(lay_out, nodes, 1, placement)
+    message = usage_error(lay_out, nodes, 1, distribution)
     for fact in facts:
         assert fact in message
 

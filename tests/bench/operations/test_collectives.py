@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, product
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.operations.collectives import Barrier
+from parbench.bench.operations.collectives import Barrier, all_gather_v
 from parbench.bench.operations.operation import Operation
 from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, bytes_needed
 from parbench.bench.plan.groups import groups_of
@@ -274,6 +275,20 @@ def test_bus_bandwidth_follows_nccl_tests(four_ranks: Ranks) -> None:
         amounts = (facts["busbw"], facts["send_bytes"], facts["recv_bytes"])
         assert tuple(amount / size for amount in amounts) == NCCL_CONVENTION[name], name
         assert (facts["hops"] == 2) == (name == "p2p.pingpong"), name
+
+
+@pytest.mark.parametrize(("skew", "factor"), [(0.0, 0.75), (0.5, 0.875), (1.0, 1.0)])
+def test_uneven_gather_counts_what_arrives(skew: float, factor: float) -> None:
+    fields = {
+        "size": 4,
+        "rank": 1,
+        "backend": "gloo",
+        "device": torch.device("cpu"),
+        "group": None,
+    }
+    world = cast(World, SimpleNamespace(**fields))
+    operation = all_gather_v(world, size_bytes=1024, dtype="float32", skew=skew)
+    assert operation.describe().details["busbw_factor"] == factor
 
 
 def measure_peak_bytes(world: World, name: str, params: Params) -> int:

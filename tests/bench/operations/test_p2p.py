@@ -110,6 +110,13 @@ def test_in_turn_smaller_rank_sends_first(two_ranks: Ranks) -> None:
     assert at_once == [["batch_isend_irecv"], ["batch_isend_irecv"]]
 
 
+@pytest.mark.parametrize(("direction", "num_hops"), [("at_once", 1), ("in_turn", 2)])
+def test_in_turn_time_is_half_the_round_trip(direction: str, num_hops: int) -> None:
+    world = cast(World, SimpleNamespace(size=2, rank=0, device=torch.device("cpu"), group=None))
+    operation = round_of_pairs(world, size_bytes=64, dtype="float32", direction=direction)
+    assert operation.describe().hops == num_hops
+
+
 @pytest.mark.parametrize("prepare", [sendrecv, round_of_pairs])
 def test_single_rank_is_refused(prepare: Callable[..., object]) -> None:
     world = cast(World, SimpleNamespace(size=1))
