@@ -165,12 +165,13 @@ def _whole(rates: Mapping[D, Mapping[int, float]]) -> Rates[D]:
 
 
 def compared(devices: Sequence[Device], floor: float) -> tuple[Device, ...]:
-    """Return the devices, each beside all others of its kind, those of other hosts too; the slow ones with a reason."""
+    """Compare each device with all others of its kind, on all hosts, and return them in the same order."""
+    # Devices are identified by their position. Hosts may have equal names, and GPUs of several hosts equal indices.
     kept = {
-        (one.host, one.name): msgspec.structs.replace(
-            one, reasons=tuple(reason for reason in one.reasons if not reason.is_beside_peers)
+        position: msgspec.structs.replace(
+            device, reasons=tuple(reason for reason in device.reasons if not reason.is_beside_peers)
         )
-        for one in devices
+        for position, device in enumerate(devices)
     }
     names = [f"{one.name}{more}" for one in QUANTITIES for more in ("", " alone")]
     for kind in {device.kind for device in devices}:

@@ -2,8 +2,9 @@
 
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -72,21 +73,24 @@ def read(host: str, out: bytes, err: bytes, code: int) -> Answer:
 
 
 def together(answers: Sequence[Answer]) -> tuple[Answer, ...]:
-    """Return the answers with each device beside those of its kind on all hosts; not where hosts share a machine."""
-    known = [answer.health for answer in answers if answer.health is not None]
-    if any(health.emulated for health in known) or not known:
-        return tuple(answers)
-    devices: list[Device] = []
-    for kind in dict.fromkeys(health.device for health in known):
-        alike = [device for health in known if health.device == kind for device in health.devices]
-        devices += compared(alike, FLOORS[kind])
-    found = []
+    """Compare each device with its peers on all hosts; emulated hosts share one machine and are left as they are."""
+    by_kind: dict[str, list[Device]] = {}
     for answer in answers:
-        if answer.health is not None:
-            own = tuple(one for one in devices if one.host == answer.health.host)
-            answer = msgspec.structs.replace(answer, health=msgspec.structs.replace(answer.health, devices=own))
-        found.append(answer)
-    return tuple(found)
+        if answer.health is not None and not answer.health.emulated:
+            by_kind.setdefault(answer.health.device, []).extend(answer.health.devices)
+    compared_devices = {kind: iter(compared(devices, FLOORS[kind])) for kind, devices in by_kind.items()}
+    return tuple(_with_devices(answer, compared_devices) for answer in answers)
+
+
+def _with_devices(answer: Answer, compared_devices: Mapping[str, Iterator[Device]]) -> Answer:
+    """Return an answer with the next compared devices of its kind, as many as it has."""
+    health = answer.health
+    if health is None or health.emulated:
+        return answer
+    devices = islice(compared_devices[health.device], len(health.devices))
+    # The name by which a host was reached is unique. Its own name may be that of another host too.
+    named = tuple(msgspec.structs.replace(device, host=answer.host) for device in devices)
+    return msgspec.structs.replace(answer, health=msgspec.structs.replace(health, devices=named))
 
 
 def code_of(answers: Sequence[Answer]) -> int:

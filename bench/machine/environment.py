@@ -27,6 +27,7 @@ _ALLOWED = re.compile(
 )
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 _SECRET_URL = re.compile(r"://\S*(@|[?&;][^=\s]*(token|key|secret|pass)[^=\s]*=)", re.IGNORECASE)
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
 _MISSING = object()
 
 
@@ -49,7 +50,7 @@ def capture(environ: Mapping[str, str], *, gpu: str | None = None, root: Path = 
             "address": address,
             "os": (or_none(platform.freedesktop_os_release) or {}).get("PRETTY_NAME") or platform.system(),
             "kernel": platform.release(),
-            "boot_id": contents(root / "proc/sys/kernel/random/boot_id"),
+            "boot_id": contents(root / _BOOT_ID),
             "cpu_model": cpu.get("model name"),
             "memory_bytes": psutil.virtual_memory().total,
             "clock_source": contents(system / "clocksource/clocksource0/current_clocksource"),
@@ -150,6 +151,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank runs: CPUs it may use, their NUMA nodes, its GPU's UUID if any, its switch path under SLURM."""
 
     host: str
+    boot_id: str | None = None  # of the kernel, because hosts may have equal names
     cpus: tuple[int, ...]
     numa_nodes: tuple[int, ...]
     gpu: str | None = None
@@ -159,7 +161,10 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
     cpus, switches = affinity(), environ.get("SLURM_TOPOLOGY_ADDR")
     nodes = sorted(node for node, own in _numa_nodes(root).items() if cpus & own)
-    return RankPlace(host=host, cpus=tuple(sorted(cpus)), numa_nodes=tuple(nodes), gpu=gpu, switches=switches)
+    boot_id = contents(root / _BOOT_ID)
+    return RankPlace(
+        host=host, boot_id=boot_id, cpus=tuple(sorted(cpus)), numa_nodes=tuple(nodes), gpu=gpu, switches=switches
+    )
 
 
 def _numa_nodes(root: Path) -> dict[int, frozenset[int]]:
@@ -194,7 +199,8 @@ def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None
 
 def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     """Return how near two ranks are, in words; None where nothing tells."""
-    if a.host != b.host:
+    # As in NCCL: containers of one host may have several names, and hosts may have equal names.
+    if (a.host, a.boot_id) != (b.host, b.boot_id):
         # switch paths such as spine.leaf1.n1: the last part is the node itself
         one, other = ((place.switches or "").rpartition(".")[0] for place in (a, b))
         return "same switch" if one == other != "" else "other node"
