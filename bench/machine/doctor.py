@@ -91,11 +91,10 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
     governor, clock, virtual = (host.get(name) for name in ("governor", "clock_source", "virtualised"))
     running, steal = load.get("one_minute"), load.get("steal_percent")
     free, shm, swap = machine.memory_bytes, load.get("shm_bytes"), load.get("swap_used_bytes")
-    waiting = None if running is None else f"{running:.2f} on {counted(machine.cores, 'core')}"
     return (
         _torch(machine),
         *_device_ranks_and_cores(machine, chosen, process.get("affinity")),
-        _judged("load average", waiting, (running or 0.0) > BUSY_SHARE * machine.cores),
+        _examine_load(running, machine.host_cores),
         _judged("cpu governor", governor, governor != "performance"),
         _judged("clock source", clock, clock not in CLOCK_SOURCES),
         _judged("steal time", None if steal is None else f"{steal:.1f} %", (steal or 0.0) > STEAL_PERCENT),
@@ -154,6 +153,14 @@ def _device_ranks_and_cores(machine: Machine, spec: WorldSpec | None, affinity: 
     better = f"--nproc {whole}" if whole > 1 else "a machine with a core for each rank"
     remedy = f"use {better}: ranks that share a core wait for each other"
     return [device, _judged("ranks", found, spec.nproc > whole, remedy), available]
+
+
+def _examine_load(load_average: float | None, host_cores: int | None) -> Finding:
+    """Compare the load average with the cores of the whole host, because it counts processes on all of them."""
+    if load_average is None or host_cores is None:
+        return _judged("load average", None)
+    found = f"{load_average:.2f} on {counted(host_cores, 'core')} of the host"
+    return _judged("load average", found, load_average > BUSY_SHARE * host_cores)
 
 
 def _interface(host: Mapping[str, Any], interface: str | None, named: str | None) -> Finding:

@@ -24,6 +24,7 @@ class Machine:
     """What a process started here finds; ``cores`` and ``memory_bytes`` are what it may use of them."""
 
     cores: int
+    host_cores: int | None = None  # logical CPUs of the host, which its load average counts
     physical_cores: int | None = None
     memory_bytes: int | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -48,6 +49,7 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
     torch_cuda = None if cuda is None or cuda[1] == "None" else cuda[1].strip("'\"")
     return Machine(
         cores=available_cores(),
+        host_cores=psutil.cpu_count(),
         physical_cores=psutil.cpu_count(logical=False),
         memory_bytes=available_memory_bytes(),
         gpus=visible,

@@ -21,6 +21,7 @@ GIB = 1 << 30
 GPU = Gpu(name="NVIDIA H100", memory_bytes=80 * GIB)
 MACHINE = Machine(
     cores=4,
+    host_cores=4,
     physical_cores=4,
     memory_bytes=16 * GIB,
     torch_version="2.13.0+cpu",
@@ -96,6 +97,14 @@ def test_limits_of_machine(
     finding = diagnose(machine)[topic]
     assert fact in finding.found
     assert finding.disturbs is disturbs
+
+
+@pytest.mark.parametrize(("load_average", "disturbs"), [(32.0, False), (33.0, True)])
+def test_load_is_compared_with_cores_of_the_host(load_average: float, disturbs: bool) -> None:
+    """A job may use four of 128 cores."""
+    finding = diagnose({"host_cores": 128}, load={"one_minute": load_average})["load average"]
+    assert finding.disturbs is disturbs
+    assert "128 cores" in finding.found
 
 
 LOOPBACK = {"host": {"address": "127.0.1.1"}, "process": {"interface": "lo"}}
