@@ -1,5 +1,6 @@
 """A check of several hosts, each by itself and at once, over ssh; then their devices beside each other."""
 
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +28,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hosts_in(text: str) -> tuple[str, ...]:
-    """Return the hosts of ``a,b`` or of a file with one a line; of an MPI hostfile's lines the first word."""
+    """Return the hosts of ``a,b``, or of a file with one a line.
+
+    In the hostfiles of MPI libraries the number of ranks follows: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH.
+    """
     if "," not in text and Path(text).is_file():  # a long list is too long for a file's name
         lines = [line.partition("#")[0].split() for line in read_text(text, f"--hosts {text}").splitlines()]
-        found = [words[0] for words in lines if words]
+        found = [re.sub(r"^([^:]+):\d+$", r"\1", words[0]) for words in lines if words]
     else:
         found = [word for word in text.split(",") if word]
     if not found or any(name.startswith("-") for name in found):

@@ -37,8 +37,8 @@ def answer(host: str, speed: float, **fields: Any) -> Answer:
 
 def test_hosts_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    file.write_text("# rack 3\nn1 slots=8\nn2:8\n\nn1\n")
-    assert hosts_in(str(file)) == ("n1", "n2:8")
+    file.write_text("# rack 3\nn1 slots=8\nn2:8\n\nn1\nfe80::12\n")
+    assert hosts_in(str(file)) == ("n1", "n2", "fe80::12")
 
 
 def test_hosts_are_read_from_a_list() -> None:
