@@ -112,7 +112,9 @@ def measured(devices: Sequence[Device], run: Run) -> tuple[tuple[Device, ...], t
         own = {name: of[device.rank] for name, of in found.by_rank.items() if device.rank in of}
         if pairs := [rates for ranks, rates in found.by_pair.items() if device.rank in ranks]:
             launches = sorted({launch for rates in pairs for launch in rates})
-            own["pairs"] = {launch: median([rates[launch] for rates in pairs if launch in rates]) for launch in launches}
+            own["pairs"] = {
+                launch: median([rates[launch] for rates in pairs if launch in rates]) for launch in launches
+            }
         rates = {name: _rate(name, launches) for name, launches in own.items() if launches}
         reasons = [Reason(text=words, remedy=CORRUPT) for words in wrong.get(device.rank, ())]
         ran = bool(rates) or bool(reasons)

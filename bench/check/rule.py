@@ -52,9 +52,7 @@ def compute_gaps(quantities: Mapping[str, Rates[D]], threshold: float) -> dict[t
     for name, by_device in levels.items():
         for device, level in by_device.items():
             peers = [rates for peer, rates in complete[name].items() if peer != device]
-            variation = max(
-                _compute_peer_variation(peers), stdev(level), typical_variation, _MIN_VARIATION
-            )
+            variation = max(_compute_peer_variation(peers), stdev(level), typical_variation, _MIN_VARIATION)
             gaps[name, device] = _make_gap(level, variation, threshold)
     return gaps
 

@@ -249,7 +249,9 @@ def test_short_host_keeps_none_from_comparison(tmp_path: Path) -> None:
 
 def test_pair_without_a_launch_keeps_none_from_comparison(tmp_path: Path) -> None:
     run = build_run(tmp_path, slow_pair="1-3")
-    first_round = next(record for record in run.records if record.details.get("pairs") == ROUNDS[0])
+    first_round = next(
+        record for record in run.records if record.details.get("pairs") == ROUNDS[0]
+    )
     records = tuple(record for record in run.records if record != first_round)
     health = check_run(replace(run, records=records))
     assert health.bad == ["GPU 1 - GPU 3"]

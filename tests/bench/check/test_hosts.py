@@ -108,7 +108,7 @@ def test_slow_host_is_found_among_hosts() -> None:
     assert code_of(compared) == 1
     text = render(compared)
     assert "4 hosts: 1 bad" in text
-    assert "n3 GPU 0: 20 % under its peers" in text
+    assert "n3 GPU 0 and n3 GPU 1: 20 % under its peers" in text
 
 
 def test_hosts_of_equal_names_are_told_apart() -> None:
@@ -134,7 +134,7 @@ def test_hosts_of_equal_names_are_told_apart() -> None:
 def test_emulated_host_leaves_others_compared() -> None:
     answers = [answer(f"n{index}", 0.8 if index == 2 else 1.0) for index in range(4)]
     answers.append(answer("n4", 0.5, emulated=True))
-    assert "n2 GPU 0: 20 % under its peers" in render(together(answers))
+    assert "n2 GPU 0 and n2 GPU 1: 20 % under its peers" in render(together(answers))
 
 
 def test_hosts_that_check_cores_next_to_gpus_are_not_fine() -> None:
