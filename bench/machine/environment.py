@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from parbench.bench.machine.gpu import Links, gpus_of, in_detail
+from parbench.bench.machine.gpu import Links
 from parbench.bench.machine.machine import affinity, available_cores, contents, or_none, package_version, whole_number
 
 VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
@@ -31,11 +31,8 @@ _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _MISSING = object()
 
 
-def capture(environ: Mapping[str, str], *, gpu: str | None = None, root: Path = Path("/")) -> dict[str, Any]:
-    """Return the surroundings of this process, unknown as None.
-
-    ``gpu`` is the UUID of the one that it uses; ``root`` holds the ``proc`` and ``sys`` to read.
-    """
+def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
+    """Return the surroundings of this process, unknown as None; ``root`` holds the ``proc`` and ``sys`` to read."""
     address, cpus, variables = host_address(), affinity(), recorded_variables(environ)
     first_cpu = (contents(root / "proc/cpuinfo") or "").split("\n\n")[0]
     cpu = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*?)[ \t]*$", first_cpu, re.MULTILINE))
@@ -44,7 +41,7 @@ def capture(environ: Mapping[str, str], *, gpu: str | None = None, root: Path = 
     governors = {contents(system / f"cpu/cpu{number}/cpufreq/scaling_governor") for number in cpus}
     versions = {name: package_version(name) for name in ("torch", "numpy", "parbench")}
     load = or_none(os.getloadavg)
-    captured: dict[str, Any] = {
+    return {
         "host": {
             "name": socket.gethostname(),
             "address": address,
@@ -67,10 +64,6 @@ def capture(environ: Mapping[str, str], *, gpu: str | None = None, root: Path = 
         # how many processes ran or waited for a core
         VOLATILE: {"one_minute": None if load is None else round(load[0], 2)},
     }
-    if gpu and (found := in_detail(environ, gpus_of(environ, "-i", gpu))):
-        captured["gpu"] = found[0].facts(varying=False)
-        captured[VOLATILE]["gpu"] = found[0].facts(varying=True)
-    return captured
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:

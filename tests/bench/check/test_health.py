@@ -237,7 +237,7 @@ def test_two_launches_name_no_device(tmp_path: Path) -> None:
 
 def test_short_host_keeps_none_from_comparison(tmp_path: Path) -> None:
     """One of the hosts has no time for its last launch."""
-    devices = []
+    devices: list[Device] = []
     for number in range(4):
         slowdowns = dict.fromkeys(range(NUM_RANKS), 1.3 if number == 1 else 1.0)
         num_launches = 2 if number == 3 else NUM_LAUNCHES
