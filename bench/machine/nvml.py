@@ -104,6 +104,7 @@ def _has_ended(input_descriptor: int) -> bool:
 def make_report(*, has_details: bool) -> GpuReport:
     gpus = []
     handles = []
+    lost = []
     failure = None
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
@@ -113,9 +114,11 @@ def make_report(*, has_details: bool) -> GpuReport:
         except pynvml.NVMLError_NoPermission:
             continue  # The GPU belongs to another job or container.
         except pynvml.NVMLError as error:
+            lost.append(index)
             failure = GpuFailure(kind="error", text=f"{error} (GPU {index})")
     return GpuReport(
         gpus=tuple(gpus),
+        lost=tuple(lost),
         links=read_links(handles, gpus) if has_details else (),
         cuda_version=_read_cuda_version() if has_details else None,
         failure=failure,

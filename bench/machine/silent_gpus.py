@@ -37,13 +37,17 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path =
     kernel_gpus = read_kernel_gpus(driver_folder)
     excluded_minors = {gpu.minor for gpu in kernel_gpus if gpu.is_excluded}
     minors = [minor for minor in _list_openable_minors(root) if minor not in excluded_minors]
+    if not minors and report.lost:
+        return tuple(str(index) for index in report.lost if _is_visible(environ, index, None))
     if not minors:
         return _find_without_nodes(report, kernel_gpus, driver_folder, root)
     own = [gpu for gpu in kernel_gpus if gpu.minor in minors]
     answering = {gpu.pci_address for gpu in report.gpus}
     silent = [gpu for gpu in own if gpu.address not in answering]
     num_unknown = len(minors) - len(report.gpus) - len(silent)  # have a node, but the kernel does not list them
-    names = (*_select_named(environ, own, silent), *_name_nodes(minors, num_unknown))
+    visible = [gpu for index, gpu in enumerate(own) if _is_visible(environ, index, gpu.uuid)]
+    addresses = [gpu.address for gpu in visible if gpu in silent]
+    names = (*addresses, *_name_nodes(minors, num_unknown))
     return names or _list_unclaimed(report, root)
 
 
@@ -104,18 +108,11 @@ def _is_satisfied(environ: Mapping[str, str], report: GpuReport) -> bool:
     return names_gpu is None or len(select_visible(report.gpus, environ)) == len(split_visible_devices(variable))
 
 
-def _select_named(environ: Mapping[str, str], own: Sequence[KernelGpu], silent: Sequence[KernelGpu]) -> tuple[str, ...]:
-    """Return the addresses of the silent GPUs, only of those that ``CUDA_VISIBLE_DEVICES`` names if it is set."""
+def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> bool:
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
-        return tuple(gpu.address for gpu in silent)
-    entries = split_visible_devices(variable)
-    addresses = []
-    for index, gpu in enumerate(own):
-        is_named = any(is_entry_for(entry, index, gpu.uuid) for entry in entries)
-        if gpu in silent and is_named:
-            addresses.append(gpu.address)
-    return tuple(addresses)
+        return True
+    return any(is_entry_for(entry, index, uuid) for entry in split_visible_devices(variable))
 
 
 def _name_nodes(minors: Sequence[int], num_unknown: int) -> tuple[str, ...]:
