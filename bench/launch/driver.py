@@ -17,7 +17,8 @@ from parbench.bench.launch.launchers import Launcher
 from parbench.bench.launch.monitor import START_SECONDS, RankMonitor
 from parbench.bench.launch.visits import order_of_visits, spread_over_visits
 from parbench.bench.machine.environment import difference, format_cpus, hoist, relations
-from parbench.bench.machine.gpu import gpu_links, gpus_of
+from parbench.bench.machine.gpu import GpuReport, inspect_gpus, sample_gpus
+from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, GpuInventory
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
@@ -86,6 +87,9 @@ class Driver:
         self._path, self._info, self._plan = run.path, run.info, run.info.plan
         self._writer, self._start_gang, self._audience = writer, start_gang, audience
         self._hosts, self._facts = hosts, facts
+        on_cuda = self._plan.device == "cuda"
+        self._gpus = GpuInventory(inspect_gpus(os.environ) if on_cuda else GpuReport())
+        self._needs_gpu_reports = on_cuda and tuple(hosts) != ("127.0.0.1",)  # of other hosts
         self._silent: set[str] = set()
         self._doubts: tuple[str, ...] = ()
         self._leftovers: tuple[str, ...] = ()
@@ -215,7 +219,8 @@ class Driver:
 
     def _start(self, stack: ExitStack) -> RankMonitor:
         server, held = stack.enter_context(DriverServer(*self._hosts)), self._held()
-        gang = self._start_gang(self._gangs, {**server.variables(), DEVICE_VARIABLE: self._plan.device})
+        variables = {DEVICE_VARIABLE: self._plan.device, REPORT_VARIABLE: "1" if self._needs_gpu_reports else "0"}
+        gang = self._start_gang(self._gangs, {**server.variables(), **variables})
         if not gang.can_restart:
             stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
         self._gangs += 1
@@ -242,7 +247,7 @@ class Driver:
 
     def _held(self) -> dict[str, int]:
         """Return the memory (bytes) in use on this host's GPUs, by UUID; nothing on the CPU or where it is not told."""
-        gpus = gpus_of(os.environ) if self._plan.device == "cuda" else ()
+        gpus = sample_gpus(os.environ) if self._plan.device == "cuda" else ()
         return {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.uuid and gpu.memory_used_bytes is not None}
 
     def _job(self, launch: int, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:
@@ -312,12 +317,12 @@ class Driver:
 
     def _learn(self, hellos: list[Hello]) -> None:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
-        common, rest = hoist([hello.environment for hello in hellos])
+        common, rest = hoist(self._gpus.add_facts([hello.environment for hello in hellos]))
+        self._needs_gpu_reports = False
         common |= {name: {**common.get(name, {}), **of} for name, of in self._facts.items()}
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
-            links = gpu_links(os.environ) if self._plan.device == "cuda" else {}
-            common |= {"locality": relations(places, links), **rank_placement(hellos)}
+            common |= {"locality": relations(places, self._gpus.links), **rank_placement(hellos)}
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             with writing(self._path / "run.json"):

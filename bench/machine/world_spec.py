@@ -119,9 +119,9 @@ def choose_world(
 
 def find_silence(machine: Machine) -> str:
     """Return which GPUs do not answer and what to do, empty where all answer."""
-    if not machine.silent_gpus or machine.smi_reply is None:
+    if not machine.silent_gpus:
         return ""
-    return f"{describe_silent_gpus(machine.silent_gpus, machine.smi_reply)}; {suggest_fix(machine.smi_reply)}"
+    return f"{describe_silent_gpus(machine.silent_gpus, machine.gpu_failure)}; {suggest_fix(machine.gpu_failure)}"
 
 
 def find_old_driver(machine: Machine) -> str:

@@ -29,6 +29,7 @@ from parbench.bench.launch.processes import leave
 from parbench.bench.launch.visits import spread_over_visits
 from parbench.bench.machine.environment import capture, interface_of, rank_place
 from parbench.bench.machine.gpu import local_gpu_index
+from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.rank.runner import CaseRun
@@ -114,7 +115,8 @@ def work(
             os._exit(1)
 
     own_store = meeting.offer(client.own_address) if meeting else ""
-    client.say(_hello(own_store, on_cuda=driver.get(channel.DEVICE_VARIABLE) == "cuda"))
+    on_cuda, has_report = driver.get(channel.DEVICE_VARIABLE) == "cuda", driver.get(REPORT_VARIABLE) == "1"
+    client.say(_hello(own_store, on_cuda=on_cuda, has_report=has_report))
     job = client.hear()
     if not isinstance(job, Job):
         end()
@@ -222,7 +224,7 @@ def _stand_still(client: RankClient, index: int | None, error: Exception) -> Non
     threading.Event().wait()
 
 
-def _hello(meeting: str, *, on_cuda: bool) -> channel.Hello:
+def _hello(meeting: str, *, on_cuda: bool, has_report: bool = False) -> channel.Hello:
     uuid, device = None, None
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
@@ -231,13 +233,14 @@ def _hello(meeting: str, *, on_cuda: bool) -> channel.Hello:
     }
     if on_cuda and torch.cuda.is_available():
         device = torch.cuda.get_device_properties(local_gpu_index(os.environ, torch.cuda.device_count()))
-        uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as nvidia-smi writes it
+        uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
         facts["nccl"] = nccl_version()
         facts["float32_matmul"] = full_float32()
-    environment = {**capture(os.environ, gpu=uuid), "torch": facts}
-    if device is not None:  # the driver's tools do not tell it
-        environment.setdefault("gpu", {})["l2_cache_bytes"] = device.L2_cache_size
+    environment = {**capture(os.environ), "torch": facts}
+    if device is not None and uuid is not None:
+        environment |= capture_gpu(os.environ, uuid, has_report=has_report)
+        environment["gpu"]["l2_cache_bytes"] = device.L2_cache_size  # which NVML does not report
     in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= os.environ.keys()
     return channel.Hello(
         rank=int(os.environ["RANK"]),

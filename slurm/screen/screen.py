@@ -10,7 +10,7 @@ from parbench.bench.check.hosts import Answer
 from parbench.bench.check.hosts import render as render_check
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.launch.processes import PARBENCH
-from parbench.bench.text import UserError, counted, format_table, parse_duration, parse_size, short_host
+from parbench.bench.text import UserError, counted, format_table, parse_duration, parse_size
 from parbench.slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
 from parbench.slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
 from parbench.slurm.system import SLURM, Slurm, format_limit
@@ -213,13 +213,13 @@ def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
     """Measure rounds of all nodes, without those that do not answer, and once more with those that look slow."""
     seen = measure(nodes, tournament(len(nodes), options.rounds), options)
     silent, runs = dict(seen.silent), [str(seen.run)]
-    left = [node for node in nodes if short_host(node) not in silent]
+    left = [node for node in nodes if node not in silent]
     if silent and len(left) >= LEAST_NODES:
         seen = measure(left, tournament(len(left), options.rounds), options)
         silent, runs = {**silent, **seen.silent}, [*runs, str(seen.run)]
     problems, exchanges = seen.problems, seen.exchanges
     if seen.silent or not exchanges:  # nothing tells nodes apart, but that some did not answer
-        told = Screening(nodes=tuple(_unmeasured(node, silent.get(short_host(node))) for node in nodes))
+        told = Screening(nodes=tuple(_unmeasured(node, silent.get(node)) for node in nodes))
     else:
         suspects = find_slow(exchanges)
         confirmed: Slow | None = Slow()

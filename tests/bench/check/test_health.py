@@ -254,6 +254,29 @@ def test_two_launches_name_no_device(tmp_path: Path) -> None:
     assert "not reached" in health.problems[0]
 
 
+def test_short_host_keeps_none_from_comparison(tmp_path: Path) -> None:
+    """One of the hosts has no time for its last launch."""
+    devices: list[Device] = []
+    for number in range(4):
+        slowdowns = dict.fromkeys(range(NUM_RANKS), 1.3 if number == 1 else 1.0)
+        num_launches = 2 if number == 3 else NUM_LAUNCHES
+        run = build_run(tmp_path / str(number), slowdowns, num_launches=num_launches)
+        devices += measured(list_devices(f"n{number}"), run)[0]
+    bad = {device.host for device in compared(devices, 0.05) if device.verdict == "bad"}
+    assert bad == {"n1"}
+
+
+def test_pair_without_a_launch_keeps_none_from_comparison(tmp_path: Path) -> None:
+    run = build_run(tmp_path, slow_pair="1-3")
+    first_round = next(
+        record for record in run.records if record.details.get("pairs") == ROUNDS[0]
+    )
+    records = tuple(record for record in run.records if record != first_round)
+    health = check_run(replace(run, records=records))
+    assert health.bad == ["GPU 1 - GPU 3"]
+    assert len(health.devices[0].rates["pairs"].launches) == NUM_LAUNCHES
+
+
 def measure_host(folder: Path, host: str, slowdown: float = 1.0) -> list[Device]:
     slowdowns = dict.fromkeys(range(NUM_RANKS), slowdown)
     devices, _, _ = measured(list_devices(host), build_run(folder / host, slowdowns))
