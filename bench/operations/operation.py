@@ -205,7 +205,12 @@ class Operation(Benchmark):
         return self.expected()  # kept, as it is held against the output after every visit
 
     def corrupt(self) -> None:
-        self.output[-1:] = 0
+        """Make the last element wrong: no coded value is 0, except among bools."""
+        last = self.output[-1:]
+        if last.dtype is torch.bool:
+            last.logical_not_()
+        else:
+            last.zero_()
 
     def describe(self) -> Description:
         return self.description

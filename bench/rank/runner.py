@@ -32,6 +32,8 @@ class Disturbed:
     """A benchmark whose step takes longer, or whose result is wrong; ``sync`` waits for what it has launched."""
 
     def __init__(self, benchmark: Benchmark, fault: FaultSpec, sync: Callable[[], None]) -> None:
+        if fault.kind == "corrupt" and not hasattr(benchmark, "corrupt"):
+            raise UserError(f"--inject {fault.text}: this benchmark has no corrupt()")
         self._benchmark, self._fault, self._sync = benchmark, fault, sync
         self.reset, self.check = benchmark.reset, benchmark.check
         self.describe, self.close = benchmark.describe, benchmark.close
@@ -44,9 +46,7 @@ class Disturbed:
             self._sync()  # a share of the step, not of its launch
             time.sleep(self._fault.amount * (time.perf_counter() - began))
         elif self._fault.kind == "corrupt":
-            if not hasattr(self._benchmark, "corrupt"):
-                raise UserError(f"--inject {self._fault.text}: this benchmark has no corrupt()")
-            self._benchmark.corrupt()
+            cast(Any, self._benchmark).corrupt()
 
     def issue(self) -> Sequence[dist.Work]:
         """Refuse to be slow or wrong: issued apart, a step can only come late."""
@@ -116,6 +116,8 @@ class CaseRun:
         refusals = world.gather(refusal)
         if self._benchmark is None or subgroup is None or any(refusals):
             return _refused(refusals, range(len(refusals)) if subgroup is None else subgroup.active)
+        if fault is not None and fault.kind != "corrupt" and fault.rank not in subgroup.ranks:
+            return self._skip_fault(fault, f"rank {fault.rank} is not measured in this case")
         # a disturbed rank cannot explain itself, and the others wait for nobody
         can = world.gather(None if isinstance(self._benchmark, Disturbed) else isinstance(self._benchmark, Explained))
         self._explains = all(can)
@@ -144,6 +146,8 @@ class CaseRun:
             return Outcome(status="failed", reason=reason, injected=self._injected)
         self._description = told[first]
         wrong = _wrong(self._timing, "before the timed region", self._benchmark.step)
+        if wrong is None and fault is not None and fault.kind == "corrupt":
+            return self._skip_fault(fault, f"rank {fault.rank} has no result in this case that can be wrong")
         if wrong is None and self._graph:
             self._benchmark.step()  # a result that a second step leaves right can be checked after many
             world.sync()
@@ -153,6 +157,10 @@ class CaseRun:
             # CUDA may wait for an idle device to load a kernel, and none is idle next to a load.
             self._timing.start_line(1)
         return None if wrong is None else replace(wrong, injected=self._injected)
+
+    def _skip_fault(self, fault: FaultSpec, reason: str) -> Outcome:
+        """Return the outcome of a case in which the injected fault would have no effect."""
+        return Outcome(status="skipped", reason=f"--inject {fault.text}: {reason}", injected=fault.text)
 
     def _measured(self, seconds: float, left: int, alone: bool) -> Outcome:
         timing = self._timing

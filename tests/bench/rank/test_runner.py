@@ -349,6 +349,48 @@ def test_injected_late_rank_delays_every_step(two_ranks: Ranks) -> None:
     assert late.injected == waiting.injected == "late:1:20ms"
 
 
+@pytest.mark.parametrize(
+    ("operation", "params"),
+    [
+        ("p2p:unidirectional", {"size_bytes": 64}),  # rank 0 only sends
+        ("collectives:gather", {"size_bytes": 64, "root": 1}),
+        ("collectives:all_reduce", {"size_bytes": 0}),
+        ("collectives:all_reduce", {"size_bytes": 64, "group": "contiguous:1", "group_index": 1}),
+    ],
+)
+def test_corruption_without_a_result_is_skipped(
+    two_ranks: Ranks, operation: str, params: dict[str, Value]
+) -> None:
+    target = f"parbench.bench.operations.{operation}"
+    fault = parse_fault("corrupt:0", 2)
+    for run in run_case(two_ranks, fault, target, dtype="float32", **params):
+        assert run.outcome.status == "skipped"
+        assert "corrupt:0" in run.outcome.reason
+        assert run.outcome.injected == "corrupt:0"
+
+
+@pytest.mark.parametrize("redop", ["min", "max"])
+def test_corruption_of_bools_is_a_wrong_result(two_ranks: Ranks, redop: str) -> None:
+    """The last element of a result is false or true."""
+    target = "parbench.bench.operations.collectives:all_reduce"
+    fault = parse_fault("corrupt:1", 2)
+    for size_bytes in (63, 64):
+        params: dict[str, Value] = {"size_bytes": size_bytes, "dtype": "bool", "redop": redop}
+        outcome = run_case(two_ranks, fault, target, **params)[0].outcome
+        assert outcome.status == "wrong"
+        assert "1 on rank 1" in outcome.reason
+
+
+@pytest.mark.parametrize("injection", ["late:0:1ms", "slow:0:10%"])
+def test_fault_of_a_rank_that_is_not_measured_is_skipped(
+    two_ranks: Ranks, injection: str
+) -> None:
+    params: dict[str, Value] = {"group": "contiguous:1", "group_index": 1}
+    for run in run_case(two_ranks, parse_fault(injection, 2), **params):
+        assert run.outcome.status == "skipped"
+        assert injection in run.outcome.reason
+
+
 class CountingBenchmark(NotingBenchmark):
     """Counts its steps since the last reset, up to one if it is repeatable."""
 
@@ -510,8 +552,11 @@ def test_corrupt_step_has_one_wrong_element() -> None:
 
 
 def test_faults_that_a_benchmark_lacks_are_refused() -> None:
-    disturbed = Disturbed(NotingBenchmark(), parse_fault("corrupt:1", 2), lambda: None)
-    assert "corrupt:1" in usage_error(disturbed.step)
+    benchmark = NotingBenchmark()
+    corrupt = parse_fault("corrupt:1", 2)
+    slow = parse_fault("slow:1:10%", 2)
+    assert "corrupt:1" in usage_error(Disturbed, benchmark, corrupt, lambda: None)
+    disturbed = Disturbed(benchmark, slow, lambda: None)
     assert "mode async" in usage_error(disturbed.issue)
 
 
