@@ -12,7 +12,7 @@ from parbench.bench.launch.control_channel import Work
 from parbench.bench.operations.operation import DataPattern, Operation, dtype_of
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.torch_compat import all_gather_single
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 
 NOTHING = "nothing"
 _ROUND_MS, _MOST_TIMES = 5.0, 1 << 10  # of a load on a device, beside which ranks' agreement to go on is short
@@ -125,16 +125,18 @@ def _host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) ->
 
 
 @contextmanager
-def background_load(kind: str, subgroups: Subgroups) -> Iterator[list[float]]:
+def background_load(kind: str, world: World) -> Iterator[list[float]]:
     """Keep a load going on every rank while the block runs, which every rank of the world enters together.
 
     Yield the rounds of it, in ms on the device; on a CPU they are not timed.
     """
-    world, rounds = subgroups.world, list[float]()
+    rounds: list[float] = []
     if kind == NOTHING:
         yield rounds
         return
-    group, flags = subgroups.make_load_groups()
+    all_ranks = (tuple(range(len(world.hosts))),)
+    group = world.get_process_group(all_ranks, "background load")
+    flags = world.get_process_group(all_ranks, "end of background load", backend="gloo")
     on_device = world.device.type == "cuda"
     load, stop = _load(kind, world, group, on_device), threading.Event()
     if on_device:  # a communicator is not made beside work that may wait for it

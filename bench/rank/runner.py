@@ -22,7 +22,7 @@ from parbench.bench.rank.timing import Progress, Timed, Timing
 from parbench.bench.results.records import Check, blame, encode_timeline
 from parbench.bench.text import UserError, format_size, listed
 from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
-from parbench.bench.world.world import StandBy, Subgroups, World
+from parbench.bench.world.world import IdleBenchmark, World, select_subgroup
 
 _MOST_NAMED = 3
 """Wrong results that a reason names; of more it says how many."""
@@ -56,10 +56,8 @@ class Disturbed:
 class CaseRun:
     """A case on the ranks, in one visit or in several with other cases between them; every rank takes part."""
 
-    def __init__(
-        self, case: Case, subgroups: Subgroups, measure: Measure, progress: Progress, fault: FaultSpec | None
-    ) -> None:
-        self._case, self._subgroups, self._measure = case, subgroups, measure
+    def __init__(self, case: Case, world: World, measure: Measure, progress: Progress, fault: FaultSpec | None) -> None:
+        self._case, self._world, self._measure = case, world, measure
         self._progress, self._fault, self._injected = progress, fault, fault.text if fault else ""
         self._benchmark: Benchmark | None = None
         self._held = ExitStack()
@@ -103,11 +101,11 @@ class CaseRun:
 
     def _prepare(self) -> Outcome | None:
         """Make the benchmark and check its first step; return the outcome of a case that cannot be measured."""
-        world, fault, case = self._subgroups.world, self._fault, self._case
+        world, fault, case = self._world, self._fault, self._case
         self._progress.phase, self._progress.steps = "prepare", 0
         subgroup = refusal = None
         try:
-            subgroup = self._subgroups.of(case.whole)
+            subgroup = select_subgroup(world, case.whole)
             _refuse_too_large(case, world)
             self._benchmark = make_benchmark(case, subgroup.world, fault)
             self._held.callback(self._benchmark.close)
@@ -164,8 +162,7 @@ class CaseRun:
 
     def _measured(self, seconds: float, left: int, alone: bool) -> Outcome:
         timing = self._timing
-        timing.world = self._subgroups.world  # whose clock may be a newer one
-        with background_load(str(self._case.whole.get("background", NOTHING)), self._subgroups):
+        with background_load(str(self._case.whole.get("background", NOTHING)), self._world):
             timing.run(seconds) if alone else timing.visit(seconds, left)
         left = 0 if timing.full else left
         wrong = _wrong(timing, "in the last replay of the timed region") if self._repeatable else None
@@ -239,7 +236,7 @@ def load_target(target: str) -> Callable[..., Benchmark]:
 def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
     """Return what a rank does for a case: with ``world`` None, nothing; ``fault`` disturbs the rank that it names."""
     if world is None:
-        return StandBy()
+        return IdleBenchmark()
     params = {name: value for name, value in case.whole.items() if name not in OF_THE_RUNNER}
     if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
         refuse_float8(str(params.get("dtype")), torch.cuda.get_device_capability(world.device))

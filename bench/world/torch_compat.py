@@ -200,7 +200,7 @@ def forget_meshes() -> None:
     importlib.import_module("torch.distributed.tensor._redistribute").clear_redistribute_planner_cache()
     clear_dispatch_cache = importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache
     clear_dispatch_cache()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         # each thread has a cache for dispatch in C++, and backward of CUDA tensors has its own thread
         run_in_backward(clear_dispatch_cache, torch.device("cuda", torch.cuda.current_device()))
     for held in gc.get_objects():
@@ -214,7 +214,7 @@ def forget_meshes() -> None:
 def run_in_backward(function: Callable[[], None], device: torch.device) -> None:
     """Call a function in the thread that runs the backward pass of a device's tensors."""
     result = torch.zeros((), device=device, requires_grad=True) * 1
-    result.register_hook(lambda _gradient: function())
+    result.register_hook(lambda _gradient: function())  # type: ignore[no-untyped-call]
     result.backward()  # type: ignore[no-untyped-call]
 
 
