@@ -35,7 +35,7 @@ from parbench.bench.machine.world_spec import Joined
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.torch_compat import nccl_version, recorded_work
-from parbench.bench.world.world import Subgroups, World, full_float32, open_world
+from parbench.bench.world.world import World, disable_tf32, open_world
 
 _MIN_CASE_SECONDS = 0.02
 _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
@@ -154,7 +154,7 @@ def _sit_down(hosts: Sequence[str]) -> None:
 
 
 def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> None:
-    subgroups, clock = Subgroups(world), _LaunchClock(job)
+    clock = _LaunchClock(job)
     left, runs = Counter(job.visits), dict[int, CaseRun]()
     for number, index in enumerate(job.visits):
         if not left[index]:
@@ -163,19 +163,19 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
         try:
             progress.began_ns = time.time_ns()
             client.say(channel.Started(index=number))
-            subgroups.world = subgroups.world.retimed()
+            world.refresh_clock()
             seconds = clock.share(number, left.total())
-            [may_begin, may_go_on] = subgroups.world.decide(clock.allows(index))
+            [may_begin, may_go_on] = world.decide(clock.allows(index))
             if may_begin and index not in runs:
                 case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
-                runs[index] = CaseRun(case, subgroups, measure, progress, fault)
+                runs[index] = CaseRun(case, world, measure, progress, fault)
                 outcome = runs[index].visit(seconds, left[index], alone=not left[index])
             elif may_go_on:
                 outcome = runs[index].visit(seconds, left[index], alone=False)
             else:
                 outcome = runs[index].end() if index in runs else channel.OUT_OF_BUDGET
             clock.left(index)
-            if subgroups.world.rank == 0:
+            if world.rank == 0:
                 client.say(channel.Finished(index=number, outcome=outcome))
             if not outcome.more:
                 left[index] = 0
@@ -236,7 +236,7 @@ def _hello(meeting: str, *, on_cuda: bool, has_report: bool = False) -> channel.
         uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
         facts["nccl"] = nccl_version()
-        facts["float32_matmul"] = full_float32()
+        facts["float32_matmul"] = disable_tf32()
     environment = {**capture(os.environ), "torch": facts}
     if device is not None and uuid is not None:
         environment |= capture_gpu(os.environ, uuid, has_report=has_report)

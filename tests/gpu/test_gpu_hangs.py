@@ -121,14 +121,14 @@ def test_nccl_version_equals_flight_recorder(nccl_world: World) -> None:
 
 TF32_SCRIPT = """
 import torch
-from parbench.bench.world.world import full_float32
+from parbench.bench.world.world import disable_tf32
 a = torch.randn(1024, 1024, dtype=torch.float64, device="cuda")
 exact = a @ a
 
 def compute_error():
     return float(((a.float() @ a.float()).double() - exact).abs().max() / exact.abs().max())
 
-print(compute_error(), full_float32(), compute_error())
+print(compute_error(), disable_tf32(), compute_error())
 """
 
 

@@ -23,7 +23,7 @@ from parbench.bench.plan.options import Options, define, params_of, plan_run
 from parbench.bench.plan.plan import PRESETS, SHORT_LAUNCHES, Measure, Plan, sampling_seconds
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 from tests.support.fake_runs import MACHINE, MODULES, isolate_driver, use_slurm_allocation
 from tests.support.paths import ROOT
 from tests.support.ranks import Ranks
@@ -416,7 +416,7 @@ def measure_readme_step(world: World, folder: str) -> Outcome:
     sys.path.append(folder)
     sys.modules.pop("mystep", None)
     try:
-        run = CaseRun(case, Subgroups(world), Measure(max_iterations=8), Progress(), None)
+        run = CaseRun(case, world, Measure(max_iterations=8), Progress(), None)
         return run.visit(30.0)
     finally:
         sys.path.remove(folder)
