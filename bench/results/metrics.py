@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from parbench.bench.results.stats import LEAST, WITHIN_LAUNCH, Estimate, Kind, mean_of
+from parbench.bench.results.stats import LOWER_BOUNDS, WITHIN_LAUNCH, Estimate, Kind, mean_of
 
 Better = Literal["lower", "higher"]
 T = TypeVar("T")
@@ -287,7 +287,7 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     unknown = msgspec.structs.replace(first, value=None, low=None, high=None, method=lacking)
     if not known:
         return unknown
-    if min(values) <= (least := LEAST.get(kind, -math.inf)):
+    if min(values) <= (least := LOWER_BOUNDS.get(kind, -math.inf)):
         why = f"{least:g} or less in some of {len(values)} launches, of which there is no geometric mean"
         return msgspec.structs.replace(unknown, method="; ".join(filter(None, (why, lacking))))
     # what a launch gives is its median, except for a percentile

@@ -20,7 +20,7 @@ from parbench.bench.limits import (
 )
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue, schema_of_metrics
-from parbench.bench.results.stats import Grade, effective_count, grade, spread, steadiness
+from parbench.bench.results.stats import Grade, describe_trend, effective_count, grade_noise, spread
 from parbench.bench.text import UserError, reading
 
 
@@ -157,8 +157,8 @@ def noise_of(samples: Samples) -> Noise | None:
     if not samples.values:
         return None
     scatter, effective = spread(samples.values), effective_count(samples.values, samples.visits)
-    steady, known = steadiness(samples.values), None if effective is None else round(effective, 1)
-    return Noise(grade=grade(scatter), spread=round(scatter, 4), steady=steady, effective=known)
+    steady, known = describe_trend(samples.values), None if effective is None else round(effective, 1)
+    return Noise(grade=grade_noise(scatter), spread=round(scatter, 4), steady=steady, effective=known)
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
