@@ -10,7 +10,7 @@ import click
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.budgets import Budget, metric_of, read_budgets
 from parbench.bench.results.metrics import MetricValue, value
-from parbench.bench.results.runs import Run, load_run, whole
+from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import counted
 from parbench.reports import cells
 from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
@@ -38,7 +38,7 @@ class Judged:
 
 def judge_run(path: Path, file: Path, code: int) -> int:
     """Print on standard error how a run's folder keeps a file's budgets; return the worst code, ``code`` among them."""
-    run = whole(load_run(path))
+    run = require_complete(load_run(path))
     found = judge(run, read_budgets(file, run.info.plan.cases, run.info.plan.skipped))
     for sentence in sentences(found):
         click.echo(sentence, err=True)

@@ -122,7 +122,8 @@ class Setting:
         if self.is_told:
             return f"{told}, {'slower' if self.change > 0 else 'faster'}"
         if self.low is None:
-            return f"{told}, not significant ({counted(self.launches, 'launch')}; an interval takes {MIN_INTERVAL_LAUNCHES})"
+            launches = counted(self.launches, "launch")
+            return f"{told}, not significant ({launches}; an interval takes {MIN_INTERVAL_LAUNCHES})"
         would = f"about {counted(self.more, 'more launch')} would" if self.more else f"{_MOST_MORE} launches would not"
         return f"{told}, cannot tell; {would}"
 

@@ -14,7 +14,7 @@ from parbench.bench.results.details import (
     Ran,
     read,
 )
-from parbench.bench.results.records import Record, encode
+from parbench.bench.results.records import Record, encode_record
 from tests.support.reports_fixtures import ok_record, pipeline_details, step_case
 
 KINDS = (Communication, Loads, Pipeline)
@@ -32,7 +32,7 @@ PIPELINE = Pipeline(
 
 def make_record(details: dict[str, Any]) -> Record:
     record = ok_record(step_case(), details=details)
-    encode(record)  # which fails for details that JSON cannot hold
+    encode_record(record)  # which fails for details that JSON cannot hold
     return record
 
 
