@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Skipped
-from parbench.bench.results.metrics import MetricValue, gathered, merge_metrics
+from parbench.bench.results.metrics import MetricValue, collect_by_name, merge_metrics
 from parbench.bench.results.records import Check, Record, Status, WorldInfo
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import (
@@ -246,5 +246,5 @@ def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str,
 
 def common_details(row: Row) -> dict[str, Any]:
     """Return the details of the row's records: a value where launches agree, the list of theirs where they do not."""
-    told = gathered([record.details for record in row.records])
+    told = collect_by_name([record.details for record in row.records])
     return {name: of[0] if all(value == of[0] for value in of) else of for name, of in told.items()}
