@@ -22,13 +22,13 @@ class RunPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the folder; ``UserError`` if there is no run to be the latest."""
-        from parbench.bench.results.runs import runs_in
+        from parbench.bench.results.runs import list_runs
 
         path = Path(value)
         if path.name != "latest" or path.exists():
             return path
         folder = path.parent if path.parent != Path() else Path("runs")
-        if not (found := runs_in(folder)):
+        if not (found := list_runs(folder)):
             raise UserError(f"{path}: {folder} holds no run; parbench run makes one")
         return found[-1]
 

@@ -19,7 +19,7 @@ from parbench.bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import Progress, Timed, Timing
-from parbench.bench.results.records import Check, SkipReason, blame, encode_timeline
+from parbench.bench.results.records import Check, SkipReason, encode_timeline, make_arrival
 from parbench.bench.text import UserError, format_size, listed
 from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
 from parbench.bench.world.world import IdleBenchmark, World, select_subgroup
@@ -317,7 +317,7 @@ def _seen(right: Outcome, timed: Timed, description: Description, world: World, 
         visits=list(timed.visits),
         headline=description.headline,
         **samples,
-        arrival=blame(last_in, last_out, samples["skew_seconds"], method, uncertainty_ns / 1e9),
+        arrival=make_arrival(last_in, last_out, samples["skew_seconds"], method, uncertainty_ns / 1e9),
         work=list(description.work),
         details={**description.details, **where, **counts},
         notes=list(description.notes),

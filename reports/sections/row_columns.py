@@ -72,7 +72,7 @@ def metric_column(
     """Return the column of a declared metric, of what ``value`` makes of it where that is given."""
     metric = declared(name)
     assert metric is not None, f"metric {name} is not declared"
-    own = metric.of(name) or metric
+    own = metric.specialize(name) or metric
     text: Any = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help)
     if own.kind in ("difference", "factor", "excess") and value is None:
@@ -88,7 +88,7 @@ def metric_columns(table: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         for metric in metrics.METRICS
         if table in metric.tables
         for name in names
-        if metric.of(name)
+        if metric.specialize(name)
     )
     return known(found, rows)
 

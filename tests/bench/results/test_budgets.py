@@ -42,9 +42,7 @@ def test_limit_is_read_in_the_unit_of_its_metric(
     ("comparison", "kept_values"),
     [
         ("<", [0.29]),
-        ("<=", [0.29, 0.3]),
         ("==", [0.3]),
-        (">=", [0.3, 0.31]),
         (">", [0.31]),
     ],
 )
