@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from parbench.bench.machine.gpu import Links
-from parbench.bench.machine.machine import affinity, available_cores, contents, or_none, package_version, whole_number
+from parbench.bench.machine.machine import affinity, available_cores, package_version, parse_count, read_text, try_call
 
 VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
 DISTURBANCES = "disturbances"  # in that group: what the doctor found at a run's start
@@ -34,23 +34,23 @@ _MISSING = object()
 def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
     """Return the surroundings of this process, unknown as None; ``root`` holds the ``proc`` and ``sys`` to read."""
     address, cpus, variables = host_address(), affinity(), recorded_variables(environ)
-    first_cpu = (contents(root / "proc/cpuinfo") or "").split("\n\n")[0]
+    first_cpu = (read_text(root / "proc/cpuinfo") or "").split("\n\n")[0]
     cpu = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*?)[ \t]*$", first_cpu, re.MULTILINE))
     flags = cpu.get("flags")  # Arm lists "Features" instead, which do not tell
     system = root / "sys/devices/system"
-    governors = {contents(system / f"cpu/cpu{number}/cpufreq/scaling_governor") for number in cpus}
+    governors = {read_text(system / f"cpu/cpu{number}/cpufreq/scaling_governor") for number in cpus}
     versions = {name: package_version(name) for name in ("torch", "numpy", "parbench")}
-    load = or_none(os.getloadavg)
+    load = try_call(os.getloadavg)
     return {
         "host": {
             "name": socket.gethostname(),
             "address": address,
-            "os": (or_none(platform.freedesktop_os_release) or {}).get("PRETTY_NAME") or platform.system(),
+            "os": (try_call(platform.freedesktop_os_release) or {}).get("PRETTY_NAME") or platform.system(),
             "kernel": platform.release(),
-            "boot_id": contents(root / _BOOT_ID),
+            "boot_id": read_text(root / _BOOT_ID),
             "cpu_model": cpu.get("model name"),
             "memory_bytes": psutil.virtual_memory().total,
-            "clock_source": contents(system / "clocksource/clocksource0/current_clocksource"),
+            "clock_source": read_text(system / "clocksource/clocksource0/current_clocksource"),
             "governor": ",".join(sorted(name for name in governors if name)) or None,
             "virtualised": None if flags is None else "hypervisor" in flags.split(),
         },
@@ -154,7 +154,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
     cpus, switches = affinity(), environ.get("SLURM_TOPOLOGY_ADDR")
     nodes = sorted(node for node, own in _numa_nodes(root).items() if cpus & own)
-    boot_id = contents(root / _BOOT_ID)
+    boot_id = read_text(root / _BOOT_ID)
     return RankPlace(
         host=host, boot_id=boot_id, cpus=tuple(sorted(cpus)), numa_nodes=tuple(nodes), gpu=gpu, switches=switches
     )
@@ -163,7 +163,7 @@ def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Pat
 def _numa_nodes(root: Path) -> dict[int, frozenset[int]]:
     """Return the CPUs of each NUMA node by its number."""
     folders = (root / "sys/devices/system/node").glob("node[0-9]*")
-    return {int(one.name.removeprefix("node")): parse_cpus(contents(one / "cpulist") or "") for one in folders}
+    return {int(one.name.removeprefix("node")): parse_cpus(read_text(one / "cpulist") or "") for one in folders}
 
 
 def core_groups(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
@@ -175,8 +175,8 @@ def core_groups(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
 
     def place(cpu: int) -> tuple[int, ...]:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        told = [contents(topology / name) for name in ("physical_package_id", "core_id")]
-        return near.get(cpu, 0), *(whole_number(word) or 0 for word in told), cpu
+        told = [read_text(topology / name) for name in ("physical_package_id", "core_id")]
+        return near.get(cpu, 0), *(parse_count(word) or 0 for word in told), cpu
 
     cpus = sorted(affinity(), key=place)
     count = min(count, len(cpus))

@@ -19,6 +19,7 @@ from parbench.bench.text import UserError, last_line
 
 LIBRARY = "libnvidia-ml.so.1"
 IDLE = "idle"
+POWER_CAP = "software power cap"
 # Without persistence mode the driver first initializes each GPU, which takes up to 3 s for each.
 _TIMEOUT_SECONDS = 60.0
 _KILL_SECONDS = 1.0

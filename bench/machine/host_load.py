@@ -7,7 +7,7 @@ import msgspec
 import psutil
 
 from parbench.bench.limits import Positive, Ranks
-from parbench.bench.machine.machine import or_none
+from parbench.bench.machine.machine import try_call
 
 BUSY_SHARE = 0.25  # of the cores: more disturbs
 STEAL_PERCENT = 2.0
@@ -39,7 +39,7 @@ class LoadMeter:
     """Measures this host from now on."""
 
     def __init__(self) -> None:
-        load = or_none(os.getloadavg)
+        load = try_call(os.getloadavg)
         self._one_minute = None if load is None else round(load[0], 2)
         self._began, self._before = time.monotonic(), psutil.cpu_times()
 

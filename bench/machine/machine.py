@@ -44,7 +44,7 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
     visible = select_visible(report.gpus, environ)
     silent = find_silent_gpus(environ, report, root)
     torch = importlib.util.find_spec("torch")
-    built = contents(Path(torch.origin).with_name("version.py")) if torch and torch.origin else None
+    built = read_text(Path(torch.origin).with_name("version.py")) if torch and torch.origin else None
     cuda = re.search(r"^cuda\b[^=\n]*= *(None|'.+'|\".+\")", built or "", re.MULTILINE)
     torch_cuda = None if cuda is None or cuda[1] == "None" else cuda[1].strip("'\"")
     return Machine(
@@ -71,7 +71,7 @@ def _nccl_version(environ: Mapping[str, str]) -> str | None:
     return package_version("nvidia-nccl-cu13") or package_version("nvidia-nccl-cu12")
 
 
-def or_none(ask: Callable[[], _T]) -> _T | None:
+def try_call(ask: Callable[[], _T]) -> _T | None:
     try:
         return ask()
     except (OSError, ImportError, subprocess.SubprocessError):
@@ -79,14 +79,14 @@ def or_none(ask: Callable[[], _T]) -> _T | None:
 
 
 def package_version(name: str) -> str | None:
-    return or_none(lambda: importlib.metadata.version(name))
+    return try_call(lambda: importlib.metadata.version(name))
 
 
-def contents(path: Path) -> str | None:
-    return or_none(lambda: path.read_text(encoding="utf-8", errors="replace").strip())
+def read_text(path: Path) -> str | None:
+    return try_call(lambda: path.read_text(encoding="utf-8", errors="replace").strip())
 
 
-def whole_number(text: str | None) -> int | None:
+def parse_count(text: str | None) -> int | None:
     """Return the whole number a word stands for, None for ``max``, ``-1``, ``[N/A]`` and the like."""
     word = (text or "").strip()
     return int(word) if word.isascii() and word.isdigit() else None
@@ -101,8 +101,8 @@ def available_cores(root: Path = Path("/"), pid: int = 0) -> int:
     """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``; at least 1."""
     limits: list[float] = [len(affinity(pid))]
     for folder in _cgroup_folders(root, "cpu"):
-        v1 = [contents(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-        quota, period = (whole_number(word) for word in (contents(folder / "cpu.max") or "").split() or v1)
+        v1 = [read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        quota, period = (parse_count(word) for word in (read_text(folder / "cpu.max") or "").split() or v1)
         if quota and period:
             limits.append(quota / period)
     return max(1, int(min(limits)))
@@ -116,9 +116,9 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # huge where unlimited
         ):
-            limit, usage = (whole_number(contents(folder / name)) for name in (limit_name, usage_name))
+            limit, usage = (parse_count(read_text(folder / name)) for name in (limit_name, usage_name))
             if limit is not None and usage is not None:
-                cache = re.search(rf"^{cache_name} (\d+)$", contents(folder / "memory.stat") or "", re.MULTILINE)
+                cache = re.search(rf"^{cache_name} (\d+)$", read_text(folder / "memory.stat") or "", re.MULTILINE)
                 limits.append(limit - usage + (int(cache[1]) if cache else 0))
     return max(0, min(limits))
 
@@ -126,7 +126,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
     """Yield this process's cgroup and those above it, any of which can limit it, in v1 and v2."""
     base = root / "sys/fs/cgroup"
-    for line in (contents(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue

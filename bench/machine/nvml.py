@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import pynvml  # type: ignore[import-untyped]
 
-from parbench.bench.machine.gpu import IDLE, Gpu, GpuFailure, GpuReport
+from parbench.bench.machine.gpu import IDLE, POWER_CAP, Gpu, GpuFailure, GpuReport
 
 WATCH_SECONDS = 1.0
 _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonGpuIdle: IDLE,
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications clocks setting",
-    pynvml.nvmlClocksEventReasonSwPowerCap: "software power cap",
+    pynvml.nvmlClocksEventReasonSwPowerCap: POWER_CAP,
     pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
     pynvml.nvmlClocksEventReasonSyncBoost: "sync boost",
     pynvml.nvmlClocksEventReasonSwThermalSlowdown: "software thermal slowdown",

@@ -15,7 +15,7 @@ import psutil
 
 from parbench.bench.limits import Ranks
 from parbench.bench.machine.environment import host_address
-from parbench.bench.machine.machine import Machine, inspect_machine, whole_number
+from parbench.bench.machine.machine import Machine, inspect_machine, parse_count
 from parbench.bench.machine.world_spec import check_known
 from parbench.bench.text import UserError, last_line
 
@@ -54,7 +54,7 @@ class Allocation:
             raise UserError(f"--launcher srun needs an allocation, and SLURM_JOB_ID is not set: {how}")
         # Slurm also writes "2(x4)", two on each of four
         words = (environ.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE"))
-        nodes, ntasks = (whole_number(re.sub(r"\(x\d+\)$", "", word)) for word in words)
+        nodes, ntasks = (parse_count(re.sub(r"\(x\d+\)$", "", word)) for word in words)
         job, nodelist = environ["SLURM_JOB_ID"], environ.get("SLURM_JOB_NODELIST", "")
         return Allocation(job=job, nodes=nodes or 1, nodelist=nodelist, ntasks_per_node=ntasks)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from parbench.bench.check.hosts import Answer
+from parbench.bench.check.hosts import HostResult
 from parbench.bench.check.hosts import render as render_check
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.text import UserError, counted, format_table, parse_duration, parse_size
@@ -43,7 +43,7 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
-    checked: tuple[Answer, ...] = ()
+    checked: tuple[HostResult, ...] = ()
 
     @property
     def exclude(self) -> str:
@@ -225,9 +225,13 @@ def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
     return msgspec.structs.replace(told, problems=problems, notes=seen.notes, runs=tuple(runs))
 
 
-def with_devices(found: Screening, answers: Sequence[Answer]) -> Screening:
+def with_devices(found: Screening, answers: Sequence[HostResult]) -> Screening:
     """Return the screening with what each node's own check says: of a bad device, or that there is none."""
-    bad = {answer.host: ", ".join(answer.health.bad) for answer in answers if answer.health and answer.health.bad}
+    bad = {
+        answer.host: ", ".join(answer.health.bad_names)
+        for answer in answers
+        if answer.health and answer.health.bad_names
+    }
     nodes = [
         msgspec.structs.replace(
             node,
