@@ -14,7 +14,8 @@ from parbench.bench.results.stats import median, quantile
 
 ALONE = {"group": "contiguous:1", "concurrent": "false"}  # one rank at a time
 ALONE_SUFFIX = " alone"
-_CPU_QUANTILE = 0.05  # Other work interrupts most samples on a CPU, and the fastest show what it can do.
+# Other work interrupts most samples on a CPU, and the fastest show what it can do.
+_CPU_QUANTILE = 0.05
 
 _GPU_FIX = "see its clocks, power and heat (nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE); reset it, then replace it"
 _CPU_FIX = "see what else ran there (top, ps -eLo psr,comm), its clock and heat (turbostat), and empty memory channels"
@@ -35,7 +36,8 @@ class Quantity:
     fix: str  # for a slow device
 
 
-# Cases on CPUs are short, so that other work does not interrupt all samples. Data on GPUs is larger than their caches.
+# Cases on CPUs are short, so that other work does not interrupt all samples. Data on GPUs is larger
+# than their caches.
 QUANTITIES = (
     Quantity(
         name="bfloat16",
@@ -130,7 +132,7 @@ def make_options(device: str, nproc: int, *, budget: str, timeout: str, inject: 
 
 
 def get_rate_name(record: Record) -> str:
-    """Return the name of the quantity that a record measures, with a suffix if each rank was measured alone."""
+    """Return the name of a record's quantity, with a suffix if each rank was measured alone."""
     params = record.case.whole
     quantities = [quantity for quantity in QUANTITIES if quantity.case == record.case.short_name]
     names = [quantity.name for quantity in quantities]
@@ -143,7 +145,8 @@ def get_rate_name(record: Record) -> str:
 class MeasuredRates:
     """The rates of a run. The innermost key is the repetition."""
 
-    by_rank: dict[str, dict[int, dict[int, float]]] = field(default_factory=dict)  # by quantity and rank
+    # By quantity and rank.
+    by_rank: dict[str, dict[int, dict[int, float]]] = field(default_factory=dict)
     by_pair: dict[tuple[int, int], dict[int, float]] = field(default_factory=dict)
     together: dict[int, float] = field(default_factory=dict)  # of all ranks
 
@@ -167,7 +170,7 @@ def read_rates(run: Run) -> MeasuredRates:
 
 
 def _compute_rates(run: Run, record: Record) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Yield the ranks that worked together in a record, and their rate: that of the slowest of them."""
+    """Yield the ranks that worked together in a record, with the rate of the slowest of them."""
     samples = load_rank_samples(run, record)
     if "duration_ns" not in samples:
         return

@@ -55,8 +55,8 @@ def check(
 ) -> Health:
     """Check this host.
 
-    Times are as on the command line. The machine decides about options that are None. Raises UserError if the check
-    cannot start.
+    Times are as on the command line. The machine decides about options that are None. Raises
+    UserError if the check cannot start.
     """
     if Joined.find(environ) is not None:
         raise UserError("parbench check starts its own ranks, and RANK is set: start it by itself, once on each host")
@@ -87,7 +87,8 @@ def check(
     assert path is not None, "only a rank that joins has no run"
     run = load_run(path)
     devices, links, together = add_measurements(_with_facts(devices, watch), run)
-    emulated = EMULATED_VARIABLE in environ  # Nodes share the cores of a machine, so rates show nothing about them.
+    # Nodes share the cores of a machine, so rates show nothing about them.
+    emulated = EMULATED_VARIABLE in environ
     if not emulated:
         devices = compare_with_peers(devices, THRESHOLDS[device])
     return Health(
@@ -144,7 +145,10 @@ def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
 
 
 def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
-    """Return the GPUs that do not answer, as bad devices; raises UserError if NVML is not installed."""
+    """Return the GPUs that do not answer, as bad devices.
+
+    Raises UserError if NVML is not installed.
+    """
     failure = machine.gpu_failure
     fix = suggest_fix(failure)
     if machine.silent_gpus and failure is not None and failure.kind == "no library":

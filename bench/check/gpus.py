@@ -1,4 +1,4 @@
-"""The driver's facts about each GPU before, during and after its work, and the faults that follow from them."""
+"""The driver's facts about each GPU before, during and after its work, and its faults."""
 
 import re
 import subprocess
@@ -11,14 +11,23 @@ from typing import IO, Any
 import msgspec
 
 from parbench.bench.check.health import Reason
-from parbench.bench.machine.gpu import IDLE, POWER_CAP, Gpu, GpuReport, abandon, nvml_command, read_report
+from parbench.bench.machine.gpu import (
+    IDLE,
+    POWER_CAP,
+    Gpu,
+    GpuReport,
+    abandon,
+    nvml_command,
+    read_report,
+)
 from parbench.bench.machine.gpu_topics import FIXES, UNKNOWN, list_gpu_topics, list_slowdowns
 from parbench.bench.machine.silent_gpus import suggest_fix
 
 _END_SECONDS = 10.0
 _BAD_TOPICS = ("gpu memory", "gpu pcie", "gpu nvlink")
-# An increase of these counters of NVLink is a fault, or should be watched. All other counters have no verdict, such as
-# codewords without errors (FEC errors - 0), corrected bits (raw errors lane 0) and successful recoveries.
+# An increase of these counters of NVLink is a fault, or should be watched. All other counters have
+# no verdict, such as codewords without errors (FEC errors - 0), corrected bits (raw errors lane 0)
+# and successful recoveries.
 _BAD_COUNTER = re.compile(r"link recovery failed events|effective errors|(replay|recovery) errors")
 _WATCHED_COUNTER = re.compile(
     r"symbol errors|.*\bcrc\b.*|(malformed packet|buffer overrun|rx remote)( errors)?|fec errors - ([89]|1\d)"
@@ -74,7 +83,8 @@ class Watch(AbstractContextManager["Watch"]):
         after = {gpu.uuid: gpu for gpu in self._after.gpus}
         gpus = []
         for gpu in self._before:
-            # After the work ranks may still use the GPU. Only the processes before it are not our own.
+            # After the work ranks may still use the GPU. Only the processes before it are not our
+            # own.
             latest = msgspec.structs.replace(after.get(gpu.uuid, gpu), processes=gpu.processes)
             gpus.append(summarize_load(latest, self._samples))
         return tuple(gpus)
@@ -120,7 +130,7 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
 
 
 def format_facts(gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Return the facts about a GPU by topic, ``-`` where unknown, with new errors of its NVLinks."""
+    """Return facts about a GPU by topic, ``-`` where unknown, with new errors of its NVLinks."""
     facts = {topic.short_name: topic.describe(gpu) or UNKNOWN for topic in list_gpu_topics(peers)}
     if link_errors:
         facts["nvlink counters"] = ", ".join(f"{name} +{count}" for name, count in link_errors.items())
@@ -146,5 +156,5 @@ def find_faults(gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int]) 
 
 
 def _has_only_power_cap(gpu: Gpu) -> bool:
-    """Return whether only the power cap slows a GPU, which is the usual limit of matrix products."""
+    """Return whether only the power cap slows a GPU, as it does in matrix products."""
     return set(list_slowdowns(gpu)) == {POWER_CAP}

@@ -1,4 +1,4 @@
-"""The health of a host: a verdict for each device with reasons and fixes, from a run and the driver's facts."""
+"""The health of a host: verdicts on its devices, from a run and the driver's facts."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     value: float  # the median of the repetitions
     launches: dict[int, float]  # by repetition
-    under: float | None = None  # the share of its peers' rate that it lacks, negative if it is faster
+    # The share of its peers' rate that it lacks, negative if it is faster.
+    under: float | None = None
     mads: float | None = None  # the same in units of the variation
     least: float | None = None  # the smallest share that would be called slower
 
@@ -100,7 +101,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code(self) -> int:
-        """The exit code: 1 if something is bad, otherwise 4 if something did not run, otherwise 0."""
+        """The exit code: 1 if anything is bad, otherwise 4 if anything did not run, otherwise 0."""
         if self.bad_names:
             return 1
         all_ran = bool(self.devices) and all(device.ran for device in self.devices)
@@ -114,7 +115,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 def add_measurements(
     devices: Sequence[Device], run: Run
 ) -> tuple[tuple[Device, ...], tuple[Reason, ...], float | None]:
-    """Return the devices with their rates and wrong results, slow links, and the rate of all devices together."""
+    """Return the devices with rates and wrong results, slow links, and the rate of all devices."""
     rates = read_rates(run)
     wrong_texts = _describe_wrong_results(run)
     measured_devices = []
@@ -158,7 +159,8 @@ def _make_rate(name: str, by_repetition: Mapping[int, float]) -> Rate:
 def _describe_wrong_results(run: Run) -> dict[int, list[str]]:
     """Describe the wrong results of each rank.
 
-    A wrong result of an operation of several ranks counts only if a single rank has it, because it can spread.
+    A wrong result of an operation of several ranks counts only if a single rank has it, because it
+    can spread.
     """
     counts: dict[int, dict[str, int]] = {}
     for record in run.records:
@@ -176,7 +178,7 @@ def _describe_wrong_results(run: Run) -> dict[int, list[str]]:
 
 
 def list_problems(run: Run) -> tuple[str, ...]:
-    """Return the reasons why cases have no result, each once, except for wrong results of a device."""
+    """Return the reasons why cases have no result, without wrong results of a device."""
     has_wrong_device = bool(_describe_wrong_results(run))
     cases_by_reason: dict[str, list[str]] = {}
     for record in run.records:
@@ -199,8 +201,9 @@ def _is_wrong(record: Record) -> bool:
 
 
 def compare_with_peers(devices: Sequence[Device], threshold: float) -> tuple[Device, ...]:
-    """Compare each device with all others of its kind, on all hosts, and return them in the same order."""
-    # Devices are identified by their position. Hosts may have equal names, and GPUs of several hosts equal indices.
+    """Compare each device with all others of its kind. The order of devices stays."""
+    # Devices are identified by their position. Hosts may have equal names, and GPUs of several
+    # hosts equal indices.
     compared = {position: _without_comparison(device) for position, device in enumerate(devices)}
     for kind in {device.kind for device in devices}:
         peers = {key: device for key, device in compared.items() if device.kind == kind and device.ran}
@@ -238,7 +241,8 @@ def _with_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
 def _explain_slow_rates(gaps: Mapping[str, Gap], device: Device) -> tuple[Reason, ...]:
     """Return one reason for each fix, with the quantities that it is for.
 
-    A rate that was measured alone counts only if the rate next to the other devices is not slow too.
+    A rate that was measured alone counts only if the rate next to the other devices is not slow
+    too.
     """
     kind = "cpu" if device.kind.startswith("cores") else "cuda"
     texts_by_fix: dict[str, list[str]] = {}
@@ -255,7 +259,7 @@ def _explain_slow_rates(gaps: Mapping[str, Gap], device: Device) -> tuple[Reason
 
 
 def _find_slow_links(devices: Sequence[Device], rates: MeasuredRates, run: Run) -> tuple[Reason, ...]:
-    """Find pairs that are slower than pairs with the same connection, although their devices are not slow.
+    """Find pairs that are slower than others with the same connection, unlike their devices.
 
     A device all of whose pairs are slow is slow itself, which its own rate shows.
     """

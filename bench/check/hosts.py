@@ -34,7 +34,8 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
     In the hostfiles of MPI libraries the number of ranks follows: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH.
     """
-    is_file = "," not in text and Path(text).is_file()  # A long list is too long for the name of a file.
+    # A long list is too long for the name of a file.
+    is_file = "," not in text and Path(text).is_file()
     hosts = _read_hostfile(text) if is_file else [name for name in text.split(",") if name]
     if not hosts or any(name.startswith("-") for name in hosts):
         raise UserError(f"--hosts {text!r} names no hosts: write a,b,c, or a file with one a line")
@@ -54,7 +55,7 @@ def _read_hostfile(path: str) -> list[str]:
 def check_hosts(
     hosts: Sequence[str], arguments: Sequence[str], *, agent: str, seconds: float
 ) -> tuple[HostResult, ...]:
-    """Run ``parbench check`` with these arguments on all hosts at once, by the same Python in the same folder."""
+    """Run ``parbench check`` on all hosts at once, by the same Python in the same folder."""
     with reading(f"--ssh {agent!r}", "is no command"):
         program, *options = shlex.split(agent)
     check = shlex.join([*PARBENCH, "check", *arguments, "--json"])
@@ -95,7 +96,10 @@ def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> Hos
 
 
 def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
-    """Compare each device with its peers on all hosts; emulated hosts share one machine and are left as they are."""
+    """Compare each device with its peers on all hosts.
+
+    Emulated hosts share one machine and are left as they are.
+    """
     by_kind: dict[str, list[Device]] = {}
     for result in results:
         if result.health is not None and not result.health.emulated:
@@ -116,9 +120,10 @@ def _with_devices(result: HostResult, compared: Mapping[str, Iterator[Device]]) 
 
 
 def compute_exit_code(results: Sequence[HostResult]) -> int:
-    """Return 1 if a device is bad, otherwise 4 if a host or something of it did not run, otherwise 0.
+    """Return 1 if a device is bad, otherwise 4 if anything did not run, otherwise 0.
 
-    Hosts of which some check GPUs and others cores give 4: the latter may have GPUs that nothing has checked.
+    Hosts of which some check GPUs and others cores give 4: the latter may have GPUs that nothing
+    has checked.
     """
     codes = {4 if result.health is None else result.health.code for result in results}
     if len(_group_by_device(results)) > 1:

@@ -1,4 +1,4 @@
-"""InfiniBand's ports as the kernel reports them: state, rate, and error counters before and after a check."""
+"""InfiniBand's ports as the kernel reports them: state, rate, and error counters."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ import msgspec
 
 from parbench.bench.machine.machine import parse_count, read_text
 
-# From the kernel's documentation (sysfs-class-infiniband): counters that do not increase on a good link.
+# From the kernel's documentation (sysfs-class-infiniband): counters that do not increase on a good
+# link.
 _COUNTERS = (
     "symbol_error",
     "link_error_recovery",
@@ -62,7 +63,7 @@ def _read_state(path: Path) -> str:
 
 
 def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ...]:
-    """Return the ports with their faults: inactive, slower than others of the same board, or with new errors.
+    """Return the ports with their faults: inactive, slower than their peers, or new errors.
 
     A port that is disabled is not in use, nor is one whose board has no active port.
     """

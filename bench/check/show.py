@@ -7,7 +7,8 @@ from parbench.bench.check.health import Device, Health, Reason
 from parbench.bench.check.infiniband import Port
 from parbench.bench.text import counted, format_duration, format_table, listed
 
-_FACT_COLUMNS = {"clocks": "clocks", "memory": "memory", "PCIe": "pcie", "NVLink": "nvlink"}  # title -> topic
+# The topics of facts by the titles of their columns.
+_FACT_COLUMNS = {"clocks": "clocks", "memory": "memory", "PCIe": "pcie", "NVLink": "nvlink"}
 _TERA = 1e12
 _GIGA = 1e9
 
@@ -66,7 +67,7 @@ def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> lis
 
 
 def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
-    """Return a line for each device with its rates, each with its distance from the peers in per cent."""
+    """Return a line for each device with its rates and their distance from peers in per cent."""
     quantities = [quantity for quantity in QUANTITIES if any(quantity.name in device.rates for device in devices)]
     facts = {
         title: topic

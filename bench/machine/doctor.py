@@ -60,7 +60,10 @@ class Finding:
 
 
 def sample_load() -> dict[str, Any]:
-    """Return the present load of the machine, in addition to the captured load average; None is unknown."""
+    """Return the present load of the machine, in addition to the captured load average.
+
+    None is unknown.
+    """
     shm_bytes = try_call(lambda: shutil.disk_usage("/dev/shm").total)
     steal = getattr(psutil.cpu_times_percent(interval=_SAMPLE_SECONDS), "steal", None)
     return {
@@ -73,7 +76,10 @@ def sample_load() -> dict[str, Any]:
 def examine_here(
     environ: Mapping[str, str], machine: Machine | None = None, *, gpus: bool = True
 ) -> tuple[Finding, ...]:
-    """Examine this machine, without its ``gpus`` for a run on the CPU; ``machine`` is known from an earlier step."""
+    """Examine this machine, without its ``gpus`` for a run on the CPU.
+
+    ``machine`` is known from an earlier step.
+    """
     machine = machine or inspect_machine(environ)
     environment = capture(environ)
     environment[VOLATILE] |= {**sample_load(), "has_nvml": gpus and has_library(environ)}
@@ -89,7 +95,8 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
     load = environment.get(VOLATILE) or {}
     try:
         world = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
-    except UserError:  # Without torch, or with GPUs that cannot be used, which have findings of their own.
+    except UserError:
+        # Without torch, or with GPUs that cannot be used, which have findings of their own.
         world = None
     return (
         _examine_torch(machine),
@@ -174,7 +181,7 @@ def _examine_cores(machine: Machine, affinity: str | None) -> Finding:
 
 
 def _examine_load(load_average: float | None, host_cores: int | None) -> Finding:
-    """Compare the load average with the cores of the whole host, because it counts processes on all of them."""
+    """Compare the load average with the cores of the whole host, because it counts all of them."""
     if load_average is None or host_cores is None:
         return _make_finding("load average", None)
     found = f"{load_average:.2f} on {counted(host_cores, 'core')} of the host"
@@ -249,7 +256,10 @@ def _examine_silent_gpus(machine: Machine) -> list[Finding]:
 
 
 def _examine_cuda_versions(machine: Machine) -> list[Finding]:
-    """Examine whether the driver is new enough for torch; returns no finding if a version is unknown."""
+    """Examine whether the driver is new enough for torch.
+
+    Returns no finding if a version is unknown.
+    """
     supported = machine.driver_cuda_version
     built = machine.torch_cuda_version
     if supported is None or built is None:

@@ -1,4 +1,7 @@
-"""The environment of a rank as plain data, how environments differ, and how near ranks are; without torch."""
+"""The environment of a rank as plain data, how environments differ, and how near ranks are.
+
+Without torch.
+"""
 
 import os
 import platform
@@ -43,7 +46,10 @@ _LeafPath = tuple[str, ...]
 
 
 def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
-    """Return the environment of this process, unknown as None; ``root`` holds the ``proc`` and ``sys`` to read."""
+    """Return the environment of this process, unknown as None.
+
+    ``root`` holds the ``proc`` and ``sys`` to read.
+    """
     address = host_address()
     variables = recorded_variables(environ)
     load = try_call(os.getloadavg)
@@ -100,10 +106,14 @@ def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def host_address() -> str | None:
-    """Return the address that the host name resolves to, as gloo looks it up; None if it does not resolve."""
+    """Return the address that the host name resolves to, as gloo looks it up.
+
+    None if it does not resolve.
+    """
     try:
         addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # Linux allows a label of 64 characters in a host name, and DNS does not.
+    except (OSError, UnicodeError):
+        # Linux allows a label of 64 characters in a host name, and DNS does not.
         return None
     return str(addresses[0][4][0])
 
@@ -167,7 +177,7 @@ def _nest(leaves: Mapping[_LeafPath, Any]) -> dict[str, Any]:
 
 
 def hoist(environments: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split the environments of ranks into the values that all share, and the other values of each rank."""
+    """Split the environments of ranks into shared values and the other values of each rank."""
     flat = [_flatten(environment) for environment in environments]
     common = {
         path: value
@@ -179,7 +189,7 @@ def hoist(environments: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], li
 
 
 def difference(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the values that differ as path -> [base, other], None where absent, except for volatile values."""
+    """Return values that differ as path -> [base, other], without volatile values."""
     base_values = flatten(base)
     other_values = flatten(other)
     differences = {}
@@ -230,7 +240,7 @@ def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
 
 
 def core_groups(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
-    """Divide the CPUs of this process into ``count`` groups of almost equal size, at most one for each CPU.
+    """Divide the CPUs of this process into ``count`` groups of almost equal size.
 
     CPUs of a NUMA node, and of a physical core, are in the same group or in neighboring groups.
     """

@@ -89,7 +89,8 @@ def _describe_links(gpu: Gpu) -> str | None:
 
 def _describe_processes(gpu: Gpu) -> str | None:
     used_bytes = gpu.memory_used_bytes or 0
-    if not gpu.processes and used_bytes > _BUSY_BYTES:  # A container does not show processes of others.
+    # A container does not show processes of others.
+    if not gpu.processes and used_bytes > _BUSY_BYTES:
         return f"none shown, but {format_gibibytes(used_bytes, 'in use')}"
     if gpu.processes is None:
         return None

@@ -19,7 +19,8 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     cores: Ranks  # of the host
     one_minute: Positive | None = None  # load average before the repetition
-    other_cores: Positive | None = None  # cores busy with other processes; unknown if a rank ended early
+    # Cores busy with other processes; unknown if a rank ended early.
+    other_cores: Positive | None = None
     steal_percent: Positive | None = None  # time that the hypervisor took
 
     @property

@@ -1,4 +1,4 @@
-"""The resources that this process may use: cores, memory and GPUs, found without an import of torch."""
+"""The resources that this process may use: cores, memory and GPUs. Does not import torch."""
 
 import importlib.metadata
 import importlib.util
@@ -44,7 +44,10 @@ class Machine:
 
 
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
-    """Inspect this machine; ``root`` holds the ``dev``, ``proc`` and ``sys`` that show GPUs without their driver."""
+    """Inspect this machine.
+
+    ``root`` holds the ``dev``, ``proc`` and ``sys`` that show GPUs without their driver.
+    """
     report = inspect_gpus(environ)
     visible_gpus = select_visible(report.gpus, environ)
     silent_gpus = find_silent_gpus(environ, report, root)
@@ -67,7 +70,10 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
 
 
 def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
-    """Return whether torch is built with CUDA and its version, from torch's file of versions; None is unknown."""
+    """Return whether torch is built with CUDA and its version, from torch's file of versions.
+
+    None is unknown.
+    """
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return None, None
@@ -81,7 +87,10 @@ def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
 
 
 def _find_nccl_version(environ: Mapping[str, str]) -> str | None:
-    """Return the version of the NCCL package; None if there is none, or if another NCCL is loaded instead of it."""
+    """Return the version of the NCCL package.
+
+    None if there is none, or if another NCCL is loaded instead of it.
+    """
     if "nccl" in environ.get("LD_PRELOAD", ""):
         return None
     return package_version("nvidia-nccl-cu13") or package_version("nvidia-nccl-cu12")
@@ -118,7 +127,10 @@ def affinity(pid: int = 0) -> frozenset[int]:
 
 
 def available_cores(root: Path = Path("/"), pid: int = 0) -> int:
-    """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``; at least 1."""
+    """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``.
+
+    At least 1.
+    """
     limits: list[float] = [len(affinity(pid))]
     for folder in _list_cgroups(root, "cpu"):
         words: list[str | None] = list((read_text(folder / "cpu.max") or "").split())
@@ -130,7 +142,10 @@ def available_cores(root: Path = Path("/"), pid: int = 0) -> int:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes free without swapping, limited by the memory cgroups under ``root``; their cache is free."""
+    """Return the bytes free without swapping, limited by the memory cgroups under ``root``.
+
+    Their cache is free.
+    """
     limits: list[int] = [psutil.virtual_memory().available]
     for folder in _list_cgroups(root, "memory"):
         for limit_file, usage_file, cache_name in _MEMORY_FILES:
@@ -144,14 +159,15 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _list_cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of those above it, any of which can limit it, in v1 and v2."""
+    """Yield the folders of this process's cgroup and of those above it, in v1 and v2."""
     base = root / "sys/fs/cgroup"
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         mounts = (base / controllers, base / controller) if controllers else (base, base / "unified")
-        # In a container the path may be the host's, which is unknown here. Its limits then lie at the mount itself.
+        # In a container the path may be the host's, which is unknown here. Its limits then lie at
+        # the mount itself.
         parts = [part for part in path.split("/") if part]
         for mount in mounts:
             for depth in range(len(parts), -1, -1):

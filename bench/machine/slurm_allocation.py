@@ -1,4 +1,4 @@
-"""The nodes of a Slurm job: the layout of ranks on them, their machines, and addresses for the driver."""
+"""The nodes of a Slurm job: the layout of ranks, their machines, and the driver's addresses."""
 
 import os
 import re
@@ -23,13 +23,13 @@ INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 OPTIONS_VARIABLE = "PARBENCH_SRUN_OPTIONS"
 _NODE_TIMEOUT_SECONDS = 90  # longer than NVML may take
 _MAX_NODES_ASKED = 2  # because one node may not answer
-# The machine is that of the whole node. With these variables Slurm would give one task its share, or would require of
-# one node the GPUs of the whole job.
+# The machine is that of the whole node. With these variables Slurm would give one task its share,
+# or would require of one node the GPUs of the whole job.
 _TASK_VARIABLES = re.compile(r"SLURM_(GPUS|GPUS_PER_TASK|NTASKS_PER_GPU|GPU_BIND|TRES_PER_TASK|TRES_BIND|CPU_BIND)")
 
 
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The distribution of ranks over nodes: ``block`` fills one node after the other, ``cyclic`` all in turn."""
+    """The distribution of ranks over nodes: ``block`` fills each node, ``cyclic`` takes turns."""
 
     nodes: Ranks
     ntasks_per_node: Ranks
@@ -64,7 +64,7 @@ class Allocation:
 
 
 def _parse_tasks(text: str) -> int | None:
-    """Return the number in ``2`` or in ``2(x4)``, which is Slurm's text for two on each of four nodes."""
+    """Return the number in ``2`` or ``2(x4)``, Slurm's text for two on each of four nodes."""
     return parse_count(re.sub(r"\(x\d+\)$", "", text))
 
 
@@ -76,7 +76,8 @@ def check_srun() -> None:
 def srun_words(environ: Mapping[str, str], *options: str) -> list[str]:
     """Return the command of a job step that shares its nodes with others.
 
-    The last options are those of the site or the sweep, for example for a container. The variable has one a line.
+    The last options are those of the site or the sweep, for example for a container. The variable
+    has one a line.
     """
     site_options = [line for line in environ.get(OPTIONS_VARIABLE, "").splitlines() if line]
     shared_options = ["--mpi=none", "--overlap", "--input=none", "--export=ALL"]
@@ -86,7 +87,10 @@ def srun_words(environ: Mapping[str, str], *options: str) -> list[str]:
 def choose_layout(
     allocation: Allocation, *, nodes: int | None, ntasks_per_node: int, placement: str | None
 ) -> NodeLayout:
-    """Return the layout for these options; raises UserError if the allocation is too small for it."""
+    """Return the layout for these options.
+
+    Raises UserError if the allocation is too small for it.
+    """
     num_nodes = allocation.nodes if nodes is None else nodes
     if num_nodes < 1:
         raise UserError(f"--nodes {num_nodes}: at least 1 is needed")
@@ -147,8 +151,9 @@ def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
 def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return this host's IPv4 addresses, the likeliest first.
 
-    That is the address of the chosen interface, then that of the host name, then all others. The loopback address
-    counts only if there is no other, because Debian resolves a host name to 127.0.1.1.
+    That is the address of the chosen interface, then that of the host name, then all others. The
+    loopback address counts only if there is no other, because Debian resolves a host name to
+    127.0.1.1.
     """
     states = psutil.net_if_stats()
     chosen_interface = environ.get(INTERFACE_VARIABLE)

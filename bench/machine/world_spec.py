@@ -71,9 +71,17 @@ class Joined:
 
 
 def choose_world(
-    machine: Machine, *, nproc: int | None, backend: str | None, device: str | None, allow_single: bool
+    machine: Machine,
+    *,
+    nproc: int | None,
+    backend: str | None,
+    device: str | None,
+    allow_single: bool,
 ) -> WorldSpec:
-    """Choose the world for these options, of which None is the default; raises UserError if it cannot run here."""
+    """Choose the world for these options, of which None is the default.
+
+    Raises UserError if it cannot run here.
+    """
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError("torch is not installed in this Python environment: install it with pip install 'torch>=2.11'")
     check_known("--device", device, DEVICES)
@@ -119,7 +127,10 @@ def _choose_nproc(machine: Machine, device: str) -> int:
 
 
 def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None:
-    """Return the memory of a rank, if ranks share the smallest device equally; None if a memory is unknown."""
+    """Return the memory of a rank, if ranks share the smallest device equally.
+
+    None if a memory is unknown.
+    """
     memories: Sequence[int | None] = [machine.memory_bytes]
     if device == "cuda":
         memories = [gpu.memory_bytes for gpu in machine.gpus]
@@ -149,9 +160,10 @@ def describe_silence(machine: Machine) -> str:
 
 
 def find_old_driver(machine: Machine) -> str:
-    """Return the reason why torch cannot use these GPUs, if their driver is older than the CUDA of torch.
+    """Return the reason why torch cannot use these GPUs, if their driver is too old.
 
-    Within a major version of CUDA an older driver is enough (CUDA Compatibility, "Minor Version Compatibility").
+    Within a major version of CUDA an older driver is enough (CUDA Compatibility, "Minor Version
+    Compatibility").
     """
     supported = machine.driver_cuda_version
     built = machine.torch_cuda_version
