@@ -295,16 +295,18 @@ def check(
     if hosts is None:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs are counted as nvidia-smi counts them
         health = checking.check(hooks.modules, os.environ, **given)
-        told, text, code = checking.document(health), render(health), health.code
+        told, text, code = checking.to_document(health), render(health), health.code
     else:
         words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
         seconds = parse_duration(given["budget"])
-        answers = several.together(several.ask(several.hosts_in(hosts), words, agent=agent, seconds=seconds))
+        answers = several.compare_hosts(
+            several.check_hosts(several.parse_hosts(hosts), words, agent=agent, seconds=seconds)
+        )
         of = [
-            {"host": one.host, **({"problem": one.problem} if one.health is None else checking.document(one.health))}
+            {"host": one.host, **({"problem": one.problem} if one.health is None else checking.to_document(one.health))}
             for one in answers
         ]
-        text, code = several.render(answers), several.code_of(answers)
+        text, code = several.render(answers), several.compute_exit_code(answers)
         told = {"code": code, "hosts": of}
     line = msgspec.json.encode(told)
     if output is not None:

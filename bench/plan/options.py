@@ -16,7 +16,7 @@ import msgspec
 
 from parbench.bench.limits import MAX_LAUNCHES
 from parbench.bench.machine.environment import emulation
-from parbench.bench.machine.machine import available_cores, or_none
+from parbench.bench.machine.machine import available_cores, try_call
 from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
 from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, describe_sharing
 from parbench.bench.plan.cases import Case, Definition, load_catalogue, matches, select
@@ -218,7 +218,7 @@ def _where(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayo
             raise UserError(f"--nproc {asked}: {joined.size} ranks are there already (WORLD_SIZE); leave it out")
         asked = joined.local_size
         # a launcher that binds each rank to cores leaves this one its own
-        launchers = or_none(lambda: available_cores(pid=os.getppid())) or 1
+        launchers = try_call(lambda: available_cores(pid=os.getppid())) or 1
         machine = replace(machine, cores=max(machine.cores, launchers))
     many = (joined is not None and joined.size > 1) or (allocation is not None and allocation.nodes > 1)
     single = options.allow_single or many
