@@ -62,7 +62,8 @@ def round_of_pairs(
 
     The rounds are a round-robin tournament unless ``pairs`` are given; a rank that is in no pair stands by. Each rank's
     own samples are its pair's. With ``direction`` in_turn the smaller rank sends first and then receives, so that S
-    bytes go there and S back; the time is half the round trip. ``repeat`` only tells measurements of the same round apart.
+    bytes go there and S back. The time is half the round trip. ``repeat`` only tells measurements of the same round
+    apart.
     """
     if world.size < 2:
         raise UserError(f"a round needs a pair: size({world.size}) < 2 ranks")
