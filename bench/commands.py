@@ -174,7 +174,7 @@ def run(
         raise UserError(f"--json and --format {form} both say what to print: leave out one of them")
     short = [f"{name}={text}" for name, text in (("size_bytes", sizes), ("dtype", dtype)) if text is not None]
     texts = parse_settings([*settings, *short])
-    options = Options(settings=texts, usual=_AS_NCCL_TESTS if form == "nccl-tests" else {}, **given)
+    options = Options(settings=texts, preset_overrides=_AS_NCCL_TESTS if form == "nccl-tests" else {}, **given)
     path = run_options(options, hooks.modules, out=out, resume_path=resume, as_json=as_json, budgets=budgets)
     if path is None:
         return

@@ -108,7 +108,10 @@ def test_every_option_of_run_reaches_the_plan(
     others = {"sizes", "dtype", "budgets", "out", "resume", "as_json", "form", "whole"}
     names = {param.name for param in run.params if isinstance(param, click.Option)}
     assert names == values.keys() | others
-    assert values.keys() == Options.__dataclass_fields__.keys() - {"entries", "usual"}
+    assert values.keys() == Options.__dataclass_fields__.keys() - {
+        "entries",
+        "preset_overrides",
+    }
 
 
 def test_parse_settings() -> None:
