@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -338,7 +339,7 @@ def _apply_plan_file(options: Options, catalogue: Sequence[Definition]) -> Optio
     if options.plan_file is None:
         return options
     file = read_plan_file(options.plan_file)
-    values = {}
+    values: dict[str, Any] = {}
     for name in PlanFile.OPTIONS:
         value = getattr(file, name)
         if value is not None and getattr(options, name) is None:

@@ -216,7 +216,7 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def entry(self, catalogue: Sequence[Definition]) -> Entry:
         """Return the parameters as text that those of the catalogue parse."""
-        separators = {}
+        separators: dict[str, str] = {}
         for definition in select(catalogue, [self.name]):
             separators |= {param.name: param.separator for param in definition.params}
         texts = {}
