@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from parbench.bench.exit_codes import ExitCode
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
 
         proofs = selftest_module.selftest(hooks.modules, nproc)
         click.echo(selftest_module.render(proofs))
-        sys.exit(0 if all(proof.found for proof in proofs) else 1)
+        sys.exit(ExitCode.OK if all(proof.found for proof in proofs) else ExitCode.BAD)
     import msgspec
 
     from parbench.bench.machine import doctor as doctor_module

@@ -1,6 +1,5 @@
 """``parbench doctor --selftest``: disturb one rank on purpose, and see that the suite finds it and blames it."""
 
-import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ def judge(injection: str, record: Record) -> Proof:
     if injection == "none":
         return Proof(injection=injection, found=record.status == "ok", told=record.reason or "all right")
     if injection == "corrupt":
-        blamed = re.findall(r"on rank (\d+)", record.reason) == [str(_RANK)]
+        blamed = list(record.wrong_by_rank) == [_RANK]
         found = record.status == "wrong" and blamed and not record.metrics
         return Proof(injection=injection, found=found, told=record.reason or "nothing was wrong")
     rank = share = None

@@ -7,6 +7,7 @@ from typing import Literal
 
 import click
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.budgets import Budget, metric_of, read_budgets
 from parbench.bench.results.metrics import MetricValue, value
 from parbench.bench.results.runs import Run, load_run, whole
@@ -17,7 +18,13 @@ from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
 from parbench.reports.analysis.summary import Row, summarize
 
 Standing = Literal["OVER", "NOT RUN", "UNKNOWN", "KEPT"]
-CODES: Mapping[Standing, int] = {"OVER": 1, "NOT RUN": 4, "UNKNOWN": 3, "KEPT": 0}  # the worst first
+CODES: Mapping[Standing, ExitCode] = {
+    "OVER": ExitCode.BAD,
+    "NOT RUN": ExitCode.DID_NOT_RUN,
+    "UNKNOWN": ExitCode.UNDECIDED,
+    "KEPT": ExitCode.OK,
+}
+"""The standings of a budget from the worst, with their exit codes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +60,8 @@ def judge(run: Run, budgets: Sequence[Budget]) -> tuple[Judged, ...]:
 
 
 def exit_code(found: Sequence[Judged], code: int = 0) -> int:
-    """Return 1 if a budget is not kept, else 4 if its case did not run, else 3 if it cannot be told, else 0.
-
-    ``code`` is what else was found; the same order holds.
-    """
-    codes = {code, *(CODES[one.word] for one in found)}
-    return next((worst for worst in (1, 2, 4, 3) if worst in codes), 0)
+    """Return the exit code of the budgets and of what else was found, which is ``code``."""
+    return combine_exit_codes([code, *(CODES[one.word] for one in found)])
 
 
 def sentences(found: Sequence[Judged]) -> tuple[str, ...]:

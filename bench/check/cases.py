@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from parbench.bench.check.rule import LEAST_LAUNCHES
+from parbench.bench.check.rule import MIN_REPETITIONS
 from parbench.bench.plan.groups import parse_pairs
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Entry
@@ -92,7 +92,7 @@ def options_of(device: str, nproc: int, *, budget: str, timeout: str, inject: st
         device=device,
         nproc=nproc,
         allow_single=True,
-        launches=LEAST_LAUNCHES,
+        launches=MIN_REPETITIONS,
         budget=budget,
         timeout=timeout,
         inject=inject,

@@ -44,7 +44,7 @@ def check(
     silent = () if device == "cpu" else _of_silent_gpus(host, machine)
     if silent and not machine.gpus:
         seconds = round(time.monotonic() - began, 1)
-        problems = ("nvidia-smi lists no GPU, so nothing was measured",)
+        problems = ("no GPU answers, so nothing was measured",)
         return Health(host=host, started=started, seconds=seconds, device="cuda", devices=silent, problems=problems)
     device = device or ("cuda" if machine.gpus else "cpu")
     gpus = machine.gpus if device == "cuda" else ()
@@ -76,7 +76,7 @@ def check(
         ports=judged(before, ports()),
         together=together,
         problems=problems_of(run),
-        notes=(*notes, *run.info.plan.notes),
+        notes=(*notes, *run.info.plan.limitations),
         run=str(path),
         emulated=emulated,
     )
@@ -104,14 +104,14 @@ def _of_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
 
 
 def _of_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
-    """Return the GPUs that do not answer, as bad devices; ``UserError`` where there is no tool to ask."""
-    if not machine.silent_gpus or machine.smi_reply is None:
-        return ()
-    remedy = suggest_fix(machine.smi_reply)
-    if machine.smi_reply.end == "absent":
-        problem = describe_silent_gpus(machine.silent_gpus, machine.smi_reply)
+    """Return the GPUs that do not answer, as bad devices; ``UserError`` where NVML is not installed."""
+    failure = machine.gpu_failure
+    remedy = suggest_fix(failure)
+    if failure is not None and failure.kind == "no library" and machine.silent_gpus:
+        problem = describe_silent_gpus(machine.silent_gpus, failure)
         raise UserError(f"{problem}; {remedy}; --device cpu checks the cores")
-    reason = Reason(text=f"does not answer: {machine.smi_reply.describe()}", remedy=remedy)
+    text = f"does not answer: {failure.describe() if failure else 'NVML reports no error'}"
+    reason = Reason(text=text, remedy=remedy)
     names = [f"GPU {address}" for address in machine.silent_gpus]
     return tuple(
         Device(host=host, name=name, uuid=f"{host} {name}", kind="GPU", rank=-1, reasons=(reason,), ran=False)
@@ -125,8 +125,11 @@ def _with_facts(devices: Sequence[Device], watch: Watch) -> tuple[Device, ...]:
     for device in devices:
         if gpu := by_uuid.get(device.uuid):
             alike = [one for one in by_uuid.values() if one.name == gpu.name]
-            grown = watch.grown(gpu)
+            grown = watch.count_link_errors(gpu)
             facts, reasons = facts_of(gpu, alike, grown), complaints(gpu, alike, grown)
+            loss = watch.find_loss(gpu)
+            if loss is not None:
+                reasons = (*reasons, loss)
             device = msgspec.structs.replace(device, facts=facts, reasons=reasons)
         told.append(device)
     return tuple(told)

@@ -1,22 +1,22 @@
 """What a check says of a host: a verdict for each device, why, and what to do. From a run and what the driver told."""
 
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from parbench.bench.check.cases import BY_NAME, QUANTITIES, Reached, reached, remedy_of
 from parbench.bench.check.infiniband import Port
-from parbench.bench.check.rule import LEAST_LAUNCHES, D, Gap, Rates, gaps
-from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.check.rule import MIN_REPETITIONS, Gap, compute_gaps
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
+from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import counted
 
 FLOORS = {"cuda": 0.05, "cpu": 0.1}
 CORRUPT = "drain the host: it computes or copies wrongly, and says nothing; run it again, then replace the device"
-_IN_ALL = f"in {LEAST_LAUNCHES} of {LEAST_LAUNCHES} launches"
-_ON_RANK = re.compile(r"on rank (\d+)")
+_VERDICTS = {ExitCode.OK: "ok", ExitCode.BAD: "bad", ExitCode.DID_NOT_RUN: "did not run"}
+_IN_ALL = f"in {MIN_REPETITIONS} of {MIN_REPETITIONS} launches"
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,15 +92,15 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return [*named, *(link.text.partition(":")[0] for link in self.links), *ports]
 
     @property
-    def code(self) -> int:
-        """The exit code: 1 where something is bad, else 4 where something did not run, else 0."""
-        if self.bad:
-            return 1
-        return 4 if self.problems or any(not device.ran for device in self.devices) or not self.devices else 0
+    def code(self) -> ExitCode:
+        codes = [ExitCode.BAD] if self.bad else []
+        if self.problems or not self.devices or not all(device.ran for device in self.devices):
+            codes.append(ExitCode.DID_NOT_RUN)
+        return combine_exit_codes(codes)
 
     @property
     def verdict(self) -> str:
-        return {0: "ok", 1: "bad", 4: "did not run"}[self.code]
+        return _VERDICTS[self.code]
 
 
 def measured(devices: Sequence[Device], run: Run) -> tuple[tuple[Device, ...], tuple[Reason, ...], float | None]:
@@ -111,8 +111,10 @@ def measured(devices: Sequence[Device], run: Run) -> tuple[tuple[Device, ...], t
     for device in devices:
         own = {name: of[device.rank] for name, of in found.by_rank.items() if device.rank in of}
         if pairs := [rates for ranks, rates in found.by_pair.items() if device.rank in ranks]:
-            shared = set.intersection(*(set(rates) for rates in pairs))
-            own["pairs"] = {launch: median([rates[launch] for rates in pairs]) for launch in sorted(shared)}
+            launches = sorted({launch for rates in pairs for launch in rates})
+            own["pairs"] = {
+                launch: median([rates[launch] for rates in pairs if launch in rates]) for launch in launches
+            }
         rates = {name: _rate(name, launches) for name, launches in own.items() if launches}
         reasons = [Reason(text=words, remedy=CORRUPT) for words in wrong.get(device.rank, ())]
         ran = bool(rates) or bool(reasons)
@@ -131,7 +133,7 @@ def _wrong(run: Run) -> dict[int, list[str]]:
     found: dict[int, dict[str, int]] = {}
     for record in run.records:
         if record.status == "wrong":
-            ranks = sorted({int(rank) for rank in _ON_RANK.findall(record.reason)})
+            ranks = sorted(record.wrong_by_rank)
             if len(ranks) == 1 or record.case.name.startswith(("compute.", "memory.")):
                 for rank in ranks:
                     of = found.setdefault(rank, {})
@@ -145,11 +147,14 @@ def _wrong(run: Run) -> dict[int, list[str]]:
 def problems_of(run: Run) -> tuple[str, ...]:
     """Return why cases have no result, each reason once; what follows from a device's wrong result is that device's."""
     told, found = _wrong(run), dict[str, list[str]]()
+    wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
+    reasons_of_budget = {record.reason for record in run.records if record.is_out_of_budget}
     for record in run.records:
-        follows = told and (record.status == "wrong" or record.reason.startswith("not tried again: wrong"))
+        is_repeated = record.skip_reason is SkipReason.EARLIER_FAILURE and record.case.id in wrong_cases
+        follows = told and (record.status == "wrong" or is_repeated)
         if record.status != "ok" and not follows:
             found.setdefault(record.reason, []).append(record.case.name)
-    told_more = {LEFT_OUT: " -> stop other work here, or allow more time (--budget 2m)"}
+    told_more = dict.fromkeys(reasons_of_budget, " -> stop other work here, or allow more time (--budget 2m)")
     problems = [
         f"{', '.join(dict.fromkeys(names))}: {reason}{told_more.get(reason, '')}" for reason, names in found.items()
     ]
@@ -158,19 +163,14 @@ def problems_of(run: Run) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _whole(rates: Mapping[D, Mapping[int, float]]) -> Rates[D]:
-    """Return the launches that all have."""
-    shared = sorted(set.intersection(*(set(of) for of in rates.values()))) if rates else []
-    return {name: [of[launch] for launch in shared] for name, of in rates.items()}
-
-
 def compared(devices: Sequence[Device], floor: float) -> tuple[Device, ...]:
-    """Return the devices, each beside all others of its kind, those of other hosts too; the slow ones with a reason."""
+    """Compare each device with all others of its kind, on all hosts, and return them in the same order."""
+    # Devices are identified by their position. Hosts may have equal names, and GPUs of several hosts equal indices.
     kept = {
-        (one.host, one.name): msgspec.structs.replace(
-            one, reasons=tuple(reason for reason in one.reasons if not reason.is_beside_peers)
+        position: msgspec.structs.replace(
+            device, reasons=tuple(reason for reason in device.reasons if not reason.is_beside_peers)
         )
-        for one in devices
+        for position, device in enumerate(devices)
     }
     names = [f"{one.name}{more}" for one in QUANTITIES for more in ("", " alone")]
     for kind in {device.kind for device in devices}:
@@ -178,7 +178,7 @@ def compared(devices: Sequence[Device], floor: float) -> tuple[Device, ...]:
         of = {
             name: {key: one.rates[name].launches for key, one in alike.items() if name in one.rates} for name in names
         }
-        found = gaps({name: _whole(rates) for name, rates in of.items() if rates}, floor)
+        found = compute_gaps(of, floor)
         for key, device in alike.items():
             own = {name: found[name, key] for name in names if (name, key) in found}
             rates = {
@@ -217,7 +217,7 @@ def _slow_links(devices: Sequence[Device], found: Reached, run: Run) -> tuple[Re
     names = {device.rank: device.name for device in devices}
     slow = []
     for joined_by, alike in by_kind.items():
-        beside = gaps({"pairs": _whole(alike)}, FLOORS[run.info.plan.device])
+        beside = compute_gaps({"pairs": alike}, FLOORS[run.info.plan.device])
         for (_, pair), gap in beside.items():
             if gap.is_under:
                 first, second = (names[int(end)] for end in pair.split("-"))

@@ -1,15 +1,18 @@
 """A check of several hosts, each by itself and at once, over ssh; then their devices beside each other."""
 
+import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from parbench.bench.check.health import FLOORS, Device, Health, compared
 from parbench.bench.check.show import complaints_of, devices_table, reasons_of
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import decode_json, read_text
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.text import UserError, counted, last_line, listed, reading
@@ -26,10 +29,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hosts_in(text: str) -> tuple[str, ...]:
-    """Return the hosts of ``a,b`` or of a file with one a line; of an MPI hostfile's lines the first word."""
+    """Return the hosts of ``a,b``, or of a file with one a line.
+
+    In the hostfiles of MPI libraries the number of ranks follows: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH.
+    """
     if "," not in text and Path(text).is_file():  # a long list is too long for a file's name
         lines = [line.partition("#")[0].split() for line in read_text(text, f"--hosts {text}").splitlines()]
-        found = [words[0] for words in lines if words]
+        found = [re.sub(r"^([^:]+):\d+$", r"\1", words[0]) for words in lines if words]
     else:
         found = [word for word in text.split(",") if word]
     if not found or any(name.startswith("-") for name in found):
@@ -72,32 +78,35 @@ def read(host: str, out: bytes, err: bytes, code: int) -> Answer:
 
 
 def together(answers: Sequence[Answer]) -> tuple[Answer, ...]:
-    """Return the answers with each device beside those of its kind on all hosts; not where hosts share a machine."""
-    known = [answer.health for answer in answers if answer.health is not None]
-    if any(health.emulated for health in known) or not known:
-        return tuple(answers)
-    devices: list[Device] = []
-    for kind in dict.fromkeys(health.device for health in known):
-        alike = [device for health in known if health.device == kind for device in health.devices]
-        devices += compared(alike, FLOORS[kind])
-    found = []
+    """Compare each device with its peers on all hosts; emulated hosts share one machine and are left as they are."""
+    by_kind: dict[str, list[Device]] = {}
     for answer in answers:
-        if answer.health is not None:
-            own = tuple(one for one in devices if one.host == answer.health.host)
-            answer = msgspec.structs.replace(answer, health=msgspec.structs.replace(answer.health, devices=own))
-        found.append(answer)
-    return tuple(found)
+        if answer.health is not None and not answer.health.emulated:
+            by_kind.setdefault(answer.health.device, []).extend(answer.health.devices)
+    compared_devices = {kind: iter(compared(devices, FLOORS[kind])) for kind, devices in by_kind.items()}
+    return tuple(_with_devices(answer, compared_devices) for answer in answers)
 
 
-def code_of(answers: Sequence[Answer]) -> int:
-    """Return 1 where a device is bad, else 4 where a host or something of it did not run, else 0.
+def _with_devices(answer: Answer, compared_devices: Mapping[str, Iterator[Device]]) -> Answer:
+    """Return an answer with the next compared devices of its kind, as many as it has."""
+    health = answer.health
+    if health is None or health.emulated:
+        return answer
+    devices = islice(compared_devices[health.device], len(health.devices))
+    # The name by which a host was reached is unique. Its own name may be that of another host too.
+    named = tuple(msgspec.structs.replace(device, host=answer.host) for device in devices)
+    return msgspec.structs.replace(answer, health=msgspec.structs.replace(health, devices=named))
 
-    Hosts of which some check GPUs and others cores give 4: the latter may have GPUs that nothing has checked.
+
+def code_of(answers: Sequence[Answer]) -> ExitCode:
+    """Return the exit code of a check of several hosts.
+
+    If some hosts check GPUs and others cores, the latter may have GPUs that nothing has checked.
     """
-    codes = {4 if answer.health is None else answer.health.code for answer in answers}
+    codes = [ExitCode.DID_NOT_RUN if answer.health is None else answer.health.code for answer in answers]
     if len(_hosts_by_device(answers)) > 1:
-        codes.add(4)
-    return next((code for code in (1, 4) if code in codes), 0)
+        codes.append(ExitCode.DID_NOT_RUN)
+    return combine_exit_codes(codes)
 
 
 def _hosts_by_device(answers: Sequence[Answer]) -> dict[str, list[str]]:

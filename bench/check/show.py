@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from parbench.bench.check.cases import QUANTITIES
-from parbench.bench.check.health import Device, Health
+from parbench.bench.check.health import Device, Health, Reason
 from parbench.bench.check.infiniband import Port
-from parbench.bench.text import counted, format_duration, format_table
+from parbench.bench.text import counted, format_duration, format_table, listed
 
 _FACTS = {"clocks": "clocks", "memory": "memory", "PCIe": "pcie", "NVLink": "nvlink"}  # a column's title and its topic
 
@@ -44,10 +44,17 @@ def complaints_of(ports: Sequence[Port], prefix: str = "") -> list[str]:
 
 
 def reasons_of(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
-    """Return why devices are not fine, the bad ones last, where a terminal's reader looks."""
-    named = [(f"{one.host} {one.name}" if with_host else one.name, reason) for one in devices for reason in one.reasons]
-    named.sort(key=lambda one: one[1].is_bad)
-    return [_line(reason.is_bad, name, reason.text, reason.remedy) for name, reason in named]
+    """Return the reasons of devices that are not ok, bad devices last.
+
+    A reason of several devices, such as a driver that does not answer, is printed once.
+    """
+    names: dict[Reason, list[str]] = {}
+    for device in devices:
+        name = f"{device.host} {device.name}" if with_host else device.name
+        for reason in device.reasons:
+            names.setdefault(reason, []).append(name)
+    reasons = sorted(names, key=lambda reason: reason.is_bad)
+    return [_line(reason.is_bad, listed(names[reason], "and"), reason.text, reason.remedy) for reason in reasons]
 
 
 def devices_table(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:

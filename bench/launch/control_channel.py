@@ -20,9 +20,16 @@ from parbench.bench.launch.flight_recorder import GroupSeen
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import Arrival, Check, RankState, Status, Stop
+from parbench.bench.results.records import (
+    Arrival,
+    Check,
+    Culprit,
+    RankState,
+    SkipReason,
+    Status,
+    Stop,
+)
 
-LEFT_OUT = "out of time"  # why a launch that came to a case too late has no measurement of it
 ADDRESS_VARIABLE = "PARBENCH_DRIVER"
 KEY_VARIABLE = "PARBENCH_KEY"
 DEVICE_VARIABLE = "PARBENCH_DEVICE"  # ranks on the CPU leave CUDA alone, even to say who they are
@@ -63,6 +70,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Status
     reason: str = ""
+    skip_reason: SkipReason | None = None
+    wrong_by_rank: dict[int, int] = {}
+    culprits: tuple[Culprit, ...] = ()
     stop: Stop | None = None
     check: Check = Check()
     more: bool = False
@@ -83,6 +93,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     raw: bytes = b""
     timeline: bytes = b""  # of one step of all ranks, as parbench.bench.results.records writes it
     wall_seconds: float = 0.0
+
+
+OUT_OF_BUDGET = Outcome(status="skipped", reason="out of time", skip_reason=SkipReason.OUT_OF_BUDGET)
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):

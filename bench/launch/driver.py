@@ -12,18 +12,19 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from parbench.bench.launch.budget import Prices, Spent, budget_of_all, by_launch, prices_of
-from parbench.bench.launch.control_channel import DEVICE_VARIABLE, LEFT_OUT, DriverServer, Hello, Job, Outcome
+from parbench.bench.launch.control_channel import DEVICE_VARIABLE, OUT_OF_BUDGET, DriverServer, Hello, Job, Outcome
 from parbench.bench.launch.launchers import Launcher
 from parbench.bench.launch.monitor import START_SECONDS, RankMonitor
 from parbench.bench.launch.visits import order_of_visits, spread_over_visits
 from parbench.bench.machine.environment import difference, format_cpus, hoist, relations
-from parbench.bench.machine.gpu import gpu_links, gpus_of
+from parbench.bench.machine.gpu import GpuReport, inspect_gpus, sample_gpus
+from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, GpuInventory
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Skipped, case_weight, sampling_seconds
 from parbench.bench.results.metrics import MetricValue, declared, value, values
-from parbench.bench.results.records import Record, Samples, WorldInfo, noise_of
+from parbench.bench.results.records import Record, Samples, SkipReason, WorldInfo, noise_of
 from parbench.bench.results.runs import (
     LaunchInfo,
     RecordWriter,
@@ -63,7 +64,7 @@ class Audience(Protocol):
 
 def remaining(run: Run, *, fills: bool = False) -> tuple[tuple[int, Case], ...]:
     """Return what has no record yet, launch by launch; with ``fills`` also what the budget left out."""
-    done = {(record.launch, record.case.id) for record in run.records if not (fills and record.reason == LEFT_OUT)}
+    done = {(record.launch, record.case.id) for record in run.records if not (fills and record.is_out_of_budget)}
     whole = itertools.product(range(run.info.plan.launches), run.info.plan.cases)
     return tuple((launch, case) for launch, case in whole if (launch, case.id) not in done)
 
@@ -86,6 +87,9 @@ class Driver:
         self._path, self._info, self._plan = run.path, run.info, run.info.plan
         self._writer, self._start_gang, self._audience = writer, start_gang, audience
         self._hosts, self._facts = hosts, facts
+        on_cuda = self._plan.device == "cuda"
+        self._gpus = GpuInventory(inspect_gpus(os.environ) if on_cuda else GpuReport())
+        self._needs_gpu_reports = on_cuda and tuple(hosts) != ("127.0.0.1",)  # of other hosts
         self._silent: set[str] = set()
         self._doubts: tuple[str, ...] = ()
         self._leftovers: tuple[str, ...] = ()
@@ -109,7 +113,7 @@ class Driver:
         have their turn. A later launch spends its time where intervals are still wide.
         """
         for each in skipped:
-            self._write(0, each.case, Outcome(status="skipped", reason=each.reason))
+            self._write(0, each.case, Outcome(status="skipped", reason=each.reason, skip_reason=SkipReason.IMPOSSIBLE))
         # rather than be left out after all others, the last cases may take longer
         self._overtime = min(0.1 * self._plan.budget_seconds, 5.0)
         self._end = time.monotonic() + self._plan.budget_seconds
@@ -142,8 +146,11 @@ class Driver:
         """Record that these are not measured: they broke before, or there is no time."""
         for case in cases:
             bad = self._bad.get(case.id)
-            reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})" if bad else LEFT_OUT
-            self._write(launch, case, Outcome(status="skipped", reason=reason))
+            outcome = OUT_OF_BUDGET
+            if bad is not None:
+                reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
+                outcome = Outcome(status="skipped", reason=reason, skip_reason=SkipReason.EARLIER_FAILURE)
+            self._write(launch, case, outcome)
 
     def _launch(self, launch: int, cases: list[Case]) -> None:
         """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest.
@@ -212,7 +219,8 @@ class Driver:
 
     def _start(self, stack: ExitStack) -> RankMonitor:
         server, held = stack.enter_context(DriverServer(*self._hosts)), self._held()
-        gang = self._start_gang(self._gangs, {**server.variables(), DEVICE_VARIABLE: self._plan.device})
+        variables = {DEVICE_VARIABLE: self._plan.device, REPORT_VARIABLE: "1" if self._needs_gpu_reports else "0"}
+        gang = self._start_gang(self._gangs, {**server.variables(), **variables})
         if not gang.can_restart:
             stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
         self._gangs += 1
@@ -239,7 +247,7 @@ class Driver:
 
     def _held(self) -> dict[str, int]:
         """Return the memory (bytes) in use on this host's GPUs, by UUID; nothing on the CPU or where it is not told."""
-        gpus = gpus_of(os.environ) if self._plan.device == "cuda" else ()
+        gpus = sample_gpus(os.environ) if self._plan.device == "cuda" else ()
         return {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.uuid and gpu.memory_used_bytes is not None}
 
     def _job(self, launch: int, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:
@@ -309,12 +317,12 @@ class Driver:
 
     def _learn(self, hellos: list[Hello]) -> None:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
-        common, rest = hoist([hello.environment for hello in hellos])
+        common, rest = hoist(self._gpus.add_facts([hello.environment for hello in hellos]))
+        self._needs_gpu_reports = False
         common |= {name: {**common.get(name, {}), **of} for name, of in self._facts.items()}
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
-            links = gpu_links(os.environ) if self._plan.device == "cuda" else {}
-            common |= {"locality": relations(places, links), **rank_placement(hellos)}
+            common |= {"locality": relations(places, self._gpus.links), **rank_placement(hellos)}
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             with writing(self._path / "run.json"):
@@ -326,20 +334,22 @@ class Driver:
         self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
 
     def _record(self, launch: int, case: Case, result: Outcome) -> Record:
-        told = ("status", "reason", "stop", "check", "arrival", "injected", "details", "ranks")
+        told = ["status", "reason", "skip_reason", "wrong_by_rank", "culprits", "stop", "check"]
+        told += ["arrival", "injected", "details", "ranks"]
         seen = {name: getattr(result, name) for name in told} | {"environment": self._environment, "started": utc_now()}
         samples = Samples(values=result.seconds, visits=result.visits)
         seen |= {"samples": samples, "noise": noise_of(samples)}
         seen["notes"] = [*self._plan.notes, *self._doubts, *self._leftovers, *result.notes]
         seen["metrics"] = metrics_of(result)
         seen["seconds"] = round(result.wall_seconds, 6)
+        seen["emulation"] = self._plan.emulation
         return Record(case=case, world=self._world, launch=launch, **seen)
 
     def _write(self, launch: int, case: Case, result: Outcome) -> None:
         record = self._record(launch, case, result)
         self._begun.pop(case.id, None)
         self._made.append(Spent.on(record))
-        if record.reason == LEFT_OUT:
+        if record.is_out_of_budget:
             self._left_out[case.id] = case
         if record.status in _NOT_AGAIN:
             self._bad[case.id] = record

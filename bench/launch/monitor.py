@@ -3,14 +3,14 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from parbench.bench.launch import control_channel as channel
 from parbench.bench.launch.control_channel import Hello, Outcome
 from parbench.bench.launch.flight_recorder import Waits, waits
 from parbench.bench.launch.launchers import Launcher, local_state
 from parbench.bench.launch.processes import exit_words
-from parbench.bench.results.records import RankState, Status
+from parbench.bench.results.records import Culprit, CulpritCause, RankState, Status
 
 START_SECONDS = 120.0
 _GRACE_SECONDS = 3.0
@@ -132,24 +132,29 @@ class RankMonitor:
         if self._gang.ended():  # what the ranks said last is still on its way
             self._hear_until(lambda: self.hellos.keys() <= set(self._gone), _SHORT_GRACE)
         exits = self._gang.exits()
+        culprits: tuple[Culprit, ...] = ()
         if dead := [rank for rank in self._dead() if rank not in self._broken]:
             # a launcher ends the others by SIGTERM when one has failed
             codes = {rank: exits[rank] for rank in dead if exits.get(rank)}
             killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
             guilty = killed or [rank for rank, code in codes.items() if code > 0] or list(codes) or dead[:1]
             reason = f"{self._named(guilty)} died: {_exit_words(exits.get(guilty[0]))}"
+            is_terminated = exits.get(guilty[0]) == -signal.SIGTERM
+            culprits = self._culprits(guilty, "terminated" if is_terminated else "died")
             if exits.get(guilty[0]) == -signal.SIGABRT:  # C++ says why, such as std::bad_alloc
                 reason = "; ".join(filter(None, [reason, self._gang.last_error()]))
         elif self._broken:
             rank, broken = next(iter(self._broken.items()))
             reason = f"{self._named([rank])} raised {broken.error}"
+            culprits = self._culprits([rank], "raised")
         else:
             told = self._gang.last_error() or "their output is in the run's logs"
             reason = f"the ranks ended {when}; {told}"
         states = dict.fromkeys(self.hellos, "alive")
         states |= {rank: f"died: {_exit_words(exits.get(rank))}" for rank in self._gone}
         states |= {rank: f"raised {broken.error}" for rank, broken in self._broken.items()}
-        return self._failure("failed", reason, states, {rank: told.stack for rank, told in self._broken.items()})
+        stacks = {rank: told.stack for rank, told in self._broken.items()}
+        return self._failure("failed", reason, states, stacks, culprits)
 
     def _hung(self, index: int, timeout_seconds: float) -> Outcome:
         self._where.clear()
@@ -161,15 +166,19 @@ class RankMonitor:
         coalescing_ranks = [
             rank for rank, groups in recorded.items() if any(group.is_last_coalesced for group in groups.values())
         ]
+        culprits: tuple[Culprit, ...] = ()
         if late := self._late(index, waiting, coalescing_ranks, is_recorded=bool(waiting and pending)):
             told = f"{self._named(late)} did not arrive"
+            culprits = self._culprits(late, "absent")
         elif not self._where:
             told = "no rank answers"
         elif _find_blamed(waiting):
             reason = "torch records a coalesced launch as done before it is"
             told = f"it is unknown which rank did not arrive, because {reason}; see their stacks"
         elif any(waiting.values()):
-            told = f"{self._named([rank for rank in waiting if waiting[rank]])} wait for one another; see their stacks"
+            deadlocked = [rank for rank in waiting if waiting[rank]]
+            told = f"{self._named(deadlocked)} wait for one another; see their stacks"
+            culprits = self._culprits(deadlocked, "waiting")
         elif waiting and pending:
             told = f"every rank has enqueued {', '.join(pending)}, which is not done; see their stacks"
         elif not any(where.communicates for where in self._where.values()):
@@ -185,7 +194,9 @@ class RankMonitor:
             seen = local_state(self.hellos[rank])
             states[rank] = f"no answer (process is {seen})" if seen else "no answer"
         stacks = {rank: where.stack for rank, where in self._where.items()}
-        return self._failure("hang", f"no end within {timeout_seconds:g} s: {told}", states, stacks)
+        reason = f"no end within {timeout_seconds:g} s: {told}"
+        silent_ranks = self.hellos.keys() - self._where.keys()
+        return self._failure("hang", reason, states, stacks, culprits, silent_ranks)
 
     def _late(self, index: int, waiting: Waits, coalescing_ranks: list[int], *, is_recorded: bool) -> list[int]:
         """Return the ranks that did not arrive where the others wait, by the first of these that tells ranks apart.
@@ -212,12 +223,32 @@ class RankMonitor:
         names = [f"{rank} ({hosts[rank]})" if several and rank in hosts else str(rank) for rank in ranks]
         return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
-    def _failure(self, status: Status, reason: str, states: Mapping[int, str], stacks: Mapping[int, str]) -> Outcome:
+    def _culprits(self, ranks: Sequence[int], cause: CulpritCause) -> tuple[Culprit, ...]:
+        return tuple(
+            Culprit(rank=rank, host=self.hellos[rank].host, cause=cause) for rank in ranks if rank in self.hellos
+        )
+
+    def _failure(
+        self,
+        status: Status,
+        reason: str,
+        states: Mapping[int, str],
+        stacks: Mapping[int, str],
+        culprits: tuple[Culprit, ...],
+        silent_ranks: Collection[int] = (),
+    ) -> Outcome:
         ranks = [
-            RankState(rank=rank, host=hello.host, pid=hello.pid, state=states[rank], stack=stacks.get(rank, ""))
+            RankState(
+                rank=rank,
+                host=hello.host,
+                pid=hello.pid,
+                state=states[rank],
+                stack=stacks.get(rank, ""),
+                is_silent=rank in silent_ranks,
+            )
             for rank, hello in sorted(self.hellos.items())
         ]
-        return Outcome(status=status, reason=reason, ranks=ranks)
+        return Outcome(status=status, reason=reason, ranks=ranks, culprits=culprits)
 
 
 def _find_blamed(waiting: Waits) -> list[int]:

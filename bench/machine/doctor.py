@@ -13,12 +13,11 @@ from typing import Any
 import psutil
 
 from parbench.bench.machine.environment import VOLATILE, capture, format_cpus, parse_cpus
-from parbench.bench.machine.gpu import IDLE, Gpu, in_detail
+from parbench.bench.machine.gpu import IDLE, Gpu, has_library
 from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
 from parbench.bench.machine.machine import Machine, inspect_machine, or_none
 from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.machine.world_spec import (
-    FUNCTIONAL_ONLY,
     WorldSpec,
     choose_world,
     find_old_driver,
@@ -41,7 +40,7 @@ REMEDIES = {
     "interface": "fine on one node; between nodes set GLOO_SOCKET_IFNAME to the network's interface (ip -br addr)",
     "memory": "free some: large sizes will be skipped",
     "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
-    "gpu driver": "nvidia-smi and CUDA_VISIBLE_DEVICES tell why: a driver older than its libraries, a GPU off the bus",
+    "gpu driver": "see nvidia-smi and CUDA_VISIBLE_DEVICES: a driver older than its libraries, a GPU off the bus",
     "gpu processes": "end them, or leave these GPUs out (CUDA_VISIBLE_DEVICES): they share time, memory and links",
     "gpu clocks": "power: sudo nvidia-smi -pl WATTS; heat: cooling; set clocks: sudo nvidia-smi -rgc, -rac",
     "gpu power": "sudo nvidia-smi -pl WATTS sets it, as far as the rack's power allows",
@@ -74,11 +73,10 @@ def sample_load(seconds: float = 0.3) -> dict[str, Any]:
 def examine_here(environ: Mapping[str, str], *, gpus: bool = True) -> tuple[Finding, ...]:
     """Examine this machine, for a run on the CPU without its ``gpus``."""
     environment, machine = capture(environ), inspect_machine(environ)
-    has_tool = gpus and shutil.which("nvidia-smi", path=environ.get("PATH")) is not None
-    environment[VOLATILE] |= {**sample_load(), "has_nvidia_smi": has_tool}
+    environment[VOLATILE] |= {**sample_load(), "has_nvml": gpus and has_library(environ)}
     if not gpus:
-        machine = replace(machine, gpus=(), silent_gpus=(), smi_reply=None, driver_cuda_version=None)
-    return examine(replace(machine, gpus=in_detail(environ, machine.gpus)), environment)
+        machine = replace(machine, gpus=(), silent_gpus=(), gpu_failure=None, driver_cuda_version=None)
+    return examine(machine, environment)
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -91,11 +89,10 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
     governor, clock, virtual = (host.get(name) for name in ("governor", "clock_source", "virtualised"))
     running, steal = load.get("one_minute"), load.get("steal_percent")
     free, shm, swap = machine.memory_bytes, load.get("shm_bytes"), load.get("swap_used_bytes")
-    waiting = None if running is None else f"{running:.2f} on {counted(machine.cores, 'core')}"
     return (
         _torch(machine),
         *_device_ranks_and_cores(machine, chosen, process.get("affinity")),
-        _judged("load average", waiting, (running or 0.0) > BUSY_SHARE * machine.cores),
+        _examine_load(running, machine.host_cores),
         _judged("cpu governor", governor, governor != "performance"),
         _judged("clock source", clock, clock not in CLOCK_SOURCES),
         _judged("steal time", None if steal is None else f"{steal:.1f} %", (steal or 0.0) > STEAL_PERCENT),
@@ -107,7 +104,7 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
         _threads(machine.cores, chosen.nproc if chosen else 0, variables.get("OMP_NUM_THREADS")),
         *_silent_gpus(machine),
         *_cuda_versions(machine),
-        *_gpus(machine.gpus, has_tool=load.get("has_nvidia_smi", False) and not machine.silent_gpus),
+        *_gpus(machine.gpus, has_library=load.get("has_nvml", False) and not machine.silent_gpus),
     )
 
 
@@ -147,13 +144,21 @@ def _device_ranks_and_cores(machine: Machine, spec: WorldSpec | None, affinity: 
     if spec is None:
         return [_judged("device", None), _judged("ranks", None), available]
     gpus = f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
-    notes = "; ".join(note for note in spec.notes if not note.startswith(FUNCTIONAL_ONLY))
+    notes = "; ".join(spec.notes)
     device = Finding(topic="device", found=f"{spec.device} with {spec.backend}; {gpus}", disturbs=False, remedy=notes)
     whole = min(cores, physical or cores)
     found = f"{spec.nproc} on {counted(cores, 'core')}{f' ({whole} physical)' if whole < cores else ''}"
     better = f"--nproc {whole}" if whole > 1 else "a machine with a core for each rank"
     remedy = f"use {better}: ranks that share a core wait for each other"
     return [device, _judged("ranks", found, spec.nproc > whole, remedy), available]
+
+
+def _examine_load(load_average: float | None, host_cores: int | None) -> Finding:
+    """Compare the load average with the cores of the whole host, because it counts processes on all of them."""
+    if load_average is None or host_cores is None:
+        return _judged("load average", None)
+    found = f"{load_average:.2f} on {counted(host_cores, 'core')} of the host"
+    return _judged("load average", found, load_average > BUSY_SHARE * host_cores)
 
 
 def _interface(host: Mapping[str, Any], interface: str | None, named: str | None) -> Finding:
@@ -174,10 +179,10 @@ def _threads(cores: int, ranks: int, text: str | None) -> Finding:
 
 
 def _silent_gpus(machine: Machine) -> list[Finding]:
-    if not machine.silent_gpus or machine.smi_reply is None:
+    if not machine.silent_gpus:
         return []
-    found = describe_silent_gpus(machine.silent_gpus, machine.smi_reply)
-    return [_judged("gpus", found, True, suggest_fix(machine.smi_reply))]
+    found = describe_silent_gpus(machine.silent_gpus, machine.gpu_failure)
+    return [_judged("gpus", found, True, suggest_fix(machine.gpu_failure))]
 
 
 def _cuda_versions(machine: Machine) -> list[Finding]:
@@ -226,10 +231,10 @@ def gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
     )
 
 
-def _gpus(gpus: Sequence[Gpu], *, has_tool: bool) -> list[Finding]:
+def _gpus(gpus: Sequence[Gpu], *, has_library: bool) -> list[Finding]:
     """Return a finding for each topic, GPUs of which the same is told together; nothing where no GPU is expected."""
     if not gpus:
-        return [_judged("gpu driver", "nvidia-smi is there, and no GPU is visible", disturbs=True)] if has_tool else []
+        return [_judged("gpu driver", "NVML is installed, and no GPU is visible", disturbs=True)] if has_library else []
 
     def judged(topic: GpuTopic) -> Finding:
         told: dict[str, list[int]] = {}

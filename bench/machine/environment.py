@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 import psutil
 
-from parbench.bench.machine.gpu import Links, gpus_of, in_detail
+from parbench.bench.machine.gpu import Links
 from parbench.bench.machine.machine import affinity, available_cores, contents, or_none, package_version, whole_number
 
 VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
 DISTURBANCES = "disturbances"  # in that group: what the doctor found at a run's start
 EMULATED_VARIABLE = "PARBENCH_EMULATED"
-EMULATED = "emulated"  # how a note begins that says that nodes or links are not real
 
 _ALLOWED = re.compile(
     r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)"
@@ -27,14 +26,12 @@ _ALLOWED = re.compile(
 )
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 _SECRET_URL = re.compile(r"://\S*(@|[?&;][^=\s]*(token|key|secret|pass)[^=\s]*=)", re.IGNORECASE)
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
 _MISSING = object()
 
 
-def capture(environ: Mapping[str, str], *, gpu: str | None = None, root: Path = Path("/")) -> dict[str, Any]:
-    """Return the surroundings of this process, unknown as None.
-
-    ``gpu`` is the UUID of the one that it uses; ``root`` holds the ``proc`` and ``sys`` to read.
-    """
+def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
+    """Return the surroundings of this process, unknown as None; ``root`` holds the ``proc`` and ``sys`` to read."""
     address, cpus, variables = host_address(), affinity(), recorded_variables(environ)
     first_cpu = (contents(root / "proc/cpuinfo") or "").split("\n\n")[0]
     cpu = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*?)[ \t]*$", first_cpu, re.MULTILINE))
@@ -43,13 +40,13 @@ def capture(environ: Mapping[str, str], *, gpu: str | None = None, root: Path = 
     governors = {contents(system / f"cpu/cpu{number}/cpufreq/scaling_governor") for number in cpus}
     versions = {name: package_version(name) for name in ("torch", "numpy", "parbench")}
     load = or_none(os.getloadavg)
-    captured: dict[str, Any] = {
+    return {
         "host": {
             "name": socket.gethostname(),
             "address": address,
             "os": (or_none(platform.freedesktop_os_release) or {}).get("PRETTY_NAME") or platform.system(),
             "kernel": platform.release(),
-            "boot_id": contents(root / "proc/sys/kernel/random/boot_id"),
+            "boot_id": contents(root / _BOOT_ID),
             "cpu_model": cpu.get("model name"),
             "memory_bytes": psutil.virtual_memory().total,
             "clock_source": contents(system / "clocksource/clocksource0/current_clocksource"),
@@ -66,10 +63,6 @@ def capture(environ: Mapping[str, str], *, gpu: str | None = None, root: Path = 
         # how many processes ran or waited for a core
         VOLATILE: {"one_minute": None if load is None else round(load[0], 2)},
     }
-    if gpu and (found := in_detail(environ, gpus_of(environ, "-i", gpu))):
-        captured["gpu"] = found[0].facts(varying=False)
-        captured[VOLATILE]["gpu"] = found[0].facts(varying=True)
-    return captured
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -142,14 +135,20 @@ def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def emulation(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return (f"{EMULATED}: {told}",) if (told := environ.get(EMULATED_VARIABLE)) else ()
+def emulation(environ: Mapping[str, str]) -> str:
+    """Return which nodes or links are not real, an empty string if all are."""
+    return environ.get(EMULATED_VARIABLE, "")
+
+
+def describe_emulation(emulation: str) -> str:
+    return f"emulated: {emulation}"
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank runs: CPUs it may use, their NUMA nodes, its GPU's UUID if any, its switch path under SLURM."""
 
     host: str
+    boot_id: str | None = None  # of the kernel, because hosts may have equal names
     cpus: tuple[int, ...]
     numa_nodes: tuple[int, ...]
     gpu: str | None = None
@@ -159,7 +158,10 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
     cpus, switches = affinity(), environ.get("SLURM_TOPOLOGY_ADDR")
     nodes = sorted(node for node, own in _numa_nodes(root).items() if cpus & own)
-    return RankPlace(host=host, cpus=tuple(sorted(cpus)), numa_nodes=tuple(nodes), gpu=gpu, switches=switches)
+    boot_id = contents(root / _BOOT_ID)
+    return RankPlace(
+        host=host, boot_id=boot_id, cpus=tuple(sorted(cpus)), numa_nodes=tuple(nodes), gpu=gpu, switches=switches
+    )
 
 
 def _numa_nodes(root: Path) -> dict[int, frozenset[int]]:
@@ -194,7 +196,8 @@ def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None
 
 def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     """Return how near two ranks are, in words; None where nothing tells."""
-    if a.host != b.host:
+    # As in NCCL: containers of one host may have several names, and hosts may have equal names.
+    if (a.host, a.boot_id) != (b.host, b.boot_id):
         # switch paths such as spine.leaf1.n1: the last part is the node itself
         one, other = ((place.switches or "").rpartition(".")[0] for place in (a, b))
         return "same switch" if one == other != "" else "other node"

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import psutil
 
-from parbench.bench.machine.gpu import Gpu, SmiReply, driver_cuda_version, list_gpus_first, select_visible
+from parbench.bench.machine.gpu import Gpu, GpuFailure, inspect_gpus, select_visible
 from parbench.bench.machine.silent_gpus import find_silent_gpus
 
 SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -24,11 +24,12 @@ class Machine:
     """What a process started here finds; ``cores`` and ``memory_bytes`` are what it may use of them."""
 
     cores: int
+    host_cores: int | None = None  # logical CPUs of the host, which its load average counts
     physical_cores: int | None = None
     memory_bytes: int | None = None
     gpus: tuple[Gpu, ...] = ()
     silent_gpus: tuple[str, ...] = ()  # PCI addresses of GPUs that do not answer
-    smi_reply: SmiReply | None = None  # of nvidia-smi, where there are silent GPUs
+    gpu_failure: GpuFailure | None = None  # NVML's error, where there are silent GPUs
     torch_version: str | None = None
     torch_has_cuda: bool | None = None
     torch_cuda_version: str | None = None  # that torch is built for
@@ -39,24 +40,25 @@ class Machine:
 
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
     """Inspect this machine; ``root`` holds the ``dev``, ``proc`` and ``sys`` that show GPUs without their driver."""
-    gpus, reply = list_gpus_first(environ)
-    visible = select_visible(gpus, environ)
-    silent = find_silent_gpus(environ, gpus, reply, root)
+    report = inspect_gpus(environ)
+    visible = select_visible(report.gpus, environ)
+    silent = find_silent_gpus(environ, report, root)
     torch = importlib.util.find_spec("torch")
     built = contents(Path(torch.origin).with_name("version.py")) if torch and torch.origin else None
     cuda = re.search(r"^cuda\b[^=\n]*= *(None|'.+'|\".+\")", built or "", re.MULTILINE)
     torch_cuda = None if cuda is None or cuda[1] == "None" else cuda[1].strip("'\"")
     return Machine(
         cores=available_cores(),
+        host_cores=psutil.cpu_count(),
         physical_cores=psutil.cpu_count(logical=False),
         memory_bytes=available_memory_bytes(),
         gpus=visible,
         silent_gpus=silent,
-        smi_reply=reply if silent else None,
+        gpu_failure=report.failure if silent else None,
         torch_version=package_version("torch"),
         torch_has_cuda=None if cuda is None else cuda[1] != "None",
         torch_cuda_version=torch_cuda,
-        driver_cuda_version=driver_cuda_version(environ) if visible and torch_cuda else None,
+        driver_cuda_version=report.cuda_version if visible and torch_cuda else None,
         nccl_version=_nccl_version(environ),
         may_share_gpus=environ.get(SHARING_VARIABLE, "0").strip() not in ("", "0"),
     )

@@ -13,7 +13,6 @@ DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")
 _MOST_RANKS = 1 << 12
 _SHARING_NCCL = (2, 30)  # the first version with NCCL_MULTI_RANK_GPU_ENABLE
-FUNCTIONAL_ONLY = "functional only"  # how a note begins that says that ranks share what each should have alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,8 @@ class WorldSpec:
     rank_bytes: int | None = None  # the memory that one rank can have, None if unknown
     nodes: int = 1
     distribution: str = "block"
-    notes: tuple[str, ...] = ()  # what numbers of it will not show
+    sharing: str = ""  # how many ranks share a core or a GPU, if any do
+    notes: tuple[str, ...] = ()  # what else numbers of it will not show
 
     @property
     def gloo_on_gpus(self) -> bool:
@@ -99,7 +99,7 @@ def choose_world(
     memories = [machine.memory_bytes] if where == "cpu" else [gpu.memory_bytes for gpu in machine.gpus]
     known = [memory for memory in memories if memory is not None]
     each = min(known) // math.ceil(ranks / len(memories)) if len(known) == len(memories) else None
-    notes = sharing_notes(machine, ranks, where)
+    notes: tuple[str, ...] = ()
     if device is None and where == "cpu" and machine.gpus:
         found, torch = _found(machine)
         why = "one GPU found, and a collective needs two ranks" if machine.torch_has_cuda else f"{found}, but {torch}"
@@ -107,14 +107,21 @@ def choose_world(
         notes = (f"{why}: measuring the CPU{how}", *notes)
     if silent and where == "cuda":
         notes = (silent, *notes)
-    return WorldSpec(nproc=ranks, backend=means, device=where, rank_bytes=each, notes=notes)
+    return WorldSpec(
+        nproc=ranks,
+        backend=means,
+        device=where,
+        rank_bytes=each,
+        sharing=describe_sharing(machine, ranks, where),
+        notes=notes,
+    )
 
 
 def find_silence(machine: Machine) -> str:
     """Return which GPUs do not answer and what to do, empty where all answer."""
-    if not machine.silent_gpus or machine.smi_reply is None:
+    if not machine.silent_gpus:
         return ""
-    return f"{describe_silent_gpus(machine.silent_gpus, machine.smi_reply)}; {suggest_fix(machine.smi_reply)}"
+    return f"{describe_silent_gpus(machine.silent_gpus, machine.gpu_failure)}; {suggest_fix(machine.gpu_failure)}"
 
 
 def find_old_driver(machine: Machine) -> str:
@@ -149,12 +156,13 @@ def _suggest_device(machine: Machine) -> str:
     return f"{cuda}--device cpu measures the cores"
 
 
-def sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
+def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
+    """Return a note if ranks share cores or GPUs, otherwise an empty string."""
     available, noun = (machine.cores, "core") if device == "cpu" else (len(machine.gpus), "GPU")
     if ranks <= available:
-        return ()
+        return ""
     shared = f"{counted(ranks, 'rank')} on {counted(available, noun)}"
-    return (f"{FUNCTIONAL_ONLY}: {shared}; times include waiting for a {noun}",)
+    return f"functional only: {shared}; times include waiting for a {noun}"
 
 
 def check_known(option: str, given: str | None, allowed: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from parbench.bench.limits import MAX_LAUNCHES
 from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import Machine, available_cores, or_none
 from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
-from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
+from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, describe_sharing
 from parbench.bench.plan.cases import Case, Definition, load_catalogue, matches, select
 from parbench.bench.plan.catalogue import DTYPES
 from parbench.bench.plan.custom_step import define
@@ -103,7 +103,8 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     injection_notes = [] if fault is None else [f"injected: {fault.text}"]
     return msgspec.structs.replace(
         plan,
-        notes=(*emulation(os.environ), *spec.notes, *injection_notes),
+        emulation=emulation(os.environ),
+        notes=tuple(filter(None, (*spec.notes, spec.sharing, *injection_notes))),
         path=str(folder) if options.target else None,
         injection=fault,
         measure=plan.measure.to_fill() if has_budget and plan.launches > 1 else plan.measure,
@@ -309,9 +310,10 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
     layout = choose_layout(
         allocation, nodes=options.nodes, ntasks_per_node=spec.nproc, distribution=options.distribution
     )
-    # An emulated cluster has all its nodes on one machine, whose cores their ranks share.
-    notes = sharing_notes(machine, layout.ranks, spec.device) if emulation(os.environ) else spec.notes
-    spec = replace(spec, nproc=layout.ranks, nodes=layout.nodes, distribution=layout.distribution, notes=notes)
+    sharing = spec.sharing
+    if emulation(os.environ):  # All nodes share the cores of this machine.
+        sharing = describe_sharing(machine, layout.ranks, spec.device)
+    spec = replace(spec, nproc=layout.ranks, nodes=layout.nodes, distribution=layout.distribution, sharing=sharing)
     return spec, layout
 
 

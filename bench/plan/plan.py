@@ -10,6 +10,7 @@ import msgspec
 
 from parbench.bench.files import decode_json, read_file, read_toml
 from parbench.bench.limits import Count, Launches, Positive, Rank, Ranks
+from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case, Definition, select
 from parbench.bench.plan.catalogue import OPERATIONS
@@ -88,11 +89,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget_seconds: Positive  # for the whole run
     timeout_seconds: Positive  # for one case
     measure: Measure = Measure()
+    emulation: str = ""  # which nodes or links are not real
     notes: tuple[str, ...] = ()  # the limits of what the rows of the run can claim
     injection: FaultSpec | None = None
     link_bytes_per_second: Positive | None = None
     path: str | None = None  # a folder from which ranks import targets, after all others
     spread: NodeLayout | None = None  # None if srun does not start the ranks
+
+    @property
+    def limitations(self) -> tuple[str, ...]:
+        """The notes, after a sentence about what is emulated, if anything is."""
+        emulated = [describe_emulation(self.emulation)] if self.emulation else []
+        return (*emulated, *self.notes)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

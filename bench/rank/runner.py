@@ -19,10 +19,10 @@ from parbench.bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import Progress, Timed, Timing
-from parbench.bench.results.records import Check, blame, encode_timeline
+from parbench.bench.results.records import Check, SkipReason, blame, encode_timeline
 from parbench.bench.text import UserError, format_size, listed
 from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
-from parbench.bench.world.world import StandBy, Subgroups, World
+from parbench.bench.world.world import IdleBenchmark, World, select_subgroup
 
 _MOST_NAMED = 3
 """Wrong results that a reason names; of more it says how many."""
@@ -32,6 +32,8 @@ class Disturbed:
     """A benchmark whose step takes longer, or whose result is wrong; ``sync`` waits for what it has launched."""
 
     def __init__(self, benchmark: Benchmark, fault: FaultSpec, sync: Callable[[], None]) -> None:
+        if fault.kind == "corrupt" and not hasattr(benchmark, "corrupt"):
+            raise UserError(f"--inject {fault.text}: this benchmark has no corrupt()")
         self._benchmark, self._fault, self._sync = benchmark, fault, sync
         self.reset, self.check = benchmark.reset, benchmark.check
         self.describe, self.close = benchmark.describe, benchmark.close
@@ -44,9 +46,7 @@ class Disturbed:
             self._sync()  # a share of the step, not of its launch
             time.sleep(self._fault.amount * (time.perf_counter() - began))
         elif self._fault.kind == "corrupt":
-            if not hasattr(self._benchmark, "corrupt"):
-                raise UserError(f"--inject {self._fault.text}: this benchmark has no corrupt()")
-            self._benchmark.corrupt()
+            cast(Any, self._benchmark).corrupt()
 
     def issue(self) -> Sequence[dist.Work]:
         """Refuse to be slow or wrong: issued apart, a step can only come late."""
@@ -56,10 +56,8 @@ class Disturbed:
 class CaseRun:
     """A case on the ranks, in one visit or in several with other cases between them; every rank takes part."""
 
-    def __init__(
-        self, case: Case, subgroups: Subgroups, measure: Measure, progress: Progress, fault: FaultSpec | None
-    ) -> None:
-        self._case, self._subgroups, self._measure = case, subgroups, measure
+    def __init__(self, case: Case, world: World, measure: Measure, progress: Progress, fault: FaultSpec | None) -> None:
+        self._case, self._world, self._measure = case, world, measure
         self._progress, self._fault, self._injected = progress, fault, fault.text if fault else ""
         self._benchmark: Benchmark | None = None
         self._held = ExitStack()
@@ -103,11 +101,11 @@ class CaseRun:
 
     def _prepare(self) -> Outcome | None:
         """Make the benchmark and check its first step; return the outcome of a case that cannot be measured."""
-        world, fault, case = self._subgroups.world, self._fault, self._case
+        world, fault, case = self._world, self._fault, self._case
         self._progress.phase, self._progress.steps = "prepare", 0
         subgroup = refusal = None
         try:
-            subgroup = self._subgroups.of(case.whole)
+            subgroup = select_subgroup(world, case.whole)
             _refuse_too_large(case, world)
             self._benchmark = make_benchmark(case, subgroup.world, fault)
             self._held.callback(self._benchmark.close)
@@ -116,6 +114,8 @@ class CaseRun:
         refusals = world.gather(refusal)
         if self._benchmark is None or subgroup is None or any(refusals):
             return _refused(refusals, range(len(refusals)) if subgroup is None else subgroup.active)
+        if fault is not None and fault.kind != "corrupt" and fault.rank not in subgroup.ranks:
+            return self._skip_fault(fault, f"rank {fault.rank} is not measured in this case")
         # a disturbed rank cannot explain itself, and the others wait for nobody
         can = world.gather(None if isinstance(self._benchmark, Disturbed) else isinstance(self._benchmark, Explained))
         self._explains = all(can)
@@ -144,6 +144,8 @@ class CaseRun:
             return Outcome(status="failed", reason=reason, injected=self._injected)
         self._description = told[first]
         wrong = _wrong(self._timing, "before the timed region", self._benchmark.step)
+        if wrong is None and fault is not None and fault.kind == "corrupt":
+            return self._skip_fault(fault, f"rank {fault.rank} has no result in this case that can be wrong")
         if wrong is None and self._graph:
             self._benchmark.step()  # a result that a second step leaves right can be checked after many
             world.sync()
@@ -154,10 +156,13 @@ class CaseRun:
             self._timing.start_line(1)
         return None if wrong is None else replace(wrong, injected=self._injected)
 
+    def _skip_fault(self, fault: FaultSpec, reason: str) -> Outcome:
+        """Return the outcome of a case in which the injected fault would have no effect."""
+        return Outcome(status="skipped", reason=f"--inject {fault.text}: {reason}", injected=fault.text)
+
     def _measured(self, seconds: float, left: int, alone: bool) -> Outcome:
         timing = self._timing
-        timing.world = self._subgroups.world  # whose clock may be a newer one
-        with background_load(str(self._case.whole.get("background", NOTHING)), self._subgroups):
+        with background_load(str(self._case.whole.get("background", NOTHING)), self._world):
             timing.run(seconds) if alone else timing.visit(seconds, left)
         left = 0 if timing.full else left
         wrong = _wrong(timing, "in the last replay of the timed region") if self._repeatable else None
@@ -231,7 +236,7 @@ def load_target(target: str) -> Callable[..., Benchmark]:
 def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
     """Return what a rank does for a case: with ``world`` None, nothing; ``fault`` disturbs the rank that it names."""
     if world is None:
-        return StandBy()
+        return IdleBenchmark()
     params = {name: value for name, value in case.whole.items() if name not in OF_THE_RUNNER}
     if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
         refuse_float8(str(params.get("dtype")), torch.cuda.get_device_capability(world.device))
@@ -258,7 +263,8 @@ def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
 def _refused(refusals: Sequence[str | None], active: Sequence[int]) -> Outcome:
     """Say that all active ranks refuse these parameters or this machine in the same words, or that they disagree."""
     if len({refusals[rank] for rank in active}) == 1:
-        return Outcome(status="skipped", reason=str(refusals[active[0]]))
+        reason = str(refusals[active[0]])
+        return Outcome(status="skipped", reason=reason, skip_reason=SkipReason.IMPOSSIBLE)
     told = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
     return Outcome(status="failed", reason=f"ranks disagree about whether this can run: {told}")
 
@@ -277,11 +283,13 @@ def _wrong(timing: Timing, when: str, take: Callable[[], object] | None = None) 
     counts = [count for count, _ in found]
     if not any(counts):
         return None
-    told = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts) if count)
+    wrong_by_rank = {rank: count for rank, count in enumerate(counts) if count}
+    told = ", ".join(f"{count} on rank {rank}" for rank, count in wrong_by_rank.items())
     named = list(dict.fromkeys(phrase for _, phrases in found for phrase in phrases))
     more = [f"and {len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
     reason = "; ".join([f"results differ from the reference {when}: {told}", *named[:_MOST_NAMED], *more])
-    return Outcome(status="wrong", reason=reason, check=Check(passed=False, wrong=sum(counts)))
+    check = Check(passed=False, wrong=sum(counts))
+    return Outcome(status="wrong", reason=reason, check=check, wrong_by_rank=wrong_by_rank)
 
 
 def _seen(right: Outcome, timed: Timed, description: Description, world: World, ranks: list[int]) -> Outcome:

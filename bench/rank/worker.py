@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from parbench.bench.launch import control_channel as channel
-from parbench.bench.launch.control_channel import Job, Outcome, RankClient
+from parbench.bench.launch.control_channel import Job, RankClient
 from parbench.bench.launch.driver import StartRanks
 from parbench.bench.launch.flight_recorder import groups_seen
 from parbench.bench.launch.launchers import Launcher, loopback_variables
@@ -29,12 +29,13 @@ from parbench.bench.launch.processes import leave
 from parbench.bench.launch.visits import spread_over_visits
 from parbench.bench.machine.environment import capture, interface_of, rank_place
 from parbench.bench.machine.gpu import local_gpu_index
+from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.torch_compat import nccl_version, recorded_work
-from parbench.bench.world.world import Subgroups, World, full_float32, open_world
+from parbench.bench.world.world import World, disable_tf32, open_world
 
 _MIN_CASE_SECONDS = 0.02
 _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
@@ -114,7 +115,8 @@ def work(
             os._exit(1)
 
     own_store = meeting.offer(client.own_address) if meeting else ""
-    client.say(_hello(own_store, on_cuda=driver.get(channel.DEVICE_VARIABLE) == "cuda"))
+    on_cuda, has_report = driver.get(channel.DEVICE_VARIABLE) == "cuda", driver.get(REPORT_VARIABLE) == "1"
+    client.say(_hello(own_store, on_cuda=on_cuda, has_report=has_report))
     job = client.hear()
     if not isinstance(job, Job):
         end()
@@ -152,7 +154,7 @@ def _sit_down(hosts: Sequence[str]) -> None:
 
 
 def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> None:
-    subgroups, clock = Subgroups(world), _LaunchClock(job)
+    clock = _LaunchClock(job)
     left, runs = Counter(job.visits), dict[int, CaseRun]()
     for number, index in enumerate(job.visits):
         if not left[index]:
@@ -161,19 +163,19 @@ def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> No
         try:
             progress.began_ns = time.time_ns()
             client.say(channel.Started(index=number))
-            subgroups.world = subgroups.world.retimed()
+            world.refresh_clock()
             seconds = clock.share(number, left.total())
-            [may_begin, may_go_on] = subgroups.world.decide(clock.allows(index))
+            [may_begin, may_go_on] = world.decide(clock.allows(index))
             if may_begin and index not in runs:
                 case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
-                runs[index] = CaseRun(case, subgroups, measure, progress, fault)
+                runs[index] = CaseRun(case, world, measure, progress, fault)
                 outcome = runs[index].visit(seconds, left[index], alone=not left[index])
             elif may_go_on:
                 outcome = runs[index].visit(seconds, left[index], alone=False)
             else:
-                outcome = runs[index].end() if index in runs else Outcome(status="skipped", reason=channel.LEFT_OUT)
+                outcome = runs[index].end() if index in runs else channel.OUT_OF_BUDGET
             clock.left(index)
-            if subgroups.world.rank == 0:
+            if world.rank == 0:
                 client.say(channel.Finished(index=number, outcome=outcome))
             if not outcome.more:
                 left[index] = 0
@@ -222,7 +224,7 @@ def _stand_still(client: RankClient, index: int | None, error: Exception) -> Non
     threading.Event().wait()
 
 
-def _hello(meeting: str, *, on_cuda: bool) -> channel.Hello:
+def _hello(meeting: str, *, on_cuda: bool, has_report: bool = False) -> channel.Hello:
     uuid, device = None, None
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
@@ -231,13 +233,14 @@ def _hello(meeting: str, *, on_cuda: bool) -> channel.Hello:
     }
     if on_cuda and torch.cuda.is_available():
         device = torch.cuda.get_device_properties(local_gpu_index(os.environ, torch.cuda.device_count()))
-        uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as nvidia-smi writes it
+        uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
         facts["nccl"] = nccl_version()
-        facts["float32_matmul"] = full_float32()
-    environment = {**capture(os.environ, gpu=uuid), "torch": facts}
-    if device is not None:  # the driver's tools do not tell it
-        environment.setdefault("gpu", {})["l2_cache_bytes"] = device.L2_cache_size
+        facts["float32_matmul"] = disable_tf32()
+    environment = {**capture(os.environ), "torch": facts}
+    if device is not None and uuid is not None:
+        environment |= capture_gpu(os.environ, uuid, has_report=has_report)
+        environment["gpu"]["l2_cache_bytes"] = device.L2_cache_size  # which NVML does not report
     in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= os.environ.keys()
     return channel.Hello(
         rank=int(os.environ["RANK"]),

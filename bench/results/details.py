@@ -125,6 +125,7 @@ class Pipeline(Details, frozen=True, kw_only=True, omit_defaults=True):
     memory_by_rank: dict[str, tuple[float, ...]] | None = None
     boundaries: list[dict[str, Any]] | None = None
     measured: Timeline | None = None
+    why_not_measured: str = ""
     predicted: Timeline | None = None
     idle: tuple[Idle, ...] | None = None
     comparison: tuple[Simulated, ...] | None = None
@@ -191,6 +192,7 @@ class Loads(Details, frozen=True, kw_only=True):
     known_by = "expert_load"
     expert_load: list[list[int]]
     rank_load: list[list[int]]
+    claim: str = ""  # what the results may be used to claim
 
     def _check(self) -> None:
         n, m = len(self.expert_load), len(self.rank_load)
@@ -263,6 +265,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     method: str = ""
+    is_within_launch: bool = False
 
     def __post_init__(self) -> None:
         if self.measured:

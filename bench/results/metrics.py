@@ -20,7 +20,7 @@ T = TypeVar("T")
 _WORD = re.compile("[A-Z]{2,}")
 
 
-class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
+class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A number with its 95 % interval; ``method`` says how both were found, None is unknown.
 
     ``better`` is None for a fact that is neither good nor bad.
@@ -32,10 +32,8 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     method: str = ""
-
-    @property
-    def is_within_launch(self) -> bool:
-        return self.low is not None and self.method.endswith(WITHIN_LAUNCH)
+    is_within_launch: bool = False
+    """True for an interval of a single repetition, in results that are merged over repetitions."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,8 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the mean of the launches that know a value, as its metric's kind asks, with its t interval over them."""
     first, known = metrics[0], [metric for metric in metrics if metric.value is not None]
     if len(metrics) == 1 and first.low is not None and not first.is_within_launch:
-        return msgspec.structs.replace(first, method=f"{first.method}, {WITHIN_LAUNCH}")
+        method = f"{first.method}, {WITHIN_LAUNCH}"
+        return msgspec.structs.replace(first, method=method, is_within_launch=True)
     if len(metrics) == 1 or (first.low is None and all(metric == first for metric in metrics)):
         return first  # a closed form or a count does not scatter
     kind, values = kind_of(name, first.unit), [metric.value for metric in known if metric.value is not None]

@@ -1,5 +1,6 @@
 """Records: one JSON line for each case and launch."""
 
+import enum
 import gzip
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -89,6 +90,30 @@ Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
 Stop = Literal["precision", "converged", "max-iters", "budget", "visits"]
 
 
+class SkipReason(enum.Enum):
+    """Why a case that was asked for has no measurement in a launch."""
+
+    IMPOSSIBLE = "impossible"
+    """The ranks or this machine cannot run it, for example because it needs more memory than is free."""
+    OUT_OF_BUDGET = "out-of-budget"
+    """The time budget ended before it."""
+    EARLIER_FAILURE = "earlier-failure"
+    """It failed, hung or was wrong in an earlier launch."""
+
+
+CulpritCause = Literal["died", "terminated", "raised", "absent", "waiting"]
+
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that may have broken a case, with its host."""
+
+    rank: Rank
+    host: str
+    cause: CulpritCause
+    """``terminated`` ranks got SIGTERM, ``absent`` ranks did not arrive where others waited, ``waiting`` ranks wait for
+    one another. A ``terminated`` or ``raised`` rank may only have suffered from another one."""
+
+
 class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks a case ran on."""
 
@@ -144,6 +169,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     pid: Count
     state: str
     stack: str = ""
+    is_silent: bool = False
+    """True if it did not answer when all ranks were asked for their state."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +182,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     launch: Launch
     status: Status
     reason: str = ""
+    """A sentence for people about a status other than ok. Programs read the fields that follow."""
+    skip_reason: SkipReason | None = None
+    """Set where the status is skipped."""
+    wrong_by_rank: dict[Rank, Count] = {}
+    """The number of wrong elements of each rank that has any."""
+    culprits: tuple[Culprit, ...] = ()
+    """The ranks that may have broken the case, as far as they can be told from the others."""
     stop: Stop | None = None
     check: Check = Check()
     samples: Samples = Samples()
@@ -163,11 +197,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     arrival: Arrival | None = None
     injected: str = ""
     details: dict[str, Any] = {}
+    emulation: str = ""
+    """Which nodes or links are not real."""
     notes: list[str] = []
     environment: dict[str, Any] = {}
     ranks: list[RankState] = []
     started: str
     seconds: Positive
+
+    @property
+    def is_out_of_budget(self) -> bool:
+        """True if the time budget ended before the case."""
+        return self.skip_reason is SkipReason.OUT_OF_BUDGET
 
 
 class _Versioned(msgspec.Struct):

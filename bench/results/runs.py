@@ -54,12 +54,15 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as read from its folder: of each case and launch the last record; lines that are none, in words."""
+    """A run, or several that were pooled, with the last record of each case and repetition."""
 
     path: Path
     info: RunInfo
     records: tuple[Record, ...]
     damaged: tuple[str, ...] = ()
+    """A message for each line of the file that is not a record."""
+    exclusions: tuple[str, ...] = ()
+    """Sentences about records that do not fit in the pool."""
 
 
 def utc_now() -> str:

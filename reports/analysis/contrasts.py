@@ -75,7 +75,14 @@ def slow_down(base: Row, other: Row) -> MetricValue | None:
     ratios = [one.value / time.value for one, time in both]
     found = mean_of(ratios, "launch ratios", "amount") if len(both) > 1 else ratio_within_launch(*both[0])
     method = f"ratio of times, {found.method}"
-    return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
+    return MetricValue(
+        value=found.value,
+        better="lower",
+        low=found.low,
+        high=found.high,
+        method=method,
+        is_within_launch=len(both) == 1 and found.low is not None,
+    )
 
 
 def _paired(base: Row, other: Row) -> list[tuple[Estimate, Estimate]]:

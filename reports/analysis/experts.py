@@ -34,7 +34,7 @@ class Mixture:
     @property
     def claim(self) -> str:
         """What the scope may be used to claim, empty if the row does not say."""
-        return next((note for note in self.row.notes if note.startswith(f"{self.scope}:")), "")
+        return self.facts.claim
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import decode_json, read_file
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run, load_run, runs_in
-from parbench.bench.results.stats import WITHIN_LAUNCH, ratio_within_launch
+from parbench.bench.results.stats import ratio_within_launch
 from parbench.bench.text import UserError, reading
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows, pivot_rows
@@ -49,7 +50,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"points: {cells.visible(twice[0])} comes more than once")
 
 
-DID_NOT_RUN = 4
 SWEEP, RUNS = "sweep.json", "runs"
 # what differs between any two runs and says nothing of either, and what does but may explain their times
 _OF_EVERY_RUN, _CIRCUMSTANCES = ("boot_id", "job", "SLURM_JOB_ID"), ("one_minute", "nodelist", "SLURM_JOB_NODELIST")
@@ -101,8 +101,14 @@ class MatchedCase(Alike[int]):
         if one is None or base is None:
             return None
         found = ratio_within_launch(one, base)
-        method = WITHIN_LAUNCH if any(time and time.is_within_launch for time in times) else ""
-        return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
+        is_within_launch = found.low is not None and any(time and time.is_within_launch for time in times)
+        return MetricValue(
+            value=found.value,
+            better="lower",
+            low=found.low,
+            high=found.high,
+            is_within_launch=is_within_launch,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +127,11 @@ class RunSet:
 
     @property
     def code(self) -> int:
-        """The exit code: 1 if a result is wrong, else 4 if something did not run, else 0."""
-        codes = {one.summary.tally.code for one in self.counting}
-        return 1 if 1 in codes else DID_NOT_RUN if codes != {0} or self.lacking else 0
+        """The exit code, that of a missing run included."""
+        codes = [one.summary.tally.code for one in self.counting]
+        if not codes or self.lacking:
+            codes.append(ExitCode.DID_NOT_RUN)
+        return combine_exit_codes(codes)
 
     @property
     def verdict(self) -> Verdict:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from parbench.bench.launch.control_channel import LEFT_OUT
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import MetricValue, gathered, merge_metrics
@@ -14,6 +14,13 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import LEAST_ITERATIONS, LEAST_LAUNCHES, Estimate, Grade, grade, scatter
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
+_CODES: Mapping[Status, ExitCode] = {
+    "wrong": ExitCode.BAD,
+    "hang": ExitCode.DID_NOT_RUN,
+    "failed": ExitCode.DID_NOT_RUN,
+    "skipped": ExitCode.OK,
+    "ok": ExitCode.OK,
+}
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -150,7 +157,7 @@ def summarize(run: Run) -> Summary:
     lacking = [(case, plan.launches - len({record.launch for record in by_case[case.id]})) for case in plan.cases]
     missing = tuple(Missing(case=case, launches=n, planned=plan.launches) for case, n in lacking if n > 0)
     counts, without_record = Counter(row.status for row in rows), sum(one.launches for one in missing)
-    cut, least = {record.case.id for record in run.records if record.reason == LEFT_OUT}, min(2, plan.launches)
+    cut, least = {record.case.id for record in run.records if record.is_out_of_budget}, min(2, plan.launches)
     answered = any(row.launches for row in rows) and all(row.launches >= least for row in rows if row.case.id in cut)
     tally = Tally(
         counts={status: counts[status] for status in reversed(WORST_FIRST) if counts[status]},
@@ -163,20 +170,20 @@ def summarize(run: Run) -> Summary:
 
 
 def exit_code(statuses: Iterable[Status], *, missing: int = 0, answered: bool = True) -> int:
-    """Return 1 if any result is wrong, else 4 if anything failed, hung or is missing or the run has no answer, else 0.
+    """Return the exit code of a run with cases of these statuses.
 
-    It has none if nothing was measured, or the budget left a case without a second launch of several. What cannot run
-    here is not bad.
+    A run is not ``answered`` if nothing was measured, or if the budget left a case without a second launch of several.
+    What cannot run here is not bad.
     """
-    found = set(statuses)
-    if "wrong" in found:
-        return 1
-    return 4 if missing or not answered or found & {"failed", "hang"} else 0
+    codes = [_CODES[status] for status in statuses]
+    if missing or not answered:
+        codes.append(ExitCode.DID_NOT_RUN)
+    return combine_exit_codes(codes)
 
 
 def _row(found: Sequence[Record], planned: int) -> Row:
     if any(record.status == "ok" for record in found):  # what a later launch had no time for was measured before
-        found = [record for record in found if record.reason != LEFT_OUT]
+        found = [record for record in found if not record.is_out_of_budget]
     records = tuple({record.launch: record for record in found}.values())
     worst_first = sorted(records, key=lambda record: WORST_FIRST.index(record.status))
     status, measured = worst_first[0].status, [record for record in records if record.status == "ok"]

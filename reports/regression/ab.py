@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from parbench.bench.launch.budget import RESERVE, budget_for, prices_of
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.launch.processes import run_child
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, format_duration, last_line
@@ -100,7 +99,7 @@ class Turns:
 
     def _plan(self, pair_seconds: float, runs: Sequence[Run]) -> None:
         """Decide, now that a launch of both sides took so long, how long each is to be and whether enough fit."""
-        cut = [run for run in runs if any(record.reason == LEFT_OUT for record in run.records)]
+        cut = [run for run in runs if any(record.is_out_of_budget for record in run.records)]
         if cut:
             each = RESERVE * max(prices_of(run).launch(run.info.plan.cases) for run in cut)
             pair_seconds += 2 * max(each - self._each, 0.0)

@@ -196,7 +196,14 @@ def _latency(curve: Curve) -> MetricValue:
     line = curve.fit.segments[0]
     told = intervals_words(curve.fit.launches)
     low, high = (None, None) if curve.fit.launches == 2 else (line.latency_low, line.latency_high)
-    return MetricValue(value=line.latency_seconds, unit="s", low=low, high=high, method=told)
+    return MetricValue(
+        value=line.latency_seconds,
+        unit="s",
+        low=low,
+        high=high,
+        method=told,
+        is_within_launch=curve.fit.launches < 2,
+    )
 
 
 def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], curves: Sequence[Curve]) -> Column[Curve]:

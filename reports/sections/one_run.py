@@ -7,7 +7,6 @@ from functools import partial
 
 from markupsafe import Markup
 
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_LAUNCH
 from parbench.bench.text import counted, format_duration
@@ -161,7 +160,7 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
         sentences.append(
             f"One launch: intervals and noise are {WITHIN_LAUNCH}, not between launches; a comparison needs five."
         )
-    by_case = Counter(record.case.id for record in run.records if record.reason == LEFT_OUT)
+    by_case = Counter(record.case.id for record in run.records if record.is_out_of_budget)
     left_out = [
         f"{launches} of {plan.launches} launches of {counted(cases, 'case')}"
         for launches, cases in Counter(by_case.values()).items()

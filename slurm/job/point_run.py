@@ -205,8 +205,8 @@ class DeadNodes:
         """
         silent: set[str] = set()
         for record in records:
-            if record.status == "hang":  # parbench.bench.launch.monitor's words of a rank that its driver asked in vain
-                answering = {rank.host for rank in record.ranks if not rank.state.startswith("no answer")}
+            if record.status == "hang":
+                answering = {rank.host for rank in record.ranks if not rank.is_silent}
                 silent |= {short_host(rank.host) for rank in record.ranks if answering and rank.host not in answering}
         states: Mapping[str, str] = {}
         with suppress(SlurmError):

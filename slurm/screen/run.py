@@ -19,6 +19,7 @@ from parbench.bench.text import UserError, last_line, parse_duration, short_host
 from parbench.slurm.screen.fit import Exchange
 
 _CHECK_BUDGET = "40s"
+_BLAMED_CAUSES = ("died", "absent", "waiting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +108,11 @@ def read(run: Run, nodes: Sequence[str]) -> Seen:
         problems.append(f"rounds not reached: {unread}")
     return Seen(
         run=run.path,
-        hosts=tuple(short_host(host) for host in hosts or nodes),
+        hosts=tuple(name_node(host, nodes) for host in hosts or nodes),
         exchanges=tuple(exchange for record in good for exchange in exchanges_of(run, record)),
         silent=next(filter(None, bad), {}),  # later ones follow from it
         problems=tuple(dict.fromkeys(problems)),
-        notes=run.info.plan.notes,
+        notes=run.info.plan.limitations,
     )
 
 
@@ -130,17 +131,26 @@ def exchanges_of(run: Run, record: Record) -> Iterator[Exchange]:
         yield Exchange(turn=record.case.id, pair=(one, other), seconds=both)
 
 
+def name_node(host: str, nodes: Sequence[str]) -> str:
+    """Return Slurm's name of a host: the same name, or the only one that is equal without domains."""
+    if host in nodes:
+        return host
+    matches = [node for node in nodes if short_host(node) == short_host(host)]
+    return matches[0] if len(matches) == 1 else host
+
+
 def silent_hosts(record: Record, nodes: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that a bad record holds responsible, with its words; none where it does not tell them apart.
+    """Return the nodes that a bad record holds responsible, with its words; none where it does not tell them apart.
 
     A rank that raised is not one, nor one that was told to end: it may only have suffered from another.
     """
-    told, asked = {short_host(state.host) for state in record.ranks}, {short_host(node) for node in nodes}
+    node_by_host = {state.host: name_node(state.host, nodes) for state in record.ranks}
+    told, asked = set(node_by_host.values()), set(nodes)
     silent = asked - told if told else set()
-    silent = silent or {short_host(state.host) for state in record.ranks if state.state.startswith("no answer")}
-    culprits, died, how = record.reason.partition(" died: ")
-    if not silent and (record.status == "hang" or (died and "SIGTERM" not in how)):  # late, or the first that died
-        silent = {short_host(state.host) for state in record.ranks if f"({state.host})" in culprits}
+    silent = silent or {node_by_host[state.host] for state in record.ranks if state.is_silent}
+    if not silent:
+        culprits = [culprit for culprit in record.culprits if culprit.cause in _BLAMED_CAUSES]
+        silent = {name_node(culprit.host, nodes) for culprit in culprits}
     return dict.fromkeys(sorted(silent), record.reason) if silent < told | asked else {}
 
 

@@ -50,19 +50,20 @@ def test_record_that_blames_no_rank_proves_nothing(injection: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong_values", "is_proved"),
-    [("1 on rank 1", True), ("1 on rank 11", False), ("2 on rank 0, 1 on rank 1", False)],
+    ("wrong_by_rank", "is_proved"), [({1: 1}, True), ({11: 1}, False), ({0: 2, 1: 1}, False)]
 )
-def test_corrupt_rank_must_be_the_only_wrong_one(wrong_values: str, is_proved: bool) -> None:
-    reason = f"results differ from the reference before the timed region: {wrong_values}"
-    proof = judge("corrupt", failed_record(CASE, status="wrong", reason=reason))
+def test_corrupt_rank_must_be_the_only_wrong_one(
+    wrong_by_rank: dict[int, int], is_proved: bool
+) -> None:
+    record = failed_record(CASE, 0, "wrong", "results differ", wrong_by_rank=wrong_by_rank)
+    proof = judge("corrupt", record)
     assert proof.found is is_proved
-    assert proof.told == reason
+    assert proof.told == "results differ"
 
 
 def test_corrupt_result_must_have_no_time() -> None:
     metrics = ok_record(CASE).metrics
-    record = failed_record(CASE, status="wrong", reason="1 on rank 1", metrics=metrics)
+    record = failed_record(CASE, status="wrong", wrong_by_rank={1: 1}, metrics=metrics)
     assert not judge("corrupt", record).found
     assert not judge("corrupt", ok_record(CASE)).found
 

@@ -1,5 +1,7 @@
 """Operations on two stub GPUs: results, calls of NCCL, and what happens in the timed region."""
 
+import json
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.catalogue import MODES, OPERATIONS
 from tests.fake_cuda.stub import RanksOnStub, Stub
 from tests.fake_cuda.traces import ALLOCATING, Call, Region, Trace, timed_regions
+from tests.support.nvidia import H100, LOST, format_uuid, gpus, install
 
 pytestmark = pytest.mark.cuda_stub
 SPEC = WorldSpec(nproc=2, backend="nccl", device="cuda")
@@ -126,6 +129,30 @@ def test_run_measures_all_reduce(stub: Stub) -> None:
     assert session.returncode == 0, session.output
     assert {record.status for record in session.records} == {"ok"}
     assert [trace.rank for trace in session.traces] == [0, 1]
+    [file] = stub.folder.glob("runs/*Z-*/run.json")
+    facts = json.loads(file.read_text())["environment"]
+    assert facts["gpu"]["compute_capability"] == "9.0"
+    assert facts["load"]["gpu"]["processes"] == []
+    uuids = [session.records[0].environment[f"rank {rank}"]["gpu"]["uuid"] for rank in (0, 1)]
+    assert uuids == [format_uuid(0), format_uuid(1)]
+
+
+@pytest.mark.parametrize(("command", "code"), [("run --preset smoke", 2), ("check", 1)])
+def test_lost_gpu_is_reported(stub: Stub, command: str, code: int) -> None:
+    environ = stub.environment()
+    install(stub.folder, gpus(H100, 2, gpu0=LOST, gpu1=LOST))
+    python = str(stub.installation.python)
+    completed = subprocess.run(
+        [python, "-m", "parbench", *command.split()],
+        cwd=stub.folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    output = completed.stdout + completed.stderr
+    assert completed.returncode == code, output
+    assert "GPU is lost" in output
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)

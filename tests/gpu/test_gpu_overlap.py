@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from parbench.bench.results.spans import intersection, length
-from parbench.bench.results.traced import TraceEvent, spans_of_calls
+from parbench.bench.results.traced import TraceEvent
 from parbench.bench.world.benchmark import Explanation
-from parbench.bench.world.torch_compat import coalescing, profiling, trace_events
+from parbench.bench.world.torch_compat import coalescing
 from parbench.bench.world.world import World
 from parbench.workloads.model.timed_compute import TimedCompute
 from parbench.workloads.pipeline_parallel.pipeline_probe import claims_bubble
+from parbench.workloads.step.call_spans import spans_of_calls
 from parbench.workloads.step.probe import moment, seconds_of, trace_step
+from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.ranks import Ranks
 from tests.support.training_steps import build_small_step
 

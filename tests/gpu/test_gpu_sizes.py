@@ -8,7 +8,6 @@ from parbench.bench.operations.collectives import all_gather
 from parbench.bench.plan.plan import BEYOND_CACHE
 from parbench.bench.rank.runner import refuse_float8
 from parbench.bench.text import UserError, parse_size
-from parbench.bench.world.torch_compat import profiling, trace_events
 from parbench.bench.world.world import World
 from parbench.workloads.data_parallel import fsdp
 from parbench.workloads.expert_parallel.moe_layer import kernel_note
@@ -17,6 +16,7 @@ from parbench.workloads.model.transformer import build
 from parbench.workloads.step.gate import free_bytes
 from parbench.workloads.step.layout import whole
 from parbench.workloads.step.training_step import SMALL_MODEL
+from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.training_steps import DEFINITION_BY_NAME
 
 pytestmark = pytest.mark.gpu

@@ -19,7 +19,7 @@ from parbench.bench.rank.device_timer import Device, DeviceTimer
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress, Timed, Timing
 from parbench.bench.world.benchmark import Benchmark
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World, select_subgroup
 from tests.support.fakes import NotingBenchmark
 from tests.support.ranks import Ranks
 from tests.support.refusals import usage_error
@@ -54,7 +54,7 @@ def build_small_copy(world: World) -> Operation:
 
 
 def measure_timing(benchmark: Benchmark, world: World, mode: str) -> Timed:
-    subgroup = Subgroups(world).of({})
+    subgroup = select_subgroup(world, {})
     timed = Timing(benchmark, world, Progress(), MEASURE, subgroup, mode=mode).run(1.0)
     assert timed is not None
     return timed
@@ -82,7 +82,7 @@ def measure_late_copy(world: World) -> tuple[float, list[float]]:
     late_seconds = LATE_SECONDS if world.rank == 1 else 0.0
     measure = Measure(warmup=2, min_iterations=6, max_iterations=6)
     benchmark = build_small_copy(world)
-    subgroup = Subgroups(world).of({})
+    subgroup = select_subgroup(world, {})
     timing = Timing(benchmark, world, Progress(), measure, subgroup, late_seconds=late_seconds)
     timed = timing.run(5.0)
     if timed is None:
@@ -136,7 +136,7 @@ def test_empty_capture_is_wrong(nccl_world: World) -> None:
     case = make_case(
         "custom.eager", "tests.gpu.test_gpu_timing:EagerOnlyBenchmark", {"mode": "graph"}
     )
-    run = CaseRun(case, Subgroups(nccl_world), MEASURE, Progress(), None)
+    run = CaseRun(case, nccl_world, MEASURE, Progress(), None)
     with warnings.catch_warnings():
         # torch warns that the graph is empty.
         warnings.simplefilter("ignore")
@@ -164,7 +164,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
         with warnings.catch_warnings():
             # NCCL launches nothing for one rank in place, so the graph is empty.
             warnings.simplefilter("ignore")
-            run = CaseRun(case, Subgroups(nccl_world), measure, Progress(), None)
+            run = CaseRun(case, nccl_world, measure, Progress(), None)
             outcome = run.visit(1.0)
         results[case.label] = (outcome.status, outcome.reason)
         assert len(outcome.last_arriver_seconds) == len(outcome.seconds)
@@ -174,7 +174,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gemm", "all_gather"])
 def test_background_load_keeps_device_busy(nccl_world: World, kind: str) -> None:
-    with background_load(kind, Subgroups(nccl_world)) as rounds_ms:
+    with background_load(kind, nccl_world) as rounds_ms:
         deadline = time.monotonic() + 20
         while len(rounds_ms) < 12 and time.monotonic() < deadline:
             time.sleep(0.01)

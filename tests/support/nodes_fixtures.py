@@ -28,7 +28,7 @@ WITHIN_RATE = 4e9
 SWITCH_RATE = 1e9
 FAR_RATE = 0.5e9
 LEAVES = {"n1": "leaf1", "n2": "leaf1", "n3": "leaf2", "n4": "leaf2"}
-EMULATION = "emulated: 4 nodes on one machine of 2 cores, links of 200mbit"
+EMULATION = "4 nodes on one machine of 2 cores, links of 200mbit"
 
 
 def make_hosts(num_nodes: int, ranks_per_node: int, distribution: str = "block") -> list[str]:
@@ -130,14 +130,13 @@ def make_node_run(
     records: Iterable[Record],
     hosts: Sequence[str],
     distribution: str = "block",
-    notes: Sequence[str] = (),
+    emulation: str = "",
 ) -> Run:
     """Return a run of these records on these hosts, each record with the facts of its ranks."""
     environment = make_rank_environment(hosts) if len(set(hosts)) > 1 else {}
     placed = []
     for record in records:
-        all_notes = [*record.notes, *notes]
-        placed.append(replace(record, environment=environment, notes=all_notes))
+        placed.append(replace(record, environment=environment, emulation=emulation))
     plan = replace(make_plan([record.case for record in placed]), nproc=len(hosts))
     run = make_run(plan, placed, make_environment(hosts, distribution))
     return replace(run, info=replace(run.info, host=hosts[0]))
@@ -148,7 +147,7 @@ def sample_node_run(distribution: str = "block") -> Run:
     hosts = make_hosts(4, 2, distribution)
     step = ok_record(step_case(), world=make_world(hosts))
     records = [*group_records(hosts), *pair_records(hosts), step]
-    return make_node_run(records, hosts, distribution, [EMULATION])
+    return make_node_run(records, hosts, distribution, EMULATION)
 
 
 def scaling_run(
@@ -156,7 +155,7 @@ def scaling_run(
     ranks_per_node: int = 1,
     distribution: str = "block",
     factor: float = 1.0,
-    notes: Sequence[str] = (),
+    emulation: str = "",
 ) -> Run:
     """Return a run of two sizes and a step; rates fall with the nodes, and cyclic halves them."""
     hosts = make_hosts(num_nodes, ranks_per_node, distribution)
@@ -171,7 +170,7 @@ def scaling_run(
         "tokens_per_second": rate_metric(1024 * len(hosts) / seconds, "tokens/s"),
     }
     records.append(ok_record(step_case(), world=make_world(hosts), metrics=metrics))
-    return make_node_run(records, hosts, distribution, notes)
+    return make_node_run(records, hosts, distribution, emulation)
 
 
 def failed_node_run() -> Run:
@@ -217,7 +216,7 @@ def sample_sweep(folder: Path) -> Path:
     for environment, factor in (("plain", 1.0), ("tuned", 1.2)):
         for nodes in (4, 2, 1):
             label = f"{nodes} nodes x 2, {environment}"
-            run = scaling_run(nodes, 2, "block", factor, [EMULATION])
+            run = scaling_run(nodes, 2, "block", factor, EMULATION)
             point = make_sweep_point(len(points), label, environment=environment)
             points.append((point, [run]))
     points.append((make_sweep_point(98, "4 nodes x 1"), [failed_node_run()]))

@@ -171,6 +171,7 @@ def serve(address: str, folder: str, device: str, backend: str) -> None:
             except EOFError:
                 # A regular exit would wait for other ranks, which may be gone.
                 os._exit(0)
+            world.process_groups.clear()
             destroy_new_groups(initial_groups)
             module, _, name = target.partition(":")
             try:
@@ -188,7 +189,7 @@ def destroy_new_groups(initial_groups: Set[object]) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    from parbench.bench.world.torch_compat import forget_meshes
+    from parbench.workloads.torch_internals import forget_meshes
 
     groups = [group for group in distributed_c10d._world.pg_map if group not in initial_groups]
     for group in groups:

@@ -15,6 +15,7 @@ from parbench.bench.results.records import (
     RankState,
     Record,
     Samples,
+    SkipReason,
     Status,
     WorldInfo,
     encode,
@@ -185,6 +186,12 @@ def failed_record(
 ) -> Record:
     usual: dict[str, Any] = {"world": WORLD, "started": STARTED, "seconds": 0.1}
     return Record(case=case, launch=launch, status=status, reason=reason, **{**usual, **fields})
+
+
+def out_of_budget_record(case: Case, launch: int = 0) -> Record:
+    return failed_record(
+        case, launch, "skipped", "out of time", skip_reason=SkipReason.OUT_OF_BUDGET
+    )
 
 
 def hang_record(case: Case, launch: int = 0) -> Record:
@@ -415,13 +422,14 @@ def expert_record(
     """Return a step of eight experts in one layer on two ranks."""
     load = EXPERT_LOADS[routing]
     rank_load = [sum(load[:4]), sum(load[4:])]
-    details = {"expert_load": [load], "rank_load": [rank_load], "axes": {"ep": {"ranks": 2}}}
+    details: dict[str, Any] = {"expert_load": [load], "rank_load": [rank_load]}
+    details |= {"axes": {"ep": {"ranks": 2}}, "claim": f"{scope}: what it may claim"}
     return ok_record(
         expert_case(scope, routing, capacity),
         seconds=seconds,
         metrics=expert_metrics(routing, capacity, seconds),
         details={**details, **fields},
-        notes=["another note", f"{scope}: what it may claim"],
+        notes=["another note"],
     )
 
 
@@ -516,9 +524,14 @@ def sample_run(*, launches: int = 3) -> Run:
     records.append(hang_record(hung))
     check = Check(passed=False, wrong=3)
     records.append(failed_record(wrong, 0, "wrong", "3 of 96 gradients differ", check=check))
+    skip: dict[str, Any] = {"status": "skipped", "skip_reason": SkipReason.EARLIER_FAILURE}
     for i in range(1, launches):
-        records.append(failed_record(hung, i, "skipped", "not tried again: hang in launch 1"))
-        records.append(failed_record(wrong, i, "skipped", "not tried again: wrong in launch 1"))
+        records.append(
+            failed_record(hung, i, reason="not tried again: hang in launch 1", **skip)
+        )
+        records.append(
+            failed_record(wrong, i, reason="not tried again: wrong in launch 1", **skip)
+        )
     changed = {"host.cpu_model": ["Example CPU", "Another CPU"]}
     records.append(ok_record(cut, 0, 2e-3, environment={"changed": changed}))
     reason = "size 1001 B is not a multiple of 4 ranks x 4 B"

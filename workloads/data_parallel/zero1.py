@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.plan.params import Value
-from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single, sharding_optimizer
+from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.bench.world.world import World
 from parbench.workloads.costs import strategies
 from parbench.workloads.costs.step_spec import StepSpec
@@ -25,6 +25,7 @@ from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer, op
 from parbench.workloads.model.transformer import Transformer
 from parbench.workloads.step.gate import prepared
 from parbench.workloads.step.layout import Layout, dtype_of
+from parbench.workloads.torch_internals import sharding_optimizer
 
 _NOTE = (
     "zero1: torch's ZeroRedundancyOptimizer sums all gradients on every rank, 2 Psi e (n-1)/n, and then broadcasts "

@@ -13,7 +13,6 @@ from parbench.bench.results.details import Loads
 from parbench.bench.results.metrics import MetricValue, value, values
 from parbench.bench.results.spans import break_down
 from parbench.bench.results.stats import mean_of
-from parbench.bench.results.turns import cross_fitted, paired_difference, paired_factor, slowest
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import COUNT_BYTES, ROUTE_BYTES
@@ -26,6 +25,7 @@ from parbench.workloads.expert_parallel.routes import Routes
 from parbench.workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance
 from parbench.workloads.step.probe import Begin, Step, take_turns, timed, trace_step
 from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
+from parbench.workloads.step.turns import cross_fitted, paired_difference, paired_factor, slowest
 
 _REPEATS = 3
 Matrix = Sequence[Sequence[int]]
@@ -120,6 +120,7 @@ class ExpertProbe:
 
     ``counted`` are the groups whose bytes are, ``expected_bytes`` the closed forms of those that carry no tokens to
     experts. ``backward`` where there is such a pass; ``traced`` where nobody else traces the step.
+    ``claim`` says what the results may be used to claim.
     """
 
     world: World
@@ -133,6 +134,7 @@ class ExpertProbe:
     expected_bytes: ByAxis = field(default_factory=dict)
     backward: bool = True
     traced: bool = False
+    claim: str = ""
     notes: tuple[str, ...] = ()
     share: float = 1.0
 
@@ -181,7 +183,7 @@ class ExpertProbe:
             metrics["imbalance_time"] = value("imbalance_time", 0.0, "routing is balanced")
         if exposed := [one.exposed_seconds for one in told if one.exposed_seconds]:
             metrics |= values({"exposed_comm.ep": cross_fitted(exposed)}, "traced steps")
-        loads = Loads(expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep))
+        loads = Loads(expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep), claim=self.claim)
         return Explanation(metrics=metrics, details=loads.as_details, notes=self.notes)
 
     def _flights(self, routed: Sequence[Routed], rank: int) -> list[Sent]:

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from parbench.bench.text import UserError
-from parbench.bench.world.torch_compat import ATTENTIONS, checkpointed, tree_leaves
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
+from parbench.workloads.torch_internals import ATTENTIONS, checkpointed, tree_leaves
 
 _INIT_DEVIATION = 0.02
 _NORM_EPSILON = 1e-5

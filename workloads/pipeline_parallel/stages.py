@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.results.details import Action, ActionKind
-from parbench.bench.world.torch_pipelines import PlainStage, pipeline_runtime
 from parbench.bench.world.world import World
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.timed_compute import TimedCompute, calibrate, make_timed
 from parbench.workloads.model.transformer import Transformer, draw_tokens
 from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
 from parbench.workloads.pipeline_parallel.schedules import Schedule
+from parbench.workloads.pipeline_parallel.torch_pipelines import PlainStage, pipeline_runtime
 from parbench.workloads.step.layout import dtype_of, nothing
 from parbench.workloads.step.probe import Moment, moment, seconds_of
 

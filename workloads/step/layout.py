@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from parbench.bench.world.torch_compat import forget_meshes
 from parbench.bench.world.world import World, make_group
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.transformer import loss_of
+from parbench.workloads.torch_internals import forget_meshes
 
 
 def nothing() -> None:

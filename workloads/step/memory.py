@@ -16,12 +16,12 @@ from parbench.bench.results.details import COMPONENTS, MemoryOverTime
 from parbench.bench.results.metrics import MetricValue, values
 from parbench.bench.results.traced import STEP, phases_of
 from parbench.bench.world.benchmark import Explanation
-from parbench.bench.world.torch_compat import allocations, allocations_at, profiling, trace_events
 from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import MasterAdamW
 from parbench.workloads.model.transformer import kept_in, watchers
 from parbench.workloads.step.layout import Layout, local
 from parbench.workloads.step.probe import Begin, Step
+from parbench.workloads.torch_internals import allocations, allocations_at, profiling, trace_events
 
 _HOW = {
     "parameters": "between forward and backward, where FSDP may hold them gathered",

@@ -17,13 +17,14 @@ from parbench.bench.results.metrics import MetricValue, values
 from parbench.bench.results.records import RankTimeline, Timeline
 from parbench.bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
 from parbench.bench.results.stats import median
-from parbench.bench.results.traced import Trace, rank_timeline, spans_of_calls
-from parbench.bench.results.turns import cross_fitted, mean_rank, paired_difference, paired_overhead, slowest
+from parbench.bench.results.traced import Trace, rank_timeline
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
+from parbench.workloads.step.call_spans import spans_of_calls
 from parbench.workloads.step.layout import Grouped
 from parbench.workloads.step.probe import Begin, Step, take_turns, timed, trace_step
 from parbench.workloads.step.sent_bytes import OTHER, SentCall, Silenced, counted, fake_twins
+from parbench.workloads.step.turns import cross_fitted, mean_rank, paired_difference, paired_overhead, slowest
 
 _MOST_INTERVALS = 200_000
 _MOST_WATCHING = 0.05

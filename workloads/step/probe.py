@@ -10,8 +10,8 @@ from torch.profiler import record_function
 
 from parbench.bench.results.traced import STEP, Trace, on_device, on_host, phases_of
 from parbench.bench.world.benchmark import Explanation
-from parbench.bench.world.torch_compat import profiling, trace_events
 from parbench.bench.world.world import World
+from parbench.workloads.torch_internals import profiling, trace_events
 
 Step = Callable[[], object]
 Begin = Callable[[], None]

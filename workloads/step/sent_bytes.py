@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from parbench.bench.results.metrics import MetricValue, values
 from parbench.bench.world.benchmark import Explanation
-from parbench.bench.world.torch_compat import TorchDispatchMode, boxed_group, done_work, fake_group, group_named
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, sent_bytes
 from parbench.workloads.step.layout import Grouped
 from parbench.workloads.step.probe import Begin, Step
+from parbench.workloads.torch_internals import TorchDispatchMode, boxed_group, done_work, fake_group, group_named
 
 OTHER = "other"
 """The axis of calls on groups that belong to no axis."""

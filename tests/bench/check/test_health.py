@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from parbench.bench.check.cases import QUANTITIES, name_of, options_of
 from parbench.bench.check.health import Device, Health, compared, measured, problems_of
 from parbench.bench.check.show import render
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Case, load_catalogue
 from parbench.bench.plan.options import make_plan
-from parbench.bench.results.records import Record, Status, WorldInfo
+from parbench.bench.results.records import Record, SkipReason, WorldInfo
 from parbench.bench.results.runs import Run, RunInfo
 from parbench.bench.results.samples import samples_name
 from parbench.cli import DEFINITIONS
@@ -26,8 +25,8 @@ CATALOGUE = load_catalogue(DEFINITIONS)
 NUM_RANKS = 4
 NUM_LAUNCHES = 3
 ROUNDS = ["0-3 1-2", "0-2 1-3", "0-1 2-3"]
-Failures = dict[str, tuple[Status, str]]
-"""Status and reason by the name of a quantity."""
+Failures = dict[str, dict[str, Any]]
+"""Fields of the records by the name of a quantity."""
 
 
 def plan_cases(device: str, num_ranks: int) -> tuple[Case, ...]:
@@ -105,11 +104,11 @@ def build_run(
     for case in cases:
         for launch in range(num_launches):
             record = build_record(case, launch)
-            status, reason = (failures or {}).get(name_of(record), ("ok", ""))
-            if status == "ok":
+            failure = (failures or {}).get(name_of(record), {})
+            if not failure:
                 durations = compute_durations(record, slowdowns or {}, slow_pair)
                 write_samples(folder, record, durations)
-            records.append(replace(record, status=status, reason=reason))
+            records.append(replace(record, **failure))
     plan = make_fake_plan(cases, nproc=NUM_RANKS, launches=NUM_LAUNCHES, device="cuda")
     info = RunInfo(id="1", started="", host="n1", parbench="1", plan=plan, environment={})
     return Run(path=folder, info=info, records=tuple(records))
@@ -195,9 +194,13 @@ def test_slow_link_is_bad_and_its_devices_are_not(tmp_path: Path) -> None:
 
 
 WRONG_ON_ONE: Failures = {
-    "float32": ("wrong", "results differ from the reference: 3 on rank 1"),
-    "all ranks": ("wrong", "results differ from the reference: 1 on rank 0, 1 on rank 1"),
-    "copy": ("skipped", "not tried again: wrong in launch 1 (1 on rank 1)"),
+    "float32": {"status": "wrong", "reason": "results differ", "wrong_by_rank": {1: 3}},
+    "all ranks": {"status": "wrong", "reason": "results differ", "wrong_by_rank": {0: 1, 1: 1}},
+}
+OUT_OF_BUDGET: dict[str, Any] = {
+    "status": "skipped",
+    "reason": "out of time",
+    "skip_reason": SkipReason.OUT_OF_BUDGET,
 }
 
 
@@ -209,23 +212,39 @@ def test_device_with_wrong_results_is_bad(tmp_path: Path) -> None:
     assert health.problems == ()
 
 
+def test_skipped_repetitions_of_wrong_results_are_no_problem(tmp_path: Path) -> None:
+    run = build_run(tmp_path, failures={"float32": WRONG_ON_ONE["float32"]})
+    skipped = {
+        "status": "skipped",
+        "skip_reason": SkipReason.EARLIER_FAILURE,
+        "wrong_by_rank": {},
+    }
+    records = [
+        replace(record, **skipped) if record.status == "wrong" and record.launch else record
+        for record in run.records
+    ]
+    health = check_run(replace(run, records=tuple(records)))
+    assert list_verdicts(health) == ["ok", "bad", "ok", "ok"]
+    assert health.problems == ()
+
+
 @pytest.mark.parametrize(
     ("name", "failure"),
     [
         ("all ranks", WRONG_ON_ONE["all ranks"]),
-        ("pairs", ("hang", "rank 3 did not arrive")),
-        ("copy", ("skipped", LEFT_OUT)),
+        ("pairs", {"status": "hang", "reason": "rank 3 did not arrive"}),
+        ("copy", OUT_OF_BUDGET),
     ],
 )
 def test_failure_of_no_single_device_is_a_problem(
-    tmp_path: Path, name: str, failure: tuple[Status, str]
+    tmp_path: Path, name: str, failure: dict[str, Any]
 ) -> None:
     health = check_run(build_run(tmp_path, failures={name: failure}))
     assert health.code == 4
     assert health.verdict == "did not run"
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert len(health.problems) == 1
-    assert failure[1] in health.problems[0]
+    assert failure["reason"] in health.problems[0]
 
 
 def test_two_launches_name_no_device(tmp_path: Path) -> None:
@@ -233,6 +252,29 @@ def test_two_launches_name_no_device(tmp_path: Path) -> None:
     assert health.code == 4
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert "not reached" in health.problems[0]
+
+
+def test_short_host_keeps_none_from_comparison(tmp_path: Path) -> None:
+    """One of the hosts has no time for its last launch."""
+    devices: list[Device] = []
+    for number in range(4):
+        slowdowns = dict.fromkeys(range(NUM_RANKS), 1.3 if number == 1 else 1.0)
+        num_launches = 2 if number == 3 else NUM_LAUNCHES
+        run = build_run(tmp_path / str(number), slowdowns, num_launches=num_launches)
+        devices += measured(list_devices(f"n{number}"), run)[0]
+    bad = {device.host for device in compared(devices, 0.05) if device.verdict == "bad"}
+    assert bad == {"n1"}
+
+
+def test_pair_without_a_launch_keeps_none_from_comparison(tmp_path: Path) -> None:
+    run = build_run(tmp_path, slow_pair="1-3")
+    first_round = next(
+        record for record in run.records if record.details.get("pairs") == ROUNDS[0]
+    )
+    records = tuple(record for record in run.records if record != first_round)
+    health = check_run(replace(run, records=records))
+    assert health.bad == ["GPU 1 - GPU 3"]
+    assert len(health.devices[0].rates["pairs"].launches) == NUM_LAUNCHES
 
 
 def measure_host(folder: Path, host: str, slowdown: float = 1.0) -> list[Device]:

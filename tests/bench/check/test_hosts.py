@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from parbench.bench.check import hosts
 from parbench.bench.check.check import document
-from parbench.bench.check.health import Device, Health, Rate
+from parbench.bench.check.health import Device, Health, Rate, Reason
 from parbench.bench.check.hosts import Answer, ask, code_of, hosts_in, render, together
 from parbench.cli import main
 from tests.support.refusals import usage_error
@@ -37,8 +37,8 @@ def answer(host: str, speed: float, **fields: Any) -> Answer:
 
 def test_hosts_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    file.write_text("# rack 3\nn1 slots=8\nn2:8\n\nn1\n")
-    assert hosts_in(str(file)) == ("n1", "n2:8")
+    file.write_text("# rack 3\nn1 slots=8\nn2:8\n\nn1\nfe80::12\n")
+    assert hosts_in(str(file)) == ("n1", "n2", "fe80::12")
 
 
 def test_hosts_are_read_from_a_list() -> None:
@@ -108,7 +108,33 @@ def test_slow_host_is_found_among_hosts() -> None:
     assert code_of(compared) == 1
     text = render(compared)
     assert "4 hosts: 1 bad" in text
-    assert "n3 GPU 0: 20 % under its peers" in text
+    assert "n3 GPU 0 and n3 GPU 1: 20 % under its peers" in text
+
+
+def test_hosts_of_equal_names_are_told_apart() -> None:
+    """Both hosts call themselves n1, because a host's own name is cut at the domain."""
+    wrong = Reason(text="wrong results", remedy="drain the host")
+    bad = answer("n1", 1.0)
+    assert bad.health is not None
+    first, second = bad.health.devices
+    devices = (replace(first, reasons=(wrong,)), second)
+    answers = [
+        Answer(host="n1.rack1", health=replace(bad.health, devices=devices)),
+        Answer(host="n1.rack2", health=build_health("n1")),
+    ]
+    compared = together(answers)
+    assert code_of(compared) == 1
+    verdicts = [
+        [device.verdict for device in each.health.devices] for each in compared if each.health
+    ]
+    assert verdicts == [["bad", "ok"], ["ok", "ok"]]
+    assert "n1.rack1 GPU 0: wrong results" in render(compared)
+
+
+def test_emulated_host_leaves_others_compared() -> None:
+    answers = [answer(f"n{index}", 0.8 if index == 2 else 1.0) for index in range(4)]
+    answers.append(answer("n4", 0.5, emulated=True))
+    assert "n2 GPU 0 and n2 GPU 1: 20 % under its peers" in render(together(answers))
 
 
 def test_hosts_that_check_cores_next_to_gpus_are_not_fine() -> None:

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from parbench.bench.launch import driver as module
 from parbench.bench.launch import monitor as monitor_module
-from parbench.bench.launch.control_channel import LEFT_OUT, Done, Hello, Job, Outcome, Work
+from parbench.bench.launch.control_channel import Done, Hello, Job, Outcome, Work
 from parbench.bench.launch.driver import Driver, metrics_of, placement_warnings, remaining
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import Record, blame, read_records
+from parbench.bench.results.records import Record, SkipReason, blame, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer
 from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10
 from tests.support.fakes import (
@@ -380,7 +380,8 @@ def test_launches_beyond_the_budget_are_left_out(
     )
     monkeypatch.setattr(module, "time", clock)
     run.drive()
-    assert [record.reason for record in run.records()] == [""] * 6 + [LEFT_OUT] * 4
+    reasons = [record.skip_reason for record in run.records()]
+    assert reasons == [None] * 6 + [SkipReason.OUT_OF_BUDGET] * 4
     [message] = run.messages
     assert "3 of 5 launches" in message
     assert "--budget" in message

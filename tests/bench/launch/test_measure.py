@@ -12,12 +12,11 @@ from rich.console import Console
 
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import Prices
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.launch.measure import Display, resume, run_options
 from parbench.bench.machine.slurm_allocation import reachable
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Plan, Skipped
-from parbench.bench.results.records import Record
+from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import create_run, load_run, open_writer
 from parbench.bench.text import UserError
 from tests.support.fake_runs import (
@@ -80,6 +79,7 @@ def test_skipped_cases_are_recorded_first_and_once(
     skipped, measured = load_run(path).records
     assert skipped.status == "skipped"
     assert skipped.reason == "gloo carries no float8"
+    assert skipped.skip_reason is SkipReason.IMPOSSIBLE
     assert measured.status == "ok"
     assert "2 of 3 cases measured" in capsys.readouterr().err
     resume(path, as_json=False)
@@ -89,7 +89,8 @@ def test_skipped_cases_are_recorded_first_and_once(
 def test_run_keeps_disturbances_of_gpus(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PATH", install(tmp_path, gpus(L40S, 2))["PATH"])
+    library = install(tmp_path, gpus(L40S, 2))["LD_LIBRARY_PATH"]
+    monkeypatch.setenv("LD_LIBRARY_PATH", library)
     path = create_run(Path("runs"), make_plan([make_fake_case(0)], device="cuda"), "0.1.0")[0]
     resume(path, as_json=False)
     environment = load_run(path).info.environment or {}
@@ -122,7 +123,8 @@ def test_resume_measures_what_the_budget_left_out(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run(replace(TWO_CASES, launches=3, budget="0.001ms"))
-    assert [record.reason for record in load_run(path).records] == [""] * 2 + [LEFT_OUT] * 4
+    reasons = [record.skip_reason for record in load_run(path).records]
+    assert reasons == [None] * 2 + [SkipReason.OUT_OF_BUDGET] * 4
     monkeypatch.setattr(Prices, "launch", lambda prices, cases: 0.5)
     capsys.readouterr()
     run(Options(budget="1h"), resume_path=path)

@@ -14,6 +14,7 @@ from parbench.bench.launch.control_channel import (
 )
 from parbench.bench.launch.flight_recorder import GroupSeen
 from parbench.bench.launch.monitor import RankMonitor
+from parbench.bench.results.records import Culprit, CulpritCause
 from tests.support.fakes import (
     HOSTNAME,
     FakeLauncher,
@@ -122,6 +123,10 @@ def test_error_of_the_launcher_is_reported() -> None:
     assert launcher.error in fail_to_assemble(launcher)
 
 
+def list_culprits(failure: Outcome) -> list[tuple[int, CulpritCause]]:
+    return [(culprit.rank, culprit.cause) for culprit in failure.culprits]
+
+
 # --- deaths and exceptions ---
 
 
@@ -146,22 +151,25 @@ def test_abort_is_reported_with_its_message(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deaths", "exits", "reason"),
+    ("deaths", "exits", "reason", "cause"),
     [
-        ([1, 0], {}, "rank 1 died: its connection closed"),
-        ([0, 1], {0: 1, 1: -9}, "rank 1 died: ended by SIGKILL"),
+        ([1, 0], {}, "rank 1 died: its connection closed", "died"),
+        ([0, 1], {0: 1, 1: -9}, "rank 1 died: ended by SIGKILL", "died"),
         # The launcher ended rank 0 because rank 1 had failed.
-        ([0, 1], {0: -15, 1: 7}, "rank 1 died: exit code 7"),
+        ([0, 1], {0: -15, 1: 7}, "rank 1 died: exit code 7", "died"),
+        ([1], {1: -15}, "rank 1 died: ended by SIGTERM", "terminated"),
     ],
 )
 def test_first_cause_of_death_is_named(
-    scene: Scene, deaths: list[int], exits: dict[int, int], reason: str
+    scene: Scene, deaths: list[int], exits: dict[int, int], reason: str, cause: CulpritCause
 ) -> None:
     scene.launcher.exit_codes = exits
     for count, rank in enumerate(deaths, start=1):
         scene.ranks[rank].die()
         scene.wait_for_events(count)
-    assert scene.failure().reason == reason
+    failure = scene.failure()
+    assert failure.reason == reason
+    assert list_culprits(failure) == [(1, cause)]
 
 
 def test_death_is_named_before_the_error_it_causes(scene: Scene) -> None:
@@ -180,6 +188,7 @@ def test_first_rank_that_raises_is_named(scene: Scene) -> None:
     scene.wait_for_events(2)
     failure = scene.failure()
     assert failure.reason == "rank 1 raised ValueError: the roof is on fire"
+    assert list_culprits(failure) == [(1, "raised")]
     stacks = [state.stack for state in failure.ranks]
     assert stacks == ["the stack of rank 0", "the stack of rank 1"]
 
@@ -193,20 +202,23 @@ BEHIND = make_status(steps=6)
 
 
 @pytest.mark.parametrize(
-    ("answers", "reason"),
+    ("answers", "reason", "absent_ranks"),
     [
-        ((None, WAITING, None), "ranks 0, 2 did not arrive"),
-        ((ELSEWHERE, BEHIND, WAITING), "rank 1 did not arrive"),
-        ((WAITING, ELSEWHERE, WAITING), "rank 1 did not arrive"),
-        ((WAITING, WAITING, WAITING), "every rank arrived"),
-        ((ELSEWHERE, ELSEWHERE, ELSEWHERE), "every rank is in code of its own"),
-        ((None, None, None), "no rank answers"),
+        ((None, WAITING, None), "ranks 0, 2 did not arrive", [0, 2]),
+        ((ELSEWHERE, BEHIND, WAITING), "rank 1 did not arrive", [1]),
+        ((WAITING, ELSEWHERE, WAITING), "rank 1 did not arrive", [1]),
+        ((WAITING, WAITING, WAITING), "every rank arrived", []),
+        ((ELSEWHERE, ELSEWHERE, ELSEWHERE), "every rank is in code of its own", []),
+        ((None, None, None), "no rank answers", []),
     ],
 )
-def test_hang_names_the_rank_that_did_not_arrive(answers: Answers, reason: str) -> None:
+def test_hang_names_the_rank_that_did_not_arrive(
+    answers: Answers, reason: str, absent_ranks: list[int]
+) -> None:
     with assemble(3) as scene:
         failure = scene.hang(*answers)
     assert failure.status == "hang"
+    assert list_culprits(failure) == [(rank, "absent") for rank in absent_ranks]
     assert failure.reason.startswith(f"no end within 0.1 s: {reason}")
 
 
@@ -224,6 +236,7 @@ def test_hang_keeps_the_state_of_each_rank(scene: Scene) -> None:
     assert answering.state == "timed, step 7"
     assert answering.stack == WAITING.stack
     assert silent.state.startswith("no answer (process is ")
+    assert (answering.is_silent, silent.is_silent) == (False, True)
 
 
 PENDING = GroupSeen(ranks=(0, 1, 2), enqueued=5, pending=5, name="nccl:all_reduce")
@@ -251,7 +264,9 @@ def test_ranks_that_wait_for_each_other_are_named(scene: Scene) -> None:
     busy = GroupSeen(ranks=(0, 1), enqueued=1, pending=1)
     first = make_status(groups={"a": busy, "b": idle})
     second = make_status(groups={"a": idle, "b": busy})
-    assert "ranks 0, 1 wait for one another" in scene.hang(first, second).reason
+    failure = scene.hang(first, second)
+    assert "ranks 0, 1 wait for one another" in failure.reason
+    assert list_culprits(failure) == [(0, "waiting"), (1, "waiting")]
 
 
 IN_BARRIER = GroupSeen(ranks=(0, 1), enqueued=3, pending=3, name="gloo:barrier")
@@ -278,4 +293,5 @@ def test_silent_host_is_named() -> None:
         failure = scene.hang(WAITING, WAITING, None)
         assert failure.reason.endswith("rank 2 (c) did not arrive")
         assert failure.ranks[2].state == "no answer"
+        assert failure.culprits == (Culprit(rank=2, host="c", cause="absent"),)
         assert scene.monitor.silent_hosts() == {"c"}

@@ -183,9 +183,10 @@ def test_node_prints_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 PRINT_MACHINE = """
-import msgspec, os
+import msgspec, os, sys
 from parbench.bench.machine.slurm_allocation import Allocation, machine_of_ranks
 assert "SLURMD_NODENAME" not in os.environ
+sys.executable = os.environ["NODE_PYTHON"]
 machine = machine_of_ranks(os.environ, Allocation.find(os.environ))
 print(msgspec.json.encode(machine).decode())
 """
@@ -194,11 +195,12 @@ print(msgspec.json.encode(machine).decode())
 @pytest.mark.full
 def test_real_slurm_answers_for_its_node(tmp_path: Path) -> None:
     """Only nodes have GPUs, and a node has both CPUs, though the step has one task."""
-    install(tmp_path, gpus(H100, 2))
-    answer = f'exec {sys.executable} -IS {tmp_path / "answer.py"} "$@"'
-    write_tool(tmp_path, "nvidia-smi", f'test "$SLURMD_NODENAME" && {answer}')
+    library = install(tmp_path / "library", gpus(H100, 2))["LD_LIBRARY_PATH"]
+    on_node = f'test "$SLURMD_NODENAME" && export LD_LIBRARY_PATH={library}'
+    script = f'{on_node}\nexec {sys.executable} "$@"'
+    python = write_tool(tmp_path, "python", script)
     (tmp_path / "print_machine.py").write_text(PRINT_MACHINE)
-    variables = {**environment(), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    variables = {**environment(), "NODE_PYTHON": str(python)}
     command = ["salloc", "-Q", "-N2", "--ntasks-per-node=1", sys.executable, "print_machine.py"]
     process = run_in_cluster(command, nodes=2, cwd=tmp_path, variables=variables)
     assert process.returncode == 0, process.stdout + process.stderr

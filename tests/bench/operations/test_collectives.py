@@ -18,8 +18,8 @@ from parbench.bench.operations.operation import Operation
 from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, bytes_needed
 from parbench.bench.plan.groups import groups_of
 from parbench.bench.rank.runner import load_target
-from parbench.bench.world.torch_compat import allocations, profiling
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World, select_subgroup
+from parbench.workloads.torch_internals import allocations, profiling
 from tests.support.ranks import Ranks
 
 Params = dict[str, Any]
@@ -105,7 +105,7 @@ def count_wrong_around_steps(
     world: World, name: str, cases: list[Params], group: str
 ) -> list[tuple[int, int]]:
     """Return the wrong elements before and after a step of each case, in all groups at once."""
-    subgroup = Subgroups(world).of({"group": group, "concurrent": True})
+    subgroup = select_subgroup(world, {"group": group, "concurrent": True})
     assert subgroup.world is not None
     counts = []
     for params in cases:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parbench.bench.operations.operation import DataPattern, count_wrong
+from parbench.bench.operations.data_pattern import DataPattern, count_wrong
 from parbench.bench.operations.p2p import round_of_pairs, sendrecv
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
@@ -25,7 +25,7 @@ def find_sender(output: torch.Tensor, world: World) -> int | None:
     pattern = DataPattern("float32", world.size, world.device)
     senders = []
     for rank in range(world.size):
-        if count_wrong(output, pattern.values(rank, 0, len(output))) == 0:
+        if count_wrong(output, pattern.compute_values(rank, 0, len(output))) == 0:
             senders.append(rank)
     return senders[0] if len(senders) == 1 else None
 

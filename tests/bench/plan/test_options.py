@@ -24,7 +24,7 @@ from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import PRESETS, SHORT_LAUNCHES, Measure, Plan, sampling_seconds
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 from tests.support.fake_runs import MACHINE, MODULES, isolate_driver, use_slurm_allocation
 from tests.support.paths import ROOT
 from tests.support.ranks import Ranks
@@ -287,8 +287,10 @@ def test_groups_follow_distribution(
 @pytest.mark.usefixtures("_allocation")
 def test_shared_cores_and_emulation_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARBENCH_EMULATED", "four nodes")
-    emulated, functional = plan(replace(SRUN, ntasks_per_node=8)).notes
-    assert "four nodes" in emulated
+    run_plan = plan(replace(SRUN, ntasks_per_node=8))
+    assert run_plan.emulation == "four nodes"
+    assert run_plan.limitations[0] == "emulated: four nodes"
+    [functional] = run_plan.notes
     assert "32 ranks on 4 cores" in functional
 
 
@@ -416,7 +418,7 @@ def measure_readme_step(world: World, folder: str) -> Outcome:
     sys.path.append(folder)
     sys.modules.pop("mystep", None)
     try:
-        run = CaseRun(case, Subgroups(world), Measure(max_iterations=8), Progress(), None)
+        run = CaseRun(case, world, Measure(max_iterations=8), Progress(), None)
         return run.visit(30.0)
     finally:
         sys.path.remove(folder)

@@ -31,8 +31,8 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Description, Explanation
-from parbench.bench.world.torch_compat import TorchDispatchMode
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
+from parbench.workloads.torch_internals import TorchDispatchMode
 from tests.bench.rank.test_device_timer import FakeDevice
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
@@ -169,7 +169,7 @@ def run_case_on_rank(
     case = make_case("workload.faulty", case_target, params)
     progress = Progress()
     measure = replace(MEASURE, max_iterations=14) if visits > 1 else MEASURE
-    run = CaseRun(case, Subgroups(world), measure, progress, injection)
+    run = CaseRun(case, world, measure, progress, injection)
     outcomes: list[Outcome] = []
     error = ""
     try:
@@ -257,6 +257,7 @@ def test_wrong_result_has_no_time(two_ranks: Ranks, when: str, mode: str) -> Non
         assert run.outcome.status == "wrong"
         assert f"{when} the timed region: 4 on rank 1" in run.outcome.reason
         assert run.outcome.check == Check(passed=False, wrong=4)
+        assert run.outcome.wrong_by_rank == {1: 4}
         assert run.outcome.seconds == []
         assert run.outcome.raw == b""
         assert "explain" not in run.calls
@@ -267,6 +268,7 @@ def test_wrong_result_names_three_differences(two_ranks: Ranks) -> None:
     outcome = run_case(two_ranks, fault="wrong after", explaining_ranks="0,1")[0].outcome
     assert outcome.check.wrong == 7
     assert "3 on rank 0, 4 on rank 1" in outcome.reason
+    assert outcome.wrong_by_rank == {0: 3, 1: 4}
     differences = "number: wrong; rank 1: fault 0; rank 1: fault 1; and 2 more"
     assert outcome.reason.endswith(differences)
 
@@ -349,6 +351,51 @@ def test_injected_late_rank_delays_every_step(two_ranks: Ranks) -> None:
     assert late.injected == waiting.injected == "late:1:20ms"
 
 
+@pytest.mark.parametrize(
+    ("operation", "params"),
+    [
+        ("p2p:unidirectional", {"size_bytes": 64}),  # rank 0 only sends
+        ("collectives:gather", {"size_bytes": 64, "root": 1}),
+        ("collectives:all_reduce", {"size_bytes": 0}),
+        (
+            "collectives:all_reduce",
+            {"size_bytes": 64, "group": "contiguous:1", "group_index": 1},
+        ),
+    ],
+)
+def test_corruption_without_a_result_is_skipped(
+    two_ranks: Ranks, operation: str, params: dict[str, Any]
+) -> None:
+    target = f"parbench.bench.operations.{operation}"
+    fault = parse_fault("corrupt:0", 2)
+    for run in run_case(two_ranks, fault, target, dtype="float32", **params):
+        assert run.outcome.status == "skipped"
+        assert "corrupt:0" in run.outcome.reason
+        assert run.outcome.injected == "corrupt:0"
+
+
+@pytest.mark.parametrize("redop", ["min", "max"])
+def test_corruption_of_bools_is_a_wrong_result(two_ranks: Ranks, redop: str) -> None:
+    """The last element of a result is false or true."""
+    target = "parbench.bench.operations.collectives:all_reduce"
+    fault = parse_fault("corrupt:1", 2)
+    for size_bytes in (63, 64):
+        params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "bool", "redop": redop}
+        outcome = run_case(two_ranks, fault, target, **params)[0].outcome
+        assert outcome.status == "wrong"
+        assert "1 on rank 1" in outcome.reason
+
+
+@pytest.mark.parametrize("injection", ["late:0:1ms", "slow:0:10%"])
+def test_fault_of_a_rank_that_is_not_measured_is_skipped(
+    two_ranks: Ranks, injection: str
+) -> None:
+    params: dict[str, Any] = {"group": "contiguous:1", "group_index": 1}
+    for run in run_case(two_ranks, parse_fault(injection, 2), **params):
+        assert run.outcome.status == "skipped"
+        assert injection in run.outcome.reason
+
+
 class CountingBenchmark(NotingBenchmark):
     """Counts its steps since the last reset, up to one if it is repeatable."""
 
@@ -387,7 +434,7 @@ def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outco
     case = make_case("workload.counting", f"{MODULE}:prepare_counting", params)
     measure = Measure(warmup=1, max_iterations=8)
     with mock.patch.object(timing, "sampler", make_sampler):
-        return CaseRun(case, Subgroups(world), measure, Progress(), None).visit(60.0)
+        return CaseRun(case, world, measure, Progress(), None).visit(60.0)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +479,7 @@ def count_coalesced_all_reduces(world: World, concurrent: bool) -> dict[str, int
     """Measure six coalesced samples of a group of one rank."""
     case = make_all_reduce(mode="coalesced", group="contiguous:1", concurrent=concurrent)
     measure = Measure(warmup=1, min_iterations=6, max_iterations=6)
-    run = CaseRun(case, Subgroups(world), measure, Progress(), None)
+    run = CaseRun(case, world, measure, Progress(), None)
     with OperatorCounter() as counter:
         assert run.visit(5.0).status == "ok"
     return dict(counter.counts)
@@ -452,12 +499,12 @@ def log_device_until_load(world: World, mode: str) -> list[str]:
     """Return what a device did before a background load started."""
     device: Any = FakeDevice(HeldTime())
 
-    def start_load(kind: str, subgroups: Subgroups) -> NoReturn:
+    def start_load(kind: str, world: World) -> NoReturn:
         device.log.append("load")
         raise ZeroDivisionError
 
     case = make_all_reduce(mode=mode, background="gemm")
-    run = CaseRun(case, Subgroups(world), MEASURE, Progress(), None)
+    run = CaseRun(case, world, MEASURE, Progress(), None)
     with (
         mock.patch.object(runner, "Timing", partial(Timing, device=device)),
         mock.patch.object(runner, "background_load", start_load),
@@ -510,8 +557,11 @@ def test_corrupt_step_has_one_wrong_element() -> None:
 
 
 def test_faults_that_a_benchmark_lacks_are_refused() -> None:
-    disturbed = Disturbed(NotingBenchmark(), parse_fault("corrupt:1", 2), lambda: None)
-    assert "corrupt:1" in usage_error(disturbed.step)
+    benchmark = NotingBenchmark()
+    corrupt = parse_fault("corrupt:1", 2)
+    slow = parse_fault("slow:1:10%", 2)
+    assert "corrupt:1" in usage_error(Disturbed, benchmark, corrupt, lambda: None)
+    disturbed = Disturbed(benchmark, slow, lambda: None)
     assert "mode async" in usage_error(disturbed.issue)
 
 

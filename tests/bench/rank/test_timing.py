@@ -36,7 +36,7 @@ from parbench.bench.rank.timing import (
 )
 from parbench.bench.text import UserError
 from parbench.bench.world.torch_compat import coalescing
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World, select_subgroup
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark, wait_until
 from tests.support.ranks import Ranks
@@ -101,7 +101,7 @@ def run_script_on_rank(world: World, script: Script) -> TimingRun:
     clock = HeldTime()
     benchmark = ScriptedBenchmark(clock, script.steps_ns[world.rank], script.reset_ns)
     progress = Progress()
-    subgroup = Subgroups(world).of({})
+    subgroup = select_subgroup(world, {})
     timer = Timing(benchmark, world, progress, script.measure, subgroup, mode=script.mode)
     with mock.patch.object(timing, "time", clock):
         if script.visits == 0:

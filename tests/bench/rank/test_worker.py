@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from parbench.bench.launch.control_channel import (
-    LEFT_OUT,
+    OUT_OF_BUDGET,
     Done,
     DriverServer,
     Finished,
@@ -134,8 +134,7 @@ def test_cases_after_the_run_budget_are_left_out(hub: DriverServer, single_rank:
     with run_in_thread(hub):
         hub.send(0, make_job(cases, run_seconds=0.0))
         outcomes = receive_outcomes(hub)
-    assert [outcome.status for outcome in outcomes] == ["skipped"] * 2
-    assert [outcome.reason for outcome in outcomes] == [LEFT_OUT] * 2
+    assert outcomes == [OUT_OF_BUDGET] * 2
 
 
 def test_step_is_freed_before_the_next_one(hub: DriverServer, single_rank: None) -> None:

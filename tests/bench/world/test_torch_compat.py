@@ -1,28 +1,16 @@
-"""Calls that torch renames and functions that torch keeps private work as expected."""
+"""Collectives that torch renames and the version of NCCL."""
 
 import ctypes
-import gc
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.profiler import record_function
 
 from parbench.bench.world.torch_compat import (
     all_gather_single,
-    done_work,
-    fake_group,
-    forget_meshes,
-    group_named,
     nccl_version,
-    profiling,
     reduce_scatter_single,
-    run_in_backward,
-    trace_events,
 )
 from parbench.bench.world.world import World
 from tests.support.ranks import Ranks
@@ -61,84 +49,6 @@ def test_renamed_collectives_work(two_ranks: Ranks, function: str) -> None:
     """Ranks treat warnings as errors, so a deprecated name would raise."""
     results = two_ranks.call(f"{THIS_MODULE}:{function}")
     assert results == [([1.0, 2.0], [30.0]), ([1.0, 2.0], [32.0])]
-
-
-def use_fake_group(world: World) -> tuple[list[float], list[int]]:
-    """Return a sum over a fake group, which only rank 0 computes, and the group's ranks."""
-    group = fake_group(world.group)
-    name = group.group_name
-    tensor = torch.full((3,), 5.0)
-    if world.rank == 0:
-        dist.all_reduce(tensor, group=group)
-    world.barrier()
-    ranks = dist.get_process_group_ranks(group)
-    assert group_named(name) is group
-    dist.destroy_process_group(group)
-    with pytest.raises(RuntimeError):
-        group_named(name)
-    return tensor.tolist(), ranks
-
-
-def test_fake_group_moves_nothing(two_ranks: Ranks) -> None:
-    result = ([5.0, 5.0, 5.0], [0, 1])
-    assert two_ranks.call(f"{THIS_MODULE}:use_fake_group") == [result, result]
-
-
-def count_threads() -> int:
-    gc.collect()
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
-def count_threads_around_mesh(world: World) -> tuple[int, int]:
-    """Return the threads that a mesh starts, and those that remain after it is forgotten."""
-    initial = count_threads()
-    mesh = init_device_mesh("cpu", (1, world.size), mesh_dim_names=("outer", "inner"))["inner"]
-    rows = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
-    total = rows.sum()
-    assert isinstance(total, DTensor)
-    assert total.redistribute(placements=[Replicate()]).to_local().item() == 8.0
-    started = count_threads() - initial
-    world.barrier()
-    groups = {mesh.get_group(), mesh._get_root_mesh().get_group("outer")} - {world.group}
-    while groups:
-        dist.destroy_process_group(groups.pop())
-    del mesh, rows, total
-    forget_meshes()
-    return started, count_threads() - initial
-
-
-def test_forgotten_mesh_ends_its_threads(two_ranks: Ranks) -> None:
-    for started, remaining in two_ranks.call(f"{THIS_MODULE}:count_threads_around_mesh"):
-        assert started > 0
-        assert remaining == 0
-
-
-def test_function_runs_once_in_backward() -> None:
-    calls: list[bool] = []
-    run_in_backward(
-        lambda: calls.append(torch._C._current_autograd_node() is not None), torch.device("cpu")
-    )
-    assert calls == [True]
-
-
-@pytest.mark.parametrize("value", [torch.ones(2), [torch.ones(2), torch.ones(3)]])
-def test_done_work_is_complete_and_keeps_tensors(value: Any) -> None:
-    boxed = done_work(value)
-    assert isinstance(boxed, torch.ScriptObject)
-    work = dist.Work.unbox(boxed)
-    assert work.is_completed()
-    assert work.wait()
-    tensors = value if isinstance(value, list) else [value]
-    for tensor, result in zip(tensors, work.get_future().value(), strict=True):
-        assert result is tensor
-
-
-def test_annotations_differ_from_operations() -> None:
-    with profiling(torch.device("cpu")) as profiler, record_function("mine"):
-        torch.ones(2)
-    annotations = {event.name: event.annotation for event in trace_events(profiler)}
-    assert annotations["mine"]
-    assert not annotations["aten::ones"]
 
 
 class LoadedNccl:

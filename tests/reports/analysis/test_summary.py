@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check, Record, Status
@@ -19,6 +18,7 @@ from tests.support.reports_fixtures import (
     make_plan,
     make_run,
     ok_record,
+    out_of_budget_record,
     seconds_metric,
     step_case,
     write_run,
@@ -96,7 +96,7 @@ def test_row_status_is_the_worst(statuses: tuple[Status, Status], worst: Status)
 
 
 def test_row_ignores_repetitions_left_out() -> None:
-    cut = failed_record(CASE, 1, "skipped", LEFT_OUT)
+    cut = out_of_budget_record(CASE, 1)
     row = summarize_row(ok_record(CASE, 0), cut, launches=2)
     assert row.status == "ok"
     assert row.launches == 1
@@ -191,8 +191,8 @@ def test_exit_code_is_that_of_the_worst_case(records: list[Record], code: int) -
 def test_cut_run_needs_two_repetitions_per_case() -> None:
     first = ok_record(CASE, 0)
     second = ok_record(CASE, 1)
-    second_cut = failed_record(CASE, 1, "skipped", LEFT_OUT)
-    third_cut = failed_record(CASE, 2, "skipped", LEFT_OUT)
+    second_cut = out_of_budget_record(CASE, 1)
+    third_cut = out_of_budget_record(CASE, 2)
     complete = run_from_records(first, second, third_cut, launches=3)
     assert summarize(complete).tally.code == 0
     cut = run_from_records(first, second_cut, third_cut, launches=3)

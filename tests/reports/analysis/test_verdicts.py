@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan, Skipped
@@ -27,6 +26,7 @@ from tests.support.reports_fixtures import (
     make_plan,
     make_run,
     ok_record,
+    out_of_budget_record,
     step_case,
 )
 
@@ -43,7 +43,7 @@ def judge(plan: Plan, *records: Record, environment: Any = None) -> dict[str, Ve
 
 
 def cut_record(case: Case, launch: int) -> Record:
-    return failed_record(case, launch, "skipped", LEFT_OUT)
+    return out_of_budget_record(case, launch)
 
 
 FIRST_TWICE = [ok_record(FIRST, 0), ok_record(FIRST, 1)]
@@ -140,13 +140,14 @@ SHARED = "functional only: 4 ranks on 2 cores"
 
 
 def test_emulation_may_be_of_records_or_the_plan() -> None:
-    emulated = ok_record(FIRST, notes=[EMULATION, EMULATION])
-    assert emulations(run_from_records(emulated)) == (EMULATION,)
+    emulated = ok_record(FIRST, emulation=EMULATION)
+    sentence = f"emulated: {EMULATION}"
+    assert emulations(run_from_records(emulated)) == (sentence,)
     run = run_from_records(emulated, ok_record(SECOND))
-    assert emulations(run) == (f"{EMULATION} (1 of 2 records)",)
+    assert emulations(run) == (f"{sentence} (1 of 2 records)",)
     run = run_from_records(ok_record(SECOND))
     assert emulations(run) == ()
-    plan = replace(run.info.plan, notes=(EMULATION, SHARED))
+    plan = replace(run.info.plan, emulation=EMULATION, notes=(SHARED,))
     run = replace(run, info=replace(run.info, plan=plan))
-    assert emulations(run) == (EMULATION,)
+    assert emulations(run) == (sentence,)
     assert other_claims(run) == (SHARED,)

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from parbench import cli
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.results.records import Record, Samples
 from parbench.bench.results.runs import Run
 from parbench.reports.regression.ab import (
@@ -32,8 +31,8 @@ from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
-    failed_record,
     ok_record,
+    out_of_budget_record,
 )
 
 CASE = collective_case()
@@ -143,7 +142,7 @@ class SlowMachine(Machine):
         [record] = run.records
         records = [msgspec.structs.replace(record, seconds=100.0, samples=Samples())]
         if seconds < 200.0:
-            records.append(failed_record(OTHER_CASE, 0, "skipped", LEFT_OUT))
+            records.append(out_of_budget_record(OTHER_CASE, 0))
         run = with_plan(run, cases=(CASE, OTHER_CASE), budget_seconds=1000.0)
         run = with_info(run, started=record.started)
         return msgspec.structs.replace(run, records=tuple(records))

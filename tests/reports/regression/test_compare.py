@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
@@ -26,6 +25,7 @@ from tests.support.reports_fixtures import (
     WORLD,
     collective_case,
     failed_record,
+    out_of_budget_record,
     step_case,
 )
 
@@ -61,7 +61,7 @@ def test_observation_is_a_repetition_not_an_iteration() -> None:
 
 
 def test_four_repetitions_are_insufficient() -> None:
-    skipped = failed_record(CASE, 4, "skipped", LEFT_OUT)
+    skipped = out_of_budget_record(CASE, 4)
     new = [*make_repetitions(factor=2.0, count=4), skipped]
     series = find_series(compare_records(BASE, new))
     assert series.word == "INSUFFICIENT"
@@ -90,7 +90,7 @@ def test_wrong_base_has_no_times() -> None:
 
 
 SKIPPED = Skipped(case=OTHER_CASE, reason="needs 4 ranks")
-CUT = failed_record(OTHER_CASE, 0, "skipped", LEFT_OUT)
+CUT = out_of_budget_record(OTHER_CASE, 0)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ CUT = failed_record(OTHER_CASE, 0, "skipped", LEFT_OUT)
         (run_from_records(BASE), "not in the plan"),
         (run_from_records(BASE, skipped=[SKIPPED]), "needs 4 ranks"),
         (run_from_records(BASE, cases=[CASE, OTHER_CASE]), "without a record"),
-        (run_from_records([*BASE, CUT]), LEFT_OUT),
+        (run_from_records([*BASE, CUT]), CUT.reason),
     ],
 )
 def test_missing_case_has_its_reason(new: Run, reason: str) -> None:

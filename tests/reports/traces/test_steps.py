@@ -10,12 +10,12 @@ from torch.profiler import record_function
 
 from parbench.bench.results.traced import STEP, on_host
 from parbench.bench.text import UserError
-from parbench.bench.world.torch_compat import profiling, trace_events
 from parbench.bench.world.world import World
 from parbench.reports.traces.causes import step_seconds
 from parbench.reports.traces.steps import RankSteps, job_of, read_job, read_steps, timeline_of
 from parbench.workloads.step.overlap import broken_down, held_against
 from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.drawn_steps import MB, draw_late_rank, draw_one_bucket, make_job
 from tests.support.kineto_files import RankFile
 from tests.support.ranks import Ranks

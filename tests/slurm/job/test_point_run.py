@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from parbench.bench.launch.control_channel import LEFT_OUT
 from parbench.bench.results.records import RankState, Record
 from parbench.bench.results.runs import create_run, load_run, open_writer, write_info
 from parbench.cli import main
@@ -22,7 +21,7 @@ from parbench.slurm.job.point_run import (
     parbench_run,
 )
 from tests.support.fakes import make_fake_case, make_plan
-from tests.support.reports_fixtures import failed_record, ok_record
+from tests.support.reports_fixtures import failed_record, ok_record, out_of_budget_record
 from tests.support.sweeps import FakeSlurm, make_folder, make_point, make_sweep
 
 CASES = (make_fake_case(0), make_fake_case(1), make_fake_case(2))
@@ -86,10 +85,10 @@ def test_child_gets_variables_and_srun_options(tmp_path: Path) -> None:
 
 OK_0, OK_1, OK_2 = (ok_record(case) for case in CASES)
 WRONG_2 = failed_record(CASES[2], status="wrong")
-LEFT_OUT_2 = failed_record(CASES[2], status="skipped", reason=LEFT_OUT)
+OUT_OF_BUDGET_2 = out_of_budget_record(CASES[2])
 
 
-@pytest.mark.parametrize("last", [OK_2, LEFT_OUT_2])
+@pytest.mark.parametrize("last", [OK_2, OUT_OF_BUDGET_2])
 def test_outcome_with_all_records_is_done(last: Record, tmp_path: Path) -> None:
     outcome = outcome_of(write_run(tmp_path, OK_0, OK_1, last), 0, "")
     assert outcome.state == "done"
@@ -182,10 +181,13 @@ def make_slurm(
     return FakeSlurm(nodes=nodes, jobs={"7": job})
 
 
+NO_ANSWER = "no answer (process is stopped)"
+
+
 def make_hang(**states: str) -> Record:
     """Build a record of a hang with one rank on each host."""
     ranks = [
-        RankState(rank=rank, host=host, pid=1, state=state)
+        RankState(rank=rank, host=host, pid=1, state=state, is_silent=state == NO_ANSWER)
         for rank, (host, state) in enumerate(states.items())
     ]
     return failed_record(CASES[0], status="hang", ranks=ranks)
@@ -215,9 +217,6 @@ def test_node_that_a_running_job_lost_is_dead(
 ) -> None:
     slurm = make_slurm(allocated=allocated, state=state)
     assert DeadNodes(slurm, ENVIRON).look() == dead
-
-
-NO_ANSWER = "no answer (process is stopped)"
 
 
 def find_silent_hosts(record: Record) -> set[str]:

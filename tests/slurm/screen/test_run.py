@@ -4,7 +4,7 @@ import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -23,7 +23,14 @@ from parbench.bench.plan.catalogue import DEFINITIONS
 from parbench.bench.plan.groups import Pair, parse_pairs
 from parbench.bench.plan.options import Options as RunOptions
 from parbench.bench.plan.options import make_plan as plan_run
-from parbench.bench.results.records import RankState, Record, Status, WorldInfo
+from parbench.bench.results.records import (
+    Culprit,
+    CulpritCause,
+    RankState,
+    Record,
+    Status,
+    WorldInfo,
+)
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer, write_info
 from parbench.bench.text import UserError
 from parbench.slurm.screen import run as screen_run
@@ -194,49 +201,53 @@ def test_read_uses_the_hosts_of_the_ranks(tmp_path: Path) -> None:
     assert observations.notes == ("emulated",)
 
 
-def make_states(states: Mapping[str, str]) -> list[RankState]:
-    """Build the state of one rank per node; nodes without a state are alive."""
+def make_states(silent: Collection[str] = ()) -> list[RankState]:
+    """Build the state of one rank per node."""
     return [
-        RankState(rank=rank, host=host, pid=1, state=states.get(host, "alive"))
+        RankState(rank=rank, host=host, pid=1, state="alive", is_silent=host in silent)
         for rank, host in enumerate(NODES)
     ]
 
 
+def blame(rank: int, cause: CulpritCause) -> tuple[Culprit]:
+    return (Culprit(rank=rank, host=NODES[rank], cause=cause),)
+
+
 def test_read_blames_only_the_first_failure(tmp_path: Path) -> None:
-    ranks = make_states({})
-    hang = make_record(0, "hang", reason="rank 1 (n2) did not arrive", ranks=ranks)
-    death = make_record(1, "failed", reason="rank 2 (n3) died: SIGKILL", ranks=ranks)
+    ranks = make_states()
+    hang = make_record(0, "hang", reason="late", ranks=ranks, culprits=blame(1, "absent"))
+    death = make_record(1, "failed", reason="dead", ranks=ranks, culprits=blame(2, "died"))
     observations = read(write_run(tmp_path, [hang, death]), NODES)
     assert observations.silent == {"n2": hang.reason}
     assert observations.problems[:2] == (hang.reason, death.reason)
 
 
-@pytest.mark.parametrize(
-    ("states", "silent"),
-    [
-        ({}, {"n3"}),
-        ({"n4": "no answer (stopped)"}, {"n4"}),
-        (dict.fromkeys(NODES, "no answer"), set()),
-    ],
-)
-def test_hang_blames_hosts_without_an_answer(states: dict[str, str], silent: set[str]) -> None:
-    reason = "rank 2 (n3) did not arrive"
-    record = make_record(0, "hang", reason=reason, ranks=make_states(states))
-    assert silent_hosts(record, NODES) == dict.fromkeys(silent, reason)
+@pytest.mark.parametrize(("silent", "blamed"), [([], {"n3"}), (["n4"], {"n4"}), (NODES, set())])
+def test_hang_blames_hosts_without_an_answer(silent: Sequence[str], blamed: set[str]) -> None:
+    ranks = make_states(silent)
+    record = make_record(0, "hang", reason="late", ranks=ranks, culprits=blame(2, "absent"))
+    assert silent_hosts(record, NODES) == dict.fromkeys(blamed, "late")
 
 
 @pytest.mark.parametrize(
-    ("reason", "silent"),
-    [
-        ("rank 1 (n2) died: ended by SIGKILL", {"n2"}),
-        ("rank 2 (n3) died: ended by SIGTERM", set()),
-        ("rank 1 (n2) raised RuntimeError: peer (n3)", set()),
-    ],
+    ("cause", "blamed"), [("died", {"n2"}), ("terminated", set()), ("raised", set())]
 )
-def test_failure_blames_only_a_host_that_died(reason: str, silent: set[str]) -> None:
-    states = make_states(dict.fromkeys(NODES, "died: ended by SIGTERM"))
-    record = make_record(0, "failed", reason=reason, ranks=states)
-    assert silent_hosts(record, NODES) == dict.fromkeys(silent, reason)
+def test_failure_blames_only_a_host_that_died(cause: CulpritCause, blamed: set[str]) -> None:
+    culprits = blame(1, cause)
+    record = make_record(0, "failed", reason="it broke", ranks=make_states(), culprits=culprits)
+    assert silent_hosts(record, NODES) == dict.fromkeys(blamed, "it broke")
+
+
+def test_nodes_that_differ_in_the_domain_are_told_apart(tmp_path: Path) -> None:
+    nodes = ("n1.rack1", "n1.rack2", "n2", "n3")
+    reason = "rank 1 (n1.rack2) did not arrive"
+    ranks = [
+        RankState(rank=rank, host=host, pid=1, state="alive") for rank, host in enumerate(nodes)
+    ]
+    record = make_record(0, "hang", reason=reason, ranks=ranks)
+    assert silent_hosts(record, nodes) == {"n1.rack2": reason}
+    run = write_run(tmp_path, [make_record(0)], ONE_MILLISECOND, [*nodes[:3], "n3.rack7"])
+    assert read(run, nodes).hosts == nodes
 
 
 def test_measure_reads_the_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 import torch
 
-from parbench.bench.world.torch_compat import allocations, profiling
 from parbench.workloads.costs.flops import again_bytes, stage_flops
 from parbench.workloads.costs.memory import owned_elements
 from parbench.workloads.model.shapes import SHAPES
@@ -18,6 +17,7 @@ from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
 from parbench.workloads.step.memory import SavedTensors
+from parbench.workloads.torch_internals import allocations, profiling
 from tests.studies import planned_components
 from tests.studies.planned_components import BALANCED_EXPERTS, POINTS, Point, make_point
 from tests.support.planner_asks import H100, SIMPLE_HARDWARE, make_spec

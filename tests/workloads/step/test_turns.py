@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from parbench.bench.results.turns import (
+from parbench.workloads.step.turns import (
     cross_fitted,
     paired_difference,
     paired_factor,
