@@ -234,7 +234,10 @@ def run(
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
-    """Return ``NAME=VALUE`` options by name; ``UserError`` if one has no equals sign or a name occurs twice."""
+    """Return ``NAME=VALUE`` options by name.
+
+    Raises ``UserError`` if one has no equals sign or a name occurs twice.
+    """
     texts: dict[str, str] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")

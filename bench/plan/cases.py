@@ -104,7 +104,7 @@ class Definition:
         return self.name.partition(".")[2]
 
     def whole(self, values: Mapping[str, object]) -> dict[str, Value]:
-        """Return all parameters in declared order, with the defaults of those that have no value."""
+        """Return all parameters in declared order, by default with their defaults."""
         refuse_unknown(values, [param.name for param in self.params], self.name)
         all_params = {}
         for param in self.params:
@@ -126,7 +126,7 @@ class Definition:
 
 
 def _comparable_name(name: str, pattern: str) -> str:
-    """Return the part of a name that a pattern is compared with: without a dot, the part after the dot."""
+    """Return the name for patterns with a dot, otherwise the part after the dot."""
     return name if "." in pattern else name.rpartition(".")[2]
 
 
@@ -141,7 +141,10 @@ def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
 
 
 def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[Definition, ...]:
-    """Return the definitions that match any pattern, all without patterns; ``UserError`` if a pattern matches none."""
+    """Return the definitions that match any pattern, all without patterns.
+
+    Raises ``UserError`` if a pattern matches none.
+    """
     if not patterns:
         return tuple(catalogue)
     for pattern in patterns:

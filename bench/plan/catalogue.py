@@ -1,4 +1,4 @@
-"""The operations that can be measured, each declared once and without torch, by the conventions of nccl-tests."""
+"""The operations, each declared once and without torch, by the conventions of nccl-tests."""
 
 import math
 import os
@@ -78,7 +78,10 @@ class OperationSpec(Definition):
         return (IN_PLACE if self.in_place else OUT_OF_PLACE,)
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Return why the operation cannot run, if it cannot; ``UserError`` if the groups cannot be formed."""
+        """Return why the operation cannot run, if it cannot.
+
+        Raises ``UserError`` if the groups cannot be formed.
+        """
         return next(self._problems(params, spec), None)
 
     def _problems(self, params: Params, spec: WorldSpec) -> Iterator[str]:
@@ -247,7 +250,7 @@ OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 
 
 def each_group(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of every group, alone and, if there are several, concurrent with the others."""
+    """Return the parameters of every group, alone and concurrent with the other groups."""
     text = str(params.get("group", "world"))
     groups = groups_of(text, spec.nproc, spec.hosts)
     if text == "world":
@@ -256,9 +259,11 @@ def each_group(params: Params, spec: WorldSpec) -> Iterable[Params]:
     concurrencies: list[Value] = [False, True] if len(groups) > 1 else [False]
     if "concurrent" in params:
         concurrencies = [params["concurrent"]]
-    return [
-        {**params, "group_index": index, "concurrent": concurrent} for concurrent in concurrencies for index in indices
-    ]
+    expanded = []
+    for concurrent in concurrencies:
+        for index in indices:
+            expanded.append({**params, "group_index": index, "concurrent": concurrent})
+    return expanded
 
 
 def each_pair(params: Params, spec: WorldSpec) -> Iterable[Params]:
@@ -415,7 +420,7 @@ DEFINITIONS: tuple[Definition, ...] = OPERATIONS
 
 
 def busbw_factor(operation: str, n: int) -> float | None:
-    """Return busbw / algbw of an operation, named without its kind, on ``n`` ranks; None if it is not known."""
+    """Return busbw / algbw of an operation on ``n`` ranks; None if it is not known."""
     for spec in OPERATIONS:
         if spec.short_name == operation and spec.busbw is not None:
             return spec.busbw.compute(n)

@@ -54,7 +54,10 @@ def define(target: str, folder: Path) -> Definition:
 
 
 def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
-    """Return the parameters that follow ``world``; ``UserError`` if one has no default that a record can hold."""
+    """Return the parameters that follow ``world``.
+
+    Raises ``UserError`` if one has no default that a record can hold.
+    """
     _, *parameters = inspect.signature(prepare).parameters.values()
     hints = _type_hints(prepare, parameters)
     return tuple(_make_param(parameter, hints.get(parameter.name)) for parameter in parameters)

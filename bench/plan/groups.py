@@ -94,7 +94,10 @@ def _group_by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
 
 
 def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
-    """Return groups of ranks whose other coordinates are equal. The innermost axis varies fastest."""
+    """Return groups of ranks whose other coordinates are equal.
+
+    The innermost axis varies fastest.
+    """
     axes = parse_mesh(mesh)
     if math.prod(axes.values()) != size:
         product = " * ".join(f"{name}({length})" for name, length in axes.items())
@@ -131,7 +134,10 @@ def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
 
 
 def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
-    """Return the pairs of a text such as ``0-3 1-2``; ``UserError`` if a rank occurs twice or is not one of ``n``."""
+    """Return the pairs of a text such as ``0-3 1-2``.
+
+    Raises ``UserError`` if a rank occurs twice or is not one of ``n``.
+    """
     pairs: list[Pair] = []
     paired_ranks: set[int] = set()
     for word in text.split():
@@ -160,7 +166,7 @@ def pairs_of(n: int, index: int, text: str) -> tuple[Pair, ...]:
 
 
 def read_matrix(text: str) -> str:
-    """Return a matrix, from the text itself or from the file of this name, as one canonical line."""
+    """Return a matrix, from the text or the file of this name, as one canonical line."""
     source = "traffic"
     if ";" not in text and not text.replace(".", "").replace(" ", "").isdigit():
         source = f"traffic file {text}"
@@ -170,7 +176,10 @@ def read_matrix(text: str) -> str:
 
 
 def parse_matrix(text: str, source: str = "traffic") -> Matrix:
-    """Return the rows of a matrix; ``UserError`` that begins with ``source`` if it is not a traffic matrix."""
+    """Return the rows of a matrix.
+
+    Raises ``UserError``, which begins with ``source``, if it is not a traffic matrix.
+    """
     rows = [row.replace(",", " ").split() for row in text.replace(";", "\n").splitlines() if row.strip()]
     if not rows or any(len(row) != len(rows) for row in rows):
         shape = ", ".join(str(len(row)) for row in rows) or "no row"
@@ -192,14 +201,17 @@ def _parse_entry(word: str, source: str, row: int, column: int) -> float:
 
 
 def skewed(n: int, skew: float) -> Matrix:
-    """Return shares in which every rank sends ``skew`` of its data to rank 0 and spreads the rest evenly."""
+    """Return shares: every rank sends ``skew`` of its data to rank 0 and spreads the rest."""
     even_share = (1 - skew) / n
     row = (even_share + skew, *[even_share] * (n - 1))
     return (row,) * n
 
 
 def whole_counts(matrix: Matrix, count: int) -> tuple[tuple[int, ...], ...]:
-    """Return elements for each sender and receiver. The busiest sender sends ``count``, others in proportion."""
+    """Return elements for each sender and receiver.
+
+    The busiest sender sends ``count``, others in proportion.
+    """
     busiest = max(map(sum, matrix))
     return tuple(_round_to_sum([entry * count / busiest for entry in row]) for row in matrix)
 

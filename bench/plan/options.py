@@ -45,7 +45,7 @@ Candidate = tuple[Case, str | None]  # The reason why the case cannot run here, 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of ``parbench run``, as text if they need parsing, None if they were not given."""
+    """The options of ``parbench run``, as text if they need parsing, None if not given."""
 
     preset: str | None = None
     only: tuple[str, ...] = ()
@@ -125,7 +125,10 @@ def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
 
 
 def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec) -> Plan:
-    """Return the plan; ``UserError`` if it names a case that does not exist, or one that cannot run here."""
+    """Return the plan.
+
+    Raises ``UserError`` if it names a case that does not exist, or one that cannot run here.
+    """
     name = options.preset or "node"
     if name not in PRESETS:
         raise UserError(f"no preset is named {name!r}: there are {one_of(PRESETS, name)}")
@@ -169,7 +172,10 @@ def _choose_duration(options: Options, preset: Preset, cases: Sequence[Case]) ->
 
 
 def _select_definitions(options: Options, catalogue: Sequence[Definition], preset_name: str) -> list[Definition]:
-    """Return the definitions to measure; ``UserError`` if there are none, or none has a parameter that is set."""
+    """Return the definitions to measure.
+
+    Raises ``UserError`` if there are none, or none has a parameter that is set.
+    """
     definitions = _select_named(options, catalogue)
     if not options.only and not options.entries and preset_name != "full":
         definitions = [definition for definition in definitions if preset_name in definition.tags]
@@ -214,7 +220,10 @@ def _list_candidates(definition: Definition, options: Options, preset: Preset, s
 
 
 def _merge_settings(entry: Entry, options: Options) -> dict[str, str]:
-    """Return the text of each parameter. ``--set`` comes first, then a plan file, the output format and the preset."""
+    """Return the text of each parameter.
+
+    ``--set`` comes first, then a plan file, the output format and the preset.
+    """
     texts = dict(entry.set)
     for name, text in options.preset_overrides.items():
         is_in_plan_file = bool(options.entries) and name in entry.set
@@ -225,7 +234,7 @@ def _merge_settings(entry: Entry, options: Options) -> dict[str, str]:
 
 
 def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
-    """Return a preset's sizes as multiples of the ranks' elements, and on GPUs sizes beyond their cache."""
+    """Return a preset's sizes as multiples of the ranks, on GPUs with sizes beyond their cache."""
     num_bytes = [int(size) for size in sizes]
     if spec.device == "cuda" and max(num_bytes) >= LARGE_BYTES:
         num_bytes += [size for text in BEYOND_CACHE for size in parse_sizes(text)]
@@ -244,7 +253,7 @@ def _expand(definition: Definition, params: Mapping[str, Value], spec: WorldSpec
 
 
 def _check_possible(candidates: Sequence[Candidate], names: Iterable[str]) -> None:
-    """Raise ``UserError`` if no case can run, or none with a value that the user gave for one of these parameters."""
+    """Raise ``UserError`` if no case can run, or none with a value of one of these parameters."""
     for name in names:
         reasons_by_value: dict[Value, list[str | None]] = {}
         for case, reason in candidates:
@@ -374,7 +383,7 @@ def _apply_mesh(options: Options, catalogue: Sequence[Definition], joined: Joine
 
 
 def _ranks_of_meshes(meshes: Sequence[Mapping[str, int]], *, allow_single: bool) -> int | None:
-    """Return the number of ranks that all meshes have, None if they differ or have a single rank."""
+    """Return the number of ranks that all meshes have; None if they differ or have one rank."""
     numbers = {math.prod(size for axis, size in mesh.items() if axis not in INSIDE) for mesh in meshes}
     number = numbers.pop()
     if numbers or (number == 1 and not allow_single):

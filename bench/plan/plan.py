@@ -1,4 +1,4 @@
-"""The plan of a run: its cases, ranks and stopping rule; presets, plan files and faults to inject."""
+"""Plans of runs, their stopping rules, presets, plan files and faults to inject."""
 
 import math
 import re
@@ -133,7 +133,7 @@ def short_measure(measure: Measure) -> Measure:
 
 
 def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
-    """Return the seconds that one repetition has for samples, infinity if only the budget limits them."""
+    """Return the seconds of one repetition for samples; infinity if only the budget limits them."""
     if measure.seconds_per_case is None:
         return math.inf
     return measure.seconds_per_case * sum(map(case_weight, cases))
@@ -146,7 +146,7 @@ def short_budget(cases: Sequence[Case], measure: Measure, launches: int) -> floa
 
 
 BEYOND_CACHE = ("256M", "1G")
-"""The sizes that CUDA adds to presets from ``LARGE_BYTES`` on: 8 times the last-level cache of 40 to 126 MB."""
+"""The sizes that CUDA adds to presets with ``LARGE_BYTES``: 8 times a GPU's last-level cache."""
 LARGE_BYTES = 16 << 20
 
 
