@@ -21,7 +21,7 @@ class RunPath(click.Path):
     """The folder of a run; ``latest`` is the newest in ``runs``, ``DIR/latest`` that in DIR."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the folder; ``UserError`` if the latest is asked for and there is no run."""
+        """Return the folder; ``UserError`` for ``latest`` without a run."""
         from parbench.bench.results.runs import runs_in
 
         path = Path(value)

@@ -57,7 +57,7 @@ def encode_json(value: object) -> bytes:
 
 def read_text(name: str, source: str) -> str:
     """Return the text of the file ``name``; ``source`` begins the message of an error."""
-    with reading(source, "is no text"):
+    with reading(source, "is not text"):
         return read_file(Path(name)).decode().replace("\r\n", "\n")
 
 
@@ -67,7 +67,7 @@ def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) 
 
     import msgspec
 
-    with reading(f"{description} {path}", "is no TOML"):
+    with reading(f"{description} {path}", "is not TOML"):
         content = tomllib.loads(read_file(path).decode())
     try:
         return msgspec.convert({**defaults, **content}, kind)

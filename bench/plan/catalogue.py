@@ -145,7 +145,7 @@ def _data_problems(params: Params, spec: WorldSpec) -> Iterator[str]:
     if spec.backend == "gloo" and dtype.startswith("float8"):  # Gloo answers with "Invalid scalar type".
         yield f"{spec.backend} carries no {dtype}"
     if params.get("redop") == "sum" and dtype == "bool":
-        yield "the sum of bool is no bool: use redop=max, min or product"
+        yield "the sum of bool is not a bool: use redop=max, min or product"
 
 
 def _average_problems(params: Params, n: int, spec: WorldSpec) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _average_problems(params: Params, n: int, spec: WorldSpec) -> Iterator[str]:
     dtype = str(params["dtype"])
     exact_up_to = DTYPES[dtype].exact_up_to
     if not dtype.startswith(("float", "bfloat")):
-        yield f"the average of {dtype} is no {dtype}"
+        yield f"the average of {dtype} is not a {dtype}"
     if dtype.startswith("float8") and n & (n - 1):
         yield f"the average of {n} ranks is not exact in {dtype}"
     for other in (n - 1, n + 1):

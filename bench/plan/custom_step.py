@@ -81,7 +81,7 @@ def _make_param(parameter: inspect.Parameter, hint: object) -> Param:
         raise UserError(f"parameter {name!r} has no default: give it one, --set changes it")
     kind = _KINDS.get(type(default))
     if kind is None:
-        raise UserError(f"parameter {name!r} is no bool, int, float or str")
+        raise UserError(f"parameter {name!r} is not a bool, int, float or str")
     if kind == "float" and not math.isfinite(default):
         raise UserError(f"parameter {name!r} has the default {default}: give it a finite one")
     if kind == "int" and name.endswith("_bytes"):

@@ -44,7 +44,7 @@ def mesh_group(mesh: str, axis: str) -> str:
     """Return the text of the groups along an axis of a mesh."""
     axes = parse_mesh(mesh)
     if axis not in axes:
-        raise UserError(f"--group {axis!r} is no axis of the mesh: it has {one_of(axes, axis)}")
+        raise UserError(f"--group {axis!r} is not an axis of the mesh: it has {one_of(axes, axis)}")
     sizes = " ".join(f"{name}={size}" for name, size in axes.items())
     return f"{sizes}:{axis}"
 
@@ -104,7 +104,7 @@ def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
         raise UserError(f"{product} != world size({size})")
     names = list(axes)
     if axis not in names:
-        raise UserError(f"group {mesh}:{axis}: {axis!r} is no axis of the mesh; it has {listed(names)}")
+        raise UserError(f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {listed(names)}")
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
     first_ranks = [rank - (rank // stride % axes[axis]) * stride for rank in range(size)]
     return _group_by_key(first_ranks)
@@ -143,7 +143,7 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
     for word in text.split():
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", word, re.ASCII)
         if match is None:
-            raise UserError(f"pairs {text!r}: {word!r} is no pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
+            raise UserError(f"pairs {text!r}: {word!r} is not a pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
         pair = int(match[1]), int(match[2])
         for rank in pair:
             if rank >= n:

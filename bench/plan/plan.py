@@ -41,7 +41,7 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
     if kind == "slow":
         amount = _parse_percentage(match[3])
         if amount == 0:
-            raise UserError(f"--inject {text!r}: {match[3]!r} is no share of a step; write such as 10%")
+            raise UserError(f"--inject {text!r}: {match[3]!r} is not a share of a step; write such as 10%")
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
 
 
