@@ -126,7 +126,7 @@ def run_options(
         raise UserError("--resume starts its own ranks, and this one is there already (RANK): start it by itself")
     for f in fields(Options):
         given = getattr(options, f.name)
-        if given and given != f.default and f.name not in ("nodelist", "budget", "usual"):
+        if given and given != f.default and f.name not in ("nodelist", "budget", "preset_overrides"):
             words = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
             option = words.get(f.name, f"--{f.name.replace('_', '-')}")
             raise UserError(f"--resume goes on with the run's own plan; leave out {option}")

@@ -30,7 +30,9 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
 def size_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns of one operation over its sizes."""
     [*_, size] = case_columns()
-    variation = number("variation", lambda row: row.scatter, cells.percent, "how far the repetitions differ")
+    variation: Column[Row] = number(
+        "variation", lambda row: row.scatter, cells.percent, "how far the repetitions differ"
+    )
     repetitions: Column[Row] = Column(
         "repetitions",
         lambda row: f"{row.launches}/{row.planned}",
@@ -42,7 +44,7 @@ def size_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         headline("time", rows),
         metric_column("algbw"),
         metric_column("busbw"),
-        replace(variation, is_result=True),
+        *known([replace(variation, is_result=True)], rows),
         repetitions,
     )
 

@@ -87,8 +87,8 @@ def list_cases() -> Iterator[tuple[str, str]]:
     for spec in OPERATIONS:
         for mode in MODES:
             if spec.name in NAMES:
-                params = spec.definition.whole({"mode": mode})
-                if spec.definition.refuse(params, SPEC) is None:
+                params = spec.whole({"mode": mode})
+                if spec.refuse(params, SPEC) is None:
                     yield spec.name, mode
 
 

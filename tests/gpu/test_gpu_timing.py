@@ -158,7 +158,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
     for operation in OPERATIONS:
         if not operation.name.startswith("collective."):
             continue
-        definition = operation.definition
+        definition = operation
         sizes = {"size_bytes": 4096} if operation.busbw else {}
         case = definition.case({"mode": mode, **sizes})
         if definition.refuse(case.whole, spec) is not None:

@@ -17,7 +17,7 @@ from parbench.bench.launch.driver import Driver, metrics_of, placement_warnings,
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Plan
+from parbench.bench.plan.plan import Measure, Plan, sampling_seconds
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record, SkipReason, make_arrival, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer
@@ -360,6 +360,14 @@ def test_ranks_of_another_launcher_are_not_restarted(make_run: MakeRun) -> None:
 
 
 # --- the budget ---
+
+
+def test_time_of_named_cases_ends_a_repetition(make_run: MakeRun) -> None:
+    measure = Measure(seconds_per_case=0.3)
+    run = make_run(CASES[:2], launches=3, budget_seconds=90.0, measure=measure)
+    run.drive()
+    seconds = sampling_seconds(CASES[:2], measure)
+    assert [job.budget_seconds for job in run.jobs] == pytest.approx([seconds] * 3, abs=0.2)
 
 
 def test_budget_is_shared_by_the_remaining_launches(make_run: MakeRun) -> None:

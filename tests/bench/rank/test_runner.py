@@ -463,7 +463,7 @@ def test_empty_graph_is_a_wrong_result(
 
 
 def make_all_reduce(**params: Value) -> Case:
-    [definition] = [spec.definition for spec in OPERATIONS if spec.short_name == "all_reduce"]
+    [definition] = [spec for spec in OPERATIONS if spec.short_name == "all_reduce"]
     return definition.case({"size_bytes": 1024, **params})
 
 

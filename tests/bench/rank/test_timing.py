@@ -351,7 +351,7 @@ def find_gathered_operations(world: World) -> dict[str, tuple[bool, bool]]:
     for spec in OPERATIONS:
         is_single_kind = spec.short_name != "all_reduce_two_step"
         if spec.name.startswith("collective.") and spec.busbw is not None and is_single_kind:
-            prepare = load_target(spec.definition.target)
+            prepare = load_target(spec.target)
             operation: Any = prepare(world, size_bytes=1 << 12, dtype="float32")
             with coalescing(world.group, None):
                 operation.step()
