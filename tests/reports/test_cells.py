@@ -57,13 +57,6 @@ def test_quantity_has_a_unit(value: float, unit: str, text: str) -> None:
     assert cells.quantity(value, unit) == text
 
 
-def test_rates_shares_and_sizes() -> None:
-    assert cells.gigabytes(2.5e9) == "2.50"
-    assert cells.percent(-0.02) == "-2.00 %"
-    assert cells.size(65536) == "64K"
-    assert cells.size(1001) == "1001"
-
-
 def test_interval_has_the_unit_of_its_value() -> None:
     metric = MetricValue(value=1.05e-3, unit="s", low=950e-6, high=1.1e-3)
     assert cells.measured(metric) == "1.05 ms [0.950, 1.10]"

@@ -60,13 +60,6 @@ def test_slowdown_of_one_repetition_joins_both_intervals() -> None:
     assert ratio.high / ratio.low == pytest.approx(1.2 / 0.8)
 
 
-def test_contention_compares_concurrent_groups() -> None:
-    alone = pair_record(1, 2e-3)
-    concurrent = pair_record(1, 5e-3, concurrent=True)
-    (line,) = report_lines("contrast-1", alone, concurrent)
-    assert line["factor together, within this launch"].startswith("2.50 [")
-
-
 def pair_record(number: int, seconds: float, **params: Any) -> Record:
     case = collective_case(group="pairs", group_index=number, **params)
     details = {"group_ranks": [2 * number, 2 * number + 1]}

@@ -73,15 +73,6 @@ def test_every_width_shows_all_cells(name: str, width: int | None) -> None:
                     assert fragment in text
 
 
-def test_noisy_and_wrong_cells_are_colored() -> None:
-    small = ok_record(collective_case(), grade="very noisy")
-    large = ok_record(collective_case(size_bytes=2048), grade="very noisy")
-    wrong = failed_record(collective_case(size_bytes=8), status="wrong")
-    text = render(small, large, wrong, width=100, color=True)
-    assert f"{ESCAPE}[1;33m1.00 ms [0.900, 1.10]" in text
-    assert f"{ESCAPE}[1;31mwrong" in text
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

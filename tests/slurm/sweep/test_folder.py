@@ -16,7 +16,6 @@ from parbench.slurm.sweep.folder import (
     load_jobs,
     load_sweep,
     plan_of,
-    slug,
     write_sweep,
 )
 from tests.support.refusals import usage_error
@@ -30,21 +29,6 @@ def test_create_folder_at_the_same_time(tmp_path: Path) -> None:
     assert len(set(folders)) == 12
     for folder in folders:
         assert {entry.name for entry in folder.iterdir()} == set(FOLDERS)
-
-
-def test_slug_is_safe_for_files() -> None:
-    assert slug("ring vs tree!") == "ring-vs-tree"
-    assert slug("../x") == "x"
-    assert slug("..") == "sweep"
-    assert slug("x" * 300) == "x" * 40
-
-
-def test_unwritable_folder_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    error = usage_error(create_folder, file, "s")
-    assert f"out = '{file}'" in error
-    assert "Not a directory" in error
 
 
 def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
