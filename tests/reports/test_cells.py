@@ -63,13 +63,6 @@ def test_interval_has_the_unit_of_its_value() -> None:
     assert cells.measured(None) == "-"
 
 
-def test_difference_has_the_unit_of_its_largest_end() -> None:
-    seconds = MetricValue(value=12e-6, unit="s", low=-3.2e-3, high=3.3e-3)
-    assert cells.compared(seconds, cells.duration) == "0.0120 ms [-3.20, 3.30]"
-    share = MetricValue(value=0.0576, low=-0.03, high=0.14)
-    assert cells.compared(share, cells.percent) == "5.76 % [-3.00 %, 14.0 %]"
-
-
 def test_control_characters_are_escaped() -> None:
     assert cells.visible("a\x1b[31m\n  b\x00") == "a\\x1b[31m b\\x00"
     assert cells.visible("Größe 64K") == "Größe 64K"

@@ -53,12 +53,6 @@ def test_nodes_have_ranks_switches_and_cores() -> None:
     assert nodes.affinities[1] == "1"
 
 
-def test_run_with_an_unknown_host_has_no_nodes() -> None:
-    environment = {"hosts": ["a", None, "b"]}
-    run = run_from_records(ok_record(collective_case()), environment=environment)
-    assert nodes_of(run) is None
-
-
 def test_distance_is_node_switch_or_beyond() -> None:
     nodes = nodes_of(sample_node_run("block"))
     assert nodes is not None

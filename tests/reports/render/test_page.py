@@ -16,7 +16,7 @@ from parbench.bench.results.runs import Run
 from parbench.reports.render.data import render_json
 from parbench.reports.render.page import render_page
 from parbench.reports.sections.one_run import report_of
-from tests.support.nodes_fixtures import EMULATION
+from tests.support.nodes_fixtures import EMULATION, sample_node_run
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     HOSTILE_TEXT,
@@ -165,6 +165,24 @@ def test_page_escapes_hostile_text() -> None:
     assert "<img src=x onerror=alert(3)>" in page.visible
     reasons = [row["reasons"] for row in read_embedded(html)["rows"]]
     assert ["</script><!--<script>"] in reasons
+
+
+def test_page_draws_groups_and_pairs_of_nodes() -> None:
+    html = render(sample_node_run("cyclic"))
+    for figure in ("group-kinds-1-title", "pairs-1-rates-title"):
+        assert f'id="{figure}"' in html
+
+
+def test_page_draws_memory_over_time() -> None:
+    memory = {
+        "rank": 0,
+        "points": [[0, 0], [2000, 3 << 20], [4000, 0]],
+        "phases": [["forward", 0, 2000]],
+    }
+    html = render(
+        run_from_records(ok_record(step_case(), details={"memory_over_time": memory}))
+    )
+    assert 'id="memory-time-1-title"' in html
 
 
 def test_page_embeds_data_and_environment(html: str) -> None:

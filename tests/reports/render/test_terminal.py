@@ -20,7 +20,6 @@ from tests.support.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,
     failed_record,
-    ok_record,
     pipeline_record,
     sample_run,
     simulated_schedule,
@@ -123,11 +122,3 @@ def test_hostile_text_is_escaped() -> None:
     failed = failed_record(collective_case(), reason=HOSTILE_TEXT)
     text = render(failed, width=200, color=True)
     assert "<script>alert('x')</script> [bold]$x$ & \\x1b[31mred" in text
-
-
-def test_wrong_case_has_no_numbers() -> None:
-    wrong = failed_record(collective_case(), 1, "wrong", "2 elements differ")
-    text = render(ok_record(collective_case()), wrong)
-    assert "Collectives" not in text
-    assert "1.00 ms" not in text
-    assert "2 elements differ" in text

@@ -53,12 +53,6 @@ def test_expand_contains_every_combination_once() -> None:
     assert len({point.id for point in points}) == len(points)
 
 
-def test_matrix_varies_placement_of_results() -> None:
-    points = expand_points(matrix={"placement": ["in_place", "out_of_place"]})
-    placements = [point.cases[0].set["placement"] for point in points]
-    assert placements == ["in_place", "out_of_place"]
-
-
 def test_zip_varies_names_together() -> None:
     points = expand_points(
         nodes=None,
