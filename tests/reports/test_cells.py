@@ -57,24 +57,10 @@ def test_quantity_has_a_unit(value: float, unit: str, text: str) -> None:
     assert cells.quantity(value, unit) == text
 
 
-def test_rates_shares_and_sizes() -> None:
-    assert cells.gigabytes(2.5e9) == "2.50"
-    assert cells.percent(-0.02) == "-2.00 %"
-    assert cells.size(65536) == "64K"
-    assert cells.size(1001) == "1001"
-
-
 def test_interval_has_the_unit_of_its_value() -> None:
     metric = MetricValue(value=1.05e-3, unit="s", low=950e-6, high=1.1e-3)
     assert cells.measured(metric) == "1.05 ms [0.950, 1.10]"
     assert cells.measured(None) == "-"
-
-
-def test_difference_has_the_unit_of_its_largest_end() -> None:
-    seconds = MetricValue(value=12e-6, unit="s", low=-3.2e-3, high=3.3e-3)
-    assert cells.compared(seconds, cells.duration) == "0.0120 ms [-3.20, 3.30]"
-    share = MetricValue(value=0.0576, low=-0.03, high=0.14)
-    assert cells.compared(share, cells.percent) == "5.76 % [-3.00 %, 14.0 %]"
 
 
 def test_control_characters_are_escaped() -> None:

@@ -11,9 +11,7 @@ from parbench.slurm.system import (
     Partition,
     Slurm,
     end_time,
-    format_limit,
     parse_limit,
-    too_long,
 )
 from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
@@ -107,13 +105,6 @@ def test_parse_limit_reads_every_form(text: str, seconds: float) -> None:
     assert parse_limit(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(60, "0:01:00"), (61, "0:02:00"), (90 * 3600, "90:00:00")]
-)
-def test_format_limit_rounds_up_to_minutes(seconds: float, text: str) -> None:
-    assert format_limit(seconds) == text
-
-
 def test_show_job_reads_one_mapping_per_task(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,12 +125,6 @@ def test_show_job_distinguishes_unknown_jobs_from_errors(programs: Programs) -> 
     assert Slurm().show_job("2") == ()
     programs.write("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert "Unable to contact" in usage_error(Slurm().show_job, "2")
-
-
-def test_host_names_expands_a_list(programs: Programs) -> None:
-    programs.write("scontrol", "echo n1; echo n2")
-    assert Slurm().host_names("n[1-2]") == ("n1", "n2")
-    assert Slurm().host_names("") == ()
 
 
 def test_node_states_of_some_or_all_nodes(programs: Programs) -> None:
@@ -165,8 +150,3 @@ def test_end_time_of_a_job_that_scontrol_shows(limit: str, end: str, seconds: fl
 @pytest.mark.parametrize(("variable", "seconds"), [("1700000000", 1.7e9), ("soon", math.inf)])
 def test_end_time_without_scontrol(variable: str, seconds: float) -> None:
     assert end_time({}, {"SLURM_JOB_END_TIME": variable}) == seconds
-
-
-def test_too_long_rounds_against_the_point() -> None:
-    assert too_long(94.2, 60.9) == "needs about 95 s, 60 s are left"
-    assert too_long(60.0, 60.0) == ""

@@ -19,11 +19,6 @@ class Path:
     title: str
 
     @property
-    def hue(self) -> str:
-        match = re.search(r"(?:fill|stroke):var\(--(\w+)\)", self.style)
-        return match[1] if match else ""
-
-    @property
     def opacity(self) -> float:
         match = re.search(r"fill-opacity:([\d.]+)", self.style)
         return float(match[1]) if match else 1.0
@@ -54,7 +49,6 @@ class Parts:
     """The parts in the order in which they are drawn; a path of several boxes gives several."""
 
     texts: list[str] = field(default_factory=list)
-    line_names: list[str] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
     boxes: list[Box] = field(default_factory=list)
 
@@ -81,10 +75,7 @@ def parse_svg(svg: str) -> Parts:
     parts = Parts()
     for element in ElementTree.fromstring(svg):
         if element.tag == "text":
-            text = element.text or ""
-            parts.texts.append(text)
-            if element.get("class") == "end":
-                parts.line_names.append(text)
+            parts.texts.append(element.text or "")
         elif element.tag == "path":
             path = Path(
                 element.attrib["d"], element.attrib["style"], element.findtext("title", "")

@@ -242,7 +242,7 @@ def test_ranks_are_spread_over_allocation() -> None:
 @pytest.mark.usefixtures("_allocation")
 def test_login_node_plans_for_nodes_of_job(monkeypatch: pytest.MonkeyPatch) -> None:
     node = replace(MACHINE, gpus=(GPU,) * 8, torch_has_cuda=True)
-    monkeypatch.setattr(slurm_allocation, "_ask", lambda number, environ: node)
+    monkeypatch.setattr(slurm_allocation, "_inspect_node", lambda number, environ: node)
     monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
     monkeypatch.delenv("SLURMD_NODENAME")
     run_plan = plan(SRUN)

@@ -25,21 +25,6 @@ def repeat(case: Case, *seconds: float) -> list[Record]:
     return [ok_record(case, launch, value) for launch, value in enumerate(seconds)]
 
 
-def test_slowdown_has_a_column_per_load() -> None:
-    records = [
-        ok_record(collective_case(), seconds=2e-3),
-        ok_record(collective_case(background="gemm"), seconds=3e-3),
-        ok_record(collective_case(background="all_to_all"), seconds=8e-3),
-        ok_record(collective_case(size_bytes=2048), seconds=2e-3),
-        ok_record(collective_case(size_bytes=2048, background="gemm"), seconds=2e-3),
-    ]
-    first, second = report_lines("contrast-1", *records)
-    assert first["operation"] == "all_reduce"
-    assert first["beside gemm, within this launch"].startswith("1.50 [")
-    assert first["beside all_to_all, within this launch"].startswith("4.00 [")
-    assert second["beside all_to_all, within this launch"] == "-"
-
-
 def test_slowdown_is_paired_by_repetition() -> None:
     base = repeat(collective_case(), 1e-3, 2e-3, 4e-3)
     loaded = repeat(collective_case(background="gemm"), 1.5e-3, 3e-3, 6e-3)
@@ -58,13 +43,6 @@ def test_slowdown_of_one_repetition_joins_both_intervals() -> None:
     assert ratio.high is not None
     assert ratio.low < 2.0 < ratio.high
     assert ratio.high / ratio.low == pytest.approx(1.2 / 0.8)
-
-
-def test_contention_compares_concurrent_groups() -> None:
-    alone = pair_record(1, 2e-3)
-    concurrent = pair_record(1, 5e-3, concurrent=True)
-    (line,) = report_lines("contrast-1", alone, concurrent)
-    assert line["factor together, within this launch"].startswith("2.50 [")
 
 
 def pair_record(number: int, seconds: float, **params: Any) -> Record:

@@ -61,7 +61,6 @@ def test_kept_pairs_are_summed_over_replicas() -> None:
     [
         ({"rank_load": [[1, 2], [1, 2]]}, "expert_load(1) != layers of rank_load(2)"),
         ({"expert_load": [[1] * 7]}, "experts(7) % ep(2)"),
-        ({"axes": {"ep": {"ranks": 0}}}, "ep(0)"),
     ],
 )
 def test_contradictory_loads_are_notes(details: dict[str, Any], value: str) -> None:

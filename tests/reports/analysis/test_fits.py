@@ -16,11 +16,9 @@ from tests.support.reports_fixtures import (
     WORLD,
     collective_case,
     curve_records,
-    failed_record,
     ok_record,
     rate_metric,
     seconds_metric,
-    step_case,
 )
 
 SIZES = [1024 * 4**i for i in range(8)]
@@ -44,15 +42,6 @@ def test_curve_has_rows_of_one_operation_by_size() -> None:
     assert line.bytes_per_second == pytest.approx(3e9)
     assert curve.busbw_factor == pytest.approx(1.5)
     assert fit_curves(summarize_rows(*curve_records()[:2]), None) == ()
-
-
-def test_curve_leaves_out_rows_without_time_or_size() -> None:
-    unusable = [
-        ok_record(collective_case(size_bytes=5), metrics={"time": seconds_metric(None)}),
-        failed_record(collective_case(size_bytes=8), 0, "wrong", "3 elements differ"),
-        ok_record(step_case("ddp")),
-    ]
-    assert sizes_of(fit_curve([*unusable, *curve_records()])) == SIZES
 
 
 def test_efficiency_is_that_of_the_last_segment() -> None:

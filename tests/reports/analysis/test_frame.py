@@ -1,6 +1,5 @@
 """Records as pandas frames: every number of a run, and a row where nothing was measured."""
 
-import io
 import re
 from pathlib import Path
 from typing import Any
@@ -8,16 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 
 import parbench
-from parbench import cli
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run
 from parbench.bench.results.samples import samples_name
-from parbench.bench.text import UserError
 from tests.support.golden import GOLDEN, STEPS
 from tests.support.nodes_fixtures import (
     failed_node_run,
@@ -155,23 +151,6 @@ def test_load_samples_by_rank_is_in_seconds(tmp_path: Path) -> None:
     assert list(frame["exit_seconds"]) == pytest.approx([1e-3, 6e-3, 1.002e-3, 6e-3])
     assert list(frame["duration_seconds"]) == pytest.approx([1e-3] * 4)
     assert set(frame["steps_per_sample"]) == {10}
-
-
-def test_load_samples_refuses_missing_samples(tmp_path: Path) -> None:
-    path = write_records(tmp_path, ok_record(collective_case()))
-    with pytest.raises(UserError, match=re.escape(str(path / "samples"))):
-        parbench.load_samples(path, by_rank=True)
-
-
-def test_csv_export_equals_the_frame(tmp_path: Path) -> None:
-    path = write_records(tmp_path, ok_record(collective_case()), failed_record(step_case()))
-    result = CliRunner().invoke(cli.main, ["export", str(path), "--format", "csv"])
-    assert result.exit_code == 0
-    frame = parbench.load(path)
-    exported = pd.read_csv(io.StringIO(result.stdout))
-    assert list(exported.columns) == list(frame.columns)
-    for name in ("case", "status", "metric", "value"):
-        assert list(exported[name].dropna()) == list(frame[name].dropna())
 
 
 def test_readme_example_runs(

@@ -8,7 +8,6 @@ from parbench.reports.analysis.several import Point, RunSet, several
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.sections.several import report_of_several
 from tests.support.nodes_fixtures import (
-    failed_node_run,
     group_record,
     make_hosts,
     make_node_run,
@@ -95,12 +94,3 @@ def test_environments_are_compared_on_equal_nodes() -> None:
     lines = lines_of(run_set, "environments-table")
     assert [line["nodes"] for line in lines[:2]] == ["2", "4"]
     assert lines[-1]["tuned / first, within this launch"].startswith("0.500 [")
-
-
-def test_problems_name_point_and_host() -> None:
-    points = (Point(id="a"), Point(id="b", label="4 nodes x 1"))
-    run_set = join(scaling_run(2), failed_node_run(), points=points)
-    (line,) = lines_of(run_set, "problems-table")
-    assert line["run"] == "run 2: 4 nodes x 1"
-    assert line["status"] == "hang"
-    assert "rank 2 (n3)" in line["reason"]

@@ -14,14 +14,12 @@ from tests.support.report_rows import (
     run_from_records,
 )
 from tests.support.reports_fixtures import (
-    failed_record,
     ok_record,
     pipeline_case,
     pipeline_details,
     pipeline_metrics,
     pipeline_record,
     simulated_schedule,
-    step_case,
 )
 
 
@@ -43,24 +41,11 @@ def test_table_shows_bubble_and_idle_causes() -> None:
     assert list(causes.values()) == ["3.00 ms", "1.00 ms", "600 us", "400 us"]
 
 
-def test_only_measured_pipeline_steps_are_listed() -> None:
-    details = {"pipeline": pipeline_details()}
-    analysis = analyze_records(
-        ok_record(step_case("ddp")),
-        pipeline_record("1f1b"),
-        failed_record(pipeline_case("gpipe"), details=details),
-        ok_record(step_case(), details={"pipeline": "of another kind"}),
-    )
-    assert [pipeline.facts.schedule for pipeline in analysis.pipelines] == ["1f1b"]
-
-
 @pytest.mark.parametrize(
     ("details", "value"),
     [
-        ({"measured": [[["0X1", 0, 1]], []]}, "'0X1'"),
         ({"measured": [[["0F0", 0, 10], ["0F1", 9, 20]], []]}, "0F1"),
         ({"stages_by_rank": [[0]]}, "stages_by_rank(1) != 2"),
-        ({"idle": [[0, 0, 1, "lunch"]]}, "'lunch'"),
     ],
 )
 def test_contradictory_facts_are_notes(details: dict[str, Any], value: str) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
@@ -24,11 +23,10 @@ from parbench.reports.sections.several import report_of_several
 from tests.support.nodes_fixtures import (
     failed_node_run,
     make_sweep_point,
-    sample_node_run,
     scaling_run,
     write_sweep,
 )
-from tests.support.report_rows import assert_cells, find_table, run_from_records, table_lines
+from tests.support.report_rows import find_table, run_from_records, table_lines
 from tests.support.reports_fixtures import (
     WORLD,
     collective_case,
@@ -143,24 +141,6 @@ def test_scaling_expects_rate_or_busbw(case: Case, seconds: float, efficiency: s
     assert line["efficiency 8"] == efficiency
 
 
-def test_runs_table_shows_nodes_and_placement() -> None:
-    layout = NodeLayout(nodes=8, ntasks_per_node=1)
-    unstarted = plan_run(failed_record(step_case()), spread=layout)
-    run_set = join(sample_node_run("cyclic"), scaling_run(1, 2), unstarted)
-    cyclic_line, local_line, unstarted_line = lines_of(run_set, "runs-table")
-    assert_cells(
-        cyclic_line,
-        {
-            "nodes": "4",
-            "distribution": "cyclic",
-            "hosts": "n1, n2, n3, n4",
-        },
-    )
-    assert local_line["nodes"] == "1"
-    assert local_line["distribution"] == "-"
-    assert unstarted_line["nodes"] == "8"
-
-
 FIRST = make_sweep_point(1, "2 nodes x 1", distribution="cyclic")
 SECOND = make_sweep_point(2, "4 nodes x 1")
 
@@ -170,15 +150,6 @@ def sweep(tmp_path: Path) -> Path:
     """Return the folder of a sweep whose first point ran twice and whose second did not run."""
     points = [(FIRST, [scaling_run(2), scaling_run(2)]), (SECOND, [])]
     return write_sweep(tmp_path / "links", points)
-
-
-def test_sweep_has_points_with_their_runs(sweep: Path) -> None:
-    first, second = load_sweep(sweep).points
-    assert first.label == "2 nodes x 1"
-    assert first.distribution == "cyclic"
-    (sweep / "runs" / first.id / "unfinished").mkdir()
-    assert len(runs_of(sweep, first)) == 2
-    assert runs_of(sweep, second) == ()
 
 
 def test_gather_reads_the_runs_of_a_sweep(sweep: Path, tmp_path: Path) -> None:

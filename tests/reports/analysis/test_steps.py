@@ -133,14 +133,3 @@ def test_bad_trace_is_refused_with_a_reason(
     assert traced.timeline is None
     assert reason in traced.why_not
     assert busy_ranks([traced]) == ()
-
-
-def test_busy_seconds_of_a_rank_sum_its_intervals(tmp_path: Path) -> None:
-    traces = read_traces(tmp_path, (traced_record(), make_timeline()))
-    first, second = busy_ranks(traces)
-    assert first.by_stream["compute"] == pytest.approx(6e-3)
-    assert first.by_stream["copy"] == pytest.approx(0.25e-3)
-    assert first.by_stream["comm dp"] == pytest.approx(4e-3)
-    assert first.wall_seconds == pytest.approx(10e-3)
-    assert first.by_phase["backward"] == pytest.approx(5.5e-3)
-    assert second.by_stream == pytest.approx(first.by_stream)

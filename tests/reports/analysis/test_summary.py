@@ -1,13 +1,10 @@
 """Records of a run merged into one row per case, and the tally with its exit code."""
 
-from pathlib import Path
-
 import pytest
 
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check, Record, Status
-from parbench.bench.results.runs import load_run
 from parbench.bench.results.stats import Grade, mean_of, t_quantile
 from parbench.reports.analysis.summary import summarize
 from tests.support.report_rows import run_from_records, summarize_row
@@ -21,7 +18,6 @@ from tests.support.reports_fixtures import (
     out_of_budget_record,
     seconds_metric,
     step_case,
-    write_run,
 )
 
 CASE = collective_case(size_bytes=1024)
@@ -159,14 +155,6 @@ def test_case_skipped_by_the_plan_is_counted_once() -> None:
     summary = summarize(make_run(plan, records))
     assert summary.tally.skipped == 1
     assert summary.tally.code == 0
-
-
-def test_truncated_record_is_missing(tmp_path: Path) -> None:
-    records = [ok_record(CASE, 0), ok_record(CASE, 1)]
-    path = write_run(tmp_path, run_from_records(*records, launches=2))
-    file = path / "records.jsonl"
-    file.write_bytes(file.read_bytes()[:-20])
-    assert summarize(load_run(path)).tally.missing == 1
 
 
 OK = ok_record(step_case())

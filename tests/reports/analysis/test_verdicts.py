@@ -12,7 +12,6 @@ from parbench.bench.results.records import Check, Record
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.analysis.verdicts import (
     Verdict,
-    bad_rows,
     emulations,
     other_claims,
     verdicts,
@@ -22,7 +21,6 @@ from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
     failed_record,
-    hang_record,
     make_plan,
     make_run,
     ok_record,
@@ -61,11 +59,6 @@ def test_correctness_counts_checked_results(record: Record, word: str, level: st
     verdict = judge(make_plan([FIRST, SECOND]), ok_record(SECOND), record)[word]
     assert verdict.level == level
     assert " of 2 " in verdict.told
-
-
-def test_run_without_checks_is_unchecked() -> None:
-    record = ok_record(FIRST, check=Check(passed=None))
-    assert judge(make_plan([FIRST]), record)["UNCHECKED"].level == "doubtful"
 
 
 def test_complete_run_has_every_repetition() -> None:
@@ -121,19 +114,6 @@ def test_noise_is_the_variation_of_repetitions() -> None:
 def test_noise_of_a_single_repetition_is_unknown() -> None:
     verdict = judge(make_plan([FIRST]), ok_record(FIRST))["NOISE UNKNOWN"]
     assert verdict.level == "doubtful"
-
-
-def test_bad_rows_have_status_repetitions_and_reason() -> None:
-    records = [
-        hang_record(FIRST, 0),
-        failed_record(FIRST, 1, "skipped", "not tried again"),
-        ok_record(STEP),
-    ]
-    (row,) = bad_rows(summarize(run_from_records(*records, launches=2)))
-    assert row.case == FIRST.label
-    assert row.status == "hang"
-    assert row.launches == "1/2"
-    assert row.reason == "rank 1 did not arrive within 60 s"
 
 
 SHARED = "functional only: 4 ranks on 2 cores"

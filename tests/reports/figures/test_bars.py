@@ -1,18 +1,13 @@
 """Bars of step times, of their parts and of memory, and memory over time."""
 
-import re
 from itertools import pairwise
 
 import pytest
 
-from parbench.bench.results.details import MemoryOverTime
 from parbench.reports.figures.bars import (
     draw_breakdown,
-    draw_memory_over_time,
-    draw_stacks,
     draw_steps,
 )
-from parbench.reports.figures.palette import MEMORY
 from parbench.reports.figures.svg import HATCHED
 from tests.support.figure_parts import parse_drawing
 from tests.support.report_rows import summarize_rows
@@ -49,32 +44,3 @@ def test_breakdown_stacks_parts_of_a_step() -> None:
         assert box.x + box.width == pytest.approx(next_box.x, abs=0.2)
     hatched = [HATCHED in box.style for box in boxes]
     assert hatched == [False, True, True, False, False]
-
-
-def test_memory_over_time_rises_to_its_peak() -> None:
-    mib = 1 << 20
-    points = ((0, 0), (1000, 4 * mib), (3000, 2 * mib), (4000, -mib))
-    phases = (("forward", 0, 2000), ("backward", 2000, 4000))
-    memory = MemoryOverTime(rank=0, points=points, phases=phases)
-    parts = parse_drawing(draw_memory_over_time(memory))
-    assert {"forward", "backward", "4 MiB"} <= set(parts.texts)
-    [area] = [path for path in parts.paths if path.title]
-    assert area.title == "4.00 MiB at 1.00 ms"
-    heights = [float(y) for y in re.findall(r"V([\d.]+)", area.d)]
-    zero = heights[-1]
-    peak = min(heights)
-    shares = [(zero - y) / (zero - peak) for y in heights]
-    assert shares == pytest.approx([0, 1, 0.5, -0.25, 0], abs=0.01)
-
-
-def test_stacks_cross_the_limit_line() -> None:
-    stacks = [("a", {"parameters": 30.0, "activations": 70.0})]
-    limit = (50.0, "50 GB usable")
-    parts = parse_drawing(draw_stacks(stacks, MEMORY, "memory", "{:.0f} GB".format, limit))
-    assert "50 GB usable" in parts.texts
-    parameters, activations = parts.titled_boxes
-    assert parameters.title == "parameters: 30 GB, 30 %"
-    assert activations.title == "activations: 70 GB, 70 %"
-    [line] = [path for path in parts.paths if "stroke-dasharray" in path.style]
-    [(x, _), *_] = line.points
-    assert x == pytest.approx(parameters.x + parameters.width * 50 / 30, abs=0.2)

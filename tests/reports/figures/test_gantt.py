@@ -7,7 +7,6 @@ import pytest
 
 from parbench.reports.analysis.pipelines import Pipeline, read_pipeline
 from parbench.reports.figures.gantt import (
-    Detail,
     boxes_of,
     detail_of,
     draw_pipeline,
@@ -69,15 +68,3 @@ def test_detail_limits_the_number_of_boxes(schedule: str, limit: int) -> None:
         assert timeline is not None
         count += len(boxes_of(pipeline, timeline, detail))
     assert count <= limit
-
-
-def test_joining_keeps_wide_gaps_and_kinds_apart() -> None:
-    actions = [["0F0", 0, 100], ["0F1", 109, 200], ["0F2", 211, 300], ["0B0", 305, 400]]
-    idle = [[0, 0, 9, "rest"], [1, 0, 11, "p2p"]]
-    pipeline = make_pipeline(measured=[actions, []], predicted=None, idle=idle)
-    assert pipeline.facts.measured is not None
-    coarse = Detail(gap=10.0, mixed=False, numbered=False, note="")
-    boxes = boxes_of(pipeline, pipeline.facts.measured, coarse)
-    spans = [(box.kind, box.start, box.stop) for box in boxes]
-    assert spans == [("F", 0, 200), ("F", 211, 300), ("B", 305, 400)]
-    assert [box.kind for box in idle_boxes(pipeline, coarse)] == ["p2p"]

@@ -2,15 +2,10 @@
 
 import re
 
-import pytest
-
 from parbench.bench.results.metrics import MetricValue
 from parbench.reports.analysis.contrasts import Pairs, pairs
-from parbench.reports.analysis.ranks import nodes_of
-from parbench.reports.analysis.summary import summarize
 from parbench.reports.figures.heat_maps import draw_pairs
 from tests.support.figure_parts import parse_drawing
-from tests.support.nodes_fixtures import sample_node_run
 from tests.support.report_rows import matrix_case, summarize_rows
 from tests.support.reports_fixtures import ok_record, rate_metric, seconds_metric
 
@@ -39,22 +34,3 @@ def test_pairs_have_a_square_each() -> None:
 
 def test_pairs_without_bus_bandwidth_have_no_map() -> None:
     assert draw_pairs(make_matrix({(0, 1): 1e9, (1, 0): 1e9}, "algbw")) is None
-
-
-@pytest.mark.parametrize(
-    ("distribution", "ranks"), [("block", "01234567"), ("cyclic", "04152637")]
-)
-def test_lines_separate_nodes_and_switches(distribution: str, ranks: str) -> None:
-    run = sample_node_run(distribution)
-    [matrix] = pairs(summarize(run).rows)
-    parts = parse_drawing(draw_pairs(matrix, nodes_of(run)))
-    names = [text for text in parts.texts if re.fullmatch(r"n\d \d", text)]
-    assert names == [f"n{1 + i // 2} {rank}" for i, rank in enumerate(ranks)]
-    map_start = min(box.x for box in parts.boxes)
-    square = parts.boxes[0].width
-    borders = {}
-    for path in parts.paths:
-        if "stroke:currentColor" in path.style and "v" in path.d:
-            [(x, _), *_] = path.points
-            borders[round((x - map_start) / square)] = path.style.rpartition(":")[2]
-    assert borders == {2: "1", 4: "2.5", 6: "1"}  # thick between switches

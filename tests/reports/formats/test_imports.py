@@ -11,14 +11,12 @@ from parbench.bench.text import UserError
 from parbench.reports.analysis.summary import num_ranks, summarize
 from parbench.reports.formats.imports import detect, import_file
 from parbench.reports.formats.nccl_tests import render_text
-from parbench.reports.render.show import build
 from tests.support.exchange_fixtures import NCCL, OSU, make_pairs_record, nccl_report
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
     curve_records,
     ok_record,
-    write_run,
 )
 
 NCCL_JSON = json.dumps(nccl_report())
@@ -47,13 +45,6 @@ def test_import_makes_a_run(tmp_path: Path, text: str, tool: str, count: int) ->
     assert record.details["source"]["tool"] == tool
     assert record.details["source"]["file"] == "other.log"
     assert record.details["busbw_factor"] == 1.5
-
-
-def test_imported_run_is_compared_with_others(tmp_path: Path) -> None:
-    own_run = write_run(tmp_path / "own", run_from_records(ok_record(collective_case())))
-    imported_run = import_text(tmp_path, NCCL)
-    content, *_ = build([own_run, imported_run.path], "markdown")
-    assert b"all_reduce" in content
 
 
 def test_wrong_results_stay_wrong(tmp_path: Path) -> None:

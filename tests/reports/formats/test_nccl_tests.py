@@ -22,7 +22,6 @@ from tests.support.reports_fixtures import (
 
 LAYOUT: Path = FORMATS_FOLDER / "nccl_layout.txt"
 """The layout of nccl-tests 2.19.6, with numbers of parbench."""
-CUDA_WORLD = msgspec.structs.replace(WORLD, device="cuda", backend="nccl")
 
 
 def render(*records: Record) -> str:
@@ -50,16 +49,6 @@ def make_placements(size_bytes: int, out_of_place: float, in_place: float) -> li
 
 def test_text_has_the_layout_of_nccl_tests() -> None:
     assert render(*make_placements(1 << 20, 21.37e-6, 21.10e-6)) == LAYOUT.read_text()
-
-
-def test_sizes_are_rows_in_order() -> None:
-    records = make_placements(1024, out_of_place=2e-6, in_place=4e-6)
-    small, large = find_rows(render(ok_record(collective_case(size_bytes=4096)), *records))
-    assert small[0] == "1024"
-    assert small[5] == "2.00"
-    assert small[9] == "4.00"
-    assert large[0] == "4096"
-    assert large[5] == "N/A"
 
 
 @pytest.mark.parametrize("params", [{"mode": "pipelined"}, {"group": "node"}])
@@ -140,46 +129,3 @@ def test_bad_results_are_comments() -> None:
     assert "rank 1 is lost" in comments[1]
     assert "# Out of bounds values : 7 FAILED\n" in text
     assert "\x1b" not in text
-
-
-COLUMN_NAMES = ("time", "algbw", "busbw")
-
-
-def read_as_superbench(text: str, *, in_place: bool) -> dict[int, list[float]]:
-    """Find columns by their titles, counted from the end of the line for in-place results."""
-    lines = text.splitlines()
-    titles = next(line for line in lines if "time" in line and "busbw" in line)[1:].split()
-    rows = {}
-    for line in lines:
-        if not line.strip()[:1].isdigit():
-            continue
-        values = line.split()
-        numbers = []
-        for name in COLUMN_NAMES:
-            from_end = titles[::-1].index(name) + 1
-            index = -from_end if in_place else titles.index(name) - len(titles)
-            numbers.append(float(values[index]))
-        rows[int(values[titles.index("size")])] = numbers
-    return rows
-
-
-def read_as_cloudai(text: str, *, in_place: bool) -> dict[int, list[float]]:
-    """Take lines of 13 values that start with a digit, and columns by number."""
-    rows = {}
-    for line in text.splitlines():
-        values = line.split()
-        if len(values) == 13 and values[0].isdigit():
-            first = 9 if in_place else 5
-            rows[int(values[0])] = [float(value) for value in values[first : first + 3]]
-    return rows
-
-
-@pytest.mark.parametrize("read", [read_as_superbench, read_as_cloudai])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_other_tools_read_the_text(read: Any, in_place: bool) -> None:
-    seconds = {False: 20e-6, True: 40e-6}
-    text = render(*make_placements(1 << 20, seconds[False], seconds[True]))
-    time_us, algbw, busbw = read(text, in_place=in_place)[1 << 20]
-    assert time_us == pytest.approx(1e6 * seconds[in_place], rel=2e-3)
-    assert algbw == pytest.approx((1 << 20) / seconds[in_place] / 1e9, rel=2e-3)
-    assert busbw == pytest.approx(1.5 * algbw, rel=2e-3)

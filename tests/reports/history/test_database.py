@@ -14,7 +14,7 @@ import pytest
 
 from parbench.bench.results.runs import load_run
 from parbench.reports.history import database
-from parbench.reports.history.database import APPLICATION, SCHEMA, History, open_history
+from parbench.reports.history.database import History, open_history
 from parbench.reports.history.entries import About, Entry, read_entry
 from parbench.reports.history.runs import add_folders
 from tests.support.compare_fixtures import make_repetitions
@@ -74,13 +74,6 @@ def test_add_updates_a_grown_run(history: History, tmp_path: Path) -> None:
     assert history.add(make_entry(tmp_path / "long", 1, records=long)) == "updated"
     assert find_place(history) == ("topic", "")
     assert len(history.outcomes(history.line("run-001").number)) == 1
-
-
-def test_runs_are_ordered_by_time(history: History, tmp_path: Path) -> None:
-    for i, branch in ((3, "main"), (1, "topic"), (2, "main")):
-        history.add(make_entry(tmp_path, i, branch=branch))
-    assert list_ids(history) == ["run-001", "run-002", "run-003"]
-    assert list_ids(history, "main") == ["run-002", "run-003"]
 
 
 @pytest.mark.parametrize("branch", ["last", "", "main~1", "a:b", "two words"])
@@ -178,15 +171,6 @@ def test_sigkill_in_a_transaction_leaves_a_readable_history(
         assert list_ids(history) == ["run-000"]
         assert len(history.series()) == 2
         assert history.add(read_entry(path, About(branch="main"))) == "added"
-
-
-def test_open_creates_file_and_folder(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "history.sqlite"
-    with open_history(path, create=True) as history:
-        assert history.runs() == ()
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
-        assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION,)
 
 
 def add_entry(file: Path, entry: Entry) -> None:

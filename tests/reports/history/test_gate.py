@@ -119,12 +119,6 @@ def test_check_reports_a_missing_case_three_times(runs: DailyRuns) -> None:
     assert result.counts == {"SAME": 1}
 
 
-def test_another_preset_misses_nothing(runs: DailyRuns) -> None:
-    records = make_daily_records(0, cases=[OTHER_CASE])
-    result = runs.add_records(records, preset="smoke")
-    assert result.counts == {"SAME": 1}
-
-
 def test_alternating_runs_miss_nothing(no_runs: DailyRuns) -> None:
     for case in (CASE, OTHER_CASE, CASE):
         result = no_runs.add_records(make_repetitions(case))

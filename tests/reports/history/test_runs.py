@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from parbench.reports.history.database import open_history
-from parbench.reports.history.runs import add_folders, find_run, select_lines
+from parbench.reports.history.runs import add_folders, select_lines
 from tests.support.history_fixtures import DailyRuns, write_history_run
 from tests.support.refusals import usage_error
 
@@ -60,19 +60,6 @@ def test_selector_without_a_run_is_refused(
     message = usage_error(select_lines, branches.history.runs(), text)
     assert repr(text) in message
     assert problem in message
-
-
-def test_folder_comes_before_a_branch_of_its_name(
-    no_runs: DailyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    absent = Path("absent.sqlite")
-    assert "history not found" in usage_error(find_run, "main~1", absent)
-    assert "no such folder" in usage_error(find_run, "main", absent)
-    no_runs.add(2)
-    (tmp_path / "run-000").rename("main")
-    assert find_run("main", no_runs.file).info.id == "run-000"
-    assert find_run("last", no_runs.file).info.id == "run-001"
 
 
 def add(file: Path, *folders: Path) -> list[tuple[str, str]]:

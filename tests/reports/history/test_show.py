@@ -7,8 +7,7 @@ import pytest
 
 from parbench.reports.history.database import History
 from parbench.reports.history.gate import Check, Finding
-from parbench.reports.history.levels import StepRule
-from parbench.reports.history.show import render, render_courses, render_csv
+from parbench.reports.history.show import render, render_csv
 from tests.support.compare_fixtures import CASE
 from tests.support.history_fixtures import DailyRuns, make_daily_records
 from tests.support.reports_fixtures import HOSTILE_TEXT
@@ -46,16 +45,6 @@ def test_markdown_is_an_intact_table(slower: Check) -> None:
         assert row.replace("\\|", "").count("|") == 7
     assert "<script>" not in text
     assert "\x1b" not in text
-
-
-def test_courses_show_levels_within_the_window(slower_runs: DailyRuns) -> None:
-    history = slower_runs.history
-    text = render_courses(history, "*all_reduce*", None, StepRule())
-    assert CASE.label in text
-    assert "1.00 ms from run-000 on (12 runs)" in text
-    assert "1.10 ms from run-012 on (4 runs)" in text
-    text = render_courses(history, "*all_reduce*", None, StepRule(window=10))
-    assert "from run-006 on (6 runs)" in text
 
 
 def read_csv(history: History, branch: str | None = None) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.regression.compare import compare, notes_of_pools, pool
+from parbench.reports.regression.compare import compare, pool
 from parbench.reports.regression.rule import Rule
 from tests.support.compare_fixtures import (
     CASE,
@@ -164,17 +164,3 @@ def test_pool_has_the_repetitions_of_all_runs() -> None:
     assert [row.launches for row in summarize(pooled).rows] == [15, 15]
     launches = [record.launch for record in pooled.records if record.case == CASE]
     assert sorted(launches) == list(range(15))
-
-
-def test_pool_keeps_the_newest_world_of_each_case() -> None:
-    two_ranks = msgspec.structs.replace(WORLD, size=2)
-    records = [msgspec.structs.replace(record, world=two_ranks) for record in BOTH_CASES]
-    older = run_from_records(records)
-    new = run_from_records(BASE)
-    pooled = pool([older, new], "last:2")
-    rows = {row.case.id: row for row in summarize(pooled).rows}
-    assert rows[CASE.id].world.size == 4
-    assert rows[CASE.id].launches == 5
-    assert rows[OTHER_CASE.id].world.size == 2
-    [note] = notes_of_pools([pooled])
-    assert "last:2: 5 records" in note

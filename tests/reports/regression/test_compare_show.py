@@ -12,10 +12,8 @@ from click.testing import CliRunner, Result
 from parbench.reports.commands import compare
 from parbench.reports.history.database import open_history
 from parbench.reports.history.runs import find_run
-from parbench.reports.regression.ab import LOOKS
 from parbench.reports.regression.compare import Comparison
 from parbench.reports.regression.compare_show import (
-    MARKDOWN_BYTES,
     as_json,
     as_markdown,
     as_table,
@@ -23,9 +21,7 @@ from parbench.reports.regression.compare_show import (
 )
 from parbench.reports.regression.noise_floor import fingerprints, keep_floors
 from tests.support.compare_fixtures import (
-    CASE,
     OTHER_CASE,
-    compare_records,
     make_floor,
     make_repetitions,
     run_from_records,
@@ -34,8 +30,6 @@ from tests.support.history_fixtures import fill_history
 from tests.support.nodes_fixtures import EMULATION
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import (
-    collective_case,
-    ok_record,
     write_run,
 )
 
@@ -112,16 +106,6 @@ def test_compare_uses_a_measured_floor(base: str, slower: str, tmp_path: Path) -
     assert series["measured_floor"]["launches"] == 20
 
 
-def test_compare_advises_more_repetitions(base: str, tmp_path: Path) -> None:
-    ambiguous = write(tmp_path, 1.03)
-    assert f"{LOOKS[0]} launches a side" in invoke(base, ambiguous).output
-    records = [ok_record(CASE, i, 1e-3 + 1e-4 * i) for i in range(5)]
-    noisy = write_run(tmp_path, run_from_records(records, {"versions": {"numpy": "2.4.6"}}))
-    output = invoke(base, str(noisy)).output
-    assert f"at most {LOOKS[-1]}" in output
-    assert "at a floor of" in output
-
-
 @pytest.mark.parametrize(
     ("form", "start"),
     [("table", "BASE: "), ("markdown", "## "), ("json", "{"), ("junit", "<?xml")],
@@ -195,21 +179,6 @@ def test_markdown_tables_are_intact_and_worst_first(mixed: Comparison) -> None:
     assert "b\\|c" in text
     assert "<script>" not in text
     assert "\x1b" not in text
-
-
-def test_markdown_fits_a_limit() -> None:
-    records = []
-    for i in range(60):
-        records += make_repetitions(collective_case(f"operation{i}" * 40), count=1)
-    base = [*records, *make_repetitions()]
-    comparison = compare_records(base, [*records, *make_repetitions(factor=1.2)])
-    text = as_markdown(comparison, limit_bytes=20_000)
-    assert len(text.encode()) < 20_000
-    assert MARKDOWN_BYTES < 1 << 20  # the limit of GitHub's step summary
-    series = text.partition("### Series")[2]
-    assert "SLOWER" in series
-    [hidden] = re.findall(r"(\d+) more rows", series)
-    assert int(hidden) + series.count("| INSUFFICIENT |") == 60
 
 
 def test_json_holds_every_number(mixed: Comparison) -> None:

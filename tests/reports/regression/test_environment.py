@@ -152,9 +152,3 @@ def test_explaining_value_keeps_the_fingerprint(path: str) -> None:
     point = find_point(with_value(path, "another"))
     assert point.series.fingerprint == find_point().series.fingerprint
     assert point.beside[path] == "another"
-
-
-def test_family_shares_all_but_the_size() -> None:
-    family = find_point().series.family
-    assert find_point(case=collective_case(size_bytes=2048)).series.family == family
-    assert find_point(case=collective_case(dtype="int8")).series.family != family

@@ -1,7 +1,6 @@
 """A comparison as JUnit XML."""
 
 import hashlib
-import re
 import subprocess
 import sys
 import tarfile
@@ -69,30 +68,6 @@ def test_junit_outcome_follows_the_verdict(mixed: Comparison) -> None:
         "FASTER": [],
         "SAME": [],
     }
-
-
-def test_junit_counts_outcomes(mixed: Comparison) -> None:
-    root = parse(mixed)
-    assert root.get("tests") == "8"
-    assert root.get("failures") == "1"
-    assert root.get("errors") == "2"
-    for suite in root:
-        assert suite.get("tests") == str(len(suite.findall("testcase")))
-
-
-def test_junit_holds_numbers(mixed: Comparison) -> None:
-    root = parse(mixed)
-    [failure] = root.iter("failure")
-    assert failure.get("type") == "SLOWER"
-    assert "+20.0 %" in str(failure.get("message"))
-    [suite] = [suite for suite in root if "all_reduce" in str(suite.get("name"))]
-    properties = {
-        element.get("name"): element.get("value") for element in suite.iter("property")
-    }
-    assert float(properties["1K change"] or "") == pytest.approx(0.2)
-    assert properties["environment host.address"] == "a -> b|c"
-    for case in suite.iter("testcase"):
-        assert re.fullmatch(r"0\.00\d{7}", str(case.get("time")))
 
 
 def test_junit_names_the_reason_of_a_failure() -> None:

@@ -152,19 +152,6 @@ def test_run_verdict_ignores_a_few_large_changes() -> None:
     assert verdicts.series.count("SLOWER") == 15
 
 
-def test_series_with_missing_repetitions_are_judged() -> None:
-    times = np.exp(simulate([0.5] * 12, sigma=0.02)).T.tolist()
-    pairs = [make_pair(series[:5], series[5:]) for series in times]
-    pairs[4] = replace(pairs[4], new={2: times[4][7]})
-    run, [family] = effects([pairs], RULE)
-    assert run is not None
-    assert run.word == "SLOWER"
-    assert run.series == 11
-    assert family[4].low is None
-    changes = [effect.change for effect in family]
-    assert changes == pytest.approx([0.5] * 12, abs=0.1)
-
-
 @pytest.mark.full
 def test_power_and_false_alarms_in_noise() -> None:
     noise = gate_study.NOISES["10 %, half shared"]

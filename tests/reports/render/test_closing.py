@@ -54,19 +54,6 @@ def test_few_operations_have_a_table_over_sizes() -> None:
     assert not any(line.startswith("Operations") for line in lines)
 
 
-def test_fastest_operation_comes_first() -> None:
-    lines = render(
-        *(ok_record(collective_case(name, 1 << 20), seconds=1.0) for name in ("a", "b")),
-        ok_record(collective_case("slow", 1 << 20), seconds=2e-3),
-        ok_record(collective_case("fast", 1024), seconds=1e-4),
-        ok_record(collective_case("fast", 1 << 20), seconds=1e-3),
-    )
-    start = next(i for i, line in enumerate(lines) if line.startswith("Operations"))
-    fast, slow = (re.split(r" {2,}", line.strip())[:3] for line in lines[start + 1 : start + 3])
-    assert fast == ["fast", "100 us", "1.57"]  # latency of 1K, bus bandwidth of 1M
-    assert slow == ["slow", "-", "0.786"]  # the latency needs a small size
-
-
 def test_step_shows_the_parts_of_its_time() -> None:
     lines = render(ok_record(step_case("ddp"), metrics=training_metrics(0.1)))
     start = lines.index("Training steps")

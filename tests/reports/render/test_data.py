@@ -2,12 +2,10 @@
 
 import csv
 import json
-from typing import Any
 
 import msgspec
 import pytest
 
-from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.several import several
 from parbench.reports.analysis.summary import summarize
@@ -21,13 +19,7 @@ from tests.support.reports_fixtures import (
     failed_record,
     ok_record,
     sample_run,
-    seconds_metric,
 )
-
-
-def read_json(*records: Record) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(render_json(report_of(run_from_records(*records))))
-    return data
 
 
 def read_csv(report: Report) -> list[dict[str, str]]:
@@ -63,14 +55,6 @@ def test_csv_has_a_line_per_bad_case() -> None:
     [line] = read_csv(report_of(run_from_records(failed_record(collective_case()))))
     assert line["status"] == "failed"
     assert line["metric"] == ""
-
-
-def test_unknown_value_is_empty_or_null() -> None:
-    record = ok_record(collective_case(), metrics={"time": seconds_metric(None)})
-    [line] = read_csv(report_of(run_from_records(record)))
-    assert line["metric"] == "time"
-    assert line["value"] == ""
-    assert read_json(record)["rows"][0]["metrics"]["time"]["value"] is None
 
 
 def test_data_of_several_runs_names_the_run() -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from parbench.bench.results.runs import Run
-from parbench.reports.render.markdown import escaped, render_markdown
+from parbench.reports.render.markdown import render_markdown
 from parbench.reports.sections.one_run import report_of
 from tests.support.nodes_fixtures import EMULATION, sample_node_run
 from tests.support.report_rows import run_from_records
@@ -63,10 +63,3 @@ def test_markdown_escapes_hostile_text(text: str) -> None:
     for markup in ("<script", "\n# heading", "[x](", "\u202e"):
         assert markup not in markdown
     assert_tables_are_intact(markdown)
-
-
-def test_escaped_text_is_complete() -> None:
-    text = "a*b [c] `d` <e> & f|g~h#i \\ all_reduce"
-    unescaped = re.sub(r"\\([\\`*\[\]|~#])", r"\1", escaped(text))
-    unescaped = unescaped.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-    assert unescaped == text

@@ -20,7 +20,6 @@ from tests.support.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,
     failed_record,
-    ok_record,
     pipeline_record,
     sample_run,
     simulated_schedule,
@@ -73,15 +72,6 @@ def test_every_width_shows_all_cells(name: str, width: int | None) -> None:
                     assert fragment in text
 
 
-def test_noisy_and_wrong_cells_are_colored() -> None:
-    small = ok_record(collective_case(), grade="very noisy")
-    large = ok_record(collective_case(size_bytes=2048), grade="very noisy")
-    wrong = failed_record(collective_case(size_bytes=8), status="wrong")
-    text = render(small, large, wrong, width=100, color=True)
-    assert f"{ESCAPE}[1;33m1.00 ms [0.900, 1.10]" in text
-    assert f"{ESCAPE}[1;31mwrong" in text
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -132,11 +122,3 @@ def test_hostile_text_is_escaped() -> None:
     failed = failed_record(collective_case(), reason=HOSTILE_TEXT)
     text = render(failed, width=200, color=True)
     assert "<script>alert('x')</script> [bold]$x$ & \\x1b[31mred" in text
-
-
-def test_wrong_case_has_no_numbers() -> None:
-    wrong = failed_record(collective_case(), 1, "wrong", "2 elements differ")
-    text = render(ok_record(collective_case()), wrong)
-    assert "Collectives" not in text
-    assert "1.00 ms" not in text
-    assert "2 elements differ" in text

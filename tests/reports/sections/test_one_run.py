@@ -19,8 +19,6 @@ from tests.support.reports_fixtures import (
 )
 from tests.support.traced import make_timeline, traced_record, write_traced_run
 
-SHARED = "functional only: 4 ranks on 2 cores"
-
 
 def test_anchors_are_unique_and_columns_explained() -> None:
     sections = make_sections(analyze_run(sample_run(launches=1)))
@@ -52,12 +50,6 @@ def test_footnotes_name_the_methods_in_use() -> None:
     for fact in ("nccl-tests", "geometric mean of 3 launch medians"):
         assert fact in notes
         assert fact not in step_notes
-
-
-def test_footnotes_count_cases_with_a_note() -> None:
-    noted = ok_record(collective_case(), notes=[SHARED])
-    notes = footnotes(run_from_records(ok_record(step_case()), noted))
-    assert f"1 of 2 cases): {SHARED}" in notes
 
 
 def test_heading_names_setup_and_hardware() -> None:

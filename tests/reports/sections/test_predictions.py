@@ -28,7 +28,6 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
         notes=["its compute is of another pass"],
         components=[
             Component(name="step", predicted=0.012, measured=0.010, unit="s"),
-            Component(name="bytes tp", predicted=0.0, measured=None, unit="B"),
             Component(
                 name="comm dp",
                 predicted=0.012,
@@ -48,7 +47,6 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
     (table,) = section.tables
     assert [list(line.values()) for line in table_lines(table)] == [
         ["ddp", "step", "12.0 ms", "10.0 ms", "+20.0%"],
-        ["ddp", "bytes tp", "0 B", "-", "-"],
         ["ddp", "comm dp", "12.0 ms", "10.0 ms [7.00, 14.3]", "+20.0% (within the interval)"],
     ]
     assert "ddp: its compute is of another pass" in table.notes

@@ -2,7 +2,6 @@
 
 import pytest
 
-from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Check
 from parbench.reports.sections.row_columns import communication_columns
 from tests.support.report_rows import column_texts, report_lines, summarize_row
@@ -10,16 +9,7 @@ from tests.support.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,
-    seconds_metric,
 )
-
-
-def test_unknown_values_are_dashes() -> None:
-    case = make_case("p2p.mine", "m:f", {})
-    record = ok_record(case, metrics={"time": seconds_metric(None)})
-    (line,) = report_lines("communication", record)
-    for title in ("mode", "dtype", "size", "time", "busbw GB/s", "p99"):
-        assert line[title] == "-"
 
 
 def test_interval_of_one_repetition_is_marked() -> None:

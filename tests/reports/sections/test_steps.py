@@ -1,15 +1,12 @@
 """The tables of training steps."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from parbench.bench.results.metrics import MetricValue
-from parbench.reports.sections.steps import step_section
 from tests.support.report_rows import (
     analyze_records,
-    analyze_run,
     assert_cells,
     find_analysis_table,
     report_lines,
@@ -21,36 +18,15 @@ from tests.support.reports_fixtures import (
     counted_metrics,
     curve_records,
     ok_record,
-    pipeline_record,
-    simulated_schedule,
     step_case,
     step_metrics,
     training_metrics,
 )
-from tests.support.traced import make_timeline, traced_record, write_traced_run
 
 
 def step_line(metrics: dict[str, MetricValue]) -> dict[str, str]:
     (line,) = report_lines("steps-table", ok_record(step_case(), metrics=metrics))
     return line
-
-
-def test_step_tables_are_those_with_content(tmp_path: Path) -> None:
-    trained = ok_record(step_case("fsdp"), metrics=training_metrics())
-    pipeline = pipeline_record(comparison=[simulated_schedule("zb_v", 0.018, 2)])
-    traces = [(trained, None), (traced_record(), make_timeline()), (pipeline, None)]
-    section = step_section(analyze_run(write_traced_run(tmp_path, traces)))
-    assert section is not None
-    assert [table.id for table in section.on_page] == [
-        "steps-table",
-        "step-time",
-        "strategies",
-        "step-timelines",
-        "pipelines",
-        "schedules-1",
-        "schedules-1-simulated",
-        "step-memory",
-    ]
 
 
 def test_step_shows_exposed_communication_and_memory() -> None:

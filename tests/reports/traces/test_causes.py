@@ -9,7 +9,6 @@ from parbench.reports.traces.causes import causes_of, step_seconds, waits_by_ran
 from parbench.reports.traces.steps import job_of, read_steps
 from tests.support.drawn_steps import (
     FAULTS,
-    draw_clean,
     draw_late_rank,
     draw_one_bucket,
     make_job,
@@ -22,10 +21,6 @@ def test_first_cause_is_the_fault_of_the_step(kind: str, tmp_path: Path) -> None
     job = make_job(tmp_path, FAULTS[kind])
     assert step_seconds(job) == pytest.approx(10e-3)
     assert causes_of(job)[0].kind == kind
-
-
-def test_clean_step_has_no_cause(tmp_path: Path) -> None:
-    assert causes_of(make_job(tmp_path, draw_clean)) == ()
 
 
 def test_late_rank_is_found_across_clocks(tmp_path: Path) -> None:

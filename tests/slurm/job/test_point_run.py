@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from parbench.bench.results.records import RankState, Record
-from parbench.bench.results.runs import create_run, load_run, open_writer, write_info
+from parbench.bench.results.runs import create_run, open_writer, write_info
 from parbench.cli import main
 from parbench.slurm.job.point_run import (
     Attempt,
@@ -16,7 +16,6 @@ from parbench.slurm.job.point_run import (
     Command,
     DeadNodes,
     begun_run,
-    forget_broken,
     outcome_of,
     parbench_run,
 )
@@ -104,14 +103,6 @@ def test_outcome_with_wrong_results_names_them_first(tmp_path: Path) -> None:
     assert outcome.reason == f"wrong: {CASES[2].label}: it broke"
 
 
-def test_outcome_with_failures_names_the_first(tmp_path: Path) -> None:
-    failures = [failed_record(CASES[1]), failed_record(CASES[2])]
-    outcome = outcome_of(write_run(tmp_path, OK_0, *failures), 4, "")
-    assert outcome.state == "failed"
-    assert not outcome.has_wrong_results
-    assert outcome.reason == f"failed: {CASES[1].label}: it broke (and 1 more)"
-
-
 def test_outcome_with_missing_records_is_interrupted(tmp_path: Path) -> None:
     outcome = outcome_of(write_run(tmp_path, OK_0), 4, "message")
     assert outcome.state == "interrupted"
@@ -155,17 +146,6 @@ def test_begun_run_is_the_newest_complete_run(tmp_path: Path) -> None:
     assert begun_run(folder, POINT, ()) == runs / "20260102T000000Z-a"
     lost_run = f"runs/{POINT.id}/20260102T000000Z-a"
     assert begun_run(folder, POINT, {lost_run}) == runs / "20260101T000000Z-a"
-
-
-def test_forget_broken_removes_failures_after_a_time(tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path,
-        failed_record(CASES[0], started="2026-01-01T00:00:01.000Z"),
-        ok_record(CASES[1], started="2026-01-01T00:00:09.000Z"),
-        failed_record(CASES[2], started="2026-01-01T00:00:09.000Z"),
-    )
-    forget_broken(run, "2026-01-01T00:00:05.000Z")
-    assert [record.case for record in load_run(run).records] == [CASES[0], CASES[1]]
 
 
 ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3,n4"}

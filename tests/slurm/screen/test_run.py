@@ -47,7 +47,6 @@ from parbench.slurm.screen.run import (
     tournament,
 )
 from tests.support.fakes import make_plan
-from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -238,18 +237,6 @@ def test_failure_blames_only_a_host_that_died(cause: CulpritCause, blamed: set[s
     assert silent_hosts(record, NODES) == dict.fromkeys(blamed, "it broke")
 
 
-def test_nodes_that_differ_in_the_domain_are_told_apart(tmp_path: Path) -> None:
-    nodes = ("n1.rack1", "n1.rack2", "n2", "n3")
-    reason = "rank 1 (n1.rack2) did not arrive"
-    ranks = [
-        RankState(rank=rank, host=host, pid=1, state="alive") for rank, host in enumerate(nodes)
-    ]
-    record = make_record(0, "hang", reason=reason, ranks=ranks)
-    assert silent_hosts(record, nodes) == {"n1.rack2": reason}
-    run = write_run(tmp_path, [make_record(0)], ONE_MILLISECOND, [*nodes[:3], "n3.rack7"])
-    assert read(run, nodes).hosts == nodes
-
-
 def test_measure_reads_the_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_child(command: list[str]) -> CompletedProcess[str]:
         write_run(tmp_path, [make_record(0)], ONE_MILLISECOND)
@@ -259,12 +246,6 @@ def test_measure_reads_the_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(screen_run, "run_child", run_child)
     observations = measure(NODES, tournament(4, 5), Options(out=tmp_path))
     assert len(observations.exchanges) == 2
-
-
-def test_measure_reports_a_missing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen_run, "run_child", lambda command: CompletedProcess(command, 2))
-    error = usage_error(measure, NODES, tournament(4, 5), Options(out=tmp_path))
-    assert "ended with 2" in error
 
 
 FAKE_SRUN = """

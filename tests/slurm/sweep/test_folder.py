@@ -16,7 +16,6 @@ from parbench.slurm.sweep.folder import (
     load_jobs,
     load_sweep,
     plan_of,
-    slug,
     write_sweep,
 )
 from tests.support.refusals import usage_error
@@ -30,21 +29,6 @@ def test_create_folder_at_the_same_time(tmp_path: Path) -> None:
     assert len(set(folders)) == 12
     for folder in folders:
         assert {entry.name for entry in folder.iterdir()} == set(FOLDERS)
-
-
-def test_slug_is_safe_for_files() -> None:
-    assert slug("ring vs tree!") == "ring-vs-tree"
-    assert slug("../x") == "x"
-    assert slug("..") == "sweep"
-    assert slug("x" * 300) == "x" * 40
-
-
-def test_unwritable_folder_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    error = usage_error(create_folder, file, "s")
-    assert f"out = '{file}'" in error
-    assert "Not a directory" in error
 
 
 def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
@@ -87,14 +71,12 @@ def test_damaged_file_is_refused_by_name(
 
 def test_plan_file_contains_the_settings_of_the_sweep(tmp_path: Path) -> None:
     plan = PlanFile(preset="smoke", budget="6s", launches=2, backend="gloo", device="cpu")
-    cases = (
-        Entry(name="all_reduce", set={"dtype": "float32,int8"}),
-        Entry(name="collective.*"),
-    )
-    content = plan_of(make_sweep([], plan=plan), make_point(cases=cases))
+    case = Entry(name="all_reduce", set={"dtype": "float32,int8"})
+    content = plan_of(make_sweep([], plan=plan), make_point(cases=(case,)))
     file = tmp_path / "plan.json"
     file.write_bytes(encode_json(content))
     plan_file = read_plan_file(file)
     assert msgspec.structs.replace(plan_file, case=()) == plan
-    assert [case.name for case in plan_file.case] == ["all_reduce", "collective.*"]
-    assert plan_file.case[0].set == {"dtype": "float32,int8"}
+    [file_case] = plan_file.case
+    assert file_case.name == "all_reduce"
+    assert file_case.set == {"dtype": "float32,int8"}

@@ -171,14 +171,6 @@ def test_submit_refuses_what_cannot_run(text: str, message: str, file: Path) -> 
     assert not (file.parent / "sweeps").exists()
 
 
-def test_partition_that_is_down_is_noted(file: Path) -> None:
-    partitions = (BIG, replace(LAB, is_up=False))
-    _, notes = fit_partition(read_sweep(file), partitions)
-    assert notes == ["partition lab is not up: jobs wait"]
-    sweep = read_sweep(file, partition="big")
-    assert fit_partition(sweep, partitions) == (sweep, [])
-
-
 def test_job_longer_than_the_limit_is_cut_if_it_can_requeue(file: Path) -> None:
     file.write_text(f"repeat = 10\n{TWO_POINTS}")
     partitions = (replace(LAB, limit_seconds=180),)
