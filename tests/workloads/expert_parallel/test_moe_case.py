@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
 from parbench.workloads.model.shapes import SHAPES
@@ -53,7 +54,6 @@ def test_moe_expert_ffn(params: Params, expert_ffn: int) -> None:
         ({"chunks": 300}, "chunks(300) > tokens of a microbatch(256)"),
         ({"ep": 4, "etp": 2}, "world size(4) % (ep(4) * etp(2)) != 0"),
         ({"routing": "hot"}, "'hot'"),
-        ({"capacity": -0.5}, "capacity(-0.5) < 0"),
     ],
 )
 def test_impossible_mixture_is_refused(params: Params, message: str) -> None:
@@ -71,6 +71,11 @@ def test_impossible_mixture_is_refused(params: Params, message: str) -> None:
 )
 def test_impossible_step_is_refused(params: Params, message: str) -> None:
     assert message in str(refuse("ep_step", 8, params))
+
+
+def test_negative_capacity_is_refused() -> None:
+    with pytest.raises(UserError, match=r"capacity\(-0.5\) < 0"):
+        make_moe(capacity=-0.5)
 
 
 def test_flops_of_mixture() -> None:
