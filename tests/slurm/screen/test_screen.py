@@ -22,8 +22,8 @@ from parbench.slurm.screen.screen import (
     screen_nodes,
 )
 from parbench.slurm.system import Slurm
-from tests.studies.screen_study import Cluster, simulate
 from tests.support.refusals import usage_error
+from tests.support.screening import Cluster, simulate
 from tests.support.trees import write_tool
 
 NODES = ("n1", "n2", "n3", "n10")
