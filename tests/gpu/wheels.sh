@@ -9,6 +9,6 @@ cd "$(dirname "$0")"
   --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64 \
   --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 \
   --constraint ../../constraints.txt --dest wheels \
-  msgspec click rich markdown-it-py mdurl pygments jinja2 markupsafe psutil \
+  msgspec click rich markdown-it-py mdurl pygments jinja2 markupsafe psutil nvidia-ml-py \
   pytest pluggy iniconfig packaging pytest-rerunfailures "$@"
 du -sh wheels

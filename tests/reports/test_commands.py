@@ -105,7 +105,7 @@ def test_show_exits_with_the_code_of_the_run(run: Path, tmp_path: Path) -> None:
 
 def test_show_names_the_runs_in_a_folder(run: Path, tmp_path: Path) -> None:
     message = read_error(show, tmp_path)
-    assert f"{tmp_path} is no run" in message
+    assert f"{tmp_path} is not a run" in message
     assert str(run) in message
 
 
