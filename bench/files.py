@@ -23,7 +23,7 @@ def file_name(text: str) -> str:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file; ``OSError`` if the system refuses it, ``UserError`` if it is too large."""
+    """Return the content of a file; ``UserError`` if it is too large."""
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise UserError(f"{path} has {format_size(size)} bytes, and at most {format_size(MAX_BYTES)} are read")
@@ -31,7 +31,10 @@ def read_file(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and bytes of each line. A last line without a newline was cut short and is left out."""
+    """Yield the number and bytes of each line.
+
+    A last line without a newline was cut short and is left out.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
@@ -39,7 +42,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_json(content: bytes, kind: type[_T]) -> _T:
-    """Return JSON as a type; ``ValueError`` if it does not fit, ``RecursionError`` if it is nested too deeply."""
+    """Return JSON as a type; ``ValueError`` or ``RecursionError`` if it does not fit."""
     import msgspec  # `parbench --help` starts faster without it.
 
     return msgspec.json.decode(content, type=kind)
@@ -54,7 +57,7 @@ def encode_json(value: object) -> bytes:
 
 def read_text(name: str, source: str) -> str:
     """Return the text of the file ``name``; ``source`` begins the message of an error."""
-    with reading(source, "is no text"):
+    with reading(source, "is not text"):
         return read_file(Path(name)).decode().replace("\r\n", "\n")
 
 
@@ -64,7 +67,7 @@ def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) 
 
     import msgspec
 
-    with reading(f"{description} {path}", "is no TOML"):
+    with reading(f"{description} {path}", "is not TOML"):
         content = tomllib.loads(read_file(path).decode())
     try:
         return msgspec.convert({**defaults, **content}, kind)
@@ -73,7 +76,10 @@ def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) 
 
 
 def _describe_allowed(message: str, kind: Any) -> str:
-    """Return what is allowed if msgspec found an unknown field or word. Its message ends in the path of the place."""
+    """Return what is allowed if msgspec found an unknown field or word.
+
+    Its message ends in the path of the place.
+    """
     unknown = _UNKNOWN_WORD.search(message)
     if unknown is None:
         return ""
@@ -95,6 +101,9 @@ def _member_types(kind: Any) -> list[Any]:
 
 
 def read_rows(text: str) -> str:
-    """Return rows between semicolons, from ``text`` itself or the file of this name. Empty rows are left out."""
+    """Return rows between semicolons, from ``text`` itself or the file of this name.
+
+    Empty rows are left out.
+    """
     content = text.replace(";", "\n") if ";" in text else read_text(text, f"file {text}")
     return ";".join(row.strip() for row in content.splitlines() if row.strip())

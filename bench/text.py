@@ -21,7 +21,10 @@ _LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 
 
 
 class UserError(ValueError):
-    """A bad input. The sentence names the value, its place and what is allowed. The command line exits with 2."""
+    """A bad input.
+
+    The sentence names the value, its place and what is allowed. The command line exits with 2.
+    """
 
 
 def printable(text: str, allowed: str = "") -> str:
@@ -62,13 +65,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def last_line(output: str) -> str:
-    """Return the last line that is not blank, where programs report what went wrong, or an empty text."""
+    """Return the last line that is not blank, where programs report errors, or an empty text."""
     return output.strip().rpartition("\n")[2].strip()
 
 
 @contextmanager
 def reading(source: object, problem: str = "is not what parbench wrote") -> Iterator[None]:
-    """Convert errors of reading to a ``UserError``: ``source`` cannot be read, or its content has the ``problem``."""
+    """Convert errors of reading ``source`` to a ``UserError``; ``problem`` is that of its content."""
     try:
         yield
     except UserError:
@@ -197,7 +200,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_link(text: str) -> float:
-    """Return the bytes per second, one way, of a link such as ``400Gbit``, ``200Gbps``, ``100mbit`` or ``50GB/s``."""
+    """Return the bytes per second, one way, of a link such as ``400Gbit`` or ``50GB/s``."""
     match = _LINK.fullmatch(text.strip())
     if match is None or float(match[1]) == 0:
         raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")
@@ -209,7 +212,7 @@ def parse_link(text: str) -> float:
 
 
 def format_table(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Return rows of cells as lines with aligned columns; the columns in ``right`` are aligned to the right."""
+    """Return rows as lines with aligned columns, those in ``right`` aligned to the right."""
     lines = [list(row) for row in rows]
     columns = itertools.zip_longest(*lines, fillvalue="")
     widths = [max(map(len, column)) for column in columns]

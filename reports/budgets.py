@@ -8,9 +8,9 @@ from typing import Literal
 import click
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.results.budgets import Budget, metric_of, read_budgets
+from parbench.bench.results.budgets import Budget, find_metric, read_budgets
 from parbench.bench.results.metrics import MetricValue, value
-from parbench.bench.results.runs import Run, load_run, whole
+from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import counted
 from parbench.reports import cells
 from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
@@ -38,7 +38,7 @@ class Judged:
 
 def judge_run(path: Path, file: Path, code: int) -> int:
     """Print on standard error how a run's folder keeps a file's budgets; return the worst code, ``code`` among them."""
-    run = whole(load_run(path))
+    run = require_complete(load_run(path))
     found = judge(run, read_budgets(file, run.info.plan.cases, run.info.plan.skipped))
     for sentence in sentences(found):
         click.echo(sentence, err=True)
@@ -53,7 +53,7 @@ def judge(run: Run, budgets: Sequence[Budget]) -> tuple[Judged, ...]:
     cases = {case.id: case for case in (*run.info.plan.cases, *(row.case for row in rows.values()))}
     found = []
     for one in budgets:
-        fitting = [case for case in cases.values() if one.fits(case)]
+        fitting = [case for case in cases.values() if one.applies_to(case)]
         each = [_of_case(one, case.label, rows.get(case.id), known.get(case.id, {})) for case in fitting]
         found.append(_together(one, [standing for standings in each for standing in standings]))
     return tuple(found)
@@ -112,7 +112,7 @@ def _together(budget: Budget, each: Sequence[_Standing]) -> Judged:
 
 
 def _shown(name: str, metric: MetricValue) -> str:
-    declared_as = metric_of(name)
+    declared_as = find_metric(name)
     if metric.unit or declared_as is None:
         return cells.measured(metric)
     return cells.compared(metric, cells.formatted(declared_as.shown) if declared_as.shown else cells.percent)

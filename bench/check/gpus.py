@@ -1,4 +1,4 @@
-"""The driver's facts about each GPU before, during and after its work, and the faults that follow from them."""
+"""The driver's facts about each GPU before, during and after its work, and its faults."""
 
 import re
 import subprocess
@@ -11,15 +11,23 @@ from typing import IO, Any
 import msgspec
 
 from parbench.bench.check.health import Reason
-from parbench.bench.machine.doctor import REMEDIES, UNKNOWN, gpu_topics, slowing
-from parbench.bench.machine.gpu import IDLE, Gpu, GpuReport, abandon, nvml_command, read_report
+from parbench.bench.machine.gpu import (
+    IDLE,
+    POWER_CAP,
+    Gpu,
+    GpuReport,
+    abandon,
+    nvml_command,
+    read_report,
+)
+from parbench.bench.machine.gpu_topics import FIXES, UNKNOWN, list_gpu_topics, list_slowdowns
 from parbench.bench.machine.silent_gpus import suggest_fix
 
 _END_SECONDS = 10.0
 _BAD_TOPICS = ("gpu memory", "gpu pcie", "gpu nvlink")
-_FINE_UNDER_LOAD = ("software power cap",)  # the usual limit of matrix products on a good GPU
-# An increase of these counters of NVLink is a fault, or should be watched. All other counters have no verdict, such as
-# codewords without errors (FEC errors - 0), corrected bits (raw errors lane 0) and successful recoveries.
+# An increase of these counters of NVLink is a fault, or should be watched. All other counters have
+# no verdict, such as codewords without errors (FEC errors - 0), corrected bits (raw errors lane 0)
+# and successful recoveries.
 _BAD_COUNTER = re.compile(r"link recovery failed events|effective errors|(replay|recovery) errors")
 _WATCHED_COUNTER = re.compile(
     r"symbol errors|.*\bcrc\b.*|(malformed packet|buffer overrun|rx remote)( errors)?|fec errors - ([89]|1\d)"
@@ -75,7 +83,8 @@ class Watch(AbstractContextManager["Watch"]):
         after = {gpu.uuid: gpu for gpu in self._after.gpus}
         gpus = []
         for gpu in self._before:
-            # After the work ranks may still use the GPU. Only the processes before it are not our own.
+            # After the work ranks may still use the GPU. Only the processes before it are not our
+            # own.
             latest = msgspec.structs.replace(after.get(gpu.uuid, gpu), processes=gpu.processes)
             gpus.append(summarize_load(latest, self._samples))
         return tuple(gpus)
@@ -120,29 +129,32 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
     return msgspec.structs.replace(gpu, slowed_by=tuple(dict.fromkeys(reasons)), **fields)
 
 
-def facts_of(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Return the facts about a GPU by topic, ``-`` where unknown; ``grown`` are increases of NVLink's counters."""
-    facts = {topic.name.removeprefix("gpu "): topic.tell(gpu) or UNKNOWN for topic in gpu_topics(alike)}
-    if grown:
-        facts["nvlink counters"] = ", ".join(f"{name} +{count}" for name, count in grown.items())
+def format_facts(gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int] | None = None) -> dict[str, str]:
+    """Return facts about a GPU by topic, ``-`` where unknown, with new errors of its NVLinks."""
+    facts = {topic.short_name: topic.describe(gpu) or UNKNOWN for topic in list_gpu_topics(peers)}
+    if link_errors:
+        facts["nvlink counters"] = ", ".join(f"{name} +{count}" for name, count in link_errors.items())
     return facts
 
 
-def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> tuple[Reason, ...]:
+def find_faults(gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int]) -> tuple[Reason, ...]:
     """Return the faults of a GPU with their fixes."""
-    found = []
-    for topic in gpu_topics(alike):
-        if topic.disturbs(gpu):
-            reasons = [one for one in slowing(gpu) if one not in _FINE_UNDER_LOAD]
-            if topic.name == "gpu clocks" and slowing(gpu) and not reasons:
-                continue
-            halted = topic.name == "gpu clocks" and any(one.startswith("hardware") for one in reasons)
-            words = f"{topic.name.removeprefix('gpu ')}: {topic.tell(gpu)}"
-            bad = topic.name in _BAD_TOPICS or halted
-            found.append(Reason(text=words, remedy=REMEDIES[topic.name], is_bad=bad))
-    for name, count in grown.items():
+    faults = []
+    for topic in list_gpu_topics(peers):
+        is_clocks = topic.name == "gpu clocks"
+        if topic.is_disturbing(gpu) and not (is_clocks and _has_only_power_cap(gpu)):
+            is_halted = is_clocks and any(reason.startswith("hardware") for reason in list_slowdowns(gpu))
+            text = f"{topic.short_name}: {topic.describe(gpu)}"
+            is_bad = topic.name in _BAD_TOPICS or is_halted
+            faults.append(Reason(text=text, remedy=FIXES[topic.name], is_bad=is_bad))
+    for name, count in link_errors.items():
         is_bad = _BAD_COUNTER.fullmatch(name) is not None
         if is_bad or _WATCHED_COUNTER.fullmatch(name):
-            words = f"NVLink: {count} more {name} meanwhile"
-            found.append(Reason(text=words, remedy=REMEDIES["gpu nvlink"], is_bad=is_bad))
-    return tuple(found)
+            text = f"NVLink: {count} more {name} meanwhile"
+            faults.append(Reason(text=text, remedy=FIXES["gpu nvlink"], is_bad=is_bad))
+    return tuple(faults)
+
+
+def _has_only_power_cap(gpu: Gpu) -> bool:
+    """Return whether only the power cap slows a GPU, as it does in matrix products."""
+    return set(list_slowdowns(gpu)) == {POWER_CAP}

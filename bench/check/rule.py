@@ -20,7 +20,8 @@ from parbench.bench.results.stats import median
 
 MADS = 4.0
 MIN_REPETITIONS = 3  # fewer do not show that a device is slower
-_NORMAL = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
+# The standard deviation of a normal distribution over its median absolute deviation.
+_NORMAL = 1.4826
 _MIN_VARIATION = 0.003
 _MIN_PEERS = 3  # fewer do not show how peers vary
 D = TypeVar("D", bound=Hashable)
@@ -39,10 +40,10 @@ class Gap:
 
 
 def compute_gaps(quantities: Mapping[str, Rates[D]], threshold: float) -> dict[tuple[str, D], Gap]:
-    """Compute the gap of each device in each quantity, if it has peers in at least three repetitions.
+    """Compute the gap of each device in each quantity, from at least three repetitions.
 
-    Other work on a host makes all quantities vary alike. So the variation of a device's repetitions is at least the
-    median over all devices and quantities.
+    Other work on a host makes all quantities vary alike. So the variation of a device's repetitions
+    is at least the median over all devices and quantities.
     """
     complete = {name: _select_complete(rates) for name, rates in quantities.items()}
     levels = {name: _compute_levels(rates) for name, rates in complete.items()}
@@ -73,7 +74,7 @@ def _select_complete(rates: Rates[D]) -> Rates[D]:
 
 
 def _compute_levels(rates: Rates[D]) -> Levels[D]:
-    """Compute the levels of each device in its repetitions, without devices that have too few with peers."""
+    """Compute the levels of each device that has peers in enough repetitions."""
     levels = {}
     for device, by_repetition in rates.items():
         level = []

@@ -24,7 +24,7 @@ from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Skipped, case_weight, sampling_seconds
 from parbench.bench.results.metrics import MetricValue, declared, value, values
-from parbench.bench.results.records import Record, Samples, SkipReason, WorldInfo, noise_of
+from parbench.bench.results.records import Record, Samples, SkipReason, WorldInfo, compute_noise
 from parbench.bench.results.runs import (
     LaunchInfo,
     RecordWriter,
@@ -338,7 +338,7 @@ class Driver:
         told += ["arrival", "injected", "details", "ranks"]
         seen = {name: getattr(result, name) for name in told} | {"environment": self._environment, "started": utc_now()}
         samples = Samples(values=result.seconds, visits=result.visits)
-        seen |= {"samples": samples, "noise": noise_of(samples)}
+        seen |= {"samples": samples, "noise": compute_noise(samples)}
         seen["notes"] = [*self._plan.notes, *self._doubts, *self._leftovers, *result.notes]
         seen["metrics"] = metrics_of(result)
         seen["seconds"] = round(result.wall_seconds, 6)

@@ -29,7 +29,7 @@ from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import Plan, sampling_seconds
 from parbench.bench.results.budgets import read_budgets
-from parbench.bench.results.records import Record, encode
+from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, counted, format_duration, parse_duration
 
@@ -75,7 +75,7 @@ class Display(ExitStack):
 
     def record(self, record: Record) -> None:
         if self._as_json:
-            sys.stdout.buffer.write(encode(record))
+            sys.stdout.buffer.write(encode_record(record))
             sys.stdout.buffer.flush()
         self._done += 1
         if record.status in ("failed", "hang", "wrong"):
@@ -126,7 +126,7 @@ def run_options(
         raise UserError("--resume starts its own ranks, and this one is there already (RANK): start it by itself")
     for f in fields(Options):
         given = getattr(options, f.name)
-        if given and given != f.default and f.name not in ("nodelist", "budget", "usual"):
+        if given and given != f.default and f.name not in ("nodelist", "budget", "preset_overrides"):
             words = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
             option = words.get(f.name, f"--{f.name.replace('_', '-')}")
             raise UserError(f"--resume goes on with the run's own plan; leave out {option}")

@@ -19,6 +19,7 @@ from parbench.bench.text import UserError, last_line
 
 LIBRARY = "libnvidia-ml.so.1"
 IDLE = "idle"
+POWER_CAP = "software power cap"
 # Without persistence mode the driver first initializes each GPU, which takes up to 3 s for each.
 _TIMEOUT_SECONDS = 60.0
 _KILL_SECONDS = 1.0
@@ -64,7 +65,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_clock_applications: int | None = None
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
-    nvlinks: tuple[float | None, ...] | None = None  # GB/s of each link, 0 if inactive; empty if all are inactive
+    # GB/s of each link, 0 if inactive; empty if all are inactive.
+    nvlinks: tuple[float | None, ...] | None = None
     sm_clock: int | None = None
     memory_clock: int | None = None
     slowed_by: tuple[str, ...] | None = None  # reasons why clocks are low
@@ -82,7 +84,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_errors: dict[str, int] = {}  # counters by name, summed over the links
 
     def facts(self, *, varying: bool) -> dict[str, Any]:
-        """Return the fields that a run records: those that vary while the GPU works, or the others."""
+        """Return the fields that a run records: the varying ones, or the others."""
         return {
             name: getattr(self, name)
             for name in self.__struct_fields__
@@ -140,7 +142,7 @@ def read_report(environ: Mapping[str, str], *, timeout_seconds: float | None = N
 
 
 def sample_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs with clocks, temperature and memory in use, but without links, remapped rows and processes."""
+    """Return the GPUs with clocks and memory in use, without links, rows and processes."""
     return _run_nvml(environ, "sample", _TIMEOUT_SECONDS).gpus
 
 
@@ -209,7 +211,7 @@ def split_visible_devices(variable: str) -> list[str]:
 
 
 def is_entry_for(entry: str, index: int | None, uuid: str | None) -> bool:
-    """Return whether an entry of ``CUDA_VISIBLE_DEVICES`` selects the GPU of this index and UUID."""
+    """Return whether an entry of ``CUDA_VISIBLE_DEVICES`` selects this GPU."""
     if entry.startswith("GPU-"):
         return uuid is not None and uuid.startswith(entry)
     return entry == str(index)

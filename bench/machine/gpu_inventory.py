@@ -1,4 +1,4 @@
-"""The GPUs of all hosts of a run: each host is asked once, and a rank sends only the UUID of its own GPU."""
+"""The GPUs of all hosts of a run. A rank sends the UUID of its GPU, and each host one report."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,16 @@ import msgspec
 from parbench.bench.machine.environment import VOLATILE
 from parbench.bench.machine.gpu import Gpu, GpuReport, read_report
 
-REPORT_VARIABLE = "PARBENCH_GPU_REPORT"  # 1: the first rank of each host sends a report of the host's GPUs
+# 1: the first rank of each host sends a report of the host's GPUs.
+REPORT_VARIABLE = "PARBENCH_GPU_REPORT"
 _REPORT = "gpu_report"  # its key in the environment that a rank sends
 
 
 def capture_gpu(environ: Mapping[str, str], uuid: str, *, has_report: bool) -> dict[str, Any]:
-    """Return the part of a rank's environment about its GPU; the first rank of a host adds a report if asked to."""
+    """Return the part of a rank's environment about its GPU.
+
+    The first rank of a host adds a report if asked to.
+    """
     captured: dict[str, Any] = {"gpu": {"uuid": uuid}}
     if has_report and environ.get("LOCAL_RANK", "0") == "0":
         captured[_REPORT] = msgspec.to_builtins(read_report(environ))
@@ -34,7 +38,7 @@ class GpuInventory:
         self.links |= report.links_by_pair()
 
     def add_facts(self, environments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the environments of ranks with the facts about their GPUs, in place of the reports that they sent."""
+        """Return the environments of ranks with facts about their GPUs in place of the reports."""
         for environment in environments:
             if _REPORT in environment:
                 report = msgspec.convert(environment[_REPORT], GpuReport)

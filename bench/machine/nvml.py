@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import pynvml  # type: ignore[import-untyped]
 
-from parbench.bench.machine.gpu import IDLE, Gpu, GpuFailure, GpuReport
+from parbench.bench.machine.gpu import IDLE, POWER_CAP, Gpu, GpuFailure, GpuReport
 
 WATCH_SECONDS = 1.0
 _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonGpuIdle: IDLE,
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications clocks setting",
-    pynvml.nvmlClocksEventReasonSwPowerCap: "software power cap",
+    pynvml.nvmlClocksEventReasonSwPowerCap: POWER_CAP,
     pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
     pynvml.nvmlClocksEventReasonSyncBoost: "sync boost",
     pynvml.nvmlClocksEventReasonSwThermalSlowdown: "software thermal slowdown",
@@ -126,7 +126,10 @@ def make_report(*, has_details: bool) -> GpuReport:
 
 
 def _ask(function: Callable[..., Any], *args: Any) -> Any:
-    """Call NVML, and return None for what a GPU or its driver does not report; raises if the GPU is lost."""
+    """Call NVML, and return None for what a GPU or its driver does not report.
+
+    Raises if the GPU is lost.
+    """
     try:
         return function(*args)
     except pynvml.NVMLError_GpuIsLost:
@@ -136,7 +139,10 @@ def _ask(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
-    """Read a GPU; ``has_details`` adds remapped rows, NVLinks and processes. Raises NVMLError if it is lost."""
+    """Read a GPU.
+
+    ``has_details`` adds remapped rows, NVLinks and processes. Raises NVMLError if it is lost.
+    """
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     memory = memory or _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     pci = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
@@ -230,7 +236,10 @@ def _read_processes(handle: Any) -> tuple[str, ...] | None:
 
 
 def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[Any]:
-    """Return the values of fields, each an identifier or with a link's number; None for an unknown value."""
+    """Return the values of fields, each an identifier or with a link's number.
+
+    None for an unknown value.
+    """
     values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, fields)
     if values is None:
         return [None] * len(fields)
@@ -238,7 +247,10 @@ def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[A
 
 
 def _read_link_rates(handle: Any) -> tuple[float | None, ...] | None:
-    """Return the rate of each NVLink in GB/s; None if the GPU has no NVLink, nothing if all are inactive."""
+    """Return the rate of each NVLink in GB/s.
+
+    None if the GPU has no NVLink, nothing if all are inactive.
+    """
     num_links, common_rate = _read_fields(
         handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
     )
@@ -284,7 +296,12 @@ def read_links(handles: Sequence[Any], gpus: Sequence[Gpu]) -> tuple[tuple[str, 
     links = []
     pairs = combinations(zip(handles, gpus, strict=True), 2)
     for (first_handle, first), (second_handle, second) in pairs:
-        status = _ask(pynvml.nvmlDeviceGetP2PStatus, first_handle, second_handle, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        status = _ask(
+            pynvml.nvmlDeviceGetP2PStatus,
+            first_handle,
+            second_handle,
+            pynvml.NVML_P2P_CAPS_INDEX_NVLINK,
+        )
         if status == pynvml.NVML_P2P_STATUS_OK:
             connection = "NVLink"
         else:

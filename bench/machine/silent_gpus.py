@@ -1,4 +1,4 @@
-"""GPUs that are in this machine and do not answer, found in files of the kernel without a call of their driver."""
+"""GPUs that do not answer, found in files of the kernel without a call of their driver."""
 
 import os
 import re
@@ -7,7 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.machine.gpu import GpuFailure, GpuReport, is_entry_for, select_visible, split_visible_devices
+from parbench.bench.machine.gpu import (
+    GpuFailure,
+    GpuReport,
+    is_entry_for,
+    select_visible,
+    split_visible_devices,
+)
 from parbench.bench.text import listed
 
 NO_ADDRESS = "at an unknown PCI address"
@@ -22,14 +28,16 @@ class KernelGpu(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     uuid: str | None = None
     minor: int | None = None  # the number of its device node
-    is_excluded: bool = False  # by the administrator, with the module's parameter NVreg_ExcludedGpus
+    # By the administrator, with the module's parameter NVreg_ExcludedGpus.
+    is_excluded: bool = False
 
 
 def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path = Path("/")) -> tuple[str, ...]:
     """Return the PCI addresses of GPUs that this process may use and that NVML does not report.
 
-    A container or a job sees the addresses of all GPUs of its host, but may open only the device nodes of its own. So a
-    GPU without a node belongs to others. GPUs that ``CUDA_VISIBLE_DEVICES`` or the administrator excludes do not count.
+    A container or a job sees the addresses of all GPUs of its host, but may open only the device
+    nodes of its own. So a GPU without a node belongs to others. GPUs that ``CUDA_VISIBLE_DEVICES``
+    or the administrator excludes do not count.
     """
     if _is_satisfied(environ, report):
         return ()
@@ -44,7 +52,8 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path =
     own = [gpu for gpu in kernel_gpus if gpu.minor in minors]
     answering = {gpu.pci_address for gpu in report.gpus}
     silent = [gpu for gpu in own if gpu.address not in answering]
-    num_unknown = len(minors) - len(report.gpus) - len(silent)  # have a node, but the kernel does not list them
+    # Have a node, but the kernel does not list them.
+    num_unknown = len(minors) - len(report.gpus) - len(silent)
     visible = [gpu for index, gpu in enumerate(own) if _is_visible(environ, index, gpu.uuid)]
     addresses = [gpu.address for gpu in visible if gpu in silent]
     names = (*addresses, *_name_nodes(minors, num_unknown))
@@ -54,7 +63,10 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path =
 def _find_without_nodes(
     report: GpuReport, kernel_gpus: Sequence[KernelGpu], driver_folder: Path, root: Path
 ) -> tuple[str, ...]:
-    """Return all GPUs of a host whose driver hangs or is not loaded; a container without GPUs has no nodes either."""
+    """Return all GPUs of a host whose driver hangs or is not loaded.
+
+    A container without GPUs has no nodes either.
+    """
     if report.gpus or report.failure is None:
         return ()
     has_no_driver = report.failure.kind == "error" and not driver_folder.exists()
@@ -123,7 +135,10 @@ def _name_nodes(minors: Sequence[int], num_unknown: int) -> tuple[str, ...]:
 
 
 def _list_openable_minors(root: Path) -> list[int]:
-    """Return the numbers of the device nodes that this process may open; its cgroup denies those of other jobs."""
+    """Return the numbers of the device nodes that this process may open.
+
+    Its cgroup denies those of other jobs.
+    """
     minors = []
     for node in (root / "dev").glob("nvidia*"):
         number = node.name.removeprefix("nvidia")
@@ -133,7 +148,7 @@ def _list_openable_minors(root: Path) -> list[int]:
 
 
 def _list_pci_devices(root: Path, classes: Iterable[str] = _GPU_CLASSES) -> dict[str, Path]:
-    """Return NVIDIA's display controllers by address, except for those that are given to virtual machines."""
+    """Return NVIDIA's display controllers by address, without those of virtual machines."""
     devices = {}
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         is_gpu = _read(folder / "vendor") == _NVIDIA_VENDOR and _read(folder / "class")[:6] in classes
@@ -144,7 +159,7 @@ def _list_pci_devices(root: Path, classes: Iterable[str] = _GPU_CLASSES) -> dict
 
 
 def _list_unclaimed(report: GpuReport, root: Path) -> tuple[str, ...]:
-    """Return the addresses of GPUs on the bus that no driver has taken, next to GPUs that answer."""
+    """Return the addresses of GPUs without a driver, if other GPUs answer."""
     if not report.gpus:
         return ()
     devices = _list_pci_devices(root, (_COMPUTE_CLASS,))

@@ -18,7 +18,7 @@ from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.torch_compat import (
     REDUCE_OPS,
     all_gather_single,
-    all_reduce_apart,
+    all_reduce_out_of_place,
     reduce_scatter_single,
 )
 from parbench.bench.world.world import World
@@ -42,7 +42,7 @@ def all_reduce(
     reduce_buffer = partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group)
 
     def reduce_copy() -> None:
-        buffer.copy_(all_reduce_apart(source, world.group, redop))
+        buffer.copy_(all_reduce_out_of_place(source, world.group, redop))
 
     return Operation(
         call=reduce_buffer if is_in_place else reduce_copy,

@@ -44,7 +44,7 @@ def mesh_group(mesh: str, axis: str) -> str:
     """Return the text of the groups along an axis of a mesh."""
     axes = parse_mesh(mesh)
     if axis not in axes:
-        raise UserError(f"--group {axis!r} is no axis of the mesh: it has {one_of(axes, axis)}")
+        raise UserError(f"--group {axis!r} is not an axis of the mesh: it has {one_of(axes, axis)}")
     sizes = " ".join(f"{name}={size}" for name, size in axes.items())
     return f"{sizes}:{axis}"
 
@@ -94,14 +94,17 @@ def _group_by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
 
 
 def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
-    """Return groups of ranks whose other coordinates are equal. The innermost axis varies fastest."""
+    """Return groups of ranks whose other coordinates are equal.
+
+    The innermost axis varies fastest.
+    """
     axes = parse_mesh(mesh)
     if math.prod(axes.values()) != size:
         product = " * ".join(f"{name}({length})" for name, length in axes.items())
         raise UserError(f"{product} != world size({size})")
     names = list(axes)
     if axis not in names:
-        raise UserError(f"group {mesh}:{axis}: {axis!r} is no axis of the mesh; it has {listed(names)}")
+        raise UserError(f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {listed(names)}")
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
     first_ranks = [rank - (rank // stride % axes[axis]) * stride for rank in range(size)]
     return _group_by_key(first_ranks)
@@ -131,13 +134,16 @@ def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
 
 
 def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
-    """Return the pairs of a text such as ``0-3 1-2``; ``UserError`` if a rank occurs twice or is not one of ``n``."""
+    """Return the pairs of a text such as ``0-3 1-2``.
+
+    Raises ``UserError`` if a rank occurs twice or is not one of ``n``.
+    """
     pairs: list[Pair] = []
     paired_ranks: set[int] = set()
     for word in text.split():
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", word, re.ASCII)
         if match is None:
-            raise UserError(f"pairs {text!r}: {word!r} is no pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
+            raise UserError(f"pairs {text!r}: {word!r} is not a pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
         pair = int(match[1]), int(match[2])
         for rank in pair:
             if rank >= n:
@@ -160,7 +166,7 @@ def pairs_of(n: int, index: int, text: str) -> tuple[Pair, ...]:
 
 
 def read_matrix(text: str) -> str:
-    """Return a matrix, from the text itself or from the file of this name, as one canonical line."""
+    """Return a matrix, from the text or the file of this name, as one canonical line."""
     source = "traffic"
     if ";" not in text and not text.replace(".", "").replace(" ", "").isdigit():
         source = f"traffic file {text}"
@@ -170,7 +176,10 @@ def read_matrix(text: str) -> str:
 
 
 def parse_matrix(text: str, source: str = "traffic") -> Matrix:
-    """Return the rows of a matrix; ``UserError`` that begins with ``source`` if it is not a traffic matrix."""
+    """Return the rows of a matrix.
+
+    Raises ``UserError``, which begins with ``source``, if it is not a traffic matrix.
+    """
     rows = [row.replace(",", " ").split() for row in text.replace(";", "\n").splitlines() if row.strip()]
     if not rows or any(len(row) != len(rows) for row in rows):
         shape = ", ".join(str(len(row)) for row in rows) or "no row"
@@ -192,14 +201,17 @@ def _parse_entry(word: str, source: str, row: int, column: int) -> float:
 
 
 def skewed(n: int, skew: float) -> Matrix:
-    """Return shares in which every rank sends ``skew`` of its data to rank 0 and spreads the rest evenly."""
+    """Return shares: every rank sends ``skew`` of its data to rank 0 and spreads the rest."""
     even_share = (1 - skew) / n
     row = (even_share + skew, *[even_share] * (n - 1))
     return (row,) * n
 
 
 def whole_counts(matrix: Matrix, count: int) -> tuple[tuple[int, ...], ...]:
-    """Return elements for each sender and receiver. The busiest sender sends ``count``, others in proportion."""
+    """Return elements for each sender and receiver.
+
+    The busiest sender sends ``count``, others in proportion.
+    """
     busiest = max(map(sum, matrix))
     return tuple(_round_to_sum([entry * count / busiest for entry in row]) for row in matrix)
 

@@ -1,4 +1,4 @@
-"""Parameters of a case, declared once for listing, validation, ``--set``, plan files and the docs."""
+"""Parameters of a case, declared once for listing, validation, plan files and the docs."""
 
 import math
 from collections.abc import Iterable
@@ -56,7 +56,10 @@ class Param:
         return f"{description} of {' and '.join(bounds)}" if bounds else description
 
     def parse(self, raw: object) -> Value:
-        """Return a text, or a value from a file, as this parameter's kind; ``UserError`` if it is not allowed."""
+        """Return a text, or a value from a file, as this parameter's kind.
+
+        Raises ``UserError`` if it is not allowed.
+        """
         try:
             value = _convert(self.kind, raw)
         except UserError:

@@ -1,21 +1,15 @@
-"""What a run does: which cases, on how many ranks, measured how; presets, plan files and faults to inject."""
+"""Plans of runs, their stopping rules, presets, plan files and faults to inject."""
 
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from parbench.bench.files import decode_json, read_file, read_toml
-from parbench.bench.limits import (
-    Count,
-    Launches,
-    Positive,
-    Rank,
-    Ranks,
-)
+from parbench.bench.limits import Count, Launches, Positive, Rank, Ranks
 from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case, Definition, select
@@ -25,32 +19,40 @@ from parbench.bench.text import UserError, parse_duration, reading
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A disturbance of one rank: ``amount`` is seconds for late, a fraction of the step for slow, 0 for corrupt."""
+    """A disturbance of one rank."""
 
     kind: Literal["late", "slow", "corrupt"]
     rank: Rank
-    amount: Positive = 0.0
-    text: str
+    amount: Positive = 0.0  # seconds of late, fraction of a step of slow, 0 of corrupt
+    text: str  # as it was given to ``--inject``
 
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
+    """Return the disturbance that ``--inject`` describes."""
     match = re.fullmatch(r"(late|slow|corrupt):(\d{1,9})(?::(.+))?", text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
         raise UserError(f"--inject {text!r} is not understood: write late:RANK:3ms, slow:RANK:10% or corrupt:RANK")
-    kind, rank, amount = match[1], int(match[2]), 0.0
+    kind, rank = match[1], int(match[2])
     if rank >= nproc:
         raise UserError(f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}")
+    amount = 0.0
     if kind == "late":
         amount = parse_duration(match[3])
     if kind == "slow":
-        percent = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", match[3], re.ASCII)
-        if percent is None or not (amount := float(percent[1]) / 100):
-            raise UserError(f"--inject {text!r}: {match[3]!r} is no share of a step; write such as 10%")
+        amount = _parse_percentage(match[3])
+        if amount == 0:
+            raise UserError(f"--inject {text!r}: {match[3]!r} is not a share of a step; write such as 10%")
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
 
 
+def _parse_percentage(text: str) -> float:
+    """Return the fraction of a percentage, 0 if it is not one."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", text, re.ASCII)
+    return float(match[1]) / 100 if match else 0.0
+
+
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A case of the plan that cannot run here, and why."""
+    """A case of the plan that cannot run here, with the reason."""
 
     case: Case
     reason: str
@@ -70,16 +72,12 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     seconds_per_case: Positive | None = None
 
     def to_fill(self) -> "Measure":
-        """Return it for a budget that the user gave: what is left of it is used."""
+        """Return the rule for a budget that the user gave, which uses all of it."""
         return msgspec.structs.replace(self, max_iterations=max(self.max_iterations, 2000), more_visits=10)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run was asked to do; ``budget_seconds`` is for the whole run, ``timeout_seconds`` for one case.
-
-    ``notes`` say what no row of the run can claim; ranks import targets from ``path`` too, after everything else.
-    Without a ``spread`` all ranks are on the driver's node, or were started by another launcher.
-    """
+    """Everything that a run is to measure."""
 
     preset: str
     cases: tuple[Case, ...]
@@ -88,15 +86,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     device: str
     launches: Launches
-    budget_seconds: Positive
-    timeout_seconds: Positive
+    budget_seconds: Positive  # for the whole run
+    timeout_seconds: Positive  # for one case
     measure: Measure = Measure()
     emulation: str = ""  # which nodes or links are not real
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # the limits of what the rows of the run can claim
     injection: FaultSpec | None = None
     link_bytes_per_second: Positive | None = None
-    path: str | None = None
-    spread: NodeLayout | None = None
+    path: str | None = None  # a folder from which ranks import targets, after all others
+    spread: NodeLayout | None = None  # None if srun does not start the ranks
 
     @property
     def limitations(self) -> tuple[str, ...]:
@@ -106,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters, as the text of ``--set``, for the cases whose names fit a glob."""
+    """Parameters, as the text of ``--set``, of the cases whose names match a glob."""
 
     name: str
     set: dict[str, str] = {}
@@ -135,7 +133,7 @@ def short_measure(measure: Measure) -> Measure:
 
 
 def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
-    """Return the seconds that one repetition has for samples, infinity if only the budget limits them."""
+    """Return the seconds of one repetition for samples; infinity if only the budget limits them."""
     if measure.seconds_per_case is None:
         return math.inf
     return measure.seconds_per_case * sum(map(case_weight, cases))
@@ -148,19 +146,19 @@ def short_budget(cases: Sequence[Case], measure: Measure, launches: int) -> floa
 
 
 BEYOND_CACHE = ("256M", "1G")
-"""What preset entries that reach ``LARGE_BYTES`` add on CUDA: 8 times a GPU's last-level cache, of 40 to 126 MB."""
+"""The sizes that CUDA adds to presets with ``LARGE_BYTES``: 8 times a GPU's last-level cache."""
 LARGE_BYTES = 16 << 20
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured and for how long; ``budget_seconds`` includes the starting of ranks, not the report."""
+    """A choice of cases and of the time to measure them."""
 
     help: str
     lasts: str  # on two cores
     entries: tuple[Entry, ...]
     launches: int
-    budget_seconds: float
-    # eight ranks on two cores take half of it to explain a step of a hybrid mesh
+    budget_seconds: float  # includes the start of the ranks, but not the report
+    # Eight ranks on two cores take half of this time to explain a step of a hybrid mesh.
     timeout_seconds: float = 60
     measure: Measure = Measure()
 
@@ -187,7 +185,7 @@ PRESETS = {
             *_tagged("sized", size_bytes="1M"),
             Entry(name="copy", set={"size_bytes": "16M"}),
         ),
-        launches=5,  # the least with which a regression gate can decide
+        launches=5,  # A regression check needs at least as many.
         budget_seconds=95,
     ),
     "full": Preset(
@@ -225,16 +223,21 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     set: dict[str, Value | list[Value]] = {}
 
     def entry(self, catalogue: Sequence[Definition]) -> Entry:
-        """Return a preset's entry, lists as text that the catalogue's parameters read."""
-        between = {p.name: p.separator for definition in select(catalogue, [self.name]) for p in definition.params}
-        lists = {name: value if isinstance(value, list) else [value] for name, value in self.set.items()}
-        texts = {name: between.get(name, ",").join(map(str, values)) for name, values in lists.items()}
+        """Return the parameters as text that those of the catalogue parse."""
+        separators: dict[str, str] = {}
+        for definition in select(catalogue, [self.name]):
+            separators |= {param.name: param.separator for param in definition.params}
+        texts = {}
+        for name, value in self.set.items():
+            values = value if isinstance(value, list) else [value]
+            texts[name] = separators.get(name, ",").join(map(str, values))
         return Entry(name=self.name, set=texts)
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The whole file; what is absent is decided by the preset, what the command line says goes before it."""
+    """A plan file. The command line takes precedence over it, and it over the preset."""
 
+    OPTIONS: ClassVar = ("preset", "nproc", "backend", "device", "launches", "budget", "timeout")
     preset: str | None = None
     nproc: Annotated[int, msgspec.Meta(ge=1)] | None = None
     backend: str | None = None

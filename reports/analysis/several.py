@@ -14,7 +14,7 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import decode_json, read_file
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.runs import Run, load_run, runs_in
+from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.results.stats import ratio_within_launch
 from parbench.bench.text import UserError, reading
 from parbench.reports import cells
@@ -243,7 +243,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, str | None]]:
 def unfolded(paths: Iterable[Path]) -> list[Path]:
     """Return each folder once, in place of one that holds runs those."""
     own = ((path, (path / "run.json").exists() or is_sweep(path)) for path in paths)
-    return list(dict.fromkeys(run for path, whole in own for run in (not whole and runs_in(path)) or [path]))
+    return list(dict.fromkeys(run for path, whole in own for run in (not whole and list_runs(path)) or [path]))
 
 
 def is_sweep(path: Path) -> bool:
@@ -257,7 +257,7 @@ def load_sweep(folder: Path) -> Sweep:
 
 def runs_of(folder: Path, point: Point) -> tuple[Path, ...]:
     """Return the runs of a point, the oldest first: their names begin with the time."""
-    return tuple(runs_in(folder / RUNS / point.id))
+    return tuple(list_runs(folder / RUNS / point.id))
 
 
 def point_of(run: Path) -> Point | None:

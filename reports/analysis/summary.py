@@ -8,10 +8,17 @@ from typing import Any, Generic, TypeVar
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Skipped
-from parbench.bench.results.metrics import MetricValue, gathered, merge_metrics
+from parbench.bench.results.metrics import MetricValue, collect_by_name, merge_metrics
 from parbench.bench.results.records import Check, Record, Status, WorldInfo
 from parbench.bench.results.runs import Run
-from parbench.bench.results.stats import LEAST_ITERATIONS, LEAST_LAUNCHES, Estimate, Grade, grade, scatter
+from parbench.bench.results.stats import (
+    MIN_INTERVAL_ITERATIONS,
+    MIN_INTERVAL_LAUNCHES,
+    Estimate,
+    Grade,
+    grade_noise,
+    log_deviation,
+)
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 _CODES: Mapping[Status, ExitCode] = {
@@ -93,14 +100,14 @@ class Row:
     def scatter(self) -> float | None:
         """How far launches scatter; None for fewer than three whose times are above zero."""
         times = [*self.by_launch(self.headline).values()]
-        return scatter(times) if len(times) >= LEAST_LAUNCHES else None
+        return log_deviation(times) if len(times) >= MIN_INTERVAL_LAUNCHES else None
 
     @property
     def grade(self) -> Grade | None:
         """The word for the scatter between launches, for that within of one alone, if long enough; two tell neither."""
         if self.scatter is not None:
-            return grade(self.scatter)
-        alone = self.measured if self.launches == 1 and self.iterations >= LEAST_ITERATIONS else ()
+            return grade_noise(self.scatter)
+        alone = self.measured if self.launches == 1 and self.iterations >= MIN_INTERVAL_ITERATIONS else ()
         return next((one.noise.grade for one in alone if one.noise), None)
 
 
@@ -239,5 +246,5 @@ def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str,
 
 def common_details(row: Row) -> dict[str, Any]:
     """Return the details of the row's records: a value where launches agree, the list of theirs where they do not."""
-    told = gathered([record.details for record in row.records])
+    told = collect_by_name([record.details for record in row.records])
     return {name: of[0] if all(value == of[0] for value in of) else of for name, of in told.items()}

@@ -30,7 +30,9 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
 def size_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns of one operation over its sizes."""
     [*_, size] = case_columns()
-    variation = number("variation", lambda row: row.scatter, cells.percent, "how far the repetitions differ")
+    variation: Column[Row] = number(
+        "variation", lambda row: row.scatter, cells.percent, "how far the repetitions differ"
+    )
     repetitions: Column[Row] = Column(
         "repetitions",
         lambda row: f"{row.launches}/{row.planned}",
@@ -42,7 +44,7 @@ def size_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         headline("time", rows),
         metric_column("algbw"),
         metric_column("busbw"),
-        replace(variation, is_result=True),
+        *known([replace(variation, is_result=True)], rows),
         repetitions,
     )
 
@@ -72,7 +74,7 @@ def metric_column(
     """Return the column of a declared metric, of what ``value`` makes of it where that is given."""
     metric = declared(name)
     assert metric is not None, f"metric {name} is not declared"
-    own = metric.of(name) or metric
+    own = metric.specialize(name) or metric
     text: Any = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help)
     if own.kind in ("difference", "factor", "excess") and value is None:
@@ -88,7 +90,7 @@ def metric_columns(table: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         for metric in metrics.METRICS
         if table in metric.tables
         for name in names
-        if metric.of(name)
+        if metric.specialize(name)
     )
     return known(found, rows)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from parbench.bench.launch.driver import remaining
 from parbench.bench.launch.processes import PARBENCH, die_with_parent, exit_words
-from parbench.bench.results.records import Record, encode, read_records
+from parbench.bench.results.records import Record, encode_record, read_records
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, last_line, listed, replace_file, short_host
 from parbench.slurm.job.state import State
@@ -178,7 +178,7 @@ def forget_broken(run: Path, since: str) -> None:
     records = list(read_records(run / "records.jsonl"))
     kept = [record for record in records if record.status not in ("hang", "failed") or record.started < since]
     if len(kept) < len(records):
-        replace_file(run / "records.jsonl", b"".join(map(encode, kept)))
+        replace_file(run / "records.jsonl", b"".join(map(encode_record, kept)))
 
 
 def is_down(state: str) -> bool:

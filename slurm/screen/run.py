@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from parbench.bench.check.hosts import MORE_SECONDS, Answer, together
-from parbench.bench.check.hosts import read as read_answer
+from parbench.bench.check.hosts import OVERHEAD_SECONDS, HostResult, compare_hosts, parse_result
 from parbench.bench.launch.processes import PARBENCH, run_child, terminated_as_interrupted
 from parbench.bench.machine.slurm_allocation import srun_words
 from parbench.bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
@@ -207,7 +206,7 @@ def _disjoint(links: Set[Pair]) -> list[list[Pair]]:
     return groups
 
 
-def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[Answer, ...]:
+def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[HostResult, ...]:
     """Run ``parbench check`` on all nodes at once and compare their devices; one that did not answer says why.
 
     There is one task a node, bound to no core, whose output is a file of the node's name.
@@ -217,18 +216,16 @@ def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> 
         words += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]
         words += [f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
         command = [*srun_words(environ, *words), *PARBENCH, "check", "--json", "--budget", _CHECK_BUDGET]
-        seconds = parse_duration(_CHECK_BUDGET) + MORE_SECONDS
+        seconds = parse_duration(_CHECK_BUDGET) + OVERHEAD_SECONDS
         try:
             done = subprocess.run([*command, "--out", str(out)], env=environ, capture_output=True, timeout=seconds)
             problem = last_line(done.stderr.decode(errors="replace"))
         except subprocess.TimeoutExpired:
             problem = f"no answer within {seconds:.0f} s"
-        return together([_answer(node, Path(folder), problem) for node in nodes])
+        return compare_hosts([_answer(node, Path(folder), problem) for node in nodes])
 
 
-def _answer(node: str, folder: Path, problem: str) -> Answer:
+def _answer(node: str, folder: Path, problem: str) -> HostResult:
     out, err = (folder / f"{node}.{kind}" for kind in ("out", "err"))
-    told = err.read_bytes() if err.exists() else b""
-    found = read_answer(node, out.read_bytes() if out.exists() else b"", told or problem.encode(), 4)
-    # what it says of itself, under the name that Slurm has for it
-    return found if found.health is None or found.health.host == node else Answer(host=node, health=found.health)
+    errors = err.read_bytes() if err.exists() else b""
+    return parse_result(node, out.read_bytes() if out.exists() else b"", errors or problem.encode(), 4)

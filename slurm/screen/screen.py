@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from parbench.bench.check.hosts import Answer
+from parbench.bench.check.hosts import HostResult
 from parbench.bench.check.hosts import render as render_check
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.launch.processes import PARBENCH
@@ -54,7 +54,7 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
-    checked: tuple[Answer, ...] = ()
+    checked: tuple[HostResult, ...] = ()
 
     @property
     def exclude(self) -> str:
@@ -235,9 +235,13 @@ def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
     return msgspec.structs.replace(told, problems=problems, notes=seen.notes, runs=tuple(runs))
 
 
-def with_devices(found: Screening, answers: Sequence[Answer]) -> Screening:
+def with_devices(found: Screening, answers: Sequence[HostResult]) -> Screening:
     """Return the screening with what each node's own check says: of a bad device, or that there is none."""
-    bad = {answer.host: ", ".join(answer.health.bad) for answer in answers if answer.health and answer.health.bad}
+    bad = {
+        answer.host: ", ".join(answer.health.bad_names)
+        for answer in answers
+        if answer.health and answer.health.bad_names
+    }
     nodes = [
         msgspec.structs.replace(
             node,

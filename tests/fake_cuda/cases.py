@@ -32,6 +32,17 @@ def measure_case(
     return outcome.status, outcome.reason, outcome.details
 
 
+def measure_cases(
+    world: World, name: str, params_of_cases: list[dict[str, Any]], label: str
+) -> list[tuple[str, str]]:
+    """Measure cases one after the other, and return their status and reason."""
+    outcomes = []
+    for number, params in enumerate(params_of_cases):
+        status, reason, _ = measure_case(world, name, params, f"{label}:{number}")
+        outcomes.append((status, reason))
+    return outcomes
+
+
 def take_step(world: World, name: str, params: dict[str, Any], label: str) -> None:
     """Take a step between two marks, after the steps that DistributedDataParallel measures."""
     definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}

@@ -87,8 +87,8 @@ def list_cases() -> Iterator[tuple[str, str]]:
     for spec in OPERATIONS:
         for mode in MODES:
             if spec.name in NAMES:
-                params = spec.definition.whole({"mode": mode})
-                if spec.definition.refuse(params, SPEC) is None:
+                params = spec.whole({"mode": mode})
+                if spec.refuse(params, SPEC) is None:
                     yield spec.name, mode
 
 
@@ -214,3 +214,22 @@ def test_timed_region_neither_waits_nor_allocates(
         waiting = [call.name for call in calls if call.waits_for_device]
         assert waiting == WAITING.get(name, []) * case.steps
         assert [call.name for call in calls if call.name in ALLOCATING] == []
+
+
+def test_cases_with_a_load_share_its_communicator(two_ranks_on_stub: RanksOnStub) -> None:
+    """So do cases of the same groups; each communicator is split from the world's once."""
+    params: dict[str, Any] = {**SIZE, "background": "all_reduce"}
+    group_params = {**params, "group": "contiguous:1", "concurrent": True}
+    outcomes = two_ranks_on_stub.call(
+        "tests.fake_cuda.cases:measure_cases",
+        name="collective.all_reduce",
+        params_of_cases=[params, params, group_params, group_params],
+        label="load",
+    )
+    assert outcomes == [[("ok", "")] * 4] * 2
+    for trace in two_ranks_on_stub.traces():
+        splits = []
+        for number in range(4):
+            calls = trace.between(f"load:{number}:start", f"load:{number}:end")
+            splits.append([call.name for call in calls].count("ncclCommSplit"))
+        assert splits == [1, 0, 1, 0]

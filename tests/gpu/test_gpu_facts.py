@@ -11,8 +11,9 @@ import msgspec
 import pytest
 import torch
 
-from parbench.bench.machine.doctor import UNKNOWN, examine_here
+from parbench.bench.machine.doctor import examine_here
 from parbench.bench.machine.gpu import Gpu, read_report, select_visible
+from parbench.bench.machine.gpu_topics import UNKNOWN
 from tests.support.paths import Command, environment
 
 pytestmark = pytest.mark.gpu

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Grads, num_pairs
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash, num_pairs
 from parbench.workloads.context_parallel.context_case import ContextPlan, ulysses_of
 from parbench.workloads.context_parallel.context_step import core_of, make_groups
 from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
@@ -147,22 +148,15 @@ class CountingKernel(CpuFlash):
         self.forward_pairs = 0
         self.backward_pairs = 0
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        q, k, _, causal = args
         self.forward_pairs += num_pairs(q, k, causal)
-        return super().forward(q, k, v, causal)
+        return super().forward(*args)
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-    ) -> Grads:
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        _, q, k, *_, causal = args
         self.backward_pairs += num_pairs(q, k, causal)
-        return super().backward(dout, q, k, v, out, lse, causal)
+        return super().backward(*args)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from parbench.bench.results.records import (
     SkipReason,
     Status,
     WorldInfo,
-    encode,
+    encode_record,
 )
 from parbench.bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
 from parbench.bench.results.stats import Grade
@@ -453,7 +453,9 @@ def make_run(
     plan: Plan, records: Iterable[Record], environment: dict[str, Any] | None = None
 ) -> Run:
     """Return a run whose records went through their encoding, as those of a folder do."""
-    decoded = tuple(msgspec.json.decode(encode(record), type=Record) for record in records)
+    decoded = tuple(
+        msgspec.json.decode(encode_record(record), type=Record) for record in records
+    )
     info = RunInfo(
         id="run-1",
         started=STARTED,

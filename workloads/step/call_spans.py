@@ -8,34 +8,46 @@ from parbench.bench.results.traced import Trace
 
 
 def spans_of_calls(trace: Trace, axes: Sequence[str]) -> list[Span | None] | None:
-    """Return the span of each call of a step, None of one that was not seen; ``axes`` are the calls', in their order.
+    """Return the span of each call of a step, None for a call that the trace does not have.
 
-    None instead where the trace cannot be held against them. A host's are in the order of issue. A device's kernels
-    run in another order on each communicator, so each belongs to the call within which the host launched it; one
-    launched after its call has returned, as coalesced calls are, belongs to that and to all before it on the same axis
-    that have none.
+    ``axes`` are those of the calls, in their order. The result is None if the trace does not fit
+    the calls. On a host, spans are in the order of issue. On a device, kernels run in another order
+    on each communicator, so that each belongs to the call within which the host launched it. A
+    kernel that was launched after its call has returned, as coalesced calls are, belongs to that
+    call and to all before it on the same axis that have none.
     """
     if trace.issued is None:
         return list(trace.comm) if len(trace.comm) == len(axes) else None
-    known = [
-        (launched, span) for launched, span in zip(trace.launched, trace.comm, strict=True) if launched is not None
-    ]
-    if len(trace.issued) != len(axes) or len(known) < len(trace.comm):
+    launches = []
+    for launched, span in zip(trace.launched, trace.comm, strict=True):
+        if launched is None:
+            return None
+        launches.append((launched, span))
+    if len(trace.issued) != len(axes):
         return None
-    starts = [start for start, _ in trace.issued]
-    found: list[Span | None] = [None] * len(axes)
-    together: dict[int, range] = {}
-    for launched, (start, stop) in sorted(known):
+    return _match_kernels(launches, trace.issued, axes)
+
+
+def _match_kernels(
+    launches: Sequence[tuple[int, Span]],
+    issued: Sequence[Span],
+    axes: Sequence[str],
+) -> list[Span | None] | None:
+    """Return the span of each call, from the launch and the span of each kernel."""
+    starts = [start for start, _ in issued]
+    spans: list[Span | None] = [None] * len(axes)
+    calls_by_last: dict[int, range] = {}
+    for launched, (start, stop) in sorted(launches):
         last = bisect_right(starts, launched) - 1
         if last < 0:
             return None
-        if last not in together:
+        if last not in calls_by_last:
             first = last
-            if launched >= trace.issued[last][1]:
-                while first and found[first - 1] is None and axes[first - 1] == axes[last]:
+            if launched >= issued[last][1]:
+                while first and spans[first - 1] is None and axes[first - 1] == axes[last]:
                     first -= 1
-            together[last] = range(first, last + 1)
-        for i in together[last]:
-            began, ended = found[i] or (start, stop)
-            found[i] = min(began, start), max(ended, stop)
-    return found
+            calls_by_last[last] = range(first, last + 1)
+        for call in calls_by_last[last]:
+            known_start, known_stop = spans[call] or (start, stop)
+            spans[call] = min(known_start, start), max(known_stop, stop)
+    return spans

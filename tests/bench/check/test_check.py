@@ -88,7 +88,7 @@ def test_host_whose_gpus_do_not_answer_is_bad(
 ) -> None:
     health = check_machine(ALL_LOST, monkeypatch, device)
     assert health.code == 1
-    assert health.bad == ["GPU 0000:19:00.0"]
+    assert health.bad_names == ["GPU 0000:19:00.0"]
     text = show.render(health)
     assert "bad  GPU 0000:19:00.0: does not answer" in text
     assert "'GPU is lost (GPU 0)'" in text
@@ -106,12 +106,12 @@ def test_reason_of_several_gpus_is_printed_once(monkeypatch: pytest.MonkeyPatch)
 def test_lost_gpu_of_several_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = tuple(Gpu(name="H100", index=index) for index in range(NUM_RANKS))
     run = build_run(tmp_path)
-    monkeypatch.setattr(check_module, "examine_here", lambda environ, gpus: ())
+    monkeypatch.setattr(check_module, "examine_here", lambda environ, machine, gpus: ())
     monkeypatch.setattr(check_module, "run_options", lambda *args, **kwargs: run.path)
     monkeypatch.setattr(check_module, "load_run", lambda path: run)
     health = check_machine(dataclasses.replace(ALL_LOST, gpus=gpus), monkeypatch)
     assert health.code == 1
-    assert health.bad == ["GPU 0000:19:00.0"]
+    assert health.bad_names == ["GPU 0000:19:00.0"]
     verdicts = [device.verdict for device in health.devices]
     assert verdicts == ["ok", "ok", "ok", "ok", "bad"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.check.gpus import Watch, complaints, facts_of, summarize_load
+from parbench.bench.check.gpus import Watch, find_faults, format_facts, summarize_load
 from parbench.bench.machine.gpu import Gpu, GpuReport, read_report
 from tests.support.nvidia import H100, LOST, describe_links, gpus, install
 
@@ -51,7 +51,7 @@ def test_complaints_are_about_the_faulty_gpu(tmp_path: Path) -> None:
         gpu6=ONE_INACTIVE,
     )
     watched = read_report(install(tmp_path, listed)).gpus
-    reasons = [complaints(gpu, watched, {}) for gpu in watched]
+    reasons = [find_faults(gpu, watched, {}) for gpu in watched]
     assert reasons[0] == reasons[7] == ()
     for index, topic in {1: "memory", 2: "memory", 3: "pcie", 6: "nvlink"}.items():
         [reason] = reasons[index]
@@ -61,7 +61,7 @@ def test_complaints_are_about_the_faulty_gpu(tmp_path: Path) -> None:
         [reason] = reasons[index]
         assert reason.text.startswith(topic)
         assert not reason.is_bad
-    assert "SM 345 of 1980 MHz" in facts_of(watched[0], watched)["clocks"]
+    assert "SM 345 of 1980 MHz" in format_facts(watched[0], watched)["clocks"]
 
 
 def test_gpus_are_sampled_during_work(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_gpu_that_is_lost_during_work_is_bad(tmp_path: Path) -> None:
 
 
 def test_unknown_gpu_has_no_complaints() -> None:
-    assert facts_of(Gpu(), [Gpu()])["memory"] == "-"
-    assert complaints(Gpu(), [Gpu()], {}) == ()
+    assert format_facts(Gpu(), [Gpu()])["memory"] == "-"
+    assert find_faults(Gpu(), [Gpu()], {}) == ()
 
 
 def test_busy_samples_count_and_power_cap_is_fine() -> None:
@@ -95,13 +95,13 @@ def test_busy_samples_count_and_power_cap_is_fine() -> None:
     assert gpu.sm_clock == 1500
     assert gpu.pcie_width == 16
     assert gpu.slowed_by == ("software power cap",)
-    assert complaints(gpu, [gpu], {}) == ()
+    assert find_faults(gpu, [gpu], {}) == ()
 
 
 def test_hardware_slowdown_is_bad() -> None:
     gpu = summarize_load(IDLE, [IDLE, BUSY, HOT])
     assert gpu.temperature_celsius == 91
-    [reason] = complaints(gpu, [gpu], {})
+    [reason] = find_faults(gpu, [gpu], {})
     assert reason.is_bad
     assert "hardware thermal slowdown" in reason.text
 
@@ -120,7 +120,7 @@ def test_only_growth_of_nvlink_errors_counts() -> None:
     )
     assert growth == {"replay errors": 5}
     assert Watch({}, ()).count_link_errors(Gpu(uuid="z")) == {}
-    [replays] = complaints(Gpu(), [Gpu()], growth)
+    [replays] = find_faults(Gpu(), [Gpu()], growth)
     assert "5 more replay errors" in replays.text
 
 
@@ -141,7 +141,7 @@ def test_only_growth_of_nvlink_errors_counts() -> None:
     ],
 )
 def test_counters_of_nvlinks_are_judged(name: str, is_bad: bool) -> None:
-    [reason] = complaints(Gpu(), [Gpu()], {name: 2})
+    [reason] = find_faults(Gpu(), [Gpu()], {name: 2})
     assert reason.text == f"NVLink: 2 more {name} meanwhile"
     assert reason.is_bad is is_bad
 
@@ -157,5 +157,5 @@ def test_counters_of_good_links_are_kept_and_not_judged() -> None:
         "total link recovery events": 1,
     }
     gpu = Gpu()
-    assert complaints(gpu, [gpu], growth) == ()
-    assert "fec errors - 0 +125361" in facts_of(gpu, [gpu], growth)["nvlink counters"]
+    assert find_faults(gpu, [gpu], growth) == ()
+    assert "fec errors - 0 +125361" in format_facts(gpu, [gpu], growth)["nvlink counters"]

@@ -17,9 +17,9 @@ from parbench.bench.launch.driver import Driver, metrics_of, placement_warnings,
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Plan
+from parbench.bench.plan.plan import Measure, Plan, sampling_seconds
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import Record, SkipReason, blame, read_records
+from parbench.bench.results.records import Record, SkipReason, make_arrival, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer
 from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10
 from tests.support.fakes import (
@@ -362,6 +362,14 @@ def test_ranks_of_another_launcher_are_not_restarted(make_run: MakeRun) -> None:
 # --- the budget ---
 
 
+def test_time_of_named_cases_ends_a_repetition(make_run: MakeRun) -> None:
+    measure = Measure(seconds_per_case=0.3)
+    run = make_run(CASES[:2], launches=3, budget_seconds=90.0, measure=measure)
+    run.drive()
+    seconds = sampling_seconds(CASES[:2], measure)
+    assert [job.budget_seconds for job in run.jobs] == pytest.approx([seconds] * 3, abs=0.2)
+
+
 def test_budget_is_shared_by_the_remaining_launches(make_run: MakeRun) -> None:
     run = make_run(CASES[:1], launches=3, budget_seconds=90.0)
     run.drive()
@@ -510,7 +518,7 @@ def test_rate_of_no_time_or_no_work_is_unknown(seconds: float, amount: float) ->
 def test_blame_names_the_rank_most_often_last(
     last_in: list[int], late_rank: int, share: float
 ) -> None:
-    arrival = blame(last_in, [0] * 4, [1e-3] * 4, "ping-pong", 5e-6)
+    arrival = make_arrival(last_in, [0] * 4, [1e-3] * 4, "ping-pong", 5e-6)
     assert arrival.late_rank == late_rank
     assert arrival.share == share
     assert arrival.last_out_rank == 0
@@ -518,8 +526,8 @@ def test_blame_names_the_rank_most_often_last(
 
 
 def test_blame_ignores_skews_below_the_clock_uncertainty() -> None:
-    nobody = blame([1, 1], [0, 0], [1e-6, 2e-6], "ping-pong", 5e-6)
+    nobody = make_arrival([1, 1], [0, 0], [1e-6, 2e-6], "ping-pong", 5e-6)
     assert nobody.late_rank is None
-    arrival = blame([1, 1, 1, 0], [0] * 4, [5e-6, 5e-6, 5e-6, 6e-6], "ping-pong", 5e-6)
+    arrival = make_arrival([1, 1, 1, 0], [0] * 4, [5e-6, 5e-6, 5e-6, 6e-6], "ping-pong", 5e-6)
     assert arrival.late_rank == 0
     assert arrival.share == 0.25

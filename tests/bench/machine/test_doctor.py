@@ -8,13 +8,13 @@ import pytest
 
 from parbench.bench.machine import doctor
 from parbench.bench.machine.doctor import (
-    UNKNOWN,
     Finding,
     examine,
     examine_here,
     render,
 )
 from parbench.bench.machine.gpu import Gpu, GpuFailure
+from parbench.bench.machine.gpu_topics import UNKNOWN
 from parbench.bench.machine.machine import Machine, inspect_machine
 
 GIB = 1 << 30

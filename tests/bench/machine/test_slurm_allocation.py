@@ -169,7 +169,7 @@ def test_failed_answer_is_refused_with_reason(
     srun: FakeSrun, monkeypatch: pytest.MonkeyPatch, script: str, fact: str
 ) -> None:
     if "sleep" in script:
-        monkeypatch.setattr(slurm_allocation, "_ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(slurm_allocation, "_NODE_TIMEOUT_SECONDS", 0.2)
     srun.write(script)
     message = usage_error(machine_of_ranks, srun.environ, JOB)
     assert "job 17" in message

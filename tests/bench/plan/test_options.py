@@ -19,7 +19,8 @@ from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan import options as options_module
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.catalogue import OF_THE_RUNNER
-from parbench.bench.plan.options import Options, define, params_of, plan_run
+from parbench.bench.plan.custom_step import define, params_of
+from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import PRESETS, SHORT_LAUNCHES, Measure, Plan, sampling_seconds
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
@@ -141,9 +142,10 @@ def test_launches_of_named_cases_are_kept() -> None:
     assert sampling_seconds(run_plan.cases, run_plan.measure) == pytest.approx(6.0)
 
 
-def test_usual_values_override_preset_only() -> None:
+def test_overrides_change_preset_only() -> None:
     options = Options(
-        only=("all_gather", "barrier"), usual={"mode": "pipelined", "placement": "in_place"}
+        only=("all_gather", "barrier"),
+        preset_overrides={"mode": "pipelined", "placement": "in_place"},
     )
     run_plan = plan(options)
     assert set(list_values(run_plan, "mode")) == {"pipelined"}
@@ -240,7 +242,7 @@ def test_ranks_are_spread_over_allocation() -> None:
 @pytest.mark.usefixtures("_allocation")
 def test_login_node_plans_for_nodes_of_job(monkeypatch: pytest.MonkeyPatch) -> None:
     node = replace(MACHINE, gpus=(GPU,) * 8, torch_has_cuda=True)
-    monkeypatch.setattr(slurm_allocation, "_ask", lambda number, environ: node)
+    monkeypatch.setattr(slurm_allocation, "_inspect_node", lambda number, environ: node)
     monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
     monkeypatch.delenv("SLURMD_NODENAME")
     run_plan = plan(SRUN)

@@ -25,7 +25,7 @@ from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
-from parbench.bench.rank.runner import CaseRun, Disturbed, load_target
+from parbench.bench.rank.runner import CaseRun, FaultInjector, load_target
 from parbench.bench.rank.timing import Progress, Timing
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
@@ -386,11 +386,18 @@ def test_corruption_of_bools_is_a_wrong_result(two_ranks: Ranks, redop: str) -> 
         assert "1 on rank 1" in outcome.reason
 
 
-@pytest.mark.parametrize("injection", ["late:0:1ms", "slow:0:10%"])
-def test_fault_of_a_rank_that_is_not_measured_is_skipped(
-    two_ranks: Ranks, injection: str
+@pytest.mark.parametrize(
+    ("injection", "params"),
+    [
+        ("late:0:1ms", {"group": "contiguous:1", "group_index": 1}),
+        ("slow:0:10%", {"group": "contiguous:1", "group_index": 1}),
+        ("slow:0:10%", {"mode": "async"}),
+    ],
+)
+def test_fault_without_effect_is_skipped(
+    two_ranks: Ranks, injection: str, params: dict[str, Any]
 ) -> None:
-    params: dict[str, Any] = {"group": "contiguous:1", "group_index": 1}
+    """The rank is not measured, or its steps can only be late."""
     for run in run_case(two_ranks, parse_fault(injection, 2), **params):
         assert run.outcome.status == "skipped"
         assert injection in run.outcome.reason
@@ -420,11 +427,11 @@ def prepare_counting(world: World, *, repeatable: bool) -> CountingBenchmark:
 
 def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outcome:
     """Measure in mode graph, where graphs of ``one`` step or of ``many`` steps contain nothing."""
-    original_sampler = timing.sampler
+    original_sampler = timing.make_sampler
 
     def make_sampler(
         mode: str, benchmark: CountingBenchmark, world: World, steps: int
-    ) -> timing.Sample:
+    ) -> timing.Sampler:
         if mode != "graph":
             return original_sampler(mode, benchmark, world, steps)
         is_empty = empty_graph == ("one" if steps == 1 else "many")
@@ -433,7 +440,7 @@ def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outco
     params: dict[str, Value] = {"mode": "graph", "repeatable": repeatable}
     case = make_case("workload.counting", f"{MODULE}:prepare_counting", params)
     measure = Measure(warmup=1, max_iterations=8)
-    with mock.patch.object(timing, "sampler", make_sampler):
+    with mock.patch.object(timing, "make_sampler", make_sampler):
         return CaseRun(case, world, measure, Progress(), None).visit(60.0)
 
 
@@ -456,7 +463,7 @@ def test_empty_graph_is_a_wrong_result(
 
 
 def make_all_reduce(**params: Value) -> Case:
-    [definition] = [spec.definition for spec in OPERATIONS if spec.short_name == "all_reduce"]
+    [definition] = [spec for spec in OPERATIONS if spec.short_name == "all_reduce"]
     return definition.case({"size_bytes": 1024, **params})
 
 
@@ -545,24 +552,21 @@ def test_slow_step_takes_its_share_of_device_time(
     clock = HeldTime(0)
     monkeypatch.setattr(runner, "time", clock)
     benchmark = SlowDevice(clock)
-    Disturbed(benchmark, parse_fault(fault, 2), benchmark.sync).step()
+    FaultInjector(benchmark, parse_fault(fault, 2), benchmark.sync).step()
     assert clock.perf_counter() == seconds
 
 
 def test_corrupt_step_has_one_wrong_element() -> None:
-    disturbed = Disturbed(filling(), parse_fault("corrupt:1", 2), lambda: None)
+    disturbed = FaultInjector(filling(), parse_fault("corrupt:1", 2), lambda: None)
     disturbed.reset()
     disturbed.step()
     assert disturbed.check() == 1
 
 
-def test_faults_that_a_benchmark_lacks_are_refused() -> None:
+def test_corruption_that_a_benchmark_lacks_is_refused() -> None:
     benchmark = NotingBenchmark()
     corrupt = parse_fault("corrupt:1", 2)
-    slow = parse_fault("slow:1:10%", 2)
-    assert "corrupt:1" in usage_error(Disturbed, benchmark, corrupt, lambda: None)
-    disturbed = Disturbed(benchmark, slow, lambda: None)
-    assert "mode async" in usage_error(disturbed.issue)
+    assert "corrupt:1" in usage_error(FaultInjector, benchmark, corrupt, lambda: None)
 
 
 def test_load_target_imports_or_refuses(
@@ -584,7 +588,7 @@ def test_load_target_imports_or_refuses(
 def test_target_must_return_a_benchmark() -> None:
     case = make_case("custom.odd", "builtins:id", {})
     world = cast(World, SimpleNamespace(backend="gloo"))
-    with pytest.raises(TypeError, match="int, which is no benchmark"):
+    with pytest.raises(TypeError, match="int, which is not a benchmark"):
         runner.make_benchmark(case, world, None)
 
 

@@ -9,7 +9,7 @@ import pytest
 from parbench.bench.plan.groups import Pair, round_pairs
 from parbench.slurm.screen.fit import Effect, Exchange, Rule, Slow, confirm, find_slow
 from parbench.slurm.screen.run import tournament
-from tests.studies.screen_study import Cluster, estimate_rates, simulate
+from tests.support.screening import Cluster, estimate_rates, simulate
 
 NO_NODES: dict[int, float] = {}
 NO_LINKS: dict[Pair, float] = {}

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from parbench.bench.check.check import document
+from parbench.bench.check.check import to_document
 from parbench.bench.check.health import Device, Health
 from parbench.bench.commands import parse_settings
 from parbench.bench.commands import run as run_cli
@@ -266,7 +266,7 @@ def test_check_nodes_runs_one_task_per_node(
     monkeypatch.chdir(tmp_path)
     device = Device(host="n1", name="GPU 5", uuid="n1", kind="H100", rank=0)
     health = Health(host="n1", started="2026", seconds=41.0, device="cuda", devices=(device,))
-    Path("answer.json").write_text(json.dumps(document(health)))
+    Path("answer.json").write_text(json.dumps(to_document(health)))
     write_tool(tmp_path, "srun", FAKE_SRUN)
     path = f"{tmp_path}:/usr/bin:/bin"
     monkeypatch.setenv("PATH", path)

@@ -96,13 +96,6 @@ def test_merged_blocks_are_attention(shift: float) -> None:
     assert (merged.lse - scores.logsumexp(dim=-1)).abs().max() < 2e-4
 
 
-def test_merged_rows_without_blocks_are_zero() -> None:
-    merged = Merged(torch.empty(1, 1, 3, 2))
-    merged.add(slice(1, 2), torch.ones(1, 1, 1, 2), torch.zeros(1, 1, 1))
-    assert merged.output()[0, 0].tolist() == [[0, 0], [1, 1], [0, 0]]
-    assert merged.lse[0, 0].tolist() == [-math.inf, 0, -math.inf]
-
-
 def test_merged_bfloat16_blocks_round_once() -> None:
     """In bfloat16, 1 + 1/256 would be 1 at each of many additions."""
     value = torch.ones(1, 1, 1, 1, dtype=torch.bfloat16)

@@ -108,8 +108,6 @@ def refuse(ranks: int, params: Params) -> str | None:
         (4, {"method": "ulysses"}, "heads(6) % ulysses(4) != 0"),
         (3, {"method": "ulysses"}, "kv_heads(2) % ulysses(3) != 0"),
         (4, {"method": "usp", "ulysses": 3}, "ulysses(3) * ring(1) != cp(4)"),
-        (4, {"method": "ring", "ulysses": 2}, "ulysses = 2"),
-        (2, {"attention": "fast"}, "attention = 'fast'"),
         (2, {"attention": "timed:5 apples"}, "'5 apples'"),
         (2, {"attention": "timed:5ms"}, "compute = real"),
     ],

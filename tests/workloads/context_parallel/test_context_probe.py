@@ -21,14 +21,8 @@ def explain(world: World, method: str) -> Metrics:
         "sequence": 128,
     }
     step = build_small_step(world, "cp", {"method": method, **params})
-
-    def begin() -> None:
-        step.reset()
-        world.barrier()
-
-    begin()
     step.step()
-    explanation = run_probes(world, step.probes(), step.step, begin, 0.0)
+    explanation = run_probes(world, step.probes(), step.step, step.reset, 0.0)
     step.close()
     return {name: metric.value for name, metric in explanation.metrics.items()}
 

@@ -8,7 +8,6 @@ import torch
 
 from parbench.workloads.costs.parameter_table import (
     ParameterPart,
-    elements_of,
     num_parameters,
     parts_of,
 )
@@ -23,16 +22,15 @@ LLAMA = replace(SHAPES["tiny-llama"], hidden=32, ffn=64, sequence=16, vocabulary
 both_recipes = pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 
 
-def make_mixture(ep: int = 1, etp: int = 1) -> Moe:
-    return moe_of({"ep": ep, "etp": etp, "experts": 4}, GPT, ep * etp)
+MIXTURE = moe_of({"ep": 1, "experts": 4}, GPT, 1)
 
 
-def position_of(shape: Shape, rank: int = 0, **params: Any) -> Position:
-    return StepSpec(shape=shape, device="cpu", ends="tokens", **params).at_stage(rank)
+def position_of(shape: Shape, **params: Any) -> Position:
+    return StepSpec(shape=shape, device="cpu", ends="tokens", **params).at(0)
 
 
 @both_recipes
-@pytest.mark.parametrize("moe", [None, make_mixture()], ids=["dense", "experts"])
+@pytest.mark.parametrize("moe", [None, MIXTURE], ids=["dense", "experts"])
 def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> None:
     model = build(shape, 0, torch.device("cpu"))
     if moe is not None:
@@ -46,16 +44,6 @@ def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> Non
 
 
 @both_recipes
-def test_stages_have_each_parameter_once(shape: Shape) -> None:
-    names = []
-    for rank in range(4):
-        stage = position_of(shape, rank, mesh={"pp": 4})
-        names += [part.name for part in parts_of(stage)]
-    expected = [part.name for part in parts_of(position_of(shape))]
-    assert sorted(names) == sorted(expected)
-
-
-@both_recipes
 def test_tp_divides_matrices_of_layers(shape: Shape) -> None:
     full_parts = parts_of(position_of(shape))
     rank_parts = parts_of(position_of(shape, mesh={"tp": 2}))
@@ -65,20 +53,6 @@ def test_tp_divides_matrices_of_layers(shape: Shape) -> None:
         is_in_layer = "attention." in part.name or "ffn." in part.name
         ranks = 2 if is_in_layer and not is_replicated_bias else 1
         assert numel_by_name[part.name] == part.numel / ranks, part.name
-
-
-def test_ep_divides_only_routed_experts() -> None:
-    single = position_of(GPT, moe=make_mixture())
-    divided = position_of(GPT, moe=make_mixture(ep=4))
-    assert elements_of(divided, "routed") == elements_of(single, "routed") / 4
-    assert elements_of(divided, "whole", "split") == elements_of(single, "whole", "split")
-
-
-def test_etp_divides_each_expert() -> None:
-    position = position_of(replace(GPT, layers=1), moe=make_mixture(etp=2))
-    sizes = {part.name: part.size for part in parts_of(position)}
-    assert sizes["layers.0.ffn.experts.up"] == (4, 32, 16)
-    assert sizes["layers.0.ffn.experts.down"] == (4, 16, 32)
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(50, 4), (3, 4), (8, 3)])

@@ -76,12 +76,3 @@ def test_latent_attention_activations_match_hand_count() -> None:
     latents = 7168 * 2 + 2 * (1536 + 512) * 2
     expected = norms + latents + heads + log_sum_exps + feed_forward
     assert layer_equation(position, "none").value / 4096 == expected
-
-
-def test_tied_head_is_counted_once_and_kept_on_last_stage() -> None:
-    spec = make_spec("pp=2", "llama3-8b", microbatches=4)
-    tied = replace(spec, shape=replace(spec.shape, tied=True))
-    table = spec.shape.vocabulary * spec.shape.hidden
-    assert num_parameters(spec.shape) - num_parameters(tied.shape) == table
-    assert elements_of(tied.at_stage(1)) == elements_of(spec.at_stage(1))
-    assert elements_of(tied.on({}).at(0)) == num_parameters(tied.shape)

@@ -42,9 +42,3 @@ def test_place_of_expert_shards_and_replicas() -> None:
     mesh = {"dp": 2, "fsdp": 4, "cp": 2, "tp": 2, "ep": 4}
     assert place_of(mesh, ("expert_shards",), 8) == Place(ranks=2, on_node=1)
     assert place_of(mesh, ("edp",), 8) == Place(ranks=4, on_node=2)
-
-
-def test_place_of_split_experts_is_next_to_tp() -> None:
-    mesh = {"dp": 4, "tp": 8, "ep": 2, "etp": 4}
-    assert place_of(mesh, ("etp",), 8) == Place(ranks=4, on_node=4)
-    assert place_of(mesh, ("edp",), 8) == Place(ranks=4, on_node=2)

@@ -109,13 +109,6 @@ def test_validation_averages_repetitions() -> None:
     )
 
 
-def test_validation_uses_declared_compute() -> None:
-    [row] = validate_records(make_record(compute="timed:50ms")).rows
-    assert row.compute == "declared"
-    predicted = component_of(row, "step_time").predicted
-    assert predicted == pytest.approx(0.15 + REDUCE_SECONDS, rel=1e-3)
-
-
 def test_validation_compares_bytes_and_memory() -> None:
     params = DEFINITION_BY_NAME["ddp"].whole(make_record().case.params)
     activations = activations_of(STRATEGIES["ddp"](params, 4, "cpu").at(0))
@@ -234,18 +227,6 @@ def test_row_time_of_gloo_messages_waits_for_receiver(backend: str, num_messages
         step, calls_of(step), lambda call: 0.01, compute_seconds=2.4, backend=backend
     )
     assert row.exposed_seconds["pp"] == pytest.approx(0.01 * num_messages)
-
-
-def test_row_time_of_hybrid_step() -> None:
-    """TP's calls are within the pipeline, DDP's after it. Messages take no time here."""
-    step = make_step("hybrid", ranks=8, mesh="dp=2,pp=2,tp=2", microbatches=4)
-
-    def seconds_without_pp(call: PlacedCall) -> float:
-        return 0.0 if call.axis == "pp" else call_seconds(call)
-
-    row = row_time(step, calls_of(step), seconds_without_pp, compute_seconds=0.4)
-    pipeline_seconds = (0.4 + sum_seconds(step, "tp")) * (1 + 1 / 4)
-    assert row.seconds == pytest.approx(pipeline_seconds + sum_seconds(step, "dp"))
 
 
 @pytest.mark.parametrize("cap_bytes", [50_000, MEBI])

@@ -11,12 +11,10 @@ def test_what_if_changes_one_thing() -> None:
     variants = {name: variant for name, variant in what_if(run) if isinstance(variant, DryRun)}
     assert variants["as it is"].seconds == run.seconds
     assert variants["links inside a node half as fast"].seconds > run.seconds
-    assert variants["links across nodes half as fast"].seconds > run.seconds
     assert variants["no communication hidden"].exposed_seconds > run.exposed_seconds
     assert variants["twice the batch"].spec.global_batch == 128
     assert run.seconds < variants["twice the batch"].seconds < 2 * run.seconds
     assert variants["twice the GPUs"].spec.world == 128
-    assert variants["twice the GPUs"].spec.global_batch == 64
     assert variants["twice the GPUs and batch"].spec.global_batch == 128
 
 
