@@ -4,7 +4,6 @@ from xml.etree import ElementTree
 
 from parbench.reports import cells
 from parbench.reports.figures.svg import (
-    WIDE,
     Drawing,
     even_ticks,
     figure,
@@ -27,12 +26,6 @@ def test_figure_is_accessible_and_escapes_text() -> None:
     assert text.text == "<script>alert(1)</script> 漢字 🚀\\x1b[31m"
     assert path.findtext("title") == "a <b> box"
     assert "width" not in root.attrib  # it is as wide as its place
-
-
-def test_wide_figure_can_be_scrolled_by_keyboard() -> None:
-    [html] = figure(Drawing(WIDE), "id", "W")
-    assert '<div class="chart" role="group" tabindex="0" aria-label="W"><svg' in html
-    assert figure(None, "id", "T") == []
 
 
 def test_even_ticks_are_round() -> None:

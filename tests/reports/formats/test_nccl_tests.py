@@ -9,7 +9,7 @@ import pytest
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.results.records import Check, Record
 from parbench.reports.formats.nccl_tests import render_text
-from tests.support.exchange_fixtures import FORMATS_FOLDER, make_pairs_record
+from tests.support.exchange_fixtures import FORMATS_FOLDER
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     HOSTILE_TEXT,
@@ -71,13 +71,6 @@ def test_cuda_tables_have_modes_of_nccl_tests() -> None:
     assert len(find_tables(render(records[0], failed))) == 2
     cpu_records = [ok_record(collective_case(mode=mode)) for mode in modes]
     assert len(find_tables(render(*cpu_records))) == 4
-
-
-def test_group_has_a_table_of_its_ranks() -> None:
-    text = render(make_pairs_record())
-    assert "world=4" in text
-    assert text.count("#  Rank") == 2
-    assert find_rows(text)[0][1] == "512"
 
 
 @pytest.mark.parametrize(

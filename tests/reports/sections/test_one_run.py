@@ -7,25 +7,15 @@ from parbench.reports.sections.one_run import draw_first_screen, report_of
 from tests.support.report_rows import (
     analyze_records,
     analyze_run,
-    make_sections,
     run_from_records,
 )
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
     ok_record,
-    sample_run,
     step_case,
 )
 from tests.support.traced import make_timeline, traced_record, write_traced_run
-
-
-def test_anchors_are_unique_and_columns_explained() -> None:
-    sections = make_sections(analyze_run(sample_run(launches=1)))
-    tables = [table for section in sections for table in section.on_page]
-    ids = [section.id for section in sections] + [table.id for table in tables]
-    assert len(ids) == len(set(ids))
-    assert all(column.help for table in tables for column in table.columns)
 
 
 def test_first_screen_has_bandwidth_and_a_traced_step(tmp_path: Path) -> None:

@@ -1,13 +1,8 @@
 """The columns that tables of communication share."""
 
-import pytest
-
-from parbench.bench.results.records import Check
-from parbench.reports.sections.row_columns import communication_columns
-from tests.support.report_rows import column_texts, report_lines, summarize_row
+from tests.support.report_rows import report_lines
 from tests.support.reports_fixtures import (
     collective_case,
-    failed_record,
     ok_record,
 )
 
@@ -23,16 +18,3 @@ def test_interval_of_one_repetition_is_marked() -> None:
     assert repeated_line["time"].startswith("2.00 ms [")
     assert repeated_line["noise"] == "very noisy"
     assert repeated_line["launches"] == "3/3"
-
-
-@pytest.mark.parametrize(
-    ("check", "word"),
-    [
-        (Check(), "unchecked"),
-        (Check(passed=False, wrong=3), "3 wrong"),
-        (Check(passed=False), "wrong"),
-    ],
-)
-def test_check_column_has_one_word(check: Check, word: str) -> None:
-    row = summarize_row(failed_record(collective_case(), check=check))
-    assert column_texts(communication_columns([row]), row)["check"] == word

@@ -85,6 +85,7 @@ def edit_first_call(**args: Any) -> str:
     ("args", "op"),
     [
         ({"Collective_name": "nccl:coalesced"}, "all_reduce"),
+        ({"kernel": "ncclDevKernel_Generic_1"}, "all_reduce"),
         ({"Collective_name": "", "kernel": "ncclDevKernel_Generic_1"}, "communication"),
     ],
 )
