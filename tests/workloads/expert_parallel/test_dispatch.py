@@ -16,7 +16,6 @@ from parbench.workloads.expert_parallel.dispatch import (
 from parbench.workloads.expert_parallel.routing import NOWHERE
 from tests.support.ranks import Ranks
 
-ROUTES = torch.tensor([[0, 2], [2, 1], [2, 0], [NOWHERE, NOWHERE], [1, 2]])
 NUM_EXPERTS = 5
 Pair = tuple[int, int, int]
 
@@ -55,36 +54,6 @@ def test_plan_fills_experts_in_order_of_tokens(
     for chunk in chunks_of(plan, min(num_chunks, len(permutations))):
         pairs_of_chunks.extend(list_pairs(chunk))
     assert sorted(pairs_of_chunks) == sorted(pairs)
-
-
-def test_chunks_share_capacity_of_microbatch() -> None:
-    plan = make_plan(ROUTES, 4, slots=3)
-    first, second = chunks_of(plan, 2)
-    assert set(first.trim().tokens.tolist()) == {0, 1, 2}
-    assert set(second.trim().tokens.tolist()) == {4}
-    assert second.counts.tolist() == [0, 1, 0, 0]  # the first chunk fills expert 2
-
-
-def test_dispatch_in_one_process() -> None:
-    plan = make_plan(ROUTES, 4)
-    tokens = torch.arange(5.0)[:, None]
-    weights = torch.arange(10.0).view(5, 2)
-    trip = start_trip("", tokens, weights, plan, None)
-    rows = trip.arrive()
-    assert rows.tokens.flatten().tolist() == [
-        0,
-        2,
-        1,
-        4,
-        0,
-        1,
-        2,
-        4,
-    ]  # by expert, then by token
-    assert rows.counts.tolist() == [2, 2, 4, 0]
-    trip.give_back(rows.tokens * 10)
-    combined = trip.receive()
-    assert combined.flatten().tolist() == [0, 50, 180, 0, 680]
 
 
 UNROUTED = torch.full((6, 2), NOWHERE)

@@ -58,13 +58,6 @@ def test_load_metrics_are_of_worst_layer() -> None:
     assert metrics["drop_rate_expected"].value == 0.5
 
 
-def test_load_metrics_without_tokens_are_unknown() -> None:
-    zeros = torch.zeros(1, 1, 4, dtype=torch.int64)
-    metrics = load_metrics([Routed(zeros, zeros)], 1, None)
-    assert metrics["imbalance.rank"].value is None
-    assert metrics["drop_rate"].value is None
-
-
 def test_routed_by_counts_asked_and_kept_pairs() -> None:
     shape = SHAPES["tiny"]
     params = {"microbatch": 1, "ep": 2, "experts": 4, "capacity": 1.0}

@@ -12,7 +12,7 @@ from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.expert_parallel.expert_step import EpStep
 from parbench.workloads.expert_parallel.moe_layer import mixtures
 from parbench.workloads.step.probe import run_probes
-from tests.support.ep_steps import BFLOAT16, DROPS, build_step, misroute_token
+from tests.support.ep_steps import BFLOAT16, DROPS, build_step
 from tests.support.ranks import Ranks
 from tests.support.training_steps import Params, count_wrong_after_step
 
@@ -51,24 +51,6 @@ def test_expert_replicas_match_one_process(two_ranks: Ranks) -> None:
 def test_split_experts_match_one_process(two_ranks: Ranks) -> None:
     params = {"tp": 2, "etp": 2, "checkpointing": "full", "aux": 0.5, **DROPS}
     assert_right(two_ranks, params, "etp tp dp")
-
-
-@pytest.mark.full
-def test_expert_step_on_four_ranks(four_ranks: Ranks) -> None:
-    params = {"tp": 2, "ep": 2, "aux": 0.1, **LLAMA}
-    assert_right(four_ranks, params, "ep dp tp adp edp")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("params", "axes"),
-    [
-        ({"variant": "allgather", **ZIPF}, "ep dp"),
-        ({"tp": 2, "aux": 0.1, **LLAMA, **ZIPF}, "ep tp dp"),
-    ],
-)
-def test_routing_on_two_ranks(two_ranks: Ranks, params: Params, axes: str) -> None:
-    assert_right(two_ranks, params, axes)
 
 
 @pytest.mark.full
@@ -151,42 +133,6 @@ def count_wrong_of_mutant(world: World, mutant: str, tp: int) -> int:
 def test_mutant_is_detected(two_ranks: Ranks, mutant: str, tp: int) -> None:
     wrong, _ = two_ranks.call(f"{__name__}:count_wrong_of_mutant", mutant=mutant, tp=tp)
     assert wrong > 0
-
-
-def count_wrong_averages(world: World) -> list[int]:
-    """Return counts of a right step, without averages of replicas, and without their division."""
-    step = build_step(world, {"ep": 1})
-    counts = [count_wrong_after_step(step)]
-    axes = step._axes
-    step._axes = replace(axes, groups={})
-    counts.append(step.check())
-    step._axes = axes
-    step._copies["edp"] = []
-    counts.append(step.check())
-    step.close()
-    return counts
-
-
-def test_expert_replicas_that_are_not_averaged_are_detected(two_ranks: Ranks) -> None:
-    first, second = two_ranks.call(f"{__name__}:count_wrong_averages")
-    right, not_averaged, not_divided = map(max, first, second)
-    assert right == 0
-    assert not_averaged > 0
-    assert not_divided > 0
-
-
-def count_misrouted(world: World) -> int:
-    step = build_step(world, {"tp": 2})
-    if world.rank == 1:
-        misroute_token(mixtures(step.layout.model))
-    wrong = count_wrong_after_step(step)
-    step.close()
-    return wrong
-
-
-def test_misrouted_token_is_detected(two_ranks: Ranks) -> None:
-    """Results are computed with the wrong routes of two layers, and are right for them."""
-    assert two_ranks.call(f"{__name__}:count_misrouted") == [2, 2]
 
 
 def explain(world: World, params: Params) -> dict[str, Any]:

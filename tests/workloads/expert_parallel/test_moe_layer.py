@@ -16,10 +16,9 @@ from parbench.workloads.expert_parallel.moe_layer import (
     aux_loss,
     balance_loss,
     exchange_ffns,
-    kernel_note,
     mixtures,
 )
-from parbench.workloads.expert_parallel.routing import NOWHERE, routes
+from parbench.workloads.expert_parallel.routing import routes
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import Transformer, build, draw_tokens
 from tests.support.fake_time import FakeTime
@@ -113,16 +112,6 @@ def test_experts_without_rows_have_zero_gradients(counts: list[int]) -> None:
     assert has_gradient == [count > 0 for count in counts]
 
 
-def test_token_without_experts_has_shared_expert_only() -> None:
-    layer = make_layer(make_moe())
-    x = torch.randn(1, 2, 32)
-    layer.given = torch.tensor([[0, 1], [NOWHERE, NOWHERE]])
-    assert layer.shared is not None
-    routed = layer(x) - layer.shared(x)
-    assert routed[0, 0].abs().max() > 1e-6
-    assert routed[0, 1].abs().max() <= 1e-6
-
-
 def test_balance_loss() -> None:
     even_scores = torch.full((8, 4), 0.25)
     even_routes = torch.tensor([[0, 1], [2, 3]] * 4)
@@ -149,19 +138,7 @@ def test_aux_loss_is_mean_over_layers() -> None:
     assert aux_loss(model) == 0.0  # the layers forget their losses
 
 
-@pytest.mark.parametrize(
-    ("chunks", "order"),
-    [
-        (1, "send 0, compute 0, return 0, receive 0"),
-        (
-            2,
-            "send 0, send 1, compute 0, return 0, compute 1, return 1, receive 0, receive 1",
-        ),
-    ],
-)
-def test_chunk_travels_during_compute(
-    monkeypatch: pytest.MonkeyPatch, chunks: int, order: str
-) -> None:
+def test_chunk_travels_during_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
 
     def stages(chunk: int) -> Stages:
@@ -174,13 +151,17 @@ def test_chunk_travels_during_compute(
         log.append(f"receive {chunk}")
         yield torch.full((TOKENS, 32), float(chunk + 1))
 
-    numbers = iter(range(chunks))
+    numbers = iter(range(2))
     monkeypatch.setattr(dispatch, "start_trip", lambda *args: Trip(stages(next(numbers))))
-    layer = make_layer(make_moe(chunks=chunks))
+    layer = make_layer(make_moe(chunks=2))
     pairs = torch.zeros(TOKENS, 2, dtype=torch.int64)
     out = layer.route(torch.zeros(TOKENS, 32), torch.ones(TOKENS, 2), pairs)
-    assert ", ".join(log) == order
-    assert float(out.mean()) == sum(range(1, chunks + 1))
+    assert log == [
+        *("send 0", "send 1"),
+        *("compute 0", "return 0", "compute 1", "return 1"),
+        *("receive 0", "receive 1"),
+    ]
+    assert float(out.mean()) == 1 + 2
 
 
 def test_timed_rows_wait_twice_as_long_backward() -> None:
@@ -196,11 +177,3 @@ def test_timed_rows_wait_twice_as_long_backward() -> None:
     for tensor in (x, *experts.parameters()):
         assert tensor.grad is not None
         assert not tensor.grad.any()
-
-
-def test_kernel_note_names_kind_of_gemm() -> None:
-    assert "grouped" in kernel_note(torch.bfloat16, (9, 0))
-    assert "grouped" in kernel_note(torch.bfloat16, (10, 3))
-    assert "looped" in kernel_note(torch.float32, (9, 0))
-    assert "looped" in kernel_note(torch.bfloat16, (8, 0))
-    assert "looped" in kernel_note(torch.bfloat16, (12, 0))

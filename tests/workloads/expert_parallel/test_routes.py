@@ -75,7 +75,6 @@ def test_routes_change_with_step_and_microbatch(monkeypatch: pytest.MonkeyPatch)
     ("chosen", "misrouted"),
     [
         ([[1, 0], [3, 2]], 0),
-        ([[0, 2], [3, 2]], 1),
         ([[0, 2], [0, 1]], 2),
         ([[0, 0], [3, 2]], 1),
     ],
