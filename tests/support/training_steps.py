@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.rank.runner import load_target
+from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.communication_pattern import sent_bytes
@@ -62,6 +63,12 @@ def count_wrong_after_step(step: Any) -> int:
     return int(step.check())
 
 
+def metric_value(explanation: Explanation, name: str) -> float:
+    value = explanation.metrics[name].value
+    assert value is not None, name
+    return value
+
+
 def measure_sent_bytes(step: TrainingStep) -> dict[str, float]:
     """Return the bytes that this rank sends in a step, by axis."""
     sent: defaultdict[str, float] = defaultdict(float)
@@ -86,11 +93,7 @@ class LocalReductions(Silenced):  # type: ignore[no-untyped-call]
     """While entered, a reduction behaves as if every rank had the values of this rank."""
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = func.name()
         group = group_of(args) if "c10d" in name and "reduce" in name else None

@@ -61,10 +61,6 @@ def run_step(world: World, name: str, params: Params) -> tuple[int, list[str]]:
         pytest.param("ep_step", {**EXPERTS, "fsdp": True, "aux": 0.1}, 1, marks=FULL),
         pytest.param("ep_step", {**EXPERTS, "tp": 2, **BFLOAT16}, 1, marks=FULL),
         pytest.param("hybrid", {**EXPERTS, "mesh": "dp=2,ep=2"}, 4, marks=FULL),
-        pytest.param("hybrid", {"mesh": "cp=2"}, 0, marks=FULL),
-        pytest.param("hybrid", {"mesh": "pp=2"}, 0, marks=FULL),
-        pytest.param("hybrid", {"mesh": "fsdp=2"}, 0, marks=FULL),
-        pytest.param("tp_fsdp", {**BFLOAT16, "tp": 1}, 0, marks=FULL),
     ],
 )
 def test_step_is_right_with_few_reads(

@@ -2,24 +2,18 @@
 
 import gc
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.profiler import record_function
 
 from parbench.bench.world.world import World
 from parbench.workloads.torch_internals import (
-    done_work,
     fake_group,
     forget_meshes,
     group_named,
-    profiling,
-    run_in_backward,
-    trace_events,
 )
 from tests.support.ranks import Ranks
 
@@ -74,31 +68,3 @@ def test_forgotten_mesh_ends_its_threads(two_ranks: Ranks) -> None:
     for started, remaining in two_ranks.call(f"{THIS_MODULE}:count_threads_around_mesh"):
         assert started > 0
         assert remaining == 0
-
-
-def test_function_runs_once_in_backward() -> None:
-    calls: list[bool] = []
-    run_in_backward(
-        lambda: calls.append(torch._C._current_autograd_node() is not None), torch.device("cpu")
-    )
-    assert calls == [True]
-
-
-@pytest.mark.parametrize("value", [torch.ones(2), [torch.ones(2), torch.ones(3)]])
-def test_done_work_is_complete_and_keeps_tensors(value: Any) -> None:
-    boxed = done_work(value)
-    assert isinstance(boxed, torch.ScriptObject)
-    work = dist.Work.unbox(boxed)
-    assert work.is_completed()
-    assert work.wait()
-    tensors = value if isinstance(value, list) else [value]
-    for tensor, result in zip(tensors, work.get_future().value(), strict=True):
-        assert result is tensor
-
-
-def test_annotations_differ_from_operations() -> None:
-    with profiling(torch.device("cpu")) as profiler, record_function("mine"):
-        torch.ones(2)
-    annotations = {event.name: event.annotation for event in trace_events(profiler)}
-    assert annotations["mine"]
-    assert not annotations["aten::ones"]

@@ -12,8 +12,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from parbench.workloads.model.shapes import Shape, shape_of
 from parbench.workloads.model.timed_compute import (
     TimedCompute,
-    TimedLinear,
-    fill_distinct_gradients,
     make_timed,
 )
 from parbench.workloads.model.transformer import (
@@ -53,10 +51,6 @@ def build_timed(shape: Shape, compute: TimedCompute, seconds: float = 1.0) -> Tr
     model = build(shape, 7, CPU)
     make_timed(model, seconds, compute)
     return model
-
-
-def list_linears(model: nn.Module) -> list[TimedLinear]:
-    return [module for module in model.modules() if isinstance(module, TimedLinear)]
 
 
 def compute_loss(model: nn.Module, shape: Shape) -> Tensor:
@@ -129,31 +123,6 @@ def test_checkpointed_layer_waits_again() -> None:
     checkpoint(model, "full")
     run_backward(compute_loss(model, GPT))
     assert compute.take_total() == pytest.approx(4 * 2.4 - 2 * 0.4)
-
-
-def test_weight_gradients_are_fills_and_accumulate() -> None:
-    model = build_timed(GPT, RecordingCompute())
-    for linear in list_linears(model):
-        linear.fill = 3.0
-    for expected in (3.0, 6.0):
-        run_backward(compute_loss(model, GPT))
-        for linear in list_linears(model):
-            gradient = linear.weight.grad
-            assert gradient is not None
-            assert bool((gradient == expected).all())
-
-
-@pytest.mark.parametrize("data_ranks", [1, 3, 8])
-def test_mean_fill_is_mean_over_data_ranks(data_ranks: int) -> None:
-    model = build_timed(GPT, RecordingCompute())
-    linears = list_linears(model)
-    sums = [0.0] * len(linears)
-    for rank in range(data_ranks):
-        fill_distinct_gradients(model, rank, data_ranks, 8)
-        for index, linear in enumerate(linears):
-            sums[index] += linear.fill
-    means = [total / data_ranks for total in sums]
-    assert [linear.mean_fill for linear in linears] == means
 
 
 def test_timed_linear_saves_its_input() -> None:

@@ -23,11 +23,6 @@ def refuse(params: Params, ranks: int = 2) -> str | None:
     return PIPELINE.refuse(PIPELINE.whole(params), make_world(ranks))
 
 
-def test_pipeline_of_uneven_split() -> None:
-    params: Params = {"schedule": "gpipe", "microbatches": 4, "split": "2+1+1"}
-    assert pipeline_of(params, TINY, 3).layers_by_stage == (2, 1, 1)
-
-
 def test_pipeline_of_custom_order() -> None:
     params: Params = {"schedule": "1f1b", **ORDER}
     schedule = pipeline_of(params, TINY, 2).schedule
@@ -77,7 +72,3 @@ def test_checkpointing_needs_joined_backward(name: str) -> None:
 def test_all_selects_existing_schedules(params: Params, names: set[str]) -> None:
     cases = each_schedule({"schedule": "all", **params}, make_world())
     assert {case["schedule"] for case in cases} == names
-
-
-def test_all_runs_custom_order_once() -> None:
-    assert list(each_schedule({"schedule": "all", **ORDER}, make_world())) == [ORDER]

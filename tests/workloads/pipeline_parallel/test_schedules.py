@@ -113,11 +113,6 @@ def test_schedule_from_csv_of_torch(tmp_path: Path) -> None:
     assert schedule_from_csv(path.read_text()).order == expected.order
 
 
-def test_parse_csv_skips_empty_cells() -> None:
-    expected = parse_csv("0F0,0B0\n1F0,1B0\n")
-    assert parse_csv("0F0,,0B0\r\n,1F0,1B0\r\n\n\n") == expected
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -128,8 +123,3 @@ def test_parse_csv_skips_empty_cells() -> None:
 )
 def test_parse_csv_names_place_of_error(text: str, place: str) -> None:
     assert place in usage_error(parse_csv, text)
-
-
-def test_schedule_from_csv_needs_equal_stages() -> None:
-    message = usage_error(schedule_from_csv, "0F0,3F0,3B0,0B0\n1F0,1B0\n", "custom")
-    assert "stages of rank 1(1) != stages of rank 0(2)" in message

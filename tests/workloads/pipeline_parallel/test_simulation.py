@@ -118,10 +118,8 @@ def test_check_refuses_action_out_of_range(action: Action) -> None:
 @pytest.mark.parametrize(
     ("name", "microbatches", "by_rank"),
     [
-        ("naive", 8, [1, 1, 1, 1]),
         ("gpipe", 8, [8, 8, 8, 8]),
         ("1f1b", 8, [4, 3, 2, 1]),
-        ("1f1b", 2, [2, 2, 2, 1]),
         ("zb_h1", 8, [4, 4, 4, 4]),
         ("zb_h2", 8, [7, 7, 7, 7]),
         ("looped_bfs", 8, [16, 16, 16, 16]),

@@ -13,7 +13,6 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
-from parbench.workloads.step.layout import local, whole
 from parbench.workloads.step.memory import OverTime, curve, peak_during
 from parbench.workloads.step.probe import run_probes
 from tests.support.ranks import Ranks
@@ -24,19 +23,14 @@ MIB = 1 << 20
 SOURCES = ("memory", "memory_counted", "memory_formula")
 
 
-def measure(world: World, name: str, params: Params) -> tuple[Explanation, int, int]:
-    """Return the memory of a step, and its numbers of all parameters and of those split by tp."""
+def measure(world: World, name: str, params: Params) -> tuple[Explanation, int]:
+    """Return the memory of a step, and its number of parameters."""
     step = build_small_step(world, name, {"kv_heads": 4, **params})
-    split = 0
-    for parameter in step.layout.model.parameters():
-        num_elements = whole(parameter).numel()
-        if local(parameter).numel() < num_elements:
-            split += num_elements
     step.reset()
     step.step()
     memory = run_probes(world, step.probes()[:1], step.step, world.barrier, 0.0)
     step.close()
-    return memory, num_parameters(step.spec.shape), split
+    return memory, num_parameters(step.spec.shape)
 
 
 def component_bytes(memory: Explanation, component: str) -> list[float]:
@@ -68,41 +62,22 @@ def test_state_is_sharded_as_in_zero(
 ) -> None:
     """Compare with Rajbhandari et al. (2020), arXiv 1910.02054."""
     arguments = {"name": name, "params": {"precision": precision}}
-    (memory, num_elements, _), _ = two_ranks.call(f"{__name__}:measure", **arguments)
+    (memory, num_elements), _ = two_ranks.call(f"{__name__}:measure", **arguments)
     assert_state(memory, [num_bytes * num_elements for num_bytes in bytes_per_parameter])
     if name == "zero2":  # keeps its shards next to gathered parameters
         assert memory.metrics["memory.buffers"].value == 4 / 2 * num_elements
 
 
-def test_state_is_split_by_tensor_parallelism(two_ranks: Ranks) -> None:
-    (memory, total, split), _ = two_ranks.call(f"{__name__}:measure", name="tp_sp", params={})
-    elements = total - split / 2
-    assert_state(memory, [4 * elements, 4 * elements, 8 * elements])
-
-
-def activations(ranks: Ranks, name: str, checkpointing: str = "none") -> list[float]:
-    """Return the bytes of activations from each source."""
-    params = {"checkpointing": checkpointing}
-    (memory, _, _), _ = ranks.call(f"{__name__}:measure", name=name, params=params)
-    return component_bytes(memory, "activations")
-
-
 def test_checkpointing_reduces_activations(two_ranks: Ranks) -> None:
-    full = activations(two_ranks, "ddp", "full")
-    selective = activations(two_ranks, "ddp", "selective")
-    none = activations(two_ranks, "ddp")
-    for level in (full, selective, none):
-        measured, counted, formula = level
-        assert counted == formula
-        assert formula <= measured
-    assert full[1] < selective[1] < none[1]
-
-
-def test_tensor_parallelism_reduces_activations(two_ranks: Ranks) -> None:
-    _, ddp, _ = activations(two_ranks, "ddp")
-    _, tp, _ = activations(two_ranks, "tp")
-    _, tp_sp, _ = activations(two_ranks, "tp_sp")
-    assert tp_sp < tp < ddp
+    num_bytes = []
+    for checkpointing in ("full", "selective", "none"):
+        arguments = {"name": "ddp", "params": {"checkpointing": checkpointing}}
+        (memory, _), _ = two_ranks.call(f"{__name__}:measure", **arguments)
+        measured, counted, formula = component_bytes(memory, "activations")
+        assert counted == formula <= measured
+        num_bytes.append(counted)
+    full, selective, none = num_bytes
+    assert full < selective < none
 
 
 def test_peak_during_step() -> None:
@@ -118,17 +93,15 @@ def test_peak_during_step() -> None:
 
 
 def test_curve_keeps_peaks_and_last_point() -> None:
-    assert curve([]) == ()
     assert curve([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2))
     changes = []
     for microsecond in range(0, 1000, 2):
-        changes += [(microsecond, 10), (microsecond + 1, -10)]
-    changes += [(1001, 90), (1002, -90)]
-    changes += [(1003, 10), (1004, -10)]
+        change = 90 if microsecond == 900 else 10
+        changes += [(microsecond, change), (microsecond + 1, -change)]
     points = curve(changes, most=10)
     assert len(points) == 11
-    assert (1001, 90) in points
-    assert points[-1] == (1004, 0)
+    assert (900, 90) in points
+    assert points[-1] == (999, 0)
 
 
 def test_memory_over_time_of_step() -> None:

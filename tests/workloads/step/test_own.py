@@ -24,6 +24,7 @@ from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.own import OwnStep
 from tests.support.ranks import Ranks
+from tests.support.training_steps import metric_value
 
 CHANNELS = 8
 HIDDEN = 32
@@ -172,25 +173,20 @@ def explain(ranks: Ranks, name: str) -> Explanation:
     return explanation
 
 
-def value(explanation: Explanation, name: str) -> float:
-    number = explanation.metrics[name].value
-    assert number is not None
-    return number
-
-
 def test_explanation_uses_group_names(two_ranks: Ranks) -> None:
     explanation = explain(two_ranks, "sums")
-    assert value(explanation, "bytes_sent.tp") == 4096  # 2 (n - 1) / n of 4 KiB on two ranks
-    assert value(explanation, "bytes_sent.world") == 1024
+    # A ring of two ranks sends 2 (n - 1) / n of 4 KiB.
+    assert metric_value(explanation, "bytes_sent.tp") == 4096
+    assert metric_value(explanation, "bytes_sent.world") == 1024
     assert {"ect", "exposed_comm.tp", "exposed_comm.world"} <= explanation.metrics.keys()
 
 
 def test_explanation_of_ddp_loop(two_ranks: Ranks) -> None:
     explanation = explain(two_ranks, "ddp")
-    assert value(explanation, "bytes_sent.world") == CNN_BYTES
-    assert 0 < value(explanation, "mfu") < 1
-    assert value(explanation, "optimizer_time") > 0
-    assert value(explanation, "memory_peak") > CNN_BYTES
+    assert metric_value(explanation, "bytes_sent.world") == CNN_BYTES
+    assert 0 < metric_value(explanation, "mfu") < 1
+    assert metric_value(explanation, "optimizer_time") > 0
+    assert metric_value(explanation, "memory_peak") > CNN_BYTES
 
 
 def test_explanation_of_fsdp_loop(two_ranks: Ranks) -> None:
@@ -199,7 +195,7 @@ def test_explanation_of_fsdp_loop(two_ranks: Ranks) -> None:
     parameters = 3 * (2 * HIDDEN + 2 * matrix + 5 * HIDDEN)
     # Half of each all_gather (the last block has one) and reduce_scatter is sent.
     sent = (2 + 2 / 3) / 2 * 4 * parameters
-    assert value(explanation, "bytes_sent.world") == pytest.approx(sent, rel=0.2)
+    assert metric_value(explanation, "bytes_sent.world") == pytest.approx(sent, rel=0.2)
     # Backward takes twice the FLOPs of forward, without the gradient of the batch.
     tokens = 4 * 16
     flops = 3 * 2 * tokens * (3 * 2 * matrix)
@@ -208,14 +204,14 @@ def test_explanation_of_fsdp_loop(two_ranks: Ranks) -> None:
 
 def test_explanation_of_tensor_parallel_loop(two_ranks: Ranks) -> None:
     """Each block sums its output in forward, and its input's gradient in backward."""
-    assert value(explain(two_ranks, "tp"), "bytes_sent.world") == 4 * 4 * 16 * HIDDEN * 4
+    assert metric_value(explain(two_ranks, "tp"), "bytes_sent.world") == 4 * 4 * 16 * HIDDEN * 4
 
 
 def test_explanation_of_pipeline_loop(two_ranks: Ranks) -> None:
     """Four microbatches of two sequences send activations and return gradients."""
     explanation = explain(two_ranks, "pp")
     sent = 4 * 2 * 16 * HIDDEN * 4
-    assert value(explanation, "bytes_sent.world") == pytest.approx(sent, rel=0.01)
+    assert metric_value(explanation, "bytes_sent.world") == pytest.approx(sent, rel=0.01)
     assert {"exposed_comm.world", "compute", "memory_peak"} <= explanation.metrics.keys()
 
 

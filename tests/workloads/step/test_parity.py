@@ -24,7 +24,6 @@ from parbench.workloads.step.parity import (
     Parity,
     Tensors,
     compare,
-    compare_bits,
     count_unfilled,
     count_unlike_rank_0,
     norm_of_all,
@@ -326,12 +325,6 @@ def test_compare_rejects_non_finite(value: float) -> None:
     assert differences(broken, broken).keys() == {"w"}
 
 
-def test_compare_bits_counts_elements() -> None:
-    last_bit = torch.tensor([3.0 + 2**-21, 4.0, 0.0])
-    results = compare_bits({"a": last_bit}, {"a": vector(), "missing": vector()})
-    assert [result.wrong for result in results] == [1, 2]
-
-
 def ring_sums(parts: Tensor) -> Tensor:
     """Return the sums of the ranks' parts, each begun by another rank, as in a ring's chunks."""
     sums = torch.zeros_like(parts)
@@ -364,8 +357,3 @@ def test_count_unfilled_sees_missing_rank(ranks: int, dtype: torch.dtype) -> Non
         incomplete = fills.clone()
         incomplete[missing] = 0
         assert count_unfilled(ring_sums(incomplete * factor), expected, ranks) == ranks
-
-
-def test_count_unfilled_counts_missing_and_non_finite() -> None:
-    assert count_unfilled(None, 3.0, 2) == 1
-    assert count_unfilled(torch.tensor([3.0, NAN, math.inf, -3.0]), 3.0, 2) == 3

@@ -78,14 +78,6 @@ def test_uneven_step_on_four_ranks_matches_one_process(
     assert_right(four_ranks, "tp_fsdp", {**params, "tp": 4})
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", [*DATA_PARALLEL, "tp", "tp_fsdp"])
-def test_every_uneven_step_on_four_ranks_matches_one_process(
-    four_ranks: Ranks, name: str
-) -> None:
-    assert_right(four_ranks, name, {**UNEVEN, "kv_heads": 4} if name == "tp" else UNEVEN)
-
-
 def count_wrong(world: World, name: str, params: Params) -> list[int]:
     step = build_small_step(world, name, params)
     counts = [count_wrong_after_step(step) for _ in range(2)]
