@@ -70,7 +70,6 @@ def test_orders_of_papers(
     [
         ("1f1b", {"ranks": 1}, "ranks(1) >= 2"),
         ("gpipe", {"microbatches": 0}, "microbatches(0) >= 1"),
-        ("zb_v", {"chunks": 3}, "chunks(3) == 2"),
         ("interleaved", {"chunks": 1}, "chunks(1) >= 2"),
         ("dualpipe_v", {"microbatches": 7}, "microbatches(7) >= stages(8)"),
         ("interleaved", {"microbatches": 9}, "microbatches(9) % rounds(2) == 0"),

@@ -57,7 +57,6 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
         ("", "--gpus"),
         ("--mesh tp=8 --model llama3-70", "'llama3-70b'"),
         ("--gpus 8 --microbatches 4", "--microbatches needs --mesh"),
-        ("--gpus 8 --checkpointing ful", "'full'"),
         ("--mesh dp=2 --microbatches 2 --global-batch 4", "--microbatches and --global-batch"),
         ("--mesh dp=2 --precision bf16", "--precision 'bf16'"),
         ("--mesh dp=2 --schedule 1f2b", "'1f1b'"),
