@@ -13,6 +13,7 @@ from parbench.bench.launch import driver
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.control_channel import ADDRESS_VARIABLE, Done
 from parbench.bench.launch.driver import StartRanks
+from parbench.bench.machine import doctor
 from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.machine import Machine
 from parbench.bench.machine.world_spec import Joined
@@ -50,6 +51,7 @@ def isolate_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: MACHINE)
     monkeypatch.setattr(driver, "order_of_visits", case_order)
+    monkeypatch.setattr(doctor, "_SAMPLE_SECONDS", 0.01)
     monkeypatch.chdir(folder)
 
 
