@@ -2,7 +2,6 @@
 
 import difflib
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +9,7 @@ from click.testing import CliRunner
 from parbench import cli
 from parbench.bench.results.runs import Run
 from tests.support.golden import FILES, GOLDEN, page_outline
-from tests.support.smoke import OUTPUT_FILE, run_preset
+from tests.support.smoke import OUTPUT_FILE
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -46,13 +45,6 @@ def assert_complete(run: Run) -> None:
 @pytest.mark.xdist_group("smoke_run")
 def test_smoke_subset_is_complete(smoke_run: Run) -> None:
     assert_complete(smoke_run)
-
-
-@pytest.mark.full
-def test_smoke_preset_is_complete(tmp_path: Path) -> None:
-    run = run_preset(tmp_path, "--launches", "1", "--budget", "45s")
-    assert len(run.info.plan.cases) > 20
-    assert_complete(run)
 
 
 @pytest.mark.xdist_group("smoke_run")
