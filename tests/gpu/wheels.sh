@@ -3,9 +3,10 @@
 #   tests/gpu/wheels.sh                                    2.9 MiB
 #   tests/gpu/wheels.sh scipy pandas python-dateutil six   50 MiB
 set -eu
+PYTHON=$(realpath --no-symlinks "$(command -v "${PYTHON:-python3}")")
 cd "$(dirname "$0")"
 # README.md says what else must be there
-"${PYTHON:-python3}" -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version "${FOR:-3.12}" \
+"$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version "${FOR:-3.12}" \
   --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64 \
   --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 \
   --constraint ../../constraints.txt --dest wheels \
