@@ -49,31 +49,44 @@ class Device:
 class DeviceTimer:
     """Times samples with events, behind a spin that hides the launch of their work.
 
-    A launch is not hidden if its own time is measured (``times_issue``), or if it takes too long,
-    as that of a training step. Then the host waits at the start line, and the duration includes
-    the launch.
+    The spin lasts while the host queues the start line and launches the steps. A launch that was
+    seen lengthens the next spins. A launch is not hidden if its own time is measured
+    (``times_issue``), or if it takes too long, as that of a training step. Then the host waits
+    at the start line, and the duration includes the launch.
     """
 
     def __init__(self, device: Device, *, times_issue: bool) -> None:
         self._device = device
         self._times_issue = times_issue
-        self._launch_ns: dict[int, int] = {}  # least time to launch, by number of steps
+        self._least_host_ns: dict[int, int] = {}  # to hide behind a spin, by number of steps
+        self._margins_ns: dict[int, int] = {}  # by number of steps
+        self._start_line_ns = 0  # of the host, to queue it
+        self._is_behind_spin = False
 
     def queue_start_line(self, steps: int, *, is_late: bool = False) -> None:
         """Queue a spin, during which the host launches the steps, and a collective.
 
         The collective ends on all ranks together. A late rank waits for that on the host.
         """
-        max_spin_ns = _MAX_SPIN_OF_MANY_STEPS_NS if steps > 1 else _MAX_SPIN_NS
-        spin_ns = max_spin_ns
-        if steps in self._launch_ns:
-            spin_ns = 2 * self._launch_ns[steps] + _MARGIN_NS
-        can_hide = spin_ns <= max_spin_ns and not self._times_issue
-        if can_hide:
+        spin_ns = None if self._times_issue else self._find_spin_ns(steps)
+        begin_ns = time.perf_counter_ns()
+        if spin_ns is not None:
             self._device.spin(spin_ns)
         self._device.queue_barrier()
-        if is_late or not can_hide:
+        self._start_line_ns = time.perf_counter_ns() - begin_ns
+        self._is_behind_spin = spin_ns is not None and not is_late
+        if not self._is_behind_spin:
             self._device.sync()
+
+    def _find_spin_ns(self, steps: int) -> int | None:
+        """Return how long to spin, or None if the launch is too long to hide."""
+        max_spin_ns = _MAX_SPIN_OF_MANY_STEPS_NS if steps > 1 else _MAX_SPIN_NS
+        if steps not in self._least_host_ns:
+            return max_spin_ns
+        needed_ns = 2 * self._least_host_ns[steps]
+        if needed_ns + _MARGIN_NS > max_spin_ns:
+            return None
+        return min(needed_ns + self._margins_ns.get(steps, _MARGIN_NS), max_spin_ns)
 
     def measure(self, sampler: Callable[[], int | None], steps: int) -> Stamp:
         """Time one sample; its arrival is when the device began it."""
@@ -87,7 +100,10 @@ class DeviceTimer:
         is_hidden = not start.query()  # type: ignore[no-untyped-call]
         end.synchronize()  # not the device, which may run a background load
         exit_ns = time.perf_counter_ns()
-        self._launch_ns[steps] = min(launch_ns, self._launch_ns.get(steps, launch_ns))
+        host_ns = self._start_line_ns + launch_ns
+        self._least_host_ns[steps] = min(host_ns, self._least_host_ns.get(steps, host_ns))
+        if self._is_behind_spin and not is_hidden:
+            self._margins_ns[steps] = 2 * self._margins_ns.get(steps, _MARGIN_NS)
         duration_ns = int(start.elapsed_time(end) * 1e6)
         issue_ns = issued_ns - begin_ns if issued_ns else 0
         return exit_ns - duration_ns, exit_ns, duration_ns, issue_ns, int(is_hidden)

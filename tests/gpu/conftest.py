@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from unittest import mock
 
 import pytest
@@ -13,15 +14,18 @@ from tests.support.ranks import Ranks
 NCCL_TIMEOUT_SECONDS = 30.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def nccl_world() -> Iterator[World]:
-    """An NCCL world with this process as its only rank."""
+    """An NCCL world with this process as its only rank.
+
+    There is one for all tests: torch 2.11 crashes when it splits a group of a second world.
+    """
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    with (
-        mock.patch.dict(os.environ, variables),
-        open_world("nccl", "cuda", 0, NCCL_TIMEOUT_SECONDS, HashStore()) as world,
-    ):
-        yield world
+    with ExitStack() as stack:
+        with mock.patch.dict(os.environ, variables):
+            world = open_world("nccl", "cuda", 0, NCCL_TIMEOUT_SECONDS, HashStore())
+            opened = stack.enter_context(world)
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,6 @@ from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import shape_of
 from parbench.workloads.model.timed_compute import TimedCompute
 from parbench.workloads.model.transformer import build, draw_tokens, loss_of
-from parbench.workloads.step.peaks import measured_peak
 
 REHEARSE = "--rehearse" in sys.argv
 DEVICE = torch.device("cpu") if REHEARSE else torch.device("cuda", 0)
@@ -132,21 +131,15 @@ def measure_gemm() -> None:
     bare = 2 * edge**3 / measure_median_seconds(lambda: torch.mm(a, b), 10)
     passed = is_expected_of_h200(bare, H200_FLOPS_PER_SECOND)
     report("bare GEMM", passed, f"{bare / 1e12:.1f} TFLOP/s bf16, random (H200: 780)", bare)
-    sizes = (256,) if REHEARSE else ()
-    ours = measured_peak(DEVICE, torch.bfloat16, sizes=sizes)
-    figure = (
-        f"{ours / 1e12:.1f} TFLOP/s bf16, equal numbers; {ours / bare:.3f} of the bare GEMM"
-    )
-    passed = is_expected_of_h200(ours, H200_FLOPS_PER_SECOND)
-    report("GEMM of parbench", passed, figure, ours)
 
 
 def measure_collectives() -> None:
+    """Measure an all-reduce, for which NCCL launches nothing on one rank, and an all-gather."""
     data = torch.ones(256, device=DEVICE)
     output = torch.empty(256, device=DEVICE)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(data),
-        "all_gather": lambda: dist.all_gather([output], data),
+        "all_gather": lambda: dist.all_gather_into_tensor(output, data),
     }
     for name, call in calls.items():
         seconds = measure_median_seconds(call, 100)
@@ -179,6 +172,8 @@ def sleeping() -> None:
     """Calibrate the spinning kernel from idle clocks, bare and as parbench does."""
     rates = []
     errors = []
+    with TimedCompute(DEVICE).waiting(WAIT_SECONDS):  # the first wait calibrates
+        pass
     for _ in range(3 if REHEARSE else 20):
         time.sleep(IDLE_SECONDS)
         seconds = measure_device_seconds(lambda: cuda._sleep(CALIBRATION_CYCLES), spin=False)

@@ -303,15 +303,17 @@ def one_rank(session: Session) -> Iterator[Line]:
         "collectives", *session.one_rank_options, *selection, budget=30
     )
     yield from lines
-    for name in ("all_reduce", "all_gather"):
-        for mode in ("blocking", "graph"):
-            seconds = find_metric(
-                records, f"collective.{name}", "time", size_bytes=1024, mode=mode
-            )
-            title = f"{mode} {name} of 1K"
-            yield compare_with_bare_loop(
-                session, title, seconds, f"bare {title}, one rank", max_ratio=1.25
-            )
+    # A graph of the all-reduce is empty on one rank, so that its ratio says nothing.
+    for mode, name in (
+        ("blocking", "all_reduce"),
+        ("blocking", "all_gather"),
+        ("graph", "all_gather"),
+    ):
+        seconds = find_metric(records, f"collective.{name}", "time", size_bytes=1024, mode=mode)
+        title = f"{mode} {name} of 1K"
+        yield compare_with_bare_loop(
+            session, title, seconds, f"bare {title}, one rank", max_ratio=1.25
+        )
 
 
 def every_type(session: Session) -> Iterator[Line]:

@@ -142,9 +142,7 @@ def test_empty_capture_is_wrong(nccl_world: World) -> None:
     with warnings.catch_warnings():
         # torch warns that the graph is empty.
         warnings.simplefilter("ignore")
-        with mock.patch.object(
-            runner, "load_target", return_value=lambda world: EagerOnlyBenchmark()
-        ):
+        with mock.patch.object(runner, "make_benchmark", return_value=EagerOnlyBenchmark()):
             outcome = run.visit(5.0)
     assert outcome.status == "wrong"
     assert "replay" in outcome.reason

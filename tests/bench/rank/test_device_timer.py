@@ -14,6 +14,7 @@ from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
     EXIT,
+    HIDDEN,
     ISSUE,
     Progress,
     Stamps,
@@ -28,6 +29,7 @@ from tests.support.ranks import Ranks
 MODULE = "tests.bench.rank.test_device_timer"
 US = 1_000
 COLLECTIVE_NS = 7 * US
+QUEUE_NS = 5 * US  # of the host, to queue the collective of a start line
 WAKE_UP_NS = 3 * US  # of the host, after an event of the device
 STEP_NS = 8 * US
 
@@ -73,6 +75,7 @@ class FakeDevice:
         self.enqueue("spin", duration_ns)
 
     def queue_barrier(self) -> None:
+        self.clock.sleep_ns(QUEUE_NS)
         self.enqueue("meet", COLLECTIVE_NS)
 
     def event(self) -> FakeEvent:
@@ -142,8 +145,20 @@ def test_step_is_timed_behind_a_start_line(device: FakeDevice) -> None:
     # Neither the launch nor the wake-up of the host counts.
     assert stamps[DURATION].tolist() == [STEP_NS] * 3
     assert (stamps[EXIT] - stamps[ARRIVAL]).tolist() == [STEP_NS] * 3
-    # Twice the launch and a margin, after the first launch is measured.
-    assert device.spins_us == [500, 80, 80]
+    # Twice the time of the host and a margin, after the first launch is measured.
+    assert device.spins_us == [500, 90, 90]
+    assert stamps[HIDDEN].tolist() == [1, 1, 1]
+
+
+def test_spin_grows_after_launches_that_were_seen(device: FakeDevice) -> None:
+    stamps = take_samples(make_stopwatch(device, [30, 100, 100, 30, 600, 100]), 6)
+    assert device.spins_us == [500, 90, 110, 110, 110, 150]
+    assert stamps[HIDDEN].tolist() == [1, 0, 1, 1, 0, 1]
+
+
+def test_spin_has_a_limit(device: FakeDevice) -> None:
+    take_samples(make_stopwatch(device, [30, *[900] * 9]), 9)
+    assert device.spins_us == [500, 90, 110, 150, 230, 390, 500, 500, 500]
 
 
 def test_long_launch_is_timed_with_its_step(device: FakeDevice) -> None:
@@ -203,7 +218,7 @@ def measure_hidden_share(
 def test_launch_is_hidden_if_it_is_on_all_measured_ranks(
     two_ranks: Ranks, ranks: tuple[int, ...], share: float
 ) -> None:
-    """The first launch is the warm-up. A launch of 200 us shows after a spin of 80 us."""
+    """The first launch is the warm-up. A launch of 200 us shows after a spin of 90 us."""
     launches_us = [
         [30, 30, 200, 30, 30, 30, 200, 30, 30],
         [30, 30, 200, 200, 30, 200, 30, 30, 30],
