@@ -407,9 +407,9 @@ def make_step_options(session: Session) -> list[str]:
 
 
 def steps(session: Session) -> Iterator[Line]:
-    precisions = "float32" if session.rehearse else "float32,bfloat16"
-    options = [*make_step_options(session), "--set", f"precision={precisions}"]
-    _, lines = session.run_parbench("steps that compute", *options, budget=35)
+    precision = "float32" if session.rehearse else "bfloat16"
+    options = [*make_step_options(session), "--set", f"precision={precision}"]
+    _, lines = session.run_parbench("steps that compute", *options, budget=55)
     yield from lines
 
 
@@ -524,7 +524,7 @@ PARTS = (
     make_part(health, 60),
     make_part(llama, 60),
     make_part(marked, 140),
-    make_part(steps, 75),
+    make_part(steps, 85),
     make_part(on_gloo, 90),
     make_part(hangs, 75),
     make_probe("capture", 40, FLIGHT_RECORDER),

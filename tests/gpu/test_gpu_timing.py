@@ -95,6 +95,7 @@ def measure_late_copy(world: World) -> tuple[float, list[float]]:
 
 def test_spin_lasts_as_requested(nccl_world: World) -> None:
     device = Device(nccl_world)
+    device.spin(100_000)  # the first one loads the kernel
     microseconds = []
     for _ in range(20):
         start = device.event()
@@ -199,7 +200,7 @@ def test_background_load_keeps_device_busy(nccl_world: World, kind: str) -> None
 
 def test_late_rank_shows_in_skew(ranks_on_one_gpu: Ranks) -> None:
     (skew, durations), _ = ranks_on_one_gpu.call("tests.gpu.test_gpu_timing:measure_late_copy")
-    assert LATE_SECONDS < skew < 2 * LATE_SECONDS
+    assert 0.9 * LATE_SECONDS < skew < 2 * LATE_SECONDS
     assert max(durations) < 1e9 * LATE_SECONDS / 2, "a local copy waited for the late rank"
 
 

@@ -58,7 +58,8 @@ class CudaEfficient:
     """Memory-efficient attention on CUDA: float32, older GPUs, and head sizes that FlashAttention does not take.
 
     Queries, keys and values have as many heads each. The kernel pads the log-sum-exp to a multiple of 32 rows, with
-    infinity, which makes a padded row's probabilities zero.
+    infinity, which makes a padded row's probabilities zero. Its backward takes the output and the output's gradient to
+    lie in memory as (b, s, a, d), as forward writes the output, whatever their strides say.
     """
 
     name = "efficient_cuda"
@@ -72,6 +73,7 @@ class CudaEfficient:
         no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
         lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=torch.inf)
         keys, values = (self._repeat_heads(x, q) for x in (k, v))
+        dout, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (dout, out))
         dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
             dout, q, keys, values, None, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False], causal
         )
