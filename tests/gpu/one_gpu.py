@@ -601,7 +601,8 @@ def main() -> int:
         session = Session(folder, Path(scratch) / "work", options.rehearse)
         (session.work / "logs").mkdir(parents=True)
         unpacked = unpack_wheels(site)
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(site)])
+        folders = [str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         if options.rehearse:
             # Threads on cores that other processes use wait for each other.
