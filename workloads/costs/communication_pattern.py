@@ -373,6 +373,6 @@ def _scattered(at: Position, data: tuple[str, ...], rounds: str) -> Iterator[Cal
 
 
 def _summed(at: Position, axis: str, group: tuple[str, ...], elements: float, rounds: str) -> Call:
-    buckets = max(1, -(-int(elements * at.spec.gradient_bytes) // at.spec.bucket_bytes))
+    buckets = at.spec.count_buckets(elements * at.spec.gradient_bytes)
     size, times = f"Psi {at.spec.gradient_text} / buckets", _times(rounds, "buckets")
     return _call(at, axis, "all_reduce", size, times, "gradients", group=group, Psi=elements, buckets=buckets)

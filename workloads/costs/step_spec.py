@@ -58,7 +58,8 @@ class StepSpec:
     device: str = ""
     timed_seconds: float | None = None
     reduced_bytes: int = 0
-    bucket_bytes: int = shapes.BUCKET_BYTES
+    bucket_bytes: int = 0
+    """The size at which DDP closes a bucket of gradients; 0 is torch's default."""
     each_microbatch: bool = False
     reshard: bool = True
     keeps_root: bool = False
@@ -131,6 +132,12 @@ class StepSpec:
     def gradient_bytes(self) -> int:
         """Of a gradient's element on its way."""
         return self.reduced_bytes or (self.state.gradients if self.state else self.element_bytes)
+
+    def count_buckets(self, num_bytes: float) -> int:
+        """Return the number of buckets in which DDP sums gradients of so many bytes, if each has its full size."""
+        first = self.bucket_bytes or shapes.DEFAULT_FIRST_BUCKET_BYTES
+        others = self.bucket_bytes or shapes.DEFAULT_BUCKET_BYTES
+        return 1 + max(0, math.ceil((num_bytes - first) / others))
 
     @property
     def gradient_text(self) -> str:

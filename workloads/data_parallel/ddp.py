@@ -48,11 +48,11 @@ def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[st
 
 
 def wrap(model: nn.Module, world: World, bucket_mb: float, *, static_graph: bool = False) -> DistributedDataParallel:
-    """Return the model under DDP, its gradients views of the buckets."""
+    """Return the model under DDP, its gradients views of the buckets; 0 MiB means torch's default buckets."""
     return DistributedDataParallel(
         model,
         process_group=world.group,
-        bucket_cap_mb=bucket_mb,
+        bucket_cap_mb=bucket_mb or None,
         static_graph=static_graph,
         gradient_as_bucket_view=True,
         device_ids=[world.device] if world.device.type == "cuda" else None,

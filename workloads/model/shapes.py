@@ -131,13 +131,14 @@ COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE, CHECK)
 BUCKET = Param(
     name="bucket_mb",
     kind="float",
-    default=25.0,
-    minimum=0.001,
+    default=0.0,
+    minimum=0.0,
     maximum=1e6,
-    help="size of a gradient bucket in MiB",
+    help="size of a gradient bucket in MiB; 0 is torch's default: 1 for the first bucket, 25 for others",
 )
-"""DDP's, whose own default it is; steps that sum gradients by DDP without the parameter have it too."""
-BUCKET_BYTES = int(float(BUCKET.default) * 2**20)
+"""The bucket size of DDP; steps that use DDP without this parameter have its default."""
+DEFAULT_FIRST_BUCKET_BYTES = 2**20  # dist._DEFAULT_FIRST_BUCKET_BYTES
+DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 def parse_compute(text: str) -> float | None:

@@ -20,6 +20,7 @@ from parbench.workloads.costs.memory import memory_of, schedule_of
 from parbench.workloads.costs.parameter_table import ParameterPart, parts_of
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.routing import BALANCED
+from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 from parbench.workloads.pipeline_parallel.simulation import simulate
 from parbench.workloads.planner.link_time import Curve, PlacedCall, Seconds, beyond, by_curves, curves_of
 from parbench.workloads.planner.placement import Place
@@ -268,7 +269,7 @@ def _bucketed(
 ) -> tuple[dict[str, float], str]:
     """DDP: each bucket under what is left of the backward pass; ZeRO-1's broadcasts come after the update."""
     width = spec.reduced_bytes or spec.element_bytes
-    buckets = buckets_of(list(parts_of(spec.at(0))), cap_bytes=spec.bucket_bytes, element_bytes=width)
+    buckets = buckets_of(list(parts_of(spec.at(0))), bucket_bytes=spec.bucket_bytes, element_bytes=width)
     rounds = spec.microbatches if spec.each_microbatch else 1
     window = compute_seconds * _BACKWARD / spec.microbatches
     exposed = rounds * exposed_seconds(buckets, lambda size: seconds(replace(summed, num_bytes=size)), window)
@@ -276,13 +277,14 @@ def _bucketed(
     return {summed.axis: exposed}, f"{counted(len(buckets), 'bucket')} summed in turn beside the backward pass"
 
 
-def buckets_of(parts: Sequence[ParameterPart], *, cap_bytes: float, element_bytes: int) -> list[Bucket]:
+def buckets_of(parts: Sequence[ParameterPart], *, bucket_bytes: int, element_bytes: int) -> list[Bucket]:
     """Return DDP's buckets in the order in which they are summed; the backward pass goes by the elements of layers.
 
     torch fills buckets with gradients in the order in which the backward pass makes them, and closes one once it holds
-    ``bucket_cap_mb`` or more.
+    ``bucket_bytes`` or more. By default (0) the first bucket is smaller than the others.
     """
     found: list[Bucket] = []
+    cap_bytes = bucket_bytes or DEFAULT_FIRST_BUCKET_BYTES
     in_layers = [part.numel if part.name.startswith("layers.") else 0 for part in parts]
     held = behind = 0
     for i, (part, numel) in enumerate(zip(reversed(parts), reversed(in_layers), strict=True), 1):
@@ -291,6 +293,7 @@ def buckets_of(parts: Sequence[ParameterPart], *, cap_bytes: float, element_byte
         if held >= cap_bytes or i == len(parts):
             found.append(Bucket(size_bytes=held, ready=behind / sum(in_layers)))
             held = 0
+            cap_bytes = bucket_bytes or DEFAULT_BUCKET_BYTES
     return found
 
 

@@ -57,6 +57,8 @@ def make_record(
     **params: Any,
 ) -> Record:
     params = {"shape": "small", "microbatch": 4, **params}
+    if name == "ddp":
+        params |= {"bucket_mb": 25.0}  # holds all gradients
     case = make_case(f"workload.{name}", f"workloads.{name}:prepare", params)
     defaults = {"step_time": seconds_metric(0.3), "compute": counted_metric(0.25, "s")}
     return ok_record(case, launch, metrics={**defaults, **(metrics or {})})
@@ -195,7 +197,7 @@ def test_row_time_adds_exposed_calls(name: str, axis: str) -> None:
 
 def test_row_time_hides_ddp_buckets_during_backward() -> None:
     step = make_step("ddp", bucket_mb=1.0)
-    buckets = buckets_of(list(parts_of(step.at(0))), cap_bytes=MEBI, element_bytes=4)
+    buckets = buckets_of(list(parts_of(step.at(0))), bucket_bytes=MEBI, element_bytes=4)
     [call] = calls_of(step)
 
     def bucket_seconds(size_bytes: int) -> float:
@@ -229,16 +231,18 @@ def test_row_time_of_gloo_messages_waits_for_receiver(backend: str, num_messages
     assert row.exposed_seconds["pp"] == pytest.approx(0.01 * num_messages)
 
 
-@pytest.mark.parametrize("cap_bytes", [50_000, MEBI])
-def test_buckets_match_torch(cap_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("bucket_bytes", "caps"), [(50_000, [50_000]), (MEBI, [MEBI]), (0, [MEBI, 25 * MEBI])]
+)
+def test_buckets_match_torch(bucket_bytes: int, caps: list[int]) -> None:
     parts = list(parts_of(make_step("ddp").at(0)))
     with torch.device("meta"):
         parameters = dict(Transformer(SHAPES["tiny"]).named_parameters())
     tensors = [torch.empty(parameters[part.name].shape) for part in reversed(parts)]
     assign: Any = vars(dist)["_compute_bucket_assignment_by_size"]
-    [indices_by_bucket, _] = assign(tensors, [cap_bytes])
+    [indices_by_bucket, _] = assign(tensors, caps)
     expected = []
     for indices in indices_by_bucket:
         expected.append(sum(tensors[index].numel() * 4 for index in indices))
-    buckets = buckets_of(parts, cap_bytes=cap_bytes, element_bytes=4)
+    buckets = buckets_of(parts, bucket_bytes=bucket_bytes, element_bytes=4)
     assert [bucket.size_bytes for bucket in buckets] == expected
