@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -30,6 +31,8 @@ def prepare_server(modules: list[str], log: str, ready: str, driver: int) -> Non
     if os.getppid() != driver:
         os._exit(1)
     adopt_orphans()
+    # The standard library does not expect the processes that ranks have left behind.
+    warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
     files = (os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
     for number, file in enumerate((files[0], files[1], files[1])):
         os.dup2(file, number)
