@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -18,7 +19,6 @@ from pathlib import Path
 import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from parbench.bench.launch.control_channel import REPORT_DECODER, FromRank, Hello
 from parbench.bench.launch.launchers import FOLDER_VARIABLE, WORKER, loopback_variables
@@ -29,6 +29,7 @@ from parbench.bench.text import writing
 STORE_VARIABLE = "PARBENCH_STORE"
 _CONNECT_SECONDS = 120.0
 _POLL_SECONDS = 0.5
+_RELEASE_SECONDS = 5.0
 _FOREVER = timedelta(days=365)
 
 
@@ -59,22 +60,26 @@ class StoreMailbox:
 
 def connect_store(environ: Mapping[str, str]) -> Store:
     """Return a new client of the launcher's store; torchrun may start the same ranks again with the same store."""
-    store = TCPStore(
+    prefix = f"parbench/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    return PrefixStore(prefix, _open_store(environ, is_server=False))
+
+
+def _open_store(environ: Mapping[str, str], *, is_server: bool) -> TCPStore:
+    return TCPStore(
         environ["MASTER_ADDR"],
         int(environ["MASTER_PORT"]),
-        is_master=False,
+        is_master=is_server,
         wait_for_workers=False,
         timeout=timedelta(seconds=_CONNECT_SECONDS),
     )
-    return PrefixStore(f"parbench/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 class ExternalLauncher:
     """The agent of rank 0, which also is the driver's: it has the agents of all ranks start their workers."""
 
     def __init__(self, size: int) -> None:
-        # This process serves the store, unless the launcher does.
-        self._rendezvous, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_CONNECT_SECONDS)))
+        is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
+        self._server = None if is_served else _open_store(os.environ, is_server=True)
         self._store = connect_store(os.environ)
         self._size = size
         self._number = 0
@@ -89,9 +94,12 @@ class ExternalLauncher:
         return ExternalRanks(self._store, number, self._size, process)
 
     def close(self) -> None:
-        """Release the agents of all other ranks."""
+        """Release the agents of all other ranks, which need the store of this process until then."""
+        deadline = time.monotonic() + _RELEASE_SECONDS
         with suppress(RuntimeError):
             self._store.set(f"order/{self._number}", b"null")
+            while self._store.add("released", 0) < self._size - 1 and time.monotonic() < deadline:
+                time.sleep(0.05)
 
 
 class ExternalRanks:
@@ -132,13 +140,19 @@ class ExternalRanks:
 
 def serve_rank() -> None:
     """Be the agent of a rank other than 0 until the driver has finished."""
-    rank = os.environ["RANK"]
-    store = connect_store(os.environ)
+    try:
+        _obey_orders(connect_store(os.environ), os.environ["RANK"])
+    except RuntimeError as error:  # torch's errors of a store whose server has ended
+        sys.exit(f"rank {os.environ['RANK']}: rank 0 has ended: {error}")
+
+
+def _obey_orders(store: Store, rank: str) -> None:
     number = 0
     while True:
         store.wait([f"order/{number}"], _FOREVER)
         variables = msgspec.json.decode(store.get(f"order/{number}"), type=dict[str, str] | None)
         if variables is None:
+            store.add("released", 1)
             return
         own_store = PrefixStore(str(number), store)
         folder = tempfile.TemporaryDirectory(prefix="parbench-")
