@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from parbench.bench.launch.control_channel import Done, Hello, Job, Outcome, Raised, Started, StatusReply
-from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
+from parbench.bench.launch.failures import Evidence, explain_end, explain_hang, find_silent_ranks
 from parbench.bench.launch.launchers import Ranks, find_process_state
 from parbench.bench.launch.mailbox import JOB
 from parbench.bench.launch.outcomes import OutcomeReader
@@ -83,9 +83,11 @@ class Attempt:
         return self._finished.pop(index)
 
     def find_silent_hosts(self) -> set[str]:
-        """Return the hosts none of whose ranks has reported a hang, if others have."""
-        reporting = {self.hellos[rank].host for rank in self._reports}
-        return {hello.host for hello in self.hellos.values()} - reporting if reporting else set()
+        """Return the hosts none of whose ranks has reported a hang and can connect to others, if others can."""
+        hosts = {hello.host for hello in self.hellos.values()}
+        silent_ranks = find_silent_ranks(self._collect_evidence())
+        answering = {hello.host for rank, hello in self.hellos.items() if rank not in silent_ranks}
+        return hosts - answering if answering else set()
 
     def wait_for_end(self, timeout_seconds: float) -> None:
         """Wait until all ranks have completed their job, and then until they have ended."""

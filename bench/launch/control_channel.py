@@ -122,6 +122,8 @@ class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stack: str
     index: int = -1
     """The visit of the rank, -1 before the first."""
+    is_connected: bool = True
+    """False if the rank cannot connect to rank 0. A file system may still carry its report."""
     groups: dict[str, GroupSeen] | None = None
     more: bool = False
     """True if the second report follows."""

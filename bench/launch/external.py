@@ -41,14 +41,14 @@ class StoreMailbox:
         self._num_received = 0
 
     def put(self, name: str, content: bytes) -> None:
-        self._store.set(name, content)
+        self._store.set(name, content.decode())
 
     def get(self, name: str) -> bytes | None:
         return self._store.get(name) if self._store.check([name]) else None
 
     def post(self, rank: int, message: FromRank) -> None:
         number = self._store.add("reports", 1)
-        self._store.set(f"report/{number}", msgspec.json.encode((rank, message)))
+        self._store.set(f"report/{number}", msgspec.json.encode((rank, message)).decode())
 
     def receive(self) -> Sequence[tuple[int, FromRank]]:
         messages = []
@@ -89,7 +89,7 @@ class ExternalLauncher:
             folder.mkdir(parents=True)
         number = self._number
         self._number += 1
-        self._store.set(f"order/{number}", msgspec.json.encode(dict(variables)))
+        self._store.set(f"order/{number}", msgspec.json.encode(dict(variables)).decode())
         process = start_worker(number, folder.absolute(), variables)
         return ExternalRanks(self._store, number, self._size, process)
 
@@ -97,7 +97,7 @@ class ExternalLauncher:
         """Release the agents of all other ranks, which need the store of this process until then."""
         deadline = time.monotonic() + _RELEASE_SECONDS
         with suppress(RuntimeError):
-            self._store.set(f"order/{self._number}", b"null")
+            self._store.set(f"order/{self._number}", "null")
             while self._store.add("released", 0) < self._size - 1 and time.monotonic() < deadline:
                 time.sleep(0.05)
 
@@ -133,7 +133,7 @@ class ExternalRanks:
 
     def end(self, hellos: Iterable[Hello]) -> None:
         with suppress(RuntimeError):
-            self._store.set("end", b"")
+            self._store.set("end", "")
         self._process.kill()
         self._process.wait()
 

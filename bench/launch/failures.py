@@ -78,6 +78,8 @@ def explain_hang(evidence: Evidence, index: int, timeout_seconds: float) -> Outc
     pending = {group.name for groups in records.values() for group in groups.values() if group.name}
     cause, culprits = find_cause_of_hang(evidence, index, waiting, sorted(pending))
     states = {rank: f"{report.phase}, step {report.steps}" for rank, report in reports.items()}
+    for rank in find_disconnected_ranks(evidence):
+        states[rank] += ", no connection to the other hosts"
     for rank, other_ranks in waiting.items():
         if other_ranks:
             states[rank] += f", waits for {evidence.format_ranks(sorted(other_ranks))}"
@@ -123,7 +125,7 @@ def find_absent_ranks(evidence: Evidence, index: int, waiting: Waits, *, is_reco
     they are not in this visit yet; have begun fewer steps; are not in torch.distributed.
     """
     reports = evidence.reports
-    silent = [rank for rank in evidence.hellos if rank not in reports]
+    silent = find_silent_ranks(evidence)
     earlier = [rank for rank, report in reports.items() if report.index < index]
     most_steps = max((report.steps for report in reports.values()), default=0)
     behind = [rank for rank, report in reports.items() if report.steps < most_steps]
@@ -136,6 +138,22 @@ def find_absent_ranks(evidence: Evidence, index: int, waiting: Waits, *, is_reco
         certain = [rank for rank in awaited if not _is_coalescing(reports[rank])]
     criteria = (silent, certain) if is_recorded or awaited else (silent, earlier, behind, elsewhere)
     return next((sorted(ranks) for ranks in criteria if 0 < len(ranks) < len(evidence.hellos)), [])
+
+
+def find_silent_ranks(evidence: Evidence) -> list[int]:
+    """Return the ranks that did not report, or that have no connection to the others."""
+    missing = [rank for rank in evidence.hellos if rank not in evidence.reports]
+    return missing or find_disconnected_ranks(evidence)
+
+
+def find_disconnected_ranks(evidence: Evidence) -> list[int]:
+    """Return the ranks on hosts without connection to rank 0; if no host has one, those on the host of rank 0."""
+    hosts = {rank: hello.host for rank, hello in evidence.hellos.items()}
+    other_hosts = {host for host in hosts.values() if host != hosts.get(0)}
+    cut_hosts = {hosts[rank] for rank, report in evidence.reports.items() if not report.is_connected}
+    if len(other_hosts) > 1 and cut_hosts == other_hosts:
+        cut_hosts = {hosts[0]}
+    return [rank for rank, host in hosts.items() if host in cut_hosts and rank in evidence.reports]
 
 
 def find_awaited_ranks(waiting: Waits) -> list[int]:
@@ -160,6 +178,7 @@ def _make_outcome(
     stacks: Mapping[int, str],
     culprits: tuple[Culprit, ...],
 ) -> Outcome:
+    silent_ranks = find_silent_ranks(evidence)
     ranks = [
         RankState(
             rank=rank,
@@ -167,7 +186,7 @@ def _make_outcome(
             pid=hello.pid,
             state=states[rank],
             stack=stacks.get(rank, ""),
-            is_silent=status == "hang" and rank not in evidence.reports,
+            is_silent=status == "hang" and rank in silent_ranks,
         )
         for rank, hello in sorted(evidence.hellos.items())
     ]

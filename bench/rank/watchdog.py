@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from parbench.bench.world.torch_compat import recorded_work
 HANG_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: the exit code of a rank that hung and that no driver ended."""
 _LOOK_SECONDS = 0.25
+_CONNECT_SECONDS = 1.5
 _END_SECONDS = 20.0
 """After its report, a rank waits this long for the driver to end it."""
 _STACK_SECONDS = 1.0
@@ -40,6 +42,8 @@ class Watchdog:
         self._timeout_seconds = 0.0
         self._began = 0.0
         self._handled_alarm: bytes | None = None
+        self.store_address: tuple[str, int] | None = None
+        """The address of the store of all ranks, once it is known."""
         self._is_closed = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -82,6 +86,16 @@ class Watchdog:
         alarm = self._mailbox.get(ALARM)
         return alarm is not None and alarm != self._handled_alarm
 
+    def _is_connected(self) -> bool:
+        """Return whether this rank can connect to the store of all ranks, if it is known."""
+        if self.store_address is None:
+            return True
+        try:
+            socket.create_connection(self.store_address, timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
     def _report(self) -> None:
         """Report the state of this rank, and end it unless its visit ends in time or the driver ends it."""
         index, began = self._index, self._began
@@ -89,6 +103,7 @@ class Watchdog:
         if not self._is_alarmed():
             self._mailbox.put(ALARM, f"{self._rank} {index}".encode())
         self._mailbox.post(self._rank, replace(state, more=True))
+        state = replace(state, is_connected=self._is_connected())
         groups, dumps = recorded_work()
         seen = groups_seen(dumps, groups, self._progress.began_ns, time.time_ns())
         self._mailbox.post(self._rank, replace(state, groups=seen))

@@ -96,6 +96,7 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
         try:
             serves_store = store is None and rank == 0
             store = store or meet_ranks(mailbox, os.environ)
+            watchdog.store_address = find_address(store, os.environ)
             mailbox.post(rank, make_hello(on_cuda=os.environ.get("PARBENCH_DEVICE") == "cuda"))
             job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
             began = time.process_time()
@@ -128,6 +129,15 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
     if interface := interface_of(own_address):
         environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
     return store
+
+
+def find_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the address of the server of a store, None if it is in this process."""
+    if environ["RANK"] == "0":
+        return None
+    if isinstance(store, TCPStore):
+        return store.host, store.port
+    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
 
 
 def is_on_one_host(environ: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parbench.bench.launch.driver import remaining
-from parbench.bench.launch.processes import PARBENCH, die_with_parent, describe_exit
+from parbench.bench.launch.processes import PARBENCH, describe_exit, die_with_parent
 from parbench.bench.results.records import Record, encode, read_records
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, last_line, listed, replace_file, short_host

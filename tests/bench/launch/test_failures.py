@@ -191,6 +191,18 @@ def test_rank_that_may_wait_in_a_coalesced_launch_is_not_blamed(
     assert reason in hang(first, second).reason
 
 
+def test_host_without_connection_is_named() -> None:
+    """A shared file system carries the report of a rank whose other network is down."""
+    cut = make_status(is_connected=False)
+    failure = hang(WAITING, WAITING, cut, hosts="abc")
+    assert failure.reason.endswith("rank 2 (c) did not arrive")
+    assert failure.ranks[2].is_silent
+    assert failure.ranks[2].state.endswith("no connection to the other hosts")
+    # No other host can connect to that of rank 0.
+    failure = hang(WAITING, cut, cut, hosts="abc")
+    assert failure.reason.endswith("rank 0 (a) did not arrive")
+
+
 def test_silent_host_is_named() -> None:
     failure = hang(WAITING, WAITING, None, hosts="abc")
     assert failure.reason.endswith("rank 2 (c) did not arrive")
