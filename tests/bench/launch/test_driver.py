@@ -216,6 +216,18 @@ def test_run_names_the_hosts_of_its_ranks(make_run: MakeRun) -> None:
     assert run.environment()["locality"]["0-1"] == "other node"
 
 
+def test_record_has_the_time_at_which_its_case_began(make_run: MakeRun) -> None:
+    started = "2026-01-01T00:00:00.000Z"
+    run = make_run(CASES[:2], die_at(1))
+    run.drive()
+    failed = run.records()[1]
+    assert failed.status == "failed"
+    assert failed.started == started
+    run = make_run(CASES[:1], finish_with(make_outcome(started=started)))
+    run.drive()
+    assert run.records()[0].started == started
+
+
 # --- several visits of a case ---
 
 

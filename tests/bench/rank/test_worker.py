@@ -241,3 +241,13 @@ def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
     assert repetition.share(2) == pytest.approx(6.0 / 2)
     clock.now += 8.0
     assert repetition.share(3) == 0.02
+
+
+def test_time_of_many_visits_is_shared_fast(clock: SimpleNamespace) -> None:
+    num_visits = 50_000
+    job = make_job([fault_case("fine")], visits=[0] * num_visits, budget_seconds=1e6)
+    repetition = worker.RepetitionClock(job)
+    began = time.process_time()
+    for number in range(num_visits):
+        repetition.share(number, num_visits - number - 1)
+    assert time.process_time() - began < 2.0
