@@ -1,5 +1,6 @@
 """The programs that start and end ranks: a fork server on this node, or srun on several."""
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -182,9 +183,7 @@ def run_forked_rank(rank: int, size: int, folder: str, variables: Mapping[str, s
     os.environ.update({name: str(value) for name, value in own_variables.items()})
     os.environ.update(variables)
     os.environ[FOLDER_VARIABLE] = folder
-    from parbench.bench.rank.preload import begin_rank  # imports torch, which the server has done
-
-    begin_rank()
+    importlib.import_module(_PRELOAD).begin_rank()  # which the driver does not import
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch._C._distributed_c10d import HashStore
 
 from parbench.bench.launch.control_channel import (
@@ -62,7 +63,9 @@ def single_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_here(folder: Path, job: Job) -> tuple[list[FromRank], list[Progress]]:
     """Be the only rank of a world; return its messages and the lines that it writes."""
     mailbox = FolderMailbox(folder)
-    mailbox.put(JOB, msgspec.json.encode(job))
+    # The watchdog of a rank that hangs would end this process.
+    patient_job = replace(job, plan=replace(job.plan, timeout_seconds=600.0))
+    mailbox.put(JOB, msgspec.json.encode(patient_job))
     worker.run_rank(mailbox, HashStore(), folder)
     return receive(folder), list(OutcomeReader(folder).read())
 
