@@ -1,4 +1,4 @@
-"""The command line of what is measured: run, list, doctor, check, schema."""
+"""The commands that measure: run, list, doctor, check, schema."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from parbench.bench.exit_codes import ExitCode
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
@@ -17,45 +18,43 @@ if TYPE_CHECKING:
 
 
 class RunPath(click.Path):
-    """A run's folder; ``latest`` is the newest in ``runs``, ``DIR/latest`` that in DIR."""
+    """The folder of a run; ``latest`` is the newest in ``runs``, ``DIR/latest`` that in DIR."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the folder; ``UserError`` if there is no run to be the latest."""
-        from parbench.bench.results.runs import runs_in
+        """Return the folder; ``UserError`` for ``latest`` without a run."""
+        from parbench.bench.results.runs import list_runs
 
         path = Path(value)
         if path.name != "latest" or path.exists():
             return path
         folder = path.parent if path.parent != Path() else Path("runs")
-        if not (found := runs_in(folder)):
+        runs = list_runs(folder)
+        if not runs:
             raise UserError(f"{path}: {folder} holds no run; parbench run makes one")
-        return found[-1]
+        return runs[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppHooks:
-    """What other packages give these commands.
+    """The functions of other packages that the commands call."""
 
-    ``show`` takes a run, one of ``FORMATS`` and whether to print all of it, and returns an exit code; ``report``
-    writes one page of several runs; ``render`` returns what a plan shows in a form of reports, or as ``tables``.
-    ``judge`` says how a run keeps a file's budgets, and returns the worst of its code and the one given.
-    """
-
-    modules: Sequence[str]
+    modules: Sequence[str]  # the modules with definitions
+    # Prints a run in one of ``FORMATS``, with all tables or the first page, and returns the exit code.
     show: Callable[[Path, str, bool], int]
     exit_code: Callable[[Path], int]
-    report: Callable[[Sequence[Path], Path], None]
-    render: "Callable[[Document, str], bytes]"
+    report: Callable[[Sequence[Path], Path], None]  # Writes one page of several runs.
+    render: "Callable[[Document, str], bytes]"  # Returns a plan in a form of reports, or as ``tables``.
+    # Prints how a run keeps a file's budgets, and returns the worst of its exit code and another.
     judge: Callable[[Path, Path, int], int]
 
 
 FORMATS = ("tables", "nccl-tests")
-# what its readers expect in a table of an operation
-_AS_NCCL_TESTS = {"mode": "pipelined", "placement": "out_of_place,in_place"}
+_NCCL_TESTS_OVERRIDES = {"mode": "pipelined", "placement": "out_of_place,in_place"}
 _RUN_EXAMPLES = """\b
 Examples:
   parbench run                                        measure this node, in under 2 min
   parbench run --preset smoke --only 'collective.*'
+  parbench run --only all_reduce --sizes 1M           one operation at one size, in 10 s
   parbench run --only all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
   parbench run --only ddp --set layers=2,4 --launches 3
   parbench run --only 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
@@ -80,7 +79,10 @@ budgets_option = click.option(
 
 
 @click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
-@click.option("--preset", help="smoke (about 90 s), node (the default, under 2 min) or full (about 10 min).")
+@click.option(
+    "--preset",
+    help="smoke (about 90 s), node (under 2 min; the default without --only) or full (about 10 min).",
+)
 @click.option("--only", multiple=True, metavar="GLOB", help="Only cases of this name, such as ddp or 'p2p.*'.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,...]", help="Set a parameter, to each value.")
 @click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")
@@ -93,9 +95,14 @@ budgets_option = click.option(
 @click.option(
     "--launches",
     type=int,
-    help="Number of times that all ranks are restarted: the repetitions behind the intervals.",
+    help="Number of times that all ranks are restarted: the repetitions behind the intervals. Default: the preset's, 3 "
+    "for named cases.",
 )
-@click.option("--budget", metavar="TIME", help="Time for the whole run: 90s, 10m.")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named case.",
+)
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
 @click.option("--allow-single", is_flag=True, help="Allow --nproc 1, where nothing is communicated.")
 @click.option(
@@ -106,7 +113,7 @@ budgets_option = click.option(
 )
 @click.option("--nodes", type=int, help="With srun: number of nodes; default: all of the allocation.")
 @click.option("--ntasks-per-node", type=int, help="With srun: ranks on each node; default: the allocation's.")
-@click.option("--placement", metavar="ORDER", help="With srun: block (fill a node first; the default) or cyclic.")
+@click.option("--distribution", metavar="ORDER", help="With srun: block (fill a node first; the default) or cyclic.")
 @click.option("--nodelist", metavar="NODES", help="With srun: these nodes of the allocation, as n1,n[3-4].")
 @click.option(
     "--mesh",
@@ -130,27 +137,46 @@ budgets_option = click.option(
 @click.option("--json", "as_json", is_flag=True, help="Print records as JSON lines instead of tables.")
 @click.option(
     "--format",
-    "form",
+    "output_format",
     type=click.Choice(FORMATS),
     default="tables",
     help="What to print. As nccl-tests: modes and placements are its own, unless set.",
 )
-@click.option("--all", "whole", is_flag=True, help="Print every table and row, not only the summary page.")
+@click.option("--all", "show_all", is_flag=True, help="Print every table and row, not only the summary page.")
 @click.pass_obj
 def run(
     hooks: AppHooks,
     /,
     *,
+    preset: str | None,
+    only: tuple[str, ...],
     settings: tuple[str, ...],
     sizes: str | None,
     dtype: str | None,
+    nproc: int | None,
+    backend: str | None,
+    device: str | None,
+    launches: int | None,
+    budget: str | None,
+    timeout: str | None,
+    allow_single: bool,
+    launcher: str,
+    nodes: int | None,
+    ntasks_per_node: int | None,
+    distribution: str | None,
+    nodelist: str | None,
+    mesh: str | None,
+    group: str | None,
+    inject: str | None,
+    link: str | None,
+    target: str | None,
+    plan_file: Path | None,
     budgets: Path | None,
     out: Path,
     resume: Path | None,
     as_json: bool,
-    form: str,
-    whole: bool,
-    **given: Any,
+    output_format: str,
+    show_all: bool,
 ) -> None:
     """Measure collectives, point-to-point and training steps.
 
@@ -161,17 +187,45 @@ def run(
     from parbench.bench.plan.options import Options
 
     click.get_current_context().with_resource(terminated_as_interrupted())
-    if as_json and form != "tables":
-        raise UserError(f"--json and --format {form} both say what to print: leave out one of them")
-    short = [f"{name}={text}" for name, text in (("size_bytes", sizes), ("dtype", dtype)) if text is not None]
-    texts = parse_settings([*settings, *short])
-    options = Options(settings=texts, usual=_AS_NCCL_TESTS if form == "nccl-tests" else {}, **given)
+    if as_json and output_format != "tables":
+        raise UserError(f"--json and --format {output_format} both say what to print: leave out one of them")
+    short_settings = []
+    if sizes is not None:
+        short_settings.append(f"size_bytes={sizes}")
+    if dtype is not None:
+        short_settings.append(f"dtype={dtype}")
+    options = Options(
+        preset=preset,
+        only=only,
+        target=target,
+        settings=parse_settings([*settings, *short_settings]),
+        preset_overrides=_NCCL_TESTS_OVERRIDES if output_format == "nccl-tests" else {},
+        nproc=nproc,
+        backend=backend,
+        device=device,
+        launches=launches,
+        budget=budget,
+        timeout=timeout,
+        allow_single=allow_single,
+        mesh=mesh,
+        group=group,
+        inject=inject,
+        link=link,
+        plan_file=plan_file,
+        launcher=launcher,
+        nodes=nodes,
+        ntasks_per_node=ntasks_per_node,
+        distribution=distribution,
+        nodelist=nodelist,
+    )
     path = run_options(options, hooks.modules, out=out, resume_path=resume, as_json=as_json, budgets=budgets)
     if path is None:
         return
     if as_json:
         click.echo(path, err=True)
-    code = hooks.exit_code(path) if as_json else hooks.show(path, form, whole)
+        code = hooks.exit_code(path)
+    else:
+        code = hooks.show(path, output_format, show_all)
     if budgets is not None:
         code = hooks.judge(path, budgets, code)
     if "RANK" in os.environ:
@@ -180,11 +234,15 @@ def run(
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
-    """Return ``NAME=VALUE`` options by name; ``UserError`` if one has no equals sign or a name comes twice."""
+    """Return ``NAME=VALUE`` options by name.
+
+    Raises ``UserError`` if one has no equals sign or a name occurs twice.
+    """
     texts: dict[str, str] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
-        if not equals or not (name := name.strip()):
+        name = name.strip()
+        if not equals or not name:
             raise UserError(f"--set {setting!r} is not understood: write NAME=VALUE, or NAME=VALUE,VALUE")
         if name in texts:
             raise UserError(f"--set {name} is given twice; write its values together: {name}=VALUE,VALUE")
@@ -209,10 +267,15 @@ def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
     from parbench.bench.plan import listing
     from parbench.bench.plan.cases import load_catalogue, select
 
-    found = select(load_catalogue(hooks.modules), names)
-    width = shutil.get_terminal_size((100, 24)).columns
-    shown = listing.render_details(found, width) if names else listing.render_names(found)
-    click.echo(listing.render_markdown(found) if markdown else shown)
+    definitions = select(load_catalogue(hooks.modules), names)
+    if markdown:
+        text = listing.render_markdown(definitions)
+    elif names:
+        width = shutil.get_terminal_size((100, 24)).columns
+        text = listing.render_details(definitions, width)
+    else:
+        text = listing.render_names(definitions)
+    click.echo(text)
 
 
 @click.command(epilog="Example: parbench doctor --selftest")
@@ -221,28 +284,28 @@ def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
 @click.option("--nproc", type=int, help="Ranks for --selftest; default: as parbench run.")
 @click.pass_obj
 def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | None) -> None:
-    """Check this machine for what would disturb a measurement.
+    """Check this machine for disturbances of a measurement.
 
-    Prints what the machine has, what disturbs, and how to mend it.
+    Prints the hardware and settings, what disturbs, and how to fix it.
     """
     if selftest:
-        from parbench.bench import selftest as proving
+        from parbench.bench import selftest as selftest_module
 
-        proofs = proving.selftest(hooks.modules, nproc)
-        click.echo(proving.render(proofs))
-        sys.exit(0 if all(proof.found for proof in proofs) else 1)
+        proofs = selftest_module.selftest(hooks.modules, nproc)
+        click.echo(selftest_module.render(proofs))
+        sys.exit(ExitCode.OK if all(proof.found for proof in proofs) else ExitCode.BAD)
     import msgspec
 
-    from parbench.bench.machine import doctor as examination
+    from parbench.bench.machine import doctor as doctor_module
 
-    findings = examination.examine_here(os.environ)
-    click.echo(msgspec.json.encode(findings).decode() if as_json else examination.render(findings))
+    findings = doctor_module.examine_here(os.environ)
+    click.echo(msgspec.json.encode(findings).decode() if as_json else doctor_module.render(findings))
 
 
 _CHECK_EXAMPLES = """\b
 Examples:
   parbench check                          this host, in under a minute
-  parbench check --hosts n1,n2,n3         several over ssh, beside each other
+  parbench check --hosts n1,n2,n3         several over ssh, at the same time
   parbench check --inject slow:1:20%      does it name a slow device?
   parbench slurm screen --nodes 64        every node of a Slurm cluster, and the links between them
 
@@ -258,45 +321,72 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
 )
 @click.option("--budget", metavar="TIME", default="40s", help="Time for all launches.")
 @click.option("--timeout", metavar="TIME", default="20s", help="Time after which a case counts as hung.")
-@click.option("--hosts", metavar="FILE|HOST,...", help="Check these hosts over ssh, each by itself and at once.")
 @click.option(
-    "--ssh", "agent", default="ssh -o BatchMode=yes -o ConnectTimeout=10", help="What runs a command on a host."
+    "--hosts", metavar="FILE|HOST,...", help="Check these hosts over ssh, each separately, all at the same time."
 )
+@click.option("--ssh", default="ssh -o BatchMode=yes -o ConnectTimeout=10", help="What runs a command on a host.")
 @click.option("--inject", metavar="WHAT", help="Disturb a rank as a test: slow:1:20% or corrupt:1.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/check"), help="Where runs go.")
 @click.option("--json", "as_json", is_flag=True, help="Print the check as one line of JSON.")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="Also write it to this file, as JSON.")
 @click.pass_obj
 def check(
-    hooks: AppHooks, /, *, hosts: str | None, agent: str, as_json: bool, output: Path | None, **given: Any
+    hooks: AppHooks,
+    /,
+    *,
+    device: str | None,
+    nproc: int | None,
+    budget: str,
+    timeout: str,
+    hosts: str | None,
+    ssh: str,
+    inject: str | None,
+    out: Path,
+    as_json: bool,
+    output: Path | None,
 ) -> None:
     """Check each GPU or core: is it right, and as fast as its peers?
 
-    Matrix products with known results, copies, each pair and all together, three times; then what the driver tells.
+    Matrix products with known results, copies, each pair and all together, three times; then the facts of the driver.
     One line for each device, its verdict first, and what to do.
     """
     import msgspec
 
-    from parbench.bench.check import check as checking
-    from parbench.bench.check import hosts as several
+    from parbench.bench.check import check as checks
+    from parbench.bench.check import hosts as host_checks
     from parbench.bench.check.show import render
     from parbench.bench.text import parse_duration, write_whole
 
+    report: dict[str, Any]
     if hosts is None:
-        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs are counted as nvidia-smi counts them
-        health = checking.check(hooks.modules, os.environ, **given)
-        told, text, code = checking.document(health), render(health), health.code
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows.
+        health = checks.check(
+            hooks.modules,
+            os.environ,
+            device=device,
+            nproc=nproc,
+            budget=budget,
+            timeout=timeout,
+            inject=inject,
+            out=out,
+        )
+        report, text, code = checks.to_document(health), render(health), health.code
     else:
-        words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
-        seconds = parse_duration(given["budget"])
-        answers = several.together(several.ask(several.hosts_in(hosts), words, agent=agent, seconds=seconds))
-        of = [
-            {"host": one.host, **({"problem": one.problem} if one.health is None else checking.document(one.health))}
-            for one in answers
-        ]
-        text, code = several.render(answers), several.code_of(answers)
-        told = {"code": code, "hosts": of}
-    line = msgspec.json.encode(told)
+        options = {"device": device, "nproc": nproc, "budget": budget, "timeout": timeout, "inject": inject, "out": out}
+        words = []
+        for name, value in options.items():
+            if value is not None:
+                words += [f"--{name}", str(value)]
+        seconds = parse_duration(budget)
+        names = host_checks.parse_hosts(hosts)
+        answers = host_checks.compare_hosts(host_checks.check_hosts(names, words, agent=ssh, seconds=seconds))
+        reports = []
+        for answer in answers:
+            content = {"problem": answer.problem} if answer.health is None else checks.to_document(answer.health)
+            reports.append({"host": answer.host, **content})
+        text, code = host_checks.render(answers), host_checks.compute_exit_code(answers)
+        report = {"code": code, "hosts": reports}
+    line = msgspec.json.encode(report)
     if output is not None:
         write_whole(output, line + b"\n")
     click.echo(line.decode() if as_json else text)

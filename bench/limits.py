@@ -1,4 +1,4 @@
-"""Types of numbers and parameters in files, with their limits, and the check of times."""
+"""Types of numbers and parameters in files with their limits, and the check of times."""
 
 from datetime import datetime
 from typing import Annotated
@@ -16,6 +16,6 @@ ParamValue = bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | floa
 
 
 def check_time(text: str) -> None:
-    """Refuse a text that is not a time in ISO 8601 with its zone; ``ValueError``."""
+    """Raise ``ValueError`` unless the text is a time in ISO 8601 with its zone."""
     if datetime.fromisoformat(text).tzinfo is None:
         raise ValueError(f"{text[:30]!r} has no time zone")

@@ -1,13 +1,14 @@
-"""A pytest plug-in: the fixture ``parbench`` measures a distributed case and hands its samples to pytest-benchmark.
+"""A pytest plug-in with the fixture ``parbench``, which measures a case for pytest-benchmark.
 
-pytest-benchmark chooses its rounds in each process by itself, which a collective does not survive. So the case is
-measured by ``parbench run``, and its samples are replayed through pytest-benchmark's public interface: what it stores
-is its own JSON, for ``--benchmark-json``, ``--benchmark-compare`` and ``pytest-benchmark compare``.
+pytest-benchmark chooses its rounds in each process separately, and a collective hangs if ranks run
+different numbers of rounds. So ``parbench run`` measures the case, and its samples are replayed
+through the public interface of pytest-benchmark. The stored result is its own JSON, for
+``--benchmark-json``, ``--benchmark-compare`` and ``pytest-benchmark compare``.
 """
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,75 +19,114 @@ from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run
 
-OPTIONS = ("nproc", "launches", "budget", "backend", "device", "preset", "timeout", "target", "group", "mesh")
+OPTIONS = (
+    "nproc",
+    "launches",
+    "budget",
+    "backend",
+    "device",
+    "preset",
+    "timeout",
+    "target",
+    "group",
+    "mesh",
+)
+"""Arguments that are options of ``parbench run``. Others are parameters of the case."""
 
 
 @pytest.fixture
 def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]]:
-    """Measure one case as this test's benchmark: ``parbench("all_reduce", mode="blocking", size_bytes="1M", nproc=2)``.
+    """Measure one case as the benchmark of this test.
 
-    Takes a case's name, its parameters, and by their names the options of ``parbench run``: nproc, launches, budget,
-    backend, device, preset, timeout, target, group, mesh. Returns a record for each launch; a case that fails, hangs or
-    computes wrongly fails the test.
+    Example: ``parbench("all_reduce", mode="blocking", size_bytes="1M", nproc=2)``.
+
+    The arguments are the name of a case, its parameters, and options of ``parbench run``: nproc,
+    launches, budget, backend, device, preset, timeout, target, group and mesh. The result is one
+    record for each launch that the budget allowed. The test fails if the case fails, hangs,
+    computes wrongly, cannot run here or was not measured at all.
     """
 
-    def measure(case: str | None = None, **given: object) -> tuple[Record, ...]:
+    def measure(case: str | None = None, **arguments: object) -> tuple[Record, ...]:
         if not request.config.pluginmanager.has_plugin("benchmark"):
-            pytest.fail("the fixture parbench needs pytest-benchmark: pip install pytest-benchmark", pytrace=False)
-        records = one_case(run(words_of(case, given)))
+            message = "the fixture parbench needs pytest-benchmark: pip install pytest-benchmark"
+            pytest.fail(message, pytrace=False)
+        records = select_measured(run_parbench(build_options(case, arguments)))
         seconds = [value for record in records for value in record.samples.values]
-        marked = request.node.get_closest_marker("benchmark")
-        options = {**(marked.kwargs if marked else {}), "timer": clock_of(seconds)}
+        marker = request.node.get_closest_marker("benchmark")
+        options = {} if marker is None else dict(marker.kwargs)
+        options["timer"] = make_timer(seconds)
         request.node.add_marker(pytest.mark.benchmark(**options), append=False)
-        benchmark = request.getfixturevalue("benchmark")  # not before: one that a failed test leaves unused warns
-        benchmark.extra_info.update(extra_info(records))
+        # Requested only now: pytest-benchmark warns about a fixture that a failed test did not use.
+        benchmark = request.getfixturevalue("benchmark")
+        benchmark.extra_info.update(build_extra_info(records))
         benchmark.pedantic(lambda: None, rounds=len(seconds), iterations=1)
         return records
 
     return measure
 
 
-def clock_of(seconds: Iterable[float]) -> Callable[[], float]:
-    """Return a clock that shows durations in turn; pytest-benchmark stores it by its name."""
-    times = iter([time for duration in seconds for time in (0.0, duration)])
+def make_timer(durations: Iterable[float]) -> Callable[[], float]:
+    """Return a timer whose differences are the durations, for two calls in each round."""
+    times = iter([time for duration in durations for time in (0.0, duration)])
 
-    def parbench() -> float:
+    def parbench() -> float:  # pytest-benchmark stores this name
         return next(times)
 
     return parbench
 
 
-def words_of(case: str | None, given: dict[str, object]) -> list[str]:
-    words = [] if case is None else ["--only", case]
-    for name, value in given.items():
-        words += [f"--{name}", str(value)] if name in OPTIONS else ["--set", f"{name}={value}"]
-    return words
+def build_options(case: str | None, arguments: Mapping[str, object]) -> list[str]:
+    """Return the options of ``parbench run`` for the arguments of the fixture."""
+    options = [] if case is None else ["--only", case]
+    for name, value in arguments.items():
+        if name in OPTIONS:
+            options += [f"--{name}", str(value)]
+        else:
+            options += ["--set", f"{name}={value}"]
+    return options
 
 
-def run(words: Sequence[str]) -> tuple[Record, ...]:
+def run_parbench(options: Sequence[str]) -> tuple[Record, ...]:
+    """Return the records of ``parbench run``. The test fails if there is no run."""
     with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
-        command = [*PARBENCH, "run", *words, "--out", folder, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [*PARBENCH, "run", *options, "--out", folder, "--json"]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
         for path in Path(folder).glob("*/run.json"):
             return load_run(path.parent).records
-    pytest.fail(done.stderr.strip() or f"parbench run ended with {done.returncode}", pytrace=False)
+    message = process.stderr.strip() or f"parbench run ended with {process.returncode}"
+    pytest.fail(message, pytrace=False)
 
 
-def one_case(records: Sequence[Record]) -> tuple[Record, ...]:
+def select_measured(records: Sequence[Record]) -> tuple[Record, ...]:
+    """Return the records of the launches for which the budget sufficed.
+
+    The test fails if there are none, if there is more than one case, or if a launch went wrong.
+    """
     labels = sorted({record.case.label for record in records})
     if len(labels) != 1:
-        pytest.fail(f"a test measures one case, and this names {len(labels)}: {'; '.join(labels)}", pytrace=False)
+        message = f"a test measures one case, and this names {len(labels)}: {'; '.join(labels)}"
+        pytest.fail(message, pytrace=False)
+    measured = []
     for record in records:
-        if record.status != "ok":
-            pytest.fail(f"{record.case.label}: {record.status}: {record.reason}", pytrace=False)
-    return tuple(records)
+        if record.status == "ok":
+            measured.append(record)
+        elif not record.is_out_of_budget:
+            message = f"{record.case.label}: {record.status}: {record.reason}"
+            pytest.fail(message, pytrace=False)
+    if not measured:
+        pytest.fail(f"{labels[0]}: the budget ended before it was measured", pytrace=False)
+    return tuple(measured)
 
 
-def extra_info(records: Sequence[Record]) -> dict[str, Any]:
+def build_extra_info(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the facts that pytest-benchmark stores next to the times."""
+    metrics = []
+    for record in records:
+        metrics.append({name: metric.value for name, metric in record.metrics.items()})
     return {
         "case": msgspec.to_builtins(records[0].case),
         "world": msgspec.to_builtins(records[0].world),
         "launches": len(records),
-        "metrics": [{name: metric.value for name, metric in record.metrics.items()} for record in records],
+        "metrics": metrics,
         "notes": list(dict.fromkeys(note for record in records for note in record.notes)),
     }

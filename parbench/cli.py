@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import click
 
@@ -72,8 +72,6 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:  # which may come while the line above is read
             click.echo("parbench: interrupted", err=True)
-        except (MemoryError, ImportError) as error:  # too little memory shows in libraries that cannot be mapped
-            click.echo(f"parbench: {str(error) or 'the memory is full'}", err=True)
         except UserError as error:
             message = printable(str(error), "\n")
             click.echo(f"parbench: {message}", err=True)
@@ -84,8 +82,25 @@ class LazyGroup(click.Group):
             if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
                 click.echo(f"parbench: {error.filename} cannot be used: {error.strerror}", err=True)
                 raise click.exceptions.Exit(2) from error  # whichever option named it
-            traceback.print_exc()
+            if is_out_of_memory(error):
+                click.echo("parbench: the memory is full", err=True)
+            elif is_missing_package(error):
+                click.echo(f"parbench: the Python package {error.name!r} is not installed", err=True)
+            else:
+                traceback.print_exc()
         sys.exit(4)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if there is too little memory, also for the dynamic linker to load a library."""
+    return isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map" in str(error))
+
+
+def is_missing_package(error: Exception) -> TypeGuard[ModuleNotFoundError]:
+    """Return True if a dependency is not installed. A module that is missing inside a package is a defect."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return False
+    return "." not in error.name and error.name != "parbench"
 
 
 def run() -> None:

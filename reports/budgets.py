@@ -7,9 +7,10 @@ from typing import Literal
 
 import click
 
-from parbench.bench.results.budgets import Budget, metric_of, read_budgets
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
+from parbench.bench.results.budgets import Budget, find_metric, read_budgets
 from parbench.bench.results.metrics import MetricValue, value
-from parbench.bench.results.runs import Run, load_run, whole
+from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import counted
 from parbench.reports import cells
 from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
@@ -17,7 +18,13 @@ from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
 from parbench.reports.analysis.summary import Row, summarize
 
 Standing = Literal["OVER", "NOT RUN", "UNKNOWN", "KEPT"]
-CODES: Mapping[Standing, int] = {"OVER": 1, "NOT RUN": 4, "UNKNOWN": 3, "KEPT": 0}  # the worst first
+CODES: Mapping[Standing, ExitCode] = {
+    "OVER": ExitCode.BAD,
+    "NOT RUN": ExitCode.DID_NOT_RUN,
+    "UNKNOWN": ExitCode.UNDECIDED,
+    "KEPT": ExitCode.OK,
+}
+"""The standings of a budget from the worst, with their exit codes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +38,7 @@ class Judged:
 
 def judge_run(path: Path, file: Path, code: int) -> int:
     """Print on standard error how a run's folder keeps a file's budgets; return the worst code, ``code`` among them."""
-    run = whole(load_run(path))
+    run = require_complete(load_run(path))
     found = judge(run, read_budgets(file, run.info.plan.cases, run.info.plan.skipped))
     for sentence in sentences(found):
         click.echo(sentence, err=True)
@@ -46,19 +53,15 @@ def judge(run: Run, budgets: Sequence[Budget]) -> tuple[Judged, ...]:
     cases = {case.id: case for case in (*run.info.plan.cases, *(row.case for row in rows.values()))}
     found = []
     for one in budgets:
-        fitting = [case for case in cases.values() if one.fits(case)]
+        fitting = [case for case in cases.values() if one.applies_to(case)]
         each = [_of_case(one, case.label, rows.get(case.id), known.get(case.id, {})) for case in fitting]
         found.append(_together(one, [standing for standings in each for standing in standings]))
     return tuple(found)
 
 
 def exit_code(found: Sequence[Judged], code: int = 0) -> int:
-    """Return 1 if a budget is not kept, else 4 if its case did not run, else 3 if it cannot be told, else 0.
-
-    ``code`` is what else was found; the same order holds.
-    """
-    codes = {code, *(CODES[one.word] for one in found)}
-    return next((worst for worst in (1, 2, 4, 3) if worst in codes), 0)
+    """Return the exit code of the budgets and of what else was found, which is ``code``."""
+    return combine_exit_codes([code, *(CODES[one.word] for one in found)])
 
 
 def sentences(found: Sequence[Judged]) -> tuple[str, ...]:
@@ -109,7 +112,7 @@ def _together(budget: Budget, each: Sequence[_Standing]) -> Judged:
 
 
 def _shown(name: str, metric: MetricValue) -> str:
-    declared_as = metric_of(name)
+    declared_as = find_metric(name)
     if metric.unit or declared_as is None:
         return cells.measured(metric)
     return cells.compared(metric, cells.formatted(declared_as.shown) if declared_as.shown else cells.percent)

@@ -76,7 +76,21 @@ def test_bash_completion(typed: str, completions: str) -> None:
     [
         (KeyboardInterrupt(), "parbench: interrupted"),
         (MemoryError(), "parbench: the memory is full"),
-        (ImportError("x.so: cannot map"), "parbench: x.so: cannot map"),
+        (
+            ImportError("x.so: failed to map segment from shared object"),
+            "parbench: the memory is full",
+        ),
+        (
+            ModuleNotFoundError("No module named 'jinja2'", name="jinja2"),
+            "parbench: the Python package 'jinja2' is not installed",
+        ),
+        (
+            ModuleNotFoundError(
+                "No module named 'parbench.bench.old'", name="parbench.bench.old"
+            ),
+            "ModuleNotFoundError: No module named 'parbench.bench.old'",
+        ),
+        (ImportError("cannot import name 'old'"), "ImportError: cannot import name 'old'"),
         (KeyError("a defect"), "KeyError: 'a defect'"),
     ],
 )

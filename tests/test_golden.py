@@ -50,7 +50,7 @@ def test_smoke_subset_is_complete(smoke_run: Run) -> None:
 
 @pytest.mark.full
 def test_smoke_preset_is_complete(tmp_path: Path) -> None:
-    run = run_preset(tmp_path, "--launches", "1", "--budget", "90s")
+    run = run_preset(tmp_path, "--launches", "1", "--budget", "60s")
     assert len(run.info.plan.cases) > 20
     assert_complete(run)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import Definition, Params, only_itself
+from parbench.bench.plan.cases import Definition, Params, keep_params
 from parbench.bench.plan.catalogue import GLOO_REMEDY
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
@@ -52,7 +52,7 @@ def _step(
     *more: Param,
     strategy: Strategy,
     whole: bool = True,
-    expand: Callable[[Params, WorldSpec], Iterable[Params]] = only_itself,
+    expand: Callable[[Params, WorldSpec], Iterable[Params]] = keep_params,
     common: tuple[Param, ...] = COMMON,
     tags: tuple[str, ...] = (),
 ) -> Definition:
@@ -75,8 +75,8 @@ def _step(
         help=help_text,
         params=(*common, *more),
         tags=tags,
-        refuse=refused,
-        expand=expand,
+        refusal=refused,
+        expansion=expand,
     )
 
 

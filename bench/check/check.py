@@ -1,4 +1,4 @@
-"""``parbench check``: is every device of this host well? Measures for less than a minute, and says what to do."""
+"""``parbench check``: verifies that every device of this host is healthy, in less than a minute."""
 
 import socket
 import time
@@ -7,10 +7,18 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.check.cases import options_of
-from parbench.bench.check.gpus import Watch, complaints, facts_of
-from parbench.bench.check.health import FLOORS, Device, Health, Reason, compared, measured, problems_of
-from parbench.bench.check.infiniband import judged, ports
+from parbench.bench.check.cases import make_options
+from parbench.bench.check.gpus import Watch, find_faults, format_facts
+from parbench.bench.check.health import (
+    THRESHOLDS,
+    Device,
+    Health,
+    Reason,
+    add_measurements,
+    compare_with_peers,
+    list_problems,
+)
+from parbench.bench.check.infiniband import judge_ports, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.doctor import examine_here
 from parbench.bench.machine.environment import EMULATED_VARIABLE, core_groups, format_cpus
@@ -21,8 +29,17 @@ from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import load_run, utc_now
 from parbench.bench.text import UserError, counted, short_host
 
-_MOST_GROUPS = 8
-_OF_THE_HOST = ("cores", "load average", "cpu governor", "steal time", "memory", "/dev/shm", "swap", "gpu driver")
+_MAX_CORE_GROUPS = 8
+_HOST_TOPICS = (
+    "cores",
+    "load average",
+    "cpu governor",
+    "steal time",
+    "memory",
+    "/dev/shm",
+    "swap",
+    "gpu driver",
+)
 
 
 def check(
@@ -36,104 +53,149 @@ def check(
     out: Path,
     inject: str | None,
 ) -> Health:
-    """Check this host; times are as written, None is what the machine decides. ``UserError`` if it cannot be had."""
+    """Check this host.
+
+    Times are as on the command line. The machine decides about options that are None. Raises
+    UserError if the check cannot start.
+    """
     if Joined.find(environ) is not None:
         raise UserError("parbench check starts its own ranks, and RANK is set: start it by itself, once on each host")
-    began, started, machine = time.monotonic(), utc_now(), inspect_machine(environ)
+    start = time.monotonic()
+    started = utc_now()
+    machine = inspect_machine(environ)
     host = short_host(socket.gethostname())
-    silent = () if device == "cpu" else _of_silent_gpus(host, machine)
+    silent = () if device == "cpu" else _list_silent_gpus(host, machine)
     if silent and not machine.gpus:
-        seconds = round(time.monotonic() - began, 1)
-        problems = ("nvidia-smi lists no GPU, so nothing was measured",)
-        return Health(host=host, started=started, seconds=seconds, device="cuda", devices=silent, problems=problems)
+        return Health(
+            host=host,
+            started=started,
+            seconds=round(time.monotonic() - start, 1),
+            device="cuda",
+            devices=silent,
+            problems=("no GPU answers, so nothing was measured",),
+        )
     device = device or ("cuda" if machine.gpus else "cpu")
     gpus = machine.gpus if device == "cuda" else ()
-    nproc = nproc or (len(gpus) if gpus else min(_MOST_GROUPS, machine.cores))
-    groups = core_groups(nproc) if device == "cpu" else ()
-    if device == "cpu" and len(groups) < nproc:  # a rank that is no device could be slow or wrong unseen
-        raise UserError(f"--nproc {nproc}: this process may use {counted(len(groups), 'core')}, one for each at most")
-    devices = _of_cores(host, groups) if device == "cpu" else _of_gpus(host, gpus[:nproc])
-    findings = examine_here(environ, gpus=bool(gpus))  # before work of our own
-    notes = [f"{f.topic}: {f.found} -> {f.remedy}" for f in findings if f.disturbs and f.topic in _OF_THE_HOST]
-    before = ports()
-    options = options_of(device, nproc, budget=budget, timeout=timeout, inject=inject)
+    nproc = nproc or (len(gpus) if gpus else min(_MAX_CORE_GROUPS, machine.cores))
+    core_sets = _choose_cores(nproc) if device == "cpu" else ()
+    devices = _list_cores(host, core_sets) if device == "cpu" else _list_gpus(host, gpus[:nproc])
+    notes = _list_disturbances(environ, machine, has_gpus=bool(gpus))
+    ports = read_ports()
+    options = make_options(device, nproc, budget=budget, timeout=timeout, inject=inject)
     with Watch(environ, gpus) as watch:
-        path = run_options(options, modules, out=out, resume_path=None, as_json=False, cpus=groups)
+        path = run_options(options, modules, out=out, resume_path=None, as_json=False, cpus=core_sets)
     assert path is not None, "only a rank that joins has no run"
     run = load_run(path)
-    devices = _with_facts(devices, watch)
-    devices, links, together = measured(devices, run)
-    emulated = EMULATED_VARIABLE in environ  # nodes that share a machine's cores, which are nobody's own
-    devices, links = (devices, ()) if emulated else (compared(devices, FLOORS[device]), links)
+    devices, links, together = add_measurements(_with_facts(devices, watch), run)
+    # Nodes share the cores of a machine, so rates show nothing about them.
+    emulated = EMULATED_VARIABLE in environ
+    if not emulated:
+        devices = compare_with_peers(devices, THRESHOLDS[device])
     return Health(
         host=host,
         started=started,
-        seconds=round(time.monotonic() - began, 1),
+        seconds=round(time.monotonic() - start, 1),
         device=device,
         driver=next((gpu.driver for gpu in gpus if gpu.driver), "-"),
         devices=(*devices, *silent),
-        links=links,
-        ports=judged(before, ports()),
+        links=() if emulated else links,
+        ports=judge_ports(ports, read_ports()),
         together=together,
-        problems=problems_of(run),
-        notes=(*notes, *run.info.plan.notes),
+        problems=list_problems(run),
+        notes=(*notes, *run.info.plan.limitations),
         run=str(path),
         emulated=emulated,
     )
 
 
-def _of_cores(host: str, groups: Sequence[Sequence[int]]) -> tuple[Device, ...]:
-    sizes = f"cores ({len(groups[0])})"
-    named = [f"core{'s' if len(group) > 1 else ''} {format_cpus(group)}" for group in groups]
-    return tuple(
-        Device(host=host, name=name, uuid=f"{host} {name}", kind=sizes, rank=rank) for rank, name in enumerate(named)
-    )
+def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
+    core_sets = core_groups(nproc)
+    if len(core_sets) < nproc:  # Ranks that share a core are not devices that could be compared.
+        cores = counted(len(core_sets), "core")
+        raise UserError(f"--nproc {nproc}: this process may use {cores}, one for each at most")
+    return core_sets
 
 
-def _of_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
-    return tuple(
-        Device(
+def _list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus: bool) -> list[str]:
+    """Return the doctor's findings about this host, from before the check's own work."""
+    findings = examine_here(environ, machine, gpus=has_gpus)
+    return [
+        f"{finding.topic}: {finding.found} -> {finding.remedy}"
+        for finding in findings
+        if finding.disturbs and finding.topic in _HOST_TOPICS
+    ]
+
+
+def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:
+    kind = f"cores ({len(core_sets[0])})"
+    devices = []
+    for rank, cores in enumerate(core_sets):
+        name = f"core{'s' if len(cores) > 1 else ''} {format_cpus(cores)}"
+        devices.append(Device(host=host, name=name, uuid=f"{host} {name}", kind=kind, rank=rank))
+    return tuple(devices)
+
+
+def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+    devices = []
+    for rank, gpu in enumerate(gpus):
+        name = f"GPU {rank if gpu.index is None else gpu.index}"
+        uuid = gpu.uuid or f"{host} {name}"
+        devices.append(Device(host=host, name=name, uuid=uuid, kind=gpu.name or "GPU", rank=rank))
+    return tuple(devices)
+
+
+def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
+    """Return the GPUs that do not answer, as bad devices.
+
+    Raises UserError if NVML is not installed.
+    """
+    failure = machine.gpu_failure
+    fix = suggest_fix(failure)
+    if machine.silent_gpus and failure is not None and failure.kind == "no library":
+        problem = describe_silent_gpus(machine.silent_gpus, failure)
+        raise UserError(f"{problem}; {fix}; --device cpu checks the cores")
+    cause = failure.describe() if failure is not None else "NVML reports no error"
+    reason = Reason(text=f"does not answer: {cause}", remedy=fix)
+    devices = []
+    for address in machine.silent_gpus:
+        name = f"GPU {address}"
+        device = Device(
             host=host,
-            name=f"GPU {rank if gpu.index is None else gpu.index}",
-            uuid=gpu.uuid or f"{host} GPU {rank}",
-            kind=gpu.name or "GPU",
-            rank=rank,
+            name=name,
+            uuid=f"{host} {name}",
+            kind="GPU",
+            rank=-1,
+            reasons=(reason,),
+            ran=False,
         )
-        for rank, gpu in enumerate(gpus)
-    )
-
-
-def _of_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
-    """Return the GPUs that do not answer, as bad devices; ``UserError`` where there is no tool to ask."""
-    if not machine.silent_gpus or machine.smi_reply is None:
-        return ()
-    remedy = suggest_fix(machine.smi_reply)
-    if machine.smi_reply.end == "absent":
-        problem = describe_silent_gpus(machine.silent_gpus, machine.smi_reply)
-        raise UserError(f"{problem}; {remedy}; --device cpu checks the cores")
-    reason = Reason(text=f"does not answer: {machine.smi_reply.describe()}", remedy=remedy)
-    names = [f"GPU {address}" for address in machine.silent_gpus]
-    return tuple(
-        Device(host=host, name=name, uuid=f"{host} {name}", kind="GPU", rank=-1, reasons=(reason,), ran=False)
-        for name in names
-    )
+        devices.append(device)
+    return tuple(devices)
 
 
 def _with_facts(devices: Sequence[Device], watch: Watch) -> tuple[Device, ...]:
-    by_uuid = {gpu.uuid: gpu for gpu in watch.gpus}
-    told = []
-    for device in devices:
-        if gpu := by_uuid.get(device.uuid):
-            alike = [one for one in by_uuid.values() if one.name == gpu.name]
-            grown = watch.grown(gpu)
-            facts, reasons = facts_of(gpu, alike, grown), complaints(gpu, alike, grown)
-            device = msgspec.structs.replace(device, facts=facts, reasons=reasons)
-        told.append(device)
-    return tuple(told)
+    """Return the devices with the facts and faults that the driver reports about their GPUs."""
+    gpus = watch.gpus
+    gpu_by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    return tuple(
+        _with_facts_of_gpu(device, gpu_by_uuid[device.uuid], gpus, watch) if device.uuid in gpu_by_uuid else device
+        for device in devices
+    )
 
 
-def document(health: Health) -> dict[str, object]:
-    """Return what ``--json`` prints: the check with its verdicts and exit code."""
-    told: dict[str, object] = msgspec.to_builtins(health)
-    devices = [{"verdict": one.verdict, **msgspec.to_builtins(one)} for one in health.devices]
-    return {"verdict": health.verdict, "code": health.code, **told, "devices": devices}
+def _with_facts_of_gpu(device: Device, gpu: Gpu, gpus: Sequence[Gpu], watch: Watch) -> Device:
+    peers = [peer for peer in gpus if peer.name == gpu.name]
+    link_errors = watch.count_link_errors(gpu)
+    faults = find_faults(gpu, peers, link_errors)
+    loss = watch.find_loss(gpu)
+    return msgspec.structs.replace(
+        device,
+        facts=format_facts(gpu, peers, link_errors),
+        reasons=faults if loss is None else (*faults, loss),
+    )
+
+
+def to_document(health: Health) -> dict[str, object]:
+    """Return the document that ``--json`` prints: the check with its verdicts and exit code."""
+    devices = [{"verdict": device.verdict, **msgspec.to_builtins(device)} for device in health.devices]
+    facts: dict[str, object] = msgspec.to_builtins(health)
+    return {"verdict": health.verdict, "code": health.code, **facts, "devices": devices}

@@ -1,115 +1,160 @@
-"""What the driver tells of each GPU before, while and after it works, and what of it makes a GPU bad."""
+"""The driver's facts about each GPU before, during and after its work, and its faults."""
 
 import re
-import threading
+import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextlib import AbstractContextManager, suppress
+from typing import IO, Any
+
+import msgspec
 
 from parbench.bench.check.health import Reason
-from parbench.bench.machine.doctor import REMEDIES, UNKNOWN, gpu_topics, slowing
-from parbench.bench.machine.gpu import IDLE, Gpu, by_uuid, gpus_of, in_detail, nvidia_smi
+from parbench.bench.machine.gpu import (
+    IDLE,
+    POWER_CAP,
+    Gpu,
+    GpuReport,
+    abandon,
+    nvml_command,
+    read_report,
+)
+from parbench.bench.machine.gpu_topics import FIXES, UNKNOWN, list_gpu_topics, list_slowdowns
+from parbench.bench.machine.silent_gpus import suggest_fix
 
-_EVERY_SECONDS = 1.0
+_END_SECONDS = 10.0
 _BAD_TOPICS = ("gpu memory", "gpu pcie", "gpu nvlink")
-_FINE_UNDER_LOAD = ("software power cap",)  # what a product of matrices runs into, on a GPU that is well
-# The counters of NVLink of which an increase is a fault, or is to be watched. All others are not judged, such as
-# codewords without errors (FEC errors - 0), corrected bits (raw errors lane 0) and recoveries that succeeded.
+# An increase of these counters of NVLink is a fault, or should be watched. All other counters have
+# no verdict, such as codewords without errors (FEC errors - 0), corrected bits (raw errors lane 0)
+# and successful recoveries.
 _BAD_COUNTER = re.compile(r"link recovery failed events|effective errors|(replay|recovery) errors")
 _WATCHED_COUNTER = re.compile(
     r"symbol errors|.*\bcrc\b.*|(malformed packet|buffer overrun|rx remote)( errors)?|fec errors - ([89]|1\d)"
 )
-Counters = Mapping[str, Mapping[str, int]]  # errors of all NVLinks by the GPU's UUID and the counter's name
+_MAXIMA = (
+    "sm_clock",
+    "memory_clock",
+    "utilization_percent",
+    "temperature_celsius",
+    "pcie_generation",
+    "pcie_width",
+)
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """Looks at the GPUs every second while a block runs."""
+    """Samples the GPUs every second while a block runs, in a child process that calls NVML."""
 
     def __init__(self, environ: Mapping[str, str], gpus: Sequence[Gpu]) -> None:
-        self._environ, self._gpus = environ, gpus
-        self._seen: list[tuple[Gpu, ...]] = []
-        self._stop = threading.Event()
-        self._before: Counters = {}
-        self._after: Counters = {}
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._environ = environ
+        self._before = tuple(gpus)
+        self._after = GpuReport()
+        self._samples: list[Gpu] = []
+        self._output: IO[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Watch":
-        if self._gpus:
-            self._gpus = in_detail(self._environ, self._gpus)  # with the processes that are not our own ranks
-            self._before = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters"))
-            self._thread.start()
+        if self._before:
+            self._output = tempfile.TemporaryFile()  # A pipe would soon be full.
+            self._child = subprocess.Popen(
+                nvml_command("watch"),
+                env=self._environ,
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=subprocess.DEVNULL,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._gpus:
-            self._thread.join()
-            self._after = nvlink_errors(nvidia_smi(self._environ, "nvlink", "--errorcounters"))
-            # what work may have changed, but for the processes that were not its own
-            after = zip(in_detail(self._environ, self._gpus), self._gpus, strict=True)
-            self._gpus = tuple(replace(now, processes=before.processes) for now, before in after)
-
-    def _look(self) -> None:
-        while not self._stop.wait(_EVERY_SECONDS):
-            self._seen.append(gpus_of(self._environ))
+        if self._child is None or self._output is None:
+            return
+        try:
+            self._child.communicate(timeout=_END_SECONDS)  # which closes its input
+        except subprocess.TimeoutExpired:
+            abandon(self._child)
+        with self._output as file:
+            file.seek(0)
+            self._samples = _read_samples(file)
+        self._after = read_report(self._environ)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs as they were at work, None where they were not seen at it."""
-        return tuple(at_work(gpu, (one for at_once in self._seen for one in at_once)) for gpu in self._gpus)
+        """The GPUs with their clocks under load, and with the errors and rows after the work."""
+        after = {gpu.uuid: gpu for gpu in self._after.gpus}
+        gpus = []
+        for gpu in self._before:
+            # After the work ranks may still use the GPU. Only the processes before it are not our
+            # own.
+            latest = msgspec.structs.replace(after.get(gpu.uuid, gpu), processes=gpu.processes)
+            gpus.append(summarize_load(latest, self._samples))
+        return tuple(gpus)
 
-    def grown(self, gpu: Gpu) -> dict[str, int]:
-        """Return by how much NVLinks' counters of errors have grown."""
-        before, after = (Counter(told.get(gpu.uuid or "")) for told in (self._before, self._after))
-        return after - before
+    def count_link_errors(self, gpu: Gpu) -> dict[str, int]:
+        """Return by how much the error counters of a GPU's NVLinks have increased."""
+        before = Counter(_find(self._before, gpu).nvlink_errors)
+        after = Counter(_find(self._after.gpus, gpu).nvlink_errors)
+        return dict(after - before)
+
+    def find_loss(self, gpu: Gpu) -> Reason | None:
+        """Return the reason if a GPU does not answer after the work."""
+        failure = self._after.failure
+        if failure is None or any(answering.uuid == gpu.uuid for answering in self._after.gpus):
+            return None
+        return Reason(text=f"does not answer any more: {failure.describe()}", remedy=suggest_fix(failure))
 
 
-def at_work(gpu: Gpu, seen: Iterable[Gpu]) -> Gpu:
-    """Return a GPU with its highest clocks, most lanes, most heat, and whatever slowed it, of when it was busy."""
-    busy = [one for one in seen if one.uuid == gpu.uuid and (one.utilization_percent or 0) > 0]
+def _read_samples(file: IO[bytes]) -> list[Gpu]:
+    samples: list[Gpu] = []
+    for line in file:
+        with suppress(msgspec.DecodeError):  # the last line of a child that was killed
+            samples += msgspec.json.decode(line, type=GpuReport).gpus
+    return samples
+
+
+def _find(gpus: Iterable[Gpu], gpu: Gpu) -> Gpu:
+    return next((other for other in gpus if other.uuid == gpu.uuid), Gpu())
+
+
+def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
+    """Return a GPU with the maxima of its busy samples, and with all reasons that slowed it."""
+    busy = [sample for sample in samples if sample.uuid == gpu.uuid and (sample.utilization_percent or 0) > 0]
     if not busy:
         return gpu
-    names = ("sm_clock", "memory_clock", "utilization_percent", "temperature_celsius", "pcie_generation", "pcie_width")
-    most = {name: [value for one in busy if (value := getattr(one, name)) is not None] for name in names}
-    told = dict.fromkeys(reason for one in busy for reason in one.slowed_by or () if reason != IDLE)
-    highest = {name: max(values) for name, values in most.items() if values}
-    last = {name: getattr(busy[-1], name) for name in ("errors_corrected", "errors_uncorrected")}
-    return replace(gpu, slowed_by=tuple(told), **highest, **last)
+    fields: dict[str, Any] = {}
+    for name in _MAXIMA:
+        values = [value for value in (getattr(sample, name) for sample in busy) if value is not None]
+        if values:
+            fields[name] = max(values)
+    reasons = [reason for sample in busy for reason in sample.slowed_by or () if reason != IDLE]
+    return msgspec.structs.replace(gpu, slowed_by=tuple(dict.fromkeys(reasons)), **fields)
 
 
-def nvlink_errors(text: str | None) -> Counters:
-    """Return the sums over a GPU's links of each of its counters, by UUID, from ``nvidia-smi nvlink -e``."""
-    found = {uuid: Counter[str]() for uuid in by_uuid(text)}
-    for uuid, block in by_uuid(text).items():
-        for name, count in re.findall(r"Link \d+: (.+?): (\d+)\s*$", block, re.MULTILINE):
-            found[uuid][name.lower()] += int(count)
-    return found
-
-
-def facts_of(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Return what is told of a GPU by topic, ``-`` where unknown; ``grown`` are increases of NVLink's counters."""
-    facts = {topic.name.removeprefix("gpu "): topic.tell(gpu) or UNKNOWN for topic in gpu_topics(alike)}
-    if grown:
-        facts["nvlink counters"] = ", ".join(f"{name} +{count}" for name, count in grown.items())
+def format_facts(gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int] | None = None) -> dict[str, str]:
+    """Return facts about a GPU by topic, ``-`` where unknown, with new errors of its NVLinks."""
+    facts = {topic.short_name: topic.describe(gpu) or UNKNOWN for topic in list_gpu_topics(peers)}
+    if link_errors:
+        facts["nvlink counters"] = ", ".join(f"{name} +{count}" for name, count in link_errors.items())
     return facts
 
 
-def complaints(gpu: Gpu, alike: Sequence[Gpu], grown: Mapping[str, int]) -> tuple[Reason, ...]:
-    """Return what is wrong with a GPU, and what to do."""
-    found = []
-    for topic in gpu_topics(alike):
-        if topic.disturbs(gpu):
-            reasons = [one for one in slowing(gpu) if one not in _FINE_UNDER_LOAD]
-            if topic.name == "gpu clocks" and slowing(gpu) and not reasons:
-                continue
-            halted = topic.name == "gpu clocks" and any(one.startswith("hardware") for one in reasons)
-            words = f"{topic.name.removeprefix('gpu ')}: {topic.tell(gpu)}"
-            bad = topic.name in _BAD_TOPICS or halted
-            found.append(Reason(text=words, remedy=REMEDIES[topic.name], is_bad=bad))
-    for name, count in grown.items():
+def find_faults(gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int]) -> tuple[Reason, ...]:
+    """Return the faults of a GPU with their fixes."""
+    faults = []
+    for topic in list_gpu_topics(peers):
+        is_clocks = topic.name == "gpu clocks"
+        if topic.is_disturbing(gpu) and not (is_clocks and _has_only_power_cap(gpu)):
+            is_halted = is_clocks and any(reason.startswith("hardware") for reason in list_slowdowns(gpu))
+            text = f"{topic.short_name}: {topic.describe(gpu)}"
+            is_bad = topic.name in _BAD_TOPICS or is_halted
+            faults.append(Reason(text=text, remedy=FIXES[topic.name], is_bad=is_bad))
+    for name, count in link_errors.items():
         is_bad = _BAD_COUNTER.fullmatch(name) is not None
         if is_bad or _WATCHED_COUNTER.fullmatch(name):
-            words = f"NVLink: {count} more {name} meanwhile"
-            found.append(Reason(text=words, remedy=REMEDIES["gpu nvlink"], is_bad=is_bad))
-    return tuple(found)
+            text = f"NVLink: {count} more {name} meanwhile"
+            faults.append(Reason(text=text, remedy=FIXES["gpu nvlink"], is_bad=is_bad))
+    return tuple(faults)
+
+
+def _has_only_power_cap(gpu: Gpu) -> bool:
+    """Return whether only the power cap slows a GPU, as it does in matrix products."""
+    return set(list_slowdowns(gpu)) == {POWER_CAP}

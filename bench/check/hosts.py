@@ -1,134 +1,170 @@
-"""A check of several hosts, each by itself and at once, over ssh; then their devices beside each other."""
+"""A check of several hosts at once over ssh, followed by a comparison of their devices."""
 
+import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from parbench.bench.check.health import FLOORS, Device, Health, compared
-from parbench.bench.check.show import complaints_of, devices_table, reasons_of
+from parbench.bench.check.health import THRESHOLDS, Device, Health, compare_with_peers
+from parbench.bench.check.show import format_ports, format_reasons, render_devices
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import decode_json, read_text
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.text import UserError, counted, last_line, listed, reading
 
-MORE_SECONDS = 120.0  # for what a check does beside its budget
+OVERHEAD_SECONDS = 120.0  # of a check, in addition to its time budget
+_MPICH_HOST = re.compile(r"([^:]+):\d+")
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host answered: its check, or why there is none."""
+class HostResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The check of a host, or the reason why there is none."""
 
-    host: str
+    host: str  # the name by which it was reached
     health: Health | None = None
     problem: str = ""
 
 
-def hosts_in(text: str) -> tuple[str, ...]:
-    """Return the hosts of ``a,b`` or of a file with one a line; of an MPI hostfile's lines the first word."""
-    if "," not in text and Path(text).is_file():  # a long list is too long for a file's name
-        lines = [line.partition("#")[0].split() for line in read_text(text, f"--hosts {text}").splitlines()]
-        found = [words[0] for words in lines if words]
-    else:
-        found = [word for word in text.split(",") if word]
-    if not found or any(name.startswith("-") for name in found):
-        raise UserError(f"--hosts {text!r} names no hosts: write a,b,c, or a file with one a line")
-    return tuple(dict.fromkeys(found))
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of ``a,b``, or of a file with one a line.
 
-
-def ask(hosts: Sequence[str], words: Sequence[str], *, agent: str, seconds: float) -> tuple[Answer, ...]:
-    """Run ``parbench check`` with these options on every host at once, by the same Python in the same folder."""
-    with reading(f"--ssh {agent!r}", "is no command"):
-        program, *options = shlex.split(agent)
-    there = shlex.join([*PARBENCH, "check", *words, "--json"])
-    command = f"cd {shlex.quote(str(Path.cwd()))} && {there}"
-
-    def one(host: str) -> Answer:
-        try:
-            done = subprocess.run(
-                [program, *options, host, command],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=seconds + MORE_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return Answer(host=host, problem=f"no answer within {seconds + MORE_SECONDS:.0f} s")
-        except OSError as error:
-            return Answer(host=host, problem=f"{program} cannot be started: {error.strerror}")
-        return read(host, done.stdout, done.stderr, done.returncode)
-
-    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
-        return tuple(pool.map(one, hosts))
-
-
-def read(host: str, out: bytes, err: bytes, code: int) -> Answer:
-    """Return what a host printed; its last line on stderr where that is no check."""
-    try:
-        return Answer(host=host, health=decode_json(out.strip().rpartition(b"\n")[2], Health))
-    except ValueError:
-        return Answer(host=host, problem=last_line(err.decode(errors="replace")) or f"it ended with {code}")
-
-
-def together(answers: Sequence[Answer]) -> tuple[Answer, ...]:
-    """Return the answers with each device beside those of its kind on all hosts; not where hosts share a machine."""
-    known = [answer.health for answer in answers if answer.health is not None]
-    if any(health.emulated for health in known) or not known:
-        return tuple(answers)
-    devices: list[Device] = []
-    for kind in dict.fromkeys(health.device for health in known):
-        alike = [device for health in known if health.device == kind for device in health.devices]
-        devices += compared(alike, FLOORS[kind])
-    found = []
-    for answer in answers:
-        if answer.health is not None:
-            own = tuple(one for one in devices if one.host == answer.health.host)
-            answer = msgspec.structs.replace(answer, health=msgspec.structs.replace(answer.health, devices=own))
-        found.append(answer)
-    return tuple(found)
-
-
-def code_of(answers: Sequence[Answer]) -> int:
-    """Return 1 where a device is bad, else 4 where a host or something of it did not run, else 0.
-
-    Hosts of which some check GPUs and others cores give 4: the latter may have GPUs that nothing has checked.
+    In the hostfiles of MPI libraries the number of ranks follows: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH.
     """
-    codes = {4 if answer.health is None else answer.health.code for answer in answers}
-    if len(_hosts_by_device(answers)) > 1:
-        codes.add(4)
-    return next((code for code in (1, 4) if code in codes), 0)
+    # A long list is too long for the name of a file.
+    is_file = "," not in text and Path(text).is_file()
+    hosts = _read_hostfile(text) if is_file else [name for name in text.split(",") if name]
+    if not hosts or any(name.startswith("-") for name in hosts):
+        raise UserError(f"--hosts {text!r} names no hosts: write a,b,c, or a file with one a line")
+    return tuple(dict.fromkeys(hosts))
 
 
-def _hosts_by_device(answers: Sequence[Answer]) -> dict[str, list[str]]:
-    hosts: dict[str, list[str]] = {}
-    for answer in answers:
-        if answer.health is not None:
-            hosts.setdefault(answer.health.device, []).append(answer.host)
+def _read_hostfile(path: str) -> list[str]:
+    hosts = []
+    for line in read_text(path, f"--hosts {path}").splitlines():
+        words = line.partition("#")[0].split()
+        if words:
+            match = _MPICH_HOST.fullmatch(words[0])
+            hosts.append(match[1] if match else words[0])
     return hosts
 
 
-def render(answers: Sequence[Answer]) -> str:
-    """Return a table of all devices, and why hosts and devices are not fine."""
-    devices = [device for answer in answers if answer.health for device in answer.health.devices]
-    bad = [answer.host for answer in answers if answer.health is not None and answer.health.code == 1]
-    silent = [answer for answer in answers if answer.health is None or answer.health.code == 4]
-    told = [f"{counted(len(answers), 'host')}: {len(bad)} bad, {len(silent)} did not run"]
-    lines = [*told, *(devices_table(devices, with_host=True) if devices else [])]
-    by_device = _hosts_by_device(answers)
+def check_hosts(
+    hosts: Sequence[str], arguments: Sequence[str], *, agent: str, seconds: float
+) -> tuple[HostResult, ...]:
+    """Run ``parbench check`` on all hosts at once, by the same Python in the same folder."""
+    with reading(f"--ssh {agent!r}", "is no command"):
+        program, *options = shlex.split(agent)
+    check = shlex.join([*PARBENCH, "check", *arguments, "--json"])
+    command = f"cd {shlex.quote(str(Path.cwd()))} && {check}"
+    check_one = partial(
+        _check_host,
+        agent=[program, *options],
+        command=command,
+        timeout_seconds=seconds + OVERHEAD_SECONDS,
+    )
+    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+        return tuple(pool.map(check_one, hosts))
+
+
+def _check_host(host: str, *, agent: Sequence[str], command: str, timeout_seconds: float) -> HostResult:
+    try:
+        completed = subprocess.run(
+            [*agent, host, command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return HostResult(host=host, problem=f"no answer within {timeout_seconds:.0f} s")
+    except OSError as error:
+        return HostResult(host=host, problem=f"{agent[0]} cannot be started: {error.strerror}")
+    return parse_result(host, completed.stdout, completed.stderr, completed.returncode)
+
+
+def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> HostResult:
+    """Return the check that a host printed, or the last line of its errors."""
+    try:
+        return HostResult(host=host, health=decode_json(output.strip().rpartition(b"\n")[2], Health))
+    except ValueError:
+        problem = last_line(errors.decode(errors="replace")) or f"it ended with {exit_code}"
+        return HostResult(host=host, problem=problem)
+
+
+def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
+    """Compare each device with its peers on all hosts.
+
+    Emulated hosts share one machine and are left as they are.
+    """
+    by_kind: dict[str, list[Device]] = {}
+    for result in results:
+        if result.health is not None and not result.health.emulated:
+            by_kind.setdefault(result.health.device, []).extend(result.health.devices)
+    compared = {kind: iter(compare_with_peers(devices, THRESHOLDS[kind])) for kind, devices in by_kind.items()}
+    return tuple(_with_devices(result, compared) for result in results)
+
+
+def _with_devices(result: HostResult, compared: Mapping[str, Iterator[Device]]) -> HostResult:
+    """Return a result with the next compared devices of its kind, as many as it has."""
+    health = result.health
+    if health is None or health.emulated:
+        return result
+    devices = islice(compared[health.device], len(health.devices))
+    # The name by which a host was reached is unique. Its own name may be that of another host too.
+    named = tuple(msgspec.structs.replace(device, host=result.host) for device in devices)
+    return msgspec.structs.replace(result, health=msgspec.structs.replace(health, devices=named))
+
+
+def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:
+    """Return the exit code of a check of several hosts.
+
+    If some hosts check GPUs and others cores, the latter may have GPUs that nothing has checked.
+    """
+    codes = [ExitCode.DID_NOT_RUN if result.health is None else result.health.code for result in results]
+    if len(_group_by_device(results)) > 1:
+        codes.append(ExitCode.DID_NOT_RUN)
+    return combine_exit_codes(codes)
+
+
+def _group_by_device(results: Sequence[HostResult]) -> dict[str, list[str]]:
+    hosts: dict[str, list[str]] = {}
+    for result in results:
+        if result.health is not None:
+            hosts.setdefault(result.health.device, []).append(result.host)
+    return hosts
+
+
+def render(results: Sequence[HostResult]) -> str:
+    """Return a table of all devices, then the reasons why hosts and devices are not ok."""
+    devices = [device for result in results if result.health for device in result.health.devices]
+    bad_hosts = [result.host for result in results if result.health and result.health.code == 1]
+    num_missing = sum(result.health is None or result.health.code == 4 for result in results)
+    lines = [f"{counted(len(results), 'host')}: {len(bad_hosts)} bad, {num_missing} did not run"]
+    if devices:
+        lines += render_devices(devices, with_host=True)
+    by_device = _group_by_device(results)
     if len(by_device) > 1:
         parts = [f"{device} on {','.join(hosts)}" for device, hosts in by_device.items()]
         lines.append(f"hosts differ in what was checked: {listed(parts, 'and')}")
         lines.append("     -> see parbench doctor there; --device cuda or --device cpu checks the same on all")
-    for answer in answers:
-        if answer.health is None:
-            lines.append(f"did not run  {answer.host}: {answer.problem}")
-        else:
-            health = answer.health
-            lines += [f"did not run  {answer.host}: {problem}" for problem in health.problems]
-            lines += [f"bad  {answer.host} {link.text}\n     -> {link.remedy}" for link in health.links]
-            lines += complaints_of(health.ports, f"{answer.host} ")
-    lines += reasons_of(devices, with_host=True)
-    if bad:
-        lines.append(f"leave out: {','.join(bad)}")
+    for result in results:
+        lines += _format_faults(result)
+    lines += format_reasons(devices, with_host=True)
+    if bad_hosts:
+        lines.append(f"leave out: {','.join(bad_hosts)}")
     return "\n".join(lines)
+
+
+def _format_faults(result: HostResult) -> list[str]:
+    """Return the faults of a host that are not those of a device."""
+    health = result.health
+    if health is None:
+        return [f"did not run  {result.host}: {result.problem}"]
+    problems = [f"did not run  {result.host}: {problem}" for problem in health.problems]
+    links = [f"bad  {result.host} {link.text}\n     -> {link.remedy}" for link in health.links]
+    return [*problems, *links, *format_ports(health.ports, f"{result.host} ")]

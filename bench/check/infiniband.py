@@ -1,4 +1,4 @@
-"""InfiniBand's ports as the kernel tells them: state, rate, counters of errors before and after."""
+"""InfiniBand's ports as the kernel reports them: state, rate, and error counters."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,82 +6,90 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.machine.machine import contents, whole_number
+from parbench.bench.machine.machine import parse_count, read_text
 
-# of the kernel's documentation, sysfs-class-infiniband: what a link that is well does not count
+# From the kernel's documentation (sysfs-class-infiniband): counters that do not increase on a good
+# link.
 _COUNTERS = (
-    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
-    *("excessive_buffer_overrun_errors", "port_xmit_discards"),
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "port_xmit_discards",
 )
-_REMEDY = (
-    "see ibstat, iblinkinfo and mlxlink -d DEVICE; reseat or replace the cable; a port that is not meant: disable it"
-)
+_FIX = "see ibstat, iblinkinfo and mlxlink -d DEVICE; reseat or replace the cable; disable a port that is not used"
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """A port: states and rate in the kernel's words, ``-`` where unknown; those of one ``board`` should be alike."""
+    """A port, in the words of the kernel, ``-`` where unknown."""
 
     name: str
     layer: str
     state: str
     physical: str
     rate: str
-    board: str
+    board: str  # ports of the same board should be equal
     errors: dict[str, int]
     complaint: str = ""
     is_bad: bool = False
     remedy: str = ""
 
 
-def ports(root: Path = Path("/")) -> tuple[Port, ...]:
-    """Return the ports that there are, none where there is no such device."""
-    found = []
+def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
+    """Read the ports of all devices below ``root``."""
+    ports = []
     for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         device = folder.parents[1]
-        counts = {name: whole_number(contents(folder / "counters" / name)) for name in _COUNTERS}
-        found.append(
+        counts = {name: parse_count(read_text(folder / "counters" / name)) for name in _COUNTERS}
+        ports.append(
             Port(
                 name=f"{device.name}/{folder.name}",
-                layer=contents(folder / "link_layer") or "-",
-                state=_word(contents(folder / "state")),
-                physical=_word(contents(folder / "phys_state")),
-                rate=contents(folder / "rate") or "-",
-                board=contents(device / "board_id") or contents(device / "hca_type") or "-",
+                layer=read_text(folder / "link_layer") or "-",
+                state=_read_state(folder / "state"),
+                physical=_read_state(folder / "phys_state"),
+                rate=read_text(folder / "rate") or "-",
+                board=read_text(device / "board_id") or read_text(device / "hca_type") or "-",
                 errors={name: count for name, count in counts.items() if count is not None},
             )
         )
-    return tuple(found)
+    return tuple(ports)
 
 
-def _word(told: str | None) -> str:
+def _read_state(path: Path) -> str:
     """Return ``ACTIVE`` of ``4: ACTIVE``."""
-    return (told or "-").rpartition(": ")[2]
+    return (read_text(path) or "-").rpartition(": ")[2]
 
 
-def judged(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ...]:
-    """Return the ports with what is wrong: inactive or slower than those of the same board, errors that were counted.
+def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ...]:
+    """Return the ports with their faults: inactive, slower than their peers, or new errors.
 
-    A port that was disabled is not meant to be used, nor one whose board has no active port.
+    A port that is disabled is not in use, nor is one whose board has no active port.
     """
-    was = {port.name: port.errors for port in before}
-    found = []
-    for port in after:
-        alike = [one for one in after if (one.board, one.layer) == (port.board, port.layer) and one.state == "ACTIVE"]
-        rates = [_gigabits(one.rate) for one in alike]
-        grown = Counter(port.errors) - Counter({**port.errors, **was.get(port.name, {})})
-        told = []
-        if alike and port.state != "ACTIVE" and port.physical != "Disabled":
-            told.append(f"{port.state} ({port.physical}), {len(alike)} of the same board are ACTIVE")
-        elif alike and port.state == "ACTIVE" and _gigabits(port.rate) < max(rates):
-            told.append(f"{port.rate}, others of the same board {max(rates):g} Gb/s")
-        bad = bool(told) or "link_downed" in grown
-        told += [f"{count} more {name} meanwhile" for name, count in grown.items()]
-        words, remedy = ", ".join(told), _REMEDY if told else ""
-        found.append(msgspec.structs.replace(port, complaint=words, is_bad=bad, remedy=remedy))
-    return tuple(found)
+    earlier_errors = {port.name: port.errors for port in before}
+    return tuple(_judge_port(port, after, earlier_errors.get(port.name, {})) for port in after)
 
 
-def _gigabits(rate: str) -> float:
+def _judge_port(port: Port, ports: Sequence[Port], earlier_errors: dict[str, int]) -> Port:
+    active_peers = [
+        peer for peer in ports if (peer.board, peer.layer) == (port.board, port.layer) and peer.state == "ACTIVE"
+    ]
+    max_rate = max((_parse_gigabits(peer.rate) for peer in active_peers), default=0.0)
+    faults = []
+    if port.state == "ACTIVE":
+        if _parse_gigabits(port.rate) < max_rate:
+            faults.append(f"{port.rate}, others of the same board {max_rate:g} Gb/s")
+    elif active_peers and port.physical != "Disabled":
+        faults.append(f"{port.state} ({port.physical}), {len(active_peers)} of the same board are ACTIVE")
+    # A counter without an earlier value has not increased.
+    increases = Counter(port.errors) - Counter({**port.errors, **earlier_errors})
+    is_bad = bool(faults) or "link_downed" in increases
+    faults += [f"{count} more {name} meanwhile" for name, count in increases.items()]
+    return msgspec.structs.replace(port, complaint=", ".join(faults), is_bad=is_bad, remedy=_FIX if faults else "")
+
+
+def _parse_gigabits(rate: str) -> float:
     try:
         return float(rate.split()[0])
     except (ValueError, IndexError):

@@ -1,9 +1,13 @@
-"""Which of like devices is under its peers: by robust statistics, and where launches agree. Pure.
+"""Robust statistics that find devices which are slower than their peers. Pure.
 
-A device's level in a launch is the logarithm of its rate over the median of the others' in the same launch, so that
-what slows a launch as a whole counts for nothing. It is under its peers if its median level is so by more than a floor,
-and by more than four times what its peers and its own launches scatter. Then it was so in every launch, for none of n
-values is farther from their mean than (n - 1) / sqrt(n) standard deviations (Samuelson's inequality).
+The level of a device in a repetition is the logarithm of its rate over the median rate of its peers in the same
+repetition. So a disturbance that slows all devices of a repetition has no effect. A device is slower than its peers if
+its median level is lower by more than a threshold, and by more than four times the variation among its peers and among
+its own repetitions. Then it is slower in every repetition, because none of n values is farther from their mean than
+(n - 1) / sqrt(n) standard deviations (Samuelson's inequality).
+
+A device with fewer than three repetitions is not compared, and is not a peer. So it keeps no other device from
+comparison, and the peers of a device are the same in each repetition.
 """
 
 import math
@@ -15,68 +19,84 @@ from typing import TypeVar
 from parbench.bench.results.stats import median
 
 MADS = 4.0
-LEAST_LAUNCHES = 3  # in which a device can be called slower
-_NORMAL = 1.4826  # a normal's standard deviation over its median absolute deviation
-_LEAST_SCATTER = 0.003
+MIN_REPETITIONS = 3  # fewer do not show that a device is slower
+# The standard deviation of a normal distribution over its median absolute deviation.
+_NORMAL = 1.4826
+_MIN_VARIATION = 0.003
+_MIN_PEERS = 3  # fewer do not show how peers vary
 D = TypeVar("D", bound=Hashable)
-Rates = Mapping[D, Sequence[float]]  # by device: one for each launch, in the same order
+Rates = Mapping[D, Mapping[int, float]]  # by device and repetition
+Levels = dict[D, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """How far a device is under its peers: ``share`` of their rate (negative above), in ``mads`` of scatter.
+    """The distance of a device from its peers in one quantity."""
 
-    ``least`` is the share from which it would have been called so.
+    share: float  # of the peers' rate that the device lacks, negative if it is faster
+    mads: float  # the same in units of the variation
+    least: float  # the smallest share that would be called slower
+    is_under: bool  # whether the device is slower than its peers
+
+
+def compute_gaps(quantities: Mapping[str, Rates[D]], threshold: float) -> dict[tuple[str, D], Gap]:
+    """Compute the gap of each device in each quantity, from at least three repetitions.
+
+    Other work on a host makes all quantities vary alike. So the variation of a device's repetitions
+    is at least the median over all devices and quantities.
     """
-
-    share: float
-    mads: float
-    least: float
-    is_under: bool
-
-
-def gaps(quantities: Mapping[str, Rates[D]], floor: float) -> dict[tuple[str, D], Gap]:
-    """Return the gap of each quantity and device that has peers, in at least three launches.
-
-    Launches scatter in all quantities alike where other work is the cause: the median of it counts for each.
-    """
-    levels = {name: _levels(rates) for name, rates in quantities.items()}
-    told = [stdev(one) for own in levels.values() for one in own.values() if len(one) >= LEAST_LAUNCHES]
-    usual = median(told) if told else 0.0
-    found = {}
-    for name, own in levels.items():
-        for device, level in own.items():
-            if len(level) >= LEAST_LAUNCHES:
-                scatter = max(_scatter_of_peers(quantities[name], device), stdev(level), usual, _LEAST_SCATTER)
-                found[name, device] = _gap(level, scatter, floor)
-    return found
+    complete = {name: _select_complete(rates) for name, rates in quantities.items()}
+    levels = {name: _compute_levels(rates) for name, rates in complete.items()}
+    variations = [stdev(level) for by_device in levels.values() for level in by_device.values()]
+    typical_variation = median(variations) if variations else 0.0
+    gaps = {}
+    for name, by_device in levels.items():
+        for device, level in by_device.items():
+            peers = [rates for peer, rates in complete[name].items() if peer != device]
+            variation = max(_compute_peer_variation(peers), stdev(level), typical_variation, _MIN_VARIATION)
+            gaps[name, device] = _make_gap(level, variation, threshold)
+    return gaps
 
 
-def _gap(level: Sequence[float], scatter: float, floor: float) -> Gap:
-    value, needed = -median(level), max(-math.log1p(-floor), MADS * scatter)
-    least, share = (-math.expm1(-one) for one in (needed, value))
-    return Gap(share=share, mads=value / scatter, least=least, is_under=value > needed)
+def _make_gap(level: Sequence[float], variation: float, threshold: float) -> Gap:
+    distance = -median(level)
+    needed = max(-math.log1p(-threshold), MADS * variation)
+    return Gap(
+        share=-math.expm1(-distance),
+        mads=distance / variation,
+        least=-math.expm1(-needed),
+        is_under=distance > needed,
+    )
 
 
-def _levels(rates: Rates[D]) -> dict[D, list[float]]:
-    if len(rates) < 2:
-        return {}
-    found = {}
-    for device, own in rates.items():
-        others = [other for name, other in rates.items() if name != device]
-        found[device] = [
-            math.log(rate / median(at_once)) for rate, *at_once in zip(own, *others, strict=True) if rate > 0
-        ]
-    return found
+def _select_complete(rates: Rates[D]) -> Rates[D]:
+    return {device: own for device, own in rates.items() if len(own) >= MIN_REPETITIONS}
 
 
-def _scatter_of_peers(rates: Rates[D], device: D) -> float:
-    """Return how peers scatter among themselves in a launch, as of a normal; 0 where they are too few to tell."""
-    others = [other for name, other in rates.items() if name != device]
-    if len(others) < 3:
-        return 0.0
-    apart = []
-    for at_once in zip(*others, strict=True):
-        middle = median(at_once)
-        apart += [abs(math.log(rate / middle)) for rate in at_once]
-    return _NORMAL * median(apart)
+def _compute_levels(rates: Rates[D]) -> Levels[D]:
+    """Compute the levels of each device that has peers in enough repetitions."""
+    levels = {}
+    for device, by_repetition in rates.items():
+        level = []
+        for repetition, rate in by_repetition.items():
+            peers = [
+                peer_rates[repetition]
+                for peer, peer_rates in rates.items()
+                if peer != device and repetition in peer_rates
+            ]
+            if peers and rate > 0:
+                level.append(math.log(rate / median(peers)))
+        if len(level) >= MIN_REPETITIONS:
+            levels[device] = level
+    return levels
+
+
+def _compute_peer_variation(peers: Sequence[Mapping[int, float]]) -> float:
+    """Compute the standard deviation among peers within a repetition, 0 where they are too few."""
+    distances: list[float] = []
+    for repetition in sorted({repetition for rates in peers for repetition in rates}):
+        values = [rates[repetition] for rates in peers if repetition in rates]
+        if len(values) >= _MIN_PEERS:
+            middle = median(values)
+            distances += [abs(math.log(value / middle)) for value in values]
+    return _NORMAL * median(distances) if distances else 0.0

@@ -24,9 +24,10 @@ from parbench.bench.launch.control_channel import OUT_OF_BUDGET, Job, Outcome
 from parbench.bench.launch.gpu_memory import measure_gpu_memory, wait_for_gpu_memory
 from parbench.bench.launch.launchers import Ranks
 from parbench.bench.launch.recorder import Recorder
+from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Plan, Skipped
+from parbench.bench.plan.plan import Plan, Skipped, case_weight, sampling_seconds
 from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import LaunchInfo, Run, add_launch
 from parbench.bench.text import format_duration
@@ -43,8 +44,6 @@ _PARTIAL_SECONDS = 60.0
 _CHECK_SECONDS = 0.5
 """Whether the budget suffices is estimated no more often than this, because it takes a look at every case."""
 _MAX_NAMED_CASES = 3
-_WEIGHTS = {"workload": 20.0, "custom": 10.0}
-"""A step with its explanation takes about as long as twenty collectives of the usual sizes."""
 
 StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
 """Starts all ranks with a new folder for their files and additional variables."""
@@ -130,7 +129,14 @@ class Driver:
     """Measures the pending cases of a run within its time budget."""
 
     def __init__(
-        self, run: Run, recorder: Recorder, start_ranks: StartRanks, listener: RunListener, *, began: float
+        self,
+        run: Run,
+        recorder: Recorder,
+        start_ranks: StartRanks,
+        listener: RunListener,
+        *,
+        began: float,
+        is_one_host: bool = True,
     ) -> None:
         self._path = run.path
         self._plan = run.info.plan
@@ -144,6 +150,8 @@ class Driver:
         self._silent_hosts: set[str] = set()
         """Hosts whose ranks did not report when the last ranks hung."""
         self._left_out: dict[str, Case] = {}
+        self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
+        """Whether ranks on other hosts describe the GPUs of their host, which the first ones do."""
         self._has_warned = False
         self._next_warning_check = 0.0
 
@@ -204,9 +212,12 @@ class Driver:
                 self._silent_hosts = set()
                 if not repetition.began:
                     repetition.began = began
-                    repetition.deadline = self._budget.compute_deadline(began)
+                    sampling = sampling_seconds(list(repetition.cases.values()), self._plan.measure)
+                    deadline = self._budget.compute_deadline(began)
+                    repetition.deadline = min(deadline, time.monotonic() + sampling)
                     repetition.next_partial = time.monotonic() + repetition.partial_seconds
                 self._recorder.store_environment([attempt.hellos[rank] for rank in sorted(attempt.hellos)])
+                self._needs_gpu_reports = False
                 job = self._make_job(repetition)
                 meter = LoadMeter()
                 attempt.send_job(job)
@@ -233,7 +244,9 @@ class Driver:
         folder = self._path / "logs" / f"attempt-{self._num_attempts}"
         self._num_attempts += 1
         memory = measure_gpu_memory(self._plan.device)
-        ranks = self._start_ranks(folder, {DEVICE_VARIABLE: self._plan.device})
+        variables = {DEVICE_VARIABLE: self._plan.device}
+        variables[REPORT_VARIABLE] = "1" if self._needs_gpu_reports else "0"
+        ranks = self._start_ranks(folder, variables)
         attempt = Attempt(ranks, folder, self._plan.nproc)
         try:
             yield attempt
@@ -357,7 +370,7 @@ class Driver:
 
 def compute_weight(case: Case, half_width: float | None, plan: Plan) -> float:
     """Return a case's share of time: more for steps than for collectives, and for what is not yet precise."""
-    weight = _WEIGHTS.get(case.name.partition(".")[0], 1.0)
+    weight = case_weight(case)
     if half_width is not None:
         weight *= min(max(half_width / plan.measure.precision, 0.2), 5.0)
     return weight

@@ -268,7 +268,7 @@ def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nod
     answer.
     """
     options = [f"--nodes={layout.nodes}", f"--ntasks={layout.ranks}", f"--ntasks-per-node={layout.ntasks_per_node}"]
-    options += [f"--distribution={layout.placement}", "--kill-on-bad-exit=1"]
+    options += [f"--distribution={layout.distribution}", "--kill-on-bad-exit=1"]
     if environ.get("SLURM_CPUS_PER_TASK"):
         options.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     if nodelist:

@@ -28,11 +28,14 @@ from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choo
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
-from parbench.bench.plan.plan import Plan
+from parbench.bench.plan.plan import Plan, sampling_seconds
 from parbench.bench.results.budgets import read_budgets
-from parbench.bench.results.records import Record, encode
+from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, counted, format_duration, parse_duration
+
+_STARTUP_SECONDS = 4.0
+"""The time for imports and the report."""
 
 
 class Display(ExitStack):
@@ -80,7 +83,7 @@ class Display(ExitStack):
 
     def show_record(self, record: Record) -> None:
         if self._as_json:
-            sys.stdout.buffer.write(encode(record))
+            sys.stdout.buffer.write(encode_record(record))
             sys.stdout.buffer.flush()
         self._num_records += 1
         if record.status in FAILED_STATUSES:
@@ -165,6 +168,17 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: st
     return _drive(run, None, as_json=as_json, nodelist=nodelist, message=message)
 
 
+def describe_duration(plan: Plan) -> str:
+    """Return the extent of a run whose duration follows from the number of its cases."""
+    extent = f"{counted(len(plan.cases), 'case')}, {counted(plan.launches, 'repetition')}"
+    return f"{extent}, about {format_duration(_expected_seconds(plan))} (--launches and --budget change it)"
+
+
+def _expected_seconds(plan: Plan) -> float:
+    per_repetition = 1.0 + sampling_seconds(plan.cases, plan.measure)
+    return min(_STARTUP_SECONDS + plan.launches * per_repetition, plan.budget_seconds)
+
+
 def _drive(
     run: Run,
     joined: Joined | None,
@@ -181,12 +195,15 @@ def _drive(
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(terminated_as_interrupted())
-        display = stack.enter_context(Display(len(pending) + len(skipped), plan.budget_seconds, as_json=as_json))
+        display = stack.enter_context(Display(len(pending) + len(skipped), _expected_seconds(plan), as_json=as_json))
         if message:
             display.print_message(message)
+        elif plan.measure.seconds_per_case is not None:
+            display.print_message(describe_duration(plan))
         start_ranks = choose_launcher(run, joined, nodelist, stack, cpus)
         recorder = Recorder(run, writer, find_facts(plan), display.show_record)
-        driver = Driver(run, recorder, start_ranks, display, began=began)
+        is_one_host = plan.spread is None and (joined is None or joined.one_node)
+        driver = Driver(run, recorder, start_ranks, display, began=began, is_one_host=is_one_host)
         try:
             driver.drive(pending, skipped)
         except (KeyboardInterrupt, UserError) as error:
@@ -205,8 +222,8 @@ def find_facts(plan: Plan) -> dict[str, dict[str, Any]]:
     facts: dict[str, dict[str, Any]] = {VOLATILE: {DISTURBANCES: disturbances}}
     if plan.spread is not None:
         allocation = Allocation.find(os.environ)
-        placement = plan.spread.placement
-        facts["slurm"] = {"job": allocation.job, "nodelist": allocation.nodelist, "placement": placement}
+        distribution = plan.spread.distribution
+        facts["slurm"] = {"job": allocation.job, "nodelist": allocation.nodelist, "distribution": distribution}
     return facts
 
 

@@ -31,10 +31,10 @@ def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
         actual = ", ".join(f"{count} on {host}" for host, count in counts.items())
         return [f"{layout.nodes} nodes with {per_node} ranks each were asked for; there are {actual}"]
     expected = list(counts) * per_node
-    if layout.placement == "block":
+    if layout.distribution == "block":
         expected = [host for host in counts for _ in range(per_node)]
     if hosts != expected:
-        return [f"placement {layout.placement} was asked for; ranks are on {', '.join(hosts)}"]
+        return [f"distribution {layout.distribution} was asked for; ranks are on {', '.join(hosts)}"]
     return []
 
 

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from parbench.bench.launch.control_channel import Hello, Outcome
 from parbench.bench.launch.placement import describe_hosts, find_misplacements
 from parbench.bench.machine.environment import difference, hoist, relations
-from parbench.bench.machine.gpu import gpu_links
+from parbench.bench.machine.gpu import GpuReport, inspect_gpus
+from parbench.bench.machine.gpu_inventory import GpuInventory
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue, declared, value, values
-from parbench.bench.results.records import Record, Samples, WorldInfo, noise_of
+from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
 from parbench.bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
 from parbench.bench.results.samples import samples_name
 from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
@@ -42,6 +43,7 @@ class Recorder:
         self._on_record = on_record
         plan = run.info.plan
         self._world = WorldInfo(size=plan.nproc, nodes=1, backend=plan.backend, device=plan.device)
+        self._gpus = GpuInventory(inspect_gpus(os.environ) if plan.device == "cuda" else GpuReport())
         self._environment: dict[str, Any] = {}
         self._placement_notes: list[str] = []
         self.failures = {record.case.id: record for record in run.records if record.status in FAILED_STATUSES}
@@ -53,13 +55,12 @@ class Recorder:
 
     def store_environment(self, hellos: Sequence[Hello]) -> None:
         """Store what all ranks share in run.json, and what differs from it for the records to come."""
-        common, differences = hoist([hello.environment for hello in hellos])
+        common, differences = hoist(self._gpus.add_facts([hello.environment for hello in hellos]))
         for group, facts in self._facts.items():
             common[group] = {**common.get(group, {}), **facts}
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
-            links = gpu_links(os.environ) if self._world.device == "cuda" else {}
-            common["locality"] = relations(places, links)
+            common["locality"] = relations(places, self._gpus.links)
             common |= describe_hosts(hellos)
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
@@ -104,13 +105,14 @@ class Recorder:
             check=outcome.check,
             samples=samples,
             metrics=compute_metrics(outcome),
-            noise=noise_of(samples),
+            noise=compute_noise(samples),
             arrival=outcome.arrival,
             injected=outcome.injected,
             details=outcome.details,
             notes=[*plan_notes, *self._placement_notes, *self.cleanup_notes, *outcome.notes],
             environment=self._environment,
             ranks=outcome.ranks,
+            emulation=self._info.plan.emulation,
             started=outcome.started or utc_now(),
             seconds=round(outcome.wall_seconds, 6),
         )

@@ -1,207 +1,290 @@
-"""What a rank's surroundings are, in plain data, and how near two ranks are: captured without torch, compared."""
+"""The environment of a rank as plain data, how environments differ, and how near ranks are.
+
+Without torch.
+"""
 
 import os
 import platform
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, combinations, groupby
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
-from parbench.bench.machine.gpu import Links, gpus_of, in_detail
-from parbench.bench.machine.machine import affinity, available_cores, contents, or_none, package_version, whole_number
+from parbench.bench.machine.gpu import Links
+from parbench.bench.machine.machine import (
+    affinity,
+    available_cores,
+    package_version,
+    parse_count,
+    read_text,
+    try_call,
+)
 
-VOLATILE = "load"  # the group of values that no two runs share, which comparisons pass over
-DISTURBANCES = "disturbances"  # in that group: what the doctor found at a run's start
+VOLATILE = "load"  # the group of values that differ between any two runs, which comparisons ignore
+DISTURBANCES = "disturbances"  # in this group: the doctor's findings at the start of a run
 EMULATED_VARIABLE = "PARBENCH_EMULATED"
-EMULATED = "emulated"  # how a note begins that says that nodes or links are not real
 
-_ALLOWED = re.compile(
+_RECORDED_VARIABLES = re.compile(
     r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)"
-    r"|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS|SLURM_(CLUSTER_NAME|JOB_(ID|NODELIST|NUM_NODES|PARTITION)|NNODES|NTASKS(_PER_NODE)?"
+    r"|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS"
+    r"|SLURM_(CLUSTER_NAME|JOB_(ID|NODELIST|NUM_NODES|PARTITION)|NNODES|NTASKS(_PER_NODE)?"
     r"|TASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND|DISTRIBUTION|GPUS_ON_NODE|RESTART_COUNT|TOPOLOGY_ADDR(_PATTERN)?)"
 )
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 _SECRET_URL = re.compile(r"://\S*(@|[?&;][^=\s]*(token|key|secret|pass)[^=\s]*=)", re.IGNORECASE)
-_MISSING = object()
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
+_SYSTEM = "sys/devices/system"
+_MAX_RELATED_RANKS = 64  # The table of all pairs of more ranks is too long to read.
+
+_LeafPath = tuple[str, ...]
 
 
-def capture(environ: Mapping[str, str], *, gpu: str | None = None, root: Path = Path("/")) -> dict[str, Any]:
-    """Return the surroundings of this process, unknown as None.
+def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
+    """Return the environment of this process, unknown as None.
 
-    ``gpu`` is the UUID of the one that it uses; ``root`` holds the ``proc`` and ``sys`` to read.
+    ``root`` holds the ``proc`` and ``sys`` to read.
     """
-    address, cpus, variables = host_address(), affinity(), recorded_variables(environ)
-    first_cpu = (contents(root / "proc/cpuinfo") or "").split("\n\n")[0]
-    cpu = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*?)[ \t]*$", first_cpu, re.MULTILINE))
-    flags = cpu.get("flags")  # Arm lists "Features" instead, which do not tell
-    system = root / "sys/devices/system"
-    governors = {contents(system / f"cpu/cpu{number}/cpufreq/scaling_governor") for number in cpus}
+    address = host_address()
+    variables = recorded_variables(environ)
+    load = try_call(os.getloadavg)
     versions = {name: package_version(name) for name in ("torch", "numpy", "parbench")}
-    load = or_none(os.getloadavg)
-    captured: dict[str, Any] = {
-        "host": {
-            "name": socket.gethostname(),
-            "address": address,
-            "os": (or_none(platform.freedesktop_os_release) or {}).get("PRETTY_NAME") or platform.system(),
-            "kernel": platform.release(),
-            "boot_id": contents(root / "proc/sys/kernel/random/boot_id"),
-            "cpu_model": cpu.get("model name"),
-            "memory_bytes": psutil.virtual_memory().total,
-            "clock_source": contents(system / "clocksource/clocksource0/current_clocksource"),
-            "governor": ",".join(sorted(name for name in governors if name)) or None,
-            "virtualised": None if flags is None else "hypervisor" in flags.split(),
-        },
+    return {
+        "host": _capture_host(root, address),
         "versions": {"python": platform.python_version(), **versions},
         "variables": variables,
         "process": {
             "cores": available_cores(root),
-            "affinity": format_cpus(cpus),
+            "affinity": format_cpus(affinity()),
             "interface": variables.get("GLOO_SOCKET_IFNAME") or interface_of(address),
         },
-        # how many processes ran or waited for a core
+        # The number of processes that run or wait for a core.
         VOLATILE: {"one_minute": None if load is None else round(load[0], 2)},
     }
-    if gpu and (found := in_detail(environ, gpus_of(environ, "-i", gpu))):
-        captured["gpu"] = found[0].facts(varying=False)
-        captured[VOLATILE]["gpu"] = found[0].facts(varying=True)
-    return captured
+
+
+def _capture_host(root: Path, address: str | None) -> dict[str, Any]:
+    first_cpu = (read_text(root / "proc/cpuinfo") or "").split("\n\n")[0]
+    cpu = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*?)[ \t]*$", first_cpu, re.MULTILINE))
+    flags = cpu.get("flags")  # Arm processors list "Features", which do not include it.
+    release = try_call(platform.freedesktop_os_release) or {}
+    return {
+        "name": socket.gethostname(),
+        "address": address,
+        "os": release.get("PRETTY_NAME") or platform.system(),
+        "kernel": platform.release(),
+        "boot_id": read_text(root / _BOOT_ID),
+        "cpu_model": cpu.get("model name"),
+        "memory_bytes": psutil.virtual_memory().total,
+        "clock_source": read_text(root / _SYSTEM / "clocksource/clocksource0/current_clocksource"),
+        "governor": _read_governors(root),
+        "virtualised": None if flags is None else "hypervisor" in flags.split(),
+    }
+
+
+def _read_governors(root: Path) -> str | None:
+    """Return the frequency governors of this process's CPUs."""
+    cpu_folder = root / _SYSTEM / "cpu"
+    governors = {read_text(cpu_folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in affinity()}
+    return ",".join(sorted(governor for governor in governors if governor)) or None
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value.encode("utf-8", "backslashreplace").decode()  # JSON cannot hold bytes that are no text
-        for name, value in sorted(environ.items())
-        if _ALLOWED.fullmatch(name) and not _SECRET_NAME.search(name) and not _SECRET_URL.search(value)
-    }
+    """Return the variables that a run records, without secrets."""
+    variables = {}
+    for name, value in sorted(environ.items()):
+        is_secret = _SECRET_NAME.search(name) or _SECRET_URL.search(value)
+        if _RECORDED_VARIABLES.fullmatch(name) and not is_secret:
+            # JSON cannot hold bytes that are not text.
+            variables[name] = value.encode("utf-8", "backslashreplace").decode()
+    return variables
 
 
 def host_address() -> str | None:
-    """Return the address the host name resolves to, as gloo looks it up; None if it resolves to nothing."""
+    """Return the address that the host name resolves to, as gloo looks it up.
+
+    None if it does not resolve.
+    """
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # a label of 64 characters is a host name to Linux, and no name to DNS
+        addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        # Linux allows a label of 64 characters in a host name, and DNS does not.
         return None
-    return str(found[0][4][0])
+    return str(addresses[0][4][0])
 
 
 def interface_of(address: str | None) -> str | None:
-    # all of 127/8 is the loopback interface's, though only 127.0.0.1 is listed
-    sought = "127.0.0.1" if address and address.startswith("127.") else address
-    named = ((name, entry.address) for name, entries in psutil.net_if_addrs().items() for entry in entries)
-    return next((name for name, borne in named if borne.partition("%")[0] == sought), None)
+    """Return the network interface that has this address."""
+    # All of 127/8 belongs to the loopback interface, though only 127.0.0.1 is listed.
+    listed_address = "127.0.0.1" if address and address.startswith("127.") else address
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == listed_address for entry in entries):
+            return name
+    return None
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
     """Return CPU numbers as Linux writes them: ``0-3,8``."""
-    # along a run, a number and its place grow alike
-    runs = [list(run) for _, run in groupby(enumerate(sorted(cpus)), lambda pair: pair[1] - pair[0])]
-    return ",".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else f"{run[0][1]}" for run in runs)
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    ends = [part.split("-") for part in text.split(",") if part]
-    return frozenset(cpu for end in ends for cpu in range(int(end[0]), int(end[-1]) + 1))
+    """Return the CPU numbers of a list such as ``0-3,8``."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cpus |= set(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def flatten(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of nested groups by their paths, whose names are joined by dots."""
+    return {".".join(path): value for path, value in _flatten(environment).items()}
+
+
+def _flatten(group: Mapping[str, Any], prefix: _LeafPath = ()) -> dict[_LeafPath, Any]:
+    leaves: dict[_LeafPath, Any] = {}
+    for name, value in group.items():
+        path = (*prefix, name)
+        if isinstance(value, Mapping) and value:
+            leaves |= _flatten(value, path)
+        else:
+            leaves[path] = value
+    return leaves
+
+
+def _nest(leaves: Mapping[_LeafPath, Any]) -> dict[str, Any]:
+    """Return the nested groups of these values."""
+    groups: dict[str, Any] = {}
+    for path, value in leaves.items():
+        group = groups
+        for name in path[:-1]:
+            group = group.setdefault(name, {})
+        group[path[-1]] = value
+    return groups
 
 
 def hoist(environments: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what all ranks share, leaf by leaf, and what each rank has besides."""
-    common: dict[str, Any] = {}
-    rests: list[dict[str, Any]] = [{} for _ in environments]
-    for key in dict.fromkeys(chain.from_iterable(environments)):
-        values = [environment.get(key, _MISSING) for environment in environments]
-        if all(isinstance(value, Mapping) for value in values):
-            common[key], remaining = hoist(values)
-            values = [rest or _MISSING for rest in remaining]
-        elif all(value == values[0] for value in values):
-            common[key] = values[0]
-            continue
-        for rest, value in zip(rests, values, strict=True):
-            if value is not _MISSING:
-                rest[key] = value
-    return common, rests
+    """Split the environments of ranks into shared values and the other values of each rank."""
+    flat = [_flatten(environment) for environment in environments]
+    common = {
+        path: value
+        for path, value in flat[0].items()
+        if all(path in leaves and leaves[path] == value for leaves in flat)
+    }
+    own = [{path: value for path, value in leaves.items() if path not in common} for leaves in flat]
+    return _nest(common), [_nest(leaves) for leaves in own]
 
 
 def difference(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return each leaf that differs, as dotted path -> [base, other], None where it is absent; volatile ones aside."""
-    ours, theirs = dict(leaves(base)), dict(leaves(other))
-    pairs = {path: [ours.get(path), theirs.get(path)] for path in sorted({*ours, *theirs})}
-    return {path: pair for path, pair in pairs.items() if pair[0] != pair[1] and path.partition(".")[0] != VOLATILE}
+    """Return values that differ as path -> [base, other], without volatile values."""
+    base_values = flatten(base)
+    other_values = flatten(other)
+    differences = {}
+    for path in sorted({*base_values, *other_values}):
+        pair = [base_values.get(path), other_values.get(path)]
+        if pair[0] != pair[1] and path.partition(".")[0] != VOLATILE:
+            differences[path] = pair
+    return differences
 
 
-def leaves(group: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the path of each value in nested groups, its names joined by dots, and the value."""
-    for key, value in group.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def emulation(environ: Mapping[str, str]) -> str:
+    """Return which nodes or links are not real, an empty string if all are."""
+    return environ.get(EMULATED_VARIABLE, "")
 
 
-def emulation(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return (f"{EMULATED}: {told}",) if (told := environ.get(EMULATED_VARIABLE)) else ()
+def describe_emulation(emulation: str) -> str:
+    return f"emulated: {emulation}"
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank runs: CPUs it may use, their NUMA nodes, its GPU's UUID if any, its switch path under SLURM."""
+    """The place where a rank runs."""
 
     host: str
-    cpus: tuple[int, ...]
-    numa_nodes: tuple[int, ...]
-    gpu: str | None = None
-    switches: str | None = None
+    boot_id: str | None = None  # of the kernel, because hosts may have equal names
+    cpus: tuple[int, ...]  # that it may use
+    numa_nodes: tuple[int, ...]  # of these CPUs
+    gpu: str | None = None  # the UUID
+    switches: str | None = None  # Slurm's path of switches: spine.leaf1.n1
 
 
 def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
-    cpus, switches = affinity(), environ.get("SLURM_TOPOLOGY_ADDR")
-    nodes = sorted(node for node, own in _numa_nodes(root).items() if cpus & own)
-    return RankPlace(host=host, cpus=tuple(sorted(cpus)), numa_nodes=tuple(nodes), gpu=gpu, switches=switches)
+    cpus = affinity()
+    nodes = [node for node, node_cpus in _read_numa_nodes(root).items() if cpus & node_cpus]
+    return RankPlace(
+        host=host,
+        boot_id=read_text(root / _BOOT_ID),
+        cpus=tuple(sorted(cpus)),
+        numa_nodes=tuple(sorted(nodes)),
+        gpu=gpu,
+        switches=environ.get("SLURM_TOPOLOGY_ADDR"),
+    )
 
 
-def _numa_nodes(root: Path) -> dict[int, frozenset[int]]:
+def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
     """Return the CPUs of each NUMA node by its number."""
-    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
-    return {int(one.name.removeprefix("node")): parse_cpus(contents(one / "cpulist") or "") for one in folders}
+    nodes = {}
+    for folder in (root / _SYSTEM / "node").glob("node[0-9]*"):
+        number = int(folder.name.removeprefix("node"))
+        nodes[number] = parse_cpus(read_text(folder / "cpulist") or "")
+    return nodes
 
 
 def core_groups(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
-    """Return the CPUs that this process may use in so many groups of as equal a size as can be, at most one each.
+    """Divide the CPUs of this process into ``count`` groups of almost equal size.
 
-    CPUs of a NUMA node, and of a physical core, are side by side.
+    CPUs of a NUMA node, and of a physical core, are in the same group or in neighboring groups.
     """
-    near = {cpu: node for node, own in _numa_nodes(root).items() for cpu in own}
+    node_by_cpu = {cpu: node for node, cpus in _read_numa_nodes(root).items() for cpu in cpus}
 
-    def place(cpu: int) -> tuple[int, ...]:
-        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        told = [contents(topology / name) for name in ("physical_package_id", "core_id")]
-        return near.get(cpu, 0), *(whole_number(word) or 0 for word in told), cpu
+    def get_position(cpu: int) -> tuple[int, ...]:
+        topology = root / _SYSTEM / f"cpu/cpu{cpu}/topology"
+        package = parse_count(read_text(topology / "physical_package_id")) or 0
+        core = parse_count(read_text(topology / "core_id")) or 0
+        return node_by_cpu.get(cpu, 0), package, core, cpu
 
-    cpus = sorted(affinity(), key=place)
+    cpus = sorted(affinity(), key=get_position)
     count = min(count, len(cpus))
-    return tuple(tuple(sorted(cpus[len(cpus) * i // count : len(cpus) * (i + 1) // count])) for i in range(count))
+    groups = []
+    for number in range(count):
+        first = len(cpus) * number // count
+        end = len(cpus) * (number + 1) // count
+        groups.append(tuple(sorted(cpus[first:end])))
+    return tuple(groups)
 
 
 def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
-    """Return the relation of each pair of ranks, as ``0-1``; nothing for more than 64 ranks, whose table none reads."""
-    if len(places) > 64:
+    """Return the relation of each pair of ranks, as ``0-1``; nothing for more than 64 ranks."""
+    if len(places) > _MAX_RELATED_RANKS:
         return {}
-    return {f"{a}-{b}": relation(one, other, links) for (a, one), (b, other) in combinations(enumerate(places), 2)}
+    relation_by_pair = {}
+    for (rank_a, place_a), (rank_b, place_b) in combinations(enumerate(places), 2):
+        relation_by_pair[f"{rank_a}-{rank_b}"] = relation(place_a, place_b, links)
+    return relation_by_pair
 
 
 def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
-    """Return how near two ranks are, in words; None where nothing tells."""
-    if a.host != b.host:
-        # switch paths such as spine.leaf1.n1: the last part is the node itself
-        one, other = ((place.switches or "").rpartition(".")[0] for place in (a, b))
-        return "same switch" if one == other != "" else "other node"
+    """Return how near two ranks are; None if it is unknown."""
+    # As in NCCL: containers of one host may have several names, and hosts may have equal names.
+    if (a.host, a.boot_id) != (b.host, b.boot_id):
+        # The last part of a path is the node itself.
+        switches = [(place.switches or "").rpartition(".")[0] for place in (a, b)]
+        return "same switch" if switches[0] and switches[0] == switches[1] else "other node"
     if a.gpu is not None and b.gpu is not None:
         return "same GPU" if a.gpu == b.gpu else links.get(frozenset((a.gpu, b.gpu)))
     if len(a.cpus) == 1 and a.cpus == b.cpus:
         return "same core"
     if len(a.numa_nodes) != 1 or len(b.numa_nodes) != 1:
-        return None  # free to move between NUMA nodes, or no NUMA node is shown
+        return None  # A rank may move between NUMA nodes, or the system shows none.
     return "same NUMA node" if a.numa_nodes == b.numa_nodes else "other NUMA node"

@@ -1,4 +1,4 @@
-"""What else a host did while the ranks of a launch measured on it."""
+"""The load of a host while the ranks of a repetition measured on it."""
 
 import os
 import time
@@ -7,26 +7,25 @@ import msgspec
 import psutil
 
 from parbench.bench.limits import Positive, Ranks
-from parbench.bench.machine.machine import or_none
+from parbench.bench.machine.machine import try_call
 
-BUSY_SHARE = 0.25  # of the cores: more disturbs
+BUSY_SHARE = 0.25  # of the host's cores: a higher load disturbs
 STEAL_PERCENT = 2.0
+_BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 
 
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load average before, then means: cores that other processes kept busy, time that the hypervisor took.
+    """The load of a host during a repetition. None is unknown."""
 
-    None is unknown: of others where a rank ended early, which tells no more what it took itself.
-    """
-
-    cores: Ranks
-    one_minute: Positive | None = None
+    cores: Ranks  # of the host
+    one_minute: Positive | None = None  # load average before the repetition
+    # Cores busy with other processes; unknown if a rank ended early.
     other_cores: Positive | None = None
-    steal_percent: Positive | None = None
+    steal_percent: Positive | None = None  # time that the hypervisor took
 
     @property
     def disturbance(self) -> str:
-        """What disturbed the launch, in words; empty if nothing did."""
+        """The disturbances of the repetition as text, empty if there are none."""
         parts = []
         if (self.other_cores or 0.0) > BUSY_SHARE * self.cores:
             parts.append(f"other processes kept {self.other_cores:.1f} of {self.cores} cores busy")
@@ -36,19 +35,30 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadMeter:
-    """Measures this host from now on."""
+    """Measures the load of this host from its creation on."""
 
     def __init__(self) -> None:
-        load = or_none(os.getloadavg)
-        self._one_minute = None if load is None else round(load[0], 2)
-        self._began, self._before = time.monotonic(), psutil.cpu_times()
+        load_average = try_call(os.getloadavg)
+        self._one_minute = None if load_average is None else round(load_average[0], 2)
+        self._start = time.monotonic()
+        self._start_times = psutil.cpu_times()
 
     def read(self, own_seconds: float | None) -> HostLoad:
-        """Return the load until now, beside that of ranks which took so much time of cores."""
-        seconds, now = time.monotonic() - self._began, psutil.cpu_times()
-        spent = {name: getattr(now, name) - getattr(self._before, name) for name in now._fields}
+        """Return the load until now, without ``own_seconds`` of CPU time that the ranks used."""
+        seconds = time.monotonic() - self._start
+        now = psutil.cpu_times()
+        spent = {name: getattr(now, name) - getattr(self._start_times, name) for name in now._fields}
         cores = psutil.cpu_count() or 1
-        busy = sum(spent.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-        others = None if own_seconds is None else round(max(busy - own_seconds, 0.0) / seconds, 2)
-        steal = round(100 * spent["steal"] / (cores * seconds), 1) if "steal" in spent else None
-        return HostLoad(cores=cores, one_minute=self._one_minute, other_cores=others, steal_percent=steal)
+        other_cores = None
+        if own_seconds is not None:
+            busy_seconds = sum(spent.get(name, 0.0) for name in _BUSY_FIELDS)
+            other_cores = round(max(busy_seconds - own_seconds, 0.0) / seconds, 2)
+        steal_percent = None
+        if "steal" in spent:
+            steal_percent = round(100 * spent["steal"] / (cores * seconds), 1)
+        return HostLoad(
+            cores=cores,
+            one_minute=self._one_minute,
+            other_cores=other_cores,
+            steal_percent=steal_percent,
+        )

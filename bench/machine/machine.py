@@ -1,4 +1,4 @@
-"""What this process may use: cores, memory and GPUs, found without importing torch."""
+"""The resources that this process may use: cores, memory and GPUs. Does not import torch."""
 
 import importlib.metadata
 import importlib.util
@@ -12,123 +12,163 @@ from typing import TypeVar
 
 import psutil
 
-from parbench.bench.machine.gpu import Gpu, SmiReply, driver_cuda_version, list_gpus_first, select_visible
+from parbench.bench.machine.gpu import Gpu, GpuFailure, inspect_gpus, select_visible
 from parbench.bench.machine.silent_gpus import find_silent_gpus
 
 SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+_CPU_QUOTA_FILES = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # of cgroups v1
+_MEMORY_FILES = (  # limit, usage and the name of the cache in memory.stat
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # cgroups v1
+)
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a process started here finds; ``cores`` and ``memory_bytes`` are what it may use of them."""
+    """The machine of a process. None is unknown."""
 
-    cores: int
-    physical_cores: int | None = None
-    memory_bytes: int | None = None
-    gpus: tuple[Gpu, ...] = ()
+    cores: int  # that it may use
+    host_cores: int | None = None  # logical CPUs of the host, which its load average counts
+    physical_cores: int | None = None  # of the host
+    memory_bytes: int | None = None  # that it may use
+    gpus: tuple[Gpu, ...] = ()  # that CUDA_VISIBLE_DEVICES selects
     silent_gpus: tuple[str, ...] = ()  # PCI addresses of GPUs that do not answer
-    smi_reply: SmiReply | None = None  # of nvidia-smi, where there are silent GPUs
+    gpu_failure: GpuFailure | None = None  # NVML's error, if there are silent GPUs
     torch_version: str | None = None
     torch_has_cuda: bool | None = None
     torch_cuda_version: str | None = None  # that torch is built for
-    driver_cuda_version: str | None = None  # up to which the driver supports it
+    driver_cuda_version: str | None = None  # the newest that the driver supports
     nccl_version: str | None = None  # of the package that torch depends on
     may_share_gpus: bool = False  # NCCL_MULTI_RANK_GPU_ENABLE is set: several NCCL ranks on a GPU
 
 
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
-    """Inspect this machine; ``root`` holds the ``dev``, ``proc`` and ``sys`` that show GPUs without their driver."""
-    gpus, reply = list_gpus_first(environ)
-    visible = select_visible(gpus, environ)
-    silent = find_silent_gpus(environ, gpus, reply, root)
-    torch = importlib.util.find_spec("torch")
-    built = contents(Path(torch.origin).with_name("version.py")) if torch and torch.origin else None
-    cuda = re.search(r"^cuda\b[^=\n]*= *(None|'.+'|\".+\")", built or "", re.MULTILINE)
-    torch_cuda = None if cuda is None or cuda[1] == "None" else cuda[1].strip("'\"")
+    """Inspect this machine.
+
+    ``root`` holds the ``dev``, ``proc`` and ``sys`` that show GPUs without their driver.
+    """
+    report = inspect_gpus(environ)
+    visible_gpus = select_visible(report.gpus, environ)
+    silent_gpus = find_silent_gpus(environ, report, root)
+    has_cuda, cuda_version = _read_cuda_of_torch()
     return Machine(
         cores=available_cores(),
+        host_cores=psutil.cpu_count(),
         physical_cores=psutil.cpu_count(logical=False),
         memory_bytes=available_memory_bytes(),
-        gpus=visible,
-        silent_gpus=silent,
-        smi_reply=reply if silent else None,
+        gpus=visible_gpus,
+        silent_gpus=silent_gpus,
+        gpu_failure=report.failure if silent_gpus else None,
         torch_version=package_version("torch"),
-        torch_has_cuda=None if cuda is None else cuda[1] != "None",
-        torch_cuda_version=torch_cuda,
-        driver_cuda_version=driver_cuda_version(environ) if visible and torch_cuda else None,
-        nccl_version=_nccl_version(environ),
+        torch_has_cuda=has_cuda,
+        torch_cuda_version=cuda_version,
+        driver_cuda_version=report.cuda_version if visible_gpus and cuda_version else None,
+        nccl_version=_find_nccl_version(environ),
         may_share_gpus=environ.get(SHARING_VARIABLE, "0").strip() not in ("", "0"),
     )
 
 
-def _nccl_version(environ: Mapping[str, str]) -> str | None:
-    """Return the version of the NCCL package; None where there is none, or another NCCL is loaded instead of it."""
+def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
+    """Return whether torch is built with CUDA and its version, from torch's file of versions.
+
+    None is unknown.
+    """
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None, None
+    text = read_text(Path(torch.origin).with_name("version.py")) or ""
+    match = re.search(r"^cuda\b[^=\n]*= *(None|'.+'|\".+\")", text, re.MULTILINE)
+    if match is None:
+        return None, None
+    if match[1] == "None":
+        return False, None
+    return True, match[1].strip("'\"")
+
+
+def _find_nccl_version(environ: Mapping[str, str]) -> str | None:
+    """Return the version of the NCCL package.
+
+    None if there is none, or if another NCCL is loaded instead of it.
+    """
     if "nccl" in environ.get("LD_PRELOAD", ""):
         return None
     return package_version("nvidia-nccl-cu13") or package_version("nvidia-nccl-cu12")
 
 
-def or_none(ask: Callable[[], _T]) -> _T | None:
+def try_call(function: Callable[[], _T]) -> _T | None:
+    """Call a function, and return None if the system or a package lacks what it needs."""
     try:
-        return ask()
+        return function()
     except (OSError, ImportError, subprocess.SubprocessError):
         return None
 
 
 def package_version(name: str) -> str | None:
-    return or_none(lambda: importlib.metadata.version(name))
+    return try_call(lambda: importlib.metadata.version(name))
 
 
-def contents(path: Path) -> str | None:
-    return or_none(lambda: path.read_text(encoding="utf-8", errors="replace").strip())
+def read_text(path: Path) -> str | None:
+    """Return the text of a file; None if it cannot be read."""
+    return try_call(lambda: path.read_text(encoding="utf-8", errors="replace").strip())
 
 
-def whole_number(text: str | None) -> int | None:
-    """Return the whole number a word stands for, None for ``max``, ``-1``, ``[N/A]`` and the like."""
+def parse_count(text: str | None) -> int | None:
+    """Return the number in a text; None for ``max``, ``-1``, ``[N/A]`` and the like."""
     word = (text or "").strip()
     return int(word) if word.isascii() and word.isdigit() else None
 
 
 def affinity(pid: int = 0) -> frozenset[int]:
-    """Return the logical CPUs this process, or another, may be scheduled on; all where the system has no affinity."""
-    return frozenset(os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    """Return the CPUs that a process may be scheduled on, all if the system has no affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(pid))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 def available_cores(root: Path = Path("/"), pid: int = 0) -> int:
-    """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``; at least 1."""
+    """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``.
+
+    At least 1.
+    """
     limits: list[float] = [len(affinity(pid))]
-    for folder in _cgroup_folders(root, "cpu"):
-        v1 = [contents(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-        quota, period = (whole_number(word) for word in (contents(folder / "cpu.max") or "").split() or v1)
+    for folder in _list_cgroups(root, "cpu"):
+        words: list[str | None] = list((read_text(folder / "cpu.max") or "").split())
+        words = words or [read_text(folder / name) for name in _CPU_QUOTA_FILES]
+        quota, period = (parse_count(word) for word in words)
         if quota and period:
             limits.append(quota / period)
     return max(1, int(min(limits)))
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes free without swapping, limited by the memory cgroups under ``root``, cache not counted."""
+    """Return the bytes free without swapping, limited by the memory cgroups under ``root``.
+
+    Their cache is free.
+    """
     limits: list[int] = [psutil.virtual_memory().available]
-    for folder in _cgroup_folders(root, "memory"):
-        for limit_name, usage_name, cache_name in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # huge where unlimited
-        ):
-            limit, usage = (whole_number(contents(folder / name)) for name in (limit_name, usage_name))
+    for folder in _list_cgroups(root, "memory"):
+        for limit_file, usage_file, cache_name in _MEMORY_FILES:
+            limit = parse_count(read_text(folder / limit_file))
+            usage = parse_count(read_text(folder / usage_file))
             if limit is not None and usage is not None:
-                cache = re.search(rf"^{cache_name} (\d+)$", contents(folder / "memory.stat") or "", re.MULTILINE)
+                statistics = read_text(folder / "memory.stat") or ""
+                cache = re.search(rf"^{cache_name} (\d+)$", statistics, re.MULTILINE)
                 limits.append(limit - usage + (int(cache[1]) if cache else 0))
     return max(0, min(limits))
 
 
-def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield this process's cgroup and those above it, any of which can limit it, in v1 and v2."""
+def _list_cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and of those above it, in v1 and v2."""
     base = root / "sys/fs/cgroup"
-    for line in (contents(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        # In a container the path may be the host's, unknown here: its limits then lie at the mount, the last folder.
+        mounts = (base / controllers, base / controller) if controllers else (base, base / "unified")
+        # In a container the path may be the host's, which is unknown here. Its limits then lie at
+        # the mount itself.
         parts = [part for part in path.split("/") if part]
-        for mount in (base / controllers, base / controller) if controllers else (base, base / "unified"):
-            yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+        for mount in mounts:
+            for depth in range(len(parts), -1, -1):
+                yield mount.joinpath(*parts[:depth])

@@ -1,110 +1,173 @@
-"""GPUs that are in this machine and do not answer, from files of the kernel: no call of a driver that may hang."""
+"""GPUs that do not answer, found in files of the kernel without a call of their driver."""
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from parbench.bench.machine.gpu import Gpu, SmiReply, format_pci_address, select_visible
+import msgspec
+
+from parbench.bench.machine.gpu import (
+    GpuFailure,
+    GpuReport,
+    is_entry_for,
+    select_visible,
+    split_visible_devices,
+)
 from parbench.bench.text import listed
 
 NO_ADDRESS = "at an unknown PCI address"
-_NVIDIA = "0x10de"
+_NVIDIA_VENDOR = "0x10de"
 _COMPUTE_CLASS = "0x0302"  # a 3D controller, which drives no display
 _GPU_CLASSES = ("0x0300", _COMPUTE_CLASS)
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 
 
-def find_silent_gpus(
-    environ: Mapping[str, str], gpus: Sequence[Gpu], reply: SmiReply, root: Path = Path("/")
-) -> tuple[str, ...]:
-    """Return the PCI addresses of GPUs that this process may use and that ``nvidia-smi`` does not list.
+class KernelGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of the kernel's driver, from /proc/driver/nvidia/gpus."""
 
-    ``gpus`` are those that it lists, ``reply`` is what else it printed. A container or a job sees the addresses of all
-    GPUs of its host, but may open only the device nodes of its own: without a node, a GPU belongs to someone else.
+    address: str
+    uuid: str | None = None
+    minor: int | None = None  # the number of its device node
+    # By the administrator, with the module's parameter NVreg_ExcludedGpus.
+    is_excluded: bool = False
+
+
+def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path = Path("/")) -> tuple[str, ...]:
+    """Return the PCI addresses of GPUs that this process may use and that NVML does not report.
+
+    A container or a job sees the addresses of all GPUs of its host, but may open only the device
+    nodes of its own. So a GPU without a node belongs to others. GPUs that ``CUDA_VISIBLE_DEVICES``
+    or the administrator excludes do not count.
     """
-    if _are_chosen(environ, gpus):
+    if _is_satisfied(environ, report):
         return ()
     driver_folder = root / "proc/driver/nvidia"
-    known = sorted(folder.name.lower() for folder in (driver_folder / "gpus").glob("*"))
-    nodes = _openable_nodes(root)
-    answering = {gpu.pci_address for gpu in gpus if gpu.pci_address is not None}
-    unlisted = [address for address in known if address not in answering]
-    if len(nodes) > len(gpus):
-        return _name_missing(len(nodes) - len(gpus), nodes, unlisted, _addresses_in(reply.text) - answering)
-    if gpus and not unlisted:
-        return tuple(_unclaimed_devices(root)) if known else ()
-    if not gpus and (reply.end == "hung" or (reply.end == "exited" and not driver_folder.exists())):
-        return tuple(known or _pci_devices(root))
+    kernel_gpus = read_kernel_gpus(driver_folder)
+    excluded_minors = {gpu.minor for gpu in kernel_gpus if gpu.is_excluded}
+    minors = [minor for minor in _list_openable_minors(root) if minor not in excluded_minors]
+    if not minors and report.lost:
+        return tuple(str(index) for index in report.lost if _is_visible(environ, index, None))
+    if not minors:
+        return _find_without_nodes(report, kernel_gpus, driver_folder, root)
+    own = [gpu for gpu in kernel_gpus if gpu.minor in minors]
+    answering = {gpu.pci_address for gpu in report.gpus}
+    silent = [gpu for gpu in own if gpu.address not in answering]
+    # Have a node, but the kernel does not list them.
+    num_unknown = len(minors) - len(report.gpus) - len(silent)
+    visible = [gpu for index, gpu in enumerate(own) if _is_visible(environ, index, gpu.uuid)]
+    addresses = [gpu.address for gpu in visible if gpu in silent]
+    names = (*addresses, *_name_nodes(minors, num_unknown))
+    return names or _list_unclaimed(report, root)
+
+
+def _find_without_nodes(
+    report: GpuReport, kernel_gpus: Sequence[KernelGpu], driver_folder: Path, root: Path
+) -> tuple[str, ...]:
+    """Return all GPUs of a host whose driver hangs or is not loaded.
+
+    A container without GPUs has no nodes either.
+    """
+    if report.gpus or report.failure is None:
+        return ()
+    has_no_driver = report.failure.kind == "error" and not driver_folder.exists()
+    if report.failure.kind == "hang" or has_no_driver:
+        addresses = tuple(gpu.address for gpu in kernel_gpus if not gpu.is_excluded)
+        return addresses or tuple(_list_pci_devices(root))
     return ()
 
 
-def _name_missing(
-    count: int, nodes: Sequence[str], unlisted: Sequence[str], reported: Collection[str]
-) -> tuple[str, ...]:
-    """Return a name for each of so many GPUs, from the addresses that are not listed or that the tool reports."""
-    if reported and count == len(nodes):  # a GPU that fails may keep the tool from listing the others
-        return tuple(sorted(reported))
-    if len(unlisted) == count:
-        return tuple(unlisted)
-    if reported or count == len(nodes):
-        return tuple(sorted(reported) or nodes)
-    return (NO_ADDRESS,) * count
-
-
-def describe_silent_gpus(addresses: Sequence[str], reply: SmiReply) -> str:
-    """Return a sentence that names these GPUs, and says what ``nvidia-smi`` reported."""
+def describe_silent_gpus(addresses: Sequence[str], failure: GpuFailure | None) -> str:
+    """Return a sentence that names these GPUs and NVML's message."""
     noun, verb = ("GPU", "does") if len(addresses) == 1 else ("GPUs", "do")
-    if reply.end == "absent":
-        return f"{noun} {listed(addresses, 'and')} cannot be examined: {reply.describe()}"
-    return f"{noun} {listed(addresses, 'and')} {verb} not answer: {reply.describe()}"
+    names = f"{noun} {listed(addresses, 'and')}"
+    if failure is None:
+        return f"{names} {verb} not answer: NVML reports no error"
+    if failure.kind == "no library":
+        return f"{names} cannot be examined: {failure.describe()}"
+    return f"{names} {verb} not answer: {failure.describe()}"
 
 
-def suggest_fix(reply: SmiReply) -> str:
-    """Return what makes these GPUs answer."""
-    if reply.end == "absent":
-        return "add nvidia-smi to the PATH (containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+def suggest_fix(failure: GpuFailure | None) -> str:
+    if failure is not None and failure.kind == "no library":
+        return "install NVIDIA's driver libraries (containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
     return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
 
 
-def _are_chosen(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> bool:
+def read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
+    """Read the GPUs of the loaded driver in the order of their addresses."""
+    gpus = []
+    for folder in sorted((driver_folder / "gpus").glob("*"), key=lambda folder: folder.name.lower()):
+        information = _read(folder / "information")
+        facts = dict(re.findall(r"^(.+?):[ \t]*(.+?)[ \t]*$", information, re.MULTILINE))
+        minor = facts.get("Device Minor", "")
+        gpus.append(
+            KernelGpu(
+                address=folder.name.lower(),
+                uuid=facts.get("GPU UUID"),
+                minor=int(minor) if minor.isdecimal() else None,
+                is_excluded=facts.get("GPU Excluded") == "Yes",
+            )
+        )
+    return gpus
+
+
+def _is_satisfied(environ: Mapping[str, str], report: GpuReport) -> bool:
     """Return whether ``CUDA_VISIBLE_DEVICES`` hides all GPUs, or names only GPUs that answer."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    variable = environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
         return False
-    names_gpu = re.match(r"\s*(\d|GPU-|MIG-)", visible)
-    return names_gpu is None or len(select_visible(gpus, environ)) == len(visible.split(","))
+    names_gpu = re.match(r"\s*(\d|GPU-|MIG-)", variable)
+    return names_gpu is None or len(select_visible(report.gpus, environ)) == len(split_visible_devices(variable))
 
 
-def _addresses_in(text: str) -> set[str]:
-    return {format_pci_address(address) for address in _ADDRESS.findall(text)}
+def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> bool:
+    variable = environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
+        return True
+    return any(is_entry_for(entry, index, uuid) for entry in split_visible_devices(variable))
 
 
-def _openable_nodes(root: Path) -> list[str]:
-    """Return the device nodes of GPUs that this process may open; the cgroup of a job or container denies others."""
-    nodes = sorted(node for node in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name))
-    return [f"/dev/{node.name}" for node in nodes if os.access(node, os.R_OK | os.W_OK)]
+def _name_nodes(minors: Sequence[int], num_unknown: int) -> tuple[str, ...]:
+    """Return names of GPUs of which only the device nodes are known."""
+    if num_unknown == len(minors):
+        return tuple(f"/dev/nvidia{minor}" for minor in minors)
+    return (NO_ADDRESS,) * num_unknown
 
 
-def _pci_devices(root: Path, classes: Iterable[str] = _GPU_CLASSES) -> dict[str, Path]:
-    """Return NVIDIA's display controllers by address, but for those that are given to virtual machines."""
+def _list_openable_minors(root: Path) -> list[int]:
+    """Return the numbers of the device nodes that this process may open.
+
+    Its cgroup denies those of other jobs.
+    """
+    minors = []
+    for node in (root / "dev").glob("nvidia*"):
+        number = node.name.removeprefix("nvidia")
+        if number.isdecimal() and os.access(node, os.R_OK | os.W_OK):
+            minors.append(int(number))
+    return sorted(minors)
+
+
+def _list_pci_devices(root: Path, classes: Iterable[str] = _GPU_CLASSES) -> dict[str, Path]:
+    """Return NVIDIA's display controllers by address, without those of virtual machines."""
     devices = {}
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
-        is_gpu = _read(folder / "vendor") == _NVIDIA and _read(folder / "class")[:6] in classes
+        is_gpu = _read(folder / "vendor") == _NVIDIA_VENDOR and _read(folder / "class")[:6] in classes
         is_passed_through = (folder / "driver").resolve().name == "vfio-pci"
         if is_gpu and not is_passed_through:
             devices[folder.name.lower()] = folder
     return devices
 
 
-def _unclaimed_devices(root: Path) -> list[str]:
-    """Return the addresses of GPUs on the bus that no driver has taken."""
-    devices = _pci_devices(root, (_COMPUTE_CLASS,))
-    return [address for address, folder in devices.items() if not (folder / "driver").exists()]
+def _list_unclaimed(report: GpuReport, root: Path) -> tuple[str, ...]:
+    """Return the addresses of GPUs without a driver, if other GPUs answer."""
+    if not report.gpus:
+        return ()
+    devices = _list_pci_devices(root, (_COMPUTE_CLASS,))
+    return tuple(address for address, folder in devices.items() if not (folder / "driver").exists())
 
 
 def _read(path: Path) -> str:
-    """Return what a file holds, nothing where it cannot be read."""
+    """Return the text of a file, which is empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The nodes that Slurm gave to this job: how ranks are laid out on them, what they have, where they find the driver."""
+"""The nodes of a Slurm job: the layout of ranks, their machines, and the driver's addresses."""
 
 import os
 import re
@@ -15,22 +15,25 @@ import psutil
 
 from parbench.bench.limits import Ranks
 from parbench.bench.machine.environment import host_address
-from parbench.bench.machine.machine import Machine, inspect_machine, whole_number
+from parbench.bench.machine.machine import Machine, inspect_machine, parse_count
 from parbench.bench.machine.world_spec import check_known
 from parbench.bench.text import UserError, last_line
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-_ANSWER_SECONDS = 90  # more than the first query of GPUs may take
-# the machine is that of the whole node; Slurm would give one task its share, or ask one node for the whole job's GPUs
-_OF_TASKS = re.compile(r"SLURM_(GPUS|GPUS_PER_TASK|NTASKS_PER_GPU|GPU_BIND|TRES_PER_TASK|TRES_BIND|CPU_BIND)")
+OPTIONS_VARIABLE = "PARBENCH_SRUN_OPTIONS"
+_NODE_TIMEOUT_SECONDS = 90  # longer than NVML may take
+_MAX_NODES_ASKED = 2  # because one node may not answer
+# The machine is that of the whole node. With these variables Slurm would give one task its share,
+# or would require of one node the GPUs of the whole job.
+_TASK_VARIABLES = re.compile(r"SLURM_(GPUS|GPUS_PER_TASK|NTASKS_PER_GPU|GPU_BIND|TRES_PER_TASK|TRES_BIND|CPU_BIND)")
 
 
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """How srun spreads ranks over nodes: ``block`` fills a node first, ``cyclic`` deals to all in turn."""
+    """The distribution of ranks over nodes: ``block`` fills each node, ``cyclic`` takes turns."""
 
     nodes: Ranks
     ntasks_per_node: Ranks
-    placement: Literal["block", "cyclic"] = "block"
+    distribution: Literal["block", "cyclic"] = "block"
 
     @property
     def ranks(self) -> int:
@@ -39,24 +42,30 @@ class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """A job's nodes; ``ntasks_per_node`` is None where it was not asked for, or is not the same on all nodes."""
+    """The nodes of a job."""
 
     job: str
     nodes: int
     nodelist: str
-    ntasks_per_node: int | None = None
+    ntasks_per_node: int | None = None  # None if it was not set, or differs between nodes
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Allocation":
-        """Return the allocation that this process is in; ``UserError`` if it is in none."""
+        """Return the allocation of this process; raises UserError if it has none."""
         if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NUM_NODES" not in environ:
-            how = "start it in an sbatch script or under salloc, or let parbench slurm submit do so"
-            raise UserError(f"--launcher srun needs an allocation, and SLURM_JOB_ID is not set: {how}")
-        # Slurm also writes "2(x4)", two on each of four
-        words = (environ.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE"))
-        nodes, ntasks = (whole_number(re.sub(r"\(x\d+\)$", "", word)) for word in words)
-        job, nodelist = environ["SLURM_JOB_ID"], environ.get("SLURM_JOB_NODELIST", "")
-        return Allocation(job=job, nodes=nodes or 1, nodelist=nodelist, ntasks_per_node=ntasks)
+            fix = "start it in an sbatch script or under salloc, or let parbench slurm submit do so"
+            raise UserError(f"--launcher srun needs an allocation, and SLURM_JOB_ID is not set: {fix}")
+        return Allocation(
+            job=environ["SLURM_JOB_ID"],
+            nodes=_parse_tasks(environ["SLURM_JOB_NUM_NODES"]) or 1,
+            nodelist=environ.get("SLURM_JOB_NODELIST", ""),
+            ntasks_per_node=_parse_tasks(environ.get("SLURM_NTASKS_PER_NODE", "")),
+        )
+
+
+def _parse_tasks(text: str) -> int | None:
+    """Return the number in ``2`` or ``2(x4)``, Slurm's text for two on each of four nodes."""
+    return parse_count(re.sub(r"\(x\d+\)$", "", text))
 
 
 def check_srun() -> None:
@@ -65,67 +74,105 @@ def check_srun() -> None:
 
 
 def srun_words(environ: Mapping[str, str], *options: str) -> list[str]:
-    """Return the words of a job step beside others; last come options of the site or the sweep, as for a container."""
-    of_site = filter(None, environ.get("PARBENCH_SRUN_OPTIONS", "").splitlines())  # one a line
-    return ["srun", *options, "--mpi=none", "--overlap", "--input=none", "--export=ALL", *of_site]
+    """Return the command of a job step that shares its nodes with others.
+
+    The last options are those of the site or the sweep, for example for a container. The variable
+    has one a line.
+    """
+    site_options = [line for line in environ.get(OPTIONS_VARIABLE, "").splitlines() if line]
+    shared_options = ["--mpi=none", "--overlap", "--input=none", "--export=ALL"]
+    return ["srun", *options, *shared_options, *site_options]
 
 
 def choose_layout(
-    allocation: Allocation, *, nodes: int | None, ntasks_per_node: int, placement: str | None
+    allocation: Allocation, *, nodes: int | None, ntasks_per_node: int, distribution: str | None
 ) -> NodeLayout:
-    """Return how ranks are spread for what was asked; ``UserError`` if the allocation cannot hold it."""
-    wanted = allocation.nodes if nodes is None else nodes
-    if wanted < 1:
-        raise UserError(f"--nodes {wanted}: at least 1 is needed")
-    if wanted > allocation.nodes:
-        raise UserError(f"--nodes {wanted}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})")
-    if wanted * ntasks_per_node < 2:
+    """Return the layout for these options.
+
+    Raises UserError if the allocation is too small for it.
+    """
+    num_nodes = allocation.nodes if nodes is None else nodes
+    if num_nodes < 1:
+        raise UserError(f"--nodes {num_nodes}: at least 1 is needed")
+    if num_nodes > allocation.nodes:
+        raise UserError(f"--nodes {num_nodes}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})")
+    if num_nodes * ntasks_per_node < 2:
         raise UserError("needs at least 2 ranks, and this is one node with one: use --nodes 2 or --ntasks-per-node 2")
-    check_known("--placement", placement, ("block", "cyclic"))
-    dealt: Literal["block", "cyclic"] = "cyclic" if placement == "cyclic" else "block"
-    return NodeLayout(nodes=wanted, ntasks_per_node=ntasks_per_node, placement=dealt)
+    check_known("--distribution", distribution, ("block", "cyclic"))
+    return NodeLayout(
+        nodes=num_nodes,
+        ntasks_per_node=ntasks_per_node,
+        distribution="cyclic" if distribution == "cyclic" else "block",
+    )
 
 
 def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
-    """Return the machine that ranks of the allocation, None for this host's, have; ``UserError`` if no node answers."""
+    """Return the machine of the ranks: a node of the allocation, or this host without one.
+
+    Raises UserError if no node answers.
+    """
     if allocation is None or "SLURMD_NODENAME" in environ:
         return inspect_machine(environ)
-    told: Machine | str = ""
-    for number in range(min(allocation.nodes, 2)):  # one node may be the one that does not answer
-        if isinstance(told := _ask(number, environ), Machine):
-            return told
-    why = f"this host is no node of job {allocation.job}, and srun could not tell what its nodes have: {told}"
-    raise UserError(f"--launcher srun: {why}; start parbench in an sbatch script, or on a node")
+    problem = ""
+    for number in range(min(allocation.nodes, _MAX_NODES_ASKED)):
+        machine = _inspect_node(number, environ)
+        if isinstance(machine, Machine):
+            return machine
+        problem = machine
+    raise UserError(
+        f"--launcher srun: this host is not a node of job {allocation.job}, and srun did not report what its nodes "
+        f"have: {problem}; start parbench in an sbatch script, or on a node"
+    )
 
 
-def _ask(number: int, environ: Mapping[str, str]) -> Machine | str:
-    words = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--relative={number}", "--cpu-bind=none"]
-    command = [*srun_words(environ, *words), sys.executable, "-m", "parbench.bench.machine.slurm_allocation"]
-    env = {name: value for name, value in environ.items() if not _OF_TASKS.fullmatch(name)}
+def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
+    """Return the machine of a node of the allocation, or the reason why it is unknown."""
+    options = [
+        "--nodes=1",
+        "--ntasks=1",
+        "--ntasks-per-node=1",
+        f"--relative={number}",
+        "--cpu-bind=none",
+    ]
+    module = "parbench.bench.machine.slurm_allocation"
+    command = [*srun_words(environ, *options), sys.executable, "-m", module]
+    node_environ = {name: value for name, value in environ.items() if not _TASK_VARIABLES.fullmatch(name)}
     try:
-        done = subprocess.run(command, env=env, capture_output=True, timeout=_ANSWER_SECONDS)
-        if done.returncode == 0:
-            return msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2], type=Machine)
+        completed = subprocess.run(command, env=node_environ, capture_output=True, timeout=_NODE_TIMEOUT_SECONDS)
+        if completed.returncode == 0:
+            return msgspec.json.decode(completed.stdout.strip().rpartition(b"\n")[2], type=Machine)
     except subprocess.TimeoutExpired:
-        return f"no answer within {_ANSWER_SECONDS} s"
+        return f"no answer within {_NODE_TIMEOUT_SECONDS} s"
     except (OSError, msgspec.DecodeError) as error:
         return str(error)
-    return last_line(done.stderr.decode(errors="replace")) or f"it ended with {done.returncode}"
+    return last_line(completed.stderr.decode(errors="replace")) or f"it ended with {completed.returncode}"
 
 
 def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return this host's IPv4 addresses, the likeliest first: the chosen interface's, the host name's, all others."""
-    states, chosen, named = psutil.net_if_stats(), environ.get(INTERFACE_VARIABLE), host_address()
-    found = [
-        (0 if name == chosen else 1 if entry.address == named else 2, entry.address)
-        for name, entries in psutil.net_if_addrs().items()
-        if name in states and states[name].isup
-        for entry in entries
-        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
-    ]
-    # the loopback's only if there are no others: Debian lets a host name mean 127.0.1.1
-    likeliest = sorted(found, key=lambda ranked: ranked[0])
-    return tuple(dict.fromkeys(address for _, address in likeliest)) or ("127.0.0.1",)
+    """Return this host's IPv4 addresses, the likeliest first.
+
+    That is the address of the chosen interface, then that of the host name, then all others. The
+    loopback address counts only if there is no other, because Debian resolves a host name to
+    127.0.1.1.
+    """
+    states = psutil.net_if_stats()
+    chosen_interface = environ.get(INTERFACE_VARIABLE)
+    own_address = host_address()
+    by_rank: tuple[list[str], list[str], list[str]] = ([], [], [])
+    for name, entries in psutil.net_if_addrs().items():
+        if name not in states or not states[name].isup:
+            continue
+        for entry in entries:
+            if entry.family != socket.AF_INET or entry.address.startswith("127."):
+                continue
+            if name == chosen_interface:
+                by_rank[0].append(entry.address)
+            elif entry.address == own_address:
+                by_rank[1].append(entry.address)
+            else:
+                by_rank[2].append(entry.address)
+    addresses = [address for group in by_rank for address in group]
+    return tuple(dict.fromkeys(addresses)) or ("127.0.0.1",)
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
-"""Where to measure: the number of ranks, the backend and the device, from what was asked and what was found."""
+"""The world of a run: number of ranks, backend and device, from the options and the machine."""
 
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
@@ -11,55 +10,59 @@ from parbench.bench.text import UserError, counted, did_you_mean, listed
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")
-_MOST_RANKS = 1 << 12
+_MAX_RANKS = 1 << 12
+_MAX_DEFAULT_RANKS = 8  # on cores
 _SHARING_NCCL = (2, 30)  # the first version with NCCL_MULTI_RANK_GPU_ENABLE
-FUNCTIONAL_ONLY = "functional only"  # how a note begins that says that ranks share what each should have alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSpec:
-    """Where cases are to run, as far as it is known before any rank starts."""
+    """The ranks of a run, as far as they are known before any rank starts."""
 
     nproc: int
     backend: str
     device: str
-    rank_bytes: int | None = None  # the memory that one rank can have, None if unknown
+    rank_bytes: int | None = None  # the memory that one rank can use, None if unknown
     nodes: int = 1
-    placement: str = "block"
-    notes: tuple[str, ...] = ()  # what numbers of it will not show
+    distribution: str = "block"
+    sharing: str = ""  # how many ranks share a core or a GPU, if any do
+    notes: tuple[str, ...] = ()  # other limits of what the numbers show
 
     @property
     def gloo_on_gpus(self) -> bool:
-        """Whether gloo is to carry CUDA tensors, which in torch it does in plain collectives alone."""
-        return (self.backend, self.device) == ("gloo", "cuda")
+        """Whether gloo carries CUDA tensors, which torch supports only in some collectives."""
+        return self.backend == "gloo" and self.device == "cuda"
 
     @property
     def hosts(self) -> list[str]:
-        """A name for each rank's node, taking nodes to hold equally many."""
-        each = -(-self.nproc // self.nodes)
-        cyclic = self.placement == "cyclic"
-        return [str(rank % self.nodes if cyclic else rank // each) for rank in range(self.nproc)]
+        """A name for the node of each rank, if all nodes have equally many ranks."""
+        ranks_per_node = -(-self.nproc // self.nodes)
+        if self.distribution == "cyclic":
+            return [str(rank % self.nodes) for rank in range(self.nproc)]
+        return [str(rank // ranks_per_node) for rank in range(self.nproc)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """The ranks that another launcher started: this one, how many there are, and how many are on this node."""
+    """Ranks that another launcher has started, and the place of this process among them."""
 
     rank: int
     size: int
     local_size: int
-    one_node: bool  # known to share a node; without LOCAL_WORLD_SIZE they may not
+    one_node: bool  # whether they are known to share a node, which needs LOCAL_WORLD_SIZE
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
-        """Return where this process stands among ranks that are there already, None if it was started alone."""
+        """Return the ranks that this process belongs to; None if it was started alone."""
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             return None
         if not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
-            told = "RANK and WORLD_SIZE are set, so ranks are there already"
-            raise UserError(f"{told}; set MASTER_ADDR and MASTER_PORT too")
+            raise UserError(
+                "RANK and WORLD_SIZE are set, so ranks are there already; set MASTER_ADDR and MASTER_PORT too"
+            )
         try:
-            rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+            rank = int(environ["RANK"])
+            size = int(environ["WORLD_SIZE"])
             local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
         except ValueError:
             raise UserError("RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are whole numbers where they are set") from None
@@ -68,53 +71,106 @@ class Joined:
 
 
 def choose_world(
-    machine: Machine, *, nproc: int | None, backend: str | None, device: str | None, allow_single: bool
+    machine: Machine,
+    *,
+    nproc: int | None,
+    backend: str | None,
+    device: str | None,
+    allow_single: bool,
+    one_gpu_options: str = "--nproc 1 --allow-single --device cuda",
 ) -> WorldSpec:
-    """Return the world for what was asked, None meaning the default; ``UserError`` if it cannot run here."""
+    """Choose the world for these options, of which None is the default.
+
+    ``one_gpu_options`` are the options that measure the only GPU of a node. Raises UserError if the
+    world cannot run here.
+    """
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError("torch is not installed in this Python environment: install it with pip install 'torch>=2.11'")
     check_known("--device", device, DEVICES)
     check_known("--backend", backend, BACKENDS)
+    _check_nproc(nproc)
+    silence = describe_silence(machine)
+    if silence and device is None:
+        raise UserError(f"{silence}; {_suggest_device(machine)}")
+    chosen_device = device or _choose_device(machine, nproc, allow_single=allow_single)
+    chosen_backend = backend or ("nccl" if chosen_device == "cuda" else "gloo")
+    ranks = nproc or _choose_nproc(machine, chosen_device)
+    _check_world(machine, ranks, chosen_backend, chosen_device, allow_single=allow_single)
+    notes = []
+    if device is None and chosen_device == "cpu" and machine.gpus:
+        notes.append(_explain_cpu(machine, one_gpu_options))
+    if silence and chosen_device == "cuda":
+        notes.insert(0, silence)
+    return WorldSpec(
+        nproc=ranks,
+        backend=chosen_backend,
+        device=chosen_device,
+        rank_bytes=_compute_rank_bytes(machine, ranks, chosen_device),
+        sharing=describe_sharing(machine, ranks, chosen_device),
+        notes=tuple(notes),
+    )
+
+
+def _check_nproc(nproc: int | None) -> None:
     if nproc is not None and nproc < 1:
         raise UserError(f"--nproc {nproc}: at least 2 ranks are needed")
-    if nproc is not None and nproc > _MOST_RANKS:
-        raise UserError(f"--nproc {nproc}: a node has at most {_MOST_RANKS} ranks")
-    silent = find_silence(machine)
-    if silent and device is None:
-        raise UserError(f"{silent}; {_suggest_device(machine)}")
-    needed = 1 if nproc == 1 and allow_single else 2
-    where = device or ("cuda" if machine.torch_has_cuda and len(machine.gpus) >= needed else "cpu")
-    means = backend or ("nccl" if where == "cuda" else "gloo")
-    ranks = nproc or (len(machine.gpus) if where == "cuda" else max(2, min(8, machine.cores)))
-    _refuse(machine, ranks, means, where, allow_single=allow_single)
-    memories = [machine.memory_bytes] if where == "cpu" else [gpu.memory_bytes for gpu in machine.gpus]
+    if nproc is not None and nproc > _MAX_RANKS:
+        raise UserError(f"--nproc {nproc}: a node has at most {_MAX_RANKS} ranks")
+
+
+def _choose_device(machine: Machine, nproc: int | None, *, allow_single: bool) -> str:
+    min_gpus = 1 if nproc == 1 and allow_single else 2
+    return "cuda" if machine.torch_has_cuda and len(machine.gpus) >= min_gpus else "cpu"
+
+
+def _choose_nproc(machine: Machine, device: str) -> int:
+    if device == "cuda":
+        return len(machine.gpus)
+    return max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
+
+
+def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None:
+    """Return the memory of a rank, if ranks share the smallest device equally.
+
+    None if a memory is unknown.
+    """
+    memories: Sequence[int | None] = [machine.memory_bytes]
+    if device == "cuda":
+        memories = [gpu.memory_bytes for gpu in machine.gpus]
     known = [memory for memory in memories if memory is not None]
-    each = min(known) // math.ceil(ranks / len(memories)) if len(known) == len(memories) else None
-    notes = sharing_notes(machine, ranks, where)
-    if device is None and where == "cpu" and machine.gpus:
-        found, torch = _found(machine)
-        why = "one GPU found, and a collective needs two ranks" if machine.torch_has_cuda else f"{found}, but {torch}"
-        how = "; --nproc 1 --allow-single --device cuda measures the GPU alone" if machine.torch_has_cuda else ""
-        notes = (f"{why}: measuring the CPU{how}", *notes)
-    if silent and where == "cuda":
-        notes = (silent, *notes)
-    return WorldSpec(nproc=ranks, backend=means, device=where, rank_bytes=each, notes=notes)
+    if len(known) < len(memories):
+        return None
+    max_ranks_per_device = -(-ranks // len(memories))
+    return min(known) // max_ranks_per_device
 
 
-def find_silence(machine: Machine) -> str:
-    """Return which GPUs do not answer and what to do, empty where all answer."""
-    if not machine.silent_gpus or machine.smi_reply is None:
+def _explain_cpu(machine: Machine, one_gpu_options: str) -> str:
+    """Return a note that says why a machine with GPUs measures its CPU."""
+    if machine.torch_has_cuda:
+        return (
+            "one GPU found, and a collective needs two ranks: measuring the CPU; "
+            f"{one_gpu_options} measures the GPU alone"
+        )
+    return f"{_describe_gpus(machine)}, but {_describe_torch(machine)}: measuring the CPU"
+
+
+def describe_silence(machine: Machine) -> str:
+    """Return the GPUs that do not answer and the fix, empty if all answer."""
+    if not machine.silent_gpus:
         return ""
-    return f"{describe_silent_gpus(machine.silent_gpus, machine.smi_reply)}; {suggest_fix(machine.smi_reply)}"
+    fix = suggest_fix(machine.gpu_failure)
+    return f"{describe_silent_gpus(machine.silent_gpus, machine.gpu_failure)}; {fix}"
 
 
 def find_old_driver(machine: Machine) -> str:
-    """Return why torch cannot use these GPUs, empty unless their driver is older than the CUDA of torch.
+    """Return the reason why torch cannot use these GPUs, if their driver is too old.
 
-    Within a major version of CUDA an older driver will do (CUDA Compatibility, "Minor Version Compatibility").
+    Within a major version of CUDA an older driver is enough (CUDA Compatibility, "Minor Version
+    Compatibility").
     """
-    supported, built = machine.driver_cuda_version, machine.torch_cuda_version
-    if supported is None or built is None or _major(supported) >= _major(built):
+    supported = machine.driver_cuda_version
+    built = machine.torch_cuda_version
+    if supported is None or built is None or _parse_major(supported) >= _parse_major(built):
         return ""
     driver = next((gpu.driver for gpu in machine.gpus if gpu.driver), "of unknown version")
     torch = f"torch {machine.torch_version} is built for CUDA {built}"
@@ -122,77 +178,101 @@ def find_old_driver(machine: Machine) -> str:
 
 
 def suggest_driver(machine: Machine) -> str:
-    """Return what makes torch work with these GPUs, where their driver is too old."""
-    major = _major(machine.driver_cuda_version or "")
+    """Return the fix for a driver that is too old for torch."""
+    major = _parse_major(machine.driver_cuda_version or "")
     return (
         f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally), a newer driver, "
         "or NVIDIA's cuda-compat package"
     )
 
 
-def _major(version: str) -> int:
+def _parse_major(version: str) -> int:
     return int(version.partition(".")[0] or 0)
 
 
 def _suggest_device(machine: Machine) -> str:
-    answering = len(machine.gpus)
-    cuda = f"--device cuda measures the GPUs that answer ({answering}), " if answering else ""
-    return f"{cuda}--device cpu measures the cores"
+    cpu = "--device cpu measures the cores"
+    if not machine.gpus:
+        return cpu
+    return f"--device cuda measures the GPUs that answer ({len(machine.gpus)}), {cpu}"
 
 
-def sharing_notes(machine: Machine, ranks: int, device: str) -> tuple[str, ...]:
+def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
+    """Return a note if ranks share cores or GPUs, otherwise an empty string."""
     available, noun = (machine.cores, "core") if device == "cpu" else (len(machine.gpus), "GPU")
     if ranks <= available:
-        return ()
+        return ""
     shared = f"{counted(ranks, 'rank')} on {counted(available, noun)}"
-    return (f"{FUNCTIONAL_ONLY}: {shared}; times include waiting for a {noun}",)
+    return f"functional only: {shared}; times include waiting for a {noun}"
 
 
-def check_known(option: str, given: str | None, allowed: tuple[str, ...]) -> None:
-    if given is not None and given not in allowed:
-        # the nearest spelling of gpu would be cpu, its opposite
-        meant = "cuda" if given.lower().startswith("gpu") and "cuda" in allowed else given.lower()
-        raise UserError(f"{option} {given!r} is not known{did_you_mean(meant, allowed)}; allowed: {listed(allowed)}")
+def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    """Raise UserError if the value of an option is not allowed."""
+    if value is not None and value not in allowed:
+        # The nearest spelling of gpu would be cpu, its opposite.
+        is_gpu = value.lower().startswith("gpu") and "cuda" in allowed
+        suggestion = did_you_mean("cuda" if is_gpu else value.lower(), allowed)
+        raise UserError(f"{option} {value!r} is not known{suggestion}; allowed: {listed(allowed)}")
 
 
-def _refuse(machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool) -> None:
-    gpus, (found, torch) = len(machine.gpus), _found(machine)
-    if device == "cuda" and not gpus and (silent := find_silence(machine)):
-        raise UserError(f"--device cuda: {silent}; --device cpu measures the cores")
-    if device == "cuda" and not (gpus and machine.torch_has_cuda):
-        remedy = "install a CUDA build of torch" if gpus else "see what nvidia-smi and CUDA_VISIBLE_DEVICES say"
-        raise UserError(f"--device cuda: {found}, and {torch}; {remedy}, or use --device cpu")
-    if device == "cuda" and (old_driver := find_old_driver(machine)):
-        raise UserError(f"{old_driver}: {suggest_driver(machine)}; --device cpu measures the cores")
-    if backend == "nccl" and device == "cpu":
-        told = "--backend nccl moves data between GPUs, and these ranks would run on the CPU"
-        raise UserError(f"{told} ({found}, {torch}); use --backend gloo")
+def _check_world(machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool) -> None:
+    if device == "cuda":
+        _check_cuda(machine)
+    elif backend == "nccl":
+        raise UserError(
+            "--backend nccl moves data between GPUs, and these ranks would run on the CPU "
+            f"({_describe_gpus(machine)}, {_describe_torch(machine)}); use --backend gloo"
+        )
+    num_gpus = len(machine.gpus)
     if ranks == 1 and not allow_single:
-        one, cpu = (" (one GPU was found)", " --device cpu") if device == "cuda" and gpus == 1 else ("", "")
-        remedy = f"use --nproc 2{cpu}, or --allow-single if one rank is meant"
-        raise UserError(f"--nproc 1{one}: needs at least 2 ranks; did each node start alone? {remedy}")
-    if backend == "nccl" and ranks > gpus:
+        is_single_gpu = device == "cuda" and num_gpus == 1
+        gpu = " (one GPU was found)" if is_single_gpu else ""
+        cpu = " --device cpu" if is_single_gpu else ""
+        fix = f"use --nproc 2{cpu}, or --allow-single if one rank is meant"
+        raise UserError(f"--nproc 1{gpu}: needs at least 2 ranks; did each node start alone? {fix}")
+    if backend == "nccl" and ranks > num_gpus:
         _check_sharing(machine, ranks)
+
+
+def _check_cuda(machine: Machine) -> None:
+    """Raise UserError if ranks cannot use the GPUs."""
+    silence = describe_silence(machine)
+    if silence and not machine.gpus:
+        raise UserError(f"--device cuda: {silence}; --device cpu measures the cores")
+    if not machine.gpus or not machine.torch_has_cuda:
+        cause = f"{_describe_gpus(machine)}, and {_describe_torch(machine)}"
+        fix = "see what nvidia-smi and CUDA_VISIBLE_DEVICES say"
+        if machine.gpus:
+            fix = "install a CUDA build of torch"
+        raise UserError(f"--device cuda: {cause}; {fix}, or use --device cpu")
+    old_driver = find_old_driver(machine)
+    if old_driver:
+        raise UserError(f"{old_driver}: {suggest_driver(machine)}; --device cpu measures the cores")
 
 
 def _check_sharing(machine: Machine, ranks: int) -> None:
     """Refuse more NCCL ranks than GPUs, unless NCCL is set to accept them."""
-    known = re.match(r"(\d+)\.(\d+)", machine.nccl_version or "")
-    is_old = known is not None and (int(known[1]), int(known[2])) < _SHARING_NCCL
+    match = re.match(r"(\d+)\.(\d+)", machine.nccl_version or "")
+    is_old = match is not None and (int(match[1]), int(match[2])) < _SHARING_NCCL
     if machine.may_share_gpus and not is_old:
         return
-    gpus, (found, _) = len(machine.gpus), _found(machine)
-    fewer = f"--nproc {gpus}" if gpus > 1 else "--device cpu"
+    num_gpus = len(machine.gpus)
+    fewer = f"--nproc {num_gpus}" if num_gpus > 1 else "--device cpu"
     first = ".".join(map(str, _SHARING_NCCL))
     sharing = f"set {SHARING_VARIABLE}=1 (NCCL {first} or newer) to test functions only"
     if machine.may_share_gpus:
-        sharing = f"install NCCL {first}, because {SHARING_VARIABLE} has no effect in NCCL {machine.nccl_version}"
-    refusal = f"--nproc {ranks}: nccl needs a GPU for each rank, and {found}"
+        no_effect = f"{SHARING_VARIABLE} has no effect in NCCL {machine.nccl_version}"
+        sharing = f"install NCCL {first}, because {no_effect}"
+    refusal = f"--nproc {ranks}: nccl needs a GPU for each rank, and {_describe_gpus(machine)}"
     raise UserError(f"{refusal}; use {fewer} or --backend gloo, or {sharing}")
 
 
-def _found(machine: Machine) -> tuple[str, str]:
-    number = len(machine.gpus)
+def _describe_gpus(machine: Machine) -> str:
+    num_gpus = len(machine.gpus)
+    return f"{num_gpus or 'no'} {'GPU was' if num_gpus < 2 else 'GPUs were'} found"
+
+
+def _describe_torch(machine: Machine) -> str:
     builds = {True: "with CUDA", False: "without CUDA", None: "not known to have CUDA"}
-    torch = f"torch {machine.torch_version or 'of unknown version'} ({builds[machine.torch_has_cuda]}) is installed"
-    return f"{number or 'no'} {'GPU was' if number < 2 else 'GPUs were'} found", torch
+    version = machine.torch_version or "of unknown version"
+    return f"torch {version} ({builds[machine.torch_has_cuda]}) is installed"

@@ -1,6 +1,7 @@
 """Collectives as benchmarks, each with its call, its input and output, and its reference.
 
-Size and bus bandwidth follow nccl-tests (its doc/PERFORMANCE.md): n ranks, S = ``size_bytes``, shards of s = S / n.
+Sizes and bus bandwidth follow nccl-tests (doc/PERFORMANCE.md): n ranks, S = ``size_bytes``, and
+shards of s = S / n bytes.
 """
 
 import time
@@ -9,212 +10,365 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from parbench.bench.operations.operation import DataPattern, Operation, describe, poison
+from parbench.bench.operations.data_pattern import DataPattern, poison
+from parbench.bench.operations.operation import Operation, describe
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.groups import parse_matrix, skewed, whole_counts
 from parbench.bench.world.benchmark import Benchmark, Description
-from parbench.bench.world.torch_compat import REDUCE_OPS, all_gather_single, all_reduce_apart, reduce_scatter_single
+from parbench.bench.world.torch_compat import (
+    REDUCE_OPS,
+    all_gather_single,
+    all_reduce_out_of_place,
+    reduce_scatter_single,
+)
 from parbench.bench.world.world import World
+
+_COPIED_NOTE = "out of place: torch copies the input, and the result is copied once more"
 
 
 def all_reduce(
-    world: World, *, size_bytes: int, dtype: str, redop: str = "sum", placement: str = IN_PLACE
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    redop: str = "sum",
+    placement: str = IN_PLACE,
 ) -> Operation:
-    code = DataPattern(dtype, world.size, world.device, redop)
-    count, in_place = size_bytes // code.itemsize, placement == IN_PLACE
-    buffer = code.empty(count)
-    mine = buffer if in_place else code.values(world.rank, 0, count)
-    within = partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group)
-    notes = () if in_place else ("out of place: torch copies the input, and the result is copied once more",)
+    pattern = DataPattern(dtype, world.size, world.device, redop)
+    count = size_bytes // pattern.itemsize
+    buffer = pattern.allocate(count)
+    is_in_place = placement == IN_PLACE
+    source = buffer if is_in_place else pattern.compute_values(world.rank, 0, count)
+    reduce_buffer = partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group)
+
+    def reduce_copy() -> None:
+        buffer.copy_(all_reduce_out_of_place(source, world.group, redop))
+
     return Operation(
-        call=within if in_place else lambda: buffer.copy_(all_reduce_apart(mine, world.group, redop)),
-        gathered=in_place,
-        restore=code.filler(buffer, world.rank) if in_place else None,
+        call=reduce_buffer if is_in_place else reduce_copy,
+        gathered=is_in_place,
+        restore=pattern.make_filler(buffer, world.rank) if is_in_place else None,
         output=buffer,
-        expected=lambda: code.reduced(0, count),
-        description=describe("all_reduce", world.size, size_bytes, size_bytes, size_bytes, notes=notes),
+        expected=lambda: pattern.compute_reduction(0, count),
+        description=describe(
+            "all_reduce",
+            world.size,
+            size_bytes,
+            notes=() if is_in_place else (_COPIED_NOTE,),
+        ),
     )
 
 
-def all_reduce_two_step(world: World, *, size_bytes: int, dtype: str, redop: str = "sum") -> Operation:
-    code = DataPattern(dtype, world.size, world.device, redop)
-    count = size_bytes // code.itemsize
-    buffer, shard, group = code.empty(count), code.empty(count // world.size), world.group
+def all_reduce_two_step(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    redop: str = "sum",
+) -> Operation:
+    """Reduce S bytes by a reduce-scatter and an all-gather."""
+    pattern = DataPattern(dtype, world.size, world.device, redop)
+    count = size_bytes // pattern.itemsize
+    buffer = pattern.allocate(count)
+    shard = pattern.allocate(count // world.size)
+
+    def reduce_and_gather() -> None:
+        reduce_scatter_single(shard, buffer, world.group, redop)
+        all_gather_single(buffer, shard, world.group)
+
     return Operation(
-        call=lambda: (reduce_scatter_single(shard, buffer, group, redop), all_gather_single(buffer, shard, group)),
-        restore=code.filler(buffer, world.rank),
+        call=reduce_and_gather,
+        restore=pattern.make_filler(buffer, world.rank),
         output=buffer,
-        expected=lambda: code.reduced(0, count),
-        description=describe("all_reduce_two_step", world.size, size_bytes, size_bytes, size_bytes),
+        expected=lambda: pattern.compute_reduction(0, count),
+        description=describe("all_reduce_two_step", world.size, size_bytes),
     )
 
 
-def all_gather(world: World, *, size_bytes: int, dtype: str, placement: str = OUT_OF_PLACE) -> Operation:
-    """Gather shards of s bytes into S = n s on every rank; in place, a shard lies in the output."""
-    code = DataPattern(dtype, world.size, world.device)
-    n, count = world.size, size_bytes // code.itemsize // world.size
-    mine, gathered = code.values(world.rank, 0, count), code.empty(n * count)
-    shard = gathered[world.rank * count :][:count] if placement == IN_PLACE else mine
+def all_gather(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    placement: str = OUT_OF_PLACE,
+) -> Operation:
+    """Gather shards of s bytes into S on every rank; in place, the shard is part of the output."""
+    pattern = DataPattern(dtype, world.size, world.device)
+    count = size_bytes // pattern.itemsize // world.size
+    source = pattern.compute_values(world.rank, 0, count)
+    gathered = pattern.allocate(world.size * count)
+    own_part = gathered[world.rank * count :][:count]
+    shard = own_part if placement == IN_PLACE else source
+
+    def restore() -> None:
+        poison(gathered)
+        if placement == IN_PLACE:
+            shard.copy_(source)
+
     return Operation(
         call=partial(all_gather_single, gathered, shard, world.group),
         gathered=True,
-        restore=lambda: (poison(gathered), shard.copy_(mine)),  # or itself, which is nothing
+        restore=restore,
         output=gathered,
-        expected=lambda: torch.cat([code.values(rank, 0, count) for rank in range(n)]),
-        description=describe("all_gather", n, size_bytes, size_bytes // n, size_bytes),
+        expected=lambda: _concatenate_shards(pattern, world.size, count),
+        description=describe(
+            "all_gather",
+            world.size,
+            size_bytes,
+            send_bytes=size_bytes // world.size,
+        ),
     )
 
 
+def _concatenate_shards(pattern: DataPattern, num_ranks: int, count: int) -> torch.Tensor:
+    """Return the first ``count`` elements of every rank, in order of rank."""
+    return torch.cat([pattern.compute_values(rank, 0, count) for rank in range(num_ranks)])
+
+
 def reduce_scatter(
-    world: World, *, size_bytes: int, dtype: str, redop: str = "sum", placement: str = OUT_OF_PLACE
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    redop: str = "sum",
+    placement: str = OUT_OF_PLACE,
 ) -> Operation:
-    """Reduce an input of S = n s bytes, one shard of s to each rank; in place, within the input."""
-    code = DataPattern(dtype, world.size, world.device, redop)
-    count, in_place = size_bytes // code.itemsize // world.size, placement == IN_PLACE
-    whole = code.values(world.rank, 0, world.size * count)
-    shard = whole[world.rank * count :][:count] if in_place else code.empty(count)
+    """Reduce an input of S bytes, a shard of s to each rank; in place, the shard is part of it."""
+    pattern = DataPattern(dtype, world.size, world.device, redop)
+    count = size_bytes // pattern.itemsize // world.size
+    start = world.rank * count
+    source = pattern.compute_values(world.rank, 0, world.size * count)
+    is_in_place = placement == IN_PLACE
+    shard = source[start:][:count] if is_in_place else pattern.allocate(count)
     return Operation(
-        call=partial(reduce_scatter_single, shard, whole, world.group, redop),
+        call=partial(reduce_scatter_single, shard, source, world.group, redop),
         gathered=True,
-        restore=code.filler(whole, world.rank) if in_place else None,
+        restore=pattern.make_filler(source, world.rank) if is_in_place else None,
         output=shard,
-        expected=lambda: code.reduced(world.rank * count, count),
-        description=describe("reduce_scatter", world.size, size_bytes, size_bytes, size_bytes // world.size),
+        expected=lambda: pattern.compute_reduction(start, count),
+        description=describe(
+            "reduce_scatter",
+            world.size,
+            size_bytes,
+            recv_bytes=size_bytes // world.size,
+        ),
     )
 
 
 def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    code = DataPattern(dtype, world.size, world.device)
-    n, count = world.size, size_bytes // code.itemsize // world.size
-    mine, received = code.values(world.rank, 0, n * count), code.empty(n * count)
+    pattern = DataPattern(dtype, world.size, world.device)
+    count = size_bytes // pattern.itemsize // world.size
+    source = pattern.compute_values(world.rank, 0, world.size * count)
+    received = pattern.allocate(world.size * count)
+    start = world.rank * count
+
+    def expected() -> torch.Tensor:
+        ranks = range(world.size)
+        return torch.cat([pattern.compute_values(rank, start, count) for rank in ranks])
+
     return Operation(
-        call=partial(dist.all_to_all_single, received, mine, group=world.group),
+        call=partial(dist.all_to_all_single, received, source, group=world.group),
         output=received,
-        expected=lambda: torch.cat([code.values(rank, world.rank * count, count) for rank in range(n)]),
-        description=describe("all_to_all", n, size_bytes, size_bytes, size_bytes),
+        expected=expected,
+        description=describe("all_to_all", world.size, size_bytes),
     )
 
 
-def all_to_all_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0, traffic: str = "") -> Operation:
+def all_to_all_v(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    skew: float = 0.0,
+    traffic: str = "",
+) -> Operation:
     """Send uneven shards: the busiest sender sends ``size_bytes``; S = max of sent and received."""
-    code, rank = DataPattern(dtype, world.size, world.device), world.rank
+    pattern = DataPattern(dtype, world.size, world.device)
+    rank = world.rank
     matrix = parse_matrix(traffic) if traffic else skewed(world.size, skew)
-    counts = whole_counts(matrix, size_bytes // code.itemsize)  # of each sender to each receiver
-    sends, receives = list(counts[rank]), [row[rank] for row in counts]
-    mine, received = code.values(rank, 0, sum(sends)), code.empty(sum(receives))
-    most_sent, most_received = (max(map(sum, rows)) * code.itemsize for rows in (counts, zip(*counts, strict=True)))
-    moved = (max(most_sent, most_received), most_sent, most_received)
+    counts = whole_counts(matrix, size_bytes // pattern.itemsize)  # by sender and receiver
+    send_counts = list(counts[rank])
+    recv_counts = [row[rank] for row in counts]
+    source = pattern.compute_values(rank, 0, sum(send_counts))
+    received = pattern.allocate(sum(recv_counts))
+    max_sent = max(sum(row) for row in counts) * pattern.itemsize
+    max_received = max(sum(column) for column in zip(*counts, strict=True)) * pattern.itemsize
+
+    def expected() -> torch.Tensor:
+        parts = []
+        for sender, row in enumerate(counts):
+            start = sum(row[:rank])
+            parts.append(pattern.compute_values(sender, start, row[rank]))
+        return torch.cat(parts)
+
     return Operation(
-        call=partial(dist.all_to_all_single, received, mine, receives, sends, group=world.group),
+        call=partial(
+            dist.all_to_all_single,
+            received,
+            source,
+            recv_counts,
+            send_counts,
+            group=world.group,
+        ),
         output=received,
-        expected=lambda: torch.cat([code.values(peer, sum(row[:rank]), row[rank]) for peer, row in enumerate(counts)]),
-        description=describe("all_to_all_v", world.size, *moved),
+        expected=expected,
+        description=describe(
+            "all_to_all_v",
+            world.size,
+            max(max_sent, max_received),
+            send_bytes=max_sent,
+            recv_bytes=max_received,
+        ),
     )
 
 
 def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
     """Gather uneven shards, rank 0's larger by a share ``skew`` of S, into S on every rank."""
-    code, on_gloo = DataPattern(dtype, world.size, world.device), world.backend == "gloo"
-    [counts] = whole_counts(skewed(world.size, skew)[:1], size_bytes // code.itemsize)
-    mine, gathered = code.values(world.rank, 0, counts[world.rank]), code.empty(sum(counts))
+    pattern = DataPattern(dtype, world.size, world.device)
+    [counts] = whole_counts(skewed(world.size, skew)[:1], size_bytes // pattern.itemsize)
+    source = pattern.compute_values(world.rank, 0, counts[world.rank])
+    gathered = pattern.allocate(sum(counts))
     parts = list(torch.split(gathered, list(counts)))
 
-    def broadcasts(*, async_op: bool = False) -> list[dist.Work]:
-        parts[world.rank].copy_(mine)
-        works = [dist.broadcast(part, group=world.group, group_src=r, async_op=True) for r, part in enumerate(parts)]
-        for work in [] if async_op else works:
-            work.wait()
+    def broadcast_parts(*, async_op: bool = False) -> list[dist.Work]:
+        parts[world.rank].copy_(source)
+        works = []
+        for root, part in enumerate(parts):
+            works.append(dist.broadcast(part, group=world.group, group_src=root, async_op=True))
+        if not async_op:
+            for work in works:
+                work.wait()
         return works
 
-    notes = ("gloo has no uneven all_gather: each rank broadcasts its shard",) if on_gloo else ()
-    sent = max(counts) * code.itemsize
+    def expected() -> torch.Tensor:
+        shards = [pattern.compute_values(rank, 0, count) for rank, count in enumerate(counts)]
+        return torch.cat(shards)
+
+    on_gloo = world.backend == "gloo"
+    gather_parts = partial(dist.all_gather, parts, source, group=world.group)
+    note = "gloo has no uneven all_gather: each rank broadcasts its shard"
+    # The rank with the smallest shard receives the most, and its link limits the bandwidth.
+    factor = 1 - min(counts) / sum(counts) if any(counts) else None
     return Operation(
-        call=broadcasts if on_gloo else partial(dist.all_gather, parts, mine, group=world.group),
+        call=broadcast_parts if on_gloo else gather_parts,
         output=gathered,
-        expected=lambda: torch.cat([code.values(rank, 0, count) for rank, count in enumerate(counts)]),
-        description=describe("all_gather_v", world.size, size_bytes, sent, size_bytes, notes=notes),
+        expected=expected,
+        description=describe(
+            "all_gather_v",
+            world.size,
+            size_bytes,
+            send_bytes=max(counts) * pattern.itemsize,
+            factor=factor,
+            notes=(note,) if on_gloo else (),
+        ),
     )
 
 
 def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    code = DataPattern(dtype, world.size, world.device)
-    buffer = code.empty(size_bytes // code.itemsize)
+    pattern = DataPattern(dtype, world.size, world.device)
+    buffer = pattern.allocate(size_bytes // pattern.itemsize)
     return Operation(
         call=partial(dist.broadcast, buffer, group=world.group, group_src=root),
-        restore=code.filler(buffer, root) if world.rank == root else None,
+        restore=pattern.make_filler(buffer, root) if world.rank == root else None,
         output=buffer,
-        expected=lambda: code.values(root, 0, len(buffer)),
-        description=describe("broadcast", world.size, size_bytes, size_bytes, size_bytes),
+        expected=lambda: pattern.compute_values(root, 0, len(buffer)),
+        description=describe("broadcast", world.size, size_bytes),
     )
 
 
-def reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum", root: int = 0) -> Operation:
-    """Reduce every rank's buffer of S bytes into the root's; other ranks' buffers are left undefined."""
-    code = DataPattern(dtype, world.size, world.device, redop)
-    buffer = code.empty(size_bytes // code.itemsize)
+def reduce(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    redop: str = "sum",
+    root: int = 0,
+) -> Operation:
+    """Reduce every rank's buffer of S bytes into the root's; other buffers become undefined."""
+    pattern = DataPattern(dtype, world.size, world.device, redop)
+    buffer = pattern.allocate(size_bytes // pattern.itemsize)
     result = buffer if world.rank == root else buffer[:0]
     return Operation(
-        call=partial(dist.reduce, buffer, op=REDUCE_OPS[redop], group=world.group, group_dst=root),
-        restore=code.filler(buffer, world.rank),
+        call=partial(
+            dist.reduce,
+            buffer,
+            op=REDUCE_OPS[redop],
+            group=world.group,
+            group_dst=root,
+        ),
+        restore=pattern.make_filler(buffer, world.rank),
         output=result,
-        expected=lambda: code.reduced(0, len(result)),
-        description=describe("reduce", world.size, size_bytes, size_bytes, size_bytes),
+        expected=lambda: pattern.compute_reduction(0, len(result)),
+        description=describe("reduce", world.size, size_bytes),
     )
 
 
 def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    code = DataPattern(dtype, world.size, world.device)
-    n, count = world.size, size_bytes // code.itemsize // world.size
-    mine, gathered = code.values(world.rank, 0, count), code.empty(n * count if world.rank == root else 0)
-    parts = list(gathered.view(n, count)) if world.rank == root else None
+    pattern = DataPattern(dtype, world.size, world.device)
+    count = size_bytes // pattern.itemsize // world.size
+    source = pattern.compute_values(world.rank, 0, count)
+    is_root = world.rank == root
+    gathered = pattern.allocate(world.size * count if is_root else 0)
+    parts = list(gathered.view(world.size, count)) if is_root else None
     return Operation(
-        call=partial(dist.gather, mine, parts, group=world.group, group_dst=root),
+        call=partial(dist.gather, source, parts, group=world.group, group_dst=root),
         output=gathered,
-        expected=lambda: torch.cat([code.values(rank, 0, count) for rank in range(n)])[: len(gathered)],
-        description=describe("gather", n, size_bytes, size_bytes // n, size_bytes),
+        expected=lambda: _concatenate_shards(pattern, world.size, count)[: len(gathered)],
+        description=describe("gather", world.size, size_bytes, send_bytes=size_bytes // world.size),
     )
 
 
 def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    code = DataPattern(dtype, world.size, world.device)
-    n, count = world.size, size_bytes // code.itemsize // world.size
-    shard = code.empty(count)
-    parts = [code.values(root, rank * count, count) for rank in range(n)] if world.rank == root else None
+    pattern = DataPattern(dtype, world.size, world.device)
+    count = size_bytes // pattern.itemsize // world.size
+    shard = pattern.allocate(count)
+    parts = None
+    if world.rank == root:
+        starts = [rank * count for rank in range(world.size)]
+        parts = [pattern.compute_values(root, start, count) for start in starts]
     return Operation(
         call=partial(dist.scatter, shard, parts, group=world.group, group_src=root),
         output=shard,
-        expected=lambda: code.values(root, world.rank * count, count),
-        description=describe("scatter", n, size_bytes, size_bytes, size_bytes // n),
+        expected=lambda: pattern.compute_values(root, world.rank * count, count),
+        description=describe(
+            "scatter",
+            world.size,
+            size_bytes,
+            recv_bytes=size_bytes // world.size,
+        ),
     )
 
 
 class Barrier(Benchmark):
-    """A barrier as a benchmark: right if no rank leaves before the last has come."""
+    """A barrier as a benchmark, which is wrong if a rank leaves before the last rank arrives."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.reset()
 
     def step(self) -> None:
-        self._arrived = time.perf_counter_ns()
+        self._enter_ns = time.perf_counter_ns()
         dist.barrier(group=self._world.group)
-        self._left = time.perf_counter_ns()
+        self._leave_ns = time.perf_counter_ns()
 
     def reset(self) -> None:
-        self._arrived = self._left = 0
+        self._enter_ns = 0
+        self._leave_ns = 0
 
     def check(self) -> int:
-        """Return 1 if this rank left before the last had come, on one clock within its uncertainty."""
-        self._world = self._world.retimed()
+        """Return 1 if this rank left too early by more than the uncertainty of the clocks."""
+        self._world.refresh_clock()
         clock = self._world.clock
-        offset = clock.offsets_ns[self._world.global_rank]
-        last = torch.tensor([self._arrived - offset], device=self._world.device)
-        dist.all_reduce(last, op=dist.ReduceOp.MAX, group=self._world.group)  # ranks of other groups do not count
-        return int(self._left == 0 or self._left - offset < int(last) - clock.uncertainty_ns)
+        offset_ns = clock.offsets_ns[self._world.global_rank]
+        last_enter_ns = torch.tensor([self._enter_ns - offset_ns], device=self._world.device)
+        dist.all_reduce(last_enter_ns, op=dist.ReduceOp.MAX, group=self._world.group)
+        earliest_leave_ns = int(last_enter_ns) - clock.uncertainty_ns
+        has_stepped = self._leave_ns != 0
+        return int(not has_stepped or self._leave_ns - offset_ns < earliest_leave_ns)
 
     def corrupt(self) -> None:
-        """Pretend to have left before anyone came, as an injection."""
-        self._left = 1
+        """Pretend that this rank left before any rank arrived."""
+        self._leave_ns = 1
 
     def describe(self) -> Description:
         return Description(details={"convention": "time only"})

@@ -1,4 +1,4 @@
-"""What a rank does by itself: matrix products, copies in memory and to its host; and load beside what is measured."""
+"""Work of a single rank as benchmarks, and a background load during a measurement."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,109 +9,137 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.launch.control_channel import Work
-from parbench.bench.operations.operation import DataPattern, Operation, dtype_of
+from parbench.bench.operations.data_pattern import DataPattern, dtype_of
+from parbench.bench.operations.operation import Operation
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.torch_compat import all_gather_single
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 
 NOTHING = "nothing"
-_ROUND_MS, _MOST_TIMES = 5.0, 1 << 10  # of a load on a device, beside which ranks' agreement to go on is short
+
+_NUM_ROWS = 5
+_NUM_COLUMNS = 7
+_NUM_UNPAIRED = 8
+_MAX_FACTORS = (4, 6)
+"""Gemm's matrices have that many different rows and columns of numbers up to these."""
+_MIN_ROUND_MS = 5.0
+_MAX_REPEATS = 1024
+"""A device repeats a load until a round takes so long that agreeing to continue is short."""
 
 
 class Gemm(Benchmark):
-    """C = A B of square matrices: 2 m^3 floating-point operations a step, every product held against the reference.
+    """C = A B of square matrices: 2 m^3 floating-point operations a step, all products checked.
 
-    A has five different rows and B seven columns of random whole numbers up to 4 and 6, so C is a small table that
-    repeats itself. But for the first eight, terms cancel in pairs: every sum along the way is a whole number of at most
-    240, exact in any type, order and splitting. So a single wrong bit shows, in whichever of the products it is.
+    A has five different rows and B seven different columns of random integers up to 4 and 6, so
+    that C repeats a small table. All but the first eight terms of a sum cancel in pairs: partial
+    sums are integers of at most 240, exact in any dtype, order and splitting. Therefore a single
+    wrong bit in any of the products is detected.
     """
 
     def __init__(self, world: World, *, m: int, dtype: str = "float32") -> None:
-        device, kind = world.device, dtype_of(dtype)
-        chance = np.random.default_rng(world.seed)
-        a, b = (chance.integers(1, most, (rows, m), endpoint=True) for most, rows in ((4, 5), (6, 7)))
-        pairs = (m - min(m, 8)) // 2
-        last = m - 2 * pairs + np.arange(2 * pairs).reshape(pairs, 2)
-        a[:, last[:, 1]], b[:, last[:, 1]] = a[:, last[:, 0]], -b[:, last[:, 0]]
-        few_rows, few_columns = torch.from_numpy(a), torch.from_numpy(b).T
-        rows, columns = (torch.arange(m) % one for one in (5, 7))
-        self._a = few_rows.to(device, kind)[rows.to(device)]
-        self._b = few_columns.to(device, kind)[:, columns.to(device)].contiguous()
-        self._reference = (few_rows @ few_columns).to(device, kind)[rows.to(device)][:, columns.to(device)].contiguous()
-        self._c = torch.empty(m, m, device=device, dtype=kind)
-        self._wrong = torch.zeros((), device=device, dtype=torch.int64)
-        self._fresh = False  # whether there is a product that nobody has looked at
+        device = world.device
+        torch_dtype = dtype_of(dtype)
+        random = np.random.default_rng(world.seed)
+        max_a, max_b = _MAX_FACTORS
+        a = random.integers(1, max_a, (_NUM_ROWS, m), endpoint=True)
+        b = random.integers(1, max_b, (_NUM_COLUMNS, m), endpoint=True)
+        num_pairs = (m - min(m, _NUM_UNPAIRED)) // 2
+        first = np.arange(m - 2 * num_pairs, m, 2)
+        a[:, first + 1] = a[:, first]
+        b[:, first + 1] = -b[:, first]
+        rows = torch.from_numpy(a)
+        columns = torch.from_numpy(b).T
+        row_index = (torch.arange(m) % _NUM_ROWS).to(device)
+        column_index = (torch.arange(m) % _NUM_COLUMNS).to(device)
+        self._a = rows.to(device, torch_dtype)[row_index]
+        self._b = columns.to(device, torch_dtype)[:, column_index].contiguous()
+        table = (rows @ columns).to(device, torch_dtype)
+        self._reference = table[row_index][:, column_index].contiguous()
+        self._c = torch.empty(m, m, device=device, dtype=torch_dtype)
+        self._num_wrong = torch.zeros((), device=device, dtype=torch.int64)
+        self._is_unchecked = False  # whether C holds a product that was not compared
         self._dtype = dtype
 
     def step(self) -> None:
         torch.mm(self._a, self._b, out=self._c)
-        self._fresh = True
+        self._is_unchecked = True
 
     def reset(self) -> None:
-        self._look()
+        self._compare()
         self._c.fill_(float("nan"))
 
-    def _look(self) -> None:
-        if self._fresh:
-            self._wrong += (self._c != self._reference).sum()  # added up on the device, which is not waited for
-        self._fresh = False
+    def _compare(self) -> None:
+        """Count wrong elements on the device, without waiting for it."""
+        if self._is_unchecked:
+            self._num_wrong += (self._c != self._reference).sum()
+        self._is_unchecked = False
 
     def check(self) -> int:
         """Return how many elements are wrong, in all products since the last check."""
-        self._fresh = True  # a step that did nothing left what no product gives
-        self._look()
-        wrong = int(self._wrong)
-        self._wrong.zero_()
-        return wrong
+        # C is compared even if no step wrote it, because then a reset has left NaN.
+        self._is_unchecked = True
+        self._compare()
+        num_wrong = int(self._num_wrong)
+        self._num_wrong.zero_()
+        return num_wrong
 
     def corrupt(self) -> None:
         self._c[-1, -1] += 1
 
     def describe(self) -> Description:
         m = len(self._c)
-        return Description(work=(Work(name="flops", amount=2 * m**3),), details={"m": m, "dtype": self._dtype})
+        flops = Work(name="flops", amount=2 * m**3)
+        return Description(work=(flops,), details={"m": m, "dtype": self._dtype})
 
 
 gemm = Gemm
 
 
 def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Copy a buffer of ``size_bytes`` into another on every rank, each for itself; algbw counts each byte once."""
-    code = DataPattern(dtype, world.size, world.device)
-    source = code.values(world.rank, 0, size_bytes // code.itemsize)
+    """Copy a buffer of ``size_bytes`` on every rank; algbw counts each byte once."""
+    pattern = DataPattern(dtype, world.size, world.device)
+    source = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     target = source.clone()
+    details = {
+        "size_bytes": size_bytes,
+        "read_bytes": size_bytes,
+        "written_bytes": size_bytes,
+    }
     return Operation(
         call=lambda: target.copy_(source),
         output=target,
-        expected=lambda: code.values(world.rank, 0, len(target)),
+        expected=lambda: pattern.compute_values(world.rank, 0, len(target)),
         description=Description(
             work=(Work(name="algbw", amount=size_bytes),),
-            details={"size_bytes": size_bytes, "read_bytes": size_bytes, "written_bytes": size_bytes},
+            details=details,
         ),
     )
 
 
 def to_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Copy ``size_bytes`` from page-locked memory of the host to the device, every rank for itself."""
+    """Copy ``size_bytes`` from page-locked host memory to the device, on every rank."""
     return _host_copy(world, size_bytes, dtype, to_device=True)
 
 
 def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Copy ``size_bytes`` from the device to page-locked memory of the host, every rank for itself."""
+    """Copy ``size_bytes`` from the device to page-locked host memory, on every rank."""
     return _host_copy(world, size_bytes, dtype, to_device=False)
 
 
 def _host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) -> Operation:
-    code = DataPattern(dtype, world.size, world.device)
-    there = code.values(world.rank, 0, size_bytes // code.itemsize)
-    here = there.cpu()
+    pattern = DataPattern(dtype, world.size, world.device)
+    on_device = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
+    on_host = on_device.cpu()
     if world.device.type == "cuda":
-        here = here.pin_memory()
-    source, target = (
-        (here, torch.empty_like(there)) if to_device else (there, torch.empty_like(here, pin_memory=here.is_pinned()))
-    )
+        on_host = on_host.pin_memory()
+    if to_device:
+        source = on_host
+        target = torch.empty_like(on_device)
+    else:
+        source = on_device
+        target = torch.empty_like(on_host, pin_memory=on_host.is_pinned())
     expected = source.to(target.device, copy=True)
-    notes = () if here.is_pinned() else ("the device is the CPU: a copy within its memory",)
+    notes = () if on_host.is_pinned() else ("the device is the CPU: a copy within its memory",)
     return Operation(
         call=lambda: target.copy_(source, non_blocking=True),
         output=target,
@@ -125,70 +153,88 @@ def _host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) ->
 
 
 @contextmanager
-def background_load(kind: str, subgroups: Subgroups) -> Iterator[list[float]]:
-    """Keep a load going on every rank while the block runs, which every rank of the world enters together.
+def background_load(kind: str, world: World) -> Iterator[list[float]]:
+    """Run a load on every rank during the block, which every rank of the world enters.
 
-    Yield the rounds of it, in ms on the device; on a CPU they are not timed.
+    Yields the times of the load's rounds in ms, which are only measured on a device.
     """
-    world, rounds = subgroups.world, list[float]()
+    rounds_ms: list[float] = []
     if kind == NOTHING:
-        yield rounds
+        yield rounds_ms
         return
-    group, flags = subgroups.make_load_groups()
+    all_ranks = (tuple(range(len(world.hosts))),)
+    group = world.get_process_group(all_ranks, "background load")
+    control = world.get_process_group(all_ranks, "end of background load", backend="gloo")
     on_device = world.device.type == "cuda"
-    load, stop = _load(kind, world, group, on_device), threading.Event()
-    if on_device:  # a communicator is not made beside work that may wait for it
+    load = _load(kind, world, group, on_device)
+    stop = threading.Event()
+    if on_device:
+        # NCCL connects at the first call, which must not wait for work that waits for it.
         load()
         world.sync()
 
-    def keep_going() -> None:
-        take = _on_own_stream(load, world.device) if on_device else None
-        times, told = 1, torch.zeros(2)  # ranks that stopped one by one would leave others in a collective
-        while not told[0]:
-            if take is None:
+    def repeat_load() -> None:
+        run = _on_own_stream(load, world.device) if on_device else None
+        repeats = 1
+        state = torch.zeros(2)
+        # All ranks stop after the same round: a rank that stopped alone would block the others.
+        while not state[0]:
+            if run is None:
                 load()
+                round_ms = _MIN_ROUND_MS
             else:
-                rounds.append(take(times))
-            told.copy_(torch.tensor([stop.is_set(), rounds[-1] if rounds else _ROUND_MS]))
-            dist.all_reduce(told, op=dist.ReduceOp.MIN, group=flags)
-            times = min(2 * times, _MOST_TIMES) if told[1] < _ROUND_MS else times
+                round_ms = run(repeats)
+                rounds_ms.append(round_ms)
+            state.copy_(torch.tensor([stop.is_set(), round_ms]))
+            dist.all_reduce(state, op=dist.ReduceOp.MIN, group=control)
+            if state[1] < _MIN_ROUND_MS:
+                repeats = min(2 * repeats, _MAX_REPEATS)
 
-    thread = threading.Thread(target=keep_going, daemon=True)
+    thread = threading.Thread(target=repeat_load, daemon=True)
     thread.start()
     try:
-        yield rounds
+        yield rounds_ms
     finally:
         stop.set()
         thread.join()
 
 
 def _on_own_stream(load: Callable[[], object], device: torch.device) -> Callable[[int], float]:
-    """Return what does a load so often on a stream of this thread's own, and says how long the device took, in ms."""
-    torch.cuda.set_device(device)  # a new thread's is the first
+    """Return a function that repeats a load on a new stream and returns the device's time in ms."""
+    torch.cuda.set_device(device)  # a new thread starts with the first device
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    start, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
 
-    def take(times: int) -> float:
+    def run(repeats: int) -> float:
         with torch.cuda.stream(stream):
             start.record()
-            for _ in range(times):
+            for _ in range(repeats):
                 load()
             end.record()
         end.synchronize()
         return float(start.elapsed_time(end))
 
-    return take
+    return run
 
 
-def _load(kind: str, world: World, group: dist.ProcessGroup, on_device: bool) -> Callable[[], object]:
-    """Return a load of about a millisecond; a device is so much faster, and launching is not to take longer."""
+def _load(
+    kind: str,
+    world: World,
+    group: dist.ProcessGroup,
+    on_device: bool,
+) -> Callable[[], object]:
+    """Return a load of about a millisecond on the CPU, and of more work on a faster device."""
     if kind == "gemm":
         return Gemm(world, m=4096 if on_device else 384).step
-    n = len(world.hosts)
-    data = torch.ones((1 << (25 if on_device else 18)) // n * n, device=world.device)
-    other, shard = torch.empty_like(data), data[: len(data) // n]
-    return {
-        "all_reduce": lambda: dist.all_reduce(data.fill_(1), group=group),
-        "all_to_all": lambda: dist.all_to_all_single(other, data, group=group),
-        "all_gather": lambda: all_gather_single(other, shard, group),
-    }[kind]
+    num_ranks = len(world.hosts)
+    count = (1 << (25 if on_device else 18)) // num_ranks * num_ranks
+    data = torch.ones(count, device=world.device)
+    output = torch.empty_like(data)
+    shard = data[: count // num_ranks]
+    if kind == "all_reduce":
+        return lambda: dist.all_reduce(data.fill_(1), group=group)
+    if kind == "all_to_all":
+        return lambda: dist.all_to_all_single(output, data, group=group)
+    assert kind == "all_gather", kind
+    return lambda: all_gather_single(output, shard, group)

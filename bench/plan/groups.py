@@ -1,10 +1,11 @@
-"""Which ranks take part, and who sends how much to whom: groups, pairings and traffic, as pure arithmetic.
+"""Groups of ranks, pairings and traffic matrices, as pure arithmetic.
 
 A group is written ``world``, ``node``, ``across``, ``contiguous:K``, ``strided:K``, ``pairs``, or as a mesh with one
-of its axes, ``dp=2 tp=4:tp``. Every rank is in exactly one of the groups that a text means.
+of its axes, ``dp=2 tp=4:tp``. Every rank is in exactly one of the groups that a text describes.
 
-A traffic matrix is written as rows of numbers, one row a sender, its n entries the shares of the receivers: rows are
-separated by ``;`` or new lines, entries by blanks or commas. Only proportions count."""
+A traffic matrix has a row for each sender, whose n entries are the shares of the receivers. Rows are separated by
+``;`` or new lines, entries by blanks or commas. Only proportions count.
+"""
 
 import math
 import re
@@ -19,7 +20,7 @@ Pair = tuple[int, int]
 Matrix = tuple[tuple[float, ...], ...]
 
 MOST_RANKS = 1 << 17
-INSIDE = ("ep", "etp")  # axes of a step's mesh that lie inside others: ranks are not multiplied by them
+INSIDE = ("ep", "etp")  # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
 FORMS = "world, node, across, contiguous:K, strided:K, pairs, or a mesh and its axis such as dp=2 tp=4:tp"
 
 
@@ -29,8 +30,8 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in text.replace(",", " ").split():
         name, _, size = part.partition("=")
         if not name.isidentifier() or not size.isdecimal() or len(size) > 9 or int(size) < 1 or name in axes:
-            how = "write AXIS=SIZE,..., each axis once, as dp=2,tp=4"
-            raise UserError(f"mesh {text!r} is not understood at {part!r}: {how}")
+            hint = "write AXIS=SIZE,..., each axis once, as dp=2,tp=4"
+            raise UserError(f"mesh {text!r} is not understood at {part!r}: {hint}")
         axes[name] = int(size)
     if math.prod(size for name, size in axes.items() if name not in INSIDE) > MOST_RANKS:
         raise UserError(f"mesh {text!r} has more than {MOST_RANKS} ranks")
@@ -40,39 +41,51 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_group(mesh: str, axis: str) -> str:
+    """Return the text of the groups along an axis of a mesh."""
     axes = parse_mesh(mesh)
     if axis not in axes:
-        raise UserError(f"--group {axis!r} is no axis of the mesh: it has {one_of(axes, axis)}")
-    return f"{' '.join(f'{name}={size}' for name, size in axes.items())}:{axis}"
+        raise UserError(f"--group {axis!r} is not an axis of the mesh: it has {one_of(axes, axis)}")
+    sizes = " ".join(f"{name}={size}" for name, size in axes.items())
+    return f"{sizes}:{axis}"
 
 
 def groups_of(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple[Ranks, ...]:
-    """Return the groups that ``text`` means in a world of ``size`` ranks; ``UserError`` if it cannot form them."""
+    """Return the groups of a world of ``size`` ranks; ``UserError`` if it cannot form them.
+
+    ``hosts`` are those of the ranks. Without them all ranks are on one node.
+    """
     if text == "world":
         return (tuple(range(size)),)
-    if text in ("node", "across"):
-        nodes = _by_key(hosts or [""] * size)  # without hosts, one for each rank, all are on one
-        if text == "node":
-            return nodes
-        if len(nodes) < 2:
-            raise UserError("group 'across' needs ranks on at least 2 nodes; all are on one")
-        if len(sizes := {len(node) for node in nodes}) > 1:
-            told = ", ".join(map(str, sorted(sizes)))
-            raise UserError(f"group 'across' needs as many ranks on every node; nodes have {told}")
-        return tuple(zip(*nodes, strict=True))
-    kind, _, rest = ("contiguous:2" if text == "pairs" else text).rpartition(":")
+    if text == "node":
+        return _group_by_key(hosts or [""] * size)
+    if text == "across":
+        return _groups_across(_group_by_key(hosts or [""] * size))
+    kind, _, argument = ("contiguous:2" if text == "pairs" else text).rpartition(":")
     if "=" in kind:
-        return _axis(kind, rest, size)
-    each = int(rest) if rest.isdecimal() and len(rest) < 10 else 0
-    if kind not in ("contiguous", "strided") or each < 1:
+        return _groups_along_axis(kind, argument, size)
+    group_size = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
+    if kind not in ("contiguous", "strided") or group_size < 1:
         hint = did_you_mean(text, ("world", "node", "across", "pairs"))
         raise UserError(f"group {text!r} is not known: it is {FORMS}{hint}")
-    if size % each:
-        raise UserError(f"group {text!r} cannot be formed: world size({size}) % {each} != 0")
-    return _by_key([rank // each if kind == "contiguous" else rank % (size // each) for rank in range(size)])
+    if size % group_size:
+        raise UserError(f"group {text!r} cannot be formed: world size({size}) % {group_size} != 0")
+    if kind == "contiguous":
+        return _group_by_key([rank // group_size for rank in range(size)])
+    return _group_by_key([rank % (size // group_size) for rank in range(size)])
 
 
-def _by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
+def _groups_across(nodes: Sequence[Ranks]) -> tuple[Ranks, ...]:
+    """Return groups with one rank of each node."""
+    if len(nodes) < 2:
+        raise UserError("group 'across' needs ranks on at least 2 nodes; all are on one")
+    sizes = {len(node) for node in nodes}
+    if len(sizes) > 1:
+        numbers = ", ".join(map(str, sorted(sizes)))
+        raise UserError(f"group 'across' needs as many ranks on every node; nodes have {numbers}")
+    return tuple(zip(*nodes, strict=True))
+
+
+def _group_by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
     """Return the ranks that share a key, in order of their first rank."""
     members: dict[object, list[int]] = {}
     for rank, key in enumerate(keys):
@@ -80,103 +93,134 @@ def _by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
     return tuple(map(tuple, members.values()))
 
 
-def _axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
-    """Return the groups along an axis: ranks whose other coordinates are equal, the innermost axis varying fastest."""
+def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
+    """Return groups of ranks whose other coordinates are equal.
+
+    The innermost axis varies fastest.
+    """
     axes = parse_mesh(mesh)
     if math.prod(axes.values()) != size:
         product = " * ".join(f"{name}({length})" for name, length in axes.items())
         raise UserError(f"{product} != world size({size})")
-    if axis not in (names := list(axes)):
-        raise UserError(f"group {mesh}:{axis}: {axis!r} is no axis of the mesh; it has {listed(names)}")
+    names = list(axes)
+    if axis not in names:
+        raise UserError(f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {listed(names)}")
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
-    return _by_key([rank - (rank // stride % axes[axis]) * stride for rank in range(size)])
+    first_ranks = [rank - (rank // stride % axes[axis]) * stride for rank in range(size)]
+    return _group_by_key(first_ranks)
 
 
 def num_rounds(n: int) -> int:
-    """Return how many rounds it takes for each of ``n`` ranks to meet every other: n - 1, or n where n is odd."""
+    """Return the rounds in which each of ``n`` ranks meets every other: n - 1, or n if n is odd."""
     return max(n - 1 + n % 2, 1)
 
 
 def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
-    """Return the pairs of a round of ``n`` ranks, the smaller rank first; where n is odd, one rank rests."""
-    turns = num_rounds(n)
-    if not 0 <= index < turns:
-        raise UserError(f"round {index} is not one of the {turns} rounds of {n} ranks, 0 to {turns - 1}")
-    # the circle method: the last rank stays, the others turn around it, and ranks meet whose places add up to twice the
-    # round, modulo the number of rounds; one that would meet the missing last one rests
-    across = [((index + k) % turns, (index - k) % turns) for k in range(1, (turns - 1) // 2 + 1)]
-    fixed = [] if n % 2 or n < 2 else [(index, n - 1)]
-    return tuple(sorted((min(pair), max(pair)) for pair in [*fixed, *across]))
+    """Return the pairs of a round of ``n`` ranks, the smaller rank first. If n is odd, one rank has no partner.
+
+    This is the circle method of round-robin tournaments: the last rank stays and the others rotate around it. The
+    numbers of two partners add up to twice the round, modulo the number of rounds.
+    """
+    rounds = num_rounds(n)
+    if not 0 <= index < rounds:
+        raise UserError(f"round {index} is not one of the {rounds} rounds of {n} ranks, 0 to {rounds - 1}")
+    pairs = []
+    if n % 2 == 0 and n >= 2:
+        pairs.append((index, n - 1))
+    for distance in range(1, (rounds - 1) // 2 + 1):
+        partners = (index + distance) % rounds, (index - distance) % rounds
+        pairs.append((min(partners), max(partners)))
+    return tuple(sorted(pairs))
 
 
 def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
-    """Return the pairs of a text such as ``0-3 1-2``; ``UserError`` unless each is of two of ``n`` ranks, met once."""
+    """Return the pairs of a text such as ``0-3 1-2``.
+
+    Raises ``UserError`` if a rank occurs twice or is not one of ``n``.
+    """
     pairs: list[Pair] = []
-    met: set[int] = set()
+    paired_ranks: set[int] = set()
     for word in text.split():
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", word, re.ASCII)
         if match is None:
-            raise UserError(f"pairs {text!r}: {word!r} is no pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
+            raise UserError(f"pairs {text!r}: {word!r} is not a pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
         pair = int(match[1]), int(match[2])
         for rank in pair:
             if rank >= n:
                 raise UserError(f"pairs {text!r}: rank {rank} is not one of the {n} ranks")
-            if rank in met:
+            if rank in paired_ranks:
                 raise UserError(f"pairs {text!r}: rank {rank} is named twice; a rank meets one other in a round")
-            met.add(rank)
+            paired_ranks.add(rank)
         pairs.append((min(pair), max(pair)))
     return tuple(pairs)
 
 
 def format_pairs(pairs: tuple[Pair, ...]) -> str:
-    return " ".join(f"{one}-{other}" for one, other in pairs)
+    """Return pairs as ``parse_pairs`` reads them."""
+    return " ".join(f"{first}-{second}" for first, second in pairs)
 
 
 def pairs_of(n: int, index: int, text: str) -> tuple[Pair, ...]:
+    """Return the pairs that a text lists, or those of a round if it is empty."""
     return parse_pairs(text, n) if text.strip() else round_pairs(n, index)
 
 
 def read_matrix(text: str) -> str:
-    """Return a matrix, written out or in the file of this name, as one canonical line; ``UserError`` if it is none."""
-    where = "traffic"
+    """Return a matrix, from the text or the file of this name, as one canonical line."""
+    source = "traffic"
     if ";" not in text and not text.replace(".", "").replace(" ", "").isdigit():
-        where = f"traffic file {text}"
-        text = read_text(text, where)
-    return ";".join(" ".join(f"{entry:g}" for entry in row) for row in parse_matrix(text, where))
+        source = f"traffic file {text}"
+        text = read_text(text, source)
+    rows = [" ".join(f"{entry:g}" for entry in row) for row in parse_matrix(text, source)]
+    return ";".join(rows)
 
 
-def parse_matrix(text: str, where: str = "traffic") -> Matrix:
+def parse_matrix(text: str, source: str = "traffic") -> Matrix:
+    """Return the rows of a matrix.
+
+    Raises ``UserError``, which begins with ``source``, if it is not a traffic matrix.
+    """
     rows = [row.replace(",", " ").split() for row in text.replace(";", "\n").splitlines() if row.strip()]
     if not rows or any(len(row) != len(rows) for row in rows):
         shape = ", ".join(str(len(row)) for row in rows) or "no row"
-        raise UserError(f"{where} is not square: {len(rows)} rows of {shape} entries; write n rows of n")
-    matrix = tuple(tuple(_entry(word, where, i, j) for j, word in enumerate(row)) for i, row in enumerate(rows))
+        raise UserError(f"{source} is not square: {len(rows)} rows of {shape} entries; write n rows of n")
+    matrix = []
+    for row, words in enumerate(rows):
+        matrix.append(tuple(_parse_entry(word, source, row, column) for column, word in enumerate(words)))
     if not any(map(any, matrix)):
-        raise UserError(f"{where} holds only zeros: nothing would be sent")
-    return matrix
+        raise UserError(f"{source} holds only zeros: nothing would be sent")
+    return tuple(matrix)
 
 
-def _entry(word: str, where: str, row: int, column: int) -> float:
+def _parse_entry(word: str, source: str, row: int, column: int) -> float:
     with suppress(ValueError):
-        if math.isfinite(value := float(word)) and value >= 0:
+        value = float(word)
+        if math.isfinite(value) and value >= 0:
             return value
-    raise UserError(f"{where} has {word!r} in row {row + 1}, column {column + 1}: allowed are numbers from 0 up")
+    raise UserError(f"{source} has {word!r} in row {row + 1}, column {column + 1}: allowed are numbers from 0 up")
 
 
 def skewed(n: int, skew: float) -> Matrix:
-    """Return shares in which every rank sends ``skew`` of its data to rank 0 and spreads the rest evenly."""
-    return (tuple((1 - skew) / n + (skew if j == 0 else 0.0) for j in range(n)),) * n
+    """Return shares: every rank sends ``skew`` of its data to rank 0 and spreads the rest."""
+    even_share = (1 - skew) / n
+    row = (even_share + skew, *[even_share] * (n - 1))
+    return (row,) * n
 
 
 def whole_counts(matrix: Matrix, count: int) -> tuple[tuple[int, ...], ...]:
-    """Return elements for each sender and receiver: the busiest sender sends ``count``, the rest in proportion."""
-    counts, busiest = [], max(map(sum, matrix))
-    for row in matrix:
-        shares = [entry * count / busiest for entry in row]
-        whole = [math.floor(share + 1e-9) for share in shares]
-        # the largest remainders get one more, so that each sender's sum stays
-        remainders = sorted((few - share, j) for j, (few, share) in enumerate(zip(whole, shares, strict=True)))
-        for _, j in remainders[: max(round(sum(shares)) - sum(whole), 0)]:
-            whole[j] += 1
-        counts.append(tuple(whole))
+    """Return elements for each sender and receiver.
+
+    The busiest sender sends ``count``, others in proportion.
+    """
+    busiest = max(map(sum, matrix))
+    return tuple(_round_to_sum([entry * count / busiest for entry in row]) for row in matrix)
+
+
+def _round_to_sum(shares: Sequence[float]) -> tuple[int, ...]:
+    """Return whole numbers with the same sum: the largest remainders are rounded up."""
+    counts = [math.floor(share + 1e-9) for share in shares]
+    missing = max(round(sum(shares)) - sum(counts), 0)
+    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i], i))
+    for i in by_remainder[:missing]:
+        counts[i] += 1
     return tuple(counts)

@@ -1,61 +1,59 @@
-"""From the options of ``parbench run`` to a plan: where to measure, and what."""
+"""From the options of ``parbench run`` to a plan: which cases, on which ranks."""
 
-import inspect
 import itertools
 import math
 import os
-import sys
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 
 from parbench.bench.limits import MAX_LAUNCHES
 from parbench.bench.machine.environment import emulation
-from parbench.bench.machine.machine import available_cores, or_none
+from parbench.bench.machine.machine import Machine, available_cores, try_call
 from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
-from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, sharing_notes
+from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, describe_sharing
 from parbench.bench.plan.cases import Case, Definition, load_catalogue, matches, select
-from parbench.bench.plan.catalogue import DTYPES, MODE, OF_THE_RUNNER
+from parbench.bench.plan.catalogue import DTYPES
+from parbench.bench.plan.custom_step import define
 from parbench.bench.plan.groups import INSIDE, mesh_group, parse_mesh
-from parbench.bench.plan.params import Kind, Param, Value, refuse_unknown
+from parbench.bench.plan.params import Value, refuse_unknown
 from parbench.bench.plan.plan import (
     BEYOND_CACHE,
     LARGE_BYTES,
     PRESETS,
+    SHORT_LAUNCHES,
     Entry,
+    FaultSpec,
+    Measure,
     Plan,
     PlanFile,
     Preset,
     Skipped,
     parse_fault,
     read_plan_file,
+    short_budget,
+    short_measure,
 )
 from parbench.bench.text import UserError, listed, one_of, parse_duration, parse_link, parse_sizes, reading
 
-_KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
-_LARGEST_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
-Candidate = tuple[Case, str | None]  # with the reason why it cannot run here, None if it can
+_MAX_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
+Candidate = tuple[Case, str | None]  # The reason why the case cannot run here, None if it can.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line and the plan file ask for, as text where it needs parsing; None is what was not given.
-
-    ``settings`` holds the text of ``--set`` by parameter; ``entries`` replace the preset's when there are any. What
-    ``usual`` says of a parameter goes before the preset, where a case has it and the user says nothing of it.
-    """
+    """The options of ``parbench run``, as text if they need parsing, None if not given."""
 
     preset: str | None = None
     only: tuple[str, ...] = ()
     target: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    usual: Mapping[str, str] = field(default_factory=dict)
-    entries: tuple[Entry, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)  # the text of ``--set`` by parameter
+    # Values that the output format needs. They take precedence over the preset, not over the user.
+    preset_overrides: Mapping[str, str] = field(default_factory=dict)
+    entries: tuple[Entry, ...] = ()  # the cases of a plan file, instead of the preset's
     nproc: int | None = None
     backend: str | None = None
     device: str | None = None
@@ -71,120 +69,197 @@ class Options:
     launcher: str = "local"
     nodes: int | None = None
     ntasks_per_node: int | None = None
-    placement: str | None = None
+    distribution: str | None = None
     nodelist: str | None = None
+
+    @property
+    def named_entries(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self.entries)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the duration of the run follows from the number of its cases."""
+        has_named_cases = bool(self.only or self.entries or self.target)
+        return has_named_cases and self.preset is None and self.budget is None
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
-    """Return the plan for the options; ``UserError`` if anything asked for cannot be had."""
-    folder, fills = Path.cwd(), options.budget is not None
+    """Return the plan for the options; ``UserError`` if it cannot run here.
+
+    ``joined`` describes ranks that another launcher has started.
+    """
+    folder = Path.cwd()
     catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
-    options = _with_mesh(_with_file(options, catalogue), catalogue, joined)
+    has_budget = options.budget is not None
+    options = _apply_mesh(_apply_plan_file(options, catalogue), catalogue, joined)
     if joined is not None:
         if options.launches not in (None, 1):
-            told = f"--launches {options.launches}: ranks that are there already make one launch; leave it out"
-            raise UserError(told)
+            problem = "ranks that are there already make one launch"
+            raise UserError(f"--launches {options.launches}: {problem}; leave it out")
         options = replace(options, launches=1)
-    spec, spread = _where(options, joined)
+    spec, layout = _choose_ranks(options, joined)
     plan = make_plan(options, catalogue, spec)
-    fault = None if options.inject is None else parse_fault(options.inject, plan.nproc)
-    graphs = [case.label for case in plan.cases if case.whole.get("mode") == "graph"]
-    if fault is not None and fault.kind == "slow" and graphs:  # the host takes no part in their steps
-        raise UserError(f"--inject {fault.text}: {graphs[0]} is replayed by the device; slow knows no mode graph")
+    fault = _parse_fault_for(plan, options.inject)
+    injection_notes = [] if fault is None else [f"injected: {fault.text}"]
     return msgspec.structs.replace(
         plan,
-        notes=(*emulation(os.environ), *spec.notes, *([f"injected: {fault.text}"] if fault else ())),
+        emulation=emulation(os.environ),
+        notes=tuple(filter(None, (*spec.notes, spec.sharing, *injection_notes))),
         path=str(folder) if options.target else None,
         injection=fault,
-        measure=plan.measure.to_fill() if fills and plan.launches > 1 else plan.measure,
+        measure=plan.measure.to_fill() if has_budget and plan.launches > 1 else plan.measure,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
-        spread=spread,
+        spread=layout,
     )
 
 
+def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
+    if text is None:
+        return None
+    fault = parse_fault(text, plan.nproc)
+    if fault.kind == "slow":
+        for case in plan.cases:
+            if case.whole.get("mode") == "graph":  # The host takes no part in the steps of a graph.
+                raise UserError(f"--inject {text}: {case.label} is replayed by the device; slow knows no mode graph")
+    return fault
+
+
 def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec) -> Plan:
-    """Return the plan; ``UserError`` if it names what does not exist, or asks for what cannot run here."""
+    """Return the plan.
+
+    Raises ``UserError`` if it names a case that does not exist, or one that cannot run here.
+    """
     name = options.preset or "node"
     if name not in PRESETS:
         raise UserError(f"no preset is named {name!r}: there are {one_of(PRESETS, name)}")
     if options.launches is not None and not 1 <= options.launches <= MAX_LAUNCHES:
         raise UserError(f"--launches {options.launches}: it is a number from 1 to {MAX_LAUNCHES}")
     preset = PRESETS[name]
-    chosen = _named(options, catalogue)
-    if not options.only and not options.entries:
-        chosen = [definition for definition in chosen if name == "full" or name in definition.tags]
-    if not chosen:
-        raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
-    _check_settings(options.settings, chosen, "--set: what was chosen")
-    for entry in options.entries:
-        _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
-    candidates = [pair for definition in chosen for pair in _candidates(definition, options, preset, spec)]
-    _check_possible(candidates, {*options.settings, *(name for entry in options.entries for name in entry.set)})
+    definitions = _select_definitions(options, catalogue, name)
+    candidates: list[Candidate] = []
+    for definition in definitions:
+        candidates += _list_candidates(definition, options, preset, spec)
+    names_in_entries = [param for entry in options.entries for param in entry.set]
+    _check_possible(candidates, {*options.settings, *names_in_entries})
+    cases = {case.id: case for case, reason in candidates if reason is None}
     skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
+    launches, budget_seconds, measure = _choose_duration(options, preset, list(cases.values()))
+    timeout_seconds = preset.timeout_seconds if options.timeout is None else parse_duration(options.timeout)
+    plan = Plan(
+        preset=name,
+        cases=tuple(cases.values()),
+        skipped=tuple(skipped.values()),
+        nproc=spec.nproc,
+        backend=spec.backend,
+        device=spec.device,
+        launches=launches,
+        budget_seconds=budget_seconds,
+        timeout_seconds=timeout_seconds,
+        measure=measure,
+    )
     with reading("what is asked for", "is more than a run's files hold"):
-        plan = Plan(
-            preset=name,
-            cases=tuple({case.id: case for case, reason in candidates if reason is None}.values()),
-            skipped=tuple(skipped.values()),
-            nproc=spec.nproc,
-            backend=spec.backend,
-            device=spec.device,
-            launches=options.launches or preset.launches,
-            budget_seconds=preset.budget_seconds if options.budget is None else parse_duration(options.budget),
-            timeout_seconds=preset.timeout_seconds if options.timeout is None else parse_duration(options.timeout),
-            measure=preset.measure,
-        )
         return msgspec.convert(msgspec.to_builtins(plan), Plan)
 
 
-def _named(options: Options, catalogue: Sequence[Definition]) -> list[Definition]:
-    named = select(catalogue, [entry.name for entry in options.entries])
-    wanted = select(catalogue, options.only)
-    return [definition for definition in named if definition in wanted]
+def _choose_duration(options: Options, preset: Preset, cases: Sequence[Case]) -> tuple[int, float, Measure]:
+    """Return the number of launches, the time budget in seconds, and the stopping rule."""
+    if options.is_short:
+        launches = options.launches or SHORT_LAUNCHES
+        measure = short_measure(preset.measure)
+        return launches, short_budget(cases, measure, launches), measure
+    budget_seconds = preset.budget_seconds if options.budget is None else parse_duration(options.budget)
+    return options.launches or preset.launches, budget_seconds, preset.measure
 
 
-def _check_settings(settings: Mapping[str, str], chosen: Sequence[Definition], source: str) -> None:
-    known = {param.name for definition in chosen for param in definition.params}
-    refuse_unknown(settings, known, chosen[0].name if len(chosen) == 1 else f"{source} ({len(chosen)} cases)")
+def _select_definitions(options: Options, catalogue: Sequence[Definition], preset_name: str) -> list[Definition]:
+    """Return the definitions to measure.
+
+    Raises ``UserError`` if there are none, or none has a parameter that is set.
+    """
+    definitions = _select_named(options, catalogue)
+    if not options.only and not options.entries and preset_name != "full":
+        definitions = [definition for definition in definitions if preset_name in definition.tags]
+    if not definitions:
+        raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
+    _check_settings(options.settings, definitions, "--set: what was chosen")
+    for entry in options.entries:
+        _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
+    return definitions
 
 
-def _candidates(definition: Definition, options: Options, preset: Preset, spec: WorldSpec) -> list[Candidate]:
-    """Return the product of all values given for the definition's parameters; the user's replace the preset's."""
-    entries = options.entries or preset.entries
-    name = definition.name
-    matching_entries = [entry for entry in entries if matches(name, entry.name)] or [Entry(name=name)]
-    params = {param.name: param for param in definition.params}
-    # a preset means a size about so large; what a user asks for is measured as asked, or refused
-    meant = not options.entries and "size_bytes" not in options.settings
-    step = spec.nproc * _LARGEST_ITEMSIZE if meant else 1
-    candidates: list[Candidate] = []
-    for entry in matching_entries:
-        from_file = entry.set if options.entries else {}
-        texts = {**entry.set, **options.usual, **from_file, **options.settings}
-        texts = {key: text for key, text in texts.items() if key in params}
-        if meant and spec.device == "cuda" and max(parse_sizes(texts.get("size_bytes", "0"))) >= LARGE_BYTES:
-            texts["size_bytes"] = ",".join((texts["size_bytes"], *BEYOND_CACHE))
-        for values in itertools.product(*(params[key].parse_many(text) for key, text in texts.items())):
-            given = dict(zip(texts, values, strict=True))
-            if "size_bytes" in given:
-                given["size_bytes"] = -(-int(given["size_bytes"]) // step) * step
-            try:
-                cases = [definition.case(one) for one in definition.expand(given, spec)]
-            except UserError as error:
-                candidates.append((definition.case(given), str(error)))
-            else:
-                candidates += [(case, definition.refuse(case.whole, spec)) for case in cases]
-    return candidates
+def _select_named(options: Options, catalogue: Sequence[Definition]) -> list[Definition]:
+    """Return the definitions that ``--only`` and the plan file name."""
+    in_file = select(catalogue, options.named_entries)
+    in_only = select(catalogue, options.only)
+    return [definition for definition in in_file if definition in in_only]
 
 
-def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> None:
-    """Refuse a value of a parameter asked for by name under which no case can run; a preset's is only skipped."""
-    for name in asked:
-        by_value: dict[Value, list[str | None]] = {}
+def _check_settings(settings: Mapping[str, str], definitions: Sequence[Definition], source: str) -> None:
+    declared = {param.name for definition in definitions for param in definition.params}
+    owner = definitions[0].name if len(definitions) == 1 else f"{source} ({len(definitions)} cases)"
+    refuse_unknown(settings, declared, owner)
+
+
+def _list_candidates(definition: Definition, options: Options, preset: Preset, spec: WorldSpec) -> Iterator[Candidate]:
+    """Yield a case for every combination of the values that a parameter has."""
+    has_preset_sizes = not options.entries and "size_bytes" not in options.settings
+    entries = [entry for entry in options.entries or preset.entries if matches(definition.name, entry.name)]
+    for entry in entries or [Entry(name=definition.name)]:
+        texts = _merge_settings(entry, options)
+        values_by_name = {}
+        for param in definition.params:
+            if param.name in texts:
+                values_by_name[param.name] = param.parse_many(texts[param.name])
+        # The parameters vary in the order in which they are written.
+        values_by_name = {name: values_by_name[name] for name in texts if name in values_by_name}
+        if has_preset_sizes and "size_bytes" in values_by_name:
+            values_by_name["size_bytes"] = _adapt_sizes(values_by_name["size_bytes"], spec)
+        for combination in itertools.product(*values_by_name.values()):
+            params = dict(zip(values_by_name, combination, strict=True))
+            yield from _expand(definition, params, spec)
+
+
+def _merge_settings(entry: Entry, options: Options) -> dict[str, str]:
+    """Return the text of each parameter.
+
+    ``--set`` comes first, then a plan file, the output format and the preset.
+    """
+    texts = dict(entry.set)
+    for name, text in options.preset_overrides.items():
+        is_in_plan_file = bool(options.entries) and name in entry.set
+        if not is_in_plan_file:
+            texts[name] = text
+    texts.update(options.settings)
+    return texts
+
+
+def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
+    """Return a preset's sizes as multiples of the ranks, on GPUs with sizes beyond their cache."""
+    num_bytes = [int(size) for size in sizes]
+    if spec.device == "cuda" and max(num_bytes) >= LARGE_BYTES:
+        num_bytes += [size for text in BEYOND_CACHE for size in parse_sizes(text)]
+    step = spec.nproc * _MAX_ITEMSIZE
+    return tuple(math.ceil(size / step) * step for size in num_bytes)
+
+
+def _expand(definition: Definition, params: Mapping[str, Value], spec: WorldSpec) -> Iterator[Candidate]:
+    try:
+        cases = [definition.case(expanded) for expanded in definition.expand(params, spec)]
+    except UserError as error:
+        yield definition.case(params), str(error)
+        return
+    for case in cases:
+        yield case, definition.refuse(case.whole, spec)
+
+
+def _check_possible(candidates: Sequence[Candidate], names: Iterable[str]) -> None:
+    """Raise ``UserError`` if no case can run, or none with a value of one of these parameters."""
+    for name in names:
+        reasons_by_value: dict[Value, list[str | None]] = {}
         for case, reason in candidates:
             if name in case.params:
-                by_value.setdefault(case.params[name], []).append(reason)
-        for value, reasons in by_value.items():
+                reasons_by_value.setdefault(case.params[name], []).append(reason)
+        for value, reasons in reasons_by_value.items():
             if None not in reasons:
                 reason = str(reasons[0])
                 raise UserError(reason if f"{name} = " in reason else f"{name} = {value}: {reason}")
@@ -193,37 +268,70 @@ def _check_possible(candidates: Sequence[Candidate], asked: Iterable[str]) -> No
         raise UserError(f"none of the {len(candidates)} cases asked for can run here; {case.label}: {reason}")
 
 
-def _where(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
-    """Return the spec of all ranks, and how srun is to spread them if it starts them."""
-    allocation = _allocation(options, joined)
-    machine = machine_of_ranks(os.environ, allocation)
-    asked = options.nproc
-    if joined is not None:
-        if asked not in (None, joined.size):
-            raise UserError(f"--nproc {asked}: {joined.size} ranks are there already (WORLD_SIZE); leave it out")
-        asked = joined.local_size
-        # a launcher that binds each rank to cores leaves this one its own
-        launchers = or_none(lambda: available_cores(pid=os.getppid())) or 1
-        machine = replace(machine, cores=max(machine.cores, launchers))
+def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
+    """Return the ranks, and their layout on nodes if srun starts them."""
+    allocation = _find_allocation(options, joined)
     if allocation is not None:
-        asked = options.ntasks_per_node or allocation.ntasks_per_node
-    many = (joined is not None and joined.size > 1) or (allocation is not None and allocation.nodes > 1)
-    single = options.allow_single or many
-    chosen = choose_world(machine, nproc=asked, backend=options.backend, device=options.device, allow_single=single)
+        return _choose_srun_ranks(options, allocation)
+    machine = machine_of_ranks(os.environ, None)
     if joined is not None:
-        return replace(chosen, nproc=joined.size, nodes=-(-joined.size // joined.local_size)), None
-    if allocation is None:
-        return chosen, None
-    spread = choose_layout(allocation, nodes=options.nodes, ntasks_per_node=chosen.nproc, placement=options.placement)
-    shared = sharing_notes(machine, spread.ranks, chosen.device) if emulation(os.environ) else chosen.notes
-    return replace(chosen, nproc=spread.ranks, nodes=spread.nodes, placement=spread.placement, notes=shared), spread
+        return _choose_joined_ranks(options, joined, machine), None
+    spec = choose_world(
+        machine,
+        nproc=options.nproc,
+        backend=options.backend,
+        device=options.device,
+        allow_single=options.allow_single,
+    )
+    return spec, None
 
 
-def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
-    """Return the allocation that srun is to start ranks in, None if it is not to."""
+def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> WorldSpec:
+    if options.nproc not in (None, joined.size):
+        raise UserError(f"--nproc {options.nproc}: {joined.size} ranks are there already (WORLD_SIZE); leave it out")
+    # A launcher that binds each rank to cores leaves this rank only its own.
+    cores_of_launcher = try_call(lambda: available_cores(pid=os.getppid())) or 1
+    spec = choose_world(
+        replace(machine, cores=max(machine.cores, cores_of_launcher)),
+        nproc=joined.local_size,
+        backend=options.backend,
+        device=options.device,
+        allow_single=options.allow_single or joined.size > 1,
+    )
+    return replace(spec, nproc=joined.size, nodes=math.ceil(joined.size / joined.local_size))
+
+
+def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldSpec, NodeLayout]:
+    machine = machine_of_ranks(os.environ, allocation)
+    has_several_nodes = allocation.nodes > 1
+    ntasks_per_node = options.ntasks_per_node or allocation.ntasks_per_node
+    has_one_gpu = machine.torch_has_cuda and len(machine.gpus) == 1
+    if ntasks_per_node is None and has_one_gpu and has_several_nodes and options.device != "cpu":
+        ntasks_per_node = 1
+    spec = choose_world(
+        machine,
+        nproc=ntasks_per_node,
+        backend=options.backend,
+        device=options.device,
+        allow_single=options.allow_single or has_several_nodes,
+        one_gpu_options="--ntasks-per-node 1",
+    )
+    layout = choose_layout(
+        allocation, nodes=options.nodes, ntasks_per_node=spec.nproc, distribution=options.distribution
+    )
+    sharing = spec.sharing
+    if emulation(os.environ):  # All nodes share the cores of this machine.
+        sharing = describe_sharing(machine, layout.ranks, spec.device)
+    spec = replace(spec, nproc=layout.ranks, nodes=layout.nodes, distribution=layout.distribution, sharing=sharing)
+    return spec, layout
+
+
+def _find_allocation(options: Options, joined: Joined | None) -> Allocation | None:
+    """Return the allocation in which srun starts the ranks, None with another launcher."""
     if options.launcher != "srun":
-        for name in ("nodes", "ntasks_per_node", "placement", "nodelist"):
-            if (value := getattr(options, name)) is not None:
+        for name in ("nodes", "ntasks_per_node", "distribution", "nodelist"):
+            value = getattr(options, name)
+            if value is not None:
                 option = name.replace("_", "-")
                 raise UserError(f"--{option} {value} is for --launcher srun, which starts ranks on nodes")
         return None
@@ -237,91 +345,47 @@ def _allocation(options: Options, joined: Joined | None) -> Allocation | None:
     return Allocation.find(os.environ)
 
 
-def _with_file(options: Options, catalogue: Sequence[Definition]) -> Options:
-    """Return the options with the plan file's values where the command line gave none."""
+def _apply_plan_file(options: Options, catalogue: Sequence[Definition]) -> Options:
+    """Return the options with the values of the plan file where the command line has none."""
     if options.plan_file is None:
         return options
     file = read_plan_file(options.plan_file)
-    *names, _ = PlanFile.__struct_fields__  # the last are its cases
-    given = {name: getattr(file, name) for name in names if getattr(options, name) is None}
-    texts = {name: str(given[name]) for name in ("budget", "timeout") if given.get(name) is not None}
-    return replace(options, **{**given, **texts}, entries=tuple(case.entry(catalogue) for case in file.case))
+    values: dict[str, Any] = {}
+    for name in PlanFile.OPTIONS:
+        value = getattr(file, name)
+        if value is not None and getattr(options, name) is None:
+            values[name] = str(value) if name in ("budget", "timeout") else value
+    return replace(options, **values, entries=tuple(case.entry(catalogue) for case in file.case))
 
 
-def _with_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined | None) -> Options:
-    """Return the options with ``--mesh`` and ``--group`` as settings; a mesh alone is that of the steps named."""
-    mesh, group, settings = options.mesh, options.group, options.settings
-    if group is not None:
-        return replace(options, settings={**settings, "group": group if mesh is None else mesh_group(mesh, group)})
+def _apply_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined | None) -> Options:
+    """Return the options with ``--mesh`` and ``--group`` as settings.
+
+    Without ``--group`` the mesh is that of the training steps. It also sets the number of ranks on this node.
+    """
+    mesh, settings = options.mesh, options.settings
+    if options.group is not None:
+        group = options.group if mesh is None else mesh_group(mesh, options.group)
+        return replace(options, settings={**settings, "group": group})
     if mesh is None:
         return options
     meshes = [parse_mesh(text) for text in mesh.split(";")]
-    named = _named(options, catalogue) if options.only or options.entries or options.target else []
+    has_named_cases = options.only or options.entries or options.target
+    named = _select_named(options, catalogue) if has_named_cases else []
     if not any(param.kind == "mesh" for definition in named for param in definition.params):
         raise UserError(f"--mesh {mesh} needs --group, one of its axes: {listed(parse_mesh(mesh))}")
     if "mesh" in settings:
         raise UserError(f"--mesh {mesh} and --set mesh={settings['mesh']} say the same: leave out one")
-    ranks = {math.prod(size for axis, size in axes.items() if axis not in INSIDE) for axes in meshes}
-    here = joined is None and options.launcher == "local" and options.nproc is None
-    several = len(ranks) == 1 and (max(ranks) > 1 or options.allow_single)
-    nproc = max(ranks) if here and several else options.nproc
+    nproc = options.nproc
+    if nproc is None and joined is None and options.launcher == "local":
+        nproc = _ranks_of_meshes(meshes, allow_single=options.allow_single)
     return replace(options, settings={**settings, "mesh": mesh}, nproc=nproc)
 
 
-def define(target: str, folder: Path) -> Definition:
-    """Import the function ``package.module:function`` and return the definition of its cases.
-
-    Modules in ``folder`` can be imported too. Raises ``UserError`` if the import fails or a parameter cannot be set.
-    """
-    if ":" not in target:
-        raise UserError(f"--target {target!r} names no function: write package.module:function")
-    from parbench.bench.rank.runner import load_target  # imports torch, which other runs start without
-
-    if str(folder) not in sys.path:
-        # At the end, so that no module of the folder shadows one of Python's.
-        sys.path.append(str(folder))
-    environment = dict(os.environ)
-    try:
-        # The output of a module must not mix with what `--json` prints.
-        with redirect_stdout(sys.stderr):
-            params = params_of(load_target(target))
-    except UserError as error:
-        raise UserError(f"--target {target!r} cannot be used: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise UserError(f"--target {target!r} cannot be used: {type(error).__name__}: {error}") from error
-    finally:
-        # What the module sets at import is for the ranks, which import it themselves.
-        os.environ.clear()
-        os.environ.update(environment)
-    module = target.partition(":")[0].rpartition(".")[2]
-    return Definition(
-        name=f"custom.{module}",
-        target=target,
-        help="a step of your own",
-        params=(MODE, *params),
-        tags=("smoke", "node"),
-    )
-
-
-def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
-    """Return the parameters that follow ``world``; ``UserError`` if one has no default that a record can hold."""
-    own, found = dict(list(inspect.signature(prepare).parameters.items())[1:]), []
-    # the world's type may be imported for a type checker alone
-    annotations = {name: one.annotation for name, one in own.items() if one.annotation is not one.empty}
-    hints = typing.get_type_hints(SimpleNamespace(__annotations__=annotations), getattr(prepare, "__globals__", {}))
-    for name, parameter in own.items():
-        hint, default, wrong = hints.get(name), parameter.default, ""
-        kind = _KINDS.get(type(default))
-        if name in OF_THE_RUNNER:
-            wrong = f"is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name"
-        elif default is inspect.Parameter.empty:
-            wrong = "has no default: give it one, --set changes it"
-        elif kind == "float" and not math.isfinite(default):
-            wrong = f"has the default {default}: give it a finite one"
-        if wrong or kind is None:
-            raise UserError(f"parameter {name!r} {wrong or 'is no bool, int, float or str'}")
-        kind = "size" if kind == "int" and name.endswith("_bytes") else kind
-        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-        found.append(Param(name=name, kind=kind, default=default, help="", choices=choices))
-        found[-1].parse(default)
-    return tuple(found)
+def _ranks_of_meshes(meshes: Sequence[Mapping[str, int]], *, allow_single: bool) -> int | None:
+    """Return the number of ranks that all meshes have; None if they differ or have one rank."""
+    numbers = {math.prod(size for axis, size in mesh.items() if axis not in INSIDE) for mesh in meshes}
+    number = numbers.pop()
+    if numbers or (number == 1 and not allow_single):
+        return None
+    return number

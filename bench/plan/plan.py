@@ -1,20 +1,16 @@
-"""What a run does: which cases, on how many ranks, measured how; presets, plan files and faults to inject."""
+"""Plans of runs, their stopping rules, presets, plan files and faults to inject."""
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from parbench.bench.files import decode_json, read_file, read_toml
-from parbench.bench.limits import (
-    Count,
-    Launches,
-    Positive,
-    Rank,
-    Ranks,
-)
+from parbench.bench.limits import Count, Launches, Positive, Rank, Ranks
+from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case, Definition, select
 from parbench.bench.plan.catalogue import OPERATIONS
@@ -23,61 +19,65 @@ from parbench.bench.text import UserError, parse_duration, reading
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A disturbance of one rank: ``amount`` is seconds for late, a fraction of the step for slow, 0 for corrupt."""
+    """A disturbance of one rank."""
 
     kind: Literal["late", "slow", "corrupt"]
     rank: Rank
-    amount: Positive = 0.0
-    text: str
+    amount: Positive = 0.0  # seconds of late, fraction of a step of slow, 0 of corrupt
+    text: str  # as it was given to ``--inject``
 
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
+    """Return the disturbance that ``--inject`` describes."""
     match = re.fullmatch(r"(late|slow|corrupt):(\d{1,9})(?::(.+))?", text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
         raise UserError(f"--inject {text!r} is not understood: write late:RANK:3ms, slow:RANK:10% or corrupt:RANK")
-    kind, rank, amount = match[1], int(match[2]), 0.0
+    kind, rank = match[1], int(match[2])
     if rank >= nproc:
         raise UserError(f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}")
+    amount = 0.0
     if kind == "late":
         amount = parse_duration(match[3])
     if kind == "slow":
-        percent = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", match[3], re.ASCII)
-        if percent is None or not (amount := float(percent[1]) / 100):
-            raise UserError(f"--inject {text!r}: {match[3]!r} is no share of a step; write such as 10%")
+        amount = _parse_percentage(match[3])
+        if amount == 0:
+            raise UserError(f"--inject {text!r}: {match[3]!r} is not a share of a step; write such as 10%")
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
 
 
+def _parse_percentage(text: str) -> float:
+    """Return the fraction of a percentage, 0 if it is not one."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", text, re.ASCII)
+    return float(match[1]) / 100 if match else 0.0
+
+
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A case of the plan that cannot run here, and why."""
+    """A case of the plan that cannot run here, with the reason."""
 
     case: Case
     reason: str
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """When a case has been measured enough: the interval's half-width relative to the median, or a count.
-
-    ``more_visits`` go beyond the usual ones, where time is left in a launch and a case is not yet precise.
-    """
+    """The rule that ends the measurement of a case."""
 
     warmup: Count = 5
     min_iterations: Count = 6
     max_iterations: Count = 1000
-    precision: Positive = 0.025
+    precision: Positive = 0.025  # half-width of the interval relative to the median
     seed: int = 0
+    # Blocks beyond the usual ones, where a repetition has time left and a case is not yet precise.
     more_visits: Count = 0
+    # The time for the samples of a case of weight 1 in one repetition; None if only the budget limits it.
+    seconds_per_case: Positive | None = None
 
     def to_fill(self) -> "Measure":
-        """Return it for a budget that the user gave: what is left of it is used."""
+        """Return the rule for a budget that the user gave, which uses all of it."""
         return msgspec.structs.replace(self, max_iterations=max(self.max_iterations, 2000), more_visits=10)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run was asked to do; ``budget_seconds`` is for the whole run, ``timeout_seconds`` for one case.
-
-    ``notes`` say what no row of the run can claim; ranks import targets from ``path`` too, after everything else.
-    Without a ``spread`` all ranks are on the driver's node, or were started by another launcher.
-    """
+    """Everything that a run is to measure."""
 
     preset: str
     cases: tuple[Case, ...]
@@ -86,37 +86,79 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     device: str
     launches: Launches
-    budget_seconds: Positive
-    timeout_seconds: Positive
+    budget_seconds: Positive  # for the whole run
+    timeout_seconds: Positive  # for one case
     measure: Measure = Measure()
-    notes: tuple[str, ...] = ()
+    emulation: str = ""  # which nodes or links are not real
+    notes: tuple[str, ...] = ()  # the limits of what the rows of the run can claim
     injection: FaultSpec | None = None
     link_bytes_per_second: Positive | None = None
-    path: str | None = None
-    spread: NodeLayout | None = None
+    path: str | None = None  # a folder from which ranks import targets, after all others
+    spread: NodeLayout | None = None  # None if srun does not start the ranks
+
+    @property
+    def limitations(self) -> tuple[str, ...]:
+        """The notes, after a sentence about what is emulated, if anything is."""
+        emulated = [describe_emulation(self.emulation)] if self.emulation else []
+        return (*emulated, *self.notes)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters, as the text of ``--set``, for the cases whose names fit a glob."""
+    """Parameters, as the text of ``--set``, of the cases whose names match a glob."""
 
     name: str
     set: dict[str, str] = {}
 
 
+_CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
+
+
+def case_weight(case: Case) -> float:
+    """Return the usual duration of a case relative to a collective operation.
+
+    A training step with its explanation takes about as long as 20 collectives.
+    """
+    return _CASE_WEIGHTS.get(case.name.partition(".")[0], 1.0)
+
+
+SHORT_LAUNCHES = 3
+"""The repetitions of a run of named cases: the least number of which an interval can be made."""
+_SHORT_SECONDS_PER_CASE = 0.3
+_IMPORT_SECONDS, _STARTUP_SECONDS = 30.0, 10.0
+
+
+def short_measure(measure: Measure) -> Measure:
+    """Return the rule for a run of named cases, whose duration follows from the number of cases."""
+    return msgspec.structs.replace(measure, seconds_per_case=_SHORT_SECONDS_PER_CASE)
+
+
+def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
+    """Return the seconds of one repetition for samples; infinity if only the budget limits them."""
+    if measure.seconds_per_case is None:
+        return math.inf
+    return measure.seconds_per_case * sum(map(case_weight, cases))
+
+
+def short_budget(cases: Sequence[Case], measure: Measure, launches: int) -> float:
+    """Return a time limit (s) that a run of named cases reaches only on a slow or busy machine."""
+    each = _STARTUP_SECONDS + 3 * sampling_seconds(cases, measure)
+    return _IMPORT_SECONDS + launches * each
+
+
 BEYOND_CACHE = ("256M", "1G")
-"""What preset entries that reach ``LARGE_BYTES`` add on CUDA: 8 times a GPU's last-level cache, of 40 to 126 MB."""
+"""The sizes that CUDA adds to presets with ``LARGE_BYTES``: 8 times a GPU's last-level cache."""
 LARGE_BYTES = 16 << 20
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured and for how long; ``budget_seconds`` includes the starting of ranks, not the report."""
+    """A choice of cases and of the time to measure them."""
 
     help: str
     lasts: str  # on two cores
     entries: tuple[Entry, ...]
     launches: int
-    budget_seconds: float
-    # eight ranks on two cores take half of it to explain a step of a hybrid mesh
+    budget_seconds: float  # includes the start of the ranks, but not the report
+    # Eight ranks on two cores take half of this time to explain a step of a hybrid mesh.
     timeout_seconds: float = 60
     measure: Measure = Measure()
 
@@ -143,7 +185,7 @@ PRESETS = {
             *_tagged("sized", size_bytes="1M"),
             Entry(name="copy", set={"size_bytes": "16M"}),
         ),
-        launches=5,  # the least with which a regression gate can decide
+        launches=5,  # A regression check needs at least as many.
         budget_seconds=95,
     ),
     "full": Preset(
@@ -181,16 +223,21 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     set: dict[str, Value | list[Value]] = {}
 
     def entry(self, catalogue: Sequence[Definition]) -> Entry:
-        """Return a preset's entry, lists as text that the catalogue's parameters read."""
-        between = {p.name: p.separator for definition in select(catalogue, [self.name]) for p in definition.params}
-        lists = {name: value if isinstance(value, list) else [value] for name, value in self.set.items()}
-        texts = {name: between.get(name, ",").join(map(str, values)) for name, values in lists.items()}
+        """Return the parameters as text that those of the catalogue parse."""
+        separators: dict[str, str] = {}
+        for definition in select(catalogue, [self.name]):
+            separators |= {param.name: param.separator for param in definition.params}
+        texts = {}
+        for name, value in self.set.items():
+            values = value if isinstance(value, list) else [value]
+            texts[name] = separators.get(name, ",").join(map(str, values))
         return Entry(name=self.name, set=texts)
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The whole file; what is absent is decided by the preset, what the command line says goes before it."""
+    """A plan file. The command line takes precedence over it, and it over the preset."""
 
+    OPTIONS: ClassVar = ("preset", "nproc", "backend", "device", "launches", "budget", "timeout")
     preset: str | None = None
     nproc: Annotated[int, msgspec.Meta(ge=1)] | None = None
     backend: str | None = None

@@ -1,4 +1,4 @@
-"""Timing on a CUDA device, from a start line in its own queue: no duration holds a launch or a barrier's exit."""
+"""Timing on a CUDA device, from a start line in its own queue: no launch counts as duration."""
 
 import time
 from collections.abc import Callable
@@ -10,25 +10,32 @@ from parbench.bench.world.torch_compat import spin
 from parbench.bench.world.world import World
 
 HOST_NS = 20_000
-"""How late the host may see that the device is done: arrivals and exits on it are no better than that."""
-_CYCLES_PER_NS = 2  # as fast as GPUs' clocks go; a slower one spins longer
+"""Arrivals and exits are no more precise than this, because the host stamps a device's exit."""
+_CYCLES_PER_NS = 2  # an upper limit of the clock of GPUs: on a slower clock a spin lasts longer
 _MARGIN_NS = 20_000
-_LONGEST_NS = {False: 500_000, True: 5_000_000}  # of one step, whose launch is else too long to hide; of many
-Stamped = tuple[int, int, int, int, int]
+_MAX_SPIN_NS = 500_000
+_MAX_SPIN_OF_MANY_STEPS_NS = 5_000_000
+
+Stamp = tuple[int, int, int, int, int]
+"""Arrival, exit, duration and time to issue in ns, and whether the launch was hidden."""
 
 
 class Device:
-    """What is asked of a rank's device: all of it goes into one queue, the current stream."""
+    """A rank's device; all calls put work into the current stream."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._token = world, torch.zeros(1, device=world.device)
+        self._world = world
+        self._token = torch.zeros(1, device=world.device)
 
-    def spin(self, ns: int) -> None:
-        """Keep the device busy for about so long, at its highest clock."""
-        spin(_CYCLES_PER_NS * ns)
+    def spin(self, duration_ns: int) -> None:
+        """Keep the device busy for at least this long."""
+        spin(_CYCLES_PER_NS * duration_ns)
 
-    def meet(self) -> None:
-        """Hold the queue until all ranks' are as far; gloo's collectives meet on the host, where all just met."""
+    def queue_barrier(self) -> None:
+        """Let the queue wait for those of all ranks.
+
+        Collectives of gloo run on the host, where all ranks have just passed a barrier.
+        """
         if self._world.backend != "gloo":
             dist.all_reduce(self._token, group=self._world.group)
 
@@ -40,43 +47,47 @@ class Device:
 
 
 class DeviceTimer:
-    """Times samples by events, and reports for each whether its launch was done before the device began it.
+    """Times samples with events, behind a spin that hides the launch of their work.
 
-    Where the launch is looked at itself, ``apart``, or takes too long, as a training step's, it is not hidden: the host
-    waits at the start line, too, and the duration begins with the launch.
+    A launch is not hidden if its own time is measured (``times_issue``), or if it takes too long,
+    as that of a training step. Then the host waits at the start line, and the duration includes
+    the launch.
     """
 
-    def __init__(self, device: Device, *, apart: bool) -> None:
-        self._device, self._apart = device, apart
-        self._launch_ns: dict[int, int] = {}  # the shortest seen, by the number of steps
+    def __init__(self, device: Device, *, times_issue: bool) -> None:
+        self._device = device
+        self._times_issue = times_issue
+        self._launch_ns: dict[int, int] = {}  # least time to launch, by number of steps
 
-    def line(self, steps: int, *, late: bool = False) -> None:
-        """Queue the start line: a spin, behind which the host can launch all, then a collective that ends together.
+    def queue_start_line(self, steps: int, *, is_late: bool = False) -> None:
+        """Queue a spin, during which the host launches the steps, and a collective.
 
-        Who is to be ``late`` waits until the others are off.
+        The collective ends on all ranks together. A late rank waits for that on the host.
         """
-        longest = _LONGEST_NS[steps > 1]
-        wanted = 2 * self._launch_ns[steps] + _MARGIN_NS if steps in self._launch_ns else longest
-        if hide := not self._apart and wanted <= longest:
-            self._device.spin(wanted)
-        self._device.meet()
-        if late or not hide:
+        max_spin_ns = _MAX_SPIN_OF_MANY_STEPS_NS if steps > 1 else _MAX_SPIN_NS
+        spin_ns = max_spin_ns
+        if steps in self._launch_ns:
+            spin_ns = 2 * self._launch_ns[steps] + _MARGIN_NS
+        can_hide = spin_ns <= max_spin_ns and not self._times_issue
+        if can_hide:
+            self._device.spin(spin_ns)
+        self._device.queue_barrier()
+        if is_late or not can_hide:
             self._device.sync()
 
-    def timed(self, sample: Callable[[], int | None], steps: int) -> Stamped:
-        """Return arrival, exit, duration and time to issue in ns, and 1 if the launch was hidden, otherwise 0.
-
-        Arrival is when the device began.
-        """
-        start, end = self._device.event(), self._device.event()
-        began = time.perf_counter_ns()
+    def measure(self, sampler: Callable[[], int | None], steps: int) -> Stamp:
+        """Time one sample; its arrival is when the device began it."""
+        start = self._device.event()
+        end = self._device.event()
+        begin_ns = time.perf_counter_ns()
         start.record()
-        issued = sample()
+        issued_ns = sampler()
         end.record()
-        launch = time.perf_counter_ns() - began
-        hidden = not start.query()  # type: ignore[no-untyped-call]
-        end.synchronize()  # not the device, which may have a load beside this
-        done = time.perf_counter_ns()
-        self._launch_ns[steps] = min(launch, self._launch_ns.get(steps, launch))
-        duration = int(start.elapsed_time(end) * 1e6)
-        return done - duration, done, duration, issued - began if issued else 0, int(hidden)
+        launch_ns = time.perf_counter_ns() - begin_ns
+        is_hidden = not start.query()  # type: ignore[no-untyped-call]
+        end.synchronize()  # not the device, which may run a background load
+        exit_ns = time.perf_counter_ns()
+        self._launch_ns[steps] = min(launch_ns, self._launch_ns.get(steps, launch_ns))
+        duration_ns = int(start.elapsed_time(end) * 1e6)
+        issue_ns = issued_ns - begin_ns if issued_ns else 0
+        return exit_ns - duration_ns, exit_ns, duration_ns, issue_ns, int(is_hidden)

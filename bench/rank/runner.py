@@ -1,4 +1,4 @@
-"""One case on the ranks: prepare, check, warm up, time, check again. Every benchmark goes the same way."""
+"""One case on the ranks: prepare, check, warm up, time and check again, for every benchmark."""
 
 import importlib
 import io
@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from msgspec.structs import replace
 
 from parbench.bench.launch.control_channel import Outcome
@@ -18,71 +17,92 @@ from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
-from parbench.bench.rank.timing import Progress, Timed, Timing
-from parbench.bench.results.records import Check, SkipReason, blame, encode_timeline
+from parbench.bench.rank.timing import Progress, TimedSamples, Timing
+from parbench.bench.results.records import Check, SkipReason, encode_timeline, make_arrival
 from parbench.bench.text import UserError, format_size, listed
 from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
-from parbench.bench.world.world import StandBy, Subgroups, World
+from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_subgroup
 
-_MOST_NAMED = 3
-"""Wrong results that a reason names; of more it says how many."""
+_MAX_NAMED_DIFFERENCES = 3
+_LAUNCH_NOTE = "hold time of the host's launch, too long to hide before the start"
+_EXPLAINED_SHARE = 0.6
+"""Share of the time of a case that is measured if the rest is to explain it."""
 
 
-class Disturbed:
-    """A benchmark whose step takes longer, or whose result is wrong; ``sync`` waits for what it has launched."""
+class FaultInjector:
+    """A benchmark whose steps take longer or have a wrong result.
+
+    ``sync`` waits for the work that a step has launched.
+    """
 
     def __init__(self, benchmark: Benchmark, fault: FaultSpec, sync: Callable[[], None]) -> None:
-        self._benchmark, self._fault, self._sync = benchmark, fault, sync
-        self.reset, self.check = benchmark.reset, benchmark.check
-        self.describe, self.close = benchmark.describe, benchmark.close
+        if fault.kind == "corrupt" and not hasattr(benchmark, "corrupt"):
+            raise UserError(f"--inject {fault.text}: this benchmark has no corrupt()")
+        self._benchmark = benchmark
+        self._fault = fault
+        self._sync = sync
+        self.reset = benchmark.reset
+        self.check = benchmark.check
+        self.describe = benchmark.describe
+        self.close = benchmark.close
         self.gathered = getattr(benchmark, "gathered", False)
 
     def step(self) -> None:
         began = time.perf_counter()
         self._benchmark.step()
         if self._fault.kind == "slow":
-            self._sync()  # a share of the step, not of its launch
+            self._sync()  # the delay is a share of the step, not only of its launch
             time.sleep(self._fault.amount * (time.perf_counter() - began))
         elif self._fault.kind == "corrupt":
-            if not hasattr(self._benchmark, "corrupt"):
-                raise UserError(f"--inject {self._fault.text}: this benchmark has no corrupt()")
-            self._benchmark.corrupt()
-
-    def issue(self) -> Sequence[dist.Work]:
-        """Refuse to be slow or wrong: issued apart, a step can only come late."""
-        raise UserError(f"--inject {self._fault.text}: mode async knows only late")
+            cast(Any, self._benchmark).corrupt()
 
 
 class CaseRun:
-    """A case on the ranks, in one visit or in several with other cases between them; every rank takes part."""
+    """A case on the ranks, in one visit or in several between those of other cases.
+
+    Every rank takes part.
+    """
 
     def __init__(
-        self, case: Case, subgroups: Subgroups, measure: Measure, progress: Progress, fault: FaultSpec | None
+        self,
+        case: Case,
+        world: World,
+        measure: Measure,
+        progress: Progress,
+        fault: FaultSpec | None,
     ) -> None:
-        self._case, self._subgroups, self._measure = case, subgroups, measure
-        self._progress, self._fault, self._injected = progress, fault, fault.text if fault else ""
-        self._benchmark: Benchmark | None = None
-        self._held = ExitStack()
-        self._repeatable = False
+        self._case = case
+        self._world = world
+        self._measure = measure
+        self._progress = progress
+        self._fault = fault
+        self._mode = str(case.whole.get("mode", "blocking"))
+        self._load = str(case.whole.get("background", NOTHING))
+        self._resources = ExitStack()
         self._wall_seconds = 0.0
+        # Set by the preparation:
+        self._benchmark: Benchmark | None = None
+        self._timing: Timing
+        self._description: Description
+        self._ranks: tuple[int, ...] = ()
+        self._has_check = False
+        self._can_explain = False
+        self._is_repeatable = False  # whether many steps leave the result of one
 
-    def visit(self, seconds: float, left: int = 0, *, alone: bool = True) -> Outcome:
-        """Measure for about so many seconds; return what was seen in all visits, of which ``left`` are to come.
+    def visit(self, seconds: float, num_later: int = 0, *, alone: bool = True) -> Outcome:
+        """Measure for about so many seconds, with ``num_later`` visits to come.
 
-        A case that is visited once, ``alone``, is measured until it is known well enough. What is not well has no more
-        visits. Rank 0's outcome is the one that counts.
+        A case that has one visit, ``alone``, is measured until it is precise enough. A case that
+        fails has no further visits. Returns the outcome of all visits so far; that of rank 0
+        counts.
         """
-        began, outcome = time.perf_counter(), None
+        began = time.perf_counter()
+        outcome = None
         try:
             if self._benchmark is None:
                 outcome = self._prepare()
             if outcome is None:
-                explains = alone and self._explains
-                # what explains itself is a step, whose preparing takes a noticeable part of its share
-                share = 0.6 * seconds - (time.perf_counter() - began) if explains else seconds
-                outcome = self._measured(max(share, 0.0), left, alone)
-                if explains and outcome.status == "ok":
-                    outcome = self._explained(outcome, seconds - (time.perf_counter() - began))
+                outcome = self._measure_visit(began, seconds, num_later, alone)
         except BaseException:
             self.close()
             raise
@@ -92,229 +112,371 @@ class CaseRun:
         return replace(outcome, wall_seconds=self._wall_seconds)
 
     def end(self) -> Outcome:
-        """Return what was seen, as there is no time for more visits."""
+        """Return the outcome of the visits so far, because there is no time for more."""
         self.close()
-        outcome = self._outcome(left=0)
+        outcome = self._make_outcome(num_later=0)
         return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
 
     def close(self) -> None:
         self._benchmark = None
-        self._held.close()
+        self._resources.close()
 
     def _prepare(self) -> Outcome | None:
-        """Make the benchmark and check its first step; return the outcome of a case that cannot be measured."""
-        world, fault, case = self._subgroups.world, self._fault, self._case
-        self._progress.phase, self._progress.steps = "prepare", 0
+        """Make the benchmark and check its first step; return the outcome of a failure."""
+        world = self._world
+        self._progress.phase = "prepare"
+        self._progress.steps = 0
         subgroup = refusal = None
         try:
-            subgroup = self._subgroups.of(case.whole)
-            _refuse_too_large(case, world)
-            self._benchmark = make_benchmark(case, subgroup.world, fault)
-            self._held.callback(self._benchmark.close)
+            subgroup = select_subgroup(world, self._case.whole)
+            _refuse_too_large(self._case, world)
+            self._benchmark = make_benchmark(self._case, subgroup.world, self._fault)
+            self._resources.callback(self._benchmark.close)
         except UserError as error:
             refusal = str(error)
         refusals = world.gather(refusal)
         if self._benchmark is None or subgroup is None or any(refusals):
-            return _refused(refusals, range(len(refusals)) if subgroup is None else subgroup.active)
-        # a disturbed rank cannot explain itself, and the others wait for nobody
-        can = world.gather(None if isinstance(self._benchmark, Disturbed) else isinstance(self._benchmark, Explained))
-        self._explains = all(can)
-        if case.is_own and all(one is False for one in can):
-            self._benchmark = load_target(EXPLAINER)(world, self._benchmark)
-            self._explains = True
+            active = range(len(refusals)) if subgroup is None else subgroup.active
+            return _make_refused_outcome(refusals, active)
         self._ranks = subgroup.ranks
-        self._checks = any(world.gather(getattr(self._benchmark.check, "__func__", None) is not Benchmark.check))
-        self._graph = case.whole.get("mode") == "graph"
-        has_load = case.whole.get("background", NOTHING) != NOTHING
-        self._timing = Timing(
-            self._benchmark,
-            world,
+        if reason := self._find_fault_reason(subgroup):
+            return self._skip_fault(reason)
+        self._benchmark = self._make_explainable(self._benchmark)
+        check = getattr(self._benchmark.check, "__func__", None)
+        self._has_check = any(world.gather(check is not Benchmark.check))
+        self._timing = self._make_timing(self._benchmark, subgroup)
+        self._resources.callback(self._timing.close)
+        descriptions = world.gather(self._benchmark.describe())
+        first_rank = self._ranks[0]
+        self._description = descriptions[first_rank]
+        first_text = repr(self._description)
+        others = [str(rank) for rank in self._ranks if repr(descriptions[rank]) != first_text]
+        if others:
+            reason = f"{', '.join(others)} unlike rank {first_rank}"
+            return Outcome(
+                status="failed",
+                reason=f"ranks disagree about what a step does: {reason}",
+                injected=self._injected,
+            )
+        return self._check_first_step(self._benchmark)
+
+    def _make_explainable(self, benchmark: Benchmark) -> Benchmark:
+        """Decide whether ranks explain the case; a custom step gets an explainer of its own."""
+        can_explain = self._world.gather(_can_explain(benchmark))
+        self._can_explain = all(can_explain)
+        if self._case.is_own and all(can is False for can in can_explain):
+            self._can_explain = True
+            return load_target(EXPLAINER)(self._world, benchmark)
+        return benchmark
+
+    def _make_timing(self, benchmark: Benchmark, subgroup: Subgroup) -> Timing:
+        fault = self._fault
+        late_seconds = 0.0
+        if fault is not None and fault.kind == "late" and fault.rank == self._world.global_rank:
+            late_seconds = fault.amount
+        return Timing(
+            benchmark,
+            self._world,
             self._progress,
             self._measure,
             subgroup,
-            mode=str(case.whole.get("mode", "blocking")),
-            late_seconds=fault.amount if fault and fault.kind == "late" and fault.rank == world.global_rank else 0.0,
-            beside=has_load,
+            mode=self._mode,
+            late_seconds=late_seconds,
+            has_load=self._load != NOTHING,
         )
-        self._held.callback(self._timing.close)
-        first = self._ranks[0]
-        told = world.gather(self._benchmark.describe())
-        if unlike := ", ".join(str(rank) for rank in self._ranks if repr(told[rank]) != repr(told[first])):
-            reason = f"ranks disagree about what a step does: {unlike} unlike rank {first}"
-            return Outcome(status="failed", reason=reason, injected=self._injected)
-        self._description = told[first]
-        wrong = _wrong(self._timing, "before the timed region", self._benchmark.step)
-        if wrong is None and self._graph:
-            self._benchmark.step()  # a result that a second step leaves right can be checked after many
-            world.sync()
-            self._repeatable = not any(world.gather(self._benchmark.check()))
-            wrong = _wrong(self._timing, "in a replay before the timed region", self._timing.replay)
-        if wrong is None and has_load:
-            # CUDA may wait for an idle device to load a kernel, and none is idle next to a load.
-            self._timing.start_line(1)
-        return None if wrong is None else replace(wrong, injected=self._injected)
 
-    def _measured(self, seconds: float, left: int, alone: bool) -> Outcome:
+    def _check_first_step(self, benchmark: Benchmark) -> Outcome | None:
+        wrong = self._check("before the timed region", benchmark.step)
+        if wrong is not None:
+            return wrong
+        fault = self._fault
+        if fault is not None and fault.kind == "corrupt":
+            return self._skip_fault(f"rank {fault.rank} has no result that can be wrong")
+        if self._mode == "graph":
+            # The result of many steps can be checked if a second step does not change it.
+            benchmark.step()
+            self._world.sync()
+            self._is_repeatable = not any(self._world.gather(benchmark.check()))
+            wrong = self._check("in a replay before the timed region", self._timing.replay)
+        if wrong is None and self._load != NOTHING:
+            # CUDA may wait for an idle device to load a kernel, and none is idle during a load.
+            self._timing.stopwatch.start_line(1)
+        return wrong
+
+    @property
+    def _injected(self) -> str:
+        return self._fault.text if self._fault else ""
+
+    def _find_fault_reason(self, subgroup: Subgroup) -> str:
+        """Return why the injected fault cannot have an effect in this case, or nothing."""
+        fault = self._fault
+        if fault is None or fault.kind == "corrupt":
+            return ""
+        if fault.rank not in subgroup.ranks:
+            return f"rank {fault.rank} is not measured in this case"
+        if fault.kind == "slow" and self._mode == "async":
+            return "a step of mode async can only be late"
+        return ""
+
+    def _skip_fault(self, reason: str) -> Outcome:
+        reason = f"--inject {self._injected}: {reason}"
+        return Outcome(
+            status="skipped",
+            reason=reason,
+            skip_reason=SkipReason.IMPOSSIBLE,
+            injected=self._injected,
+        )
+
+    def _measure_visit(self, began: float, seconds: float, num_later: int, alone: bool) -> Outcome:
+        """Measure, check and, if this visit is the only one, explain."""
+        explains = alone and self._can_explain
+        seconds_to_measure = seconds
+        if explains:
+            # Such a benchmark is a step, whose preparation takes a considerable part of the time.
+            seconds_to_measure = _EXPLAINED_SHARE * seconds - (time.perf_counter() - began)
+        outcome = self._measure_and_check(max(seconds_to_measure, 0.0), num_later, alone)
+        if explains and outcome.status == "ok":
+            outcome = self._explain(outcome, seconds - (time.perf_counter() - began))
+        return outcome
+
+    def _measure_and_check(self, seconds: float, num_later: int, alone: bool) -> Outcome:
+        assert self._benchmark is not None
         timing = self._timing
-        timing.world = self._subgroups.world  # whose clock may be a newer one
-        with background_load(str(self._case.whole.get("background", NOTHING)), self._subgroups):
-            timing.run(seconds) if alone else timing.visit(seconds, left)
-        left = 0 if timing.full else left
-        wrong = _wrong(timing, "in the last replay of the timed region") if self._repeatable else None
-        fresh = timing.replay if self._graph else timing.benchmark.step if timing.many else None
-        if wrong := wrong or _wrong(timing, "after the timed region", fresh):
-            return replace(wrong, injected=self._injected)
-        return self._outcome(left)
+        with background_load(self._load, self._world):
+            if alone:
+                timing.measure_at_once(seconds)
+            else:
+                timing.measure_block(seconds, num_later)
+        wrong = None
+        if self._is_repeatable:
+            wrong = self._check("in the last replay of the timed region")
+        step: Callable[[], object] | None = None
+        if self._mode == "graph":
+            step = timing.replay
+        elif timing.takes_many_steps:
+            step = self._benchmark.step
+        wrong = wrong or self._check("after the timed region", step)
+        if wrong is not None:
+            return wrong
+        return self._make_outcome(0 if timing.is_complete else num_later)
 
-    def _outcome(self, left: int) -> Outcome:
-        check, more = Check(passed=True, wrong=0) if self._checks else Check(), left > 0
-        right = Outcome(status="ok", check=check, more=more, wall_seconds=self._wall_seconds, injected=self._injected)
-        seen, world = self._timing.timed, self._timing.world
-        if seen is None:
-            return right
-        outcome = _seen(right, seen, self._description, world, list(self._ranks))
-        return replace(outcome, notes=[*outcome.notes, *_notes(self._case, world, len(self._ranks), seen.hidden)])
+    def _check(self, when: str, step: Callable[[], object] | None = None) -> Outcome | None:
+        """Check the last step, or one that is taken now.
 
-    def _explained(self, outcome: Outcome, seconds: float) -> Outcome:
+        Returns None for a right result, and the outcome of a wrong one, which has no time.
+        """
+        assert self._benchmark is not None
+        self._progress.phase = "check"
+        if step is not None:
+            self._timing.stopwatch.start_line()
+            step()
+            self._world.sync()
+        benchmark = self._benchmark
+        num_wrong = benchmark.check()
+        differences = benchmark.differences() if isinstance(benchmark, Differing) else ()
+        results = self._world.gather((num_wrong, differences))
+        wrong_by_rank = {rank: num for rank, (num, _) in enumerate(results) if num}
+        if not wrong_by_rank:
+            return None
+        counts = ", ".join(f"{num} on rank {rank}" for rank, num in wrong_by_rank.items())
+        reasons = [f"results differ from the reference {when}: {counts}"]
+        phrases = list(dict.fromkeys(phrase for _, phrases in results for phrase in phrases))
+        reasons += phrases[:_MAX_NAMED_DIFFERENCES]
+        if len(phrases) > _MAX_NAMED_DIFFERENCES:
+            reasons.append(f"and {len(phrases) - _MAX_NAMED_DIFFERENCES} more")
+        return Outcome(
+            status="wrong",
+            reason="; ".join(reasons),
+            check=Check(passed=False, wrong=sum(wrong_by_rank.values())),
+            wrong_by_rank=wrong_by_rank,
+            injected=self._injected,
+        )
+
+    def _make_outcome(self, num_later: int) -> Outcome:
+        outcome = Outcome(
+            status="ok",
+            check=Check(passed=True, wrong=0) if self._has_check else Check(),
+            more=num_later > 0,
+            wall_seconds=self._wall_seconds,
+            injected=self._injected,
+        )
+        samples = self._timing.samples
+        if samples is None:
+            return outcome
+        outcome = _add_samples(outcome, samples, self._description, self._world, list(self._ranks))
+        notes = _make_notes(self._case, self._world, len(self._ranks), samples.hidden)
+        return replace(outcome, notes=[*outcome.notes, *notes])
+
+    def _explain(self, outcome: Outcome, seconds: float) -> Outcome:
         self._progress.phase = "explain"
-        [left] = self._timing.world.decide([max(seconds, 0.0)])
-        found = cast(Explained, self._benchmark).explain(self._timing.start_line, left)
+        [remaining_seconds] = self._world.decide([max(seconds, 0.0)])
+        benchmark = cast(Explained, self._benchmark)
+        explanation = benchmark.explain(self._timing.stopwatch.start_line, remaining_seconds)
+        timeline = explanation.timeline
         return replace(
             outcome,
-            explained=found.metrics,
-            details={**outcome.details, **found.details},
-            notes=[*outcome.notes, *found.notes],
-            timeline=b"" if found.timeline is None else encode_timeline(found.timeline),
+            explained=explanation.metrics,
+            details={**outcome.details, **explanation.details},
+            notes=[*outcome.notes, *explanation.notes],
+            timeline=b"" if timeline is None else encode_timeline(timeline),
         )
+
+
+def _can_explain(benchmark: Benchmark) -> bool | None:
+    """Return whether the benchmark explains itself; None for a rank with an injected fault."""
+    if isinstance(benchmark, FaultInjector):
+        return None
+    return isinstance(benchmark, Explained)
 
 
 def _refuse_too_large(case: Case, world: World) -> None:
-    """Raise the same ``UserError`` on all ranks where an operation needs more than is free on a device; collective."""
-    if world.device.type != "cuda" or not {"size_bytes", "dtype", "mode"} <= case.whole.keys():
+    """Refuse an operation that needs more memory than is free on any device; collective."""
+    is_operation = {"size_bytes", "dtype", "mode"} <= case.whole.keys()
+    if world.device.type != "cuda" or not is_operation:
         return
-    cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
+    reserved = torch.cuda.memory_reserved(world.device)
+    cached = reserved - torch.cuda.memory_allocated(world.device)
     free = min(world.gather(torch.cuda.mem_get_info(world.device)[0] + cached))
-    size = int(case.whole["size_bytes"])
-    if (needed := bytes_needed(size)) > free:
+    size_bytes = int(case.whole["size_bytes"])
+    needed = bytes_needed(size_bytes)
+    if needed > free:
         amounts = f"about {needed / 1e9:.1f} GB a rank; {free / 1e9:.1f} GB of the device are free"
-        raise UserError(f"size {format_size(size)} needs {amounts}")
+        raise UserError(f"size {format_size(size_bytes)} needs {amounts}")
 
 
-def _notes(case: Case, world: World, num_ranks: int, hidden: float | None) -> list[str]:
-    """Return what a time on a device cannot claim."""
-    mode, notes = case.whole.get("mode"), []
+def _make_notes(case: Case, world: World, num_ranks: int, hidden: float | None) -> list[str]:
+    """Return the limits of a time that a device measured; ``hidden`` is None on the host."""
+    mode = case.whole.get("mode")
     if hidden is None or mode not in MODES:
         return []
+    notes = []
     if mode == "blocking":
-        notes.append("each alone from a start line on the device: mode pipelined or graph compares with nccl-tests")
+        start_line = "each alone from a start line on the device"
+        notes.append(f"{start_line}: mode pipelined or graph compares with nccl-tests")
     if mode != "async" and hidden < 0.9:
-        notes.append(
-            f"{1 - hidden:.0%} of iterations hold time of the host's launch, too long to hide before the start"
-        )
+        iterations = f"{1 - hidden:.0%} of iterations"
+        notes.append(f"{iterations} {_LAUNCH_NOTE}")
     if num_ranks == 1 and world.backend == "nccl":
         notes.append("one rank: nothing moves, and NCCL launches nothing in place")
     return notes
 
 
 def load_target(target: str) -> Callable[..., Benchmark]:
-    """Return the function that ``package.module:function`` names; ``UserError`` if there is none."""
+    """Return the function that ``package.module:function`` names.
+
+    Raises ``UserError`` if there is no such module or function.
+    """
     module, _, name = target.partition(":")
     try:
-        found: Callable[..., Benchmark] | None = getattr(importlib.import_module(module), name, None)
+        function = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         raise UserError(f"target {target!r} cannot be loaded: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise UserError(f"target {target!r} cannot be loaded: {module} has no function {name!r}")
-    return found
+    return cast(Callable[..., Benchmark], function)
 
 
 def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
-    """Return what a rank does for a case: with ``world`` None, nothing; ``fault`` disturbs the rank that it names."""
+    """Make a rank's benchmark, with the fault if it names this rank.
+
+    ``world`` has the ranks of the case's group; it is None for an idle rank.
+    """
     if world is None:
-        return StandBy()
+        return IdleBenchmark()
     params = {name: value for name, value in case.whole.items() if name not in OF_THE_RUNNER}
     if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
-        refuse_float8(str(params.get("dtype")), torch.cuda.get_device_capability(world.device))
+        capability = torch.cuda.get_device_capability(world.device)
+        refuse_float8(str(params.get("dtype")), capability)
     benchmark = load_target(case.target)(world, **params)
-    if isinstance(benchmark, type):
-        raise TypeError(
-            f"target {case.target!r} returned the class {benchmark.__name__}: return a benchmark made of it"
-        )
-    if lacks := [name for name in ("step", "reset", "check", "describe", "close") if not hasattr(benchmark, name)]:
-        found = type(benchmark).__name__
-        raise TypeError(f"target {case.target!r} returned {found}, which is no benchmark: it has no {listed(lacks)}")
+    _check_is_benchmark(benchmark, case.target)
     if fault is not None and fault.kind != "late" and fault.rank == world.global_rank:
-        return Disturbed(benchmark, fault, world.sync_stream)
+        return FaultInjector(benchmark, fault, world.sync_stream)
     return benchmark
 
 
+def _check_is_benchmark(benchmark: object, target: str) -> None:
+    if isinstance(benchmark, type):
+        name = benchmark.__name__
+        raise TypeError(
+            f"target {target!r} returned the class {name}: return a benchmark made of it",
+        )
+    methods = ("step", "reset", "check", "describe", "close")
+    missing = [method for method in methods if not hasattr(benchmark, method)]
+    if missing:
+        name = type(benchmark).__name__
+        problem = f"which is not a benchmark: it has no {listed(missing)}"
+        raise TypeError(f"target {target!r} returned {name}, {problem}")
+
+
 def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
-    """Refuse float8 where NCCL would, by ending the launch: below compute capability 9.0."""
+    """Refuse float8 on GPUs on which NCCL would end the process: below compute capability 9.0."""
     if dtype.startswith("float8") and capability < (9, 0):
-        found = ".".join(map(str, capability))
-        raise UserError(f"nccl carries {dtype} from compute capability 9.0 on; this GPU's is {found}")
+        version = ".".join(map(str, capability))
+        needed = f"nccl carries {dtype} from compute capability 9.0 on"
+        raise UserError(f"{needed}; this GPU's is {version}")
 
 
-def _refused(refusals: Sequence[str | None], active: Sequence[int]) -> Outcome:
-    """Say that all active ranks refuse these parameters or this machine in the same words, or that they disagree."""
+def _make_refused_outcome(refusals: Sequence[str | None], active: Sequence[int]) -> Outcome:
+    """Skip a case that all active ranks refuse for the same reason; otherwise it has failed."""
     if len({refusals[rank] for rank in active}) == 1:
         reason = str(refusals[active[0]])
         return Outcome(status="skipped", reason=reason, skip_reason=SkipReason.IMPOSSIBLE)
-    told = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
-    return Outcome(status="failed", reason=f"ranks disagree about whether this can run: {told}")
+    states = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
+    return Outcome(status="failed", reason=f"ranks disagree about whether this can run: {states}")
 
 
-def _wrong(timing: Timing, when: str, take: Callable[[], object] | None = None) -> Outcome | None:
-    """Check the last step, or one taken now; return the outcome of a wrong result, which has no time; None if right."""
-    timing.progress.phase = "check"
-    if take is not None:
-        timing.start_line()
-        take()
-        timing.world.sync()
-    benchmark = timing.benchmark
-    found = timing.world.gather(
-        (benchmark.check(), benchmark.differences() if isinstance(benchmark, Differing) else ())
-    )
-    counts = [count for count, _ in found]
-    if not any(counts):
-        return None
-    wrong_by_rank = {rank: count for rank, count in enumerate(counts) if count}
-    told = ", ".join(f"{count} on rank {rank}" for rank, count in wrong_by_rank.items())
-    named = list(dict.fromkeys(phrase for _, phrases in found for phrase in phrases))
-    more = [f"and {len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
-    reason = "; ".join([f"results differ from the reference {when}: {told}", *named[:_MOST_NAMED], *more])
-    check = Check(passed=False, wrong=sum(counts))
-    return Outcome(status="wrong", reason=reason, check=check, wrong_by_rank=wrong_by_rank)
-
-
-def _seen(right: Outcome, timed: Timed, description: Description, world: World, ranks: list[int]) -> Outcome:
-    samples, clock = timed.samples(description.hops), world.clock
-    arrivals, exits, durations, issues = timed.stamps
-    began = arrivals.min()  # every measured rank's samples are told in ns since then, on rank 0's clock
-    arrays: dict[str, Any] = {"ranks": np.array(ranks, dtype=np.int64), "arrival_ns": arrivals - began}
-    arrays |= {"exit_ns": exits - began, "duration_ns": durations, "issue_ns": issues}
-    arrays |= {"steps_per_sample": np.int64(timed.steps_per_sample), "clock_offsets_ns": np.array(clock.offsets_ns)}
-    raw = b""
-    if not right.more:
-        with io.BytesIO() as file:
-            np.savez_compressed(file, **arrays)
-            raw = file.getvalue()
-    last_in, last_out = ([ranks[place] for place in stamps.argmax(axis=0)] for stamps in (arrivals, exits))
-    where = {} if len(ranks) == len(world.hosts) else {"group_size": len(ranks), "group_ranks": ranks}
-    counts: dict[str, Any] = {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
-    method, uncertainty_ns = clock.method, clock.uncertainty_ns
+def _add_samples(
+    outcome: Outcome,
+    timed: TimedSamples,
+    description: Description,
+    world: World,
+    ranks: list[int],
+) -> Outcome:
+    """Return the outcome with its samples and the description of a step."""
+    lists = timed.samples(description.hops)
+    arrivals, exits, _, _ = timed.stamps
+    last_in = [ranks[index] for index in arrivals.argmax(axis=0)]
+    last_out = [ranks[index] for index in exits.argmax(axis=0)]
+    details = dict(description.details)
+    if len(ranks) < len(world.hosts):
+        details |= {"group_size": len(ranks), "group_ranks": ranks}
+    details |= {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
+    method = world.clock.method
+    uncertainty_ns = world.clock.uncertainty_ns
     if timed.hidden is not None:
-        counts["launch_hidden"] = round(timed.hidden, 4)
-        method, uncertainty_ns = f"{method}; a device's events by its host", uncertainty_ns + HOST_NS
+        details["launch_hidden"] = round(timed.hidden, 4)
+        method = f"{method}; a device's events by its host"
+        uncertainty_ns += HOST_NS
     return replace(
-        right,
+        outcome,
         stop=timed.stop,
         visits=list(timed.visits),
         headline=description.headline,
-        **samples,
-        arrival=blame(last_in, last_out, samples["skew_seconds"], method, uncertainty_ns / 1e9),
+        **lists,
+        arrival=make_arrival(last_in, last_out, lists["skew_seconds"], method, uncertainty_ns / 1e9),
         work=list(description.work),
-        details={**description.details, **where, **counts},
+        details=details,
         notes=list(description.notes),
-        raw=raw,
+        raw=b"" if outcome.more else _pack_samples(timed, world, ranks),
     )
+
+
+def _pack_samples(timed: TimedSamples, world: World, ranks: list[int]) -> bytes:
+    """Return all measured ranks' samples as a NumPy archive.
+
+    Arrivals and exits are in ns since the first arrival, on rank 0's clock.
+    """
+    arrivals, exits, durations, issues = timed.stamps
+    first_arrival = arrivals.min()
+    arrays: dict[str, Any] = {
+        "ranks": np.array(ranks, dtype=np.int64),
+        "arrival_ns": arrivals - first_arrival,
+        "exit_ns": exits - first_arrival,
+        "duration_ns": durations,
+        "issue_ns": issues,
+        "steps_per_sample": np.int64(timed.steps_per_sample),
+        "clock_offsets_ns": np.array(world.clock.offsets_ns),
+    }
+    with io.BytesIO() as file:
+        np.savez_compressed(file, **arrays)
+        return file.getvalue()

@@ -1,4 +1,4 @@
-"""The timed loop. One sample is one iteration on every rank; rank 0 decides how many, and why to stop."""
+"""The timed loop: a sample is one iteration on every rank, and rank 0 decides how many to take."""
 
 import math
 import sys
@@ -18,127 +18,211 @@ import torch.distributed as dist
 from parbench.bench.launch.blocks import VISITS
 from parbench.bench.launch.control_channel import StatusReply
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamped
+from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamp
 from parbench.bench.results.records import Stop
 from parbench.bench.results.stats import spread, within_launch
-from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import coalescing
 from parbench.bench.world.world import Subgroup, World
 
 ARRIVAL, EXIT, DURATION, ISSUE, HIDDEN = range(5)
-_MIN_VISIT = 3  # an odd count's median is as often above the true one as below
+"""Rows of stamps; ``HIDDEN`` is only taken on a device."""
+_MIN_BLOCK = 3  # the median of an odd number is as often above the true one as below
+_MANY_STEPS_NS = 5_000_000  # duration of a sample of many steps
 _STOPS: tuple[Stop, ...] = get_args(Stop)
+_CONTINUE = -1
 
 Stamps = npt.NDArray[np.int64]
-Sample = Callable[[], int | None]  # takes one; returns when an asynchronous one was issued, in ns of the host's clock
+Sampler = Callable[[], int | None]
+"""Takes a sample; returns the host's time in ns at which an asynchronous one was issued."""
 
 
 class Progress:
-    """Counts the steps that this rank has begun in its present case; one thread measures, another reads."""
+    """Counts the steps that this rank has begun in the current case, for another thread."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self.phase = "starting"
         self.steps = 0
-        self.began_ns = time.time_ns()  # the present visit
+        self.began_ns = time.time_ns()  # of the current block
 
     def where(self) -> StatusReply:
-        # DDP's buckets are waited for in autograd's engine, NCCL's work in a synchronize
-        waits = ("torch.distributed", "torch.autograd", "torch.cuda")
+        # DDP waits for its buckets in autograd's engine, and NCCL's work in a synchronize.
+        waiting_modules = ("torch.distributed", "torch.autograd", "torch.cuda")
         frame = sys._current_frames().get(self._thread)
-        modules = [deeper.f_globals.get("__name__", "") for deeper, _ in traceback.walk_stack(frame)] if frame else []
+        frames = [frame for frame, _ in traceback.walk_stack(frame)] if frame else []
+        modules = [frame.f_globals.get("__name__", "") for frame in frames]
         return StatusReply(
             phase=self.phase,
             steps=self.steps,
-            communicates=any(name.startswith(waits) for name in modules),
+            communicates=any(name.startswith(waiting_modules) for name in modules),
             stack="".join(traceback.format_stack(frame)) if frame else "",
         )
 
 
-def sampler(mode: str, benchmark: Benchmark, world: World | None, steps: int) -> Sample:
-    """Return what takes a sample of ``steps`` steps; ``UserError`` if the benchmark cannot be measured so.
+def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: int) -> Sampler:
+    """Return a function that takes a sample of ``steps`` steps.
 
-    ``world`` holds the ranks that the benchmark communicates with, None where this rank stands by.
+    ``world`` has the ranks that communicate with each other; it is None on an idle rank.
     """
 
     def repeat() -> None:
         for _ in range(steps):
             benchmark.step()
 
-    def issued() -> int:
-        works = issue()
-        now = time.perf_counter_ns()
-        for work in works:
-            work.wait()
-        return now
-
     if mode == "async":
-        if not hasattr(benchmark, "issue"):
-            raise UserError("mode async: this benchmark cannot be issued and waited for apart")
-        issue: Callable[[], Sequence[dist.Work]] = benchmark.issue
-        return issued
-    if mode == "graph":  # captured once, after a warm-up on a side stream as CUDA graphs need it
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            benchmark.step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's threads ask for events meanwhile
-            repeat()
-        return graph.replay
+        return _make_issuer(benchmark)
+    if mode == "graph":
+        return _capture_graph(benchmark, repeat)
     if mode == "coalesced" and world is not None:
-        # torch 2.11 does not wait for what it gathers itself and is given a device for
+        # torch 2.11 does not wait for tensors that it gathers itself if it has a device.
         gathers = world.backend == "gloo" or getattr(benchmark, "gathered", False)
-        group, device = world.group, None if gathers else world.device
+        group = world.group
+        device = None if gathers else world.device
 
-        def coalesced() -> None:
+        def repeat_coalesced() -> None:
             with coalescing(group, device):
                 repeat()
 
-        return coalesced
+        return repeat_coalesced
     return repeat
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """All measured ranks' stamps in ns, shape (4, ranks, iterations); a list of it has a value for each iteration.
+def _make_issuer(benchmark: Any) -> Sampler:
+    issue: Callable[[], Sequence[dist.Work]] = benchmark.issue
 
-    Arrival and exit are on rank 0's clock; then come the duration, and of it the time to issue (0 if not apart).
-    ``visits`` are the iterations of each visit in turn. On CUDA, ``hidden`` is the share of them in which every
-    measured rank had launched all before its device began.
-    """
+    def issue_and_wait() -> int:
+        works = issue()
+        issued_ns = time.perf_counter_ns()
+        for work in works:
+            work.wait()
+        return issued_ns
+
+    return issue_and_wait
+
+
+def _capture_graph(benchmark: Benchmark, repeat: Callable[[], None]) -> Sampler:
+    """Capture steps in a CUDA graph, after a warm-up on a side stream as graphs need it."""
+    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
+        benchmark.step()
+    torch.cuda.current_stream().wait_stream(side_stream)
+    graph = torch.cuda.CUDAGraph()
+    # NCCL's threads query events during the capture.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        repeat()
+    return graph.replay
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSamples:
+    """The stamps of all measured ranks in ns, and how they were taken."""
 
     stamps: Stamps
+    """Arrival and exit on rank 0's clock, duration, and of it the time to issue, which is 0
+    unless it is timed; shape (4, ranks, samples)."""
     stop: Stop
     steps_per_sample: int
     warmup: int
-    visits: tuple[int, ...] = ()
+    visits: tuple[int, ...] = ()  # samples of each block
     hidden: float | None = None
+    """On CUDA, the share of samples that all ranks had launched before their device began."""
 
     def samples(self, hops: int = 1) -> dict[str, list[float]]:
-        """Return an outcome's lists, to the nanosecond: the slowest rank's time of a step, by hops, and its parts."""
+        """Return a record's lists of seconds, with one value for each sample.
+
+        A sample's time is that of its slowest rank, divided by its steps and ``hops``.
+        """
         arrivals, exits, durations, issues = self.stamps
-        transfers = exits.max(axis=0) - arrivals.max(axis=0)  # from the last arrival to the last exit
-        last = durations[arrivals.argmax(axis=0), np.arange(durations.shape[1])]
-        return {
+        transfers = exits.max(axis=0) - arrivals.max(axis=0)
+        num_samples = durations.shape[1]
+        of_last_arriver = durations[arrivals.argmax(axis=0), np.arange(num_samples)]
+        samples = {
             "seconds": _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops),
             "skew_seconds": _to_seconds(np.ptp(arrivals, axis=0)),
-            "transfer_seconds": _to_seconds(transfers, hops) if self.steps_per_sample == 1 else [],
-            "issue_seconds": _to_seconds(issues.max(axis=0)) if issues.any() else [],
-            "last_arriver_seconds": [] if self.hidden is None else _to_seconds(last / self.steps_per_sample, hops),
+            "transfer_seconds": [],
+            "issue_seconds": [],
+            "last_arriver_seconds": [],
         }
+        if self.steps_per_sample == 1:
+            samples["transfer_seconds"] = _to_seconds(transfers, hops)
+        if issues.any():
+            samples["issue_seconds"] = _to_seconds(issues.max(axis=0))
+        if self.hidden is not None:
+            per_step = of_last_arriver / self.steps_per_sample
+            samples["last_arriver_seconds"] = _to_seconds(per_step, hops)
+        return samples
 
 
 def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
     return [round(float(value) / 1e9, 9) / hops for value in values_ns]
 
 
-class Timing:
-    """Times a benchmark on a subgroup of the world in one visit or several, this rank late where that was asked for.
+class Stopwatch:
+    """Takes samples of a benchmark, each from a start line that all ranks reach together."""
 
-    Every rank, measured or not, takes part; what was seen is on rank 0. A sample may be ``many`` steps.
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        world: World,
+        progress: Progress,
+        *,
+        late_seconds: float = 0.0,
+        has_load: bool = False,
+        timer: DeviceTimer | None = None,
+    ) -> None:
+        self._benchmark = benchmark
+        self._world = world
+        self._progress = progress
+        self._late_seconds = late_seconds  # an injected delay of this rank
+        self._has_load = has_load  # whether a background load runs, which is not waited for
+        self._timer = timer  # of a CUDA device
+
+    def start_line(self, steps: int = 0) -> None:
+        """Reset the benchmark and wait for all ranks, and then for an injected delay.
+
+        On CUDA, the device has a start line as well, if ``steps`` are to be timed from there.
+        """
+        self._benchmark.reset()
+        if self._has_load:
+            self._world.sync_stream()
+        else:
+            self._world.sync()
+        self._progress.steps += 1
+        self._world.barrier()
+        if self._timer is not None and steps > 0:
+            self._timer.queue_start_line(steps, is_late=self._late_seconds > 0)
+        if self._late_seconds > 0:
+            time.sleep(self._late_seconds)
+
+    def take(self, sampler: Sampler, count: int, steps: int = 1) -> torch.Tensor:
+        """Take ``count`` samples of ``steps`` steps; return this rank's stamps, shape (5, count).
+
+        The rows are ``ARRIVAL`` to ``ISSUE`` in ns, and ``HIDDEN``, 1 for a hidden launch.
+        """
+        timer = self._timer
+        stamps = []
+        for _ in range(count):
+            self.start_line(steps)
+            if timer is None:
+                stamps.append(_time_on_host(sampler))
+            else:
+                stamps.append(timer.measure(sampler, steps))
+        return torch.tensor(stamps, dtype=torch.int64).reshape(count, HIDDEN + 1).T
+
+
+def _time_on_host(sampler: Sampler) -> Stamp:
+    arrival = time.perf_counter_ns()
+    issued = sampler()
+    done = time.perf_counter_ns()
+    return arrival, done, done - arrival, issued - arrival if issued else 0, 0
+
+
+class Timing:
+    """Times a case in one go or in several blocks, and decides how many samples are enough.
+
+    Every rank takes part, measured or not. The stamps are on rank 0.
     """
 
     def __init__(
@@ -151,211 +235,234 @@ class Timing:
         *,
         mode: str = "blocking",
         late_seconds: float = 0.0,
-        beside: bool = False,
+        has_load: bool = False,
         device: Device | None = None,
     ) -> None:
-        self.benchmark, self.world, self.progress, self._measure = benchmark, world, progress, measure
-        self._ranks, self._subgroup_world = subgroup.ranks, subgroup.world
-        self._mode, self._late_seconds, self._beside = mode, late_seconds, beside
         if device is None and world.device.type == "cuda":
             device = Device(world)
-        self._timer = None if device is None else DeviceTimer(device, apart=mode == "async")
-        self._hidden: list[bool] = []
-        self.many = mode in ("pipelined", "coalesced", "graph")
-        self._sample: Sample | None = None
-        self._replay: Sample | None = None
-        self._steps, self._warmup, self._each_seconds = 1, 0, 0.0
-        self._visits: list[int] = []
-        self._stamps: Stamps = np.empty((HIDDEN, len(self._ranks), 0), dtype=np.int64)
-        self._reason: Stop = "visits"
-        self._precise = False
+        timer = None if device is None else DeviceTimer(device, times_issue=mode == "async")
+        self.stopwatch = Stopwatch(
+            benchmark,
+            world,
+            progress,
+            late_seconds=late_seconds,
+            has_load=has_load,
+            timer=timer,
+        )
+        self.takes_many_steps = mode in ("pipelined", "coalesced", "graph")
+        self._benchmark = benchmark
+        self._world = world
+        self._progress = progress
+        self._measure = measure
+        self._subgroup = subgroup
+        self._mode = mode
+        self._is_on_device = timer is not None
+        self._sampler: Sampler | None = None  # None before the warm-up
+        self._replay: Sampler | None = None
+        self._steps_per_sample = 1
+        self._warmup = 0
+        self._sample_seconds = 0.0  # with reset and barrier, as last measured
+        self._block_counts: list[int] = []  # samples of each block
+        self._stamps: Stamps = np.empty((HIDDEN, len(subgroup.ranks), 0), dtype=np.int64)
+        self._hidden: list[bool] = []  # of each sample on a device
+        self._stop: Stop = "visits"
+        self._is_precise = False
 
     @property
-    def timed(self) -> Timed | None:
-        """What rank 0 has seen so far; None on other ranks."""
-        if self.world.global_rank != 0:
+    def samples(self) -> TimedSamples | None:
+        """All samples so far on rank 0, None on other ranks."""
+        if self._world.global_rank != 0:
             return None
-        return Timed(
+        return TimedSamples(
             stamps=self._stamps,
-            stop=self._reason,
-            steps_per_sample=self._steps,
+            stop=self._stop,
+            steps_per_sample=self._steps_per_sample,
             warmup=self._warmup,
-            visits=tuple(self._visits),
+            visits=tuple(self._block_counts),
             hidden=float(np.mean(self._hidden)) if self._hidden else None,
         )
 
     @property
-    def full(self) -> bool:
-        """Whether there are as many samples as there may be, or the usual visits have told enough."""
-        return self._precise or sum(self._visits) >= self._measure.max_iterations
+    def is_complete(self) -> bool:
+        """Whether further blocks would add nothing: they are precise, or the limit is reached."""
+        return self._is_precise or sum(self._block_counts) >= self._measure.max_iterations
 
     @property
-    def replay(self) -> Sample:
-        """A graph of one step, captured once."""
+    def replay(self) -> Sampler:
+        """A graph of one step, captured at the first use."""
         if self._replay is None:
-            self._replay = sampler("graph", self.benchmark, self._subgroup_world, 1)
+            self._replay = make_sampler("graph", self._benchmark, self._subgroup.world, 1)
         return self._replay
 
     def close(self) -> None:
-        """Let go of graphs, which hold their group's communicator."""
-        self._sample = self._replay = None
+        """Release graphs, because they use their group's communicator."""
+        self._sampler = None
+        self._replay = None
 
-    def run(self, seconds: float) -> Timed | None:
-        """Take samples in one go until the median is known well enough, or the time is spent."""
+    def measure_at_once(self, seconds: float) -> None:
+        """Take samples until the median is precise enough or the time is over."""
         began = time.perf_counter()
-        sample = self._warm_up(seconds)
-        measure, widths = self._measure, list[float | None]()
-        # the least count, or what there is time for where steps are long: two tell at least how they differ
-        left = max(seconds - (time.perf_counter() - began), 5.0)
-        affordable = max(2, int(left / self._each_seconds))
-        batch, stop = int(self.world.decide([min(measure.min_iterations, affordable)])[0]), -1
-        while stop < 0:
-            self._gather(sample, batch)
-            if self.world.global_rank == 0:
-                left, done = seconds - (time.perf_counter() - began), self._stamps.shape[2]
-                widths.append(width_in_one_go(self._durations()))
-                reason = _why_stop(done, widths, measure, left)
-                stop = -1 if reason is None else _STOPS.index(reason)
-                affordable = max(int(left / self._each_seconds), 1)
-                batch = max(1, min(done, affordable, measure.max_iterations - done))  # done doubles
-            batch, stop = (int(value) for value in self.world.decide([batch, stop]))
-        self._visits, self._reason = [self._stamps.shape[2]], _STOPS[stop]
-        return self.timed
+        sampler = self._warm_up(seconds)
+        max_iterations = self._measure.max_iterations
+        remaining_seconds = max(seconds - (time.perf_counter() - began), 5.0)
+        # Long steps may not leave time for more, but two samples show whether they differ.
+        affordable = max(2, int(remaining_seconds / self._sample_seconds))
+        batch = self._decide(min(self._measure.min_iterations, affordable))
+        half_widths: list[float | None] = []
+        stop_code = _CONTINUE
+        while stop_code == _CONTINUE:
+            self._take_block(sampler, batch)
+            if self._world.global_rank == 0:
+                remaining_seconds = seconds - (time.perf_counter() - began)
+                num_samples = self._stamps.shape[2]
+                half_widths.append(compute_half_width(self._durations()))
+                stop = _find_stop(num_samples, half_widths, self._measure, remaining_seconds)
+                stop_code = _CONTINUE if stop is None else _STOPS.index(stop)
+                affordable = max(int(remaining_seconds / self._sample_seconds), 1)
+                # The next batch doubles the samples.
+                batch = max(1, min(num_samples, affordable, max_iterations - num_samples))
+            batch, stop_code = map(int, self._world.decide([batch, stop_code]))
+        self._block_counts = [self._stamps.shape[2]]
+        self._stop = _STOPS[stop_code]
 
-    def visit(self, seconds: float, left: int) -> None:
-        """Take this visit's samples; ``left`` visits more are to come.
+    def measure_block(self, seconds: float, num_later: int) -> None:
+        """Take the samples of one block, with ``num_later`` blocks to come.
 
-        As many as make the interval as narrow as asked if samples are independent. Where they are not, more of them at
-        once would not narrow it, and visits of unlike length would not be alike.
+        They are as many as the wanted precision needs if samples are independent. Where they are
+        not, more samples of one block would not help, and blocks should be of equal length.
         """
-        sample = self._warm_up(seconds)
-        affordable, decides = max(1, int(seconds / self._each_seconds)), self.world.global_rank == 0
-        [count] = map(int, self.world.decide([min(self._wanted(left), affordable) if decides else 0]))
-        self._gather(sample, count)
-        self._visits.append(count)
-        if decides:
-            self._reason = self._why_end(affordable)
-        if left and len(self._visits) >= VISITS:
-            self._precise = bool(self.world.decide([float(self._reason == "precision")])[0])
+        sampler = self._warm_up(seconds)
+        is_rank_0 = self._world.global_rank == 0
+        affordable = max(1, int(seconds / self._sample_seconds))
+        count = self._decide(min(self._choose_count(num_later), affordable) if is_rank_0 else 0)
+        self._take_block(sampler, count)
+        self._block_counts.append(count)
+        if is_rank_0:
+            self._stop = self._find_block_stop(affordable)
+        if num_later > 0 and len(self._block_counts) >= VISITS:
+            self._is_precise = bool(self._decide(self._stop == "precision"))
 
-    def _wanted(self, left: int) -> int:
-        seconds, limit = self._durations(), self._measure.max_iterations - sum(self._visits)
-        if not seconds:
-            return min(_MIN_VISIT, limit)
-        sigma = spread(seconds) / 1.349  # of a normal: its interquartile range is 1.349 sigma
-        # the second of ten medians of k samples is one standard error from the middle, 1.25 sigma / sqrt(k); scatter
-        # of few samples reads a little high where it reads high, so a little less is asked for
-        wanted = math.ceil((1.2 * sigma / self._measure.precision) ** 2)
-        # three or so say little of scatter: a second visit is a little longer, and all after it are alike
-        most = limit // (left + 1) if len(self._visits) > 1 else 3 * _MIN_VISIT
-        if len(self._visits) >= VISITS:  # samples that were fewer did not tell enough
-            wanted = most
-        return min(max(_MIN_VISIT, min(wanted, most)), limit)
+    def _decide(self, value: int) -> int:
+        """Return rank 0's value on every rank."""
+        [decision] = self._world.decide([value])
+        return int(decision)
 
-    def _why_end(self, affordable: int) -> Stop:
-        """Say why there are no more samples than these, should this be the last visit."""
-        seconds = self._durations()
-        width = within_launch(seconds, self._visits).half_width
-        if width is not None and width <= self._measure.precision:
+    def _choose_count(self, num_later: int) -> int:
+        durations = self._durations()
+        limit = self._measure.max_iterations - sum(self._block_counts)
+        if not durations:
+            return min(_MIN_BLOCK, limit)
+        # The interquartile range of a normal distribution is 1.349 sigma.
+        sigma = spread(durations) / 1.349
+        # The second of ten medians of k samples is one standard error, 1.25 sigma / sqrt(k), from
+        # the middle. The factor is a little less, because sigma of few samples is often too large.
+        count = math.ceil((1.2 * sigma / self._measure.precision) ** 2)
+        if len(self._block_counts) > 1:
+            max_count = limit // (num_later + 1)
+        else:
+            # The few samples of the first block do not show the variation.
+            max_count = 3 * _MIN_BLOCK
+        if len(self._block_counts) >= VISITS:
+            # Fewer samples than affordable were not enough in the planned blocks.
+            count = max_count
+        return min(max(_MIN_BLOCK, min(count, max_count)), limit)
+
+    def _find_block_stop(self, affordable: int) -> Stop:
+        """Return why there are no more samples, if this block is the last."""
+        half_width = within_launch(self._durations(), self._block_counts).half_width
+        if half_width is not None and half_width <= self._measure.precision:
             return "precision"
-        if self.full:
+        if self.is_complete:
             return "max-iters"
-        return "budget" if self._visits[-1] == affordable else "visits"
+        return "budget" if self._block_counts[-1] == affordable else "visits"
 
-    def _warm_up(self, seconds: float) -> Sample:
-        """Take steps that are not timed: all that were asked for at first, one where caches may hold another's data."""
-        world, measure, began = self.world, self._measure, time.perf_counter()
-        self.progress.phase = "warm-up"
-        warming = sampler("blocking" if self.many else self._mode, self.benchmark, self._subgroup_world, 1)
-        first_ns = int(self.take(warming, 1)[DURATION, 0])
-        if self._sample is None:
-            each_seconds = time.perf_counter() - began
-            # a fifth of the time at most for warm-up; a sample of many steps lasts about 5 ms
-            warmup = max(0, min(measure.warmup - 1, int(0.2 * seconds / each_seconds)))
-            steps = min(max(int(5e6 / max(first_ns, 1)), 4), 64) if self.many else 1
-            warmup, self._steps = (int(value) for value in world.decide([warmup, steps]))
-            self.take(warming, warmup)
-            self._warmup, self._each_seconds = warmup + 1, each_seconds * self._steps
-            self._sample = sampler(self._mode, self.benchmark, self._subgroup_world, self._steps)
-        self.progress.phase = "timed"
-        return self._sample
+    def _warm_up(self, seconds: float) -> Sampler:
+        """Take untimed steps: all requested ones at first, and one before each later block.
 
-    def _gather(self, sample: Sample, count: int) -> None:
+        The later one is for caches, which may hold the data of another case.
+        """
         began = time.perf_counter()
-        gathered = gather_stamps(self.take(sample, count, self._steps), self.world, self._ranks)
-        self._each_seconds = (time.perf_counter() - began) / count
+        self._progress.phase = "warm-up"
+        mode = "blocking" if self.takes_many_steps else self._mode
+        single_step = make_sampler(mode, self._benchmark, self._subgroup.world, 1)
+        step_ns = int(self.stopwatch.take(single_step, 1)[DURATION, 0])
+        if self._sampler is None:
+            step_seconds = time.perf_counter() - began
+            # The warm-up takes at most a fifth of the time.
+            max_warmup = int(0.2 * seconds / step_seconds)
+            warmup = max(0, min(self._measure.warmup - 1, max_warmup))
+            steps = 1
+            if self.takes_many_steps:
+                steps = min(max(int(_MANY_STEPS_NS / max(step_ns, 1)), 4), 64)
+            warmup, steps = map(int, self._world.decide([warmup, steps]))
+            self.stopwatch.take(single_step, warmup)
+            self._warmup = warmup + 1
+            self._steps_per_sample = steps
+            self._sample_seconds = step_seconds * steps
+            own_world = self._subgroup.world
+            self._sampler = make_sampler(self._mode, self._benchmark, own_world, steps)
+        self._progress.phase = "timed"
+        return self._sampler
+
+    def _take_block(self, sampler: Sampler, count: int) -> None:
+        began = time.perf_counter()
+        stamps = self.stopwatch.take(sampler, count, self._steps_per_sample)
+        gathered = gather_stamps(stamps, self._world, self._subgroup.ranks)
+        self._sample_seconds = (time.perf_counter() - began) / count
         if gathered is None:
             return
         self._stamps = np.concatenate([self._stamps, gathered[:HIDDEN]], axis=2)
-        if self._timer is not None:
-            # The time of an iteration is that of its slowest rank, so one launch that shows is enough.
+        if self._is_on_device:
+            # The slowest rank is the sample's time, so the launch must be hidden on all ranks.
             self._hidden += gathered[HIDDEN].all(axis=0).tolist()
 
     def _durations(self) -> list[float]:
         durations: list[float] = self._stamps[DURATION].max(axis=0).tolist()
         return durations
 
-    def take(self, sample: Sample, count: int, steps: int = 1) -> torch.Tensor:
-        """Take ``count`` samples of so many steps; return this rank's stamps, shape (5, count).
 
-        The rows are ``ARRIVAL`` to ``ISSUE`` in ns, and ``HIDDEN``, 1 for a launch that was hidden.
-        """
-        timer, rows = self._timer, []
-        for _ in range(count):
-            self.start_line(steps)
-            rows.append(_timed_on_host(sample) if timer is None else timer.timed(sample, steps))
-        return torch.tensor(rows, dtype=torch.int64).reshape(count, HIDDEN + 1).T
-
-    def start_line(self, steps: int = 0) -> None:
-        """Bring all ranks to the beginning of a step, and come late to it where that was asked for.
-
-        On CUDA, what is to be timed begins at a line on the device: ``steps`` says how many are to be launched there.
-        """
-        self.benchmark.reset()
-        (self.world.sync_stream if self._beside else self.world.sync)()
-        self.progress.steps += 1
-        self.world.barrier()
-        if self._timer is not None and steps:
-            self._timer.line(steps, late=self._late_seconds > 0)
-        if self._late_seconds:
-            time.sleep(self._late_seconds)
-
-
-def width_in_one_go(values: Sequence[float]) -> float | None:
-    """Return the half-width that ten parts, one after another, would tell if they were independent."""
+def compute_half_width(values: Sequence[float]) -> float | None:
+    """Return the half-width of the median's interval if ten successive parts are independent."""
     n = len(values)
-    parts = [n * (i + 1) // 10 - n * i // 10 for i in range(10)]
-    return within_launch(values, parts).half_width if n >= 20 else None
+    if n < 20:
+        return None
+    counts = [n * (part + 1) // 10 - n * part // 10 for part in range(10)]
+    return within_launch(values, counts).half_width
 
 
-def _why_stop(done: int, widths: Sequence[float | None], measure: Measure, left_seconds: float) -> Stop | None:
-    """Return why to stop after ``done`` iterations, from the interval's half-width after each batch; None to go on."""
-    width = widths[-1]
-    if width is not None and width <= measure.precision:
+def _find_stop(
+    num_samples: int,
+    half_widths: Sequence[float | None],  # after each batch
+    measure: Measure,
+    remaining_seconds: float,
+) -> Stop | None:
+    """Return why to stop, or None to continue."""
+    half_width = half_widths[-1]
+    if half_width is not None and half_width <= measure.precision:
         return "precision"
-    if done >= measure.max_iterations:
+    if num_samples >= measure.max_iterations:
         return "max-iters"
-    # two doublings hardly narrowed the interval: more samples of this launch will not
-    known = [width for width in widths[-3:] if width]
-    if done >= 100 and len(known) == 3 and all(b / a > 0.95 for a, b in pairwise(known)):
+    # More samples will not help if two doublings hardly narrowed the interval.
+    last_widths = [width for width in half_widths[-3:] if width]
+    ratios = [later / earlier for earlier, later in pairwise(last_widths)]
+    if num_samples >= 100 and len(ratios) == 2 and min(ratios) > 0.95:
         return "converged"
-    return "budget" if left_seconds <= 0 else None
-
-
-def _timed_on_host(sample: Sample) -> Stamped:
-    arrival = time.perf_counter_ns()
-    issued = sample()
-    done = time.perf_counter_ns()
-    return arrival, done, done - arrival, issued - arrival if issued else 0, 0
+    return "budget" if remaining_seconds <= 0 else None
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:
-    """Return the stamps of ``ranks`` on rank 0, shape (rows, ranks, count), arrivals and exits on its clock."""
+    """Return the stamps of ``ranks`` on rank 0, shape (rows, ranks, samples).
+
+    Arrivals and exits are converted to rank 0's clock.
+    """
     contiguous = stamps.contiguous()
-    parts = [torch.empty_like(contiguous) for _ in world.hosts] if world.global_rank == 0 else None
+    parts = None
+    if world.global_rank == 0:
+        parts = [torch.empty_like(contiguous) for _ in world.hosts]
     dist.gather(contiguous, parts, group=world.control, group_dst=0)
     if parts is None:
         return None
-    together: Stamps = torch.stack(parts, dim=1).numpy()
-    together[[ARRIVAL, EXIT]] -= np.array(world.clock.offsets_ns, dtype=np.int64)[None, :, None]
-    return together[:, list(ranks)]
+    gathered: Stamps = torch.stack(parts, dim=1).numpy()
+    offsets_ns = np.array(world.clock.offsets_ns, dtype=np.int64)
+    gathered[[ARRIVAL, EXIT]] -= offsets_ns[None, :, None]
+    return gathered[:, list(ranks)]

@@ -42,13 +42,14 @@ from parbench.bench.launch.outcomes import OutcomeWriter
 from parbench.bench.launch.processes import exit_now, process_space
 from parbench.bench.machine.environment import capture, interface_of, rank_place
 from parbench.bench.machine.gpu import local_gpu_index
+from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, reachable
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.rank.watchdog import Watchdog
 from parbench.bench.results.runs import utc_now
 from parbench.bench.world.torch_compat import nccl_version
-from parbench.bench.world.world import Subgroups, World, full_float32, open_world
+from parbench.bench.world.world import World, disable_tf32, open_world
 
 START_SECONDS = 120.0
 """Ranks may take this long to start, and as long again to join each other."""
@@ -97,7 +98,9 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
             serves_store = store is None and rank == 0
             store = store or meet_ranks(mailbox, os.environ)
             watchdog.store_address = find_address(store, os.environ)
-            mailbox.post(rank, make_hello(on_cuda=os.environ.get("PARBENCH_DEVICE") == "cuda"))
+            on_cuda = os.environ.get("PARBENCH_DEVICE") == "cuda"
+            has_report = os.environ.get(REPORT_VARIABLE) == "1"
+            mailbox.post(rank, make_hello(on_cuda=on_cuda, has_report=has_report))
             job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
             began = time.process_time()
             if serves_store and not is_on_one_host(os.environ):
@@ -174,7 +177,6 @@ def measure_cases(
     job: Job, world: World, progress: Progress, watchdog: Watchdog, outcomes: OutcomeWriter | None
 ) -> None:
     """Visit the cases of a job in its order; rank 0 writes their outcomes."""
-    subgroups = Subgroups(world)
     clock = RepetitionClock(job)
     remaining = Counter(job.visits)
     runs = dict[int, CaseRun]()
@@ -188,13 +190,13 @@ def measure_cases(
         started.setdefault(index, utc_now())
         if outcomes is not None:
             outcomes.write(Started(index=number, time=started[index]))
-        subgroups.world = subgroups.world.retimed()
+        world.refresh_clock()
         seconds = clock.share(number, remaining.total())
         clock.pause(index)
-        [may_begin, may_revisit] = subgroups.world.decide([clock.may_begin(), clock.may_revisit(index)])
+        [may_begin, may_revisit] = world.decide([clock.may_begin(), clock.may_revisit(index)])
         if may_begin and index not in runs:
             case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
-            runs[index] = CaseRun(case, subgroups, measure, progress, fault)
+            runs[index] = CaseRun(case, world, measure, progress, fault)
             outcome = runs[index].visit(seconds, remaining[index], alone=not remaining[index])
         elif may_revisit:
             outcome = runs[index].visit(seconds, remaining[index], alone=False)
@@ -272,7 +274,7 @@ def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
     threading.Event().wait()
 
 
-def make_hello(*, on_cuda: bool) -> Hello:
+def make_hello(*, on_cuda: bool, has_report: bool = False) -> Hello:
     """Describe this rank and its environment; a rank on the CPU leaves CUDA alone."""
     uuid, device = None, None
     facts: dict[str, Any] = {
@@ -282,13 +284,14 @@ def make_hello(*, on_cuda: bool) -> Hello:
     }
     if on_cuda and torch.cuda.is_available():
         device = torch.cuda.get_device_properties(local_gpu_index(os.environ, torch.cuda.device_count()))
-        uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as nvidia-smi writes it
+        uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
         facts["nccl"] = nccl_version()
-        facts["float32_matmul"] = full_float32()
-    environment = {**capture(os.environ, gpu=uuid), "torch": facts}
-    if device is not None:  # nvidia-smi does not report it
-        environment.setdefault("gpu", {})["l2_cache_bytes"] = device.L2_cache_size
+        facts["float32_matmul"] = disable_tf32()
+    environment = {**capture(os.environ), "torch": facts}
+    if device is not None and uuid is not None:
+        environment |= capture_gpu(os.environ, uuid, has_report=has_report)
+        environment["gpu"]["l2_cache_bytes"] = device.L2_cache_size  # which NVML does not report
     is_in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= os.environ.keys()
     return Hello(
         rank=int(os.environ["RANK"]),

@@ -1,8 +1,7 @@
-"""Budgets: what metrics of cases have to keep, as a file says it; what cannot be meant is refused at once."""
+"""Budgets: limits of the metrics of cases, as a file has them."""
 
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isclose
@@ -14,89 +13,116 @@ from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import METRICS, Metric, declared
 from parbench.bench.text import UserError, did_you_mean, listed
 
-COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "==": lambda value, number: isclose(value, number, rel_tol=1e-9),
-    "<": operator.lt,
-    ">": operator.gt,
-}
-_LIMIT = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*([A-Za-z%/]*)\s*", re.ASCII)
-_UNITS: Mapping[str, Mapping[str, float]] = {
+COMPARISONS = ("<", ">", "==")
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
+_LIMIT = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*{_NUMBER}\s*([A-Za-z%/]*)\s*", re.ASCII)
+_UNIT_FACTORS: Mapping[str, Mapping[str, float]] = {
     "": {"": 1.0, "%": 0.01},
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
     "B": {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
     "B/s": {"GB/s": 1e9},
 }
-_ANY_CASE = re.compile(r"[A-Z]{2,}_")
+"""The units that a limit may have, by the unit of its metric."""
+_EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" }"""
+_ANY_WORD = re.compile(r"[A-Z]{2,}_")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What one metric of the cases that fit a glob has to keep; ``text`` is the comparison as it was written.
-
-    A metric that is known by axis or component, such as ``bytes_ratio``, stands for that of every one.
-    """
+    """A limit of one metric of some cases."""
 
     cases: str
+    """A glob of names or labels."""
     metric: str
+    """A metric by axis or component, such as ``bytes_ratio``, stands for that of every one."""
     text: str
+    """The limit as the file has it."""
     comparison: str
     number: float
 
-    def fits(self, case: Case) -> bool:
+    def applies_to(self, case: Case) -> bool:
         return matches(case.name, self.cases) or fnmatchcase(case.label, self.cases)
 
     def is_kept(self, value: float) -> bool:
-        return COMPARISONS[self.comparison](value, self.number)
+        if self.comparison == "<":
+            return value < self.number
+        if self.comparison == ">":
+            return value > self.number
+        return isclose(value, self.number, rel_tol=1e-9)
 
 
-def read_budgets(path: Path, cases: Sequence[Case], skipped: Sequence[Skipped] = ()) -> tuple[Budget, ...]:
-    """Return a file's budgets; ``UserError`` where it is none, or names what is no metric or none of the ``cases``."""
-    found = [
-        _budget(path, pattern, metric, text)
-        for pattern, limits in read_toml(path, "budgets", dict[str, dict[str, str]]).items()
+def read_budgets(
+    path: Path,
+    cases: Sequence[Case],
+    skipped: Sequence[Skipped] = (),
+) -> tuple[Budget, ...]:
+    """Return the budgets in a file.
+
+    Raises ``UserError`` if there are none, if a metric is unknown, or if a glob fits none of the
+    ``cases``.
+    """
+    limits_by_cases = read_toml(path, "budgets", dict[str, dict[str, str]])
+    budgets = [
+        _parse_budget(path, pattern, metric, text)
+        for pattern, limits in limits_by_cases.items()
         for metric, text in limits.items()
     ]
-    if not found:
+    if not budgets:
         raise UserError(f"budgets {path}: it has none; write such as {_EXAMPLE}")
-    for one in found:
-        if any(one.fits(case) for case in cases):
-            continue
-        if why := [each.reason for each in skipped if one.fits(each.case)]:
-            raise UserError(f"budgets {path}: {one.cases!r} fits only what cannot run here: {why[0]}")
-        names = dict.fromkeys(case.name for case in cases)
-        hint = did_you_mean(one.cases, names)
-        raise UserError(
-            f"budgets {path}: {one.cases!r} fits no case of the run, which has {listed(names, 'and')}{hint}"
-        )
-    return tuple(found)
+    for budget in budgets:
+        if not any(budget.applies_to(case) for case in cases):
+            raise UserError(f"budgets {path}: {_describe_unused(budget, cases, skipped)}")
+    return tuple(budgets)
 
 
-_EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" }"""
+def _describe_unused(budget: Budget, cases: Sequence[Case], skipped: Sequence[Skipped]) -> str:
+    for skip in skipped:
+        if budget.applies_to(skip.case):
+            return f"{budget.cases!r} fits only what cannot run here: {skip.reason}"
+    names = dict.fromkeys(case.name for case in cases)
+    hint = did_you_mean(budget.cases, names)
+    return f"{budget.cases!r} fits no case of the run, which has {listed(names, 'and')}{hint}"
 
 
-def metric_of(name: str) -> Metric | None:
-    """Return what is declared of a name, or of each that it stands for; None where nothing is."""
-    of_each = (one for one in METRICS if re.fullmatch(rf"{re.escape(name)}\.[A-Z]+", one.name))
-    found = declared(name) or next(of_each, None)
-    if found and (word := _ANY_CASE.match(found.name)):  # any word may stand there, but it is a metric's
-        return found if declared(name.removesuffix(found.name[word.end() - 1 :])) else None
-    return found
-
-
-def _budget(path: Path, cases: str, name: str, text: str) -> Budget:
-    where = f"budgets {path}: {name} of {cases!r}"
-    metric = metric_of(name)
+def find_metric(name: str) -> Metric | None:
+    """Return the declaration of a metric, or of one by axis or component, None if there is none."""
+    metric = declared(name)
     if metric is None:
-        hint = did_you_mean(name, [one.name.partition(".")[0] for one in METRICS])
-        raise UserError(f"{where} is no metric{hint} (bench/README.md lists them)")
-    units = _UNITS.get(metric.unit, {"": 1.0, metric.unit: 1.0})
+        pattern = rf"{re.escape(name)}\.[A-Z]+"
+        matching = (metric for metric in METRICS if re.fullmatch(pattern, metric.name))
+        metric = next(matching, None)
+    if metric is None:
+        return None
+    word = _ANY_WORD.match(metric.name)
+    if word is None:
+        return metric
+    # Any word fits the declaration HEADLINE_q10, but only a metric has percentiles.
+    suffix = metric.name[word.end() - 1 :]
+    return metric if declared(name.removesuffix(suffix)) else None
+
+
+def _parse_budget(path: Path, cases: str, name: str, text: str) -> Budget:
+    place = f"budgets {path}: {name} of {cases!r}"
+    metric = find_metric(name)
+    if metric is None:
+        names = [metric.name.partition(".")[0] for metric in METRICS]
+        hint = did_you_mean(name, names)
+        raise UserError(f"{place} is not a metric{hint} (bench/README.md lists them)")
+    factors = _UNIT_FACTORS.get(metric.unit, {"": 1.0, metric.unit: 1.0})
     match = _LIMIT.fullmatch(text)
-    if match is None or match[3] not in units:
-        allowed = f"one of {listed(COMPARISONS)} and a number"
-        unit = f", its unit {listed(filter(None, units))}" if any(units) else ""
-        bare = " or none" if "" in units else ""
-        raise UserError(f"{where} has to be {text!r}, which is not understood: write {allowed}{unit}{bare}")
-    number = float(match[2]) * units[match[3]]
-    return Budget(cases=cases, metric=name, text=text.strip(), comparison=match[1], number=number)
+    if match is None or match[3] not in factors:
+        syntax = _describe_syntax([*factors])
+        raise UserError(f"{place} has to be {text!r}, which is not understood: write {syntax}")
+    comparison, digits, unit = match.groups()
+    number = float(digits) * factors[unit]
+    return Budget(cases=cases, metric=name, text=text.strip(), comparison=comparison, number=number)
+
+
+def _describe_syntax(units: Sequence[str]) -> str:
+    syntax = f"one of {listed(COMPARISONS)} and a number"
+    named_units = [unit for unit in units if unit]
+    if named_units:
+        syntax += f", its unit {listed(named_units)}"
+    if "" in units:
+        syntax += " or none"
+    return syntax

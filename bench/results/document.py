@@ -1,6 +1,6 @@
-"""Tables and figures as numbers: what a plan shows. Workloads write it, reports print and draw it.
+"""The tables and figures of a plan as numbers. Workloads build them, reports print and draw them.
 
-Nothing here was measured; cells are numbers in their column's unit, None where unknown.
+Nothing in them was measured. Cells are numbers in the unit of their column, None if unknown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,27 +15,29 @@ Cell = str | float | None
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What a table's cells or a figure's axis are: GB are 1e9 bytes, a share is of 1."""
+    """A column of a table or an axis of a figure."""
 
     title: str
     help: str = ""
     unit: Unit = "words"
+    """``GB`` are 1e9 bytes, ``share`` is a fraction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """A bar for each name, of parts of a rank's memory or of a step's time; ``limit`` is a line across and its name."""
+    """A stacked bar for each name, of the memory of a rank or the time of a step."""
 
     title: str
     told: str
     of: Literal["memory", "step"]
     bars: Mapping[str, Mapping[str, float]]
     limit: tuple[float, str] | None = None
+    """A line across the bars and its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """A point for each name, on log axes; ``front`` are those that no other beats in both."""
+    """A point for each name, on logarithmic axes."""
 
     title: str
     told: str
@@ -43,11 +45,12 @@ class Points:
     y: Column
     points: Mapping[str, tuple[float, float]]
     front: Sequence[str]
+    """The names on the Pareto front."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gantt:
-    """A pipeline's ``predicted`` actions over time."""
+    """The ``predicted`` actions of a pipeline over time."""
 
     title: str
     told: str
@@ -59,7 +62,7 @@ Figure = Stacks | Points | Gantt
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of as many cells as there are columns, and figures of the same numbers."""
+    """Rows with a cell for each column, and figures of the same numbers."""
 
     id: str
     title: str
@@ -72,7 +75,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Tables under one heading, and sentences of their own."""
+    """Tables and notes under one heading."""
 
     id: str
     title: str
@@ -82,13 +85,12 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """What is printed, or written as a page, Markdown or JSON: ``tiles`` are the numbers to see first.
-
-    ``problem`` says why what is shown cannot be, if it cannot.
-    """
+    """The content of a page, which is printed or written as HTML, Markdown or JSON."""
 
     name: str
     heading: str
     parts: Sequence[Part]
     tiles: Sequence[tuple[str, str]] = ()
+    """The numbers to see first, with their titles."""
     problem: str = ""
+    """Why the plan is impossible, if it is."""

@@ -1,15 +1,18 @@
-"""The latency and bandwidth of a communication curve: t = latency + size / bandwidth, in pieces where it switches.
+"""The latency and bandwidth of a communication curve, t = latency + size / bandwidth.
 
-Errors count relative to the model, so that a kilobyte weighs as much as a gigabyte, and with the weights of Student's
-t distribution (Lange, Little & Taylor, JASA 1989), so that single sizes off the curve do not bend it. A switch of
-protocol is a knee: one more line costs two parameters, and is drawn only if the F test refuses to do without it
-(Bonferroni over the places where a knee could be). Nothing here knows what was timed.
+Errors are relative to the model, so that a kilobyte counts as much as a gigabyte. They have the
+weights of Student's t distribution (Lange, Little & Taylor, JASA 1989), so that single outliers do
+not bend the line. Where the protocol switches, the curve has a breakpoint: one more line costs two
+parameters, and is drawn only if an F test rejects the fit without it (Bonferroni over the places of
+the breakpoint).
 
-A launch is slow or fast at all sizes alike, which no residual shows: intervals are Student's t over the launches, each
-with the latency and bandwidth that the same weights give of its own times.
+All sizes of a launch may be slow or fast together, which no residual shows. Intervals over several
+launches are therefore Student's t over the latency and bandwidth of each launch, which follow from
+its times with the weights of the fit.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,38 +25,48 @@ import numpy.typing as npt
 from parbench.bench.results.stats import CONFIDENCE, WITHIN_LAUNCH, median, t_quantile
 
 METHOD = (
-    "time = latency + size / bandwidth, by least squares of relative errors with Student-t weights, "
-    "knee positions treated as exact"
+    "time = latency + size / bandwidth, by least squares of relative errors "
+    "with Student-t weights, breakpoints treated as exact"
 )
 MIN_SIZES = 3
-NOISE_FLOOR = 0.01
-_TAILS = 4
-_ROUNDS = 30
-# of normal errors: what these weights leave of the variance is scaled back to the variance of the fit
+"""The sizes that a line needs."""
+MAX_LINES = 3
+MIN_NOISE = 0.01
+"""The least relative error that times are taken to have."""
+SIGNIFICANCE = 0.01
+MIN_OUTLIER_ERROR = 0.20
+OUTLIER_SIGMAS = 4
+_MAX_BREAKPOINT_PLACES = 24  # so that a curve of a thousand sizes takes seconds
+_T_FREEDOM = 4
+_MAX_ITERATIONS = 30
+_TOLERANCE = 1e-6
 _NORMAL_VARIANCE = 1.622
+"""The variance of normal errors over their weighted mean square with these weights."""
+_SIGMA_OF_MAD = 1.4826  # of normal errors
 
 _Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A size in bytes and its time in seconds over all launches, with those of each launch by its number.
-
-    ``low`` and ``high`` are the time's 95 % interval within a launch that is the only one.
-    """
+    """The time of one size in bytes."""
 
     size_bytes: int
     seconds: float
     low: float | None = None
+    """With ``high`` the 95 % interval within a single launch."""
     high: float | None = None
     launches: Mapping[int, float] = field(default_factory=dict)
+    """The time of each launch by its number."""
 
     @property
     def variance(self) -> float | None:
-        """The square of the time's standard error, relative to it; None where it is not known."""
-        if (n := len(self.launches)) > 1:
-            of_launches = variance(map(math.log, self.launches.values())) / n
-            return of_launches / (1 - 2 / (9 * (n - 1))) ** 3  # as medians of few degrees of freedom are too small
+        """The square of the relative standard error of the time, None if it is not known."""
+        n = len(self.launches)
+        if n > 1:
+            of_mean = variance(map(math.log, self.launches.values())) / n
+            # Medians over sizes of a variance with few degrees of freedom are too small.
+            return of_mean / (1 - 2 / (9 * (n - 1))) ** 3
         if self.low is None or self.high is None:
             return None
         return ((self.high - self.low) / 2 / 1.96 / self.seconds) ** 2
@@ -61,11 +74,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """One line with its 95 % intervals, over the sizes from first to last.
-
-    ``bytes_per_second`` is None where the line is flat within the noise: then the bandwidth is at least its low bound.
-    A low or high bound of None is one that the noise does not give.
-    """
+    """One line with its 95 % intervals. A bound is None if the noise does not determine it."""
 
     first_bytes: int
     last_bytes: int
@@ -73,6 +82,7 @@ class Segment:
     latency_low: float
     latency_high: float
     bytes_per_second: float | None
+    """None if the line is flat within the noise. Then its low bound is that of the bandwidth."""
     bytes_per_second_low: float | None
     bytes_per_second_high: float | None
 
@@ -80,248 +90,387 @@ class Segment:
     def seconds_per_byte(self) -> float:
         return 1 / self.bytes_per_second if self.bytes_per_second else 0.0
 
+    @property
+    def half_bandwidth_bytes(self) -> float | None:
+        """n_1/2 (Hockney), which is latency times bandwidth."""
+        if self.bytes_per_second is None:
+            return None
+        return self.latency_seconds * self.bytes_per_second
+
     def seconds(self, size_bytes: float) -> float:
         return self.latency_seconds + size_bytes * self.seconds_per_byte
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A curve's lines in the order of size; ``half_bandwidth_bytes`` is n_1/2, latency times bandwidth of the last.
-
-    ``launches`` is how many the intervals are over, one where they are within it. ``off_curve`` holds sizes with their
-    relative residuals, which is time over the model's less one; ``residual`` is the median of those of all sizes,
-    without their signs.
-    """
+    """The lines of a curve in the order of size."""
 
     segments: tuple[Segment, ...]
     half_bandwidth_bytes: float | None
-    off_curve: tuple[tuple[int, float], ...]
+    """That of the last line."""
+    outliers: tuple[tuple[int, float], ...]
+    """Sizes far from the curve with their relative errors, which are time over model less 1."""
     residual: float
+    """The median of the absolute relative errors of all sizes."""
     launches: int
+    """The number of launches that the intervals are over, one for intervals within a launch."""
     method: str
 
     @property
-    def knees(self) -> tuple[float, ...]:
-        """Where one line ends and the next begins, in bytes: where they cross, else the middle between the sizes."""
-        pairs = pairwise(self.segments)
-        return tuple(_crossing(one, other) or math.sqrt(one.last_bytes * other.first_bytes) for one, other in pairs)
+    def breakpoints(self) -> tuple[float, ...]:
+        """The sizes in bytes at which one line ends and the next begins.
+
+        They are where the lines cross, otherwise in the middle between the sizes.
+        """
+        sizes = []
+        for left, right in pairwise(self.segments):
+            middle = math.sqrt(left.last_bytes * right.first_bytes)
+            sizes.append(_find_crossing(left, right) or middle)
+        return tuple(sizes)
 
     def predict(self, size_bytes: int) -> float:
-        return self.segments[sum(size_bytes > knee for knee in self.knees)].seconds(size_bytes)
+        index = bisect_left(self.breakpoints, size_bytes)
+        return self.segments[index].seconds(size_bytes)
 
 
 def fit(points: Sequence[Point]) -> Fit | None:
-    """Return the latency and bandwidth that explain times at three sizes or more, else None; all are above zero."""
+    """Return the latency and bandwidth that explain times, None with fewer than three sizes.
+
+    Sizes and times are above zero.
+    """
     assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
-    ordered = sorted(points, key=lambda point: (point.size_bytes, point.seconds))
-    by_size = [list(alike) for _, alike in groupby(ordered, key=lambda point: point.size_bytes)]
-    curve = [alike[(len(alike) - 1) // 2] for alike in by_size]  # of several times of one size the lower median
+    curve = _select_curve(points)
     if len(curve) < MIN_SIZES:
         return None
-    known = [found for point in curve if (found := point.variance) is not None]
-    noise = max(NOISE_FLOOR, math.sqrt(median(known)) if known else 0.0)
-    sizes, times = np.array([(float(point.size_bytes), point.seconds) for point in curve]).T
-    chosen = [_line(sizes, times, noise)]
-    for count in range(2, min(3, len(curve) // MIN_SIZES) + 1):
-        ways = _cuts(len(curve), count)
-        lines = _best(sizes, times, ways, noise)
-        if _is_asked_for(chosen, lines, len(ways), noise):
-            chosen = lines
-    # the lines once more, with the scale of their own errors, and intervals from their covariance
-    scale = _scale(_errors(chosen), NOISE_FLOOR)
-    lines = [_line(line.sizes, line.times, scale) for line in chosen]
-    errors = _errors(lines)
+    sizes = np.array([float(point.size_bytes) for point in curve])
+    times = np.array([point.seconds for point in curve])
+    noise = _estimate_noise(curve)
+    lines = _choose_lines(sizes, times, noise)
+    # The lines once more, with the scale of their own errors.
+    scale = _fit_scale(_get_errors(lines), MIN_NOISE)
+    lines = [_fit_line(line.sizes, line.times, scale) for line in lines]
+    errors = _get_errors(lines)
     freedom = len(errors) - 2 * len(lines)
-    squares = float((_weights(errors, scale) * errors**2).sum()) / freedom
-    unit = max(math.sqrt(_NORMAL_VARIANCE * squares), noise)
-    shared = sorted(set[int].intersection(*(set(point.launches) for point in curve)))
-    by_launch = np.array([[point.launches[launch] for point in curve] for launch in shared])
+    mean_square = float((_get_weights(errors, scale) * errors**2).sum()) / freedom
+    time_error = max(math.sqrt(_NORMAL_VARIANCE * mean_square), noise)
+    launches = sorted(set[int].intersection(*(set(point.launches) for point in curve)))
     segments = []
     for line in lines:
-        own = by_launch[:, np.isin(sizes, line.sizes)] if len(shared) > 1 else None
-        segments.append(_segment(line, line.weights(scale), unit, freedom, own))
+        weights = line.compute_weights(scale)
+        if len(launches) > 1:
+            on_line = [point for point in curve if point.size_bytes in line.sizes]
+            launch_times = [[point.launches[launch] for point in on_line] for launch in launches]
+            intervals = _intervals_over_launches(line, weights, time_error, np.array(launch_times))
+        else:
+            intervals = _intervals_of_covariance(line, weights, time_error, freedom)
+        segments.append(_make_segment(line, weights, time_error, intervals))
     residual = float(np.median(abs(errors)))
-    off = abs(errors) > max(0.20, 4 * 1.4826 * residual)  # four sigma of normal errors
-    last, launches = segments[-1], max(1, len(shared))
+    is_outlier = abs(errors) > max(MIN_OUTLIER_ERROR, OUTLIER_SIGMAS * _SIGMA_OF_MAD * residual)
+    outliers = zip(sizes[is_outlier], errors[is_outlier], strict=True)
+    last = segments[-1]
+    num_launches = max(1, len(launches))
     return Fit(
         segments=tuple(segments),
-        half_bandwidth_bytes=last.latency_seconds * last.bytes_per_second if last.bytes_per_second else None,
-        off_curve=tuple((int(size), float(error)) for size, error in zip(sizes[off], errors[off], strict=True)),
+        half_bandwidth_bytes=last.half_bandwidth_bytes,
+        outliers=tuple((int(size), float(error)) for size, error in outliers),
         residual=residual,
-        launches=launches,
-        method=f"{METHOD}; {intervals_words(launches)}; {len(sizes)} sizes",
+        launches=num_launches,
+        method=f"{METHOD}; {describe_intervals(num_launches)}; {len(sizes)} sizes",
     )
+
+
+def describe_intervals(launches: int) -> str:
+    """Return a phrase about the intervals of a fit over so many launches."""
+    if launches < 2:
+        return f"95 % t intervals from the fit's covariance, {WITHIN_LAUNCH}"
+    freedom = f"{launches - 1} degree{'s' if launches > 2 else ''} of freedom"
+    return f"95 % Student's t intervals over the lines of {launches} launches, {freedom}"
+
+
+def _select_curve(points: Sequence[Point]) -> list[Point]:
+    """Return one point for each size, from the smallest: of several the lower median time."""
+    ordered = sorted(points, key=lambda point: (point.size_bytes, point.seconds))
+    curve = []
+    for _, group in groupby(ordered, key=lambda point: point.size_bytes):
+        same_size = list(group)
+        curve.append(same_size[(len(same_size) - 1) // 2])
+    return curve
+
+
+def _estimate_noise(curve: Sequence[Point]) -> float:
+    """Return the relative standard error of a time, from the intervals or the launches."""
+    variances = [point.variance for point in curve]
+    known = [variance for variance in variances if variance is not None]
+    return max(MIN_NOISE, math.sqrt(median(known)) if known else 0.0)
 
 
 class _Line:
     """A part of a curve and the line through it."""
 
     def __init__(self, sizes: _Array, times: _Array, latency: float, slope: float) -> None:
-        self.sizes, self.times = sizes, times
-        self.first_bytes, self.last_bytes = int(sizes[0]), int(sizes[-1])
-        self.latency_seconds, self.seconds_per_byte = latency, slope
+        self.sizes = sizes
+        self.times = times
+        self.first_bytes = int(sizes[0])
+        self.last_bytes = int(sizes[-1])
+        self.latency_seconds = latency
+        self.seconds_per_byte = slope
         self.fitted = latency + slope * sizes
         self.errors = times / self.fitted - 1
 
-    def weights(self, scale: float) -> _Array:
-        return _weights(self.errors, scale) / self.fitted**2
+    def compute_weights(self, scale: float) -> _Array:
+        return _get_weights(self.errors, scale) / self.fitted**2
 
 
-def _cuts(length: int, count: int) -> list[tuple[int, ...]]:
-    """Return the ways to cut into parts of three sizes or more, each as the ends of its parts."""
+def _choose_lines(sizes: _Array, times: _Array, noise: float) -> list[_Line]:
+    """Return one line, or more if an F test rejects fewer."""
+    chosen = [_fit_line(sizes, times, noise)]
+    for count in range(2, min(MAX_LINES, len(sizes) // MIN_SIZES) + 1):
+        partitions = _list_partitions(len(sizes), count)
+        lines = _fit_best_partition(sizes, times, partitions, noise)
+        if _rejects_fewer_lines(chosen, lines, len(partitions), noise):
+            chosen = lines
+    return chosen
+
+
+def _list_partitions(length: int, count: int) -> list[tuple[int, ...]]:
+    """Return the ways to split a curve into lines of MIN_SIZES sizes, each as the lines' ends."""
     places = range(MIN_SIZES, length - MIN_SIZES + 1)
-    # at most 24 at even distances, so that a thousand sizes take seconds
-    tried = places[:: max(1, math.ceil(len(places) / 24))]
-    ways = ((0, *inner, length) for inner in combinations(tried, count - 1))
-    return [ends for ends in ways if all(stop - start >= MIN_SIZES for start, stop in pairwise(ends))]
+    step = max(1, math.ceil(len(places) / _MAX_BREAKPOINT_PLACES))
+    partitions = []
+    for inner in combinations(places[::step], count - 1):
+        ends = (0, *inner, length)
+        if all(stop - start >= MIN_SIZES for start, stop in pairwise(ends)):
+            partitions.append(ends)
+    return partitions
 
 
-def _best(sizes: _Array, times: _Array, ways: Sequence[tuple[int, ...]], scale: float) -> list[_Line]:
-    """Return the lines of the best way to cut; where lines meet they save a parameter."""
+def _fit_best_partition(
+    sizes: _Array, times: _Array, partitions: Sequence[tuple[int, ...]], scale: float
+) -> list[_Line]:
+    """Return the lines of the likeliest partition, where lines that meet save a parameter."""
 
     @cache
-    def line(start: int, stop: int) -> _Line:
-        return _line(sizes[start:stop], times[start:stop], scale)
+    def fit_span(start: int, stop: int) -> _Line:
+        return _fit_line(sizes[start:stop], times[start:stop], scale)
 
-    def total(ends: tuple[int, ...]) -> float:
-        lines = [line(*span) for span in pairwise(ends)]
-        meet = sum(_crossing(one, other) is not None for one, other in pairwise(lines))
-        return sum(_cost(one.errors, scale) for one in lines) - meet * math.log(len(sizes))
+    def fit_partition(ends: tuple[int, ...]) -> list[_Line]:
+        return [fit_span(start, stop) for start, stop in pairwise(ends)]
 
-    best = min(ways, key=total)
-    return [line(*span) for span in pairwise(best)]
+    def compute_cost(ends: tuple[int, ...]) -> float:
+        lines = fit_partition(ends)
+        crossings = [_find_crossing(left, right) for left, right in pairwise(lines)]
+        num_meeting = sum(crossing is not None for crossing in crossings)
+        deviance = sum(_compute_deviance(line.errors, scale) for line in lines)
+        return deviance - num_meeting * math.log(len(sizes))
 
-
-def _is_asked_for(few: Sequence[_Line], many: Sequence[_Line], ways: int, noise: float) -> bool:
-    """Say whether the F test refuses the fewer lines at 1 %; the others are the best of so many ``ways`` to cut."""
-    few_errors, many_errors = _errors(few), _errors(many)
-    silent = max(1, len(few_errors) // 10)  # the worst off have no voice: an outlier or two do not ask for a line
-    heard = np.argsort(abs(few_errors), kind="stable")[:-silent]
-    freedom = len(heard) - 2 * len(many)
-    gain = _spread(few_errors[heard], noise) - _spread(many_errors[heard], noise)
-    extra = len(many) - len(few) - 1
-    # for sums of squares in ratio x, p is x^(d/2) with 2 and d degrees of freedom, with 4 at most x^(d/2) (1 + d/2)
-    return freedom * gain > 2 * math.log(ways / 0.01) + 2 * extra * math.log(1 + freedom / 2)
+    return fit_partition(min(partitions, key=compute_cost))
 
 
-def _errors(lines: Sequence[_Line]) -> _Array:
+def _rejects_fewer_lines(
+    fewer: Sequence[_Line],
+    more: Sequence[_Line],
+    num_partitions: int,
+    noise: float,
+) -> bool:
+    """Return True if an F test rejects the fewer lines.
+
+    The lines of ``more`` are the best of so many partitions. The worst tenth of the errors does not
+    count, so that one or two outliers do not justify a line.
+    """
+    fewer_errors = _get_errors(fewer)
+    more_errors = _get_errors(more)
+    num_ignored = max(1, len(fewer_errors) // 10)
+    kept = np.argsort(abs(fewer_errors), kind="stable")[:-num_ignored]
+    freedom = len(kept) - 2 * len(more)
+    gain = _log_mean_square(fewer_errors[kept], noise) - _log_mean_square(more_errors[kept], noise)
+    extra = len(more) - len(fewer) - 1
+    # For sums of squares in ratio x, p is x^(d/2) with 2 and d degrees of freedom, and at most
+    # x^(d/2) (1 + d/2) with 4.
+    limit = 2 * math.log(num_partitions / SIGNIFICANCE) + 2 * extra * math.log(1 + freedom / 2)
+    return freedom * gain > limit
+
+
+def _get_errors(lines: Sequence[_Line]) -> _Array:
     return np.concatenate([line.errors for line in lines])
 
 
-def _spread(errors: _Array, noise: float) -> float:
-    """Return the logarithm of the errors' mean square, as Student's t likelihood sees it."""
-    scale = _scale(errors, noise)
-    return 2 * math.log(scale) + _cost(errors, scale) / len(errors)
+def _log_mean_square(errors: _Array, noise: float) -> float:
+    """Return the logarithm of the mean square of errors, by the likelihood of Student's t."""
+    scale = _fit_scale(errors, noise)
+    return 2 * math.log(scale) + _compute_deviance(errors, scale) / len(errors)
 
 
-def _scale(errors: _Array, at_least: float) -> float:
-    """Return the scale of Student's t that makes the errors likeliest, by fixed-point iteration."""
-    scale = max(at_least, math.sqrt(np.mean(errors**2)))
-    for _ in range(_ROUNDS):
-        scale = max(at_least, math.sqrt((_TAILS + 1) / _TAILS * np.mean(_weights(errors, scale) * errors**2)))
+def _fit_scale(errors: _Array, min_scale: float) -> float:
+    """Return the likeliest scale of Student's t, by fixed-point iteration."""
+    scale = max(min_scale, math.sqrt(np.mean(errors**2)))
+    for _ in range(_MAX_ITERATIONS):
+        weighted = np.mean(_get_weights(errors, scale) * errors**2)
+        scale = max(min_scale, math.sqrt((_T_FREEDOM + 1) / _T_FREEDOM * weighted))
     return scale
 
 
-def _weights(errors: _Array, scale: float) -> _Array:
-    return _TAILS / (_TAILS + (errors / scale) ** 2)
+def _get_weights(errors: _Array, scale: float) -> _Array:
+    return _T_FREEDOM / (_T_FREEDOM + (errors / scale) ** 2)
 
 
-def _cost(errors: _Array, scale: float) -> float:
+def _compute_deviance(errors: _Array, scale: float) -> float:
     """Return -2 log likelihood of Student's t without its constants."""
-    return float((_TAILS + 1) * np.log1p((errors / scale) ** 2 / _TAILS).sum())
+    return float((_T_FREEDOM + 1) * np.log1p((errors / scale) ** 2 / _T_FREEDOM).sum())
 
 
-def _line(sizes: _Array, times: _Array, scale: float) -> _Line:
-    """Return the line whose relative errors are likeliest, by iteratively reweighted least squares."""
+def _fit_line(sizes: _Array, times: _Array, scale: float) -> _Line:
+    """Return the line with the likeliest relative errors, by iteratively reweighted least squares.
+
+    An outlier can mislead the search. So there are two, in which errors are first relative to the
+    times or to their running medians of three.
+    """
     n = len(times)
-    threes = np.clip(np.arange(n) - 1, 0, n - 3)[:, None] + np.arange(3)
-    found = []
-    # errors are first relative to the times, or to the medians of three: an outlier can mislead one search
-    for start in (times, np.median(times[threes], axis=1)):
-        line = _least_squares(sizes, times, 1 / start**2)
-        for _ in range(_ROUNDS):
-            before, line = line, _least_squares(sizes, times, line.weights(scale))
-            if abs(line.fitted / before.fitted - 1).max() < 1e-6:
-                break
-        found.append(line)
-    return min(found, key=lambda line: _cost(line.errors, scale))
+    windows = np.clip(np.arange(n) - 1, 0, n - 3)[:, None] + np.arange(3)
+    running_medians = np.median(times[windows], axis=1)
+    lines = [_search_line(sizes, times, start, scale) for start in (times, running_medians)]
+    return min(lines, key=lambda line: _compute_deviance(line.errors, scale))
 
 
-def _moments(sizes: _Array, weights: _Array) -> tuple[float, float, float]:
-    """Return the sum of the weights, the mean size, and the weighted squares of the sizes about it."""
+def _search_line(sizes: _Array, times: _Array, start: _Array, scale: float) -> _Line:
+    line = _fit_least_squares(sizes, times, 1 / start**2)
+    for _ in range(_MAX_ITERATIONS):
+        previous = line
+        line = _fit_least_squares(sizes, times, previous.compute_weights(scale))
+        if abs(line.fitted / previous.fitted - 1).max() < _TOLERANCE:
+            break
+    return line
+
+
+def _compute_moments(sizes: _Array, weights: _Array) -> tuple[float, float, float]:
+    """Return the sum of the weights, the mean size and the weighted squares of sizes about it."""
     total = float(weights.sum())
-    middle = float(weights @ sizes) / total
-    return total, middle, float(weights @ (sizes - middle) ** 2)
+    mean = float(weights @ sizes) / total
+    return total, mean, float(weights @ (sizes - mean) ** 2)
 
 
-def _least_squares(sizes: _Array, times: _Array, weights: _Array) -> _Line:
-    """Return the line with latency and slope not below zero that is closest in weighted squares."""
-    total, middle, about = _moments(sizes, weights)
-    time = float(weights @ times) / total
-    slope = float(weights @ ((sizes - middle) * times)) / about
-    latency = time - slope * middle
+def _fit_least_squares(sizes: _Array, times: _Array, weights: _Array) -> _Line:
+    """Return the line of least weighted squares with latency and slope not below zero."""
+    total, mean_size, squares = _compute_moments(sizes, weights)
+    mean_time = float(weights @ times) / total
+    slope = float(weights @ ((sizes - mean_size) * times)) / squares
+    latency = mean_time - slope * mean_size
     if slope < 0:
-        latency, slope = time, 0.0
+        latency, slope = mean_time, 0.0
     elif latency < 0:
-        latency, slope = 0.0, float(weights @ (sizes * times)) / (about + total * middle**2)
+        latency, slope = 0.0, float(weights @ (sizes * times)) / (squares + total * mean_size**2)
     return _Line(sizes, times, latency, slope)
 
 
-def _crossing(one: _Line | Segment, other: _Line | Segment) -> float | None:
-    if one.seconds_per_byte == other.seconds_per_byte:
+def _find_crossing(left: _Line | Segment, right: _Line | Segment) -> float | None:
+    """Return the size between two lines at which they cross, None if they do not."""
+    if left.seconds_per_byte == right.seconds_per_byte:
         return None
-    size = (other.latency_seconds - one.latency_seconds) / (one.seconds_per_byte - other.seconds_per_byte)
-    return size if one.last_bytes <= size <= other.first_bytes else None
+    difference = right.latency_seconds - left.latency_seconds
+    size = difference / (left.seconds_per_byte - right.seconds_per_byte)
+    return size if left.last_bytes <= size <= right.first_bytes else None
 
 
-def intervals_words(launches: int) -> str:
-    if launches < 2:
-        return f"95 % t intervals from the fit's covariance, {WITHIN_LAUNCH}"
-    freedom = f"{launches - 1} degree{'s' * (launches > 2)} of freedom"
-    return f"95 % Student's t intervals over the lines of {launches} launches, {freedom}"
+@dataclass(frozen=True, kw_only=True)
+class _Intervals:
+    """The 95 % intervals of a line."""
+
+    latency_low: float
+    latency_high: float
+    slope_low: float
+    slope_high: float
 
 
-def _segment(line: _Line, weights: _Array, unit: float, freedom: int, by_launch: _Array | None) -> Segment:
-    """Return a line with its intervals; ``unit`` is the standard error of one time relative to it.
+def _is_flat(line: _Line, time_error: float) -> bool:
+    """Return True if the slope is within two standard errors that it would have if it were 0."""
+    size_spread = math.sqrt(len(line.sizes) * line.sizes.var())
+    return line.seconds_per_byte <= 2 * time_error * float(line.fitted[0]) / size_spread
 
-    ``by_launch`` holds the launches' times of its sizes, a row each, None where there is one launch.
-    """
-    total, middle, about = _moments(line.sizes, weights)
-    slope, latency = line.seconds_per_byte, line.latency_seconds
-    # flat: the slope is within two of the standard errors that it would have if there were none
-    flat = slope <= 2 * unit * line.fitted[0] / math.sqrt(len(line.sizes) * line.sizes.var())
-    if flat:
-        latency = float(weights @ line.times) / total
-    of_slope = weights * (line.sizes - middle) / about
-    of_latency = weights / total - (0.0 if flat else middle * of_slope)
-    if by_launch is None:
-        reach = unit * t_quantile(0.5 + CONFIDENCE / 2, freedom)
-        slope_reach, latency_reach = (
-            reach * math.sqrt(float((of**2 / weights).sum())) for of in (of_slope, of_latency)
-        )
-        slope_low, slope_high = slope - slope_reach, slope + slope_reach
-        latency_low, latency_high = max(0.0, latency - latency_reach), latency + latency_reach
-    else:
-        slope_low, slope_high = _over_launches(slope, by_launch @ of_slope)
-        latency_low, latency_high = _over_launches(latency, by_launch @ of_latency)
-    return Segment(
-        first_bytes=line.first_bytes,
-        last_bytes=line.last_bytes,
-        latency_seconds=latency,
-        latency_low=latency_low,
-        latency_high=latency_high,
-        bytes_per_second=None if flat else 1 / slope,
-        bytes_per_second_low=1 / slope_high if slope_high > 0 else None,
-        bytes_per_second_high=1 / slope_low if slope_low > 0 and not flat else None,
+
+def _get_latency(line: _Line, weights: _Array, time_error: float) -> float:
+    """Return the latency, which is the mean time of a flat line."""
+    if _is_flat(line, time_error):
+        return float(weights @ line.times) / float(weights.sum())
+    return line.latency_seconds
+
+
+def _compute_gradients(line: _Line, weights: _Array, time_error: float) -> tuple[_Array, _Array]:
+    """Return the derivatives of latency and slope with respect to each time."""
+    total, mean_size, squares = _compute_moments(line.sizes, weights)
+    of_slope = weights * (line.sizes - mean_size) / squares
+    of_latency = weights / total
+    if not _is_flat(line, time_error):
+        of_latency = of_latency - mean_size * of_slope
+    return of_latency, of_slope
+
+
+def _intervals_of_covariance(
+    line: _Line,
+    weights: _Array,
+    time_error: float,
+    freedom: int,
+) -> _Intervals:
+    """Return intervals within a launch; ``time_error`` is the relative standard error of a time."""
+    factor = time_error * t_quantile(0.5 + CONFIDENCE / 2, freedom)
+    gradients = _compute_gradients(line, weights, time_error)
+    widths = [factor * math.sqrt(float((part**2 / weights).sum())) for part in gradients]
+    latency = _get_latency(line, weights, time_error)
+    latency_width, slope_width = widths
+    return _Intervals(
+        latency_low=max(0.0, latency - latency_width),
+        latency_high=latency + latency_width,
+        slope_low=line.seconds_per_byte - slope_width,
+        slope_high=line.seconds_per_byte + slope_width,
     )
 
 
-def _over_launches(middle: float, values: _Array) -> tuple[float, float]:
-    """Return Student's t interval around ``middle``, on logarithms where all are above zero, and not below zero."""
+def _intervals_over_launches(
+    line: _Line,
+    weights: _Array,
+    time_error: float,
+    launch_times: _Array,
+) -> _Intervals:
+    """Return intervals over launches, each of which has a row in ``launch_times``."""
+    of_latency, of_slope = _compute_gradients(line, weights, time_error)
+    latency = _get_latency(line, weights, time_error)
+    latency_low, latency_high = _interval_around(latency, launch_times @ of_latency)
+    slope_low, slope_high = _interval_around(line.seconds_per_byte, launch_times @ of_slope)
+    return _Intervals(
+        latency_low=latency_low,
+        latency_high=latency_high,
+        slope_low=slope_low,
+        slope_high=slope_high,
+    )
+
+
+def _interval_around(center: float, values: _Array) -> tuple[float, float]:
+    """Return Student's t interval with this center, from the deviation of the values.
+
+    It is on logarithms if all are above zero, and has no bound below zero.
+    """
     n = len(values)
-    reach = t_quantile(0.5 + CONFIDENCE / 2, n - 1) / math.sqrt(n)
-    if middle > 0 and values.min() > 0:
-        factor = math.exp(reach * float(np.log(values).std(ddof=1)))
-        return middle / factor, middle * factor
-    reach *= float(values.std(ddof=1))
-    return max(0.0, middle - reach), middle + reach
+    factor = t_quantile(0.5 + CONFIDENCE / 2, n - 1) / math.sqrt(n)
+    if center > 0 and values.min() > 0:
+        ratio = math.exp(factor * float(np.log(values).std(ddof=1)))
+        return center / ratio, center * ratio
+    width = factor * float(values.std(ddof=1))
+    return max(0.0, center - width), center + width
+
+
+def _make_segment(
+    line: _Line,
+    weights: _Array,
+    time_error: float,
+    intervals: _Intervals,
+) -> Segment:
+    is_flat = _is_flat(line, time_error)
+    has_upper_bound = intervals.slope_low > 0 and not is_flat
+    return Segment(
+        first_bytes=line.first_bytes,
+        last_bytes=line.last_bytes,
+        latency_seconds=_get_latency(line, weights, time_error),
+        latency_low=intervals.latency_low,
+        latency_high=intervals.latency_high,
+        bytes_per_second=None if is_flat else 1 / line.seconds_per_byte,
+        bytes_per_second_low=1 / intervals.slope_high if intervals.slope_high > 0 else None,
+        bytes_per_second_high=1 / intervals.slope_low if has_upper_bound else None,
+    )

@@ -1,10 +1,9 @@
-"""The metrics: each declared once, with unit, direction, heading, meaning and formula; producers give values only.
+"""The metrics, each declared once: unit, direction, heading, meaning and formula.
 
-Capitals in a name stand for any word: ``exposed_comm.AXIS`` declares ``exposed_comm.dp``. Columns, glossary, README and
-the records' schema are made of these declarations.
+Capitals in a name stand for any word: ``exposed_comm.AXIS`` declares ``exposed_comm.dp``. Columns,
+glossary, README and the schema of records follow from these declarations. Benchmarks give values.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,153 +12,173 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from parbench.bench.results.stats import LEAST, WITHIN_LAUNCH, Estimate, Kind, mean_of
+from parbench.bench.results.stats import LOWER_BOUNDS, WITHIN_LAUNCH, Estimate, Kind, mean_of
 
 Better = Literal["lower", "higher"]
 T = TypeVar("T")
-_WORD = re.compile("[A-Z]{2,}")
+_ANY_WORD = re.compile("[A-Z]{2,}")
 
 
-class MetricValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A number with its 95 % interval; ``method`` says how both were found, None is unknown.
-
-    ``better`` is None for a fact that is neither good nor bad.
-    """
+class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A number with its 95 % interval. None is unknown."""
 
     value: float | None
     unit: str = ""
     better: Better | None = None
+    """None for a fact that is neither good nor bad."""
     low: float | None = None
     high: float | None = None
     method: str = ""
-
-    @property
-    def is_within_launch(self) -> bool:
-        return self.low is not None and self.method.endswith(WITHIN_LAUNCH)
+    """A phrase about how the value and its interval were computed."""
+    is_within_launch: bool = False
+    """True for an interval of a single launch, in results that are merged over launches."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a number means: ``title`` heads its column, ``help`` says it in words, ``formula`` how it comes about.
-
-    ``tables`` names the tables of steps that show it; ``shown`` is the format of a number without unit, a percentage if
-    empty. ``kind`` says how launches are merged; differences, factors and excesses are shown with their intervals.
-    An ``exact`` one is counted, not measured: alike in all runs of the same step, so that a change is meant or a fault.
-    """
+    """The meaning of a number."""
 
     name: str
     unit: str
     better: Better | None
     title: str
+    """The heading of its column."""
     help: str
     formula: str = ""
     tables: tuple[str, ...] = ()
+    """The tables of steps that show it."""
     shown: str = ""
+    """The format of a number without unit, a percentage if empty."""
     kind: Kind = "amount"
+    """How launches are merged. Differences, factors and excesses are shown with their intervals."""
     exact: bool = False
+    """True for a count, which is the same in all runs of a step: any change matters."""
 
     @cached_property
     def pattern(self) -> str:
-        return _WORD.sub("(.+)", re.escape(self.name))
+        return _ANY_WORD.sub("(.+)", re.escape(self.name))
 
-    def of(self, name: str) -> "Metric | None":
-        """Return what is declared of one such name, its words in title and help; None for another metric's name."""
-        found = re.fullmatch(self.pattern, name)
-        if found is None or not found.groups():
-            return self if found else None
+    def specialize(self, name: str) -> "Metric | None":
+        """Return the declaration of a metric with this name, None if this declares another one.
 
-        def told(text: str) -> str:
-            words = iter(found.groups())
-            return _WORD.sub(lambda word: next(words, word[0]), text)
+        The words of the name replace the capitals in title and help.
+        """
+        match = re.fullmatch(self.pattern, name)
+        if match is None:
+            return None
+        if not match.groups():
+            return self
 
-        return replace(self, name=name, title=told(self.title), help=told(self.help))
+        def fill(text: str) -> str:
+            words = iter(match.groups())
+            return _ANY_WORD.sub(lambda capitals: next(words, capitals[0]), text)
+
+        return replace(self, name=name, title=fill(self.title), help=fill(self.help))
 
 
 # fmt: off
 METRICS = (
     Metric("time", "s", "lower", "time", "median with its 95 % interval"),
     Metric("step_time", "s", "lower", "step time", "median with its 95 % interval"),
-    Metric("HEADLINE_q10", "s", "lower", "q10", "10th percentile, least disturbed; steadier than the median"),
-    Metric("HEADLINE_p99", "s", "lower", "p99", "99th percentile, from launches of at least 100 iterations"),
-    Metric("algbw", "B/s", "higher", "algbw GB/s", "algorithm bandwidth in 1e9 B/s, nccl-tests' convention",
-           "size / time"),
-    Metric("busbw", "B/s", "higher", "busbw GB/s", "bus bandwidth in 1e9 B/s, nccl-tests' convention",
-           "algbw x nccl-tests' factor"),
-    Metric("busbw_of_copy", "", "higher", "of copy", "bus bandwidth over that of a copy in memory on the same host",
-           "busbw / memory.copy"),
+    Metric("HEADLINE_q10", "s", "lower", "q10",
+           "10th percentile, least disturbed; steadier than the median"),
+    Metric("HEADLINE_p99", "s", "lower", "p99",
+           "99th percentile, from launches of at least 100 iterations"),
+    Metric("algbw", "B/s", "higher", "algbw GB/s",
+           "algorithm bandwidth in 1e9 B/s, nccl-tests' convention", "size / time"),
+    Metric("busbw", "B/s", "higher", "busbw GB/s",
+           "bus bandwidth in 1e9 B/s, nccl-tests' convention", "algbw x nccl-tests' factor"),
+    Metric("busbw_of_copy", "", "higher", "of copy",
+           "bus bandwidth over that of a copy in memory on the same host", "busbw / memory.copy"),
     Metric("flops", "FLOP/s", "higher", "FLOP/s", "floating-point operations a second"),
     Metric("pairs_per_second", "pairs/s", "higher", "pairs/s",
            "token-expert pairs dispatched and combined per second"),
-    Metric("issue_time", "s", "lower", "issue", "time of the call itself", "until every rank has issued"),
-    Metric("wait_time", "s", "lower", "wait", "time from the call's return until the operation is done",
-           "from then to the end", kind="from zero"),
-    Metric("skew", "s", "lower", "skew", "how far apart ranks arrive at an iteration", "last arrival - first",
+    Metric("issue_time", "s", "lower", "issue", "time of the call itself",
+           "until every rank has issued"),
+    Metric("wait_time", "s", "lower", "wait",
+           "time from the call's return until the operation is done", "from then to the end",
            kind="from zero"),
+    Metric("skew", "s", "lower", "skew", "how far apart ranks arrive at an iteration",
+           "last arrival - first", kind="from zero"),
     Metric("transfer", "s", "lower", "transfer", "time from the last rank's arrival to the end",
-           "last exit - last arrival",
-           kind="from zero"),
+           "last exit - last arrival", kind="from zero"),
     Metric("last_arriver", "s", "lower", "last arriver",
-           "time of the rank that arrives last and waits for nobody, on CUDA; compares with nccl-tests"),
+           "time of the rank that arrives last and waits for nobody, on CUDA; compares with "
+           "nccl-tests"),
     # ---- a training step; tables show metrics in this order, idle after the bubbles that it makes
     Metric("tokens_per_second", "tokens/s", "higher", "tokens/s",
            "tokens per second, all ranks together"),
-    Metric("bubble_fraction", "", "lower", "bubble fraction", "share of the pipeline's time in which ranks are idle",
-           "idle / (ranks x makespan)", ("pipelines",), kind="from zero"),
+    Metric("bubble_fraction", "", "lower", "bubble fraction",
+           "share of the pipeline's time in which ranks are idle", "idle / (ranks x makespan)",
+           ("pipelines",), kind="from zero"),
     Metric("bubble_fraction_simulated", "", None, "simulated",
            "bubble fraction simulated with this step's own times",
-           "simulated with the mean time of each kind, no latency", ("pipelines",), kind="from zero"),
+           "simulated with the mean time of each kind, no latency", ("pipelines",),
+           kind="from zero"),
     Metric("bubble_fraction_formula", "", None, "formula",
-           "bubble fraction by the schedule's closed form: (P-1)/(M+P-1) for 1F1B with P ranks and M microbatches",
-           "closed form", ("pipelines",), kind="from zero"),
-    Metric("bubble_overhead", "", "lower", "bubble overhead", "idle over busy time: (P-1)/M for 1F1B", "idle / busy",
-           ("pipelines",), kind="from zero"),
+           "bubble fraction by the schedule's closed form: (P-1)/(M+P-1) for 1F1B with P ranks and "
+           "M microbatches", "closed form", ("pipelines",), kind="from zero"),
+    Metric("bubble_overhead", "", "lower", "bubble overhead",
+           "idle over busy time: (P-1)/M for 1F1B", "idle / busy", ("pipelines",),
+           kind="from zero"),
     Metric("bubble_fraction_span", "", "lower", "fraction of span",
-           "idle share of the idlest rank between its first action and its last", "idle / span", ("pipelines",),
-           kind="from zero"),
-    Metric("BUBBLE_simulated", "", None, "BUBBLE simulated", "BUBBLE simulated with this step's own times",
+           "idle share of the idlest rank between its first action and its last", "idle / span",
+           ("pipelines",), kind="from zero"),
+    Metric("BUBBLE_simulated", "", None, "BUBBLE simulated",
+           "BUBBLE simulated with this step's own times",
            "simulated with the mean time of each kind, no latency", kind="from zero"),
-    Metric("BUBBLE_formula", "", None, "BUBBLE formula", "BUBBLE by the schedule's closed form", "closed form",
-           kind="from zero"),
+    Metric("BUBBLE_formula", "", None, "BUBBLE formula", "BUBBLE by the schedule's closed form",
+           "closed form", kind="from zero"),
     Metric("mfu", "", "higher", "mfu",
-           "model FLOPs utilisation, FLOPs counted as in PaLM; of the datasheet's peak, or of a CPU's matrix products",
-           "model FLOPs of a step / step time / peak FLOP/s", ("steps",)),
+           "model FLOPs utilisation, FLOPs counted as in PaLM; of the datasheet's peak, or of a "
+           "CPU's matrix products", "model FLOPs of a step / step time / peak FLOP/s", ("steps",)),
     Metric("compute", "s", None, "compute", "time in which a rank computes", "", ("times",)),
-    Metric("overlap", "", "higher", "overlap", "share of communication that computation or copies hide",
-           "hidden / (hidden + exposed)", ("steps",), kind="from zero"),
-    Metric("exposed_comm.AXIS", "s", "lower", "exposed AXIS", "communication on AXIS that computation does not hide",
+    Metric("overlap", "", "higher", "overlap",
+           "share of communication that computation or copies hide", "hidden / (hidden + exposed)",
+           ("steps",), kind="from zero"),
+    Metric("exposed_comm.AXIS", "s", "lower", "exposed AXIS",
+           "communication on AXIS that computation does not hide",
            "length of communication minus compute, as sets of time", ("times",), kind="from zero"),
-    Metric("exposed_fraction", "", "lower", "exposed", "share of the traced step in which communication is exposed",
+    Metric("exposed_fraction", "", "lower", "exposed",
+           "share of the traced step in which communication is exposed",
            "exposed communication on all axes / traced step", kind="from zero"),
-    Metric("exposed_copy", "s", "lower", "copy", "copies that neither computation nor communication hides", "",
-           ("times",), kind="from zero"),
-    Metric("idle", "s", "lower", "idle", "time in which a rank does nothing; in a pipeline the mean over ranks",
-           "", ("times", "pipelines"), kind="from zero"),
+    Metric("exposed_copy", "s", "lower", "copy",
+           "copies that neither computation nor communication hides", "", ("times",),
+           kind="from zero"),
+    Metric("idle", "s", "lower", "idle",
+           "time in which a rank does nothing; in a pipeline the mean over ranks", "",
+           ("times", "pipelines"), kind="from zero"),
     Metric("idle_schedule", "s", "lower", "idle: schedule", "idle time due to the schedule itself",
-           "idle with the mean time of each kind of action, simulated", ("pipelines",), kind="from zero"),
+           "idle with the mean time of each kind of action, simulated", ("pipelines",),
+           kind="from zero"),
     Metric("idle_imbalance", "s", "lower", "idle: imbalance", "idle time due to uneven stages",
            "what each stage's own times add, simulated", ("pipelines",), kind="difference"),
     Metric("idle_p2p", "s", "lower", "idle: p2p", "idle time due to the links' latency",
            "what the links' latency adds, simulated", ("pipelines",), kind="difference"),
     Metric("idle_rest", "s", "lower", "idle: rest", "remaining idle time: jitter and the host",
            "what is measured beyond that: jitter and the host", ("pipelines",), kind="difference"),
-    Metric("makespan", "s", None, "makespan", "time of all pipeline actions", "first action to last of all ranks"),
+    Metric("makespan", "s", None, "makespan", "time of all pipeline actions",
+           "first action to last of all ranks"),
     Metric("non_pipeline_time", "s", "lower", "non-pipeline",
            "time of a step outside the pipeline, such as the update", "step less makespan",
            ("times", "pipelines"), kind="difference"),
     Metric("bubble_fraction_schedule", "", None, "bubble of the schedule",
            "bubble fraction of the schedule itself, of actions that take equal times",
            "simulated at F = I = W, no latency", kind="from zero", exact=True),
-    Metric("in_flight", "microbatches", None, "in flight", "microbatches whose activations a rank holds, at most",
-           "from a microbatch's forward until the end of its backward, counted in the order", ("pipelines",),
-           "{:.4g}", exact=True),
-    Metric("residual", "s", None, "residual", "wall time that no part accounts for; zero if the parts add up",
+    Metric("in_flight", "microbatches", None, "in flight",
+           "microbatches whose activations a rank holds, at most",
+           "from a microbatch's forward until the end of its backward, counted in the order",
+           ("pipelines",), "{:.4g}", exact=True),
+    Metric("residual", "s", None, "residual",
+           "wall time that no part accounts for; zero if the parts add up",
            "wall - compute - exposed - copy - idle", kind="difference"),
-    Metric("ect", "s", "lower", "ect", "effective communication time: what the step would save without communication",
-           "watched step less the same without communication",
-           ("times",), kind="difference"),
-    Metric("comm_wait", "s", "lower", "wait", "time in which the step's code issues communication or waits for it",
-           "host in communication or waiting for it; of a GPU, in nothing but communication", ("times",),
-           kind="from zero"),
+    Metric("ect", "s", "lower", "ect",
+           "effective communication time: what the step would save without communication",
+           "watched step less the same without communication", ("times",), kind="difference"),
+    Metric("comm_wait", "s", "lower", "wait",
+           "time in which the step's code issues communication or waits for it",
+           "host in communication or waiting for it; of a GPU, in nothing but communication",
+           ("times",), kind="from zero"),
     Metric("optimizer_time", "s", "lower", "optimizer", "time in optimizers' steps",
            "traced, by the ranges that torch names after them", ("times",), kind="from zero"),
     Metric("compute_slowdown", "s", "lower", "compute slowdown",
@@ -168,57 +187,70 @@ METRICS = (
     Metric("straggler_wait", "s", "lower", "straggler wait",
            "time that communication waits for the last rank to arrive",
            "in communication before it moves: waiting for a peer", ("times",), kind="from zero"),
-    Metric("comm_transfer.AXIS", "s", "lower", "transfer AXIS", "communication on AXIS after the last rank has arrived",
+    Metric("comm_transfer.AXIS", "s", "lower", "transfer AXIS",
+           "communication on AXIS after the last rank has arrived",
            "each call as long as on the rank it took least", ("times",), kind="from zero"),
-    Metric("tracing_overhead", "", None, "tracing", "extra time of the traced step over the timed one",
+    Metric("tracing_overhead", "", None, "tracing",
+           "extra time of the traced step over the timed one",
            "traced step over plain step, less 1", ("times",), kind="excess"),
     Metric("watching_overhead", "", None, "watching",
            "extra time of the watched step, from which ect is taken, over the timed one",
            "watched step over plain step, less 1", ("times",), kind="excess"),
     Metric("calls.AXIS.OPERATION", "", None, "calls AXIS OPERATION",
-           "calls of AXIS OPERATION that a rank makes in a step, mean over ranks", "counted at the process group",
-           shown="{:.4g}", kind="from zero", exact=True),
-    Metric("calls.AXIS", "", None, "calls AXIS", "calls on AXIS that a rank makes in a step, mean over ranks",
+           "calls of AXIS OPERATION that a rank makes in a step, mean over ranks",
+           "counted at the process group", shown="{:.4g}", kind="from zero", exact=True),
+    Metric("calls.AXIS", "", None, "calls AXIS",
+           "calls on AXIS that a rank makes in a step, mean over ranks",
            "counted at the process group", shown="{:.4g}", kind="from zero"),
     Metric("sent.AXIS.OPERATION", "B", None, "sent AXIS OPERATION",
-           "bytes that a rank sends in a step by AXIS OPERATION, mean over ranks; none where data tell how many",
-           "counted at the process group", kind="from zero", exact=True),
+           "bytes that a rank sends in a step by AXIS OPERATION, mean over ranks; none where data "
+           "tell how many", "counted at the process group", kind="from zero", exact=True),
     Metric("kernels", "", "lower", "kernels", "kernels of a step on a GPU, mean over ranks",
            "counted in the traced step", shown="{:.4g}", kind="from zero", exact=True),
-    Metric("bytes_sent.AXIS", "B", None, "bytes sent AXIS", "bytes sent on AXIS", "counted at the process group",
-           kind="from zero"),
-    Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS", "bytes sent on AXIS in theory", "closed form",
-           kind="from zero"),
+    Metric("bytes_sent.AXIS", "B", None, "bytes sent AXIS", "bytes sent on AXIS",
+           "counted at the process group", kind="from zero"),
+    Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS", "bytes sent on AXIS in theory",
+           "closed form", kind="from zero"),
     Metric("bytes_ratio.AXIS", "", None, "bytes ratio",
            "bytes sent over bytes expected; 1 unless the row says why", "counted over closed form",
            shown="{:.3f}", kind="from zero"),
-    Metric("memory_peak", "B", "lower", "peak", "bytes of a step's peak above what is held at its start",
+    Metric("memory_peak", "B", "lower", "peak",
+           "bytes of a step's peak above what is held at its start", "of torch's allocator",
+           ("times",), kind="from zero"),
+    Metric("memory_kept", "B", "lower", "kept", "bytes held at a step's start",
            "of torch's allocator", ("times",), kind="from zero"),
-    Metric("memory_kept", "B", "lower", "kept", "bytes held at a step's start", "of torch's allocator", ("times",),
-           kind="from zero"),
-    Metric("memory.COMPONENT", "B", "lower", "measured", "memory while the step ran, on the fullest rank",
+    Metric("memory.COMPONENT", "B", "lower", "measured",
+           "memory while the step ran, on the fullest rank",
            "measured on storages, activations by their peak", kind="from zero"),
     Metric("memory_counted.COMPONENT", "B", None, "counted",
-           "bytes of a rank's tensors, each storage once", "counted from tensors", kind="from zero", exact=True),
-    Metric("memory_formula.COMPONENT", "B", None, "formula", "memory in theory, from shapes and layout",
-           "closed form", kind="from zero"),
+           "bytes of a rank's tensors, each storage once", "counted from tensors", kind="from zero",
+           exact=True),
+    Metric("memory_formula.COMPONENT", "B", None, "formula",
+           "memory in theory, from shapes and layout", "closed form", kind="from zero"),
     # ---- attention over ranks
-    Metric("load_balance", "", "higher", "load balance", "how even the ranks' work is in each step of the ring",
-           "pairs of the mask by token order: mean rank over the slowest of each step", ("attention",)),
+    Metric("load_balance", "", "higher", "load balance",
+           "how even the ranks' work is in each step of the ring",
+           "pairs of the mask by token order: mean rank over the slowest of each step",
+           ("attention",)),
     # ---- experts over ranks
     Metric("imbalance.rank", "", "lower", "rank load", "how uneven the ranks' work is",
-           "max / mean of pairs that ranks get, dropped ones left out, the worst layer", ("experts",), "{:.2f}"),
+           "max / mean of pairs that ranks get, dropped ones left out, the worst layer",
+           ("experts",), "{:.2f}"),
     Metric("imbalance.expert", "", "lower", "expert load", "how unevenly experts are chosen",
            "max / mean of tokens that chose an expert, the worst layer", ("experts",), "{:.2f}"),
-    Metric("drop_rate", "", "lower", "dropped", "share of token-expert pairs dropped for lack of room",
+    Metric("drop_rate", "", "lower", "dropped",
+           "share of token-expert pairs dropped for lack of room",
            "dropped over routed, all ranks and layers", ("experts",), kind="from zero"),
-    Metric("drop_rate_expected", "", None, "expected", "drop rate expected of the routing generator",
+    Metric("drop_rate_expected", "", None, "expected",
+           "drop rate expected of the routing generator",
            "closed form, sum max(0, T k p - C) over T k", ("experts",), kind="from zero"),
-    Metric("dispatch_bytes", "B", None, "dispatch bytes", "bytes sent to experts", "closed form, a layer's microbatch",
-           kind="from zero"),
-    Metric("dispatch_bytes_even", "B", None, "dispatch bytes, even", "bytes sent with even routing, no drops",
+    Metric("dispatch_bytes", "B", None, "dispatch bytes", "bytes sent to experts",
+           "closed form, a layer's microbatch", kind="from zero"),
+    Metric("dispatch_bytes_even", "B", None, "dispatch bytes, even",
+           "bytes sent with even routing, no drops",
            "T k h e (R-1)/R: dropless, pairs even over ranks", kind="from zero"),
-    Metric("dispatch_time", "s", "lower", "dispatch time", "time to send tokens to experts, with packing"),
+    Metric("dispatch_time", "s", "lower", "dispatch time",
+           "time to send tokens to experts, with packing"),
     Metric("combine_time", "s", "lower", "combine time", "time to send results back, with packing"),
     Metric("dispatch_bandwidth.wire", "B/s", "higher", "dispatch GB/s",
            "bytes that leave the busiest rank over dispatch time", "", ("experts",)),
@@ -231,83 +263,151 @@ METRICS = (
     Metric("imbalance_time", "s", "lower", "imbalance time",
            "time lost to uneven routing; 0 if balanced",
            "step less step under balanced routes, in turns", ("experts",), kind="difference"),
-    Metric("imbalance_slowdown", "", "lower", "slow-down", "step time over that with balanced routing",
-           "step over step under balanced routes, in turns", ("experts",), "{:.2f}x", kind="factor"),
+    Metric("imbalance_slowdown", "", "lower", "slow-down",
+           "step time over that with balanced routing",
+           "step over step under balanced routes, in turns", ("experts",), "{:.2f}x",
+           kind="factor"),
 )
 # fmt: on
 
 
 @cache
 def declared(name: str) -> Metric | None:
-    """Return the declaration of a name, the first that fits; None for what only a benchmark of a user's own knows."""
-    return next((metric for metric in METRICS if metric.of(name)), None)
+    """Return the first declaration that fits a name, None for a metric of a custom benchmark."""
+    return next((metric for metric in METRICS if metric.specialize(name) is not None), None)
 
 
 def kind_of(name: str, unit: str) -> Kind:
-    """Return a metric's kind; of those that only a user's own benchmark knows, rates are amounts, others may be any."""
+    """Return the kind of a metric. Of undeclared ones, rates are amounts, others differences."""
     metric = declared(name)
-    return metric.kind if metric else "amount" if unit.endswith("/s") else "difference"
+    if metric is not None:
+        return metric.kind
+    return "amount" if unit.endswith("/s") else "difference"
 
 
 def value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
-    """Return a declared metric's value; an estimate brings its interval, and its method after the one given."""
+    """Return the value of a declared metric.
+
+    An estimate brings its interval, and its method is added to the one given.
+    """
     metric = declared(name)
     if metric is None:
         raise LookupError(f"metric {name} is not declared in {__name__}")
-    found = MetricValue(value=None, unit=metric.unit, better=metric.better, method=method)
     if not isinstance(number, Estimate):
-        return msgspec.structs.replace(found, value=number)
-    told = ", ".join(filter(None, (method, number.method)))
-    return msgspec.structs.replace(found, value=number.value, low=number.low, high=number.high, method=told)
+        return MetricValue(value=number, unit=metric.unit, better=metric.better, method=method)
+    return MetricValue(
+        value=number.value,
+        unit=metric.unit,
+        better=metric.better,
+        low=number.low,
+        high=number.high,
+        method=_join(method, number.method),
+    )
 
 
-def values(found: Mapping[str, float | Estimate | None], how: str = "") -> dict[str, MetricValue]:
-    """Return the values of declared metrics, found by each one's formula and ``how``."""
-    formulas = {name: metric.formula if (metric := declared(name)) else "" for name in found}
-    return {name: value(name, of, ", ".join(filter(None, (formulas[name], how)))) for name, of in found.items()}
+def values(
+    numbers: Mapping[str, float | Estimate | None],
+    method: str = "",
+) -> dict[str, MetricValue]:
+    """Return the values of declared metrics. Each one's method begins with its formula."""
+    result = {}
+    for name, number in numbers.items():
+        metric = declared(name)
+        formula = "" if metric is None else metric.formula
+        result[name] = value(name, number, _join(formula, method))
+    return result
 
 
-def gathered(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
-    names = dict.fromkeys(name for one in mappings for name in one)
-    return {name: [one[name] for one in mappings if name in one] for name in names}
+def _join(*phrases: str, separator: str = ", ") -> str:
+    return separator.join(phrase for phrase in phrases if phrase)
+
+
+def collect_by_name(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
+    """Return the values of each name over all mappings that have it."""
+    collected: dict[str, list[T]] = {}
+    for mapping in mappings:
+        for name, item in mapping.items():
+            collected.setdefault(name, []).append(item)
+    return collected
 
 
 def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
-    return {name: _merge(name, metrics) for name, metrics in gathered(launches).items()}
+    """Return each metric merged over the launches that have it."""
+    by_name = collect_by_name(launches)
+    return {name: _merge(name, metrics) for name, metrics in by_name.items()}
 
 
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
-    """Return the mean of the launches that know a value, as its metric's kind asks, with its t interval over them."""
-    first, known = metrics[0], [metric for metric in metrics if metric.value is not None]
-    if len(metrics) == 1 and first.low is not None and not first.is_within_launch:
-        return msgspec.structs.replace(first, method=f"{first.method}, {WITHIN_LAUNCH}")
-    if len(metrics) == 1 or (first.low is None and all(metric == first for metric in metrics)):
-        return first  # a closed form or a count does not scatter
-    kind, values = kind_of(name, first.unit), [metric.value for metric in known if metric.value is not None]
-    lacking = f"unknown in {len(metrics) - len(known)} of {len(metrics)} launches" if len(known) < len(metrics) else ""
-    unknown = msgspec.structs.replace(first, value=None, low=None, high=None, method=lacking)
+    """Return the mean over the launches with a known value, with its t interval over them."""
+    first = metrics[0]
+    if len(metrics) == 1:
+        return _merge_single(first)
+    if first.low is None and all(metric == first for metric in metrics):
+        return first  # formulas and counts do not vary
+    known = [metric for metric in metrics if metric.value is not None]
+    numbers = [metric.value for metric in metrics if metric.value is not None]
+    gap = ""
+    if len(known) < len(metrics):
+        gap = f"unknown in {len(metrics) - len(known)} of {len(metrics)} launches"
     if not known:
-        return unknown
-    if min(values) <= (least := LEAST.get(kind, -math.inf)):
-        why = f"{least:g} or less in some of {len(values)} launches, of which there is no geometric mean"
-        return msgspec.structs.replace(unknown, method="; ".join(filter(None, (why, lacking))))
-    # what a launch gives is its median, except for a percentile
-    noun = "launch medians" if kind == "amount" else "launches"
-    percentiles = {"_p99": "launch 99th percentiles", "_q10": "launch 10th percentiles"}
-    found = mean_of(values, percentiles.get(name[-4:], noun), kind)
+        return _replace_number(first, None, gap)
+    kind = kind_of(name, first.unit)
+    lower_bound = LOWER_BOUNDS.get(kind)
+    if lower_bound is not None and min(numbers) <= lower_bound:
+        reason = f"{lower_bound:g} or less in some of {len(numbers)} launches"
+        reason += ", of which there is no geometric mean"
+        return _replace_number(first, None, _join(reason, gap, separator="; "))
     if len(known) == 1:
-        return _merge(name, [msgspec.structs.replace(known[0], method=f"{known[0].method}; {lacking}")])
-    method = "; ".join(filter(None, (found.method, lacking)))
-    return msgspec.structs.replace(first, value=found.value, low=found.low, high=found.high, method=method)
+        method = _join(known[0].method, gap, separator="; ")
+        return _merge_single(msgspec.structs.replace(known[0], method=method))
+    estimate = mean_of(numbers, _launch_noun(name, kind), kind)
+    method = _join(estimate.method, gap, separator="; ")
+    return _replace_number(first, estimate, method)
 
 
-def schema_of_metrics(ref: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a record's metrics: those declared, each a ``ref`` with its meaning, and any others."""
-    told = {metric.name: {**ref, "title": metric.title, "description": metric.help} for metric in METRICS}
-    patterns = {metric.pattern: told.pop(metric.name) for metric in METRICS if _WORD.search(metric.name)}
+def _merge_single(metric: MetricValue) -> MetricValue:
+    """Return the metric of the only launch that has it."""
+    if metric.low is None or metric.is_within_launch:
+        return metric
+    method = f"{metric.method}, {WITHIN_LAUNCH}"
+    return msgspec.structs.replace(metric, method=method, is_within_launch=True)
+
+
+def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str) -> MetricValue:
+    return msgspec.structs.replace(
+        metric,
+        value=None if estimate is None else estimate.value,
+        low=None if estimate is None else estimate.low,
+        high=None if estimate is None else estimate.high,
+        method=method,
+    )
+
+
+def _launch_noun(name: str, kind: Kind) -> str:
+    """Return a noun for the values of launches, which are medians unless they are percentiles."""
+    if name.endswith("_p99"):
+        return "launch 99th percentiles"
+    if name.endswith("_q10"):
+        return "launch 10th percentiles"
+    return "launch medians" if kind == "amount" else "launches"
+
+
+def schema_of_metrics(reference: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of the metrics of a record.
+
+    Each declared metric is a ``reference`` with its meaning. Others are allowed without.
+    """
+    properties = {}
+    patterns = {}
+    for metric in METRICS:
+        schema = {**reference, "title": metric.title, "description": metric.help}
+        if _ANY_WORD.search(metric.name):
+            patterns[f"^{metric.pattern}$"] = schema
+        else:
+            properties[metric.name] = schema
     return {
         "type": "object",
-        "properties": told,
-        "patternProperties": {f"^{pattern}$": schema for pattern, schema in patterns.items()},
-        "additionalProperties": ref,
+        "properties": properties,
+        "patternProperties": patterns,
+        "additionalProperties": reference,
     }

@@ -2,6 +2,7 @@
 
 import enum
 import gzip
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,41 +21,73 @@ from parbench.bench.limits import (
 )
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue, schema_of_metrics
-from parbench.bench.results.stats import Grade, effective_count, grade, spread, steadiness
+from parbench.bench.results.stats import (
+    Grade,
+    describe_trend,
+    effective_count,
+    grade_noise,
+    spread,
+)
 from parbench.bench.text import UserError, reading
+
+SCHEMA = 2
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """The rank that most often arrives last and in what share of iterations; the same for leaving last.
-
-    ``uncertainty`` (s) is the clock's; where it exceeds the skew, the late rank is not known.
-    """
+    """The ranks that most often arrive last at an iteration and leave it last."""
 
     method: str
+    """A phrase about how the clocks of the ranks were compared."""
     uncertainty: Positive
+    """The uncertainty of the clocks in seconds."""
     late_rank: Rank | None
+    """None if no skew of arrivals exceeds the uncertainty."""
     share: Positive | None
+    """The share of iterations at which ``late_rank`` arrives last, by more than the uncertainty."""
     last_out_rank: Rank | None
     last_out_share: Positive | None
 
 
-def blame(
-    last_in: Sequence[int], last_out: Sequence[int], skew_seconds: Sequence[float], method: str, uncertainty: float
+def make_arrival(
+    last_in: Sequence[int],
+    last_out: Sequence[int],
+    skew_seconds: Sequence[float],
+    method: str,
+    uncertainty: float,
 ) -> Arrival:
-    """Return who was last, from the rank that was last in each iteration; nobody where the clock cannot tell."""
-    told = [rank for rank, skew in zip(last_in, skew_seconds, strict=True) if skew > uncertainty]
-    most: dict[str, Any] = dict.fromkeys(("late_rank", "share", "last_out_rank", "last_out_share"))
-    for ranks, who, share in ((told, "late_rank", "share"), (last_out, "last_out_rank", "last_out_share")):
-        for rank, count in Counter(ranks).most_common(1):
-            most |= {who: rank, share: round(count / len(last_in), 4)}
-    return Arrival(method=method, uncertainty=uncertainty, **most)
+    """Return the ranks that are last most often.
+
+    ``last_in`` and ``last_out`` are the last rank of each iteration, ``skew_seconds`` the time
+    between its first and its last arrival.
+    """
+    skews = zip(last_in, skew_seconds, strict=True)
+    late_ranks = [rank for rank, skew in skews if skew > uncertainty]
+    late_rank, late_share = _most_common(late_ranks, len(last_in))
+    last_out_rank, last_out_share = _most_common(last_out, len(last_in))
+    return Arrival(
+        method=method,
+        uncertainty=uncertainty,
+        late_rank=late_rank,
+        share=late_share,
+        last_out_rank=last_out_rank,
+        last_out_share=last_out_share,
+    )
 
 
-COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"  # communication's streams are named "comm AXIS"
+def _most_common(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
+    """Return the most common rank and its share of ``total``."""
+    if not ranks:
+        return None, None
+    [(rank, count)] = Counter(ranks).most_common(1)
+    return rank, round(count / total, 4)
+
+
+COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"
+"""Streams of a timeline. Those of communication are named ``comm AXIS``."""
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True):
-    """What a stream of a rank was doing, in microseconds since the first rank began."""
+    """The work of one stream of a rank, in microseconds since the first rank began the step."""
 
     stream: str
     name: str
@@ -63,7 +96,7 @@ class Interval(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's step, from ``start_us`` to ``stop_us``; of its streams only communication's may overlap themselves."""
+    """The step of one rank. Only intervals of communication may overlap in a stream."""
 
     rank: Rank
     start_us: float
@@ -72,19 +105,18 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The same step of every rank; ``clock`` says how their clocks were brought together, and how well."""
+    """One step of all ranks."""
 
     clock: str
+    """A phrase about how the clocks of the ranks were compared."""
     uncertainty_seconds: Positive
     ranks: tuple[RankTimeline, ...]
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """Return a file's content; the same timeline is the same bytes."""
+    """Return the content of a file. It is the same for equal timelines."""
     return gzip.compress(msgspec.json.encode(timeline), mtime=0)
 
-
-SCHEMA = 2
 
 Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
 Stop = Literal["precision", "converged", "max-iters", "budget", "visits"]
@@ -94,7 +126,7 @@ class SkipReason(enum.Enum):
     """Why a case that was asked for has no measurement in a launch."""
 
     IMPOSSIBLE = "impossible"
-    """The ranks or this machine cannot run it, for example because it needs more memory than is free."""
+    """These ranks or this machine cannot run it, for example because it needs too much memory."""
     OUT_OF_BUDGET = "out-of-budget"
     """The time budget ended before it."""
     EARLIER_FAILURE = "earlier-failure"
@@ -102,20 +134,23 @@ class SkipReason(enum.Enum):
 
 
 CulpritCause = Literal["died", "terminated", "raised", "absent", "waiting"]
+"""How a rank broke a case.
+
+``terminated`` ranks got SIGTERM, ``absent`` ranks did not arrive where others waited, ``waiting``
+ranks wait for one another. A ``terminated`` or ``raised`` rank may have suffered from another one.
+"""
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that may have broken a case, with its host."""
+    """A rank that may have broken a case."""
 
     rank: Rank
     host: str
     cause: CulpritCause
-    """``terminated`` ranks got SIGTERM, ``absent`` ranks did not arrive where others waited, ``waiting`` ranks wait for
-    one another. A ``terminated`` or ``raised`` rank may only have suffered from another one."""
 
 
 class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks a case ran on."""
+    """The ranks that a case ran on."""
 
     size: Ranks
     nodes: Count
@@ -124,45 +159,50 @@ class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether results equal the reference; None where nothing could be checked."""
+    """The comparison of results with the reference. None if nothing could be checked."""
 
     passed: bool | None = None
     wrong: Count | None = None
+    """The number of wrong elements on all ranks."""
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """One value per iteration, each the maximum over ranks of that iteration's duration.
-
-    ``visits`` are the counts that were taken in turn, other cases between them; one where they were taken in one go.
-    """
+    """The duration of each iteration, which is the maximum over the ranks."""
 
     unit: str = "s"
     values: list[Positive] = []
     visits: list[Count] = []
+    """The numbers of consecutive samples between which other cases ran."""
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
-    """How far samples scatter: ``spread`` is the interquartile range over the median.
-
-    ``effective`` is how many independent samples would tell the median as well; None where visits are too few.
-    """
+    """The variation of samples."""
 
     grade: Grade
     spread: Positive
+    """The interquartile range over the median."""
     steady: str
+    """A phrase about the trend of the samples."""
     effective: Positive | None = None
+    """The number of independent samples with a median as certain, None with too few visits."""
 
 
-def noise_of(samples: Samples) -> Noise | None:
+def compute_noise(samples: Samples) -> Noise | None:
+    """Return the variation of samples, None if there are none."""
     if not samples.values:
         return None
-    scatter, effective = spread(samples.values), effective_count(samples.values, samples.visits)
-    steady, known = steadiness(samples.values), None if effective is None else round(effective, 1)
-    return Noise(grade=grade(scatter), spread=round(scatter, 4), steady=steady, effective=known)
+    relative_iqr = spread(samples.values)
+    effective = effective_count(samples.values, samples.visits)
+    return Noise(
+        grade=grade_noise(relative_iqr),
+        spread=round(relative_iqr, 4),
+        steady=describe_trend(samples.values),
+        effective=None if effective is None else round(effective, 1),
+    )
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank was when its case ended badly."""
+    """The state of a rank when its case ended badly."""
 
     rank: Rank
     host: str
@@ -182,26 +222,35 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     launch: Launch
     status: Status
     reason: str = ""
-    """A sentence for people about a status other than ok. Programs read the fields that follow."""
+    """A sentence for people about a status other than ok. Programs read the fields below."""
     skip_reason: SkipReason | None = None
-    """Set where the status is skipped."""
+    """Set if the status is skipped."""
     wrong_by_rank: dict[Rank, Count] = {}
     """The number of wrong elements of each rank that has any."""
     culprits: tuple[Culprit, ...] = ()
     """The ranks that may have broken the case, as far as they can be told from the others."""
     stop: Stop | None = None
+    """The rule that ended the measurement."""
     check: Check = Check()
     samples: Samples = Samples()
     metrics: dict[str, MetricValue] = {}
     noise: Noise | None = None
     arrival: Arrival | None = None
     injected: str = ""
+    """The fault that was injected on purpose."""
     details: dict[str, Any] = {}
+    """Facts of the benchmark, for example the structs of ``details.py``."""
+    emulation: str = ""
+    """The nodes or links that are not real."""
     notes: list[str] = []
+    """Sentences about limits of the result."""
     environment: dict[str, Any] = {}
+    """The differences from the environment in ``run.json``."""
     ranks: list[RankState] = []
+    """The state of each rank if the case ended badly."""
     started: str
     seconds: Positive
+    """The time of the case with its preparation, warm-up and checks."""
 
     @property
     def is_out_of_budget(self) -> bool:
@@ -209,61 +258,64 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.skip_reason is SkipReason.OUT_OF_BUDGET
 
 
-class _Versioned(msgspec.Struct):
-    schema: int
+def encode_record(record: Record) -> bytes:
+    """Return the record as one line of JSON, with its newline.
 
-
-def encode(record: Record) -> bytes:
-    """Return the record as one line of JSON, with its newline; ``ValueError`` if it could not be read back."""
-    line = msgspec.json.encode(record)  # NaN and infinity become null: allowed as a metric or a detail, not a sample
-    try:
-        _record(line)
-    except ValueError as error:
-        raise ValueError(f"the record of {record.case.label} could not be read back: {error}") from error
-    return line + b"\n"
+    NaN and infinity become null, which metrics and details may have. Raises ``ValueError`` if a
+    duration is not finite, because such a record could not be read back.
+    """
+    if not all(map(math.isfinite, (record.seconds, *record.samples.values))):
+        raise ValueError(f"the record of {record.case.label} has a duration that is not finite")
+    return msgspec.json.encode(record) + b"\n"
 
 
 def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Record]:
-    """Yield the records of a file; a last line that was cut short is passed over.
+    """Yield the records of a file, without a last line that was cut short.
 
-    Any other bad line is refused, or told in ``damaged`` and left out where that is given.
+    With ``damaged``, a message about each other bad line is added to it. Otherwise ``UserError``
+    is raised.
     """
     with reading(path):
         for number, line in read_lines(path):
-            where = f"{path}, line {number}"
+            place = f"{path}, line {number}"
             try:
-                check_schema(line, where)
-                record = _record(line)
+                check_schema(line, place)
+                record = decode_json(line, Record)
+                check_time(record.started)
             except SchemaError:
                 raise
             except (ValueError, RecursionError) as error:
-                told = f"{where} is no record: {error}"
+                message = f"{place} is not a record: {error}"
                 if damaged is None:
-                    raise UserError(told) from error
-                damaged.append(told)
+                    raise UserError(message) from error
+                damaged.append(message)
             else:
                 yield record
 
 
-def _record(line: bytes) -> Record:
-    record = decode_json(line, Record)
-    check_time(record.started)
-    return record
+class _Versioned(msgspec.Struct):
+    schema: int
 
 
 class SchemaError(UserError):
     """A file has a format version that this parbench does not read."""
 
 
-def check_schema(content: bytes, where: str, expected: int = SCHEMA) -> None:
-    """Raise ``SchemaError`` unless JSON has the expected format version, before its other fields are decoded."""
+def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
+    """Raise ``SchemaError`` if JSON has another format version than expected.
+
+    Other fields are not decoded, because they may have changed.
+    """
     version = msgspec.json.decode(content, type=_Versioned).schema
     if version != expected:
         age = "newer" if version > expected else "older"
-        raise SchemaError(f"{where}: schema {version} is {age} than {expected}, the one that this parbench reads")
+        message = f"schema {version} is {age} than {expected}, the one that this parbench reads"
+        raise SchemaError(f"{place}: {message}")
 
 
 def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a record, with the declared metrics."""
     schema = msgspec.json.schema(Record)
-    schema["$defs"]["Record"]["properties"]["metrics"] |= schema_of_metrics({"$ref": "#/$defs/MetricValue"})
+    reference = {"$ref": "#/$defs/MetricValue"}
+    schema["$defs"]["Record"]["properties"]["metrics"] |= schema_of_metrics(reference)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

@@ -1,6 +1,7 @@
-"""A run's folder: ``run.json``, ``records.jsonl``, ``samples/``, ``traces/``, ``logs/``, ``report.html``.
+"""The folder of a run.
 
-One process writes it, the driver, and holds a lock while it does.
+It has ``run.json``, ``records.jsonl``, ``samples/``, ``traces/``, ``logs/`` and ``report.html``.
+Only the driver writes it, and holds a lock meanwhile.
 """
 
 import errno
@@ -23,43 +24,59 @@ from parbench.bench.files import decode_json, encode_json, file_name, read_file
 from parbench.bench.limits import Launch, Positive, check_time
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.plan.plan import Plan
-from parbench.bench.results.records import SCHEMA, Record, Timeline, check_schema, encode, read_records
+from parbench.bench.results.records import (
+    SCHEMA,
+    Record,
+    Timeline,
+    check_schema,
+    encode_record,
+    read_records,
+)
 from parbench.bench.text import UserError, counted, reading, replace_file, storing, writing
 
 FOLDERS = ("samples", "traces", "logs")
+MIN_FREE_BYTES = 8 << 20
+_GZIP = 31  # the value of wbits for zlib
 
 
 class LaunchInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How a launch went: its time since the one before, or since the driver began, and the load of a single host.
+    """The time and the host load of a launch.
 
-    One whose ranks broke has an entry more for those that went on.
+    If ranks of a launch break, the ranks that continue it have an entry of their own.
     """
 
     launch: Launch
     seconds: Positive
+    """The time since the previous entry, or since the start of the driver."""
     load: HostLoad | None = None
+    """Known if all ranks are on the host of the driver."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """``run.json``: what was asked, and the environment that all ranks share (None until the first ranks tell)."""
+    """The content of ``run.json``."""
 
     schema: int = SCHEMA
     id: str
     started: str
     host: str
     parbench: str
+    """The version of parbench."""
     plan: Plan
     environment: dict[str, Any] | None = None
+    """The facts that all ranks share, None before the first ranks have reported theirs."""
     launches: tuple[LaunchInfo, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as read from its folder: of each case and launch the last record; lines that are none, in words."""
+    """A run, or several that were pooled, with the last record of each case and launch."""
 
     path: Path
     info: RunInfo
     records: tuple[Record, ...]
     damaged: tuple[str, ...] = ()
+    """A message about each line of the file that is not a record."""
+    exclusions: tuple[str, ...] = ()
+    """Sentences about records that do not fit in the pool."""
 
 
 def utc_now() -> str:
@@ -67,15 +84,22 @@ def utc_now() -> str:
 
 
 def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
-    """Make a new run folder under ``out``; ``UserError`` if it cannot be written or the disk is full."""
-    host, room_bytes = socket.gethostname(), 8 << 20
-    name = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{host}-{secrets.token_hex(3)}"
-    path, info = out / name, RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
+    """Create the folder of a new run under ``out``.
+
+    Raises ``UserError`` if it cannot be written or the disk is full, and then leaves nothing.
+    """
+    host = socket.gethostname()
+    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    name = f"{time}-{host}-{secrets.token_hex(3)}"
+    path = out / name
+    info = RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
+    need = f" ({MIN_FREE_BYTES >> 20} MB are needed)"
     try:
-        with storing(f"--out {out} cannot hold a run", f" ({room_bytes >> 20} MB are needed)"):
+        with storing(f"--out {out} cannot hold a run", need):
             for folder in FOLDERS:
                 (path / folder).mkdir(parents=True)
-            replace_file(path / ".room", bytes(room_bytes))  # what a run may take: free space alone shows no quotas
+            # The reported free space of a file system does not include quotas.
+            replace_file(path / ".room", bytes(MIN_FREE_BYTES))
             (path / ".room").unlink()
             write_info(path, info)
             (path / "records.jsonl").touch()
@@ -89,68 +113,83 @@ def write_info(path: Path, info: RunInfo) -> None:
     replace_file(path / "run.json", encode_json(info))
 
 
-def runs_in(folder: Path) -> list[Path]:
-    """Return the runs in a folder, the oldest first: their names begin with their time."""
+def list_runs(folder: Path) -> list[Path]:
+    """Return the runs in a folder from the oldest, because their names begin with their time."""
     return sorted(file.parent for file in folder.glob("*/run.json"))
 
 
 def add_launch(path: Path, launch: LaunchInfo) -> None:
+    """Add a launch to ``run.json``."""
     info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
     with writing(path / "run.json"):
         write_info(path, replace(info, launches=(*info.launches, launch)))
 
 
 def load_run(path: Path) -> Run:
-    """Return a run from its folder; ``UserError`` if it is none, newer than this parbench, or has no line to read."""
+    """Return the run in a folder.
+
+    Raises ``UserError`` if the folder is not a run, has another format version, or has lines but
+    not one record.
+    """
     file = path / "run.json"
     if not file.exists():
-        if not path.exists():
-            raise UserError(f"no such folder: {path}")
-        runs = runs_in(path)
-        why = f"{counted(len(runs), 'run')}, the newest is {runs[-1]}" if runs else "no readable run.json"
-        raise UserError(f"{path} is no run: it holds {why}")
+        raise UserError(_describe_missing_run(path))
     with reading(file):
         content = read_file(file)
         check_schema(content, str(file))
         info = decode_json(content, RunInfo)
         check_time(info.started)
-    damaged = list[str]()
-    last = {(record.launch, record.case.id): record for record in read_records(path / "records.jsonl", damaged)}
-    if damaged and not last:
+    damaged: list[str] = []
+    records = {}
+    for record in read_records(path / "records.jsonl", damaged):
+        records[record.launch, record.case.id] = record
+    if damaged and not records:
         raise UserError(damaged[0])
-    return Run(path=path, info=info, records=tuple(last.values()), damaged=tuple(damaged))
+    return Run(path=path, info=info, records=tuple(records.values()), damaged=tuple(damaged))
 
 
-def whole(run: Run) -> Run:
-    """Return a run of which each line was read, for what must not miss one; ``UserError`` names the first damaged."""
+def _describe_missing_run(path: Path) -> str:
+    if not path.exists():
+        return f"no such folder: {path}"
+    runs = list_runs(path)
+    if not runs:
+        return f"{path} is not a run: it holds no readable run.json"
+    return f"{path} is not a run: it holds {counted(len(runs), 'run')}, the newest is {runs[-1]}"
+
+
+def require_complete(run: Run) -> Run:
+    """Return the run. Raises ``UserError`` if a line of its records could not be read."""
     if run.damaged:
         raise UserError(run.damaged[0])
     return run
 
 
 def trace_name(record: Record) -> str:
+    """Return the path of the timeline in the folder of the run."""
     return f"traces/{file_name(record.case.id)}-{record.launch}.json.gz"
 
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:
+    """Return the timeline of a record, None if there is no file."""
     file = run.path / trace_name(record)
     with reading(file):
         if not file.exists():
             return None
-        return decode_json(zlib.decompress(read_file(file), wbits=31), Timeline)  # 31: as gzip writes
+        return decode_json(zlib.decompress(read_file(file), wbits=_GZIP), Timeline)
 
 
 class RecordWriter:
-    """Appends records, each flushed to disk before the next case begins, and writes the files beside them."""
+    """Appends records, each flushed to disk before the next case begins, and writes their files."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file = file
         self._path = path
 
     def write(self, record: Record) -> None:
-        line = encode(record)
+        line = encode_record(record)
         with writing(self._path / "records.jsonl", "takes no more records"):
-            if self._file.write(line) != len(line):  # unbuffered: a full disk may take only a part
+            # The file is not buffered, and a full disk may take only a part.
+            if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
 
@@ -161,16 +200,25 @@ class RecordWriter:
 
 @contextmanager
 def open_writer(path: Path) -> Iterator[RecordWriter]:
-    """Yield the run's writer, first taking off a line cut short by a kill; ``UserError`` if another process writes."""
+    """Yield the writer of a run, after removing a line that was cut short by a kill.
+
+    Raises ``UserError`` if another process writes the run.
+    """
     with writing(path / "records.jsonl"):
         file = (path / "records.jsonl").open("r+b", buffering=0)
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{path} is being written by another process; wait until it ends") from None
-        except OSError as error:  # Lustre mounted without flock
-            raise UserError(f"{path} cannot be locked: {error.strerror}; choose another folder with --out") from error
+        _lock(file, path)
         file.truncate(file.read().rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
         yield RecordWriter(file, path)
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        message = f"{path} is being written by another process; wait until it ends"
+        raise UserError(message) from None
+    except OSError as error:  # for example Lustre, if it is mounted without flock
+        message = f"{path} cannot be locked: {error.strerror}; choose another folder with --out"
+        raise UserError(message) from error

@@ -1,4 +1,4 @@
-"""Each rank's samples of a record, ``samples/*.npz``: arrays of 64-bit integers, of few names and known shapes."""
+"""The samples of each rank in a record, ``samples/*.npz``: arrays of 64-bit integers."""
 
 import zipfile
 from pathlib import Path
@@ -17,14 +17,15 @@ MAX_BYTES = 256 << 20
 
 
 def samples_name(record: Record) -> str:
+    """Return the path of the samples in the folder of the run."""
     return f"samples/{file_name(record.case.id)}-{record.launch}.npz"
 
 
 def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":
-    """Return the arrays in a record's file of samples, none where none was written; ``UserError`` if it is damaged.
+    """Return the arrays in the samples of a record, none if there is no file.
 
-    ``ranks`` are those measured; ``STAMPS`` have a row for each of them and a column for each sample of
-    ``steps_per_sample`` steps. All are 64-bit integers.
+    ``ranks`` are the measured ranks. ``STAMPS`` have a row for each of them and a column for each
+    sample of ``steps_per_sample`` steps. Raises ``UserError`` if the file is damaged.
     """
     file = run.path / samples_name(record)
     with reading(file, "holds no samples that can be read"):
@@ -39,28 +40,36 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
 
 
 def _load_arrays(file: Path) -> "dict[str, np.ndarray[Any, Any]]":
-    """Load the arrays of known names. Raises ``ValueError`` if the file is not an archive of arrays or is too large."""
+    """Return the arrays with known names.
+
+    Raises ``ValueError`` if the file is too large or is not an archive of arrays.
+    """
     import numpy as np
 
     with zipfile.ZipFile(file) as archive:
         if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it holds more than {format_size(MAX_BYTES)} bytes")
+    names = ("ranks", "steps_per_sample", *STAMPS)
     with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in ("ranks", "steps_per_sample", *STAMPS) if name in archive}
+        return {name: archive[name] for name in names if name in archive}
 
 
-def _check(arrays: "dict[str, np.ndarray[Any, Any]]", size: int) -> None:
-    """Raise ``ValueError`` if a type or a shape is not that of the samples of ``size`` ranks or fewer."""
+def _check(arrays: "dict[str, np.ndarray[Any, Any]]", max_ranks: int) -> None:
+    """Raise ``ValueError`` if a type or a shape is not that of samples."""
     for name, array in arrays.items():
         if array.dtype != "int64":
             raise ValueError(f"{name} is an array of {array.dtype}, not of 64-bit integers")
     ranks = arrays.get("ranks")
-    if ranks is None or ranks.ndim != 1 or len(ranks) > size:
-        raise ValueError(f"its ranks are not a list of at most {size}")
+    if ranks is None or ranks.ndim != 1 or len(ranks) > max_ranks:
+        raise ValueError(f"its ranks are not a list of at most {max_ranks}")
     shapes = {arrays[name].shape for name in STAMPS if name in arrays}
-    for shape in shapes:
-        if len(shapes) > 1 or len(shape) != 2 or shape[0] != len(ranks) or not shape[1]:
-            raise ValueError(f"its stamps are of shape {' and '.join(map(str, shapes))}, for {len(ranks)} ranks")
+    if len(shapes) > 1 or not all(_has_samples(shape, len(ranks)) for shape in shapes):
+        shape_list = " and ".join(map(str, shapes))
+        raise ValueError(f"its stamps are of shape {shape_list}, for {len(ranks)} ranks")
     steps = arrays.get("steps_per_sample")
     if steps is not None and (steps.ndim or steps < 1):
         raise ValueError("steps_per_sample is not a count")
+
+
+def _has_samples(shape: tuple[int, ...], num_ranks: int) -> bool:
+    return len(shape) == 2 and shape[0] == num_ranks and shape[1] > 0

@@ -1,15 +1,18 @@
-"""Spans of time as sets: union, intersection and difference, and by them where the wall time of a step went."""
+"""Spans of time as sets, and the breakdown of the time of a step."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-Span = tuple[int, int]  # start and stop in nanoseconds, the stop not included
+Span = tuple[int, int]
+"""Start and stop in nanoseconds. The stop is not included."""
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Return the disjoint spans, in order, that cover the same time; neighbours are joined, empty spans dropped.
+    """Return disjoint spans, in order, that cover the same time.
 
-    Linear in sorted spans (so are the other functions of spans), as sorting is then.
+    Adjacent spans are joined and empty ones dropped. The time is linear in the number of sorted
+    spans, also in the other functions.
     """
     merged: list[Span] = []
     for start, stop in sorted(spans):
@@ -31,14 +34,16 @@ def length(spans: Iterable[Span]) -> int:
 
 def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
     """Return the time that is in both."""
-    ours, theirs = union(a), union(b)
+    first = union(a)
+    second = union(b)
     common: list[Span] = []
     i = j = 0
-    while i < len(ours) and j < len(theirs):
-        start, stop = max(ours[i][0], theirs[j][0]), min(ours[i][1], theirs[j][1])
+    while i < len(first) and j < len(second):
+        start = max(first[i][0], second[j][0])
+        stop = min(first[i][1], second[j][1])
         if start < stop:
             common.append((start, stop))
-        if ours[i][1] <= theirs[j][1]:
+        if first[i][1] <= second[j][1]:
             i += 1
         else:
             j += 1
@@ -47,12 +52,15 @@ def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
 
 def difference(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
     """Return the time that is in ``a`` and not in ``b``."""
-    mine, theirs = union(a), union(b)
-    if not mine:
+    minuend = union(a)
+    if not minuend:
         return []
-    edges = [mine[0][0], *(edge for span in theirs for edge in span), mine[-1][1]]
-    outside = [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]
-    return intersection(mine, outside)
+    edges = [minuend[0][0]]
+    for start, stop in union(b):
+        edges += [start, stop]
+    edges.append(minuend[-1][1])
+    between = zip(edges[::2], edges[1::2], strict=True)
+    return intersection(minuend, [(start, stop) for start, stop in between if start < stop])
 
 
 def gaps(spans: Iterable[Span], within: Span) -> list[Span]:
@@ -62,10 +70,14 @@ def gaps(spans: Iterable[Span], within: Span) -> list[Span]:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Where the time of a step went: the wall is the sum of all the rest but communication that others hide."""
+    """The parts of the time of a step.
+
+    The wall time is the sum of all other parts except hidden communication.
+    """
 
     compute_seconds: float
     exposed_comm_seconds: Mapping[str, float]
+    """The communication on each axis that neither computation nor copies hide."""
     hidden_comm_seconds: float
     copy_seconds: float
     idle_seconds: float
@@ -74,12 +86,15 @@ class Breakdown:
 
     @property
     def exposed_seconds(self) -> float:
-        """All communication that nothing hides."""
+        """The exposed communication on all axes."""
         return sum(self.exposed_comm_seconds.values())
 
     @property
     def overlap(self) -> float | None:
-        """The share of communication that is hidden, None where there is none (as HolisticTraceAnalysis counts)."""
+        """The share of communication that is hidden, as HolisticTraceAnalysis defines it.
+
+        None if there is no communication.
+        """
         total = self.hidden_comm_seconds + self.exposed_seconds
         return self.hidden_comm_seconds / total if total else None
 
@@ -92,24 +107,30 @@ def break_down(
     *,
     measured_wall_seconds: float | None = None,
 ) -> Breakdown:
-    """Return the breakdown of ``wall``; spans are clipped to it, compute hides copies, and both hide communication.
+    """Return the breakdown of ``wall``, to which all spans are clipped.
 
-    Where several axes are exposed the time is that of the operation which started first, so that the sum over axes is
-    |union of communication - compute - copies|. Where the wall was measured by another clock too, that is the wall and
-    the residual is what the spans do not explain of it; else the residual is 0 by construction.
+    Computation hides copies, and both hide communication. Time in which several axes are exposed
+    counts for the operation that started first, so that the sum over axes is
+    |union of communication - compute - copies|.
+
+    ``measured_wall_seconds`` is the wall time by another clock. Then the residual is the part of it
+    that the spans do not explain. Otherwise the residual is 0.
     """
     computing = intersection(compute, [wall])
     copying = difference(intersection(copies, [wall]), computing)
     busy = union([*computing, *copying])
-    owned = _first_started(comm_by_axis)
-    exposed = {axis: difference(intersection(spans, [wall]), busy) for axis, spans in owned.items()}
-    idle = gaps([*busy, *(span for spans in exposed.values() for span in spans)], wall)
-    covered = sum(length(spans) for spans in [computing, copying, idle, *exposed.values()])
-    wall_seconds = length([wall]) / 1e9 if measured_wall_seconds is None else measured_wall_seconds
+    comm = _assign_to_first_started(comm_by_axis)
+    exposed = {axis: difference(intersection(spans, [wall]), busy) for axis, spans in comm.items()}
+    idle = gaps([*busy, *chain.from_iterable(exposed.values())], wall)
+    hidden = intersection(chain.from_iterable(comm.values()), busy)
+    covered = sum(length(spans) for spans in (computing, copying, idle, *exposed.values()))
+    wall_seconds = measured_wall_seconds
+    if wall_seconds is None:
+        wall_seconds = length([wall]) / 1e9
     return Breakdown(
         compute_seconds=length(computing) / 1e9,
         exposed_comm_seconds={axis: length(spans) / 1e9 for axis, spans in exposed.items()},
-        hidden_comm_seconds=length(intersection((one for of in owned.values() for one in of), busy)) / 1e9,
+        hidden_comm_seconds=length(hidden) / 1e9,
         copy_seconds=length(copying) / 1e9,
         idle_seconds=length(idle) / 1e9,
         wall_seconds=wall_seconds,
@@ -117,13 +138,22 @@ def break_down(
     )
 
 
-def _first_started(spans_by_axis: Mapping[str, Sequence[Span]]) -> dict[str, list[Span]]:
-    """Return disjoint spans by axis: at any time the running operation that started first has it; axes in order tie."""
-    tagged = [(start, order, stop) for order, spans in enumerate(spans_by_axis.values()) for start, stop in spans]
-    owned: list[list[Span]] = [[] for _ in spans_by_axis]
-    reached = min(tagged, default=(0, 0, 0))[0]
-    for start, order, stop in sorted(tagged):
-        if (begin := max(start, reached)) < stop:
-            owned[order].append((begin, stop))
-            reached = stop
-    return dict(zip(spans_by_axis, owned, strict=True))
+def _assign_to_first_started(
+    spans_by_axis: Mapping[str, Sequence[Span]],
+) -> dict[str, list[Span]]:
+    """Return disjoint spans by axis, in which time belongs to the running span that started first.
+
+    If two start together, the order of the axes decides.
+    """
+    operations = []
+    for order, spans in enumerate(spans_by_axis.values()):
+        operations += [(start, order, stop) for start, stop in spans]
+    operations.sort()
+    assigned: list[list[Span]] = [[] for _ in spans_by_axis]
+    end = operations[0][0] if operations else 0
+    for start, order, stop in operations:
+        begin = max(start, end)
+        if begin < stop:
+            assigned[order].append((begin, stop))
+            end = stop
+    return dict(zip(spans_by_axis, assigned, strict=True))

@@ -1,4 +1,4 @@
-"""What one writes to measure something new: ``prepare(world, **params) -> Benchmark``."""
+"""The interface of a benchmark: ``prepare(world, **params) -> Benchmark``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,49 +11,49 @@ from parbench.bench.results.records import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What one step does: ``work`` gives the rates, ``headline`` names the metric of its duration.
+    """The work of one step, as its record states it."""
 
-    ``details`` are facts for the record (bytes, sizes, closed forms); ``notes`` say what the row cannot claim; a
-    duration counts as ``hops`` of what is measured (2 for a round trip).
-    """
-
-    headline: str = "time"
-    work: tuple[Work, ...] = ()
+    headline: str = "time"  # the metric of a step's duration
+    work: tuple[Work, ...] = ()  # amounts that divided by the duration give rates
     details: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    hops: int = 1
+    """Facts for the record: bytes, sizes, analytical values."""
+    notes: tuple[str, ...] = ()  # limits of what the measurement shows
+    hops: int = 1  # how many times a step repeats what is measured, 2 for a round trip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Where a step's time goes, what it sends and holds; ``timeline`` is one step of all ranks, where it was seen."""
+    """The parts of a step's time, its traffic and its memory."""
 
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    timeline: Timeline | None = None
+    timeline: Timeline | None = None  # one step of all ranks, if it was traced
 
 
 class Benchmark(Protocol):
-    """Something that takes steps on every rank of a world; what inherits from it need not say what it does not do."""
+    """A workload that takes steps on every rank of a world.
+
+    A class that inherits from it only needs ``step``.
+    """
 
     def step(self) -> None:
-        """Do the thing that is timed; on CUDA it may return before the device is done."""
+        """Do what is timed; on CUDA it may return before the device has finished."""
 
     def reset(self) -> None:
         """Prepare the next step, untimed: poison outputs, restore inputs, draw a batch."""
         return
 
     def check(self) -> int:
-        """Return how many results of the last step are wrong on this rank, against a reference; 0 is right."""
+        """Return how many results of the last step are wrong on this rank, 0 if all are right."""
         return 0
 
     def describe(self) -> Description:
-        """Say what a step does; the same on every rank."""
+        """Describe a step, equally on every rank."""
         return Description()
 
     def close(self) -> None:
-        """Give back what ``prepare`` took."""
+        """Release what ``prepare`` acquired."""
         return
 
 
@@ -62,16 +62,20 @@ class Differing(Protocol):
     """A benchmark that can name what its last check found wrong."""
 
     def differences(self) -> Sequence[str]:
-        """Return a phrase for each wrong result on this rank, such as ``norm.weight: gradient is 0.5 of ...``."""
+        """Return a phrase for each wrong result on this rank.
+
+        An example is ``norm.weight: gradient is 0.5 of ...``.
+        """
 
 
 @runtime_checkable
 class Explained(Protocol):
-    """A benchmark that can say where its time goes."""
+    """A benchmark that can explain the time of a step."""
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Look into some more steps, on every rank; rank 0's answer counts.
+        """Take further steps on every rank and explain their time; rank 0's result counts.
 
-        ``begin`` before each step resets the benchmark and brings all ranks to the line, one of them late where
-        that was asked for. Called last, after all checks: it may leave the benchmark worth nothing.
+        ``begin`` is called before each step. It resets the benchmark, and all ranks leave it
+        together, except a rank that an injected fault delays. This method is called last, after
+        all checks, and may leave the benchmark unusable.
         """

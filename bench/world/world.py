@@ -1,11 +1,11 @@
-"""The world a benchmark runs in: ranks, device, groups, clock, seed. Passed as an argument; there are no globals."""
+"""The world a benchmark runs in: ranks, device, process groups, clock and seed."""
 
 import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -21,103 +21,133 @@ from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import default_timeout
 
 T = TypeVar("T")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_ROUNDS = 50
-_ONE_HOST = "one host, one monotonic clock"
+Partition = tuple[Ranks, ...]
+"""Disjoint groups that together contain every rank of a world."""
+
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+_NUM_ROUND_TRIPS = 50
+_SINGLE_CLOCK = "one host, one monotonic clock"
 _STALE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Rank r's time on rank 0's clock is ``perf_counter_ns() - offsets_ns[r]``, right within ``uncertainty_ns``."""
+    """Converts the time of every rank to the clock of rank 0."""
 
-    offsets_ns: tuple[int, ...]
+    offsets_ns: tuple[int, ...]  # what rank r's perf_counter_ns() is ahead of rank 0's
     uncertainty_ns: int
     method: str
-    taken_ns: int = 0  # when it was found, on rank 0's clock; 0 on one host, whose clock holds for ever
+    taken_ns: int = 0  # time of the calibration on rank 0's clock, 0 if all ranks share one clock
 
 
 def calibrate(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
-    boots: list[str | None] = [None] * size
-    dist.all_gather_object(boots, _boot_id(rank), group=control)
-    if len(set(boots)) == 1:
-        return Clock(offsets_ns=(0,) * size, uncertainty_ns=0, method=_ONE_HOST)
-    found = [(0, 0)]
+    """Measure the clocks of all hosts against rank 0's; every rank calls it."""
+    boot_ids: list[str | None] = [None] * size
+    dist.all_gather_object(boot_ids, _boot_id(rank), group=control)
+    if len(set(boot_ids)) == 1:
+        return Clock(offsets_ns=(0,) * size, uncertainty_ns=0, method=_SINGLE_CLOCK)
+    offsets = [(0, 0)]
     for peer in range(1, size):
-        first = boots.index(boots[peer])
-        found.append(_ping_pong(rank, peer, control) if first == peer else found[first])
-    shared = torch.tensor([*found, (time.perf_counter_ns(), 0)])
+        first_on_host = boot_ids.index(boot_ids[peer])
+        if first_on_host == peer:
+            offsets.append(_measure_offset(rank, peer, control))
+        else:
+            offsets.append(offsets[first_on_host])
+    shared = torch.tensor([*offsets, (time.perf_counter_ns(), 0)])
     dist.broadcast(shared, group=control, group_src=0)
     return Clock(
         offsets_ns=tuple(int(offset) for offset in shared[:size, 0]),
         uncertainty_ns=int(shared[:size, 1].max()),
-        method=f"ping-pong with rank 0, least round trip of {_ROUNDS}",
+        method=f"ping-pong with rank 0, least round trip of {_NUM_ROUND_TRIPS}",
         taken_ns=int(shared[size, 0]),
     )
 
 
 def _boot_id(rank: int) -> str:
-    """Return what ranks that share a clock have in common; without a boot id, nothing is shared."""
-    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else f"rank {rank}"
+    """Return a text that is equal on ranks with a common clock."""
+    return _BOOT_ID_FILE.read_text().strip() if _BOOT_ID_FILE.exists() else f"rank {rank}"
 
 
-def _ping_pong(rank: int, peer: int, control: dist.ProcessGroup) -> tuple[int, int]:
-    """Return, on rank 0, the peer's offset and half the least round trip, in ns; zeros on other ranks."""
+def _measure_offset(rank: int, peer: int, control: dist.ProcessGroup) -> tuple[int, int]:
+    """Return the peer's offset and half the least round trip in ns on rank 0, zeros elsewhere."""
     stamp = torch.zeros(1, dtype=torch.int64)
-    rounds = []
-    for _ in range(_ROUNDS):
+    round_trips = []
+    for _ in range(_NUM_ROUND_TRIPS):
         if rank == 0:
             sent = time.perf_counter_ns()
             dist.send(stamp, group=control, group_dst=peer)
             dist.recv(stamp, group=control, group_src=peer)
-            back = time.perf_counter_ns()
-            rounds.append((back - sent, int(stamp) - (sent + back) // 2))
+            received = time.perf_counter_ns()
+            offset = int(stamp) - (sent + received) // 2
+            round_trips.append((received - sent, offset))
         elif rank == peer:
             dist.recv(stamp, group=control, group_src=0)
             stamp[0] = time.perf_counter_ns()
             dist.send(stamp, group=control, group_dst=0)
-    round_trip, offset = min(rounds, default=(0, 0))
-    return offset, round_trip // 2
+    least_ns, offset = min(round_trips, default=(0, 0))
+    return offset, least_ns // 2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class World:
-    """The ranks of one launch.
+    """The ranks of one repetition, or a group of them, as one rank sees them."""
 
-    ``group`` carries what is measured, ``rank`` and ``size`` are its; it may be a part of all ranks, which
-    ``global_rank`` and ``hosts`` count. ``control`` is a gloo group of all ranks on host memory for decisions and
-    checks, so that they never mix with the traffic measured.
-    """
-
-    rank: int
-    size: int
-    global_rank: int
-    hosts: tuple[str, ...]
+    rank: int  # in ``group``
+    size: int  # of ``group``
+    global_rank: int  # among all ranks
+    hosts: tuple[str, ...]  # of all ranks
     device: torch.device
     backend: str
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup  # carries what is measured
     control: dist.ProcessGroup
+    """A gloo group of all ranks for decisions and checks, apart from the measured traffic."""
     clock: Clock
     seed: int
+    process_groups: dict[tuple[str, str, Partition], dist.ProcessGroup] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Groups by purpose, backend and partition; see ``get_process_group``."""
 
-    def retimed(self) -> "World":
-        """Return this world with a clock no older than seconds, if hosts may drift apart; collective.
+    def get_process_group(
+        self,
+        partition: Partition,
+        purpose: str,
+        backend: str | None = None,
+    ) -> dist.ProcessGroup:
+        """Return this rank's group of a partition; every rank of the world calls it.
 
-        The new clock is as uncertain as it has moved since the last, for it will move on; a part of all keeps its own.
+        A group is made once, reused by later cases and destroyed with the world. Equal
+        partitions have one group for each ``purpose``.
         """
-        stale = time.perf_counter_ns() - self.clock.taken_ns > _STALE_SECONDS * 1e9  # true on rank 0, whose clock it is
-        if self.clock.method == _ONE_HOST or self.size < len(self.hosts) or not self.decide([float(stale)])[0]:
-            return self
-        last, fresh = self.clock, calibrate(self.rank, self.size, self.control)
-        moved = max(abs(now - then) for now, then in zip(fresh.offsets_ns, last.offsets_ns, strict=True))
-        return replace(self, clock=replace(fresh, uncertainty_ns=fresh.uncertainty_ns + moved))
+        backend = backend or self.backend
+        key = (purpose, backend, partition)
+        if key not in self.process_groups:
+            self.process_groups[key] = make_group(self, partition, backend)
+        return self.process_groups[key]
+
+    def refresh_clock(self) -> None:
+        """Calibrate a clock that may have drifted; every rank of the world calls it.
+
+        The uncertainty grows by the drift since the last calibration, because the clocks will
+        drift on. A group of some ranks keeps its clock.
+        """
+        if self.clock.method == _SINGLE_CLOCK or self.size < len(self.hosts):
+            return
+        age_ns = time.perf_counter_ns() - self.clock.taken_ns  # valid on rank 0, which decides
+        [is_stale] = self.decide([float(age_ns > _STALE_SECONDS * 1e9)])
+        if not is_stale:
+            return
+        clock = calibrate(self.rank, self.size, self.control)
+        pairs = zip(clock.offsets_ns, self.clock.offsets_ns, strict=True)
+        drift_ns = max(abs(new - old) for new, old in pairs)
+        self.clock = replace(clock, uncertainty_ns=clock.uncertainty_ns + drift_ns)
 
     def sync(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def sync_stream(self) -> None:
-        """Wait for what this thread has launched, and for no load beside it."""
+        """Wait for the work of this thread, but not for a background load."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
@@ -125,13 +155,13 @@ class World:
         dist.barrier(group=self.control)
 
     def decide(self, values: Sequence[float]) -> list[float]:
-        """Return rank 0's values on every rank; other ranks give as many of any value."""
+        """Return rank 0's values on every rank; other ranks pass as many of any value."""
         shared = torch.tensor(values, dtype=torch.float64)
         dist.broadcast(shared, group=self.control, group_src=0)
         return [float(value) for value in shared]
 
     def gather(self, item: T) -> list[T]:
-        """Return every rank's item, in order of global rank, on every rank."""
+        """Return every rank's item on every rank, in order of global rank."""
         items = [item] * len(self.hosts)
         dist.all_gather_object(items, item, group=self.control)
         return items
@@ -141,16 +171,23 @@ class World:
 def open_world(
     backend: str, device: str, seed: int, timeout_seconds: float, store: Store | None = None
 ) -> Iterator[World]:
-    """Join the ranks told by RANK, WORLD_SIZE and ``store`` (else MASTER_ADDR and MASTER_PORT), and leave at the end.
+    """Join the ranks of RANK and WORLD_SIZE, and leave them at the end.
 
-    ``timeout_seconds`` bounds a collective of any group; make it longer than a case's, so that the driver sees a hang
-    first.
+    Ranks meet in ``store``, or at MASTER_ADDR and MASTER_PORT. ``timeout_seconds`` limits the
+    collectives of every group. It must exceed a case's timeout, so that the driver reports a hang.
     """
-    place = _device(device)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    bound = place if backend == "nccl" else None
+    own_device = _select_device(device)
+    rank = int(os.environ["RANK"])
+    size = int(os.environ["WORLD_SIZE"])
+    device_id = own_device if backend == "nccl" else None
     with default_timeout(timedelta(seconds=timeout_seconds)), ExitStack() as stack:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=bound)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=size,
+            device_id=device_id,
+        )
         stack.callback(dist.destroy_process_group)
         group = dist.group.WORLD
         assert group is not None
@@ -162,7 +199,7 @@ def open_world(
             size=size,
             global_rank=rank,
             hosts=tuple(hosts),
-            device=place,
+            device=own_device,
             backend=backend,
             group=group,
             control=control,
@@ -171,82 +208,77 @@ def open_world(
         )
 
 
-def full_float32() -> str:
-    """Let float32 be no TF32, whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says; return torch's word for it."""
+def disable_tf32() -> str:
+    """Compute float32 in full precision; return torch's name of that setting.
+
+    The setting overrides the environment's TORCH_ALLOW_TF32_CUBLAS_OVERRIDE.
+    """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     return torch.get_float32_matmul_precision()
 
 
-def _device(name: str) -> torch.device:
+def _select_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
-    full_float32()
-    local = local_gpu_index(os.environ, torch.cuda.device_count())
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
+    disable_tf32()
+    index = local_gpu_index(os.environ, torch.cuda.device_count())
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subgroup:
-    """``ranks`` are measured; ``active`` ones take steps, they too and, if all groups run at once, all others."""
+def make_group(
+    world: World,
+    partition: Sequence[Sequence[int]],
+    backend: str | None = None,
+) -> dist.ProcessGroup:
+    """Make a process group of each part of all ranks and return this rank's; every rank calls it.
 
-    ranks: Ranks
-    active: Ranks
-    world: World | None  # this rank's own group, None where it stands by
-
-
-def make_group(world: World, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Make a process group for each part of all ranks and return this rank's; every rank calls it.
-
-    NCCL splits the world's communicator once for all parts, as torch's meshes do. ``new_group`` would split it once
-    for each part, because the ranks outside of a part take part in its split.
+    NCCL splits the world's communicator once for all parts, as torch's meshes do. ``new_group``
+    would split it once for each part, because the ranks outside of a part take part in its split.
     """
     parts = [list(ranks) for ranks in partition]
-    if world.backend == "nccl":
+    backend = backend or world.backend
+    if backend == "nccl":
         group = dist.split_group(split_ranks=parts)
         assert group is not None, "every rank is in a part"
         return group
-    groups: list[dist.ProcessGroup] = [dist.new_group(part, backend=world.backend) for part in parts]
-    return next(group for part, group in zip(parts, groups, strict=True) if world.global_rank in part)
+    groups: list[dist.ProcessGroup] = [dist.new_group(part, backend=backend) for part in parts]
+    [own_index] = [index for index, part in enumerate(parts) if world.global_rank in part]
+    return groups[own_index]
 
 
-class StandBy(Benchmark):
-    """What a rank does that is not in the group: nothing, as often as the others do something."""
+class IdleBenchmark(Benchmark):
+    """A benchmark without effect, for ranks that take no steps in a case."""
 
     def step(self) -> None:
         return
 
 
-class Subgroups:
-    """Makes the process groups that cases ask for, each once, on every rank in the same order; ``world`` is of all.
+@dataclass(frozen=True, kw_only=True)
+class Subgroup:
+    """The ranks of a case: who is measured, and who takes steps."""
 
-    They end with the world.
+    ranks: Ranks  # are measured
+    active: Ranks  # take steps: the measured ranks, or all ranks if all groups run concurrently
+    world: World | None  # of this rank's group, None if this rank takes no steps
+
+
+def select_subgroup(world: World, params: Params) -> Subgroup:
+    """Return the ranks for a case's ``group``, ``group_index`` and ``concurrent``.
+
+    Every rank of the world calls it. It raises ``UserError`` if the group cannot be formed.
     """
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self._made: dict[str, tuple[tuple[Ranks, ...], dist.ProcessGroup]] = {}
-        self._load_groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
-
-    def of(self, params: Params) -> Subgroup:
-        """Return the part for a case's group, its index and ``concurrent``; ``UserError`` if it cannot be formed."""
-        world, hosts = self.world, self.world.hosts
-        everyone, text = tuple(range(len(hosts))), str(params.get("group", "world"))
-        if text == "world":
-            return Subgroup(ranks=everyone, active=everyone, world=world)
-        if text not in self._made:
-            parts = groups_of(text, len(hosts), hosts)
-            self._made[text] = parts, world.group if len(parts) == 1 else make_group(world, parts)
-        parts, group = self._made[text]
-        measured, concurrent = parts[int(params.get("group_index", 0))], bool(params.get("concurrent", False))
-        mine = next(ranks for ranks in parts if world.global_rank in ranks)
-        narrowed = replace(world, rank=mine.index(world.global_rank), size=len(mine), group=group)
-        active = everyone if concurrent else measured
-        return Subgroup(ranks=measured, active=active, world=narrowed if world.global_rank in active else None)
-
-    def make_load_groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """Return the groups of a background load: one for its data, and a gloo group for the agreement to end it."""
-        if self._load_groups is None:
-            self._load_groups = dist.new_group(backend=self.world.backend), dist.new_group(backend="gloo")
-        return self._load_groups
+    text = str(params.get("group", "world"))
+    all_ranks = tuple(range(len(world.hosts)))
+    if text == "world":
+        return Subgroup(ranks=all_ranks, active=all_ranks, world=world)
+    parts = groups_of(text, len(all_ranks), world.hosts)
+    group = world.group if len(parts) == 1 else world.get_process_group(parts, "measured")
+    [own_ranks] = [ranks for ranks in parts if world.global_rank in ranks]
+    own_rank = own_ranks.index(world.global_rank)
+    own_world = replace(world, rank=own_rank, size=len(own_ranks), group=group)
+    measured_ranks = parts[int(params.get("group_index", 0))]
+    active = all_ranks if params.get("concurrent", False) else measured_ranks
+    is_active = world.global_rank in active
+    return Subgroup(ranks=measured_ranks, active=active, world=own_world if is_active else None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from parbench.bench.results.details import Attention, Mesh, read
+from parbench.bench.results.details import Attention, Mesh, read_details
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.labels import differences
@@ -63,7 +63,7 @@ def read_context(row: Row) -> Context | str | None:
     record = next((record for record in row.measured if Attention.known_by in record.details), None)
     if record is None:
         return None
-    facts, mesh = read(record, Attention), read(record, Mesh)
+    facts, mesh = read_details(record, Attention), read_details(record, Mesh)
     for one in (facts, mesh):
         if isinstance(one, str):
             return one

@@ -14,7 +14,7 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import (
     CONFIDENCE,
-    LEAST_LAUNCHES,
+    MIN_INTERVAL_LAUNCHES,
     Estimate,
     mean_of,
     median,
@@ -75,7 +75,14 @@ def slow_down(base: Row, other: Row) -> MetricValue | None:
     ratios = [one.value / time.value for one, time in both]
     found = mean_of(ratios, "launch ratios", "amount") if len(both) > 1 else ratio_within_launch(*both[0])
     method = f"ratio of times, {found.method}"
-    return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
+    return MetricValue(
+        value=found.value,
+        better="lower",
+        low=found.low,
+        high=found.high,
+        method=method,
+        is_within_launch=len(both) == 1 and found.low is not None,
+    )
 
 
 def _paired(base: Row, other: Row) -> list[tuple[Estimate, Estimate]]:
@@ -115,7 +122,8 @@ class Setting:
         if self.is_told:
             return f"{told}, {'slower' if self.change > 0 else 'faster'}"
         if self.low is None:
-            return f"{told}, not significant ({counted(self.launches, 'launch')}; an interval takes {LEAST_LAUNCHES})"
+            launches = counted(self.launches, "launch")
+            return f"{told}, not significant ({launches}; an interval takes {MIN_INTERVAL_LAUNCHES})"
         would = f"about {counted(self.more, 'more launch')} would" if self.more else f"{_MOST_MORE} launches would not"
         return f"{told}, cannot tell; {would}"
 
@@ -146,7 +154,7 @@ def _value_of(name: str, row: Row) -> Value | None:
 
 def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:
     n, mean = len(logs), fmean(logs)
-    if n < LEAST_LAUNCHES:
+    if n < MIN_INTERVAL_LAUNCHES:
         return Setting(name=name, launches=n, change=math.expm1(mean), low=None, high=None, more=None)
     level, error = 1 - (1 - CONFIDENCE) / 2 / comparisons, stdev(logs)
     reach = t_quantile(level, n - 1) * error / math.sqrt(n)

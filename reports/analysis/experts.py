@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from parbench.bench.results.details import Loads, Mesh, read
+from parbench.bench.results.details import Loads, Mesh, read_details
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.summary import Row, readable
 
@@ -34,7 +34,7 @@ class Mixture:
     @property
     def claim(self) -> str:
         """What the scope may be used to claim, empty if the row does not say."""
-        return next((note for note in self.row.notes if note.startswith(f"{self.scope}:")), "")
+        return self.facts.claim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def read_mixture(row: Row) -> Mixture | str | None:
     """Return a row's mixture, None if it tells no loads; why its facts cannot be read, if they cannot."""
     if not (record := next((one for one in row.measured if Loads.known_by in one.details), None)):
         return None
-    facts, mesh = read(record, Loads), read(record, Mesh)
+    facts, mesh = read_details(record, Loads), read_details(record, Mesh)
     if not isinstance(facts, Loads):
         return facts
     if isinstance(mesh, str):

@@ -339,7 +339,7 @@ def _off_fit(curve: Curve) -> Iterator[Finding]:
     """Name the size that takes most beyond its fit, in three of four launches by a fifth as the fit itself asks."""
     whole = sum(row.value("time") or 0.0 for row in curve.rows)
     found = list[tuple[float, Row, float]]()
-    for size, error in curve.fit.off_curve:
+    for size, error in curve.fit.outliers:
         row = next(row for row in curve.rows if size_of(row) == size)
         above = sum(time > 1.2 * curve.fit.predict(size) for time in row.by_launch("time").values())
         if error > 0 and 4 * above >= 3 * row.launches:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from parbench.bench.results.fit import METHOD, Fit, Point, fit, intervals_words
+from parbench.bench.results.fit import METHOD, Fit, Point, describe_intervals, fit
 from parbench.bench.results.runs import Run
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows
@@ -85,7 +85,7 @@ def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ..
     if not curves:
         return ()
     notes = [
-        f"Fits: {METHOD}; {' or '.join(dict.fromkeys(intervals_words(one.fit.launches) for one in curves))}.",
+        f"Fits: {METHOD}; {' or '.join(dict.fromkeys(describe_intervals(one.fit.launches) for one in curves))}.",
         "Fits: latency is that of the smallest sizes, bandwidth that of the largest; a knee lies between [low, high].",
     ]
     if ceiling is not None:

@@ -80,6 +80,7 @@ _OF_RECORD: dict[str, tuple[str, Callable[[Record], object]]] = {
     "late_rank": (_WHOLE, lambda one: one.arrival and one.arrival.late_rank),
     "late_share": (_NUMBER, lambda one: one.arrival and one.arrival.share),
     "injected": (_TEXT, lambda one: one.injected or None),
+    "emulation": (_TEXT, lambda one: one.emulation or None),
     "notes": (_TEXT, lambda one: "; ".join(one.notes) or None),
     "record_started": (_TIME, lambda one: one.started),
     "record_seconds": (_NUMBER, lambda one: one.seconds),

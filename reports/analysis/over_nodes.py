@@ -12,10 +12,10 @@ from parbench.reports.analysis.summary import Row
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What parts series beside their case; ``placement`` is empty where there is nothing to place."""
+    """What parts series beside their case; ``distribution`` is empty where there is nothing to place."""
 
     ranks_per_node: float
-    placement: str
+    distribution: str
     environment: str
 
 
@@ -48,8 +48,8 @@ def over_nodes(several: RunSet) -> tuple[OverNodes, ...]:
     series = []
     for placed in group_rows(_placed(several), lambda one: one[0].case):
         for layout in dict.fromkeys(layout for _, layout in placed):
-            # what needs no placement, such as a single node, is in the series of each
-            kept = [row for row, found in placed if found in (layout, replace(layout, placement=""))]
+            # what needs no distribution, such as a single node, is in the series of each
+            kept = [row for row, found in placed if found in (layout, replace(layout, distribution=""))]
             series += [(layout, dict(sorted(of.items()))) for of in pivot_rows([kept], lambda row: row.world.nodes)]
     labels = _labels([(next(iter(of.values()))[0], layout) for layout, of in series])
     found = []
@@ -87,12 +87,12 @@ def row_names(rows: Sequence[Row]) -> Callable[[Row], str]:
 
 
 def layout_of(one: NumberedRun, row: Row) -> Layout:
-    found = one.nodes.placement if one.nodes else one.point.placement if one.point else ""
+    found = one.nodes.distribution if one.nodes else one.point.distribution if one.point else ""
     each = row.world.size / row.world.nodes
     is_placed = row.world.nodes > 1 and each > 1 and found != ONE_EACH
     environment = one.point.environment if one.point else ""
-    placement = (found or "placement unknown") if is_placed else ""
-    return Layout(ranks_per_node=each, placement=placement, environment=environment)
+    distribution = (found or "distribution unknown") if is_placed else ""
+    return Layout(ranks_per_node=each, distribution=distribution, environment=environment)
 
 
 def _placed(several: RunSet) -> list[tuple[Row, Layout]]:
@@ -116,7 +116,7 @@ def _median_row(rows: Sequence[Row]) -> Row:
 def _labels(found: Sequence[tuple[Row, Layout]]) -> list[str]:
     """Return what tells series apart: their cases, then those parts of layouts in which any differ."""
     name = row_names([row for row, _ in found])
-    parts = [(f"{layout.ranks_per_node:g} a node", layout.placement, layout.environment) for _, layout in found]
+    parts = [(f"{layout.ranks_per_node:g} a node", layout.distribution, layout.environment) for _, layout in found]
     differing = [len(set(texts)) > 1 for texts in zip(*parts, strict=True)]
     return [
         ", ".join([name(row), *(text for text, differs in zip(texts, differing, strict=True) if differs and text)])

@@ -46,7 +46,7 @@ class Pipeline:
 
 def read_pipeline(row: Row) -> Pipeline | str | None:
     """Return a row's pipeline, None if it is no pipeline step; why its facts cannot be read, if they cannot."""
-    told = [(record.launch, one) for record in row.measured if (one := details.read(record, details.Pipeline))]
+    told = [(record.launch, one) for record in row.measured if (one := details.read_details(record, details.Pipeline))]
     if not told:
         return None
     launch, facts = next((one for one in told if isinstance(one[1], str) or one[1].measured), told[0])

@@ -28,7 +28,7 @@ BLOCK, CYCLIC, ONE_EACH, UNEVEN = "block", "cyclic", "one rank a node", "uneven"
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """The hosts of a run on several nodes, by rank; ``asked`` is the placement that was asked for, or empty.
+    """The hosts of a run on several nodes, by rank; ``asked`` is the distribution that was asked for, or empty.
 
     ``switches`` are the paths above a host, by host, and ``affinities`` the cores of a rank, both where they are known;
     ``near`` holds the pairs of ranks that are told to be under one switch.
@@ -58,7 +58,7 @@ class Nodes:
         return tuple(sorted(ranks, key=lambda rank: places.get(rank, len(places))))
 
     @property
-    def placement(self) -> str:
+    def distribution(self) -> str:
         """How ranks lie on nodes, as found: each node's in a row, dealt out in turns, one each, or neither."""
         names = list(dict.fromkeys(self.hosts))
         each = {self.hosts.count(name) for name in names}
@@ -97,7 +97,7 @@ def nodes_of(run: Run) -> Nodes | None:
         cores[rank] = format_cpus(told) if isinstance(told, list) else _word(told)
     return Nodes(
         hosts=hosts,
-        asked=_word(_at(environment, "slurm", "placement")),
+        asked=_word(_at(environment, "slurm", "distribution")),
         job=_word(_at(environment, "slurm", "job")),
         switches=_switches(environment.get("switches") or _at(environment, "slurm", "switches"), hosts, own),
         affinities={rank: text for rank, text in cores.items() if text},

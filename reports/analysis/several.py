@@ -10,11 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import decode_json, read_file
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.runs import Run, load_run, runs_in
-from parbench.bench.results.stats import WITHIN_LAUNCH, ratio_within_launch
+from parbench.bench.results.runs import Run, list_runs, load_run
+from parbench.bench.results.stats import ratio_within_launch
 from parbench.bench.text import UserError, reading
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows, pivot_rows
@@ -29,7 +30,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     label: str = ""
-    placement: str = ""
+    distribution: str = ""
     environment: str = ""
 
     @property
@@ -49,7 +50,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"points: {cells.visible(twice[0])} comes more than once")
 
 
-DID_NOT_RUN = 4
 SWEEP, RUNS = "sweep.json", "runs"
 # what differs between any two runs and says nothing of either, and what does but may explain their times
 _OF_EVERY_RUN, _CIRCUMSTANCES = ("boot_id", "job", "SLURM_JOB_ID"), ("one_minute", "nodelist", "SLURM_JOB_NODELIST")
@@ -101,8 +101,14 @@ class MatchedCase(Alike[int]):
         if one is None or base is None:
             return None
         found = ratio_within_launch(one, base)
-        method = WITHIN_LAUNCH if any(time and time.is_within_launch for time in times) else ""
-        return MetricValue(value=found.value, unit="", better="lower", low=found.low, high=found.high, method=method)
+        is_within_launch = found.low is not None and any(time and time.is_within_launch for time in times)
+        return MetricValue(
+            value=found.value,
+            better="lower",
+            low=found.low,
+            high=found.high,
+            is_within_launch=is_within_launch,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +127,11 @@ class RunSet:
 
     @property
     def code(self) -> int:
-        """The exit code: 1 if a result is wrong, else 4 if something did not run, else 0."""
-        codes = {one.summary.tally.code for one in self.counting}
-        return 1 if 1 in codes else DID_NOT_RUN if codes != {0} or self.lacking else 0
+        """The exit code, that of a missing run included."""
+        codes = [one.summary.tally.code for one in self.counting]
+        if not codes or self.lacking:
+            codes.append(ExitCode.DID_NOT_RUN)
+        return combine_exit_codes(codes)
 
     @property
     def verdict(self) -> Verdict:
@@ -235,7 +243,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, str | None]]:
 def unfolded(paths: Iterable[Path]) -> list[Path]:
     """Return each folder once, in place of one that holds runs those."""
     own = ((path, (path / "run.json").exists() or is_sweep(path)) for path in paths)
-    return list(dict.fromkeys(run for path, whole in own for run in (not whole and runs_in(path)) or [path]))
+    return list(dict.fromkeys(run for path, whole in own for run in (not whole and list_runs(path)) or [path]))
 
 
 def is_sweep(path: Path) -> bool:
@@ -249,7 +257,7 @@ def load_sweep(folder: Path) -> Sweep:
 
 def runs_of(folder: Path, point: Point) -> tuple[Path, ...]:
     """Return the runs of a point, the oldest first: their names begin with the time."""
-    return tuple(runs_in(folder / RUNS / point.id))
+    return tuple(list_runs(folder / RUNS / point.id))
 
 
 def point_of(run: Path) -> Point | None:

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from parbench.bench.results.details import COMPONENTS, Calls, Communication, Formulas, MemoryOverTime, Mesh, read
+from parbench.bench.results.details import (
+    COMPONENTS,
+    Calls,
+    Communication,
+    Formulas,
+    MemoryOverTime,
+    Mesh,
+    read_details,
+)
 from parbench.bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
 from parbench.bench.results.runs import Run, load_timeline
 from parbench.bench.results.spans import Span, length
@@ -130,9 +138,9 @@ def sent_lines(rows: Sequence[Row]) -> tuple[Sent, ...]:
         axes: Mapping[str, Mapping[str, int]] = {}
         formulas: Mapping[str, str] = {}
         for record in row.measured[:1]:
-            if isinstance(mesh := read(record, Mesh), Mesh):
+            if isinstance(mesh := read_details(record, Mesh), Mesh):
                 axes = mesh.axes
-            if isinstance(told := read(record, Formulas), Formulas):
+            if isinstance(told := read_details(record, Formulas), Formulas):
                 formulas = told.bytes_formula
         for axis in filter(is_axis, by_axis(row, "bytes_sent")):
             ranks = axes.get(axis, {}).get("ranks")
@@ -154,7 +162,7 @@ def held_over_time(rows: Sequence[Row]) -> tuple[Held, ...]:
     found: dict[str, Held] = {}
     for row in rows:
         for record in row.measured:
-            if isinstance(told := read(record, MemoryOverTime), MemoryOverTime):
+            if isinstance(told := read_details(record, MemoryOverTime), MemoryOverTime):
                 found.setdefault(row.case.id, Held(row=row, launch=record.launch, memory=told))
     return tuple(found.values())
 
@@ -205,7 +213,7 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
 
 def calls_of(row: Row) -> tuple[Calls, ...] | None:
     """Return the calls of one step, None if the records hold none, or not the same."""
-    found = [told for record in row.records if (told := read(record, Communication)) is not None]
+    found = [told for record in row.records if (told := read_details(record, Communication)) is not None]
     calls = [one.comm_calls for one in found if isinstance(one, Communication)]
     return calls[0] if calls and len(calls) == len(found) and all(one == calls[0] for one in calls) else None
 

@@ -5,14 +5,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Skipped
-from parbench.bench.results.metrics import MetricValue, gathered, merge_metrics
+from parbench.bench.results.metrics import MetricValue, collect_by_name, merge_metrics
 from parbench.bench.results.records import Check, Record, Status, WorldInfo
 from parbench.bench.results.runs import Run
-from parbench.bench.results.stats import LEAST_ITERATIONS, LEAST_LAUNCHES, Estimate, Grade, grade, scatter
+from parbench.bench.results.stats import (
+    MIN_INTERVAL_ITERATIONS,
+    MIN_INTERVAL_LAUNCHES,
+    Estimate,
+    Grade,
+    grade_noise,
+    log_deviation,
+)
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
+_CODES: Mapping[Status, ExitCode] = {
+    "wrong": ExitCode.BAD,
+    "hang": ExitCode.DID_NOT_RUN,
+    "failed": ExitCode.DID_NOT_RUN,
+    "skipped": ExitCode.OK,
+    "ok": ExitCode.OK,
+}
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -85,14 +100,14 @@ class Row:
     def scatter(self) -> float | None:
         """How far launches scatter; None for fewer than three whose times are above zero."""
         times = [*self.by_launch(self.headline).values()]
-        return scatter(times) if len(times) >= LEAST_LAUNCHES else None
+        return log_deviation(times) if len(times) >= MIN_INTERVAL_LAUNCHES else None
 
     @property
     def grade(self) -> Grade | None:
         """The word for the scatter between launches, for that within of one alone, if long enough; two tell neither."""
         if self.scatter is not None:
-            return grade(self.scatter)
-        alone = self.measured if self.launches == 1 and self.iterations >= LEAST_ITERATIONS else ()
+            return grade_noise(self.scatter)
+        alone = self.measured if self.launches == 1 and self.iterations >= MIN_INTERVAL_ITERATIONS else ()
         return next((one.noise.grade for one in alone if one.noise), None)
 
 
@@ -162,15 +177,15 @@ def summarize(run: Run) -> Summary:
 
 
 def exit_code(statuses: Iterable[Status], *, missing: int = 0, answered: bool = True) -> int:
-    """Return 1 if any result is wrong, else 4 if anything failed, hung or is missing or the run has no answer, else 0.
+    """Return the exit code of a run with cases of these statuses.
 
-    It has none if nothing was measured, or the budget left a case without a second launch of several. What cannot run
-    here is not bad.
+    A run is not ``answered`` if nothing was measured, or if the budget left a case without a second launch of several.
+    What cannot run here is not bad.
     """
-    found = set(statuses)
-    if "wrong" in found:
-        return 1
-    return 4 if missing or not answered or found & {"failed", "hang"} else 0
+    codes = [_CODES[status] for status in statuses]
+    if missing or not answered:
+        codes.append(ExitCode.DID_NOT_RUN)
+    return combine_exit_codes(codes)
 
 
 def _row(found: Sequence[Record], planned: int) -> Row:
@@ -231,5 +246,5 @@ def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str,
 
 def common_details(row: Row) -> dict[str, Any]:
     """Return the details of the row's records: a value where launches agree, the list of theirs where they do not."""
-    told = gathered([record.details for record in row.records])
+    told = collect_by_name([record.details for record in row.records])
     return {name: of[0] if all(value == of[0] for value in of) else of for name, of in told.items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parbench.bench.launch.budget import compute_costs, suggest_budget
-from parbench.bench.machine.environment import DISTURBANCES, EMULATED, VOLATILE, format_cpus
+from parbench.bench.machine.environment import DISTURBANCES, VOLATILE, describe_emulation, format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import counted, format_duration
@@ -168,15 +168,20 @@ def warnings_of(run: Run) -> tuple[str, ...]:
 
 
 def emulations(run: Run) -> tuple[str, ...]:
-    """Return the notes that say so, with how many records bear one that not all do."""
+    """Return a sentence for each emulation, with the number of its records unless all are emulated."""
     total = len(run.records)
-    counts = Counter(note for one in run.records for note in dict.fromkeys(one.notes) if note.startswith(EMULATED))
-    counts.update({note: total for note in run.info.plan.notes if note.startswith(EMULATED)})
-    return tuple(note if n >= total else f"{note} ({n} of {total} records)" for note, n in counts.items())
+    counts = Counter(record.emulation for record in run.records if record.emulation)
+    if run.info.plan.emulation:
+        counts[run.info.plan.emulation] = total
+    sentences = []
+    for emulation, count in counts.items():
+        suffix = "" if count >= total else f" ({count} of {total} records)"
+        sentences.append(describe_emulation(emulation) + suffix)
+    return tuple(sentences)
 
 
 def other_claims(run: Run) -> tuple[str, ...]:
-    return tuple(note for note in run.info.plan.notes if not note.startswith(EMULATED))
+    return run.info.plan.notes
 
 
 def told_of_runs(runs: Sequence[Run], notes: Callable[[Run], tuple[str, ...]]) -> tuple[str, ...]:

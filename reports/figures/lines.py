@@ -162,7 +162,7 @@ def curve_lines(
 
 def _pieces(fit: Fit) -> tuple[tuple[tuple[float, float], ...], ...]:
     """Return a fit broken at its knees, in points so close that a straight line reads as a curve on log axes."""
-    ends = (fit.segments[0].first_bytes, *fit.knees, fit.segments[-1].last_bytes)
+    ends = (fit.segments[0].first_bytes, *fit.breakpoints, fit.segments[-1].last_bytes)
     steps = [i / _FIT_STEPS for i in range(_FIT_STEPS + 1)]
     return tuple(
         tuple((low * (high / low) ** step, segment.seconds(low * (high / low) ** step)) for step in steps)

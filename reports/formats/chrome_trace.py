@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parbench.bench.files import file_name
-from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
 from parbench.bench.results.details import Idle, Ran
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.runs import Run
@@ -96,8 +95,8 @@ def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
 
 def _why_not(one: Pipeline) -> str:
     if one.facts.measured is None:
-        functional = next((f": {note}" for note in one.row.notes if note.startswith(FUNCTIONAL_ONLY)), "")
-        return f"the record has no measured timeline{functional}"
+        reason = f": {one.facts.why_not_measured}" if one.facts.why_not_measured else ""
+        return f"the record has no measured timeline{reason}"
     if not one.facts.clock:
         return "the record names no clock that its ranks share, and ranks on different clocks must not be merged"
     return ""

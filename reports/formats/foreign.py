@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from parbench.bench.plan.catalogue import OperationSpec
+from parbench.bench.plan.catalogue import OPERATIONS, OperationSpec
 from parbench.bench.plan.params import Value
 from parbench.bench.results.metrics import MetricValue, value
 from parbench.bench.results.records import Check
@@ -15,6 +15,40 @@ from parbench.bench.text import UserError, listed
 MICRO, GIGA = 1e-6, 1e9
 UNKNOWN = "unknown"
 NO_CASE = "no case of ours measures the same"
+NCCL_TESTS = {
+    "all_reduce_perf": "all_reduce",
+    "all_gather_perf": "all_gather",
+    "reduce_scatter_perf": "reduce_scatter",
+    "alltoall_perf": "all_to_all",
+    "alltoallv_perf": "all_to_all_v",
+    "broadcast_perf": "broadcast",
+    "reduce_perf": "reduce",
+    "gather_perf": "gather",
+    "scatter_perf": "scatter",
+    "sendrecv_perf": "sendrecv",
+}
+"""The operations by the names of nccl-tests' programs."""
+OSU = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherv": "all_gather_v",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_block": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "all-to-all personalized exchange": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "latency": "pingpong",
+}
+"""The operations by the names in the titles of OSU micro-benchmarks."""
+
+
+def operations_by_name(names: Mapping[str, str]) -> dict[str, OperationSpec]:
+    """Return the operations by another tool's names."""
+    specs = {spec.short_name: spec for spec in OPERATIONS}
+    return {name: specs[operation] for name, operation in names.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +150,7 @@ def time_and_rates(
     """
     metrics = {"time": value("time", seconds, method)}
     algbw = size_bytes / seconds if seconds else None
-    busbw = algbw * operation.busbw.of(ranks) if algbw is not None and operation.busbw else None
+    busbw = algbw * operation.busbw.compute(ranks) if algbw is not None and operation.busbw else None
     for name, rate, computed in zip(("algbw", "busbw"), printed, (algbw, busbw), strict=True):
         # a hundred steps of the last decimal are three significant digits
         if rate is not None and (rate >= 100 * last_decimal or computed is None):

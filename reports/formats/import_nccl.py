@@ -11,16 +11,26 @@ from typing import Annotated, Any
 import msgspec
 
 from parbench.bench.machine.environment import recorded_variables
-from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE, names_of
+from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.params import Value
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError, listed
 from parbench.reports.formats import foreign
-from parbench.reports.formats.foreign import GIGA, MICRO, UNKNOWN, ImportedResult, ImportedRun, PrintedRow, world_size
+from parbench.reports.formats.foreign import (
+    GIGA,
+    MICRO,
+    NCCL_TESTS,
+    UNKNOWN,
+    ImportedResult,
+    ImportedRun,
+    PrintedRow,
+    operations_by_name,
+    world_size,
+)
 from parbench.reports.formats.nccl_tests import REDUCTIONS, TOOL, TYPES
 
 _JSON_VERSION = 3
-_OPERATIONS = names_of(TOOL)
+_OPERATIONS = operations_by_name(NCCL_TESTS)
 _DTYPES = {theirs: ours for ours, theirs in TYPES.items()}
 _REDOPS = {theirs: ours for ours, theirs in REDUCTIONS.items()}
 _CUT_SHORT = "whatever followed its last line: a table has no summary at its end, so the file may be cut short"

@@ -7,25 +7,27 @@ scatter), S is that many times larger. The rates follow from S and the time.
 
 import re
 
-from parbench.bench.plan.catalogue import OperationSpec, names_of
+from parbench.bench.plan.catalogue import OperationSpec
 from parbench.bench.plan.params import Value
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.reports.formats.foreign import (
     MICRO,
     NO_CASE,
+    OSU,
     UNKNOWN,
     ImportedResult,
     ImportedRun,
     PrintedRow,
     lines,
+    operations_by_name,
     time_and_rates,
     world_size,
 )
 
 _DTYPES = {"MPI_FLOAT": "float32", "MPI_DOUBLE": "float64", "MPI_INT": "int32", "MPI_CHAR": "char"}
 _TITLE = re.compile(r"^\s*# OSU MPI-?(\S*) (.*?)(?: Test)?(?: v(\S+))?\s*$")
-_OPERATIONS = names_of("osu")
+_OPERATIONS = operations_by_name(OSU)
 
 
 def parse_osu(text: str, where: str, nproc: int | None) -> ImportedRun:
@@ -65,7 +67,7 @@ def _parse_row(operation: OperationSpec, row: PrintedRow, ranks: int, dtype: str
         raise UserError(f"{row.where}: the columns {', '.join(row)} hold no latency")
     params: dict[str, Value] = {"size_bytes": row.whole("size"), "mode": "blocking"}
     notes = ["OSU prints a time alone: bandwidths are computed of size and time"]
-    if operation.contributes:
+    if operation.sharded and not operation.reduces:  # Every rank contributes a message.
         params["size_bytes"] *= ranks
         notes.append(f"OSU's size is one rank's message: S is {ranks} times that")
     if dtype:

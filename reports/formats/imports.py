@@ -11,7 +11,7 @@ from parbench.bench.machine.machine import package_version
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.catalogue import busbw_factor
 from parbench.bench.plan.plan import Measure, Plan
-from parbench.bench.results.records import Record, Samples, WorldInfo, encode, noise_of
+from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
 from parbench.bench.results.runs import create_run, open_writer, utc_now, write_info
 from parbench.bench.text import UserError, listed, reading
 from parbench.reports.formats.foreign import UNKNOWN, ImportedResult, ImportedRun
@@ -64,7 +64,7 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
         records.append(_record(case, found, foreign, path.name))
     with reading(path, "cannot be imported"):
         for record in records:
-            encode(record)  # before a run is begun
+            msgspec.convert(msgspec.to_builtins(record), Record)  # checks limits before a run is begun
     plan = Plan(
         preset=f"import:{foreign.tool}",
         cases=tuple(record.case for record in records),
@@ -103,7 +103,7 @@ def _record(case: Case, found: ImportedResult, foreign: ImportedRun, file: str) 
         check=found.check,
         samples=Samples(values=list(found.samples)),
         metrics={} if wrong else dict(found.metrics),  # a wrong result has no time
-        noise=noise_of(Samples(values=list(found.samples))),
+        noise=compute_noise(Samples(values=list(found.samples))),
         details={
             "size_bytes": case.params["size_bytes"],
             "busbw_factor": busbw_factor(case.short_name, found.group_ranks or foreign.ranks),

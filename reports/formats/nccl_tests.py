@@ -10,18 +10,20 @@ from itertools import pairwise
 from typing import Any
 
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, names_of
+from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE
 from parbench.bench.results.records import WorldInfo
 from parbench.bench.results.runs import Run
 from parbench.bench.text import listed
 from parbench.reports.analysis.summary import Row, num_ranks, summarize
 from parbench.reports.cells import visible
+from parbench.reports.formats.foreign import NCCL_TESTS, operations_by_name
 
 TOOL, VERSION = "nccl-tests", "2.19.6"
 TYPES = {name: name for name in ("bfloat16", "int8", "uint8", "int32", "int64")} | {"float32": "float"}
 TYPES |= {"float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
 REDUCTIONS = {"sum": "sum", "avg": "avg", "min": "min", "max": "max", "product": "prod", "none": "none"}
-_OPERATIONS = {spec.name: spec for spec in names_of(TOOL).values()}
+_OPERATIONS = {spec.name: spec for spec in operations_by_name(NCCL_TESTS).values()}
+_PROGRAMS = {operation: program for program, operation in NCCL_TESTS.items()}
 _PLACED = (OUT_OF_PLACE, IN_PLACE)
 _COMPARABLE = {"pipelined": 0, "graph": 1}  # modes that time what nccl-tests does, with its -G
 _LINE = ("dtype", "redop", "root", "size_bytes")  # what parts a table's lines, the last fastest, as in nccl-tests
@@ -107,6 +109,7 @@ def _render_table(run: Run, rows: Sequence[Row]) -> list[str]:
     """Return the lines of one table, with its heading and its summary."""
     case, world = rows[0].case, rows[0].world
     spec, mode = _OPERATIONS[case.name], str(_params(case)["mode"])
+    program = _PROGRAMS[spec.short_name]
     blocks: dict[tuple[object, ...], dict[int, dict[str, Row]]] = {}
     for row in rows:
         if not _why_left_out(row):
@@ -128,7 +131,7 @@ def _render_table(run: Run, rows: Sequence[Row]) -> list[str]:
     nccl = _nccl_code(run)
     return [
         f"# nccl-tests version {VERSION} nccl-headers={nccl} nccl-library={nccl}",
-        f"# Collective test starting: {spec.names[TOOL]}",
+        f"# Collective test starting: {program}",
         f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} maxBytes {max(sizes, default=0)} step: {step(sizes)} "
         f"warmup iters: {run.info.plan.measure.warmup} iters: {iterations} agg iters: 1 validation: {is_checked:d} "
         f"graph: {_COMPARABLE.get(mode, 0)} unalign: 0",
@@ -147,7 +150,7 @@ def _render_table(run: Run, rows: Sequence[Row]) -> list[str]:
         f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
         f"# Avg bus bandwidth    : {f'{sum(rates) / len(rates):g}' if rates else 'N/A'} ",
         "#",
-        f"# Collective test concluded: {spec.names[TOOL]}",
+        f"# Collective test concluded: {program}",
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from parbench.bench.results.records import Status
-from parbench.bench.results.runs import Run, load_run, whole
+from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import UserError, reading
 from parbench.reports.history.entries import About, Entry
 from parbench.reports.regression.counted import Facts
@@ -126,7 +126,7 @@ class History:
         if not (path / "run.json").exists():
             needed = "the history has its metrics only, and a comparison requires its records"
             raise UserError(f"run {line.id} is not in {path} any more: {needed}")
-        return whole(load_run(path))
+        return require_complete(load_run(path))
 
     def series(self, run: int | None = None) -> dict[int, Identity]:
         where = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"

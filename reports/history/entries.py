@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from parbench.bench.results.runs import RunInfo, load_run, whole
+from parbench.bench.results.runs import RunInfo, load_run, require_complete
 from parbench.bench.text import reading
 from parbench.reports.regression.environment import Point, points_of
 
@@ -34,7 +34,7 @@ class Entry:
 
 def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) -> Entry:
     """Return the entry of a run's folder; ``UserError`` if a line of it cannot be read."""
-    run = whole(load_run(path))
+    run = require_complete(load_run(path))
     with reading(path):
         records = (path / "records.jsonl").read_bytes()
     complete = records[: records.rfind(b"\n") + 1]  # a last line that was cut short is no record

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from parbench.bench.results.runs import Run, load_run, runs_in, whole
+from parbench.bench.results.runs import Run, list_runs, load_run, require_complete
 from parbench.bench.text import UserError, reading
 from parbench.reports.analysis.several import unfolded
 from parbench.reports.history.database import Added, Line, open_history
@@ -21,7 +21,7 @@ def add_folders(
     folders: dict[Path, None] = {}
     for path in paths:
         with reading(path):
-            found = [path] if (path / "run.json").exists() else runs_in(path)
+            found = [path] if (path / "run.json").exists() else list_runs(path)
         if not found:
             told = f"{path} is no run and holds none: name runs' folders, or a folder of such folders"
             raise UserError(told if path.exists() else f"no such folder: {path}")
@@ -36,7 +36,7 @@ def find_run(word: str, history: Path | None = None, *, without: str = "") -> Ru
     """Return the run of a folder; those in a folder, or of the history, as one, but for that of the id ``without``."""
     if history is not None and not Path(word).exists() and (means_run(word) or history.exists()):
         return select_run(history, word, without=without)
-    runs = [whole(load_run(path)) for path in unfolded([Path(word)])]
+    runs = [require_complete(load_run(path)) for path in unfolded([Path(word)])]
     return pool([run for run in runs if run.info.id != without] or runs, word)
 
 

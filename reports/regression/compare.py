@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from msgspec import structs
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import encode_json
 from parbench.bench.machine.environment import difference
 from parbench.bench.plan.cases import Case
@@ -73,7 +74,6 @@ VERDICTS: Mapping[Word, Verdict] = {
 WORST_FIRST = tuple(VERDICTS)
 COMPARED: frozenset[Word] = frozenset(get_args(Called))
 SCHEMA_VERSION = 1  # of the JSON that commands tell
-_LEFT_OUT = "Left out of "
 
 
 def counts_of(words: Iterable[Word]) -> dict[Word, int]:
@@ -82,11 +82,11 @@ def counts_of(words: Iterable[Word]) -> dict[Word, int]:
 
 
 def exit_code(found: Iterable[Word], *, fail_on_unknown: bool = False) -> int:
-    """Return 1 if any is slower or wrong, else 4 if failed or missing, else 3 if unknown and asked for, else 0."""
-    codes = {VERDICTS[word].code for word in found}
-    if codes & {1, 4}:
-        return 1 if 1 in codes else 4
-    return 3 if fail_on_unknown and 3 in codes else 0
+    """Return the exit code of these verdicts. Undecided ones count only with ``fail_on_unknown``."""
+    codes = [VERDICTS[word].code for word in found]
+    if not fail_on_unknown:
+        codes = [code for code in codes if code != ExitCode.UNDECIDED]
+    return combine_exit_codes(codes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,18 +251,19 @@ def pool(runs: Sequence[Run], name: str) -> Run:
             records.append(structs.replace(record, launch=launches + record.launch, environment=environment))
         launches += max([run.info.plan.launches, *(record.launch + 1 for record in own)])
     cases = {case.id: case for run in runs for case in run.info.plan.cases}
-    notes = newest.plan.notes
+    exclusions: tuple[str, ...] = ()
     if left_out:
         told = "; ".join(dict.fromkeys(world_words(record.world) for record in left_out))
         count = counted(len(left_out), "record")
-        notes += (f"{_LEFT_OUT}{name}: {count} on another world than the newest of their case, {told}.",)
+        exclusions = (f"Left out of {name}: {count} on another world than the newest of their case, {told}.",)
     skipped = tuple(one for one in newest.plan.skipped if one.case.id not in cases)
-    plan = structs.replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, launches=launches, notes=notes)
-    return Run(path=Path(name), info=structs.replace(newest, id=name, plan=plan), records=tuple(records))
+    plan = structs.replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, launches=launches)
+    info = structs.replace(newest, id=name, plan=plan)
+    return Run(path=Path(name), info=info, records=tuple(records), exclusions=exclusions)
 
 
 def notes_of_pools(runs: Sequence[Run]) -> tuple[str, ...]:
-    return tuple(note for run in runs for note in run.info.plan.notes if note.startswith(_LEFT_OUT))
+    return tuple(sentence for run in runs for sentence in run.exclusions)
 
 
 def _ranks(world: WorldInfo) -> tuple[int, str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.machine.environment import VOLATILE, leaves
+from parbench.bench.machine.environment import VOLATILE, flatten
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import Plan
@@ -89,9 +89,9 @@ def plan_changes(base: Plan, new: Plan) -> tuple[Change, ...]:
 
 def _of_record(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, _Values]:
     """Return the values by path: what ranks do not share stands in the record under ``rank N``."""
-    values: dict[str, list[Any]] = {path: [value] for path, value in leaves(common)}
+    values: dict[str, list[Any]] = {path: [value] for path, value in flatten(common).items()}
     values |= {path: [pair[1]] for path, pair in (own.get("changed") or {}).items()}
-    by_rank = [dict(leaves(part or {})) for name, part in own.items() if name.startswith("rank ")]
+    by_rank = [flatten(part or {}) for name, part in own.items() if name.startswith("rank ")]
     values |= {path: [part.get(path) for part in by_rank] for path in {path for part in by_rank for path in part}}
     return {
         path: tuple(sorted({_absent(path) if value is None else cells.visible(str(value)) for value in found}))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parbench.bench.results.stats import LEAST_LAUNCHES, median
+from parbench.bench.results.stats import MIN_INTERVAL_LAUNCHES, median
 from parbench.reports.regression.statistics import Difference, Launches, differences, discoveries_in_families, rank_test
 
 
@@ -81,7 +81,9 @@ class Whole:
 
 def effects(families: Sequence[Sequence[Pair]], rule: Rule) -> tuple[Whole | None, tuple[tuple[Effect, ...], ...]]:
     """Return what changed in all series together, None of fewer than two, and in each."""
-    known = [pair for family in families for pair in family if min(len(pair.base), len(pair.new)) >= LEAST_LAUNCHES]
+    known = [
+        pair for family in families for pair in family if min(len(pair.base), len(pair.new)) >= MIN_INTERVAL_LAUNCHES
+    ]
     logs = [[_logs(side) for side in sides] for sides in ([one.base for one in known], [one.new for one in known])]
     found = differences(*logs) if known else None
     own = iter(zip(found.own, found.noise, strict=True) if found else ())
@@ -89,7 +91,7 @@ def effects(families: Sequence[Sequence[Pair]], rule: Rule) -> tuple[Whole | Non
     def effect(pair: Pair, tests: int) -> Effect:
         least = max(rule.floor, pair.measured)
         base, new = _logs(pair.base), _logs(pair.new)
-        if min(len(base), len(new)) < LEAST_LAUNCHES:
+        if min(len(base), len(new)) < MIN_INTERVAL_LAUNCHES:
             change = sum(new.values()) / len(new) - sum(base.values()) / len(base)
             return Effect(change=_fraction(change), floor=least)
         difference, noise = next(own)

@@ -1,15 +1,24 @@
-"""The first page of a run as text: verdicts, operations, steps and what to look at first, in 40 lines of 80 columns."""
+"""The first page of a run as text: verdicts, operations, steps and what to look at first.
+
+The page has 40 lines of 80 columns. A run of at most three operations has their tables over sizes instead of the
+fastest size of each, and more lines if they need them.
+"""
 
 from collections.abc import Sequence
 from textwrap import wrap
 
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Front, Operation, Step
+from parbench.reports.analysis.frame import group_by
+from parbench.reports.analysis.labels import operation
 from parbench.reports.analysis.steps import differing_trace, held_bytes
-from parbench.reports.render.terminal import Sheet, render_text, write_verdicts
+from parbench.reports.analysis.summary import Row
+from parbench.reports.render.terminal import Sheet, render_text, write_table, write_verdicts
 from parbench.reports.report import Report
+from parbench.reports.sections.row_columns import size_columns
 
 _WIDTH, _LINES, _BAR = 80, 40, 20
+_MAX_TABULATED_OPERATIONS, _MAX_TABULATED_ROWS = 3, 60
 _MOST_SENTENCES, _MOST_COMPARISONS, _SENTENCE_LINES = 4, 2, 3
 _MOST_STEPS, _STEPS_BESIDE = 6, 3  # the latter where there are operations too
 
@@ -24,9 +33,40 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     write_verdicts(sheet, front.verdicts)
     first, last = _first(report), ["", f"All rows  parbench show --all {front.path}"]
     steps = _steps(front.steps, _STEPS_BESIDE if front.operations else _MOST_STEPS)
-    left = _LINES - len(sheet.text().splitlines()) - len(first) - len(steps) - len(last) - 1  # the folder comes after
-    sheet.write(*_operations(front, left), *steps, *first, *last)
+    rows = _rows_of_few_operations(report)
+    if rows:
+        _write_series(sheet, rows)
+    else:
+        # The run's folder is printed on one more line.
+        left = _LINES - len(sheet.text().splitlines()) - len(first) - len(steps) - len(last) - 1
+        sheet.write(*_operations(front, left))
+    sheet.write(*steps, *first, *last)
     return sheet.text()
+
+
+def _rows_of_few_operations(report: Report) -> list[Row]:
+    """Return the measured communication of a run with at most three operations, otherwise nothing."""
+    _, summary = report.runs[0]
+    rows = [row for row in summary.rows if row.is_communication and row.metrics]
+    operations = {row.case.name for row in rows}
+    return rows if len(operations) <= _MAX_TABULATED_OPERATIONS else []
+
+
+def _write_series(sheet: Sheet, rows: Sequence[Row]) -> None:
+    """Write a table over sizes for each operation, mode and element type."""
+    shown = rows[:_MAX_TABULATED_ROWS]
+    for title, series in group_by(shown, _series_title).items():
+        by_size = sorted(series, key=lambda row: row.size_bytes or 0)
+        write_table(sheet, title, size_columns(by_size), by_size)
+    hidden = len(rows) - len(shown)
+    if hidden:
+        sheet.write(f"  and {hidden} more")
+
+
+def _series_title(row: Row) -> str:
+    params = row.case.params
+    words = [operation(row.case), *(str(params[name]) for name in ("mode", "dtype") if name in params)]
+    return ", ".join(words)
 
 
 def _operations(front: Front, room: int) -> list[str]:

@@ -9,9 +9,10 @@ from typing import TextIO
 
 import click
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_duration, write_whole, writing
-from parbench.reports.analysis.several import DID_NOT_RUN, gather, is_sweep, unfolded
+from parbench.reports.analysis.several import gather, is_sweep, unfolded
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
@@ -44,7 +45,7 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
         write_whole(path / REPORT, rendered(report, "html"))
     except UserError as error:
         click.echo(f"no report: {error}", err=True)
-        code = code or DID_NOT_RUN
+        code = combine_exit_codes([code, ExitCode.DID_NOT_RUN])
     click.echo(str(path), err=form != "tables")
     return code
 
@@ -87,7 +88,7 @@ def build(paths: Sequence[Path], form: str) -> tuple[bytes, int]:
             raise
         from parbench.reports.render.page import render_refusal
 
-        return render_refusal(paths[0].resolve().name, str(error)).encode(errors="replace"), DID_NOT_RUN
+        return render_refusal(paths[0].resolve().name, str(error)).encode(errors="replace"), ExitCode.DID_NOT_RUN
 
 
 def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = None) -> int:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from parbench.bench.results.fit import Fit, intervals_words
+from parbench.bench.results.fit import Fit, describe_intervals
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import WITHIN_LAUNCH
 from parbench.bench.text import counted
@@ -162,7 +162,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
         Column(
             "knee",
             lambda curve: _knees(curve.fit),
-            lambda curve: curve.fit.knees[0] if curve.fit.knees else None,
+            lambda curve: curve.fit.breakpoints[0] if curve.fit.breakpoints else None,
             "the size at which another line begins, as where a protocol switches, and the sizes it lies between",
         ),
         words("off the curve", _off_curve, "outliers from the fit"),
@@ -177,7 +177,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
                 "fitted busbw over the declared link's speed, or over a copy in memory on the same host",
             )
         )
-    if any(one.fit.knees for one in curves):
+    if any(one.fit.breakpoints for one in curves):
         columns.append(words("lines", _lines, "each line of the fit, and the sizes it explains"))
     return tuple(columns)
 
@@ -194,9 +194,16 @@ def _series_columns(firsts: Sequence[Row]) -> list[Column[Row]]:
 
 def _latency(curve: Curve) -> MetricValue:
     line = curve.fit.segments[0]
-    told = intervals_words(curve.fit.launches)
+    told = describe_intervals(curve.fit.launches)
     low, high = (None, None) if curve.fit.launches == 2 else (line.latency_low, line.latency_high)
-    return MetricValue(value=line.latency_seconds, unit="s", low=low, high=high, method=told)
+    return MetricValue(
+        value=line.latency_seconds,
+        unit="s",
+        low=low,
+        high=high,
+        method=told,
+        is_within_launch=curve.fit.launches < 2,
+    )
 
 
 def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], curves: Sequence[Curve]) -> Column[Curve]:
@@ -225,13 +232,13 @@ def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], cur
 def _knees(fit: Fit) -> str:
     told = (
         f"{cells.quantity(knee, 'B')} [{cells.size(before.last_bytes)}, {cells.size(after.first_bytes)}]"
-        for knee, (before, after) in zip(fit.knees, pairwise(fit.segments), strict=True)
+        for knee, (before, after) in zip(fit.breakpoints, pairwise(fit.segments), strict=True)
     )
     return ", ".join(told) or cells.UNKNOWN
 
 
 def _off_curve(curve: Curve) -> str:
-    return ", ".join(f"{cells.size(size)} {100 * error:+.0f} %" for size, error in curve.fit.off_curve) or cells.UNKNOWN
+    return ", ".join(f"{cells.size(size)} {100 * error:+.0f} %" for size, error in curve.fit.outliers) or cells.UNKNOWN
 
 
 def _lines(curve: Curve) -> str:

@@ -27,9 +27,9 @@ def node_section(found: Analysis) -> Section | None:
 
 
 def node_table(nodes: Nodes) -> Table[str]:
-    is_other = nodes.asked and nodes.placement not in (nodes.asked, ONE_EACH)
+    is_other = nodes.asked and nodes.distribution not in (nodes.asked, ONE_EACH)
     asked = f"; {nodes.asked} was asked for" if is_other else ""
-    placed = f"Placement of {len(nodes.hosts)} ranks on {len(nodes.names)} nodes: {nodes.placement}{asked}."
+    placed = f"Distribution of {len(nodes.hosts)} ranks on {len(nodes.names)} nodes: {nodes.distribution}{asked}."
     ranks, switches_help = nodes.ranks_on, "the path of switches above it, where Slurm's topology tells"
     columns: tuple[Column[str], ...] = (
         words("host", str, "the node, as it calls itself"),

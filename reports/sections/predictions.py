@@ -52,8 +52,9 @@ def _text(value: float | None, unit: str) -> str:
 
 
 def _measured(one: Component) -> str:
-    found = MetricValue(value=one.measured, unit=one.unit, low=one.low, high=one.high, method=one.method)
-    return cells.compared(found, lambda value: _text(value, one.unit)) + f" {WITHIN_LAUNCH}" * found.is_within_launch
+    measured = MetricValue(value=one.measured, unit=one.unit, low=one.low, high=one.high)
+    text = cells.compared(measured, lambda value: _text(value, one.unit))
+    return f"{text} {WITHIN_LAUNCH}" if one.is_within_launch else text
 
 
 _COLUMNS: "tuple[Column[tuple[str, Component]], ...]" = (

@@ -27,6 +27,28 @@ def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     )
 
 
+def size_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
+    """Return the columns of one operation over its sizes."""
+    [*_, size] = case_columns()
+    variation: Column[Row] = number(
+        "variation", lambda row: row.scatter, cells.percent, "how far the repetitions differ"
+    )
+    repetitions: Column[Row] = Column(
+        "repetitions",
+        lambda row: f"{row.launches}/{row.planned}",
+        lambda row: row.launches,
+        "repetitions that measured the case, of those planned",
+    )
+    return (
+        size,
+        headline("time", rows),
+        metric_column("algbw"),
+        metric_column("busbw"),
+        *known([replace(variation, is_result=True)], rows),
+        repetitions,
+    )
+
+
 def case_columns() -> tuple[Column[Row], ...]:
     size_help = "total bytes as nccl-tests counts them, 1024-based"
     return (
@@ -52,7 +74,7 @@ def metric_column(
     """Return the column of a declared metric, of what ``value`` makes of it where that is given."""
     metric = declared(name)
     assert metric is not None, f"metric {name} is not declared"
-    own = metric.of(name) or metric
+    own = metric.specialize(name) or metric
     text: Any = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help)
     if own.kind in ("difference", "factor", "excess") and value is None:
@@ -68,7 +90,7 @@ def metric_columns(table: str, rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         for metric in metrics.METRICS
         if table in metric.tables
         for name in names
-        if metric.of(name)
+        if metric.specialize(name)
     )
     return known(found, rows)
 

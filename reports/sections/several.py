@@ -29,7 +29,7 @@ def report_of_several(several: RunSet) -> Report:
         _problems(several),
         _differences(several),
         _over_nodes(over),
-        None if over else _scaling(several),  # of one size it takes the first run's, whatever the placement
+        None if over else _scaling(several),  # of one size it takes the first run's, whatever the distribution
         _environments(environments(several)),
         _beside(several),
     )
@@ -59,7 +59,7 @@ def _runs(several: RunSet) -> Section:
     if any(one.num_nodes > 1 for one in several.runs):
         columns += [
             number("nodes", lambda one: one.num_nodes or None, cells.whole, "on how many nodes"),
-            words("placement", lambda one: one.nodes.placement if one.nodes else "-", "how ranks lie on nodes"),
+            words("distribution", lambda one: one.nodes.distribution if one.nodes else "-", "how ranks lie on nodes"),
             words("hosts", lambda one: ", ".join(one.nodes.names) if one.nodes else one.run.info.host, "the nodes"),
         ]
     columns.append(words("verdicts", lambda one: verdict_words(one.run, one.summary), "right, complete, quiet"))
@@ -158,7 +158,7 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
     return (
         words("case", lambda one: one.label, "what ran, and how its ranks were placed where that differs"),
         number("ranks a node", lambda one: one.layout.ranks_per_node, each, each_help),
-        words("placement", lambda one: one.layout.placement or "-", "how ranks lie on nodes, as found"),
+        words("distribution", lambda one: one.layout.distribution or "-", "how ranks lie on nodes, as found"),
         words("what", lambda one: "busbw" if one.scaled.first.is_communication else "step time", "what is shown"),
         *map(at, counts),
         *map(efficiency, counts[1:]),
@@ -179,8 +179,8 @@ def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
     told = lines(operations, OverNodes.shown).items()
     rates = {label: {n: rate / cells.GIGA for n, rate in of.items()} for label, of in told}
     asked = (
-        (rates, RATE, "Bus bandwidth against nodes", "A line for each operation, size and placement."),
-        (lines(steps, OverNodes.shown), TIME, "Step time against nodes", "A line for each step and placement."),
+        (rates, RATE, "Bus bandwidth against nodes", "A line for each operation, size and distribution."),
+        (lines(steps, OverNodes.shown), TIME, "Step time against nodes", "A line for each step and distribution."),
         (lines(found, lambda one, n: one.scaled.efficiency(n)), EFFICIENCY, "Efficiency against nodes", _PERFECT),
     )
     for i, (of, level, title, what) in enumerate(asked, start=1):

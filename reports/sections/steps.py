@@ -133,16 +133,13 @@ def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) ->
 
 
 def _attributed(rows: Sequence[Row], notes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return each note once after the steps that say so, unless it names its step itself."""
+    """Return each note once, after the names of its steps."""
     labels, found = short_labels(rows), dict[str, list[str]]()
     for row in rows:
         for note in notes[row.case.id]:
             found.setdefault(note, []).append(labels[row.case.id])
     return tuple(
-        note
-        if note.startswith(f"{names[0]}:")
-        else f"{'all steps' if len(names) == len(rows) > 1 else ', '.join(names)}: {note}"
-        for note, names in found.items()
+        f"{'all steps' if len(names) == len(rows) > 1 else ', '.join(names)}: {note}" for note, names in found.items()
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from parbench.bench.launch.driver import remaining
 from parbench.bench.launch.processes import PARBENCH, describe_exit, die_with_parent
-from parbench.bench.results.records import Record, encode, read_records
+from parbench.bench.results.records import Record, encode_record, read_records
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, last_line, listed, replace_file, short_host
 from parbench.slurm.job.state import State
@@ -55,7 +55,7 @@ def parbench_run(attempt: Attempt) -> list[str]:
         return [*words, "--resume", str(attempt.run)]
     point = attempt.point
     words += ["--launcher", "srun", "--nodes", str(point.nodes), "--ntasks-per-node", str(point.ntasks_per_node)]
-    words += ["--placement", point.placement, "--plan", str(plan_path(attempt.folder, point.id))]
+    words += ["--distribution", point.distribution, "--plan", str(plan_path(attempt.folder, point.id))]
     words += ["--out", str(runs_path(attempt.folder, point.id))]
     if attempt.sweep.link is not None:
         words += ["--link", attempt.sweep.link]
@@ -178,7 +178,7 @@ def forget_broken(run: Path, since: str) -> None:
     records = list(read_records(run / "records.jsonl"))
     kept = [record for record in records if record.status not in ("hang", "failed") or record.started < since]
     if len(kept) < len(records):
-        replace_file(run / "records.jsonl", b"".join(map(encode, kept)))
+        replace_file(run / "records.jsonl", b"".join(map(encode_record, kept)))
 
 
 def is_down(state: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import decode_json, read_file
 from parbench.bench.text import reading, write_whole
 from parbench.slurm.sweep.folder import Point
@@ -56,8 +57,12 @@ def read_states(folder: Path, points: Iterable[Point]) -> dict[str, SavedState]:
 
 
 def exit_code(states: Mapping[str, SavedState], points: Iterable[Point]) -> int:
-    """Return 0 if every point is done, 1 if a result is wrong, otherwise 4."""
-    found = [states.get(point.id) for point in points]
-    if any(state is not None and state.has_wrong_results for state in found):
-        return 1
-    return 0 if all(state is not None and state.state == "done" for state in found) else 4
+    """Return the exit code of a sweep: bad for a wrong result, did not run for a point that is not done."""
+    codes = []
+    for point in points:
+        state = states.get(point.id)
+        if state is not None and state.has_wrong_results:
+            codes.append(ExitCode.BAD)
+        if state is None or state.state != "done":
+            codes.append(ExitCode.DID_NOT_RUN)
+    return combine_exit_codes(codes)

@@ -1,5 +1,6 @@
 """The work of a job: it measures one point of the sweep after another, until all are done or its time ends."""
 
+import enum
 import os
 import signal
 import time
@@ -21,7 +22,14 @@ from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_
 
 _RECORDS_INTERVAL_SECONDS = 1.0
 _SLURM_INTERVAL_SECONDS = 10.0
-_STOPPED, _TIME_ENDED = "the job was told to stop", "the job's time ended"
+
+
+class StopReason(enum.Enum):
+    """Why a point's child was stopped, as a sentence for its state."""
+
+    SIGNAL = "the job was told to stop"
+    END_OF_JOB = "the job's time ended"
+    DEAD_NODE = "a node is dead"
 
 
 @dataclass(kw_only=True)
@@ -171,8 +179,8 @@ class _Worker:
             outcome = replace(outcome, reason=f"{self.nodes.words()}: {outcome.reason}")  # if there is time for it
             self._save(point, outcome, nodes=outcome.hosts or nodes)
 
-    def _watch(self, point: Point, child: point_run.Child, nodes: Sequence[str], num_broken: int) -> str:
-        """Wait for the child; stop it at the job's end or for a dead node, and return why, or an empty string.
+    def _watch(self, point: Point, child: point_run.Child, nodes: Sequence[str], num_broken: int) -> StopReason | None:
+        """Wait for the child; stop it at the job's end or for a dead node, and return why, or None.
 
         ``num_broken`` counts the run's records of hangs and failures from earlier attempts.
         """
@@ -185,11 +193,11 @@ class _Worker:
         while child.code is None:
             now = time.monotonic()
             if self.stop.received_at:
-                return _STOPPED
+                return StopReason.SIGNAL
             if time.time() > end - MARGIN_SECONDS:
                 self.out_of_time = True
                 child.send_signal(signal.SIGTERM)
-                return _TIME_ENDED
+                return StopReason.END_OF_JOB
             if now > last_records_read + _RECORDS_INTERVAL_SECONDS:
                 last_records_read = now
                 broken = point_run.broken_records(self._begun_run(point))
@@ -199,12 +207,17 @@ class _Worker:
                     end = self._end()
                     if self.nodes.look(broken[num_broken:]) & set(nodes):
                         child.send_signal(signal.SIGTERM)
-                        return "a node is dead"
+                        return StopReason.DEAD_NODE
             time.sleep(0.1)
-        return ""
+        return None
 
     def _judge(
-        self, point: Point, child: point_run.Child, stop_reason: str, nodes: Sequence[str], num_broken: int
+        self,
+        point: Point,
+        child: point_run.Child,
+        stop_reason: StopReason | None,
+        nodes: Sequence[str],
+        num_broken: int,
     ) -> Outcome:
         """Return the outcome of the attempt; a dead node or the job's end excuses what is not done."""
         run = self._begun_run(point)
@@ -213,8 +226,10 @@ class _Worker:
         outcome = point_run.outcome_of(run, child.code, child.last_line())
         if outcome.state == "done":
             return outcome
-        if stop_reason in (_STOPPED, _TIME_ENDED) or self.stop.received_at:
-            return replace(outcome, reason=stop_reason or _STOPPED) if outcome.state == "interrupted" else outcome
+        if stop_reason in (StopReason.SIGNAL, StopReason.END_OF_JOB) or self.stop.received_at:
+            if outcome.state != "interrupted":
+                return outcome
+            return replace(outcome, reason=(stop_reason or StopReason.SIGNAL).value)
         if self.nodes.look(point_run.broken_records(run)[num_broken:]) & set(nodes):
             return replace(outcome, state="lost-node", reason=f"{self.nodes.words()}: {outcome.reason}")
         return outcome

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from parbench.bench.check.hosts import MORE_SECONDS, Answer, together
-from parbench.bench.check.hosts import read as read_answer
+from parbench.bench.check.hosts import OVERHEAD_SECONDS, HostResult, compare_hosts, parse_result
 from parbench.bench.launch.processes import PARBENCH, run_child, terminated_as_interrupted
 from parbench.bench.machine.slurm_allocation import srun_words
 from parbench.bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
@@ -87,7 +86,7 @@ def run_command(nodes: Sequence[str], turns: Turns, options: Options) -> list[st
     A round ends when its time is known to 5 % (the preset's), long before a budget is spent.
     """
     words = [*PARBENCH, "run", "--launcher", "srun", "--nodes", str(len(nodes))]
-    words += ["--ntasks-per-node", "1", "--placement", "block", "--nodelist", ",".join(nodes)]
+    words += ["--ntasks-per-node", "1", "--distribution", "block", "--nodelist", ",".join(nodes)]
     words += ["--preset", "smoke", "--only", "p2p.pairwise", "--sizes", options.size]
     # at once, one's acknowledgements wait behind the other's data, or do not
     for setting in ("direction=in_turn", *turns.settings()):
@@ -108,11 +107,11 @@ def read(run: Run, nodes: Sequence[str]) -> Seen:
         problems.append(f"rounds not reached: {unread}")
     return Seen(
         run=run.path,
-        hosts=tuple(short_host(host) for host in hosts or nodes),
+        hosts=tuple(name_node(host, nodes) for host in hosts or nodes),
         exchanges=tuple(exchange for record in good for exchange in exchanges_of(run, record)),
         silent=next(filter(None, bad), {}),  # later ones follow from it
         problems=tuple(dict.fromkeys(problems)),
-        notes=run.info.plan.notes,
+        notes=run.info.plan.limitations,
     )
 
 
@@ -131,17 +130,26 @@ def exchanges_of(run: Run, record: Record) -> Iterator[Exchange]:
         yield Exchange(turn=record.case.id, pair=(one, other), seconds=both)
 
 
+def name_node(host: str, nodes: Sequence[str]) -> str:
+    """Return Slurm's name of a host: the same name, or the only one that is equal without domains."""
+    if host in nodes:
+        return host
+    matches = [node for node in nodes if short_host(node) == short_host(host)]
+    return matches[0] if len(matches) == 1 else host
+
+
 def silent_hosts(record: Record, nodes: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that a bad record holds responsible, with its words; none where it does not tell them apart.
+    """Return the nodes that a bad record holds responsible, with its words; none where it does not tell them apart.
 
     A rank that raised is not one, nor one that was told to end: it may only have suffered from another.
     """
-    told, asked = {short_host(state.host) for state in record.ranks}, {short_host(node) for node in nodes}
+    node_by_host = {state.host: name_node(state.host, nodes) for state in record.ranks}
+    told, asked = set(node_by_host.values()), set(nodes)
     silent = asked - told if told else set()
-    silent = silent or {short_host(state.host) for state in record.ranks if state.is_silent}
+    silent = silent or {node_by_host[state.host] for state in record.ranks if state.is_silent}
     if not silent:
         culprits = [culprit for culprit in record.culprits if culprit.cause in _BLAMED_CAUSES]
-        silent = {short_host(culprit.host) for culprit in culprits}
+        silent = {name_node(culprit.host, nodes) for culprit in culprits}
     return dict.fromkeys(sorted(silent), record.reason) if silent < told | asked else {}
 
 
@@ -198,7 +206,7 @@ def _disjoint(links: Set[Pair]) -> list[list[Pair]]:
     return groups
 
 
-def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[Answer, ...]:
+def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[HostResult, ...]:
     """Run ``parbench check`` on all nodes at once and compare their devices; one that did not answer says why.
 
     There is one task a node, bound to no core, whose output is a file of the node's name.
@@ -208,18 +216,16 @@ def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> 
         words += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]
         words += [f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
         command = [*srun_words(environ, *words), *PARBENCH, "check", "--json", "--budget", _CHECK_BUDGET]
-        seconds = parse_duration(_CHECK_BUDGET) + MORE_SECONDS
+        seconds = parse_duration(_CHECK_BUDGET) + OVERHEAD_SECONDS
         try:
             done = subprocess.run([*command, "--out", str(out)], env=environ, capture_output=True, timeout=seconds)
             problem = last_line(done.stderr.decode(errors="replace"))
         except subprocess.TimeoutExpired:
             problem = f"no answer within {seconds:.0f} s"
-        return together([_answer(node, Path(folder), problem) for node in nodes])
+        return compare_hosts([_answer(node, Path(folder), problem) for node in nodes])
 
 
-def _answer(node: str, folder: Path, problem: str) -> Answer:
+def _answer(node: str, folder: Path, problem: str) -> HostResult:
     out, err = (folder / f"{node}.{kind}" for kind in ("out", "err"))
-    told = err.read_bytes() if err.exists() else b""
-    found = read_answer(node, out.read_bytes() if out.exists() else b"", told or problem.encode(), 4)
-    # what it says of itself, under the name that Slurm has for it
-    return found if found.health is None or found.health.host == node else Answer(host=node, health=found.health)
+    errors = err.read_bytes() if err.exists() else b""
+    return parse_result(node, out.read_bytes() if out.exists() else b"", errors or problem.encode(), 4)

@@ -2,18 +2,29 @@
 
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
-from parbench.bench.check.hosts import Answer
+from parbench.bench.check.hosts import HostResult
 from parbench.bench.check.hosts import render as render_check
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.launch.processes import PARBENCH
-from parbench.bench.text import UserError, counted, format_table, parse_duration, parse_size, short_host
+from parbench.bench.text import UserError, counted, format_table, parse_duration, parse_size
 from parbench.slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
 from parbench.slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
 from parbench.slurm.system import SLURM, Slurm, format_limit
 
 LEAST_NODES = 3
+Judgment = Literal["fine", "slow", "bad device", "unconfirmed", "did not answer", "cannot tell"]
+_CODES: Mapping[Judgment, ExitCode] = {
+    "fine": ExitCode.OK,
+    "slow": ExitCode.BAD,
+    "bad device": ExitCode.BAD,
+    "unconfirmed": ExitCode.DID_NOT_RUN,
+    "did not answer": ExitCode.DID_NOT_RUN,
+    "cannot tell": ExitCode.DID_NOT_RUN,
+}
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +34,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     nodes: tuple[str, ...]
-    verdict: str
+    verdict: Judgment
     factor: float | None = None
     low: float | None = None
     high: float | None = None
@@ -43,7 +54,7 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
-    checked: tuple[Answer, ...] = ()
+    checked: tuple[HostResult, ...] = ()
 
     @property
     def exclude(self) -> str:
@@ -53,11 +64,10 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code(self) -> int:
-        """The exit code: 4 where something did not run, else 1 where something is slow or bad, else 0."""
-        words = {verdict.verdict for verdict in (*self.nodes, *self.links)}
-        if self.problems or words & {"did not answer", "cannot tell", "unconfirmed"}:
-            return 4
-        return 1 if words & {"slow", "bad device"} else 0
+        codes = [_CODES[verdict.verdict] for verdict in (*self.nodes, *self.links)]
+        if self.problems:
+            codes.append(ExitCode.DID_NOT_RUN)
+        return combine_exit_codes(codes)
 
 
 def screening(
@@ -75,7 +85,7 @@ def screening(
     effects = node_effects(exchanges, blamed, SUSPECT)
     confirmed_effects = {effect.ranks: effect for effect in (*blamed.nodes, *blamed.links)}
 
-    def verdict(ranks: tuple[int, ...], word: str, effect: Effect | None, evidence: str) -> Verdict:
+    def verdict(ranks: tuple[int, ...], word: Judgment, effect: Effect | None, evidence: str) -> Verdict:
         names = tuple(hosts[rank] for rank in ranks)
         if effect is None:
             return Verdict(nodes=names, verdict=word, evidence=evidence)
@@ -203,13 +213,13 @@ def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
     """Measure rounds of all nodes, without those that do not answer, and once more with those that look slow."""
     seen = measure(nodes, tournament(len(nodes), options.rounds), options)
     silent, runs = dict(seen.silent), [str(seen.run)]
-    left = [node for node in nodes if short_host(node) not in silent]
+    left = [node for node in nodes if node not in silent]
     if silent and len(left) >= LEAST_NODES:
         seen = measure(left, tournament(len(left), options.rounds), options)
         silent, runs = {**silent, **seen.silent}, [*runs, str(seen.run)]
     problems, exchanges = seen.problems, seen.exchanges
     if seen.silent or not exchanges:  # nothing tells nodes apart, but that some did not answer
-        told = Screening(nodes=tuple(_unmeasured(node, silent.get(short_host(node))) for node in nodes))
+        told = Screening(nodes=tuple(_unmeasured(node, silent.get(node)) for node in nodes))
     else:
         suspects = find_slow(exchanges)
         confirmed: Slow | None = Slow()
@@ -225,9 +235,13 @@ def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
     return msgspec.structs.replace(told, problems=problems, notes=seen.notes, runs=tuple(runs))
 
 
-def with_devices(found: Screening, answers: Sequence[Answer]) -> Screening:
+def with_devices(found: Screening, answers: Sequence[HostResult]) -> Screening:
     """Return the screening with what each node's own check says: of a bad device, or that there is none."""
-    bad = {answer.host: ", ".join(answer.health.bad) for answer in answers if answer.health and answer.health.bad}
+    bad = {
+        answer.host: ", ".join(answer.health.bad_names)
+        for answer in answers
+        if answer.health and answer.health.bad_names
+    }
     nodes = [
         msgspec.structs.replace(
             node,

@@ -17,7 +17,7 @@ from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import Entry, Plan
 from parbench.bench.text import UserError, counted, did_you_mean, listed, one_of
-from parbench.slurm.sweep.folder import Placement, Point
+from parbench.slurm.sweep.folder import Distribution, Point
 from parbench.slurm.sweep.sweepfile import SweepFile, at
 
 _START_SECONDS = 10.0
@@ -25,7 +25,7 @@ _START_SECONDS = 10.0
 
 _MAX_POINTS = 10_000
 
-SHAPE = ("nodes", "ntasks_per_node", "placement", "environment", "repeat")
+SHAPE = ("nodes", "ntasks_per_node", "distribution", "environment", "repeat")
 """What a matrix may vary beside the parameters of the cases."""
 
 
@@ -60,7 +60,7 @@ def _axes(file: SweepFile) -> Iterator[tuple[str, list[dict[str, Value]]]]:
     for name, count in given.items():
         if count > 1:
             raise UserError(f"{name!r} varies in {count} places of matrix and zip; it can vary in one")
-        if name in ("nodes", "ntasks_per_node", "placement", "repeat") and getattr(file, name) is not None:
+        if name in ("nodes", "ntasks_per_node", "distribution", "repeat") and getattr(file, name) is not None:
             raise UserError(f"{name!r} varies in matrix or zip, and $.{name} is given too; leave out one of them")
     if "nodes" not in given and file.nodes is None:
         raise UserError("$.nodes is missing: write nodes = 2, or nodes = [1, 2, 4]")
@@ -80,7 +80,7 @@ def _axes(file: SweepFile) -> Iterator[tuple[str, list[dict[str, Value]]]]:
         with at(f"$.zip[{index}]"):
             rows = _zipped(table)
         yield f"$.zip[{index}]", rows
-    yield from own("placement", file.placement or "block")
+    yield from own("distribution", file.distribution or "block")
     yield from own("environment", list(file.environment) or [""])
 
 
@@ -100,7 +100,7 @@ def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[D
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} = {value!r} is not allowed: it is a whole number of at least 1")
     elif name in SHAPE:
-        allowed = get_args(Placement) if name == "placement" else tuple(file.environment) or ("",)
+        allowed = get_args(Distribution) if name == "distribution" else tuple(file.environment) or ("",)
         if value not in allowed:
             choices = listed(allowed) if any(allowed) else "one of the tables [environment.NAME], and there is none"
             raise UserError(f"{name} = {value!r} is not allowed: it is {choices}{did_you_mean(str(value), allowed)}")
@@ -188,9 +188,9 @@ Bases = list[tuple[Entry, set[str]]]
 
 def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combination) -> Point:
     """Build a point without its id and the seconds of its plan; its label shows what is ``varied``."""
-    nodes, tasks, placement, environment, repeat = (combination[name] for name in SHAPE)
+    nodes, tasks, distribution, environment, repeat = (combination[name] for name in SHAPE)
     varying = {name: text for name, text in combination.items() if name not in SHAPE}
-    words = [placement] if "placement" in varied or placement != "block" else []
+    words = [distribution] if "distribution" in varied or distribution != "block" else []
     words += [f"{name}={text}" for name, text in varying.items()]
     words += [f"environment {environment}"] if environment else []
     words += [f"repeat {repeat}"] if "repeat" in varied else []
@@ -203,7 +203,7 @@ def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combina
         label=", ".join([f"{counted(int(nodes), 'node')} x {tasks}", *words]),
         nodes=int(nodes),
         ntasks_per_node=int(tasks),
-        placement=cast(Placement, placement),
+        distribution=cast(Distribution, distribution),
         repeat=int(repeat),
         environment=environment,
         variables=file.environment[environment].texts() if environment else {},

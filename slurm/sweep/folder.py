@@ -22,7 +22,7 @@ from parbench.bench.text import UserError, reading, replace_file, storing
 
 SCHEMA = 1
 Mode = Literal["one", "array"]
-Placement = Literal["block", "cyclic"]
+Distribution = Literal["block", "cyclic"]
 OnDeadNode = Literal["fail", "go-on"]
 
 FOLDERS = ("points", "scripts", "states", "runs", "logs")
@@ -39,7 +39,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     nodes: int
     ntasks_per_node: int
-    placement: Placement
+    distribution: Distribution
     repeat: int
     environment: str
     variables: dict[str, str]

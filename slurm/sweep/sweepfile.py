@@ -14,7 +14,7 @@ from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FileCase, PlanFile
 from parbench.bench.text import UserError, parse_duration, parse_link
-from parbench.slurm.sweep.folder import Mode, OnDeadNode, Placement
+from parbench.slurm.sweep.folder import Distribution, Mode, OnDeadNode
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]
@@ -59,7 +59,7 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mode: Mode = "one"
     nodes: Count | Counts | None = None
     ntasks_per_node: Count | Counts | None = None
-    placement: Placement | Annotated[list[Placement], msgspec.Meta(min_length=1)] | None = None
+    distribution: Distribution | Annotated[list[Distribution], msgspec.Meta(min_length=1)] | None = None
     repeat: Count | None = None
     preset: str | None = None
     launches: Count | None = None

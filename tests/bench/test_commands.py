@@ -75,7 +75,7 @@ PLAN_OPTIONS: dict[str, Any] = {
     "launcher": "srun",
     "nodes": 4,
     "ntasks_per_node": 5,
-    "placement": "cyclic",
+    "distribution": "cyclic",
     "nodelist": "n1",
 }
 CASE_ARGS = ("--only", "all_*", "--only", "ddp", "--set", "layers=2", "--sizes", "1K")
@@ -105,10 +105,22 @@ def test_every_option_of_run_reaches_the_plan(
         "budgets": Path("b"),
     }
     # A new option must be added to this test. Plan files and formats set the other fields.
-    others = {"sizes", "dtype", "budgets", "out", "resume", "as_json", "form", "whole"}
+    others = {
+        "sizes",
+        "dtype",
+        "budgets",
+        "out",
+        "resume",
+        "as_json",
+        "output_format",
+        "show_all",
+    }
     names = {param.name for param in run.params if isinstance(param, click.Option)}
     assert names == values.keys() | others
-    assert values.keys() == Options.__dataclass_fields__.keys() - {"entries", "usual"}
+    assert values.keys() == Options.__dataclass_fields__.keys() - {
+        "entries",
+        "preset_overrides",
+    }
 
 
 def test_parse_settings() -> None:

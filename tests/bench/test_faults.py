@@ -14,7 +14,7 @@ from parbench import cli
 from parbench.bench.launch import attempt
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.results.records import Record, read_records
-from parbench.bench.results.runs import runs_in
+from parbench.bench.results.runs import list_runs
 from tests.support.fakes import wait_until
 from tests.support.paths import IMPORT_PATH, Command, environment
 
@@ -49,7 +49,7 @@ def start_run(tmp_path: Path, request: pytest.FixtureRequest) -> StartRun:
 
 
 def only_run(folder: Path) -> Path:
-    [path] = runs_in(folder / "runs")
+    [path] = list_runs(folder / "runs")
     return path
 
 
@@ -146,4 +146,4 @@ def test_two_runs_at_once_do_not_collide(start_run: StartRun, tmp_path: Path) ->
         assert process.returncode == 0, stderr
         [line] = stdout.splitlines()
         assert json.loads(line)["status"] == "ok"
-    assert len(runs_in(tmp_path / "runs")) == 2
+    assert len(list_runs(tmp_path / "runs")) == 2

@@ -11,9 +11,14 @@ import pytest
 
 from parbench.bench import pytest_plugin
 from parbench.bench.commands import run
-from parbench.bench.pytest_plugin import OPTIONS, clock_of, one_case, words_of
+from parbench.bench.pytest_plugin import OPTIONS, build_options, make_timer, select_measured
 from tests.support.paths import ROOT, environment
-from tests.support.reports_fixtures import collective_case, failed_record, ok_record
+from tests.support.reports_fixtures import (
+    collective_case,
+    failed_record,
+    ok_record,
+    out_of_budget_record,
+)
 
 MEASURE_ALL_REDUCE = """
 import pytest
@@ -77,9 +82,9 @@ def test_missing_pytest_benchmark_is_reported(tmp_path: Path) -> None:
     assert "pip install pytest-benchmark" in result.stdout
 
 
-def test_clock_shows_each_duration_exactly() -> None:
+def test_timer_shows_each_duration_exactly() -> None:
     durations = [0.1, 1e-9, 3.0000000001]
-    timer = clock_of(durations)
+    timer = make_timer(durations)
     measured = []
     for _ in durations:
         start = timer()
@@ -89,24 +94,33 @@ def test_clock_shows_each_duration_exactly() -> None:
 
 def test_arguments_become_options_and_settings() -> None:
     arguments: dict[str, object] = {"nproc": 2, "layers": 4, "budget": "5s"}
-    command = " ".join(words_of("ddp", arguments))
+    command = " ".join(build_options("ddp", arguments))
     assert command == "--only ddp --nproc 2 --set layers=4 --budget 5s"
-    assert words_of(None, {"target": "mine:prepare"}) == ["--target", "mine:prepare"]
+    assert build_options(None, {"target": "mine:prepare"}) == ["--target", "mine:prepare"]
     assert set(OPTIONS) <= {param.name for param in run.params}
 
 
 def test_one_case_may_have_several_launches() -> None:
     records = [ok_record(collective_case(), launch) for launch in range(2)]
-    assert one_case(records) == tuple(records)
+    assert select_measured(records) == tuple(records)
+
+
+def test_launches_out_of_budget_are_left_out() -> None:
+    case = collective_case()
+    measured = ok_record(case)
+    skipped = [out_of_budget_record(case, launch) for launch in (1, 2)]
+    assert select_measured([measured, *skipped]) == (measured,)
+    with pytest.raises(pytest.fail.Exception, match="the budget ended"):
+        select_measured(skipped)
 
 
 def test_two_cases_and_bad_cases_fail() -> None:
     record = ok_record(collective_case())
     with pytest.raises(pytest.fail.Exception, match="names 2"):
-        one_case([record, ok_record(collective_case("broadcast"))])
+        select_measured([record, ok_record(collective_case("broadcast"))])
     wrong = failed_record(collective_case(), 1, "wrong", "3 values differ")
     with pytest.raises(pytest.fail.Exception, match="wrong: 3 values differ"):
-        one_case([record, wrong])
+        select_measured([record, wrong])
 
 
 def test_entry_point_names_the_plugin() -> None:

@@ -87,14 +87,23 @@ def install() -> Installation:
     name = f"torch-{TORCH_VERSION}-python{sys.version_info.major}.{sys.version_info.minor}"
     installation = Installation(CACHE / name)
     marker = installation.folder / "complete"
+    requirements = list_requirements()
     if not marker.exists():
         shutil.rmtree(installation.folder, ignore_errors=True)
         _install_torch(installation)
         _install_headers(installation)
-        marker.touch()
+    if not marker.exists() or marker.read_text().splitlines() != requirements:
+        _pip(installation, *requirements)
+        marker.write_text("\n".join(requirements))
     if not installation.libraries.exists():
         compile_stub(installation)
     return installation
+
+
+def list_requirements() -> list[str]:
+    """Return the requirements of this checkout, except for torch."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [line for line in project["dependencies"] if not line.startswith("torch")]
 
 
 def _pip(installation: Installation, *arguments: str) -> None:
@@ -106,9 +115,7 @@ def _install_torch(installation: Installation) -> None:
     run(sys.executable, "-m", "venv", installation.folder / "venv")
     _pip(installation, "--no-deps", f"torch=={TORCH_VERSION}")
     output = run(installation.python, "-c", REQUIREMENTS_SCRIPT)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = [line for line in json.loads(output) if not CUDA_PACKAGE.match(line)]
-    requirements += [line for line in project["dependencies"] if not line.startswith("torch")]
     _pip(installation, *(line for line in requirements if "extra ==" not in line))
     _pip(installation, "--no-deps", "-e", str(ROOT))
     extension = installation.torch.parent / "fake_cuda-0.dist-info"

@@ -7,7 +7,7 @@ from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.runner import CaseRun, make_benchmark
 from parbench.bench.rank.timing import Progress
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 from parbench.cli import DEFINITIONS
 
 MEASURE = Measure(warmup=2, min_iterations=3, max_iterations=3)
@@ -25,12 +25,22 @@ def measure_case(
 ) -> tuple[str, str, dict[str, Any]]:
     """Measure a case between two marks, and return its status, reason and details."""
     definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
-    subgroups = Subgroups(world)
     mark(f"{label}:start")
-    case_run = CaseRun(definitions[name].case(params), subgroups, MEASURE, Progress(), None)
+    case_run = CaseRun(definitions[name].case(params), world, MEASURE, Progress(), None)
     outcome = case_run.visit(SECONDS_PER_CASE, alone=alone)
     mark(f"{label}:end")
     return outcome.status, outcome.reason, outcome.details
+
+
+def measure_cases(
+    world: World, name: str, params_of_cases: list[dict[str, Any]], label: str
+) -> list[tuple[str, str]]:
+    """Measure cases one after the other, and return their status and reason."""
+    outcomes = []
+    for number, params in enumerate(params_of_cases):
+        status, reason, _ = measure_case(world, name, params, f"{label}:{number}")
+        outcomes.append((status, reason))
+    return outcomes
 
 
 def take_step(world: World, name: str, params: dict[str, Any], label: str) -> None:

@@ -17,7 +17,7 @@ from tests.support.ranks import Ranks
 TIMEOUT_SECONDS = 300
 SHARED_MEMORY = "/dev/shm"
 VALUES = {"FAKE_CUDA_VALUES": "1", "FAKE_CUDA_DATA_BYTES": str(4 << 20)}
-NVLINK_RATES = ["26.562 GB/s"] * 18
+NVLINKS = [True] * 18
 
 
 def shared_memory() -> tempfile.TemporaryDirectory[str]:
@@ -52,12 +52,14 @@ class Stub:
     def environment(self) -> dict[str, str]:
         """Return the environment in which torch believes in the GPUs."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        listed = nvidia.gpus(nvidia.H100, self.num_gpus)
-        tools = nvidia.install(self.folder, listed, links=lambda _: NVLINK_RATES)["PATH"]
-        folders = [tools, str(self.installation.python.parent), os.environ["PATH"]]
+        gpu = {**nvidia.H100, **nvidia.describe_links(NVLINKS)}
+        library = nvidia.install(self.folder, nvidia.gpus(gpu, self.num_gpus))[
+            "LD_LIBRARY_PATH"
+        ]
+        folders = [str(self.installation.python.parent), os.environ["PATH"]]
         variables = {
             "PATH": os.pathsep.join(folders),
-            "LD_LIBRARY_PATH": str(self.installation.libraries),
+            "LD_LIBRARY_PATH": f"{library}:{self.installation.libraries}",
             "FAKE_CUDA_GPUS": str(self.num_gpus),
             "FAKE_CUDA_TRACE": str(self.folder / "trace"),
             **(VALUES if self.has_values else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),

@@ -1,5 +1,7 @@
 """Operations on two stub GPUs: results, calls of NCCL, and what happens in the timed region."""
 
+import json
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.catalogue import MODES, OPERATIONS
 from tests.fake_cuda.stub import RanksOnStub, Stub
 from tests.fake_cuda.traces import ALLOCATING, Call, Region, Trace, timed_regions
+from tests.support.nvidia import H100, LOST, format_uuid, gpus, install
 
 pytestmark = pytest.mark.cuda_stub
 SPEC = WorldSpec(nproc=2, backend="nccl", device="cuda")
@@ -84,8 +87,8 @@ def list_cases() -> Iterator[tuple[str, str]]:
     for spec in OPERATIONS:
         for mode in MODES:
             if spec.name in NAMES:
-                params = spec.definition.whole({"mode": mode})
-                if spec.definition.refuse(params, SPEC) is None:
+                params = spec.whole({"mode": mode})
+                if spec.refuse(params, SPEC) is None:
                     yield spec.name, mode
 
 
@@ -126,6 +129,30 @@ def test_run_measures_all_reduce(stub: Stub) -> None:
     assert session.returncode == 0, session.output
     assert {record.status for record in session.records} == {"ok"}
     assert [trace.rank for trace in session.traces] == [0, 1]
+    [file] = stub.folder.glob("runs/*Z-*/run.json")
+    facts = json.loads(file.read_text())["environment"]
+    assert facts["gpu"]["compute_capability"] == "9.0"
+    assert facts["load"]["gpu"]["processes"] == []
+    uuids = [session.records[0].environment[f"rank {rank}"]["gpu"]["uuid"] for rank in (0, 1)]
+    assert uuids == [format_uuid(0), format_uuid(1)]
+
+
+@pytest.mark.parametrize(("command", "code"), [("run --preset smoke", 2), ("check", 1)])
+def test_lost_gpu_is_reported(stub: Stub, command: str, code: int) -> None:
+    environ = stub.environment()
+    install(stub.folder, gpus(H100, 2, gpu0=LOST, gpu1=LOST))
+    python = str(stub.installation.python)
+    completed = subprocess.run(
+        [python, "-m", "parbench", *command.split()],
+        cwd=stub.folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    output = completed.stdout + completed.stderr
+    assert completed.returncode == code, output
+    assert "GPU is lost" in output
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
@@ -187,3 +214,22 @@ def test_timed_region_neither_waits_nor_allocates(
         waiting = [call.name for call in calls if call.waits_for_device]
         assert waiting == WAITING.get(name, []) * case.steps
         assert [call.name for call in calls if call.name in ALLOCATING] == []
+
+
+def test_cases_with_a_load_share_its_communicator(two_ranks_on_stub: RanksOnStub) -> None:
+    """So do cases of the same groups; each communicator is split from the world's once."""
+    params: dict[str, Any] = {**SIZE, "background": "all_reduce"}
+    group_params = {**params, "group": "contiguous:1", "concurrent": True}
+    outcomes = two_ranks_on_stub.call(
+        "tests.fake_cuda.cases:measure_cases",
+        name="collective.all_reduce",
+        params_of_cases=[params, params, group_params, group_params],
+        label="load",
+    )
+    assert outcomes == [[("ok", "")] * 4] * 2
+    for trace in two_ranks_on_stub.traces():
+        splits = []
+        for number in range(4):
+            calls = trace.between(f"load:{number}:start", f"load:{number}:end")
+            splits.append([call.name for call in calls].count("ncclCommSplit"))
+        assert splits == [1, 0, 1, 0]

@@ -1,4 +1,4 @@
-"""What nvidia-smi reports about a GPU agrees with CUDA, idle and under load."""
+"""NVML's facts about a GPU agree with CUDA, idle and under load."""
 
 import os
 import subprocess
@@ -11,18 +11,19 @@ import msgspec
 import pytest
 import torch
 
-from parbench.bench.machine.doctor import UNKNOWN, examine_here
-from parbench.bench.machine.gpu import Gpu, gpu_links, gpus_of, in_detail, visible_gpus
+from parbench.bench.machine.doctor import examine_here
+from parbench.bench.machine.gpu import Gpu, read_report, select_visible
+from parbench.bench.machine.gpu_topics import UNKNOWN
 from tests.support.paths import Command, environment
 
 pytestmark = pytest.mark.gpu
 UTILIZATION_SECONDS = 2.0
-"""nvidia-smi reports the utilization of the last second."""
+"""NVML reports the utilization of the last second."""
 
 
 def read_first_gpu() -> Gpu:
     uuid = str(torch.cuda.get_device_properties(0).uuid).removeprefix("GPU-")
-    [gpu] = in_detail(os.environ, gpus_of(os.environ, "-i", f"GPU-{uuid}"))
+    [gpu] = [gpu for gpu in read_report(os.environ).gpus if gpu.uuid == f"GPU-{uuid}"]
     return gpu
 
 
@@ -37,10 +38,11 @@ def test_gpu_facts_equal_cuda_properties() -> None:
 
 
 def test_visible_gpus_equal_cuda_devices() -> None:
-    uuids = [gpu.uuid for gpu in visible_gpus(os.environ)]
+    report = read_report(os.environ)
+    uuids = [gpu.uuid for gpu in select_visible(report.gpus, os.environ)]
     assert len(uuids) == torch.cuda.device_count()
     assert read_first_gpu().uuid == uuids[0]
-    known_pairs = gpu_links(os.environ).keys()
+    known_pairs = report.links_by_pair().keys()
     for first in uuids:
         for second in uuids:
             assert first == second or frozenset((first, second)) in known_pairs
@@ -93,7 +95,7 @@ import torch, msgspec
 from parbench.bench.rank.worker import make_hello
 on_cpu = make_hello(on_cuda=False)
 assert not torch.cuda.is_initialized(), "a rank on the CPU initialized CUDA"
-on_cuda = make_hello(on_cuda=True)
+on_cuda = make_hello(on_cuda=True, has_report=True)
 hellos = [[hello.place.gpu, hello.environment] for hello in (on_cpu, on_cuda)]
 print(msgspec.json.encode(hellos).decode())
 """
@@ -113,7 +115,8 @@ def test_rank_reports_gpu_only_on_cuda() -> None:
     assert "gpu" not in on_cpu
     assert cuda_gpu == on_cuda["gpu"]["uuid"] == read_first_gpu().uuid
     assert on_cuda["gpu"]["l2_cache_bytes"] >= 1 << 20
-    assert on_cuda["load"]["gpu"]["processes"] == [], "another process uses this GPU"
+    reported = {gpu["uuid"]: gpu for gpu in on_cuda["gpu_report"]["gpus"]}
+    assert reported[cuda_gpu]["processes"] == [], "another process uses this GPU"
 
 
 @pytest.mark.parametrize(

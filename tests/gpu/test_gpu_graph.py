@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 import torch
 
-from parbench.bench.rank.timing import sampler
+from parbench.bench.rank.timing import make_sampler
 from parbench.bench.world.world import World
 from tests.support.fakes import NotingBenchmark
 
@@ -26,7 +26,7 @@ class AddBenchmark(NotingBenchmark):
 
 def test_graph_replays_captured_steps() -> None:
     benchmark = AddBenchmark()
-    sample = sampler("graph", benchmark, cast(World, None), 5)
+    sample = make_sampler("graph", benchmark, cast(World, None), 5)
     num_calls = len(benchmark.calls)
     benchmark.total.zero_()
     sample()

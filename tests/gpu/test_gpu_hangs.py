@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from parbench.bench.launch.flight_recorder import GroupSeen, groups_seen
-from parbench.bench.machine.gpu import gpus_of
+from parbench.bench.machine.gpu import sample_gpus
 from parbench.bench.results.records import read_records
 from parbench.bench.world.torch_compat import coalescing, nccl_version, recorded_work
 from parbench.bench.world.world import World
@@ -31,7 +31,7 @@ SPIN_CYCLES = 8 * 10**9
 
 
 def read_used_bytes() -> int:
-    return sum(gpu.memory_used_bytes or 0 for gpu in gpus_of(os.environ))
+    return sum(gpu.memory_used_bytes or 0 for gpu in sample_gpus(os.environ))
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_nccl_version_equals_flight_recorder(nccl_world: World) -> None:
 
 TF32_SCRIPT = """
 import torch
-from parbench.bench.world.world import full_float32
+from parbench.bench.world.world import disable_tf32
 a = torch.randn(1024, 1024, dtype=torch.float64, device="cuda")
 exact = a @ a
 
 def compute_error():
     return float(((a.float() @ a.float()).double() - exact).abs().max() / exact.abs().max())
 
-print(compute_error(), full_float32(), compute_error())
+print(compute_error(), disable_tf32(), compute_error())
 """
 
 

@@ -17,9 +17,9 @@ from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import runner
 from parbench.bench.rank.device_timer import Device, DeviceTimer
 from parbench.bench.rank.runner import CaseRun
-from parbench.bench.rank.timing import Progress, Timed, Timing
+from parbench.bench.rank.timing import Progress, TimedSamples, Timing
 from parbench.bench.world.benchmark import Benchmark
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World, select_subgroup
 from tests.support.fakes import NotingBenchmark
 from tests.support.ranks import Ranks
 from tests.support.refusals import usage_error
@@ -53,27 +53,28 @@ def build_small_copy(world: World) -> Operation:
     return copy(world, size_bytes=1024, dtype="float32")
 
 
-def measure_timing(benchmark: Benchmark, world: World, mode: str) -> Timed:
-    subgroup = Subgroups(world).of({})
-    timed = Timing(benchmark, world, Progress(), MEASURE, subgroup, mode=mode).run(1.0)
-    assert timed is not None
-    return timed
+def measure_timing(benchmark: Benchmark, world: World, mode: str) -> TimedSamples:
+    subgroup = select_subgroup(world, {})
+    timing = Timing(benchmark, world, Progress(), MEASURE, subgroup, mode=mode)
+    timing.measure_at_once(1.0)
+    assert timing.samples is not None
+    return timing.samples
 
 
-def compute_median_us(timed: Timed) -> float:
+def compute_median_us(timed: TimedSamples) -> float:
     return 1e6 * float(np.median(timed.samples()["seconds"]))
 
 
-def measure_event_times_us(world: World, *, apart: bool) -> list[float]:
-    """Return event times of a copy; ``apart`` leaves out the spin that hides the launch."""
+def measure_event_times_us(world: World, *, times_issue: bool) -> list[float]:
+    """Return event times of a copy; ``times_issue`` leaves out the spin that hides the launch."""
     benchmark = build_small_copy(world)
-    timer = DeviceTimer(Device(world), apart=apart)
+    timer = DeviceTimer(Device(world), times_issue=times_issue)
     durations = []
     for _ in range(50):
         benchmark.reset()
         world.sync()
-        timer.line(1)
-        durations.append(timer.timed(benchmark.step, 1)[DURATION] / 1e3)
+        timer.queue_start_line(1)
+        durations.append(timer.measure(benchmark.step, 1)[DURATION] / 1e3)
     return durations[10:]
 
 
@@ -82,9 +83,10 @@ def measure_late_copy(world: World) -> tuple[float, list[float]]:
     late_seconds = LATE_SECONDS if world.rank == 1 else 0.0
     measure = Measure(warmup=2, min_iterations=6, max_iterations=6)
     benchmark = build_small_copy(world)
-    subgroup = Subgroups(world).of({})
+    subgroup = select_subgroup(world, {})
     timing = Timing(benchmark, world, Progress(), measure, subgroup, late_seconds=late_seconds)
-    timed = timing.run(5.0)
+    timing.measure_at_once(5.0)
+    timed = timing.samples
     if timed is None:
         return 0.0, []
     skew = float(np.median(timed.samples()["skew_seconds"]))
@@ -111,8 +113,8 @@ def test_spin_lasts_as_requested(nccl_world: World) -> None:
 
 
 def test_spin_hides_launch(nccl_world: World) -> None:
-    hidden_us = float(np.median(measure_event_times_us(nccl_world, apart=False)))
-    open_us = float(np.median(measure_event_times_us(nccl_world, apart=True)))
+    hidden_us = float(np.median(measure_event_times_us(nccl_world, times_issue=False)))
+    open_us = float(np.median(measure_event_times_us(nccl_world, times_issue=True)))
     print(f"figure: copy of 1 KiB {hidden_us:.1f} us behind a spin, {open_us:.1f} us without")
     assert hidden_us < open_us
     timed = measure_timing(build_small_copy(nccl_world), nccl_world, "blocking")
@@ -136,7 +138,7 @@ def test_empty_capture_is_wrong(nccl_world: World) -> None:
     case = make_case(
         "custom.eager", "tests.gpu.test_gpu_timing:EagerOnlyBenchmark", {"mode": "graph"}
     )
-    run = CaseRun(case, Subgroups(nccl_world), MEASURE, Progress(), None)
+    run = CaseRun(case, nccl_world, MEASURE, Progress(), None)
     with warnings.catch_warnings():
         # torch warns that the graph is empty.
         warnings.simplefilter("ignore")
@@ -156,7 +158,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
     for operation in OPERATIONS:
         if not operation.name.startswith("collective."):
             continue
-        definition = operation.definition
+        definition = operation
         sizes = {"size_bytes": 4096} if operation.busbw else {}
         case = definition.case({"mode": mode, **sizes})
         if definition.refuse(case.whole, spec) is not None:
@@ -164,7 +166,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
         with warnings.catch_warnings():
             # NCCL launches nothing for one rank in place, so the graph is empty.
             warnings.simplefilter("ignore")
-            run = CaseRun(case, Subgroups(nccl_world), measure, Progress(), None)
+            run = CaseRun(case, nccl_world, measure, Progress(), None)
             outcome = run.visit(1.0)
         results[case.label] = (outcome.status, outcome.reason)
         assert len(outcome.last_arriver_seconds) == len(outcome.seconds)
@@ -174,7 +176,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gemm", "all_gather"])
 def test_background_load_keeps_device_busy(nccl_world: World, kind: str) -> None:
-    with background_load(kind, Subgroups(nccl_world)) as rounds_ms:
+    with background_load(kind, nccl_world) as rounds_ms:
         deadline = time.monotonic() + 20
         while len(rounds_ms) < 12 and time.monotonic() < deadline:
             time.sleep(0.01)

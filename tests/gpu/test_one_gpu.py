@@ -66,7 +66,7 @@ class PlanningSession(Session):
             lambda request, *args, **kwargs: self._requested.append(request),
         )
         monkeypatch.setattr(
-            options, "_where", lambda request, joined: (make_h200(request), None)
+            options, "_choose_ranks", lambda request, joined: (make_h200(request), None)
         )
 
     def run_parbench(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
 from tests.support.clusters import LOCAL_CLUSTER, PARBENCH, cluster_command, run_in_cluster
@@ -69,14 +68,14 @@ def load_only_run(folder: Path) -> Run:
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Measure all-reduces over links of 200 Mbit/s, and return the folder of their runs."""
     folder = tmp_path_factory.mktemp("measured")
-    all_reduce = f"{RUN} --only all_reduce --sizes 4M --budget 10s"
+    all_reduce = f"{RUN} --only all_reduce --sizes 4M --budget 6s"
     script = f"""
         four_nodes="salloc -Q -wn[1-4] --ntasks-per-node=1"
         two_nodes="salloc -Q -wn[1-2] --ntasks-per-node=2"
         $four_nodes {all_reduce} --out four
-        $two_nodes {all_reduce} --placement block --out block
-        $two_nodes {all_reduce} --placement cyclic --out cyclic
-        $four_nodes {RUN_COUNTED} --set size_bytes=2M --budget 10s --out wire
+        $two_nodes {all_reduce} --distribution block --out block
+        $two_nodes {all_reduce} --distribution cyclic --out cyclic
+        $four_nodes {RUN_COUNTED} --set size_bytes=2M --budget 6s --out wire
     """
     result = run_in_cluster(["sh", "-ec", script], cwd=folder, timeout=240, link="200mbit")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -103,13 +102,13 @@ def test_run_records_distribution_and_emulation(runs_folder: Path) -> None:
     environment = run.info.environment
     assert environment is not None
     assert environment["hosts"] == ["n1", "n2", "n1", "n2"]
-    assert environment["slurm"]["placement"] == "cyclic"
+    assert environment["slurm"]["distribution"] == "cyclic"
     assert environment["switches"]["n1"].endswith(".n1")
     [record] = run.records
     assert record.world.nodes == 2
     assert record.check.passed
-    assert record.notes[0].startswith("emulated: 4 nodes on one machine")
-    assert any(note.startswith(FUNCTIONAL_ONLY) for note in record.notes)
+    assert record.emulation.startswith("4 nodes on one machine")
+    assert any(note.startswith("functional only") for note in record.notes)
 
 
 def test_ring_sends_its_bytes_over_the_interfaces(runs_folder: Path) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.operations.operation import DataPattern
+from parbench.bench.operations.data_pattern import DataPattern
 from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES
 
 Array = npt.NDArray[np.float64]
@@ -43,7 +43,7 @@ def is_supported(dtype: str, num_ranks: int, redop: str) -> bool:
 def stack_values(pattern: DataPattern, num_ranks: int, count: int) -> Array:
     """Return the first elements of every rank, one row for each rank."""
     return np.stack(
-        [pattern.values(rank, 0, count).double().numpy() for rank in range(num_ranks)]
+        [pattern.compute_values(rank, 0, count).double().numpy() for rank in range(num_ranks)]
     )
 
 
@@ -73,7 +73,7 @@ class Reduction:
         self._pattern = DataPattern(dtype, num_ranks, CPU, redop)
         self._count = max(num_ranks, 64)
         self._terms = stack_values(self._pattern, num_ranks, self._count)
-        self._result = self._pattern.reduced(0, self._count).double().numpy()
+        self._result = self._pattern.compute_reduction(0, self._count).double().numpy()
         is_logical = dtype == "bool" and redop == "product"
         self._join = np.minimum if is_logical else JOIN[redop]
         assert not self._differs(list(range(num_ranks)))
@@ -120,7 +120,9 @@ class Reduction:
         yield "stale buffer", bool((self._terms != self._result).any())
         num_chunks = min(self.num_ranks, 128)
         # The first results of bools are the same.
-        results = self._pattern.reduced(self.num_ranks, num_chunks * 48).double().numpy()
+        results = (
+            self._pattern.compute_reduction(self.num_ranks, num_chunks * 48).double().numpy()
+        )
         for is_unique in find_unique_rows(results.reshape(num_chunks, 48)):
             yield "swapped results", is_unique
 

@@ -27,7 +27,7 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from parbench.bench.launch.blocks import VISITS
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.timing import DURATION, Progress, Sample, Timing
+from parbench.bench.rank.timing import DURATION, Progress, Sampler, Timing
 from parbench.bench.results.stats import Estimate, within_launch
 from parbench.bench.world.world import Subgroup
 
@@ -120,15 +120,16 @@ class SimulatedTiming(Timing):
     def estimate(self) -> tuple[Estimate, int]:
         """Return the interval after all blocks, and the number of samples."""
         for remaining in reversed(range(VISITS)):
-            self.visit(1e9, remaining)
+            self.measure_block(1e9, remaining)
             self._position += self._gap
-        return within_launch(self._durations(), self._visits), sum(self._visits)
+        counts = self._block_counts
+        return within_launch(self._durations(), counts), sum(counts)
 
-    def _warm_up(self, seconds: float) -> Sample:
-        self._each_seconds = 1e-9
+    def _warm_up(self, seconds: float) -> Sampler:
+        self._sample_seconds = 1e-9
         return lambda: None
 
-    def _gather(self, sample: Sample, count: int) -> None:
+    def _take_block(self, sampler: Sampler, count: int) -> None:
         stamps = np.zeros((4, 1, count), dtype=np.int64)
         stamps[DURATION, 0] = 1e9 * self._series[self._position : self._position + count]
         self._stamps = np.concatenate([self._stamps, stamps], axis=2)

@@ -23,7 +23,7 @@ import pytest
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.results.records import SCHEMA, Arrival, Record, WorldInfo
-from parbench.bench.results.runs import load_run, open_writer, runs_in
+from parbench.bench.results.runs import list_runs, load_run, open_writer
 from parbench.cli import DEFINITIONS
 from tests.support.reports_fixtures import (
     collective_case,
@@ -104,7 +104,7 @@ def find_or_write_run(cases: int, launches: int, copy: str = "") -> Path:
     """Return a run of a number of cases and repetitions; an earlier one is reused."""
     base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
     folder = base / f"parbench-tool-speed-{SCHEMA}" / f"{cases}-{launches}{copy}"
-    runs = runs_in(folder)
+    runs = list_runs(folder)
     return runs[0] if runs else write_synthetic_run(folder, cases, 8, launches)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.records import Record, encode
+from parbench.bench.results.records import Record, encode_record
 from parbench.reports.history.database import History
 from parbench.reports.history.entries import About, Entry, read_entry
 from parbench.reports.history.gate import Check, check, check_folder, newest
@@ -45,7 +45,7 @@ def write_history_run(
     path = folder / info.id
     path.mkdir(parents=True)
     (path / "run.json").write_bytes(msgspec.json.encode(info) + b"\n")
-    (path / "records.jsonl").write_bytes(b"".join(map(encode, records)))
+    (path / "records.jsonl").write_bytes(b"".join(map(encode_record, records)))
     return path
 
 

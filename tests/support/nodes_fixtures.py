@@ -28,18 +28,18 @@ WITHIN_RATE = 4e9
 SWITCH_RATE = 1e9
 FAR_RATE = 0.5e9
 LEAVES = {"n1": "leaf1", "n2": "leaf1", "n3": "leaf2", "n4": "leaf2"}
-EMULATION = "emulated: 4 nodes on one machine of 2 cores, links of 200mbit"
+EMULATION = "4 nodes on one machine of 2 cores, links of 200mbit"
 
 
-def make_hosts(num_nodes: int, ranks_per_node: int, placement: str = "block") -> list[str]:
+def make_hosts(num_nodes: int, ranks_per_node: int, distribution: str = "block") -> list[str]:
     """Return the host of each rank: n1, n2 and so on."""
     hosts = [f"n{i}" for i in range(1, num_nodes + 1)]
-    if placement == "cyclic":
+    if distribution == "cyclic":
         return hosts * ranks_per_node
     return [host for host in hosts for _ in range(ranks_per_node)]
 
 
-def make_environment(hosts: Sequence[str], placement: str = "block") -> dict[str, Any]:
+def make_environment(hosts: Sequence[str], distribution: str = "block") -> dict[str, Any]:
     """Return the environment of a run on these hosts, of which each leaf switch connects two."""
     if len(set(hosts)) == 1:
         return ENVIRONMENT
@@ -47,7 +47,7 @@ def make_environment(hosts: Sequence[str], placement: str = "block") -> dict[str
         **ENVIRONMENT,
         "hosts": list(hosts),
         "switches": {host: f"spine.{LEAVES[host]}.{host}" for host in set(hosts)},
-        "slurm": {"job": "17", "nodelist": "n[1-4]", "placement": placement},
+        "slurm": {"job": "17", "nodelist": "n[1-4]", "distribution": distribution},
     }
 
 
@@ -129,41 +129,40 @@ def make_rank_environment(hosts: Sequence[str]) -> dict[str, Any]:
 def make_node_run(
     records: Iterable[Record],
     hosts: Sequence[str],
-    placement: str = "block",
-    notes: Sequence[str] = (),
+    distribution: str = "block",
+    emulation: str = "",
 ) -> Run:
     """Return a run of these records on these hosts, each record with the facts of its ranks."""
     environment = make_rank_environment(hosts) if len(set(hosts)) > 1 else {}
     placed = []
     for record in records:
-        all_notes = [*record.notes, *notes]
-        placed.append(replace(record, environment=environment, notes=all_notes))
+        placed.append(replace(record, environment=environment, emulation=emulation))
     plan = replace(make_plan([record.case for record in placed]), nproc=len(hosts))
-    run = make_run(plan, placed, make_environment(hosts, placement))
+    run = make_run(plan, placed, make_environment(hosts, distribution))
     return replace(run, info=replace(run.info, host=hosts[0]))
 
 
-def sample_node_run(placement: str = "block") -> Run:
+def sample_node_run(distribution: str = "block") -> Run:
     """Return an emulated run of groups, pairs and a step on four nodes of two ranks."""
-    hosts = make_hosts(4, 2, placement)
+    hosts = make_hosts(4, 2, distribution)
     step = ok_record(step_case(), world=make_world(hosts))
     records = [*group_records(hosts), *pair_records(hosts), step]
-    return make_node_run(records, hosts, placement, [EMULATION])
+    return make_node_run(records, hosts, distribution, EMULATION)
 
 
 def scaling_run(
     num_nodes: int,
     ranks_per_node: int = 1,
-    placement: str = "block",
+    distribution: str = "block",
     factor: float = 1.0,
-    notes: Sequence[str] = (),
+    emulation: str = "",
 ) -> Run:
     """Return a run of two sizes and a step; rates fall with the nodes, and cyclic halves them."""
-    hosts = make_hosts(num_nodes, ranks_per_node, placement)
+    hosts = make_hosts(num_nodes, ranks_per_node, distribution)
     share = 1.0
     if num_nodes > 1:
         share = 0.25 / num_nodes
-        share /= 2 if placement == "cyclic" else 1
+        share /= 2 if distribution == "cyclic" else 1
     records = [group_record(hosts, size, factor * 4e9 * share) for size in (1 << 16, 1 << 22)]
     seconds = 0.01 / share**0.25 / factor
     metrics = {
@@ -171,7 +170,7 @@ def scaling_run(
         "tokens_per_second": rate_metric(1024 * len(hosts) / seconds, "tokens/s"),
     }
     records.append(ok_record(step_case(), world=make_world(hosts), metrics=metrics))
-    return make_node_run(records, hosts, placement, notes)
+    return make_node_run(records, hosts, distribution, emulation)
 
 
 def failed_node_run() -> Run:
@@ -189,7 +188,7 @@ def failed_node_run() -> Run:
 def make_sweep_point(number: int, label: str, **fields: Any) -> dict[str, Any]:
     """Return a point as sweep.json has it, with fields that no report reads."""
     unread = {"repeat": 1, "variables": {"A": "1"}, "seconds": 60.0}
-    usual = {"placement": "block", "environment": ""}
+    usual = {"distribution": "block", "environment": ""}
     return {"id": f"{number:012x}", "label": label, **unread, **usual, **fields}
 
 
@@ -217,7 +216,7 @@ def sample_sweep(folder: Path) -> Path:
     for environment, factor in (("plain", 1.0), ("tuned", 1.2)):
         for nodes in (4, 2, 1):
             label = f"{nodes} nodes x 2, {environment}"
-            run = scaling_run(nodes, 2, "block", factor, [EMULATION])
+            run = scaling_run(nodes, 2, "block", factor, EMULATION)
             point = make_sweep_point(len(points), label, environment=environment)
             points.append((point, [run]))
     points.append((make_sweep_point(98, "4 nodes x 1"), [failed_node_run()]))

@@ -171,6 +171,7 @@ def serve(address: str, folder: str, device: str, backend: str) -> None:
             except EOFError:
                 # A regular exit would wait for other ranks, which may be gone.
                 os._exit(0)
+            world.process_groups.clear()
             destroy_new_groups(initial_groups)
             module, _, name = target.partition(":")
             try:

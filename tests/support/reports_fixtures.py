@@ -18,7 +18,7 @@ from parbench.bench.results.records import (
     SkipReason,
     Status,
     WorldInfo,
-    encode,
+    encode_record,
 )
 from parbench.bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
 from parbench.bench.results.stats import Grade
@@ -422,13 +422,14 @@ def expert_record(
     """Return a step of eight experts in one layer on two ranks."""
     load = EXPERT_LOADS[routing]
     rank_load = [sum(load[:4]), sum(load[4:])]
-    details = {"expert_load": [load], "rank_load": [rank_load], "axes": {"ep": {"ranks": 2}}}
+    details: dict[str, Any] = {"expert_load": [load], "rank_load": [rank_load]}
+    details |= {"axes": {"ep": {"ranks": 2}}, "claim": f"{scope}: what it may claim"}
     return ok_record(
         expert_case(scope, routing, capacity),
         seconds=seconds,
         metrics=expert_metrics(routing, capacity, seconds),
         details={**details, **fields},
-        notes=["another note", f"{scope}: what it may claim"],
+        notes=["another note"],
     )
 
 
@@ -452,7 +453,9 @@ def make_run(
     plan: Plan, records: Iterable[Record], environment: dict[str, Any] | None = None
 ) -> Run:
     """Return a run whose records went through their encoding, as those of a folder do."""
-    decoded = tuple(msgspec.json.decode(encode(record), type=Record) for record in records)
+    decoded = tuple(
+        msgspec.json.decode(encode_record(record), type=Record) for record in records
+    )
     info = RunInfo(
         id="run-1",
         started=STARTED,

@@ -11,7 +11,7 @@ from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 from parbench.cli import DEFINITIONS
 from tests.support.staging import stage_operator
 
@@ -51,7 +51,7 @@ def find_failures(
     failures = []
     for name, params in cases:
         case = definitions[name].case(params)
-        run = CaseRun(case, Subgroups(world), Measure(max_iterations=20), Progress(), None)
+        run = CaseRun(case, world, Measure(max_iterations=20), Progress(), None)
         with StagingMode() if staged_on_cpu else nullcontext():  # type: ignore[no-untyped-call]
             outcome = run.visit(SECONDS_PER_CASE, alone=False)
         if outcome.status != "ok":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from parbench.bench.launch.driver import remaining
-from parbench.bench.results.records import Record, encode
+from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import create_run, load_run
 from parbench.slurm.job.point_run import Attempt, Command
 from tests.support.fakes import make_fake_case, make_plan
@@ -63,7 +63,7 @@ def stand_in(
         run = attempt.run or _create_run(attempt, num_cases)
         records = _missing_records(run, ending)
         prepared = attempt.folder / "logs" / f"{attempt.point.id}.prepared"
-        prepared.write_bytes(b"".join(map(encode, records)))
+        prepared.write_bytes(b"".join(map(encode_record, records)))
         arguments = [str(prepared), str(run / "records.jsonl"), str(seconds_per_case)]
         return ["sh", "-c", _APPEND_RECORDS, "sh", *arguments, *_shell_actions(run, ending)]
 
@@ -98,7 +98,7 @@ def _shell_actions(run: Path, ending: Ending) -> tuple[str, str]:
     if ending == "ranks-died":
         _, case = remaining(load_run(run))[-1]
         blame = run / "blame"
-        blame.write_bytes(encode(failed_record(case, started=_FAR_FUTURE)))
+        blame.write_bytes(encode_record(failed_record(case, started=_FAR_FUTURE)))
         return f"trap 'cat {blame} >> {run}/records.jsonl; exit 4' TERM", "exit 0"
     if ending == "killed":
         return "", "kill -KILL $$"

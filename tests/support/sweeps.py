@@ -20,7 +20,7 @@ def make_point(
         "id": f"{number:04}abcdef{nodes:02}",
         "label": f"{nodes} nodes x 1, r{number}",
         "ntasks_per_node": 1,
-        "placement": "block",
+        "distribution": "block",
         "repeat": 1,
         "environment": "",
         "variables": {},

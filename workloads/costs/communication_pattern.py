@@ -18,8 +18,8 @@ from parbench.workloads.costs.parameter_table import Kind, elements_of, layer_el
 from parbench.workloads.costs.step_spec import Position
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
-    **{spec.short_name: spec.busbw.of for spec in CATALOGUE if spec.c10d and spec.busbw},
-    "send": ONE.of,
+    **{spec.short_name: spec.busbw.compute for spec in CATALOGUE if spec.busbw},
+    "send": ONE.compute,
     "recv": lambda n: 0.0,  # the sender counts it
     "barrier": lambda n: 0.0,
 }

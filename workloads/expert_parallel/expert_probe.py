@@ -120,6 +120,7 @@ class ExpertProbe:
 
     ``counted`` are the groups whose bytes are, ``expected_bytes`` the closed forms of those that carry no tokens to
     experts. ``backward`` where there is such a pass; ``traced`` where nobody else traces the step.
+    ``claim`` says what the results may be used to claim.
     """
 
     world: World
@@ -133,6 +134,7 @@ class ExpertProbe:
     expected_bytes: ByAxis = field(default_factory=dict)
     backward: bool = True
     traced: bool = False
+    claim: str = ""
     notes: tuple[str, ...] = ()
     share: float = 1.0
 
@@ -181,7 +183,7 @@ class ExpertProbe:
             metrics["imbalance_time"] = value("imbalance_time", 0.0, "routing is balanced")
         if exposed := [one.exposed_seconds for one in told if one.exposed_seconds]:
             metrics |= values({"exposed_comm.ep": cross_fitted(exposed)}, "traced steps")
-        loads = Loads(expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep))
+        loads = Loads(expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep), claim=self.claim)
         return Explanation(metrics=metrics, details=loads.as_details, notes=self.notes)
 
     def _flights(self, routed: Sequence[Routed], rank: int) -> list[Sent]:

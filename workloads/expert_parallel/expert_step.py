@@ -122,6 +122,7 @@ class EpStep(MixtureStep):
             tokens=self._num_tokens,
             counted=self.layout.axes,
             expected_bytes=self.expected_bytes(),
+            claim=CLAIM,
             notes=(NO_FORMULA,),
             share=share,
         )
@@ -154,7 +155,7 @@ class EpStep(MixtureStep):
         self._copies = {"adp": split, "edp": routed}
         around = self._under_data_parallelism(model, world, spec, bool(params["fsdp"]))
         kernel = [TIMED] if spec.timed else moe_layer.kernel_notes(world.device, dtype_of(spec))
-        notes = [CLAIM, NORMALISED, *([TP_NOTE] if tp > 1 else []), *around.notes, *kernel]
+        notes = [NORMALISED, *([TP_NOTE] if tp > 1 else []), *around.notes, *kernel]
         return replace(
             around,
             axes={**around.axes, **groups},

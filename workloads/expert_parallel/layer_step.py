@@ -60,7 +60,7 @@ class Scope:
             "expert_ffn": self.moe.expert_ffn,
             **Mesh(axes={name: {"ranks": group.size()} for name, group in self._axes.groups.items()}).as_details,
         }
-        return Description(headline="step_time", details=details, notes=(self.claim,))
+        return Description(headline="step_time", details=details)
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         probe = ExpertProbe(
@@ -74,6 +74,7 @@ class Scope:
             counted={name: group for name, group in self._axes.groups.items() if name != "edp"},
             backward=self.backward,
             traced=True,
+            claim=self.claim,
         )
         return run_probes(self._world, [probe], self.step, begin, budget_seconds)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -54,7 +55,7 @@ from parbench.workloads.step.memory import BySource, largest_of
 from parbench.workloads.step.overlap import Overlap
 from parbench.workloads.step.probe import Begin, Probe, Step
 from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally
-from parbench.workloads.step.turns import chosen
+from parbench.workloads.step.turns import choose_ranks
 from parbench.workloads.tensor_parallel.tensor_parallel import split_blocks
 
 _SUMMED = ("dp", "cp", "tp")  # over these gradients of a mean are summed; over fsdp FSDP takes the mean
@@ -138,10 +139,13 @@ class MeshBubble:
         taken, facts = [one for one in told if one is not None], facts_of(schedule)
         in_order = probing.of_order(schedule)
         if not taken:
+            facts = msgspec.structs.replace(facts, why_not_measured=probing.SHARED)
             return Explanation(metrics=in_order, details=facts.as_details, notes=(probing.SHARED,))
         pipelines = groups_along(self.look.at.spec.mesh, "pp")
         of_each = [probing.steps_of([taken[rank] for rank in ranks], schedule) for ranks in pipelines]
-        turns = list(enumerate(chosen([[timeline.makespan for timeline in steps.timelines] for steps in of_each])))
+        turns = list(
+            enumerate(choose_ranks([[timeline.makespan for timeline in steps.timelines] for steps in of_each]))
+        )
         slowest = probing.Steps(
             schedule=schedule,
             timelines=tuple(of_each[pipeline].timelines[turn] for turn, pipeline in turns),

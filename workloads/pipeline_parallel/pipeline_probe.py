@@ -13,7 +13,6 @@ from torch import Tensor
 
 from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import affinity
-from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY
 from parbench.bench.results import details
 from parbench.bench.results.details import COMPONENTS, Action
 from parbench.bench.results.metrics import MetricValue, values
@@ -35,7 +34,7 @@ from parbench.workloads.step.probe import Begin, Step, take_turns, timed
 from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
 from parbench.workloads.step.turns import cross_fitted
 
-SHARED = f"{FUNCTIONAL_ONLY}: ranks share cores or a GPU, so that no bubble is claimed of what they compute"
+SHARED = "functional only: ranks share cores or a GPU, so that no bubble is claimed of what they compute"
 _HALVES = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"
 _MEMORY = {
     "memory": "activations of a step above its start",
@@ -124,6 +123,7 @@ class PipelineProbe:
         facts = self._facts(told)
         taken = [one.taken for one in told if one.taken is not None]
         if not taken:
+            facts = replace(facts, why_not_measured=SHARED)
             return Explanation(metrics=metrics, details=facts.as_details, notes=(SHARED,))
         spec, steps = self.look.at.spec, steps_of(taken, self.look.schedule)
         latency = bubbles.link_latency(steps.timelines, steps.schedule)

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from parbench.bench.plan.catalogue import OPERATIONS, SHARE
 from parbench.bench.results.metrics import MetricValue, values
 from parbench.bench.world.benchmark import Explanation
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, sent_bytes
@@ -46,17 +45,24 @@ class SentCall:
     by_data: bool = field(default=False, compare=False)
 
 
-_CALLS = {
-    **{
-        name: (spec.short_name, at)
-        for spec in OPERATIONS
-        for at, text in spec.c10d.items()
-        for name in text.split(", ")
-    },
-    "send": ("send", 0),
-    "recv_": ("recv", 0),
+SHARE = -1  # The size is that of the first argument times the number of ranks.
+_CALLS_OF_OPERATIONS = {
+    ("all_reduce", 0): "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
+    ("all_gather", 0): "_allgather_base_ allgather_ allgather_into_tensor_coalesced_",
+    ("all_gather", SHARE): "all_gather_into_tensor all_gather_into_tensor_coalesced",
+    ("reduce_scatter", 0): "reduce_scatter_tensor reduce_scatter_tensor_coalesced",
+    ("reduce_scatter", 1): "_reduce_scatter_base_ reduce_scatter_ reduce_scatter_tensor_coalesced_",
+    ("all_to_all", 0): "all_to_all_single",
+    ("all_to_all", 1): "alltoall_base_ alltoall_",
+    ("broadcast", 0): "broadcast_ broadcast",
+    ("reduce", 0): "reduce_",
+    ("gather", 0): "gather_",
+    ("scatter", 1): "scatter_",
+    ("send", 0): "send",
+    ("recv", 0): "recv_",
 }
-"""The operation of a call, and which of its arguments has the size; see ``OperationSpec.c10d``."""
+"""The calls of each operation that have the size in this argument: the first (0), the second (1), or a share."""
+_CALLS = {name: call for call, names in _CALLS_OF_OPERATIONS.items() for name in names.split()}
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]

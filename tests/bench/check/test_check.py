@@ -15,7 +15,7 @@ from parbench.bench.check import check as check_module
 from parbench.bench.check import show
 from parbench.bench.check.check import check
 from parbench.bench.check.health import Device, Health, Reason
-from parbench.bench.machine.gpu import Gpu, SmiReply
+from parbench.bench.machine.gpu import Gpu, GpuFailure
 from parbench.bench.machine.machine import Machine
 from parbench.bench.results.runs import load_run
 from parbench.cli import main
@@ -71,8 +71,8 @@ def test_check_refuses_to_start_in_a_rank() -> None:
     assert "RANK" in usage_error(check, (), variables, **TOO_MANY_RANKS)
 
 
-LOST = SmiReply(end="exited", text="Unknown Error", exit_code=15)
-ALL_LOST = dataclasses.replace(MACHINE, silent_gpus=("0000:19:00.0",), smi_reply=LOST)
+LOST = GpuFailure(kind="error", text="GPU is lost (GPU 0)")
+ALL_LOST = dataclasses.replace(MACHINE, silent_gpus=("0000:19:00.0",), gpu_failure=LOST)
 
 
 def check_machine(
@@ -88,31 +88,38 @@ def test_host_whose_gpus_do_not_answer_is_bad(
 ) -> None:
     health = check_machine(ALL_LOST, monkeypatch, device)
     assert health.code == 1
-    assert health.bad == ["GPU 0000:19:00.0"]
+    assert health.bad_names == ["GPU 0000:19:00.0"]
     text = show.render(health)
     assert "bad  GPU 0000:19:00.0: does not answer" in text
-    assert "'Unknown Error' (exit code 15)" in text
+    assert "'GPU is lost (GPU 0)'" in text
     assert "dmesg" in text
     assert "nothing was measured" in text
+
+
+def test_reason_of_several_gpus_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = dataclasses.replace(ALL_LOST, silent_gpus=("0000:19:00.0", "0000:2a:00.0"))
+    text = show.render(check_machine(machine, monkeypatch))
+    assert text.count("does not answer") == 1
+    assert "bad  GPU 0000:19:00.0 and GPU 0000:2a:00.0: does not answer" in text
 
 
 def test_lost_gpu_of_several_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = tuple(Gpu(name="H100", index=index) for index in range(NUM_RANKS))
     run = build_run(tmp_path)
-    monkeypatch.setattr(check_module, "examine_here", lambda environ, gpus: ())
+    monkeypatch.setattr(check_module, "examine_here", lambda environ, machine, gpus: ())
     monkeypatch.setattr(check_module, "run_options", lambda *args, **kwargs: run.path)
     monkeypatch.setattr(check_module, "load_run", lambda path: run)
     health = check_machine(dataclasses.replace(ALL_LOST, gpus=gpus), monkeypatch)
     assert health.code == 1
-    assert health.bad == ["GPU 0000:19:00.0"]
+    assert health.bad_names == ["GPU 0000:19:00.0"]
     verdicts = [device.verdict for device in health.devices]
     assert verdicts == ["ok", "ok", "ok", "ok", "bad"]
 
 
-def test_check_refuses_gpus_without_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = dataclasses.replace(ALL_LOST, smi_reply=SmiReply(end="absent"))
+def test_check_refuses_gpus_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = dataclasses.replace(ALL_LOST, gpu_failure=GpuFailure(kind="no library"))
     message = usage_error(check_machine, machine, monkeypatch)
-    assert "nvidia-smi is not in the PATH" in message
+    assert "NVML (libnvidia-ml.so.1) is not installed" in message
     assert "--device cpu" in message
 
 

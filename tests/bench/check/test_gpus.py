@@ -1,31 +1,17 @@
-"""The driver's answers make a GPU bad, or one to watch."""
+"""The driver's facts make a GPU bad, or one to watch."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from parbench.bench.check.gpus import Watch, at_work, complaints, facts_of, nvlink_errors
-from parbench.bench.check.health import Reason
-from parbench.bench.machine.gpu import Gpu, gpus_of
-from tests.support.nvidia import (
-    BLACKWELL_COUNTERS,
-    H100,
-    HOPPER_COUNTERS,
-    format_counters,
-    gpus,
-    install,
-)
+from parbench.bench.check.gpus import Watch, find_faults, format_facts, summarize_load
+from parbench.bench.machine.gpu import Gpu, GpuReport, read_report
+from tests.support.nvidia import H100, LOST, describe_links, gpus, install
 
-ERROR_COUNTERS = """\
-GPU 0: NVIDIA H100 (UUID: x)
-\t Link 0: Replay Errors: 3
-\t Link 1: Replay Errors: 1
-\t Link 1: Recovery Errors: 0
-GPU 1: NVIDIA H100 (UUID: y)
-\t Link 0: Replay Errors: 2
-"""
 IDLE = Gpu(
     uuid="a",
     sm_clock=345,
@@ -49,24 +35,23 @@ HOT = replace(
 )
 
 
-def list_link_rates(index: int) -> list[str]:
-    return ["26.562 GB/s", "<inactive>" if index == 6 else "26.562 GB/s"]
+ONE_INACTIVE = describe_links([True, False])
+ALL_ACTIVE = {**H100, **describe_links([True, True])}
 
 
 def test_complaints_are_about_the_faulty_gpu(tmp_path: Path) -> None:
     listed = gpus(
-        H100,
+        ALL_ACTIVE,
         8,
-        gpu1={"ecc.errors.uncorrected.volatile.total": "2"},
-        gpu2={"remapped_rows.pending": "Yes"},
-        gpu3={"pcie.link.width.current": "8"},
-        gpu4={"persistence_mode": "Disabled"},
-        gpu5={"memory.used": "4000"},
+        gpu1={"errors_uncorrected": "2"},
+        gpu2={"rows": "0 1 0"},
+        gpu3={"pcie_width": "8"},
+        gpu4={"persistence": "0"},
+        gpu5={"memory_used": str(4000 << 20)},
+        gpu6=ONE_INACTIVE,
     )
-    environ = install(tmp_path, listed, links=list_link_rates)
-    with Watch(environ, gpus_of(environ)) as watch:
-        pass
-    reasons = [complaints(gpu, watch.gpus, {}) for gpu in watch.gpus]
+    watched = read_report(install(tmp_path, listed)).gpus
+    reasons = [find_faults(gpu, watched, {}) for gpu in watched]
     assert reasons[0] == reasons[7] == ()
     for index, topic in {1: "memory", 2: "memory", 3: "pcie", 6: "nvlink"}.items():
         [reason] = reasons[index]
@@ -76,110 +61,101 @@ def test_complaints_are_about_the_faulty_gpu(tmp_path: Path) -> None:
         [reason] = reasons[index]
         assert reason.text.startswith(topic)
         assert not reason.is_bad
-    assert "SM 345 of 1980 MHz" in facts_of(watch.gpus[0], watch.gpus)["clocks"]
+    assert "SM 345 of 1980 MHz" in format_facts(watched[0], watched)["clocks"]
+
+
+def test_gpus_are_sampled_during_work(tmp_path: Path) -> None:
+    environ = install(tmp_path, gpus(H100, 1, gpu0={"utilization": "99", "clock.1": "1500"}))
+    with Watch(environ, read_report(environ).gpus) as watch:
+        assert watch._output is not None
+        while not os.fstat(watch._output.fileno()).st_size:
+            time.sleep(0.05)
+        install(tmp_path, gpus(H100, 1))
+    assert watch.gpus[0].sm_clock == 1500
+
+
+def test_gpu_that_is_lost_during_work_is_bad(tmp_path: Path) -> None:
+    environ = install(tmp_path, gpus(H100, 2))
+    with Watch(environ, read_report(environ).gpus) as watch:
+        install(tmp_path, gpus(H100, 2, gpu1=LOST))
+    first, second = watch.gpus
+    assert watch.find_loss(first) is None
+    reason = watch.find_loss(second)
+    assert reason is not None
+    assert "GPU is lost" in reason.text
 
 
 def test_unknown_gpu_has_no_complaints() -> None:
-    assert facts_of(Gpu(), [Gpu()])["memory"] == "-"
-    assert complaints(Gpu(), [Gpu()], {}) == ()
+    assert format_facts(Gpu(), [Gpu()])["memory"] == "-"
+    assert find_faults(Gpu(), [Gpu()], {}) == ()
 
 
 def test_busy_samples_count_and_power_cap_is_fine() -> None:
-    gpu = at_work(IDLE, [IDLE, BUSY, replace(HOT, uuid="b")])
+    gpu = summarize_load(IDLE, [IDLE, BUSY, replace(HOT, uuid="b")])
     assert gpu.sm_clock == 1500
     assert gpu.pcie_width == 16
     assert gpu.slowed_by == ("software power cap",)
-    assert complaints(gpu, [gpu], {}) == ()
+    assert find_faults(gpu, [gpu], {}) == ()
 
 
 def test_hardware_slowdown_is_bad() -> None:
-    gpu = at_work(IDLE, [IDLE, BUSY, HOT])
+    gpu = summarize_load(IDLE, [IDLE, BUSY, HOT])
     assert gpu.temperature_celsius == 91
-    [reason] = complaints(gpu, [gpu], {})
+    [reason] = find_faults(gpu, [gpu], {})
     assert reason.is_bad
     assert "hardware thermal slowdown" in reason.text
 
 
-def test_nvlink_errors_are_summed_over_links() -> None:
-    assert nvlink_errors(ERROR_COUNTERS) == {
-        "x": {"replay errors": 4, "recovery errors": 0},
-        "y": {"replay errors": 2},
-    }
-    assert nvlink_errors("") == {}
+def list_growth(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return the growth of a GPU's counters that a watch finds."""
+    gpu = Gpu(uuid="x", nvlink_errors=dict(before))
+    watch = Watch({}, [gpu])
+    watch._after = GpuReport(gpus=(replace(gpu, nvlink_errors=dict(after)),))
+    return watch.count_link_errors(gpu)
 
 
 def test_only_growth_of_nvlink_errors_counts() -> None:
-    watch = Watch({}, ())
-    watch._before = {"x": {"replay errors": 4, "crc": 1}}
-    watch._after = {"x": {"replay errors": 9, "crc": 1}}
-    growth = watch.grown(Gpu(uuid="x"))
+    growth = list_growth(
+        {"replay errors": 4, "crc errors": 1}, {"replay errors": 9, "crc errors": 1}
+    )
     assert growth == {"replay errors": 5}
-    assert watch.grown(Gpu(uuid="z")) == {}
-    [replays] = complaints(Gpu(), [Gpu()], growth)
+    assert Watch({}, ()).count_link_errors(Gpu(uuid="z")) == {}
+    [replays] = find_faults(Gpu(), [Gpu()], growth)
     assert "5 more replay errors" in replays.text
-
-
-def list_complaints(names: Sequence[str], counts: Mapping[str, int]) -> tuple[Reason, ...]:
-    """Return the complaints about a GPU whose counters have grown from 0 to these values."""
-    listed = gpus(H100, 1)
-    watch = Watch({}, ())
-    watch._before = nvlink_errors(format_counters(listed, names, {}))
-    watch._after = nvlink_errors(format_counters(listed, names, counts))
-    gpu = Gpu(uuid=listed[0]["uuid"])
-    return complaints(gpu, [gpu], watch.grown(gpu))
-
-
-@pytest.mark.parametrize(
-    ("name", "is_bad"),
-    [("Replay Errors", True), ("Recovery Errors", True), ("CRC Errors", False)],
-)
-def test_counters_of_hopper_are_judged(name: str, is_bad: bool) -> None:
-    [reason] = list_complaints(HOPPER_COUNTERS, {name: 1})
-    assert reason.text == f"NVLink: 2 more {name.lower()} meanwhile"
-    assert reason.is_bad is is_bad
 
 
 @pytest.mark.parametrize(
     ("name", "is_bad"),
     [
-        ("Link recovery failed events", True),
-        ("Effective Errors", True),
-        ("Symbol Errors", False),
-        ("Malformed packet Errors", False),
-        ("Buffer overrun Errors", False),
-        ("Rx remote Errors", False),
-        ("FEC Errors - 8", False),
-        ("FEC Errors - 15", False),
+        ("replay errors", True),
+        ("recovery errors", True),
+        ("crc errors", False),
+        ("link recovery failed events", True),
+        ("effective errors", True),
+        ("symbol errors", False),
+        ("malformed packet errors", False),
+        ("buffer overrun errors", False),
+        ("rx remote errors", False),
+        ("fec errors - 8", False),
+        ("fec errors - 15", False),
     ],
 )
-def test_counters_of_blackwell_are_judged(name: str, is_bad: bool) -> None:
-    [reason] = list_complaints(BLACKWELL_COUNTERS, {name: 1})
-    assert reason.text == f"NVLink: 2 more {name.lower()} meanwhile"
+def test_counters_of_nvlinks_are_judged(name: str, is_bad: bool) -> None:
+    [reason] = find_faults(Gpu(), [Gpu()], {name: 2})
+    assert reason.text == f"NVLink: 2 more {name} meanwhile"
     assert reason.is_bad is is_bad
 
 
-def test_counters_of_well_links_are_kept_and_not_judged(tmp_path: Path) -> None:
+def test_counters_of_good_links_are_kept_and_not_judged() -> None:
     """They grow on links without faults: codewords without errors above all."""
-    before = {"FEC Errors - 0": 36_140_749_276, "FEC Errors - 1": 7}
-    after = {
-        "FEC Errors - 0": 36_140_874_637,
-        "FEC Errors - 1": 9,
-        "FEC Errors - 7": 1,
-        "Raw Errors Lane 1": 4,
-        "Link recovery successful events": 1,
-        "Total link recovery events": 1,
+    growth = {
+        "fec errors - 0": 125_361,
+        "fec errors - 1": 2,
+        "fec errors - 7": 1,
+        "raw errors lane 1": 4,
+        "link recovery successful events": 1,
+        "total link recovery events": 1,
     }
-    listed = gpus(H100, 1)
-    counters = [
-        format_counters(listed, BLACKWELL_COUNTERS, counts) for counts in (before, after)
-    ]
-    environ = install(tmp_path, listed, counters=counters)
-    with Watch(environ, gpus_of(environ)) as watch:
-        pass
-    [gpu] = watch.gpus
-    grown = watch.grown(gpu)
-    assert complaints(gpu, [gpu], grown) == ()
-    facts = facts_of(gpu, [gpu], grown)
-    assert "fec errors - 0 +250722" in facts["nvlink counters"]
-    assert "link recovery successful events +2" in facts["nvlink counters"]
-    assert "ber" not in facts["nvlink counters"]
+    gpu = Gpu()
+    assert find_faults(gpu, [gpu], growth) == ()
+    assert "fec errors - 0 +125361" in format_facts(gpu, [gpu], growth)["nvlink counters"]

@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.check.cases import QUANTITIES, name_of, options_of
-from parbench.bench.check.health import Device, Health, compared, measured, problems_of
+from parbench.bench.check.cases import QUANTITIES, get_rate_name, make_options
+from parbench.bench.check.health import (
+    Device,
+    Health,
+    add_measurements,
+    compare_with_peers,
+    list_problems,
+)
 from parbench.bench.check.show import render
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Case, load_catalogue
@@ -30,7 +36,7 @@ Failures = dict[str, dict[str, Any]]
 
 
 def plan_cases(device: str, num_ranks: int) -> tuple[Case, ...]:
-    options = options_of(device, num_ranks, budget="40s", timeout="20s", inject=None)
+    options = make_options(device, num_ranks, budget="40s", timeout="20s", inject=None)
     backend = "nccl" if device == "cuda" else "gloo"
     spec = WorldSpec(nproc=num_ranks, backend=backend, device=device)
     return make_plan(options, CATALOGUE, spec).cases
@@ -78,7 +84,7 @@ def compute_durations(
     if params.get("group", "world") != "world":
         rank = int(str(params.get("group_index", 0)))
         return {rank: durations[rank]}
-    if name_of(record) == "all ranks":
+    if get_rate_name(record) == "all ranks":
         return dict.fromkeys(durations, max(durations.values()))
     for pair in str(record.details.get("pairs", "")).split():
         first, second = map(int, pair.split("-"))
@@ -104,7 +110,7 @@ def build_run(
     for case in cases:
         for launch in range(num_launches):
             record = build_record(case, launch)
-            failure = (failures or {}).get(name_of(record), {})
+            failure = (failures or {}).get(get_rate_name(record), {})
             if not failure:
                 durations = compute_durations(record, slowdowns or {}, slow_pair)
                 write_samples(folder, record, durations)
@@ -124,16 +130,16 @@ def list_devices(host: str = "n1") -> list[Device]:
 
 
 def check_run(run: Run) -> Health:
-    devices, links, together = measured(list_devices(), run)
+    devices, links, together = add_measurements(list_devices(), run)
     return Health(
         host="n1",
         started="2026-01-01T00:00:00Z",
         seconds=42.0,
         device="cuda",
-        devices=compared(devices, 0.05),
+        devices=compare_with_peers(devices, 0.05),
         links=links,
         together=together,
-        problems=problems_of(run),
+        problems=list_problems(run),
     )
 
 
@@ -142,7 +148,7 @@ def list_verdicts(health: Health) -> list[str]:
 
 
 def list_quantities(device: str, num_ranks: int) -> list[str]:
-    return [name_of(build_record(case)) for case in plan_cases(device, num_ranks)]
+    return [get_rate_name(build_record(case)) for case in plan_cases(device, num_ranks)]
 
 
 def test_every_quantity_is_planned() -> None:
@@ -150,13 +156,13 @@ def test_every_quantity_is_planned() -> None:
     assert names.count("pairs") == 7
     for quantity in QUANTITIES:
         assert quantity.name in names
-        assert names.count(f"{quantity.name} alone") == (8 if quantity.alone else 0)
+        assert names.count(f"{quantity.name} alone") == (8 if quantity.has_alone else 0)
 
 
 def test_quantities_of_cpu_are_planned() -> None:
     planned = set(list_quantities("cpu", 2))
     for quantity in QUANTITIES:
-        assert (quantity.name in planned) == (quantity.on_cpu is not None)
+        assert (quantity.name in planned) == (quantity.cpu_params is not None)
 
 
 def test_single_device_is_measured_once() -> None:
@@ -176,7 +182,7 @@ def test_equal_devices_are_ok(tmp_path: Path) -> None:
 def test_slow_device_is_bad(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, {2: 1.25}))
     assert health.code == 1
-    assert health.bad == ["GPU 2"]
+    assert health.bad_names == ["GPU 2"]
     assert health.links == ()
     compute, host, pairs = health.devices[2].reasons
     assert "20 % under its peers in bfloat16" in compute.text
@@ -188,7 +194,7 @@ def test_slow_device_is_bad(tmp_path: Path) -> None:
 def test_slow_link_is_bad_and_its_devices_are_not(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, slow_pair="1-3"))
     assert health.code == 1
-    assert health.bad == ["GPU 1 - GPU 3"]
+    assert health.bad_names == ["GPU 1 - GPU 3"]
     assert "29 % under its peers" in health.links[0].text
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
 
@@ -254,10 +260,35 @@ def test_two_launches_name_no_device(tmp_path: Path) -> None:
     assert "not reached" in health.problems[0]
 
 
+def test_short_host_keeps_none_from_comparison(tmp_path: Path) -> None:
+    """One of the hosts has no time for its last launch."""
+    devices: list[Device] = []
+    for number in range(4):
+        slowdowns = dict.fromkeys(range(NUM_RANKS), 1.3 if number == 1 else 1.0)
+        num_launches = 2 if number == 3 else NUM_LAUNCHES
+        run = build_run(tmp_path / str(number), slowdowns, num_launches=num_launches)
+        devices += add_measurements(list_devices(f"n{number}"), run)[0]
+    bad = {
+        device.host for device in compare_with_peers(devices, 0.05) if device.verdict == "bad"
+    }
+    assert bad == {"n1"}
+
+
+def test_pair_without_a_launch_keeps_none_from_comparison(tmp_path: Path) -> None:
+    run = build_run(tmp_path, slow_pair="1-3")
+    first_round = next(
+        record for record in run.records if record.details.get("pairs") == ROUNDS[0]
+    )
+    records = tuple(record for record in run.records if record != first_round)
+    health = check_run(replace(run, records=records))
+    assert health.bad_names == ["GPU 1 - GPU 3"]
+    assert len(health.devices[0].rates["pairs"].launches) == NUM_LAUNCHES
+
+
 def measure_host(folder: Path, host: str, slowdown: float = 1.0) -> list[Device]:
     slowdowns = dict.fromkeys(range(NUM_RANKS), slowdown)
-    devices, _, _ = measured(list_devices(host), build_run(folder / host, slowdowns))
-    return list(compared(devices, 0.05))
+    devices, _, _ = add_measurements(list_devices(host), build_run(folder / host, slowdowns))
+    return list(compare_with_peers(devices, 0.05))
 
 
 def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
@@ -267,10 +298,10 @@ def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
     for device in slow:
         assert device.verdict == "ok"
     # A second comparison does not repeat a reason.
-    devices = compared(compared([*fast, *slow, *peers], 0.05), 0.05)
+    devices = compare_with_peers(compare_with_peers([*fast, *slow, *peers], 0.05), 0.05)
     for device in devices:
         assert (device.verdict == "bad") == (device.host == "n2")
         assert len(device.reasons) <= 3
     other_kind = [replace(device, kind="NVIDIA A100") for device in slow]
-    for device in compared([*fast, *other_kind], 0.05):
+    for device in compare_with_peers([*fast, *other_kind], 0.05):
         assert device.verdict == "ok"

@@ -9,9 +9,16 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from parbench.bench.check import hosts
-from parbench.bench.check.check import document
-from parbench.bench.check.health import Device, Health, Rate
-from parbench.bench.check.hosts import Answer, ask, code_of, hosts_in, render, together
+from parbench.bench.check.check import to_document
+from parbench.bench.check.health import Device, Health, Rate, Reason
+from parbench.bench.check.hosts import (
+    HostResult,
+    check_hosts,
+    compare_hosts,
+    compute_exit_code,
+    parse_hosts,
+    render,
+)
 from parbench.cli import main
 from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
@@ -31,34 +38,36 @@ def build_health(host: str, speed: float = 1.0, **fields: Any) -> Health:
     return replace(health, **fields)
 
 
-def answer(host: str, speed: float, **fields: Any) -> Answer:
-    return Answer(host=host, health=build_health(host, speed, **fields))
+def answer(host: str, speed: float, **fields: Any) -> HostResult:
+    return HostResult(host=host, health=build_health(host, speed, **fields))
 
 
 def test_hosts_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    file.write_text("# rack 3\nn1 slots=8\nn2:8\n\nn1\n")
-    assert hosts_in(str(file)) == ("n1", "n2:8")
+    file.write_text("# rack 3\nn1 slots=8\nn2:8\n\nn1\nfe80::12\n")
+    assert parse_hosts(str(file)) == ("n1", "n2", "fe80::12")
 
 
 def test_hosts_are_read_from_a_list() -> None:
-    assert hosts_in("a,b,,a") == ("a", "b")
+    assert parse_hosts("a,b,,a") == ("a", "b")
 
 
 def test_long_list_of_hosts_is_not_read_as_file() -> None:
     names = tuple(f"rack7-node{number}" for number in range(500))
-    assert hosts_in(",".join(names)) == names
+    assert parse_hosts(",".join(names)) == names
 
 
 @pytest.mark.parametrize("text", [",", "-oProxyCommand=x,b"])
 def test_invalid_hosts_are_refused(text: str) -> None:
-    assert repr(text) in usage_error(hosts_in, text)
+    assert repr(text) in usage_error(parse_hosts, text)
 
 
 @pytest.fixture
 def agent(tmp_path: Path) -> str:
     """An agent that reaches every host except n2, and records its arguments."""
-    (tmp_path / "answer").write_text(f"warning\n{json.dumps(document(build_health('n1')))}\n")
+    (tmp_path / "answer").write_text(
+        f"warning\n{json.dumps(to_document(build_health('n1')))}\n"
+    )
     script = [
         f'echo "$1: $2" >>{tmp_path}/calls',
         "[ $1 = n2 ] && echo no route to n2 >&2 && exit 255",
@@ -68,10 +77,10 @@ def agent(tmp_path: Path) -> str:
 
 
 def test_unreachable_host_is_reported(tmp_path: Path, agent: str) -> None:
-    answers = ask(("n1", "n2"), ["--budget", "40s"], agent=agent, seconds=1.0)
+    answers = check_hosts(("n1", "n2"), ["--budget", "40s"], agent=agent, seconds=1.0)
     assert answers[0].health == build_health("n1")
-    assert answers[1] == Answer(host="n2", problem="no route to n2")
-    assert code_of(answers) == 4
+    assert answers[1] == HostResult(host="n2", problem="no route to n2")
+    assert compute_exit_code(answers) == 4
     assert "did not run  n2: no route to n2" in render(answers)
     calls = sorted((tmp_path / "calls").read_text().splitlines())
     assert calls[0].startswith(f"n1: cd {Path.cwd()} && ")
@@ -92,31 +101,57 @@ def test_command_writes_answers_of_hosts(
 
 
 def test_absent_agent_is_reported() -> None:
-    [absent] = ask(("n1",), [], agent="no-such-agent -q", seconds=1.0)
+    [absent] = check_hosts(("n1",), [], agent="no-such-agent -q", seconds=1.0)
     assert "no-such-agent" in absent.problem
 
 
 @pytest.mark.parametrize("command", ["", "ssh -o 'x"])
 def test_invalid_agent_is_refused(command: str) -> None:
-    assert repr(command) in usage_error(ask, ("n1",), [], agent=command, seconds=1.0)
+    assert repr(command) in usage_error(check_hosts, ("n1",), [], agent=command, seconds=1.0)
 
 
 def test_slow_host_is_found_among_hosts() -> None:
     answers = [answer("n1", 1.0), answer("n2", 1.0), answer("n3", 0.8), answer("n4", 1.0)]
-    assert code_of(answers) == 0
-    compared = together(answers)
-    assert code_of(compared) == 1
+    assert compute_exit_code(answers) == 0
+    compared = compare_hosts(answers)
+    assert compute_exit_code(compared) == 1
     text = render(compared)
     assert "4 hosts: 1 bad" in text
-    assert "n3 GPU 0: 20 % under its peers" in text
+    assert "n3 GPU 0 and n3 GPU 1: 20 % under its peers" in text
+
+
+def test_hosts_of_equal_names_are_told_apart() -> None:
+    """Both hosts call themselves n1, because a host's own name is cut at the domain."""
+    wrong = Reason(text="wrong results", remedy="drain the host")
+    bad = answer("n1", 1.0)
+    assert bad.health is not None
+    first, second = bad.health.devices
+    devices = (replace(first, reasons=(wrong,)), second)
+    answers = [
+        HostResult(host="n1.rack1", health=replace(bad.health, devices=devices)),
+        HostResult(host="n1.rack2", health=build_health("n1")),
+    ]
+    compared = compare_hosts(answers)
+    assert compute_exit_code(compared) == 1
+    verdicts = [
+        [device.verdict for device in each.health.devices] for each in compared if each.health
+    ]
+    assert verdicts == [["bad", "ok"], ["ok", "ok"]]
+    assert "n1.rack1 GPU 0: wrong results" in render(compared)
+
+
+def test_emulated_host_leaves_others_compared() -> None:
+    answers = [answer(f"n{index}", 0.8 if index == 2 else 1.0) for index in range(4)]
+    answers.append(answer("n4", 0.5, emulated=True))
+    assert "n2 GPU 0 and n2 GPU 1: 20 % under its peers" in render(compare_hosts(answers))
 
 
 def test_hosts_that_check_cores_next_to_gpus_are_not_fine() -> None:
     """A host whose GPUs nothing has found may have lost them."""
     answers = [answer("n1", 1.0), answer("n2", 1.0, device="cpu"), answer("n3", 1.0)]
-    assert code_of(answers) == 4
-    assert code_of([answers[0], answers[2]]) == 0
-    assert "cuda on n1,n3 and cpu on n2" in render(together(answers))
+    assert compute_exit_code(answers) == 4
+    assert compute_exit_code([answers[0], answers[2]]) == 0
+    assert "cuda on n1,n3 and cpu on n2" in render(compare_hosts(answers))
 
 
 def test_cores_and_gpus_have_their_own_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +161,11 @@ def test_cores_and_gpus_have_their_own_thresholds(monkeypatch: pytest.MonkeyPatc
         floors.append(floor)
         return devices
 
-    monkeypatch.setattr(hosts, "compared", compare)
-    together([answer("n1", 1.0), answer("n2", 1.0, device="cpu")])
+    monkeypatch.setattr(hosts, "compare_with_peers", compare)
+    compare_hosts([answer("n1", 1.0), answer("n2", 1.0, device="cpu")])
     assert floors == [0.05, 0.1]
 
 
 def test_emulated_hosts_are_not_compared() -> None:
     answers = (answer("n1", 1.0, emulated=True), answer("n2", 0.5, emulated=True))
-    assert together(answers) == answers
+    assert compare_hosts(answers) == answers

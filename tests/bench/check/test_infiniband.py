@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from parbench.bench.check.infiniband import judged, ports
+from parbench.bench.check.infiniband import judge_ports, read_ports
 from tests.support.trees import write_tree
 
 
@@ -29,7 +29,9 @@ def test_down_and_slow_ports_are_bad(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_3", state="1: DOWN", phys_state="2: Polling")
     write_port(tmp_path, "mlx5_4", rate="100 Gb/sec (1X NDR)")
     write_port(tmp_path, "mlx5_6", state="1: DOWN", phys_state="3: Disabled")
-    by_name = {port.name: port for port in judged(ports(tmp_path), ports(tmp_path))}
+    by_name = {
+        port.name: port for port in judge_ports(read_ports(tmp_path), read_ports(tmp_path))
+    }
     complaints = {name: port.complaint for name, port in by_name.items() if port.complaint}
     assert complaints.keys() == {"mlx5_3/1", "mlx5_4/1"}
     assert "DOWN" in complaints["mlx5_3/1"]
@@ -41,10 +43,10 @@ def test_down_and_slow_ports_are_bad(tmp_path: Path) -> None:
 def test_new_errors_are_watched_and_lost_link_is_bad(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_0", symbol_error="7", link_downed="0")
     write_port(tmp_path, "mlx5_1", symbol_error="7", link_downed="0")
-    before = ports(tmp_path)
+    before = read_ports(tmp_path)
     write_port(tmp_path, "mlx5_0", symbol_error="9", link_downed="0")
     write_port(tmp_path, "mlx5_1", symbol_error="7", link_downed="1")
-    errors, lost = judged(before, ports(tmp_path))
+    errors, lost = judge_ports(before, read_ports(tmp_path))
     assert "2 more symbol_error" in errors.complaint
     assert not errors.is_bad
     assert lost.is_bad
@@ -52,9 +54,9 @@ def test_new_errors_are_watched_and_lost_link_is_bad(tmp_path: Path) -> None:
 
 def test_unused_board_has_no_complaint(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
-    [port] = ports(tmp_path)
-    assert judged([port], [port])[0].complaint == ""
+    [port] = read_ports(tmp_path)
+    assert judge_ports([port], [port])[0].complaint == ""
 
 
 def test_host_without_infiniband_has_no_ports(tmp_path: Path) -> None:
-    assert ports(tmp_path) == ()
+    assert read_ports(tmp_path) == ()

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from parbench.bench.check.rule import Gap, gaps
+from parbench.bench.check.rule import Gap, compute_gaps
 
 THRESHOLD = 0.05
 NORMAL = [100.0, 101.0, 100.0]
@@ -19,15 +19,19 @@ NOISY = [
 ]
 
 
-def compute_gaps(*rates: list[float]) -> list[Gap]:
+def number_rates(*rates: list[float]) -> dict[int, dict[int, float]]:
+    """Return rates by device and launch."""
+    return {device: dict(enumerate(by_launch)) for device, by_launch in enumerate(rates)}
+
+
+def list_gaps(*rates: list[float]) -> list[Gap]:
     """Return each device's gap in one quantity, from its rates in the launches."""
-    by_device = dict(enumerate(rates))
-    by_key = gaps({"copy": by_device}, THRESHOLD)
-    return [by_key["copy", device] for device in by_device]
+    gaps = compute_gaps({"copy": number_rates(*rates)}, THRESHOLD)
+    return [gaps["copy", device] for device in range(len(rates))]
 
 
 def test_rule_names_slow_device() -> None:
-    by_device = compute_gaps(NORMAL, NORMAL, SLOW, NORMAL)
+    by_device = list_gaps(NORMAL, NORMAL, SLOW, NORMAL)
     assert [gap.is_under for gap in by_device] == [False, False, True, False]
     assert by_device[2].share == pytest.approx(0.12, abs=0.01)
     assert by_device[2].mads > 4
@@ -35,7 +39,7 @@ def test_rule_names_slow_device() -> None:
 
 
 def test_rule_names_slow_device_of_two() -> None:
-    normal, slow = compute_gaps(NORMAL, SLOW)
+    normal, slow = list_gaps(NORMAL, SLOW)
     assert not normal.is_under
     assert slow.is_under
 
@@ -48,27 +52,35 @@ def test_rule_names_slow_device_of_two() -> None:
     ],
 )
 def test_rule_names_no_device(rates: list[float]) -> None:
-    for gap in compute_gaps(NORMAL, NORMAL, rates):
+    for gap in list_gaps(NORMAL, NORMAL, rates):
         assert not gap.is_under
 
 
 def test_gap_needs_peers_and_three_launches() -> None:
-    assert gaps({"copy": {0: SLOW}}, THRESHOLD) == {}
-    assert gaps({"copy": {0: [100.0, 100.0], 1: [50.0, 50.0]}}, THRESHOLD) == {}
+    assert compute_gaps({"copy": number_rates(SLOW)}, THRESHOLD) == {}
+    too_few = number_rates([100.0, 100.0], [50.0, 50.0])
+    assert compute_gaps({"copy": too_few}, THRESHOLD) == {}
+
+
+def test_device_without_a_launch_keeps_none_from_comparison() -> None:
+    gaps = compute_gaps({"copy": number_rates(NORMAL, NORMAL, SLOW, NORMAL[:2])}, THRESHOLD)
+    assert gaps["copy", 2].is_under
+    assert not gaps["copy", 0].is_under
+    assert ("copy", 3) not in gaps
 
 
 def test_noise_raises_threshold() -> None:
-    slow = compute_gaps(*NOISY, [80.0, 85.0, 60.0])[4]
+    slow = list_gaps(*NOISY, [80.0, 85.0, 60.0])[4]
     assert slow.least > 0.5
     assert not slow.is_under
 
 
 def test_noise_of_most_quantities_counts_for_all() -> None:
-    quiet = dict(enumerate([NORMAL, NORMAL, NORMAL, SLOW]))
-    noisy = dict(enumerate(NOISY))
-    quiet_gaps = gaps({"copy": quiet, "gemm": quiet}, THRESHOLD)
+    quiet = number_rates(NORMAL, NORMAL, NORMAL, SLOW)
+    noisy = number_rates(*NOISY)
+    quiet_gaps = compute_gaps({"copy": quiet, "gemm": quiet}, THRESHOLD)
     assert quiet_gaps["copy", 3].is_under
-    mixed_gaps = gaps({"copy": quiet, "a": noisy, "b": noisy}, THRESHOLD)
+    mixed_gaps = compute_gaps({"copy": quiet, "a": noisy, "b": noisy}, THRESHOLD)
     assert not mixed_gaps["copy", 3].is_under
 
 
@@ -94,16 +106,15 @@ def simulate(
         quantities = {}
         for name in "abcdefghi":
             launches = [draw.gauss(0, 0.1) for _ in range(3)]
-            rates = {}
+            rates = []
             for device in range(num_devices):
                 level = draw.gauss(0, 0.01)
                 if device == 0:
                     level -= slow
-                rates[device] = [draw_rate(draw, level + launch, noise) for launch in launches]
-            quantities[name] = rates
-        named = {
-            device for (_, device), gap in gaps(quantities, THRESHOLD).items() if gap.is_under
-        }
+                rates.append([draw_rate(draw, level + launch, noise) for launch in launches])
+            quantities[name] = number_rates(*rates)
+        gaps = compute_gaps(quantities, THRESHOLD)
+        named = {device for (_, device), gap in gaps.items() if gap.is_under}
         if 0 in named:
             detections += 1
         if slow:

@@ -28,7 +28,7 @@ from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
 
 PATIENCE = 60.0  # seconds that a process may take on a busy machine
-LAYOUT = NodeLayout(nodes=2, ntasks_per_node=3, placement="cyclic")
+LAYOUT = NodeLayout(nodes=2, ntasks_per_node=3, distribution="cyclic")
 
 
 def make_hello(pid: int, space: str = "", step: str = "17.3") -> Hello:

@@ -80,7 +80,8 @@ def test_skipped_cases_are_recorded_first_and_once(
 def test_run_keeps_disturbances_of_gpus(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PATH", install(tmp_path, gpus(L40S, 2))["PATH"])
+    library = install(tmp_path, gpus(L40S, 2))["LD_LIBRARY_PATH"]
+    monkeypatch.setenv("LD_LIBRARY_PATH", library)
     path = create_run(Path("runs"), make_plan([make_fake_case(0)], device="cuda"), "0.1.0")[0]
     resume(path, as_json=False)
     environment = load_run(path).info.environment or {}
@@ -218,7 +219,7 @@ def test_run_over_nodes_resumes_in_an_allocation_that_fits(
 ) -> None:
     path = run(SRUN)
     environment = load_run(path).info.environment or {}
-    assert environment["slurm"] == {"job": "17", "nodelist": "n[1-4]", "placement": "block"}
+    assert environment["slurm"] == {"job": "17", "nodelist": "n[1-4]", "distribution": "block"}
     records = path / "records.jsonl"
     count = len(load_run(path).records)
     records.write_bytes(b"")

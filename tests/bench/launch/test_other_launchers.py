@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.machine.environment import interface_of
-from parbench.bench.results.runs import Run, load_run, runs_in
+from parbench.bench.results.runs import Run, list_runs, load_run
 from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.paths import environment
 
@@ -20,7 +20,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def load_only_run(out: Path) -> Run:
-    [path] = runs_in(out)
+    [path] = list_runs(out)
     return load_run(path)
 
 

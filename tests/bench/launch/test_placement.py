@@ -28,22 +28,22 @@ def make_hellos(hosts: str, *cpus: tuple[int, ...]) -> list[Hello]:
 
 
 @pytest.mark.parametrize(
-    ("placement", "hosts", "fact"),
+    ("distribution", "hosts", "fact"),
     [
         ("block", "abab", "ranks are on a, b, a, b"),
         ("cyclic", "abba", "ranks are on a, b, b, a"),
         ("block", "aaab", "3 on a, 1 on b"),
     ],
 )
-def test_unexpected_placement_is_reported(placement: Any, hosts: str, fact: str) -> None:
-    layout = NodeLayout(nodes=2, ntasks_per_node=2, placement=placement)
+def test_unexpected_distribution_is_reported(distribution: Any, hosts: str, fact: str) -> None:
+    layout = NodeLayout(nodes=2, ntasks_per_node=2, distribution=distribution)
     [warning] = find_misplacements(layout, make_hellos(hosts))
     assert fact in warning
 
 
-@pytest.mark.parametrize(("placement", "hosts"), [("block", "bbaa"), ("cyclic", "baba")])
-def test_expected_placement_is_not_reported(placement: Any, hosts: str) -> None:
-    layout = NodeLayout(nodes=2, ntasks_per_node=2, placement=placement)
+@pytest.mark.parametrize(("distribution", "hosts"), [("block", "bbaa"), ("cyclic", "baba")])
+def test_expected_distribution_is_not_reported(distribution: Any, hosts: str) -> None:
+    layout = NodeLayout(nodes=2, ntasks_per_node=2, distribution=distribution)
     assert find_misplacements(layout, make_hellos(hosts)) == []
 
 

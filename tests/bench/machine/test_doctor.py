@@ -8,19 +8,20 @@ import pytest
 
 from parbench.bench.machine import doctor
 from parbench.bench.machine.doctor import (
-    UNKNOWN,
     Finding,
     examine,
     examine_here,
     render,
 )
-from parbench.bench.machine.gpu import Gpu, SmiReply
+from parbench.bench.machine.gpu import Gpu, GpuFailure
+from parbench.bench.machine.gpu_topics import UNKNOWN
 from parbench.bench.machine.machine import Machine, inspect_machine
 
 GIB = 1 << 30
 GPU = Gpu(name="NVIDIA H100", memory_bytes=80 * GIB)
 MACHINE = Machine(
     cores=4,
+    host_cores=4,
     physical_cores=4,
     memory_bytes=16 * GIB,
     torch_version="2.13.0+cpu",
@@ -98,6 +99,14 @@ def test_limits_of_machine(
     assert finding.disturbs is disturbs
 
 
+@pytest.mark.parametrize(("load_average", "disturbs"), [(32.0, False), (33.0, True)])
+def test_load_is_compared_with_cores_of_the_host(load_average: float, disturbs: bool) -> None:
+    """A job may use four of 128 cores."""
+    finding = diagnose({"host_cores": 128}, load={"one_minute": load_average})["load average"]
+    assert finding.disturbs is disturbs
+    assert "128 cores" in finding.found
+
+
 LOOPBACK = {"host": {"address": "127.0.1.1"}, "process": {"interface": "lo"}}
 NO_ADDRESS = {"host": {"address": None}, "process": {"interface": None}}
 SET_INTERFACE = {**LOOPBACK, "variables": {"GLOO_SOCKET_IFNAME": "ib0"}}
@@ -162,16 +171,16 @@ def test_limits_of_gpus(topic: str, fields: dict[str, Any], fact: str, disturbs:
     assert finding.disturbs is disturbs
 
 
-LOST = SmiReply(end="exited", text="Unknown Error", exit_code=15)
-ONE_LOST = {**TWO_GPUS, "silent_gpus": ("0000:19:00.0",), "smi_reply": LOST}
+LOST = GpuFailure(kind="error", text="GPU is lost (GPU 0)")
+ONE_LOST = {**TWO_GPUS, "silent_gpus": ("0000:19:00.0",), "gpu_failure": LOST}
 
 
 @pytest.mark.parametrize("machine", [ONE_LOST, {**ONE_LOST, "gpus": ()}])
 def test_silent_gpu_is_a_finding(machine: dict[str, Any]) -> None:
-    findings = diagnose(machine, load={"has_nvidia_smi": True})
+    findings = diagnose(machine, load={"has_nvml": True})
     assert findings["gpus"].disturbs
     assert "GPU 0000:19:00.0 does not answer" in findings["gpus"].found
-    assert "'Unknown Error' (exit code 15)" in findings["gpus"].found
+    assert "'GPU is lost (GPU 0)'" in findings["gpus"].found
     assert findings["device"].found == UNKNOWN
 
 
@@ -192,7 +201,7 @@ def test_driver_is_compared_with_cuda_of_torch(
 
 
 def test_run_on_cores_has_no_findings_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = dataclasses.replace(MACHINE, silent_gpus=("0000:19:00.0",), smi_reply=LOST)
+    machine = dataclasses.replace(MACHINE, silent_gpus=("0000:19:00.0",), gpu_failure=LOST)
     monkeypatch.setattr(doctor, "inspect_machine", lambda environ: machine)
     topics = {finding.topic for finding in examine_here(os.environ, gpus=False)}
     assert "device" in topics

@@ -207,7 +207,7 @@ def test_cores_are_grouped_by_numa_node(
     assert core_groups(2, two_sockets) == ((1,), (2, 5))
 
 
-PLACE = RankPlace(host="a", cpus=(3,), numa_nodes=(0,), gpu="a", switches="s.1.a")
+PLACE = RankPlace(host="a", boot_id="1", cpus=(3,), numa_nodes=(0,), gpu="a", switches="s.1.a")
 CPU_PLACE = replace(PLACE, gpu=None)
 
 
@@ -223,6 +223,7 @@ CPU_PLACE = replace(PLACE, gpu=None)
         (replace(PLACE, host="b", switches=None), "other node"),
         (replace(PLACE, host="b", switches="s.1.b"), "same switch"),
         (replace(PLACE, host="b", switches="s.2.b"), "other node"),
+        (replace(PLACE, boot_id="2", switches=None), "other node"),
     ],
 )
 def test_relation_of_two_ranks(place: RankPlace, expected: str | None) -> None:

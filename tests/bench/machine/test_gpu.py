@@ -1,57 +1,48 @@
-"""Facts about GPUs and their links are read from the answers of ``nvidia-smi``."""
+"""Facts about GPUs and their links are read from NVML, in a child process."""
 
 import os
-import signal
 import subprocess
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
 import msgspec
+import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from parbench.bench.machine import gpu as gpu_module
 from parbench.bench.machine.gpu import (
     Gpu,
-    ask_nvidia_smi,
-    driver_cuda_version,
-    gpu_links,
-    gpus_of,
-    in_detail,
-    list_gpus,
-    visible_gpus,
+    GpuReport,
+    has_library,
+    inspect_gpus,
+    read_report,
+    sample_gpus,
+    select_visible,
 )
 from tests.support.nvidia import (
     A100,
     H100,
-    LOST_GPU,
+    HANG,
+    LOST,
     NO_DRIVER,
+    NO_PERMISSION,
     VERSION_MISMATCH,
+    describe_links,
+    format_uuid,
     gpus,
     install,
-    topology,
 )
-from tests.support.trees import write_tool
-
-
-def read_gpus(environ: dict[str, str]) -> tuple[Gpu, ...]:
-    return in_detail(environ, gpus_of(environ))
 
 
 def test_facts_of_h100_are_read(tmp_path: Path) -> None:
-    listed = gpus({**H100, "memory.used": "4", "remapped_rows.uncorrectable": "1"}, 1)
-    environ = install(
-        tmp_path,
-        listed,
-        processes=[
-            (0, 17, "/usr/bin/python3.12"),
-            (0, os.getpid(), "this process"),
-            (0, 18, "[Not Found]"),
-            (0, 19, "odd, name"),
-        ],
-        links=lambda index: ["26.562 GB/s", "<inactive>"],
-    )
-    [gpu] = read_gpus(environ)
+    changes = {
+        "memory_used": str(4 << 20),
+        "rows": "1 0 0",
+        "processes": f"17 {os.getpid()} 18",
+        **describe_links([True, False]),
+    }
+    names = {17: "/usr/bin/python3.12", os.getpid(): "this process"}
+    [gpu] = read_report(install(tmp_path, gpus(H100, 1, gpu0=changes), names=names)).gpus
     assert gpu == Gpu(
         name="NVIDIA H100 80GB HBM3",
         index=0,
@@ -85,38 +76,37 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
         rows_remapped=1,
         remap_pending=False,
         remap_failed=False,
-        processes=("python3.12 (pid 17)", "? (pid 18)", "odd, name (pid 19)"),
+        processes=("python3.12 (pid 17)", "? (pid 18)"),
     )
-    assert msgspec.json.decode(msgspec.json.encode(gpu), type=Gpu) == gpu
     # Runs on different GPUs of a host do not differ in it.
     assert "pci_address" not in gpu.facts(varying=False)
 
 
-@pytest.mark.parametrize("answer", ["[N/A]", "[Unknown Error]", ""])
-def test_unknown_facts_are_none(tmp_path: Path, answer: str) -> None:
-    [known] = gpus(H100, 1)
-    unknown = {**dict.fromkeys(known, answer), "name": known["name"], "uuid": known["uuid"]}
-    [gpu] = read_gpus(install(tmp_path, [unknown]))
-    facts = {**gpu.facts(varying=False), **gpu.facts(varying=True)}
-    del facts["uuid"], facts["processes"]
-    assert set(facts.values()) == {None}
+def test_unknown_facts_are_none(tmp_path: Path) -> None:
+    [gpu] = read_report(install(tmp_path, [{"name": "H100"}])).gpus
+    assert gpu == Gpu(name="H100", index=0, driver="580.95.05")
 
 
 def test_older_driver_is_read(tmp_path: Path) -> None:
-    """It has no compute capability, and remaps are numbers."""
-    answers = {
-        "clocks_throttle_reasons.active": "0x000000000000006A",
-        "remapped_rows.pending": "1",
+    """It reports throttle reasons, one rate for all links, and errors by link."""
+    changes = {
+        **describe_links([True, True]),
+        f"field.{pynvml.NVML_FI_DEV_NVLINK_GET_SPEED}": "error 2",
+        f"field.{pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON}": "25000",
+        "throttle_reasons": "0x6A",
+        "rows": "0 1 0",
+        "link_errors.0": "3",
+        "link_errors.2": "1",
+        "link_errors.3": "2",
     }
-    listed = gpus(A100, 2, gpu1=answers)
-    environ = install(tmp_path, listed, links=lambda index: ["25 GB/s", "25 GB/s"][:index])
-    first, second = read_gpus(environ)
+    environ = install(tmp_path, gpus(A100, 2, gpu1=changes), driver="470.256.02")
+    first, second = read_report(environ).gpus
     assert first.driver == "470.256.02"
-    assert first.compute_capability is None
     assert first.slowed_by == ()
-    assert first.nvlinks == ()
+    assert first.nvlinks is None
     assert second.remap_pending is True
-    assert second.nvlinks == (25.0,)
+    assert second.nvlinks == (25.0, 25.0)
+    assert second.nvlink_errors == {"replay errors": 6, "crc errors": 6}
     assert second.slowed_by == (
         "applications clocks setting",
         "hardware slowdown",
@@ -125,114 +115,99 @@ def test_older_driver_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_absent_tool_finds_no_gpus(tmp_path: Path) -> None:
-    environ = {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "MIG-cc"}
-    assert visible_gpus(environ) == ()
-    assert gpu_links(environ) == {}
-    [gpu] = in_detail(environ, [Gpu(name="H100")])
-    assert gpu.processes is None
+def test_inactive_links_have_no_rate(tmp_path: Path) -> None:
+    [gpu] = read_report(install(tmp_path, gpus({**H100, **describe_links([False])}, 1))).gpus
+    assert gpu.nvlinks == ()
+
+
+def test_link_errors_are_summed_over_active_links(tmp_path: Path) -> None:
+    counters = {
+        f"field.{pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS}": "4",
+        f"field.{pynvml.NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_15}": "1",
+    }
+    changes = {**describe_links([True, True, False]), **counters}
+    [gpu] = read_report(install(tmp_path, gpus(H100, 1, gpu0=changes))).gpus
+    assert gpu.nvlink_errors == {"effective errors": 8, "fec errors - 15": 2}
+
+
+def test_absent_library_finds_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_module, "has_library", lambda environ: False)
+    report = read_report({})
+    assert report.gpus == ()
+    assert report.failure is not None
+    assert "is not installed" in report.failure.describe()
+    assert sample_gpus({}) == ()
+
+
+def test_library_is_found_without_a_call(tmp_path: Path) -> None:
+    assert has_library(install(tmp_path, [], init=HANG))
 
 
 @pytest.mark.parametrize(
-    ("command", "seconds"), [("exit 9", 30.0), ("exec /bin/sleep 20", 0.2)]
+    ("init", "text"),
+    [(NO_DRIVER, "Driver Not Loaded"), (VERSION_MISMATCH, "version mismatch")],
 )
-def test_failing_tool_finds_no_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, seconds: float
-) -> None:
-    environ = install(tmp_path, gpus(H100, 1))
-    assert len(visible_gpus(environ)) == 1
-    write_tool(tmp_path, "nvidia-smi", command)
-    monkeypatch.setattr(gpu_module, "_FIRST_QUERY_SECONDS", seconds)
-    assert visible_gpus(environ) == ()
+def test_failing_driver_is_quoted(tmp_path: Path, init: str, text: str) -> None:
+    report = read_report(install(tmp_path, gpus(H100, 1), init=init))
+    assert report.gpus == ()
+    assert report.failure is not None
+    assert text in report.failure.describe()
 
 
-def test_first_query_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = install(tmp_path, gpus(H100, 1))
-    script = tmp_path / "answer.py"
-    script.write_text(f"import time\ntime.sleep(0.2)\n{script.read_text()}")
-    monkeypatch.setattr(gpu_module, "_QUERY_SECONDS", 0.05)
-    assert gpus_of(environ) == ()
-    assert len(visible_gpus(environ)) == 1
+def test_hung_driver_is_left_behind(tmp_path: Path) -> None:
+    report = read_report(install(tmp_path, gpus(H100, 1), init=HANG), timeout_seconds=0.05)
+    assert report.failure is not None
+    assert "did not answer within 0.05 s" in report.failure.describe()
 
 
-@pytest.mark.parametrize("failure", [LOST_GPU, NO_DRIVER, VERSION_MISMATCH])
-def test_failing_tool_is_quoted(tmp_path: Path, failure: tuple[str, int]) -> None:
-    listed, reply = list_gpus(install(tmp_path, [], failure=failure))
-    assert listed == ()
-    text, code = failure
-    assert " ".join(text.split()) in reply.describe()
-    assert f"(exit code {code})" in reply.describe()
-
-
-@pytest.mark.parametrize("code", [0, 15])
-def test_lost_gpu_does_not_hide_the_others(tmp_path: Path, code: int) -> None:
-    """The tool reports the lost GPU, lists the others, and fails or not."""
-    failure = (LOST_GPU[0], code)
-    environ = install(tmp_path, gpus(H100, 3)[1:], failure=failure)
-    listed, reply = list_gpus(environ)
-    assert [gpu.index for gpu in listed] == [1, 2]
-    assert reply.text == LOST_GPU[0]
-
-
-def test_row_of_lost_gpu_is_left_out(tmp_path: Path) -> None:
-    lost = {"memory.total": "[GPU is lost]", "ecc.mode.current": "[GPU is lost]"}
-    environ = install(tmp_path, gpus(H100, 3, gpu1=lost))
-    assert [gpu.index for gpu in gpus_of(environ)] == [0, 2]
-
-
-def test_hung_tool_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits inside the driver, and does not end when it is killed."""
-    write_tool(tmp_path, "nvidia-smi", "exec /bin/sleep 20")
-    started: list[subprocess.Popen[bytes]] = []
-    real_wait = subprocess.Popen.wait
-
-    def wait(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
-        assert timeout is not None
-        started.append(process)
-        return real_wait(process, timeout=0.05)
-
-    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)
-    monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    reply = ask_nvidia_smi({"PATH": str(tmp_path)}, seconds=0.05)
-    assert "did not end within 0.05 s" in reply.describe()
-    [process] = started
-    assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    real_wait(process)
-
-
-def test_absent_and_unusable_tools_are_described(tmp_path: Path) -> None:
-    environ = {"PATH": str(tmp_path)}
-    assert "not in the PATH" in ask_nvidia_smi(environ).describe()
-    write_tool(tmp_path, "nvidia-smi", "").write_bytes(b"\x7fELF")
-    assert "cannot be started" in ask_nvidia_smi(environ).describe()
+def test_process_that_cannot_be_killed_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits inside the driver."""
+    monkeypatch.setattr(gpu_module, "_KILL_SECONDS", 0.05)
+    with subprocess.Popen(["sleep", "20"], stdout=subprocess.PIPE) as child:
+        real_kill = child.kill
+        monkeypatch.setattr(child, "kill", lambda: None)
+        gpu_module.abandon(child)
+        assert child.poll() is None
+        real_kill()
 
 
 @pytest.mark.parametrize(
-    ("driver", "cuda", "version"),
-    [
-        ("550.54.15", "12.4", "12.4"),
-        ("610.57.04", "13.3", "13.3"),
-        ("550.54.15", "N/A", None),
-    ],
+    "lost", [LOST, {"temperature.0": "error 15"}], ids=["no handle", "lost while read"]
 )
-def test_cuda_version_is_read_from_header(
-    tmp_path: Path, driver: str, cuda: str, version: str | None
-) -> None:
-    listed = gpus({**H100, "driver_version": driver}, 1)
-    environ = install(tmp_path, listed, cuda=cuda)
-    assert driver_cuda_version(environ) == version
+def test_lost_gpu_does_not_hide_the_others(tmp_path: Path, lost: dict[str, str]) -> None:
+    report = read_report(install(tmp_path, gpus(H100, 3, gpu1=lost)))
+    assert [gpu.index for gpu in report.gpus] == [0, 2]
+    assert report.failure is not None
+    assert report.failure.describe() == "NVML reported 'GPU is lost (GPU 1)'"
 
 
-@pytest.mark.parametrize("content", [b"#!/bin/sh\necho No devices were found\n", b"\x7fELF"])
-def test_unusable_tool_finds_no_gpus(tmp_path: Path, content: bytes) -> None:
-    write_tool(tmp_path, "nvidia-smi", "").write_bytes(content)
-    assert visible_gpus({"PATH": str(tmp_path)}) == ()
+def test_gpus_of_other_jobs_are_left_out(tmp_path: Path) -> None:
+    report = read_report(install(tmp_path, gpus(H100, 2, gpu0=NO_PERMISSION)))
+    assert [gpu.index for gpu in report.gpus] == [1]
+    assert report.failure is None
 
 
-@pytest.fixture(scope="module")
-def three_gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return install(tmp_path_factory.mktemp("gpus"), gpus(H100, 3))
+@pytest.mark.parametrize(("cuda", "version"), [("12040", "12.4"), ("error 3", None)])
+def test_cuda_version_is_read(tmp_path: Path, cuda: str, version: str | None) -> None:
+    assert read_report(install(tmp_path, [], cuda=cuda)).cuda_version == version
+
+
+def test_gpus_are_inspected_once(tmp_path: Path) -> None:
+    environ = install(tmp_path, gpus(H100, 2))
+    assert len(inspect_gpus(environ).gpus) == 2
+    install(tmp_path, [])
+    assert len(inspect_gpus(environ).gpus) == 2
+    assert read_report(environ).gpus == ()
+
+
+def test_sample_has_load_but_no_links(tmp_path: Path) -> None:
+    changes = {"memory_used": "7", **describe_links([True])}
+    [gpu] = sample_gpus(install(tmp_path, gpus(H100, 1, gpu0=changes)))
+    assert gpu.memory_used_bytes == 7
+    assert gpu.nvlinks is None
+
+
+THREE_GPUS = tuple(Gpu(name="H100", index=index, uuid=format_uuid(index)) for index in range(3))
 
 
 @pytest.mark.parametrize(
@@ -247,51 +222,32 @@ def three_gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("GPU-00000002,GPU-00000000-0000", [2, 0]),
     ],
 )
-def test_visible_devices_select_gpus(
-    three_gpus: dict[str, str], variable: str, indices: list[int]
-) -> None:
-    visible = visible_gpus({**three_gpus, "CUDA_VISIBLE_DEVICES": variable})
+def test_visible_devices_select_gpus(variable: str, indices: list[int]) -> None:
+    visible = select_visible(THREE_GPUS, {"CUDA_VISIBLE_DEVICES": variable})
     assert [gpu.index for gpu in visible] == indices
 
 
-def test_all_gpus_are_visible_without_variable(three_gpus: dict[str, str]) -> None:
-    assert [gpu.index for gpu in visible_gpus(three_gpus)] == [0, 1, 2]
+def test_all_gpus_are_visible_without_variable() -> None:
+    assert select_visible(THREE_GPUS, {}) == THREE_GPUS
 
 
-def test_mig_device_is_visible(three_gpus: dict[str, str]) -> None:
-    [gpu] = visible_gpus({**three_gpus, "CUDA_VISIBLE_DEVICES": "MIG-cc"})
+def test_mig_device_is_visible() -> None:
+    [gpu] = select_visible(THREE_GPUS, {"CUDA_VISIBLE_DEVICES": "MIG-cc"})
     assert gpu == Gpu(name="MIG-cc", mig=True)
 
 
-Link = Callable[[int, int], str]
-
-
-def link_dgx(first: int, second: int) -> str:
-    return "NV18"
-
-
-def link_pcie_box(first: int, second: int) -> str:
-    if first // 4 != second // 4:
-        return "SYS"
-    return {1: "PIX", 2: "PXB"}.get(first ^ second, "PHB")
-
-
-DGX = topology(link_dgx, ("0-55", "56-111"), nics=["NIC0", "NIC1"])
-PCIE_BOX = topology(link_pcie_box, ("0-31", "32-63"), has_numa_id=False)
-RELATIONS = {
-    "NV18": "NVLink",
-    "PIX": "PCIe",
-    "PXB": "PCIe",
-    "PHB": "PCIe",
-    "SYS": "other NUMA node",
-}
-
-
-@pytest.mark.parametrize(("matrix", "link"), [(DGX, link_dgx), (PCIE_BOX, link_pcie_box)])
-def test_links_are_read_from_topology_matrix(tmp_path: Path, matrix: str, link: Link) -> None:
-    listed = gpus(H100, 8)
-    links = gpu_links(install(tmp_path, listed, topology=matrix))
-    assert len(links) == 8 * 7 / 2
-    for first, second in combinations(range(8), 2):
-        pair = frozenset((listed[first]["uuid"], listed[second]["uuid"]))
-        assert links[pair] == RELATIONS[link(first, second)]
+def test_links_are_read_from_topology(tmp_path: Path) -> None:
+    """Two of four GPUs are at each socket, and the first two are joined by NVLink."""
+    topology = {
+        0: {"nvlink_status.1": "0", "topology.2": "50", "topology.3": "50"},
+        1: {"topology.2": "50", "topology.3": "50"},
+        2: {"topology.3": "20", "nvlink_status.3": "5"},
+    }
+    changes = {f"gpu{index}": facts for index, facts in topology.items()}
+    report = read_report(install(tmp_path, gpus(H100, 4, **changes)))
+    connections = {frozenset((0, 1)): "NVLink", frozenset((2, 3)): "PCIe"}
+    links = report.links_by_pair()
+    for pair in combinations(range(4), 2):
+        uuids = frozenset(format_uuid(index) for index in pair)
+        assert links[uuids] == connections.get(frozenset(pair), "other NUMA node")
+    assert msgspec.json.decode(msgspec.json.encode(report), type=GpuReport) == report

@@ -18,7 +18,7 @@ from parbench.bench.machine.machine import (
     inspect_machine,
     package_version,
 )
-from tests.support.nvidia import H100, LOST_GPU, gpus, install, write_evidence
+from tests.support.nvidia import H100, LOST, gpus, install, write_evidence
 from tests.support.trees import write_tree
 
 GIB = 1 << 30
@@ -125,7 +125,7 @@ def test_cuda_of_torch_is_read_from_version_file(
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", {"torch": spec}.get)
     (tmp_path / "version.py").write_text(version_file)
-    environ = install(tmp_path, gpus(H100, 1), cuda="12.4")
+    environ = install(tmp_path, gpus(H100, 1), cuda="12040")
     this_machine = inspect_machine(environ)
     assert this_machine.torch_has_cuda is has_cuda
     assert this_machine.torch_cuda_version == version
@@ -151,13 +151,13 @@ def test_preloaded_nccl_has_no_known_version(
 
 
 def test_silent_gpu_of_a_host_is_found(tmp_path: Path) -> None:
-    environ = install(tmp_path, gpus(H100, 3)[1:], failure=LOST_GPU)
+    environ = install(tmp_path, gpus(H100, 3, gpu0=LOST))
     root = write_evidence(tmp_path / "root", 3)
     this_machine = inspect_machine(environ, root)
     assert len(this_machine.gpus) == 2
     assert this_machine.silent_gpus == ("0000:19:00.0",)
-    assert this_machine.smi_reply is not None
-    assert this_machine.smi_reply.exit_code == 15
+    assert this_machine.gpu_failure is not None
+    assert "GPU is lost" in this_machine.gpu_failure.text
     # A node of an allocation sends it to the driver of a run.
     encoded = msgspec.json.encode(this_machine)
     assert msgspec.json.decode(encoded, type=Machine) == this_machine

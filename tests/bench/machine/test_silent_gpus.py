@@ -4,34 +4,36 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from parbench.bench.machine.gpu import list_gpus
+from parbench.bench.machine.gpu import Gpu, GpuFailure, GpuReport
 from parbench.bench.machine.silent_gpus import (
     NO_ADDRESS,
     describe_silent_gpus,
     find_silent_gpus,
     suggest_fix,
 )
-from tests.support.nvidia import (
-    H100,
-    LOST_GPU,
-    NO_DEVICES,
-    NO_DRIVER,
-    VERSION_MISMATCH,
-    format_address,
-    gpus,
-    install,
-    write_evidence,
-)
-from tests.support.trees import write_tool, write_tree
+from tests.support.nvidia import format_address, format_uuid, write_evidence
+from tests.support.trees import write_tree
 
-SILENT = ("", 0)
 ALL_THREE = tuple(format_address(index) for index in range(3))
+NO_DRIVER = GpuReport(failure=GpuFailure(kind="error", text="Driver Not Loaded"))
+MISMATCH = GpuReport(failure=GpuFailure(kind="error", text="version mismatch"))
+NO_LIBRARY = GpuReport(failure=GpuFailure(kind="no library"))
+HANG = GpuReport(failure=GpuFailure(kind="hang", text="60 s"))
 
 
-def find(environ: dict[str, str], root: Path) -> tuple[str, ...]:
-    listed, reply = list_gpus(environ)
-    return find_silent_gpus(environ, listed, reply, root)
+def report(*indices: int) -> GpuReport:
+    """Return the report of a driver to which the GPUs of these indices answer."""
+    gpus = []
+    for index in indices:
+        address = format_address(index)
+        gpus.append(Gpu(index=index, uuid=format_uuid(index), pci_address=address))
+    return GpuReport(gpus=tuple(gpus))
+
+
+def find(report: GpuReport, root: Path, **environ: str) -> tuple[str, ...]:
+    return find_silent_gpus(environ, report, root)
 
 
 @pytest.fixture
@@ -40,45 +42,24 @@ def root(tmp_path: Path) -> Path:
     return write_evidence(tmp_path / "root", 3)
 
 
-@pytest.mark.parametrize("failure", [NO_DEVICES, NO_DRIVER, VERSION_MISMATCH])
-def test_gpus_behind_a_failing_driver_are_silent(
-    tmp_path: Path, root: Path, failure: tuple[str, int]
-) -> None:
-    assert find(install(tmp_path, [], failure=failure), root) == ALL_THREE
+@pytest.mark.parametrize("report", [GpuReport(), NO_DRIVER, MISMATCH, HANG])
+def test_gpus_behind_a_failing_driver_are_silent(root: Path, report: GpuReport) -> None:
+    assert find(report, root) == ALL_THREE
 
 
-def test_gpu_that_fails_the_tool_is_named(tmp_path: Path, root: Path) -> None:
-    environ = install(tmp_path, [], failure=LOST_GPU)
-    assert find(environ, root) == ("0000:19:00.0",)
+def test_gpu_that_is_not_reported_is_silent(root: Path) -> None:
+    assert find(report(1, 2), root) == ALL_THREE[:1]
 
 
-@pytest.mark.parametrize("failure", [SILENT, LOST_GPU])
-def test_gpu_that_is_not_listed_is_silent(
-    tmp_path: Path, root: Path, failure: tuple[str, int]
-) -> None:
-    environ = install(tmp_path, gpus(H100, 3)[1:], failure=failure)
-    assert find(environ, root) == ("0000:19:00.0",)
-
-
-@pytest.mark.parametrize(("num_nodes", "silent"), [(3, ALL_THREE[2:]), (2, (NO_ADDRESS,))])
-def test_warning_does_not_make_an_answering_gpu_silent(
-    tmp_path: Path, num_nodes: int, silent: tuple[str, ...]
-) -> None:
-    root = write_evidence(tmp_path / "root", 3, nodes=num_nodes)
-    failure = ("WARNING: infoROM is corrupted at gpu 0000:19:00.0", 14)
-    listed = gpus(H100, num_nodes - 1)
-    assert find(install(tmp_path, listed, failure=failure), root) == silent
-
-
-def test_answering_gpus_are_not_silent(tmp_path: Path, root: Path) -> None:
-    assert find(install(tmp_path, gpus(H100, 3)), root) == ()
+def test_answering_gpus_are_not_silent(root: Path) -> None:
+    assert find(report(0, 1, 2), root) == ()
 
 
 def test_host_without_gpus_has_no_silent_gpus(tmp_path: Path) -> None:
     other = {"vendor": "0x1a03\n", "class": "0x030000\n"}
     write_tree(tmp_path / "sys/bus/pci/devices/0000:02:00.0", other)
-    assert find({"PATH": str(tmp_path)}, tmp_path) == ()
-    assert find(install(tmp_path, [], failure=NO_DRIVER), tmp_path) == ()
+    assert find(NO_LIBRARY, tmp_path) == ()
+    assert find(NO_DRIVER, tmp_path) == ()
 
 
 @pytest.mark.parametrize(
@@ -87,66 +68,79 @@ def test_host_without_gpus_has_no_silent_gpus(tmp_path: Path) -> None:
         ("", ()),
         ("-1", ()),
         ("NoDevFiles", ()),
-        ("1,2", ()),
+        ("1", ()),
         ("0,1", ALL_THREE[:1]),
-        ("GPU-00000002", ()),
-        ("GPU-00000000", ALL_THREE[:1]),
+        ("1,2", ALL_THREE[2:]),
+        (format_uuid(1), ()),
+        (format_uuid(0), ALL_THREE[:1]),
     ],
 )
 def test_gpus_that_are_hidden_on_purpose_are_not_silent(
-    tmp_path: Path, root: Path, visible: str, silent: tuple[str, ...]
+    root: Path, visible: str, silent: tuple[str, ...]
 ) -> None:
-    environ = install(tmp_path, gpus(H100, 3)[1:])
-    assert find({**environ, "CUDA_VISIBLE_DEVICES": visible}, root) == silent
+    """Only the GPU in the middle answers."""
+    assert find(report(1), root, CUDA_VISIBLE_DEVICES=visible) == silent
 
 
-def test_dead_driver_is_not_hidden_by_visible_devices(tmp_path: Path, root: Path) -> None:
-    environ = install(tmp_path, [], failure=VERSION_MISMATCH)
-    assert find({**environ, "CUDA_VISIBLE_DEVICES": "0,1"}, root) == ALL_THREE
-    assert find({**environ, "CUDA_VISIBLE_DEVICES": ""}, root) == ()
+def test_dead_driver_is_not_hidden_by_visible_devices(root: Path) -> None:
+    assert find(MISMATCH, root, CUDA_VISIBLE_DEVICES="0,1") == ALL_THREE[:2]
+    assert find(MISMATCH, root, CUDA_VISIBLE_DEVICES="") == ()
+
+
+def test_gpu_that_the_administrator_excluded_is_not_silent(tmp_path: Path) -> None:
+    root = write_evidence(tmp_path, 3, excluded=[1])
+    assert find(report(0, 2), root) == ()
+    assert find(report(0), root) == ALL_THREE[2:]
 
 
 def test_container_without_gpus_has_no_silent_gpus(tmp_path: Path) -> None:
     """It sees the host's devices and the folders of its driver, but no device node."""
-    root = write_evidence(tmp_path / "root", 3, nodes=0)
-    assert find({"PATH": str(tmp_path)}, root) == ()
-    assert find(install(tmp_path, [], failure=NO_DEVICES), root) == ()
+    root = write_evidence(tmp_path, 3, nodes=0)
+    assert find(NO_LIBRARY, root) == ()
+    assert find(NO_DRIVER, root) == ()
 
 
 def test_job_with_a_share_of_the_gpus_has_no_silent_gpus(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its cgroup denies the nodes of the others."""
-    environ = install(tmp_path, gpus(H100, 1))
     real_access = os.access
     denied = {root / "dev/nvidia1", root / "dev/nvidia2"}
     monkeypatch.setattr(
         os, "access", lambda path, mode: path not in denied and real_access(path, mode)
     )
-    assert find(environ, root) == ()
+    assert find(report(0), root) == ()
 
 
-def test_container_without_tool_has_silent_gpus(tmp_path: Path) -> None:
-    root = write_evidence(tmp_path / "root", 3, nodes=2)
-    environ = {"PATH": str(tmp_path)}
-    listed, reply = list_gpus(environ)
-    silent = find_silent_gpus(environ, listed, reply, root)
-    assert silent == ("/dev/nvidia0", "/dev/nvidia1")
-    assert "nvidia-smi is not in the PATH" in describe_silent_gpus(silent, reply)
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in suggest_fix(reply)
+def test_container_without_library_has_silent_gpus(tmp_path: Path) -> None:
+    root = write_evidence(tmp_path, 3, nodes=2)
+    silent = find(NO_LIBRARY, root)
+    assert silent == ALL_THREE[:2]
+    assert "is not installed" in describe_silent_gpus(silent, NO_LIBRARY.failure)
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in suggest_fix(NO_LIBRARY.failure)
 
 
-def test_silent_gpu_of_a_container_may_have_no_address(tmp_path: Path) -> None:
-    """Two of the host's three GPUs are its own, and one of them is missing."""
-    root = write_evidence(tmp_path / "root", 3, nodes=2)
-    assert find(install(tmp_path, gpus(H100, 1)), root) == (NO_ADDRESS,)
+def test_gpu_that_the_driver_lost_is_silent_without_nodes(tmp_path: Path) -> None:
+    """Neither the kernel's files nor device nodes are known."""
+    lost = replace(report(0, 2), lost=(1,))
+    assert find(lost, tmp_path) == ("1",)
+    assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="1") == ("1",)
+    assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="0") == ()
+
+
+def test_silent_gpus_of_a_sandbox_have_names_of_nodes(tmp_path: Path) -> None:
+    """It has device nodes, but not the kernel's files."""
+    write_tree(tmp_path, {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidia-uvm": ""})
+    assert find(MISMATCH, tmp_path) == ("/dev/nvidia0", "/dev/nvidia1")
+    assert find(report(0), tmp_path) == (NO_ADDRESS,)
+    assert find(report(0, 1), tmp_path) == ()
 
 
 def test_driver_that_is_not_loaded_leaves_gpus_silent(tmp_path: Path) -> None:
-    root = write_evidence(tmp_path / "root", 3, nodes=0, has_driver=False)
-    assert find(install(tmp_path, [], failure=NO_DRIVER), root) == ALL_THREE
-    # Without the tool it is a host that does not use its GPUs for CUDA.
-    assert find({"PATH": str(tmp_path / "empty")}, root) == ()
+    root = write_evidence(tmp_path, 3, nodes=0, has_driver=False)
+    assert find(NO_DRIVER, root) == ALL_THREE
+    # Without the library it is a host that does not use its GPUs for CUDA.
+    assert find(NO_LIBRARY, root) == ()
 
 
 def test_gpus_of_virtual_machines_are_not_silent(tmp_path: Path) -> None:
@@ -154,23 +148,17 @@ def test_gpus_of_virtual_machines_are_not_silent(tmp_path: Path) -> None:
     (root / "drivers/vfio-pci").mkdir(parents=True)
     device = root / "sys/bus/pci/devices" / format_address(0)
     (device / "driver").symlink_to(root / "drivers/vfio-pci")
-    environ = install(tmp_path, [], failure=NO_DRIVER)
-    assert find(environ, root) == (format_address(1),)
+    assert find(NO_DRIVER, root) == (format_address(1),)
 
 
 def test_gpu_that_its_driver_has_not_taken_is_silent(tmp_path: Path) -> None:
-    root = write_evidence(tmp_path / "root", 2)
+    root = write_evidence(tmp_path, 2)
     unclaimed = {"vendor": "0x10de\n", "class": "0x030200\n"}
     write_tree(root / "sys/bus/pci/devices" / format_address(2), unclaimed)
-    assert find(install(tmp_path, gpus(H100, 2)), root) == (format_address(2),)
+    assert find(report(0, 1), root) == (format_address(2),)
 
 
-def test_hung_driver_leaves_gpus_silent(tmp_path: Path, root: Path) -> None:
-    write_tool(tmp_path, "nvidia-smi", "exec /bin/sleep 20")
-    environ = {"PATH": str(tmp_path)}
-    listed, reply = list_gpus(environ, seconds=0.1)
-    silent = find_silent_gpus(environ, listed, reply, root)
-    assert silent == ALL_THREE
-    text = describe_silent_gpus(silent, reply)
+def test_hung_driver_is_described(root: Path) -> None:
+    text = describe_silent_gpus(find(HANG, root), HANG.failure)
     assert text.startswith("GPUs 0000:19:00.0, 0000:2a:00.0 and 0000:3b:00.0 do not answer")
-    assert "did not end within 0.1 s" in text
+    assert "did not answer within 60 s" in text

@@ -56,30 +56,30 @@ def test_missing_allocation_is_refused(name: str) -> None:
     assert "salloc" in message
 
 
-def lay_out(nodes: int | None, tasks: int, placement: str | None = None) -> NodeLayout:
-    return choose_layout(JOB, nodes=nodes, ntasks_per_node=tasks, placement=placement)
+def lay_out(nodes: int | None, tasks: int, distribution: str | None = None) -> NodeLayout:
+    return choose_layout(JOB, nodes=nodes, ntasks_per_node=tasks, distribution=distribution)
 
 
 def test_layout_uses_all_nodes_in_blocks() -> None:
-    assert lay_out(None, 2) == NodeLayout(nodes=4, ntasks_per_node=2, placement="block")
+    assert lay_out(None, 2) == NodeLayout(nodes=4, ntasks_per_node=2, distribution="block")
     layout = lay_out(2, 2, "cyclic")
-    assert layout == NodeLayout(nodes=2, ntasks_per_node=2, placement="cyclic")
+    assert layout == NodeLayout(nodes=2, ntasks_per_node=2, distribution="cyclic")
     assert layout.ranks == 4
 
 
 @pytest.mark.parametrize(
-    ("nodes", "placement", "facts"),
+    ("nodes", "distribution", "facts"),
     [
         (8, None, ["--nodes 8", "17", "4"]),
         (0, None, ["--nodes 0"]),
         (1, None, ["at least 2 ranks"]),
-        (2, "cylic", ["--placement 'cylic'", "'cyclic'"]),
+        (2, "cylic", ["--distribution 'cylic'", "'cyclic'"]),
     ],
 )
 def test_impossible_layout_is_refused(
-    nodes: int, placement: str | None, facts: list[str]
+    nodes: int, distribution: str | None, facts: list[str]
 ) -> None:
-    message = usage_error(lay_out, nodes, 1, placement)
+    message = usage_error(lay_out, nodes, 1, distribution)
     for fact in facts:
         assert fact in message
 
@@ -169,7 +169,7 @@ def test_failed_answer_is_refused_with_reason(
     srun: FakeSrun, monkeypatch: pytest.MonkeyPatch, script: str, fact: str
 ) -> None:
     if "sleep" in script:
-        monkeypatch.setattr(slurm_allocation, "_ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(slurm_allocation, "_NODE_TIMEOUT_SECONDS", 0.2)
     srun.write(script)
     message = usage_error(machine_of_ranks, srun.environ, JOB)
     assert "job 17" in message
@@ -183,9 +183,10 @@ def test_node_prints_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 PRINT_MACHINE = """
-import msgspec, os
+import msgspec, os, sys
 from parbench.bench.machine.slurm_allocation import Allocation, machine_of_ranks
 assert "SLURMD_NODENAME" not in os.environ
+sys.executable = os.environ["NODE_PYTHON"]
 machine = machine_of_ranks(os.environ, Allocation.find(os.environ))
 print(msgspec.json.encode(machine).decode())
 """
@@ -194,11 +195,12 @@ print(msgspec.json.encode(machine).decode())
 @pytest.mark.full
 def test_real_slurm_answers_for_its_node(tmp_path: Path) -> None:
     """Only nodes have GPUs, and a node has both CPUs, though the step has one task."""
-    install(tmp_path, gpus(H100, 2))
-    answer = f'exec {sys.executable} -IS {tmp_path / "answer.py"} "$@"'
-    write_tool(tmp_path, "nvidia-smi", f'test "$SLURMD_NODENAME" && {answer}')
+    library = install(tmp_path / "library", gpus(H100, 2))["LD_LIBRARY_PATH"]
+    on_node = f'test "$SLURMD_NODENAME" && export LD_LIBRARY_PATH={library}'
+    script = f'{on_node}\nexec {sys.executable} "$@"'
+    python = write_tool(tmp_path, "python", script)
     (tmp_path / "print_machine.py").write_text(PRINT_MACHINE)
-    variables = {**environment(), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    variables = {**environment(), "NODE_PYTHON": str(python)}
     command = ["salloc", "-Q", "-N2", "--ntasks-per-node=1", sys.executable, "print_machine.py"]
     process = run_in_cluster(command, nodes=2, cwd=tmp_path, variables=variables)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from parbench.bench.machine.gpu import Gpu, SmiReply
+from parbench.bench.machine.gpu import Gpu, GpuFailure
 from parbench.bench.machine.machine import Machine
-from parbench.bench.machine.world_spec import FUNCTIONAL_ONLY, Joined, WorldSpec, choose_world
+from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world
 from tests.support.refusals import usage_error
 
 GIB = 1 << 30
@@ -81,9 +82,7 @@ def test_unused_gpus_are_noted(machine: Machine, fact: str) -> None:
 def test_shared_devices_are_functional_only(
     machine: Machine, options: dict[str, Any], fact: str
 ) -> None:
-    [note] = choose(machine, **options).notes
-    assert note.startswith(FUNCTIONAL_ONLY)
-    assert fact in note
+    assert fact in choose(machine, **options).sharing
 
 
 @pytest.mark.parametrize(
@@ -117,19 +116,19 @@ def test_unknown_backend_is_refused() -> None:
     assert "--backend 'mpi'" in usage_error(choose, CPU, backend="mpi")
 
 
-LOST = SmiReply(end="exited", text="Unknown Error", exit_code=15)
-ONE_LOST = replace(TWO_GPUS, silent_gpus=("0000:19:00.0",), smi_reply=LOST)
+LOST = GpuFailure(kind="error", text="GPU is lost (GPU 0)")
+ONE_LOST = replace(TWO_GPUS, silent_gpus=("0000:19:00.0",), gpu_failure=LOST)
 ALL_LOST = replace(ONE_LOST, gpus=())
-NO_TOOL = replace(ALL_LOST, smi_reply=SmiReply(end="absent"))
+NO_TOOL = replace(ALL_LOST, gpu_failure=GpuFailure(kind="no library"))
 
 
 @pytest.mark.parametrize(
     ("machine", "facts"),
     [
         (ONE_LOST, ["0000:19:00.0 does not answer", "--device cuda", "--device cpu"]),
-        (ALL_LOST, ["0000:19:00.0", "'Unknown Error' (exit code 15)", "dmesg", "--device cpu"]),
+        (ALL_LOST, ["0000:19:00.0", "'GPU is lost (GPU 0)'", "dmesg", "--device cpu"]),
         (replace(ALL_LOST, torch_has_cuda=False), ["0000:19:00.0", "--device cpu"]),
-        (NO_TOOL, ["nvidia-smi is not in the PATH", "NVIDIA_DRIVER_CAPABILITIES"]),
+        (NO_TOOL, ["NVML (libnvidia-ml.so.1) is not installed", "NVIDIA_DRIVER_CAPABILITIES"]),
     ],
 )
 def test_silent_gpus_are_refused(machine: Machine, facts: list[str]) -> None:
@@ -149,7 +148,7 @@ def test_device_that_is_asked_for_is_chosen_despite_silent_gpus() -> None:
 
 
 def build_cuda(driver: str | None, torch: str | None) -> Machine:
-    gpu = replace(GPU, driver="550.54.15")
+    gpu = msgspec.structs.replace(GPU, driver="550.54.15")
     return replace(
         TWO_GPUS, gpus=(gpu, gpu), driver_cuda_version=driver, torch_cuda_version=torch
     )
@@ -180,9 +179,7 @@ def test_nccl_ranks_may_share_gpus(nccl: str | None) -> None:
     machine = replace(ONE_GPU, may_share_gpus=True, nccl_version=nccl)
     world = choose(machine, nproc=2, device="cuda")
     assert (world.nproc, world.backend, world.rank_bytes) == (2, "nccl", 40 * GIB)
-    [note] = world.notes
-    assert note.startswith(FUNCTIONAL_ONLY)
-    assert "2 ranks on 1 GPU" in note
+    assert "2 ranks on 1 GPU" in world.sharing
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, product
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.operations.collectives import Barrier
+from parbench.bench.operations.collectives import Barrier, all_gather_v
 from parbench.bench.operations.operation import Operation
 from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, bytes_needed
 from parbench.bench.plan.groups import groups_of
 from parbench.bench.rank.runner import load_target
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World, select_subgroup
 from parbench.workloads.torch_internals import allocations, profiling
 from tests.support.ranks import Ranks
 
@@ -104,7 +105,7 @@ def count_wrong_around_steps(
     world: World, name: str, cases: list[Params], group: str
 ) -> list[tuple[int, int]]:
     """Return the wrong elements before and after a step of each case, in all groups at once."""
-    subgroup = Subgroups(world).of({"group": group, "concurrent": True})
+    subgroup = select_subgroup(world, {"group": group, "concurrent": True})
     assert subgroup.world is not None
     counts = []
     for params in cases:
@@ -274,6 +275,20 @@ def test_bus_bandwidth_follows_nccl_tests(four_ranks: Ranks) -> None:
         amounts = (facts["busbw"], facts["send_bytes"], facts["recv_bytes"])
         assert tuple(amount / size for amount in amounts) == NCCL_CONVENTION[name], name
         assert (facts["hops"] == 2) == (name == "p2p.pingpong"), name
+
+
+@pytest.mark.parametrize(("skew", "factor"), [(0.0, 0.75), (0.5, 0.875), (1.0, 1.0)])
+def test_uneven_gather_counts_what_arrives(skew: float, factor: float) -> None:
+    fields = {
+        "size": 4,
+        "rank": 1,
+        "backend": "gloo",
+        "device": torch.device("cpu"),
+        "group": None,
+    }
+    world = cast(World, SimpleNamespace(**fields))
+    operation = all_gather_v(world, size_bytes=1024, dtype="float32", skew=skew)
+    assert operation.describe().details["busbw_factor"] == factor
 
 
 def measure_peak_bytes(world: World, name: str, params: Params) -> int:

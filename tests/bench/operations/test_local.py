@@ -16,7 +16,7 @@ from parbench.bench.operations import local
 from parbench.bench.operations.local import Gemm, background_load, copy, from_device, to_device
 from parbench.bench.operations.operation import Operation
 from parbench.bench.plan.catalogue import BACKGROUND, DTYPES, PRODUCTS
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 from tests.bench.operations.test_collectives import prepare
 from tests.support.ranks import Ranks
 
@@ -106,7 +106,7 @@ def step_next_to_load(world: World, kind: str) -> tuple[int, bool, int]:
 
     with (
         mock.patch.object(local, "_load", make_counted_load),
-        background_load(kind, Subgroups(world)),
+        background_load(kind, world),
     ):
         while any(world.gather(len(rounds) < 3)):
             operation.reset()
@@ -130,7 +130,7 @@ def count_threads_of_failing_block(world: World) -> tuple[int, int]:
     """Return the load's threads while a block runs, and after the block raised an error."""
     initial = threading.active_count()
     num_running = 0
-    with suppress(ZeroDivisionError), background_load("gemm", Subgroups(world)):
+    with suppress(ZeroDivisionError), background_load("gemm", world):
         num_running = threading.active_count() - initial
         raise ZeroDivisionError
     return num_running, threading.active_count() - initial
@@ -142,10 +142,9 @@ def test_background_load_ends_with_failed_block(two_ranks: Ranks) -> None:
 
 
 def count_groups_of_three_loads(world: World) -> int:
-    subgroups = Subgroups(world)
     with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
         for kind in ("all_reduce", "all_gather", "all_reduce"):
-            with background_load(kind, subgroups):
+            with background_load(kind, world):
                 world.barrier()
     return new_group.call_count
 
@@ -172,7 +171,7 @@ def measure_device_rounds(world: World, load_ms: list[float]) -> list[float]:
     with (
         mock.patch.object(local, "_load", return_value=lambda: None),
         mock.patch.object(local, "_on_own_stream", time_on_stream),
-        background_load("all_reduce", Subgroups(cuda_world)) as rounds,
+        background_load("all_reduce", cuda_world) as rounds,
     ):
         while any(world.gather(len(rounds) < 6)):
             pass

@@ -10,7 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parbench.bench.operations.operation import DataPattern, count_wrong, dtype_of, poison
+from parbench.bench.operations.data_pattern import (
+    PERIOD,
+    DataPattern,
+    count_wrong,
+    dtype_of,
+    poison,
+)
 from parbench.bench.plan.catalogue import DTYPES
 from tests.studies.data_coding import count_detected
 from tests.support.filling import filling
@@ -24,7 +30,6 @@ NUMPY_INTEGERS = ["int64", "int32", "int8", "uint8"]
 FIRST_ROUNDED = {"bfloat16": 257, "float8_e4m3fn": 17, "float8_e5m2": 9}
 CPU = torch.device("cpu")
 COUNT = 97
-TABLE_LENGTH = 65_521
 FAULTS = {"dropped rank", "dropped ranks", "swapped chunks", "swapped results", "wrong root"}
 
 
@@ -54,14 +59,14 @@ def test_exact_limit_of_short_floats() -> None:
 @pytest.mark.parametrize("num_ranks", [3, 300])
 def test_sums_are_exact_in_any_order(dtype: str, num_ranks: int) -> None:
     pattern = DataPattern(dtype, num_ranks, CPU, "sum")
-    values = [pattern.values(rank, 0, COUNT).double() for rank in range(num_ranks)]
+    values = [pattern.compute_values(rank, 0, COUNT).double() for rank in range(num_ranks)]
     terms = torch.stack(values)
     total = terms.sum(dim=0)
     # No term is negative and the total is exact, so every partial sum is.
     assert torch.equal(terms, terms.round())
     assert int(terms.min()) >= 0
     assert int(total.max()) <= DTYPES[dtype].exact_up_to
-    result = pattern.reduced(0, COUNT)
+    result = pattern.compute_reduction(0, COUNT)
     assert result.dtype == dtype_of(dtype)
     assert torch.equal(result.double(), total)
 
@@ -97,25 +102,38 @@ def test_faults_of_1024_ranks_are_detected() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
-@pytest.mark.parametrize("length", [1000, TABLE_LENGTH, 2 * TABLE_LENGTH])
+@pytest.mark.parametrize("length", [1000, PERIOD, 2 * PERIOD, PERIOD - 72])
 def test_chunks_differ_at_any_length(dtype: str, length: int) -> None:
-    """Values repeat after the length of a table, so chunks of that length could be the same."""
+    """Tables repeat after ``PERIOD`` elements, each 72 later, so such chunks could be the same."""
     moved = DataPattern(dtype, 1024, CPU)
     reduced = DataPattern(dtype, 3, CPU, "max")
     starts = [index * length for index in (0, 1, 2, 127)]
-    chunks = [moved.values(0, start, 1152) for start in starts]
-    chunks += [moved.values(1, start, 1152) for start in starts]
-    results = [reduced.reduced(start, 1152) for start in starts]
+    chunks = [moved.compute_values(0, start, 1152) for start in starts]
+    chunks += [moved.compute_values(1, start, 1152) for start in starts]
+    results = [reduced.compute_reduction(start, 1152) for start in starts]
     for tensors in (chunks, results):
         for first, second in combinations(tensors, 2):
             assert count_wrong(first, second) > 0
 
 
+@pytest.mark.parametrize("num_periods", [0, 2, 1030])
+def test_filler_writes_the_values(num_periods: int) -> None:
+    """Also after 1024 repetitions of the table, which begin at the same elements again."""
+    pattern = DataPattern("uint8", 2, CPU)
+    out = pattern.allocate(num_periods * PERIOD + 100)
+    fill = pattern.make_filler(out, 1)
+    fill()
+    assert torch.equal(out, pattern.compute_values(1, 0, len(out)))
+    start = max(len(out) - PERIOD, 7)
+    part = pattern.compute_values(1, start, len(out) - start)
+    assert torch.equal(out[start:], part)
+
+
 @pytest.mark.parametrize("dtype", NUMERIC)
 def test_poison_is_always_wrong(dtype: str) -> None:
     poisoned = poison(torch.empty(COUNT, dtype=dtype_of(dtype)))
-    moved = DataPattern(dtype, 64, CPU).values(63, 0, COUNT)
-    reduced = DataPattern(dtype, 64, CPU, "sum").reduced(0, COUNT)
+    moved = DataPattern(dtype, 64, CPU).compute_values(63, 0, COUNT)
+    reduced = DataPattern(dtype, 64, CPU, "sum").compute_reduction(0, COUNT)
     assert count_wrong(poisoned, moved) == COUNT
     assert count_wrong(poisoned, reduced) == COUNT
 

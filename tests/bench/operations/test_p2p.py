@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parbench.bench.operations.operation import DataPattern, count_wrong
+from parbench.bench.operations.data_pattern import DataPattern, count_wrong
 from parbench.bench.operations.p2p import round_of_pairs, sendrecv
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
@@ -25,7 +25,7 @@ def find_sender(output: torch.Tensor, world: World) -> int | None:
     pattern = DataPattern("float32", world.size, world.device)
     senders = []
     for rank in range(world.size):
-        if count_wrong(output, pattern.values(rank, 0, len(output))) == 0:
+        if count_wrong(output, pattern.compute_values(rank, 0, len(output))) == 0:
             senders.append(rank)
     return senders[0] if len(senders) == 1 else None
 
@@ -108,6 +108,13 @@ def test_in_turn_smaller_rank_sends_first(two_ranks: Ranks) -> None:
     at_once = two_ranks.call(target, direction="at_once")
     assert in_turn == [["send", "recv"], ["recv", "send"]]
     assert at_once == [["batch_isend_irecv"], ["batch_isend_irecv"]]
+
+
+@pytest.mark.parametrize(("direction", "num_hops"), [("at_once", 1), ("in_turn", 2)])
+def test_in_turn_time_is_half_the_round_trip(direction: str, num_hops: int) -> None:
+    world = cast(World, SimpleNamespace(size=2, rank=0, device=torch.device("cpu"), group=None))
+    operation = round_of_pairs(world, size_bytes=64, dtype="float32", direction=direction)
+    assert operation.describe().hops == num_hops
 
 
 @pytest.mark.parametrize("prepare", [sendrecv, round_of_pairs])

@@ -16,13 +16,15 @@ from parbench.bench.machine import slurm_allocation
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.machine.world_spec import Joined
+from parbench.bench.plan import options as options_module
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.catalogue import OF_THE_RUNNER
-from parbench.bench.plan.options import Options, define, params_of, plan_run
-from parbench.bench.plan.plan import PRESETS, Measure, Plan
+from parbench.bench.plan.custom_step import define, params_of
+from parbench.bench.plan.options import Options, plan_run
+from parbench.bench.plan.plan import PRESETS, SHORT_LAUNCHES, Measure, Plan, sampling_seconds
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 from tests.support.fake_runs import MACHINE, MODULES, isolate_driver, use_slurm_allocation
 from tests.support.paths import ROOT
 from tests.support.ranks import Ranks
@@ -110,9 +112,40 @@ def test_budget_of_several_launches_is_filled() -> None:
     assert measure == Measure(precision=0.05, max_iterations=2000, more_visits=10)
 
 
-def test_usual_values_override_preset_only() -> None:
+@pytest.mark.parametrize("sizes", ["1M", "1K,4K,16K"])
+def test_named_cases_take_time_by_number(sizes: str) -> None:
+    options = Options(only=("all_reduce",), settings={"size_bytes": sizes})
+    run_plan = plan(options)
+    assert run_plan.launches == SHORT_LAUNCHES
+    seconds = run_plan.launches * sampling_seconds(run_plan.cases, run_plan.measure)
+    assert seconds == pytest.approx(0.9 * len(run_plan.cases))
+    assert run_plan.budget_seconds > 2 * seconds
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(only=("all_reduce",), preset="node"),
+        Options(only=("all_reduce",), budget="90s"),
+    ],
+)
+def test_preset_and_budget_set_the_time(options: Options) -> None:
+    run_plan = plan(options)
+    assert run_plan.launches == PRESETS["node"].launches
+    assert run_plan.measure.seconds_per_case is None
+
+
+def test_launches_of_named_cases_are_kept() -> None:
+    run_plan = plan(Options(only=("ddp",), launches=7))
+    assert run_plan.launches == 7
+    assert sampling_seconds(run_plan.cases, run_plan.measure) == pytest.approx(6.0)
+
+
+def test_overrides_change_preset_only() -> None:
     options = Options(
-        only=("all_gather", "barrier"), usual={"mode": "pipelined", "placement": "in_place"}
+        only=("all_gather", "barrier"),
+        preset_overrides={"mode": "pipelined", "placement": "in_place"},
     )
     run_plan = plan(options)
     assert set(list_values(run_plan, "mode")) == {"pipelined"}
@@ -201,9 +234,9 @@ def test_ranks_are_spread_over_allocation() -> None:
     run_plan = plan(SRUN)
     assert run_plan.nproc == 8
     assert run_plan.spread == NodeLayout(nodes=4, ntasks_per_node=2)
-    cyclic = plan(replace(SRUN, nodes=3, ntasks_per_node=1, placement="cyclic"))
+    cyclic = plan(replace(SRUN, nodes=3, ntasks_per_node=1, distribution="cyclic"))
     assert cyclic.nproc == 3
-    assert cyclic.spread == NodeLayout(nodes=3, ntasks_per_node=1, placement="cyclic")
+    assert cyclic.spread == NodeLayout(nodes=3, ntasks_per_node=1, distribution="cyclic")
 
 
 @pytest.mark.usefixtures("_allocation")
@@ -217,22 +250,47 @@ def test_login_node_plans_for_nodes_of_job(monkeypatch: pytest.MonkeyPatch) -> N
     assert run_plan.nproc == 32
 
 
+@pytest.fixture
+def _nodes_with_one_gpu(_allocation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = replace(MACHINE, gpus=(GPU,), torch_has_cuda=True)
+    monkeypatch.setattr(options_module, "machine_of_ranks", lambda environ, allocation: node)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+
+
+@pytest.mark.usefixtures("_nodes_with_one_gpu")
+def test_one_gpu_on_each_node_is_measured() -> None:
+    run_plan = plan(SRUN)
+    assert run_plan.backend == "nccl"
+    assert run_plan.spread == NodeLayout(nodes=4, ntasks_per_node=1)
+
+
+@pytest.mark.usefixtures("_nodes_with_one_gpu")
+def test_note_on_one_gpu_names_option_of_srun() -> None:
+    [note] = [note for note in plan(replace(SRUN, ntasks_per_node=2)).notes if "GPU" in note]
+    assert "--ntasks-per-node 1" in note
+    assert "--nproc" not in note
+
+
 @pytest.mark.usefixtures("_allocation")
 @pytest.mark.parametrize(
-    ("group", "placement", "indexes"),
+    ("group", "distribution", "indexes"),
     [("across", "block", [None, 1]), ("node", "cyclic", [None, 1, 2, 3])],
 )
-def test_groups_follow_placement(group: str, placement: str, indexes: list[int | None]) -> None:
+def test_groups_follow_distribution(
+    group: str, distribution: str, indexes: list[int | None]
+) -> None:
     settings = {"size_bytes": "1K", "group": group, "concurrent": "false"}
-    run_plan = plan(replace(SRUN, settings=settings, placement=placement))
+    run_plan = plan(replace(SRUN, settings=settings, distribution=distribution))
     assert list_values(run_plan, "group_index") == indexes
 
 
 @pytest.mark.usefixtures("_allocation")
 def test_shared_cores_and_emulation_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARBENCH_EMULATED", "four nodes")
-    emulated, functional = plan(replace(SRUN, ntasks_per_node=8)).notes
-    assert "four nodes" in emulated
+    run_plan = plan(replace(SRUN, ntasks_per_node=8))
+    assert run_plan.emulation == "four nodes"
+    assert run_plan.limitations[0] == "emulated: four nodes"
+    [functional] = run_plan.notes
     assert "32 ranks on 4 cores" in functional
 
 
@@ -360,7 +418,7 @@ def measure_readme_step(world: World, folder: str) -> Outcome:
     sys.path.append(folder)
     sys.modules.pop("mystep", None)
     try:
-        run = CaseRun(case, Subgroups(world), Measure(max_iterations=8), Progress(), None)
+        run = CaseRun(case, world, Measure(max_iterations=8), Progress(), None)
         return run.visit(30.0)
     finally:
         sys.path.remove(folder)

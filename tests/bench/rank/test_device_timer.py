@@ -9,8 +9,17 @@ import torch
 
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import device_timer, timing
-from parbench.bench.rank.device_timer import Device
-from parbench.bench.rank.timing import ARRIVAL, DURATION, EXIT, ISSUE, Progress, Stamps, Timing
+from parbench.bench.rank.device_timer import Device, DeviceTimer
+from parbench.bench.rank.timing import (
+    ARRIVAL,
+    DURATION,
+    EXIT,
+    ISSUE,
+    Progress,
+    Stamps,
+    Stopwatch,
+    Timing,
+)
 from parbench.bench.world.world import Subgroup, World
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
@@ -63,7 +72,7 @@ class FakeDevice:
         self.spins_us.append(duration_ns / US)
         self.enqueue("spin", duration_ns)
 
-    def meet(self) -> None:
+    def queue_barrier(self) -> None:
         self.enqueue("meet", COLLECTIVE_NS)
 
     def event(self) -> FakeEvent:
@@ -100,42 +109,34 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return FakeDevice(clock)
 
 
-def make_timing(
+def make_stopwatch(
     device: FakeDevice,
     launches_us: list[int],
     *,
-    mode: str = "blocking",
+    times_issue: bool = False,
     late_seconds: float = 0.0,
-) -> Timing:
+) -> Stopwatch:
     namespace = SimpleNamespace(
         sync=lambda: device.log.append("sync"),
         sync_stream=lambda: device.log.append("sync stream"),
         barrier=lambda: device.log.append("barrier"),
     )
-    world = cast(World, namespace)
-    return Timing(
+    return Stopwatch(
         LaunchingBenchmark(device, launches_us),
-        world,
+        cast(World, namespace),
         Progress(),
-        Measure(),
-        Subgroup(ranks=(0,), active=(0,), world=world),
-        mode=mode,
         late_seconds=late_seconds,
-        device=cast(Device, device),
+        timer=DeviceTimer(cast(Device, device), times_issue=times_issue),
     )
 
 
-def take_samples(timer: Timing, count: int, steps: int = 1) -> Stamps:
-    def run_steps() -> None:
-        for _ in range(steps):
-            timer.benchmark.step()
-
-    stamps: Stamps = timer.take(run_steps, count, steps).numpy()
+def take_samples(stopwatch: Stopwatch, count: int) -> Stamps:
+    stamps: Stamps = stopwatch.take(stopwatch._benchmark.step, count).numpy()
     return stamps
 
 
 def test_step_is_timed_behind_a_start_line(device: FakeDevice) -> None:
-    stamps = take_samples(make_timing(device, [30]), 3)
+    stamps = take_samples(make_stopwatch(device, [30]), 3)
     start_line = ["reset", "sync", "barrier", "spin", "meet"]
     assert device.log == [*start_line, "record", "step", "record", "wait"] * 3
     # Neither the launch nor the wake-up of the host counts.
@@ -146,7 +147,7 @@ def test_step_is_timed_behind_a_start_line(device: FakeDevice) -> None:
 
 
 def test_long_launch_is_timed_with_its_step(device: FakeDevice) -> None:
-    stamps = take_samples(make_timing(device, [3000]), 3)
+    stamps = take_samples(make_stopwatch(device, [3000]), 3)
     # The host waits at the start line, and does not spin once the launch is measured.
     assert device.spins_us == [500]
     start_line = ["reset", "sync", "barrier", "meet", "sync"]
@@ -155,9 +156,9 @@ def test_long_launch_is_timed_with_its_step(device: FakeDevice) -> None:
 
 
 def test_late_rank_joins_the_start_line_first(device: FakeDevice) -> None:
-    timer = make_timing(device, [30], late_seconds=0.002)
+    stopwatch = make_stopwatch(device, [30], late_seconds=0.002)
     start_ns = device.clock.now_ns
-    stamps = take_samples(timer, 1)
+    stamps = take_samples(stopwatch, 1)
     assert device.log[3:7] == ["spin", "meet", "sync", "record"]
     line_ns = start_ns + 500 * US + COLLECTIVE_NS
     assert stamps[ARRIVAL, 0] == line_ns + WAKE_UP_NS + 2000 * US + WAKE_UP_NS
@@ -165,13 +166,13 @@ def test_late_rank_joins_the_start_line_first(device: FakeDevice) -> None:
 
 
 def test_async_mode_does_not_hide_the_launch(device: FakeDevice) -> None:
-    timer = make_timing(device, [30], mode="async")
+    stopwatch = make_stopwatch(device, [30], times_issue=True)
 
     def issue() -> int:
-        timer.benchmark.step()
+        stopwatch._benchmark.step()
         return device.clock.now_ns
 
-    stamps = timer.take(issue, 1)
+    stamps = stopwatch.take(issue, 1)
     assert device.spins_us == []
     assert stamps[ISSUE, 0] == 30 * US
     assert stamps[DURATION, 0] == 30 * US + STEP_NS
@@ -194,8 +195,8 @@ def measure_hidden_share(
         mock.patch.object(timing, "time", device.clock),
         mock.patch.object(device_timer, "time", device.clock),
     ):
-        timed = timer.run(1e9)
-    return None if timed is None else timed.hidden
+        timer.measure_at_once(1e9)
+    return None if timer.samples is None else timer.samples.hidden
 
 
 @pytest.mark.parametrize(("ranks", "share"), [((0, 1), 4 / 8), ((1,), 5 / 8), ((0,), 6 / 8)])

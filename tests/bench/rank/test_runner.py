@@ -25,13 +25,13 @@ from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
-from parbench.bench.rank.runner import CaseRun, Disturbed, load_target
+from parbench.bench.rank.runner import CaseRun, FaultInjector, load_target
 from parbench.bench.rank.timing import Progress, Timing
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Description, Explanation
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 from parbench.workloads.torch_internals import TorchDispatchMode
 from tests.bench.rank.test_device_timer import FakeDevice
 from tests.support.fake_time import HeldTime
@@ -169,7 +169,7 @@ def run_case_on_rank(
     case = make_case("workload.faulty", case_target, params)
     progress = Progress()
     measure = replace(MEASURE, max_iterations=14) if visits > 1 else MEASURE
-    run = CaseRun(case, Subgroups(world), measure, progress, injection)
+    run = CaseRun(case, world, measure, progress, injection)
     outcomes: list[Outcome] = []
     error = ""
     try:
@@ -351,6 +351,58 @@ def test_injected_late_rank_delays_every_step(two_ranks: Ranks) -> None:
     assert late.injected == waiting.injected == "late:1:20ms"
 
 
+@pytest.mark.parametrize(
+    ("operation", "params"),
+    [
+        ("p2p:unidirectional", {"size_bytes": 64}),  # rank 0 only sends
+        ("collectives:gather", {"size_bytes": 64, "root": 1}),
+        ("collectives:all_reduce", {"size_bytes": 0}),
+        (
+            "collectives:all_reduce",
+            {"size_bytes": 64, "group": "contiguous:1", "group_index": 1},
+        ),
+    ],
+)
+def test_corruption_without_a_result_is_skipped(
+    two_ranks: Ranks, operation: str, params: dict[str, Any]
+) -> None:
+    target = f"parbench.bench.operations.{operation}"
+    fault = parse_fault("corrupt:0", 2)
+    for run in run_case(two_ranks, fault, target, dtype="float32", **params):
+        assert run.outcome.status == "skipped"
+        assert "corrupt:0" in run.outcome.reason
+        assert run.outcome.injected == "corrupt:0"
+
+
+@pytest.mark.parametrize("redop", ["min", "max"])
+def test_corruption_of_bools_is_a_wrong_result(two_ranks: Ranks, redop: str) -> None:
+    """The last element of a result is false or true."""
+    target = "parbench.bench.operations.collectives:all_reduce"
+    fault = parse_fault("corrupt:1", 2)
+    for size_bytes in (63, 64):
+        params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "bool", "redop": redop}
+        outcome = run_case(two_ranks, fault, target, **params)[0].outcome
+        assert outcome.status == "wrong"
+        assert "1 on rank 1" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("injection", "params"),
+    [
+        ("late:0:1ms", {"group": "contiguous:1", "group_index": 1}),
+        ("slow:0:10%", {"group": "contiguous:1", "group_index": 1}),
+        ("slow:0:10%", {"mode": "async"}),
+    ],
+)
+def test_fault_without_effect_is_skipped(
+    two_ranks: Ranks, injection: str, params: dict[str, Any]
+) -> None:
+    """The rank is not measured, or its steps can only be late."""
+    for run in run_case(two_ranks, parse_fault(injection, 2), **params):
+        assert run.outcome.status == "skipped"
+        assert injection in run.outcome.reason
+
+
 class CountingBenchmark(NotingBenchmark):
     """Counts its steps since the last reset, up to one if it is repeatable."""
 
@@ -375,11 +427,11 @@ def prepare_counting(world: World, *, repeatable: bool) -> CountingBenchmark:
 
 def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outcome:
     """Measure in mode graph, where graphs of ``one`` step or of ``many`` steps contain nothing."""
-    original_sampler = timing.sampler
+    original_sampler = timing.make_sampler
 
     def make_sampler(
         mode: str, benchmark: CountingBenchmark, world: World, steps: int
-    ) -> timing.Sample:
+    ) -> timing.Sampler:
         if mode != "graph":
             return original_sampler(mode, benchmark, world, steps)
         is_empty = empty_graph == ("one" if steps == 1 else "many")
@@ -388,8 +440,8 @@ def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outco
     params: dict[str, Value] = {"mode": "graph", "repeatable": repeatable}
     case = make_case("workload.counting", f"{MODULE}:prepare_counting", params)
     measure = Measure(warmup=1, max_iterations=8)
-    with mock.patch.object(timing, "sampler", make_sampler):
-        return CaseRun(case, Subgroups(world), measure, Progress(), None).visit(60.0)
+    with mock.patch.object(timing, "make_sampler", make_sampler):
+        return CaseRun(case, world, measure, Progress(), None).visit(60.0)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +463,7 @@ def test_empty_graph_is_a_wrong_result(
 
 
 def make_all_reduce(**params: Value) -> Case:
-    [definition] = [spec.definition for spec in OPERATIONS if spec.short_name == "all_reduce"]
+    [definition] = [spec for spec in OPERATIONS if spec.short_name == "all_reduce"]
     return definition.case({"size_bytes": 1024, **params})
 
 
@@ -434,7 +486,7 @@ def count_coalesced_all_reduces(world: World, concurrent: bool) -> dict[str, int
     """Measure six coalesced samples of a group of one rank."""
     case = make_all_reduce(mode="coalesced", group="contiguous:1", concurrent=concurrent)
     measure = Measure(warmup=1, min_iterations=6, max_iterations=6)
-    run = CaseRun(case, Subgroups(world), measure, Progress(), None)
+    run = CaseRun(case, world, measure, Progress(), None)
     with OperatorCounter() as counter:
         assert run.visit(5.0).status == "ok"
     return dict(counter.counts)
@@ -454,12 +506,12 @@ def log_device_until_load(world: World, mode: str) -> list[str]:
     """Return what a device did before a background load started."""
     device: Any = FakeDevice(HeldTime())
 
-    def start_load(kind: str, subgroups: Subgroups) -> NoReturn:
+    def start_load(kind: str, world: World) -> NoReturn:
         device.log.append("load")
         raise ZeroDivisionError
 
     case = make_all_reduce(mode=mode, background="gemm")
-    run = CaseRun(case, Subgroups(world), MEASURE, Progress(), None)
+    run = CaseRun(case, world, MEASURE, Progress(), None)
     with (
         mock.patch.object(runner, "Timing", partial(Timing, device=device)),
         mock.patch.object(runner, "background_load", start_load),
@@ -500,21 +552,21 @@ def test_slow_step_takes_its_share_of_device_time(
     clock = HeldTime(0)
     monkeypatch.setattr(runner, "time", clock)
     benchmark = SlowDevice(clock)
-    Disturbed(benchmark, parse_fault(fault, 2), benchmark.sync).step()
+    FaultInjector(benchmark, parse_fault(fault, 2), benchmark.sync).step()
     assert clock.perf_counter() == seconds
 
 
 def test_corrupt_step_has_one_wrong_element() -> None:
-    disturbed = Disturbed(filling(), parse_fault("corrupt:1", 2), lambda: None)
+    disturbed = FaultInjector(filling(), parse_fault("corrupt:1", 2), lambda: None)
     disturbed.reset()
     disturbed.step()
     assert disturbed.check() == 1
 
 
-def test_faults_that_a_benchmark_lacks_are_refused() -> None:
-    disturbed = Disturbed(NotingBenchmark(), parse_fault("corrupt:1", 2), lambda: None)
-    assert "corrupt:1" in usage_error(disturbed.step)
-    assert "mode async" in usage_error(disturbed.issue)
+def test_corruption_that_a_benchmark_lacks_is_refused() -> None:
+    benchmark = NotingBenchmark()
+    corrupt = parse_fault("corrupt:1", 2)
+    assert "corrupt:1" in usage_error(FaultInjector, benchmark, corrupt, lambda: None)
 
 
 def test_load_target_imports_or_refuses(
@@ -536,7 +588,7 @@ def test_load_target_imports_or_refuses(
 def test_target_must_return_a_benchmark() -> None:
     case = make_case("custom.odd", "builtins:id", {})
     world = cast(World, SimpleNamespace(backend="gloo"))
-    with pytest.raises(TypeError, match="int, which is no benchmark"):
+    with pytest.raises(TypeError, match="int, which is not a benchmark"):
         runner.make_benchmark(case, world, None)
 
 

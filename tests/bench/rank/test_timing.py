@@ -29,14 +29,13 @@ from parbench.bench.rank.timing import (
     EXIT,
     ISSUE,
     Progress,
-    Timed,
+    TimedSamples,
     Timing,
     gather_stamps,
-    sampler,
+    make_sampler,
 )
-from parbench.bench.text import UserError
 from parbench.bench.world.torch_compat import coalescing
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World, select_subgroup
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark, wait_until
 from tests.support.ranks import Ranks
@@ -82,13 +81,13 @@ class Script:
 class TimingRun:
     """The result, which only rank 0 has, and the calls and progress of one rank."""
 
-    timed: Timed | None
+    timed: TimedSamples | None
     calls: list[str]
     phase: str
     steps: int
 
     @property
-    def result(self) -> Timed:
+    def result(self) -> TimedSamples:
         assert self.timed is not None
         return self.timed
 
@@ -101,17 +100,17 @@ def run_script_on_rank(world: World, script: Script) -> TimingRun:
     clock = HeldTime()
     benchmark = ScriptedBenchmark(clock, script.steps_ns[world.rank], script.reset_ns)
     progress = Progress()
-    subgroup = Subgroups(world).of({})
+    subgroup = select_subgroup(world, {})
     timer = Timing(benchmark, world, progress, script.measure, subgroup, mode=script.mode)
     with mock.patch.object(timing, "time", clock):
         if script.visits == 0:
-            timer.run(script.budget_seconds)
+            timer.measure_at_once(script.budget_seconds)
         for remaining in reversed(range(script.visits)):
-            timer.visit(1.0, remaining)
-            if timer.full:
+            timer.measure_block(1.0, remaining)
+            if timer.is_complete:
                 break
     return TimingRun(
-        timed=timer.timed, calls=benchmark.calls, phase=progress.phase, steps=progress.steps
+        timed=timer.samples, calls=benchmark.calls, phase=progress.phase, steps=progress.steps
     )
 
 
@@ -250,7 +249,9 @@ DURATIONS = np.array([[1000, 1000, 9000], [2000, 1000, 1000], [100, 100, 10]])
 
 def test_samples_of_stamps() -> None:
     stamps = np.stack([ARRIVALS, ARRIVALS + DURATIONS, DURATIONS, 0 * DURATIONS])
-    timed = Timed(stamps=stamps, stop="budget", steps_per_sample=1, warmup=1, hidden=0.75)
+    timed = TimedSamples(
+        stamps=stamps, stop="budget", steps_per_sample=1, warmup=1, hidden=0.75
+    )
     samples = timed.samples(hops=2)
     assert samples["seconds"] == [1e-6, 0.5e-6, 4.5e-6]
     assert samples["skew_seconds"] == [1e-6, 3e-6, 0.9e-6]
@@ -283,14 +284,9 @@ def test_async_sample_waits_for_all_works(monkeypatch: pytest.MonkeyPatch) -> No
     clock = HeldTime(0)
     monkeypatch.setattr(timing, "time", clock)
     benchmark = AsyncBenchmark(clock)
-    issued_ns = sampler("async", benchmark, NO_WORLD, 1)()
+    issued_ns = make_sampler("async", benchmark, NO_WORLD, 1)()
     assert issued_ns == 5_000_000_000
     assert benchmark.calls == ["issue", "wait", "wait"]
-
-
-def test_async_mode_needs_issue() -> None:
-    with pytest.raises(UserError, match="mode async"):
-        sampler("async", NotingBenchmark(), NO_WORLD, 1)
 
 
 def reduce_three_tensors(world: World, mode: str) -> tuple[list[float], list[float]]:
@@ -304,7 +300,7 @@ def reduce_three_tensors(world: World, mode: str) -> tuple[list[float], list[flo
             dist.all_reduce(tensor, group=world.group)
             values_after_call.append(float(tensor[0]))
 
-    sampler(mode, ReduceNext(), world, 3)()
+    make_sampler(mode, ReduceNext(), world, 3)()
     return values_after_call, [float(tensor[0]) for tensor in tensors]
 
 
@@ -355,7 +351,7 @@ def find_gathered_operations(world: World) -> dict[str, tuple[bool, bool]]:
     for spec in OPERATIONS:
         is_single_kind = spec.short_name != "all_reduce_two_step"
         if spec.name.startswith("collective.") and spec.busbw is not None and is_single_kind:
-            prepare = load_target(spec.definition.target)
+            prepare = load_target(spec.target)
             operation: Any = prepare(world, size_bytes=1 << 12, dtype="float32")
             with coalescing(world.group, None):
                 operation.step()

@@ -12,9 +12,9 @@ from parbench.bench.results.details import (
     Loads,
     Pipeline,
     Ran,
-    read,
+    read_details,
 )
-from parbench.bench.results.records import Record, encode
+from parbench.bench.results.records import Record, encode_record
 from tests.support.reports_fixtures import ok_record, pipeline_details, step_case
 
 KINDS = (Communication, Loads, Pipeline)
@@ -32,7 +32,7 @@ PIPELINE = Pipeline(
 
 def make_record(details: dict[str, Any]) -> Record:
     record = ok_record(step_case(), details=details)
-    encode(record)  # which fails for details that JSON cannot hold
+    encode_record(record)  # which fails for details that JSON cannot hold
     return record
 
 
@@ -48,12 +48,12 @@ def test_details_read_back_as_written(details: Details) -> None:
     record = make_record({**details.as_details, "other": 1})
     for kind in KINDS:
         expected = details if isinstance(details, kind) else None
-        assert read(record, kind) == expected
+        assert read_details(record, kind) == expected
 
 
 def test_damaged_details_name_case_and_key() -> None:
     record = make_record({"pipeline": pipeline_details(ranks=2) | {"chunks": "two"}})
-    message = read(record, Pipeline)
+    message = read_details(record, Pipeline)
     assert isinstance(message, str)
     assert step_case().label in message
     assert "`$.chunks`" in message

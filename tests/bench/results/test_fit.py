@@ -97,8 +97,8 @@ def test_exact_times_give_the_exact_line() -> None:
     assert result.half_bandwidth_bytes == pytest.approx(75_000, rel=1e-6)
     assert result.predict(75_000) == pytest.approx(30e-6)
     assert result.residual < 1e-6
-    assert result.off_curve == ()
-    assert result.knees == ()
+    assert result.outliers == ()
+    assert result.breakpoints == ()
 
 
 # 66 KiB is next to the switch, which a fit can only locate between two sizes.
@@ -118,7 +118,7 @@ def test_fit_recovers_both_protocols() -> None:
             small.seconds_per_byte * 8e9,
             large.latency_seconds / 25e-6,
             large.seconds_per_byte * 45e9,
-            result.knees[0] / (64 * KIB),
+            result.breakpoints[0] / (64 * KIB),
         ]
         for size in (3 * KIB, 200 * KIB, 300 << 20):
             estimates.append(result.predict(size) / SWITCH(size))
@@ -160,8 +160,8 @@ def test_outliers_are_named_and_left_out(factors: dict[int, float]) -> None:
     (line,) = result.segments
     assert line.latency_seconds == pytest.approx(LATENCY, rel=0.02)
     assert line.bytes_per_second == pytest.approx(BANDWIDTH, rel=0.02)
-    assert [size for size, _ in result.off_curve] == [OCTAVES[index] for index in factors]
-    errors = [error for _, error in result.off_curve]
+    assert [size for size, _ in result.outliers] == [OCTAVES[index] for index in factors]
+    errors = [error for _, error in result.outliers]
     assert errors == pytest.approx([factor - 1 for factor in factors.values()], rel=0.1)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +21,7 @@ from parbench.bench.results.records import (
     Status,
     Stop,
     WorldInfo,
-    encode,
+    encode_record,
     json_schema,
     read_records,
 )
@@ -52,8 +51,8 @@ FULL = msgspec.structs.replace(
     environment={"threads": 1},
     ranks=[RankState(rank=1, host="h", pid=7, state="waiting", stack='File "x.py", line 1')],
 )
-SMALL_LINE = encode(SMALL)
-FULL_LINE = encode(FULL)
+SMALL_LINE = encode_record(SMALL)
+FULL_LINE = encode_record(FULL)
 
 
 def read_lines(folder: Path, *lines: bytes) -> list[Record]:
@@ -73,7 +72,7 @@ def fits_schema(line: bytes) -> bool:
 
 @pytest.mark.parametrize("record", [SMALL, FULL])
 def test_record_reads_back_from_one_line(tmp_path: Path, record: Record) -> None:
-    line = encode(record)
+    line = encode_record(record)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
     assert fits_schema(line)
@@ -84,30 +83,26 @@ def test_record_reads_back_from_one_line(tmp_path: Path, record: Record) -> None
 def test_non_finite_metric_is_unknown(tmp_path: Path, number: float) -> None:
     metric = MetricValue(value=number, unit="s", better="lower", low=number, high=number)
     record = msgspec.structs.replace(SMALL, metrics={"time": metric}, details={"x": [number]})
-    [read_record] = read_lines(tmp_path, encode(record))
+    [read_record] = read_lines(tmp_path, encode_record(record))
     assert read_record.metrics["time"] == MetricValue(value=None, unit="s", better="lower")
     assert read_record.details == {"x": [None]}
 
 
 @pytest.mark.parametrize(
-    ("fields", "path"),
-    [
-        ({"samples": Samples(values=[1.0, math.nan])}, "$.samples.values[1]"),
-        ({"seconds": math.inf}, "$.seconds"),
-    ],
+    "fields", [{"samples": Samples(values=[1.0, math.nan])}, {"seconds": math.inf}]
 )
-def test_non_finite_number_is_refused_elsewhere(fields: dict[str, Any], path: str) -> None:
+def test_duration_that_is_not_finite_is_refused(fields: dict[str, Any]) -> None:
     record = msgspec.structs.replace(SMALL, **fields)
-    with pytest.raises(ValueError, match=re.escape(path)):
-        encode(record)
+    with pytest.raises(ValueError, match="not finite"):
+        encode_record(record)
 
 
 def test_schema_takes_every_status_and_stop() -> None:
     jsonschema.Draft202012Validator.check_schema(json_schema())
     for status in get_args(Status):
-        assert fits_schema(encode(msgspec.structs.replace(FULL, status=status)))
+        assert fits_schema(encode_record(msgspec.structs.replace(FULL, status=status)))
     for stop in (None, *get_args(Stop)):
-        assert fits_schema(encode(msgspec.structs.replace(FULL, stop=stop)))
+        assert fits_schema(encode_record(msgspec.structs.replace(FULL, stop=stop)))
 
 
 @pytest.mark.parametrize(
@@ -139,12 +134,12 @@ def test_newer_schema_is_refused_as_newer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", [b"\n", b"{}\n", b"\xff\xfe\n"])
 def test_complete_line_that_is_not_a_record_is_refused(tmp_path: Path, line: bytes) -> None:
-    assert "line 2 is no record" in usage_error(read_lines, tmp_path, SMALL_LINE, line)
+    assert "line 2 is not a record" in usage_error(read_lines, tmp_path, SMALL_LINE, line)
 
 
 def test_line_cut_short_in_the_middle_is_refused(tmp_path: Path) -> None:
     message = usage_error(read_lines, tmp_path, FULL_LINE[:40], FULL_LINE)
-    assert "line 1 is no record" in message
+    assert "line 1 is not a record" in message
 
 
 def test_last_line_cut_short_is_ignored(tmp_path: Path) -> None:

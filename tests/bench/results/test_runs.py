@@ -17,7 +17,7 @@ from parbench.bench.results.records import (
     RankTimeline,
     Record,
     Timeline,
-    encode,
+    encode_record,
     encode_timeline,
 )
 from parbench.bench.results.runs import (
@@ -27,8 +27,8 @@ from parbench.bench.results.runs import (
     load_run,
     load_timeline,
     open_writer,
+    require_complete,
     trace_name,
-    whole,
 )
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
@@ -106,10 +106,10 @@ def test_records_are_on_disk_in_the_order_written(
     assert (run / "samples" / "case-0.npz").read_bytes() == b"content"
 
 
-@pytest.mark.parametrize("complete_lines", [b"", encode(make_record(0))])
+@pytest.mark.parametrize("complete_lines", [b"", encode_record(make_record(0))])
 def test_line_cut_short_is_removed_by_the_writer(run: Path, complete_lines: bytes) -> None:
     file = run / "records.jsonl"
-    last_line = encode(make_record(1))
+    last_line = encode_record(make_record(1))
     for length in range(1, len(last_line), 29):
         file.write_bytes(complete_lines + last_line[:length])
         with open_writer(run):
@@ -194,12 +194,12 @@ def test_damaged_run_file_is_refused(run: Path, content: bytes, fact: str) -> No
 
 
 def test_bad_record_costs_one_line(run: Path) -> None:
-    lines = encode(make_record()) + b"{}\n" + encode(make_record(launch=1))
+    lines = encode_record(make_record()) + b"{}\n" + encode_record(make_record(launch=1))
     (run / "records.jsonl").write_bytes(lines)
     damaged_run = load_run(run)
     assert [record.launch for record in damaged_run.records] == [0, 1]
     assert "line 2" in damaged_run.damaged[0]
-    assert "line 2" in usage_error(whole, damaged_run)
+    assert "line 2" in usage_error(require_complete, damaged_run)
 
 
 TIMELINE = Timeline(

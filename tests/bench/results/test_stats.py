@@ -13,14 +13,14 @@ from parbench.bench.results.stats import (
     CONFIDENCE,
     Estimate,
     Kind,
+    describe_trend,
     effective_count,
-    grade,
+    grade_noise,
     mean_of,
     median,
     quantile,
     ratio_within_launch,
     spread,
-    steadiness,
     within_launch,
 )
 
@@ -152,7 +152,7 @@ def test_interval_over_launches_covers_the_mean() -> None:
     [(0.049, "stable"), (0.05, "fair"), (0.15, "noisy"), (0.40, "very noisy")],
 )
 def test_grade_has_limits(relative_spread: float, name: str) -> None:
-    assert grade(relative_spread) == name
+    assert grade_noise(relative_spread) == name
 
 
 def make_quarters(levels: tuple[float, ...], noise: float = 0.02) -> list[float]:
@@ -173,23 +173,23 @@ def make_quarters(levels: tuple[float, ...], noise: float = 0.02) -> list[float]
 )
 def test_steadiness_of_known_series(levels: tuple[float, ...], verdict: str) -> None:
     samples = make_quarters(levels)
-    assert steadiness(samples) == verdict
-    assert steadiness([value * 1e-6 for value in samples]) == verdict
+    assert describe_trend(samples) == verdict
+    assert describe_trend([value * 1e-6 for value in samples]) == verdict
 
 
 def test_steadiness_limit_is_a_tenth() -> None:
     below = make_quarters((1.09, 1.0, 1.0, 1.0), noise=0.0)
     above = make_quarters((1.11, 1.0, 1.0, 1.0), noise=0.0)
-    assert steadiness(below) == "flat"
-    assert steadiness(above) == "warm-up ended by iteration 25"
+    assert describe_trend(below) == "flat"
+    assert describe_trend(above) == "warm-up ended by iteration 25"
 
 
 def test_steadiness_needs_20_iterations() -> None:
-    assert steadiness([1.0] * 19).startswith("unknown")
-    assert steadiness([1.0] * 20) == "flat"
+    assert describe_trend([1.0] * 19).startswith("unknown")
+    assert describe_trend([1.0] * 20) == "flat"
 
 
 @pytest.mark.parametrize("count", [80, 83])
 def test_steadiness_includes_the_last_iteration(count: int) -> None:
     """The median of the last quarter changes only if its last sample counts."""
-    assert steadiness([1.0] * (count - 11) + [2.0] * 11) == "drifting"
+    assert describe_trend([1.0] * (count - 11) + [2.0] * 11) == "drifting"

@@ -23,11 +23,11 @@ from parbench.bench.operations.collectives import Barrier
 from parbench.bench.world import world as world_module
 from parbench.bench.world.world import (
     Clock,
-    Subgroups,
     World,
     calibrate,
-    full_float32,
+    disable_tf32,
     open_world,
+    select_subgroup,
 )
 from tests.support.ranks import Ranks
 from tests.support.refusals import usage_error
@@ -148,7 +148,7 @@ def _high_precision() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_high_precision")
 def test_float32_is_full_despite_environment() -> None:
-    assert full_float32() == "highest"
+    assert disable_tf32() == "highest"
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
 
@@ -163,12 +163,12 @@ def test_rank_uses_gpu_of_its_place(
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local_rank is not None:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
-    assert world_module._device("cuda") == torch.device("cuda", index)
+    assert world_module._select_device("cuda") == torch.device("cuda", index)
 
 
 def test_rank_without_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "device_count() is 0" in usage_error(world_module._device, "cuda")
+    assert "device_count() is 0" in usage_error(world_module._select_device, "cuda")
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Membership:
 
 
 def measure_membership(world: World, params: dict[str, Any]) -> Membership:
-    subgroup = Subgroups(world).of(params)
+    subgroup = select_subgroup(world, params)
     if subgroup.world is None:
         return Membership(subgroup.ranks, subgroup.active, rank=None)
     number = torch.tensor([1.0 + world.global_rank])
@@ -214,18 +214,17 @@ def test_concurrent_groups_are_active_together(two_ranks: Ranks) -> None:
 
 def count_process_groups(world: World, groups: list[str]) -> int:
     """Return the number of new process groups, the groups of other ranks included."""
-    subgroups = Subgroups(world)
     with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
         for group in groups:
-            subgroups.of({"group": group})
+            select_subgroup(world, {"group": group})
     return new_group.call_count
 
 
 @pytest.mark.parametrize(
-    ("groups", "count"), [(["contiguous:1", "contiguous:1"], 2), (["pairs", "node"], 0)]
+    ("groups", "count"), [(["contiguous:1", "strided:1"], 2), (["pairs", "node"], 0)]
 )
 def test_process_group_is_made_once(two_ranks: Ranks, groups: list[str], count: int) -> None:
-    """A group of all ranks is the world's own."""
+    """Texts with the same ranks share a group, and a group of all ranks is the world's own."""
     counts = two_ranks.call(f"{THIS_MODULE}:count_process_groups", groups=groups)
     assert counts == [count, count]
 
@@ -252,10 +251,9 @@ def test_nccl_splits_all_groups_in_one_call(monkeypatch: pytest.MonkeyPatch) -> 
         clock=Clock(offsets_ns=(0,) * 4, uncertainty_ns=0, method="one clock"),
         seed=0,
     )
-    subgroups = Subgroups(world)
     groups: list[Any] = []
     for text in ("pairs", "strided:2", "pairs", "contiguous:4"):
-        own_world = subgroups.of({"group": text, "concurrent": True}).world
+        own_world = select_subgroup(world, {"group": text, "concurrent": True}).world
         assert own_world is not None
         groups.append((own_world.group, own_world.rank, own_world.size))
     assert splits == [[[0, 1], [2, 3]], [[0, 2], [1, 3]]]
@@ -267,16 +265,18 @@ def test_nccl_splits_all_groups_in_one_call(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
-def test_groups_end_with_the_world(join: Join) -> None:
+def test_groups_are_cached_and_end_with_the_world(join: Join) -> None:
     with join() as world:
-        groups = Subgroups(world).make_load_groups()
-        assert set(groups) <= set(distributed_c10d._world.pg_map)
+        group = world.get_process_group(((0,),), "test")
+        assert group in distributed_c10d._world.pg_map
+        assert world.get_process_group(((0,),), "test") is group
+        assert world.get_process_group(((0,),), "other purpose") is not group
     assert not distributed_c10d._world.pg_map
 
 
 def check_barrier_of_single_rank(world: World) -> int:
     """Check a barrier of each rank's own group, to which rank 1 comes late."""
-    subgroup = Subgroups(world).of({"group": "contiguous:1", "concurrent": True})
+    subgroup = select_subgroup(world, {"group": "contiguous:1", "concurrent": True})
     assert subgroup.world is not None
     barrier = Barrier(subgroup.world)
     time.sleep(0.02 * world.rank)
@@ -356,22 +356,24 @@ def test_barrier_is_right_after_clock_drift(two_ranks: Ranks, drift_ns: int) -> 
 
 
 def renew_clock(world: World, age_seconds: float) -> tuple[Clock, Clock]:
-    """Return a clock of that age on rank 0, and the clock after ``retimed``."""
+    """Return a clock of that age on rank 0, and the clock after a refresh."""
     with drift(world, [0], stale_seconds=5.0) as drifting:
         clock = drifting.clock
         taken_ns = clock.taken_ns - int(age_seconds * 1e9) if world.rank == 0 else 0
         aged = replace(clock, taken_ns=taken_ns)
-        return aged, replace(drifting, clock=aged).retimed().clock
+        drifting.clock = aged
+        drifting.refresh_clock()
+        return aged, drifting.clock
 
 
 def test_young_clock_is_kept(two_ranks: Ranks) -> None:
-    for clock, retimed in two_ranks.call(f"{THIS_MODULE}:renew_clock", age_seconds=1.0):
-        assert retimed == clock
+    for clock, refreshed in two_ranks.call(f"{THIS_MODULE}:renew_clock", age_seconds=1.0):
+        assert refreshed == clock
 
 
 def test_old_clock_is_renewed(two_ranks: Ranks) -> None:
     """Rank 0 decides for all ranks."""
     on_rank_0, on_rank_1 = two_ranks.call(f"{THIS_MODULE}:renew_clock", age_seconds=6.0)
-    clock, retimed = on_rank_0
-    assert retimed == on_rank_1[1]
-    assert retimed.taken_ns - clock.taken_ns > 6e9
+    clock, refreshed = on_rank_0
+    assert refreshed == on_rank_1[1]
+    assert refreshed.taken_ns - clock.taken_ns > 6e9

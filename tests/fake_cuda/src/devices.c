@@ -102,7 +102,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
         .cooperativeLaunch = 1,
         .pciBusID = FIRST_PCI_BUS + device,
     };
-    properties->uuid.bytes[UUID_INDEX_BYTE] = (char)device; /* as the stand-in of nvidia-smi */
+    properties->uuid.bytes[UUID_INDEX_BYTE] = (char)device; /* as the stand-in of NVML */
     return cudaSuccess;
 }
 

@@ -40,7 +40,7 @@ def test_table_has_rates_and_efficiency() -> None:
         large,
         {
             "ranks a node": "2",
-            "placement": "block",
+            "distribution": "block",
             "1 node": "3.93 GB/s",
             "2 nodes": "0.499 GB/s",
             "efficiency 2 nodes": "12.7 %",
@@ -57,7 +57,7 @@ def test_table_has_rates_and_efficiency() -> None:
 
 def test_placements_are_series_from_one_base() -> None:
     runs = [scaling_run(1, 2)]
-    runs += [scaling_run(4, 2, placement) for placement in ("block", "cyclic")]
+    runs += [scaling_run(4, 2, distribution) for distribution in ("block", "cyclic")]
     series_by_label = {series.label: series.scaled for series in over_nodes(join(*runs))}
     block = series_by_label["all_reduce 4M blocking float32, block"]
     cyclic = series_by_label["all_reduce 4M blocking float32, cyclic"]

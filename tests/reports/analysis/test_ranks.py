@@ -1,4 +1,4 @@
-"""Hosts, switches and placement of ranks, repetitions with their load, and lateness of ranks."""
+"""Hosts, switches and distribution of ranks, repetitions with their load, and lateness of ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def read_nodes(
 
 
 @pytest.mark.parametrize(
-    ("hosts", "placement"),
+    ("hosts", "distribution"),
     [
         ("aabb", "block"),
         ("abab", "cyclic"),
@@ -41,8 +41,8 @@ def read_nodes(
         ("abcd", "one rank a node"),
     ],
 )
-def test_placement_is_derived_from_hosts(hosts: str, placement: str) -> None:
-    assert read_nodes({"hosts": list(hosts)}).placement == placement
+def test_placement_is_derived_from_hosts(hosts: str, distribution: str) -> None:
+    assert read_nodes({"hosts": list(hosts)}).distribution == distribution
 
 
 def test_nodes_have_ranks_switches_and_cores() -> None:

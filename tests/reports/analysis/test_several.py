@@ -152,16 +152,16 @@ def test_runs_table_shows_nodes_and_placement() -> None:
         cyclic_line,
         {
             "nodes": "4",
-            "placement": "cyclic",
+            "distribution": "cyclic",
             "hosts": "n1, n2, n3, n4",
         },
     )
     assert local_line["nodes"] == "1"
-    assert local_line["placement"] == "-"
+    assert local_line["distribution"] == "-"
     assert unstarted_line["nodes"] == "8"
 
 
-FIRST = make_sweep_point(1, "2 nodes x 1", placement="cyclic")
+FIRST = make_sweep_point(1, "2 nodes x 1", distribution="cyclic")
 SECOND = make_sweep_point(2, "4 nodes x 1")
 
 
@@ -175,7 +175,7 @@ def sweep(tmp_path: Path) -> Path:
 def test_sweep_has_points_with_their_runs(sweep: Path) -> None:
     first, second = load_sweep(sweep).points
     assert first.label == "2 nodes x 1"
-    assert first.placement == "cyclic"
+    assert first.distribution == "cyclic"
     (sweep / "runs" / first.id / "unfinished").mkdir()
     assert len(runs_of(sweep, first)) == 2
     assert runs_of(sweep, second) == ()

@@ -140,13 +140,14 @@ SHARED = "functional only: 4 ranks on 2 cores"
 
 
 def test_emulation_may_be_of_records_or_the_plan() -> None:
-    emulated = ok_record(FIRST, notes=[EMULATION, EMULATION])
-    assert emulations(run_from_records(emulated)) == (EMULATION,)
+    emulated = ok_record(FIRST, emulation=EMULATION)
+    sentence = f"emulated: {EMULATION}"
+    assert emulations(run_from_records(emulated)) == (sentence,)
     run = run_from_records(emulated, ok_record(SECOND))
-    assert emulations(run) == (f"{EMULATION} (1 of 2 records)",)
+    assert emulations(run) == (f"{sentence} (1 of 2 records)",)
     run = run_from_records(ok_record(SECOND))
     assert emulations(run) == ()
-    plan = replace(run.info.plan, notes=(EMULATION, SHARED))
+    plan = replace(run.info.plan, emulation=EMULATION, notes=(SHARED,))
     run = replace(run, info=replace(run.info, plan=plan))
-    assert emulations(run) == (EMULATION,)
+    assert emulations(run) == (sentence,)
     assert other_claims(run) == (SHARED,)

@@ -42,10 +42,10 @@ def test_pairs_without_bus_bandwidth_have_no_map() -> None:
 
 
 @pytest.mark.parametrize(
-    ("placement", "ranks"), [("block", "01234567"), ("cyclic", "04152637")]
+    ("distribution", "ranks"), [("block", "01234567"), ("cyclic", "04152637")]
 )
-def test_lines_separate_nodes_and_switches(placement: str, ranks: str) -> None:
-    run = sample_node_run(placement)
+def test_lines_separate_nodes_and_switches(distribution: str, ranks: str) -> None:
+    run = sample_node_run(distribution)
     [matrix] = pairs(summarize(run).rows)
     parts = parse_drawing(draw_pairs(matrix, nodes_of(run)))
     names = [text for text in parts.texts if re.fullmatch(r"n\d \d", text)]

@@ -76,7 +76,7 @@ def test_fit_is_a_dashed_line_with_breakpoint() -> None:
         records.append(make_record(size, seconds))
     rows = summarize_rows(*records)
     [curve] = fit_curves(rows, None)
-    [breakpoint_bytes] = curve.fit.knees
+    [breakpoint_bytes] = curve.fit.breakpoints
     [line] = curve_lines(rows, "time", [curve])
     small, large = line.fit
     assert small[0][0] == 1024

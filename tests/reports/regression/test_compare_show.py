@@ -90,12 +90,12 @@ def test_compare_exit_code(
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
 def test_compare_names_the_emulated_side(form: str, base: str, tmp_path: Path) -> None:
-    emulated = write(tmp_path, notes=[EMULATION])
+    emulated = write(tmp_path, emulation=EMULATION)
     text = invoke(base, emulated, "--format", form).output
-    assert f"NEW is {EMULATION}" in text
+    assert f"NEW is emulated: {EMULATION}" in text
     assert "BASE is" not in text
     text = invoke(emulated, base, "--format", form).output
-    assert f"BASE is {EMULATION}" in text
+    assert f"BASE is emulated: {EMULATION}" in text
     assert "NEW is" not in text
 
 

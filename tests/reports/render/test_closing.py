@@ -34,8 +34,29 @@ def test_summary_fits_a_terminal() -> None:
     assert "parbench show --all" in lines[-1]
 
 
+def test_few_operations_have_a_table_over_sizes() -> None:
+    records = []
+    for launch in range(3):
+        for num_bytes, seconds in ((1 << 20, 1e-3), (1024, 1e-4)):
+            case = collective_case("all_reduce", num_bytes)
+            records.append(ok_record(case, seconds=seconds * (1 + launch / 10), launch=launch))
+    lines = render(*records)
+    start = lines.index("all_reduce, blocking, float32")
+    table = [re.split(r" {2,}", line.strip()) for line in lines[start + 1 : start + 5]]
+    assert table[0] == ["All rows: repetitions 3/3."]
+    assert table[1] == ["size", "time", "algbw GB/s", "busbw GB/s", "variation"]
+    size, time, algbw, busbw, variation = table[2]
+    assert size == "1K"
+    assert re.fullmatch(r"11\d us \[[\d.]+, [\d.]+\]", time)
+    assert float(algbw) < float(busbw) < 0.02
+    assert variation.endswith("%")
+    assert table[3][0] == "1M"
+    assert not any(line.startswith("Operations") for line in lines)
+
+
 def test_fastest_operation_comes_first() -> None:
     lines = render(
+        *(ok_record(collective_case(name, 1 << 20), seconds=1.0) for name in ("a", "b")),
         ok_record(collective_case("slow", 1 << 20), seconds=2e-3),
         ok_record(collective_case("fast", 1024), seconds=1e-4),
         ok_record(collective_case("fast", 1 << 20), seconds=1e-3),

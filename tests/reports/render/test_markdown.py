@@ -50,7 +50,7 @@ def test_markdown_has_verdicts_then_sections() -> None:
 
 def test_markdown_names_an_emulation_first() -> None:
     text = render(sample_node_run())
-    assert text.index(f"**{EMULATION}**") < text.index("preset node")
+    assert text.index(f"**emulated: {EMULATION}**") < text.index("preset node")
 
 
 @pytest.mark.parametrize(

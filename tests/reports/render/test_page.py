@@ -136,7 +136,7 @@ def test_page_header_has_setup_and_verdict(html: str) -> None:
 def test_page_header_has_limits() -> None:
     limit = "4 ranks on 2 cores: functional only"
     plan = msgspec.structs.replace(make_plan([collective_case()]), notes=(limit,))
-    html = render(make_run(plan, [ok_record(collective_case(), notes=[EMULATION])]))
+    html = render(make_run(plan, [ok_record(collective_case(), emulation=EMULATION)]))
     header = html.split("<main>")[0]
     assert limit in header
     assert EMULATION in header

@@ -37,7 +37,7 @@ def test_node_table_has_ranks_switches_and_placement() -> None:
 
 def test_node_table_notes_unrequested_placement() -> None:
     hosts = make_hosts(2, 2, "cyclic")
-    run = make_node_run([ok_record(collective_case())], hosts, placement="block")
+    run = make_node_run([ok_record(collective_case())], hosts, distribution="block")
     table = find_analysis_table(analyze_run(run), "nodes-table")
     assert "cyclic; block was asked for" in table.notes[0]
 

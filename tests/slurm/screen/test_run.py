@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from parbench.bench.check.check import document
+from parbench.bench.check.check import to_document
 from parbench.bench.check.health import Device, Health
 from parbench.bench.commands import parse_settings
 from parbench.bench.commands import run as run_cli
@@ -238,6 +238,18 @@ def test_failure_blames_only_a_host_that_died(cause: CulpritCause, blamed: set[s
     assert silent_hosts(record, NODES) == dict.fromkeys(blamed, "it broke")
 
 
+def test_nodes_that_differ_in_the_domain_are_told_apart(tmp_path: Path) -> None:
+    nodes = ("n1.rack1", "n1.rack2", "n2", "n3")
+    reason = "rank 1 (n1.rack2) did not arrive"
+    ranks = [
+        RankState(rank=rank, host=host, pid=1, state="alive") for rank, host in enumerate(nodes)
+    ]
+    record = make_record(0, "hang", reason=reason, ranks=ranks)
+    assert silent_hosts(record, nodes) == {"n1.rack2": reason}
+    run = write_run(tmp_path, [make_record(0)], ONE_MILLISECOND, [*nodes[:3], "n3.rack7"])
+    assert read(run, nodes).hosts == nodes
+
+
 def test_measure_reads_the_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_child(command: list[str]) -> CompletedProcess[str]:
         write_run(tmp_path, [make_record(0)], ONE_MILLISECOND)
@@ -273,7 +285,7 @@ def test_check_nodes_runs_one_task_per_node(
     monkeypatch.chdir(tmp_path)
     device = Device(host="n1", name="GPU 5", uuid="n1", kind="H100", rank=0)
     health = Health(host="n1", started="2026", seconds=41.0, device="cuda", devices=(device,))
-    Path("answer.json").write_text(json.dumps(document(health)))
+    Path("answer.json").write_text(json.dumps(to_document(health)))
     write_tool(tmp_path, "srun", FAKE_SRUN)
     path = f"{tmp_path}:/usr/bin:/bin"
     monkeypatch.setenv("PATH", path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.check.health import Device, Health, Reason
-from parbench.bench.check.hosts import Answer
+from parbench.bench.check.hosts import HostResult
 from parbench.slurm.commands import slurm
 from parbench.slurm.screen import screen as screen_module
 from parbench.slurm.screen.run import Options, Seen, Turns
@@ -47,11 +47,11 @@ class SimulatedNodes:
 
     def __init__(self) -> None:
         self.runs: list[SimulatedRun] = [SimulatedRun()]
-        self.answers: Sequence[Answer] = ()
+        self.answers: Sequence[HostResult] = ()
         self.measured: list[tuple[str, ...]] = []
         self._rng = random.Random(5)
 
-    def check(self, *args: object) -> Sequence[Answer]:
+    def check(self, *args: object) -> Sequence[HostResult]:
         return self.answers
 
     def measure(self, nodes: Sequence[str], turns: Turns, options: Options) -> Seen:
@@ -160,7 +160,7 @@ def test_silent_node_is_excluded_and_the_others_screened(simulated: SimulatedNod
     screening = screen_nodes(nodes, Options())
     expected = {**ALL_FINE, "n1": "slow", "n2": "did not answer", "n11": "fine"}
     assert verdicts(screening) == expected
-    assert screening.code == 4
+    assert screening.code == 1, "a slow node is certain, whatever did not answer"
     assert screening.exclude == "--exclude=n1,n2"
     answering = ("n1", "n3", "n10", "n11")
     assert simulated.measured == [nodes, answering, answering]
@@ -259,10 +259,10 @@ def test_screen_outside_an_allocation(tmp_path: Path, monkeypatch: pytest.Monkey
     assert screen(Options(nodes=4), {}) == (1, ""), "the code of the screening inside"
 
 
-def make_answer(host: str, *reasons: Reason) -> Answer:
+def make_answer(host: str, *reasons: Reason) -> HostResult:
     device = Device(host=host, name="GPU 5", uuid=host, kind="H100", rank=0, reasons=reasons)
     health = Health(host=host, started="2026", seconds=41.0, device="cuda", devices=(device,))
-    return Answer(host=host, health=health)
+    return HostResult(host=host, health=health)
 
 
 def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
@@ -277,7 +277,7 @@ def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
 
 
 def test_failed_device_check_is_not_a_success(simulated: SimulatedNodes) -> None:
-    simulated.answers = [make_answer("n1"), Answer(host="n2", problem="no torch")]
+    simulated.answers = [make_answer("n1"), HostResult(host="n2", problem="no torch")]
     code, text = screen(Options(), ENVIRON)
     assert code == 4
     assert text.splitlines()[-1] == "nothing to exclude"

@@ -36,7 +36,7 @@ def test_expand_smallest_file_to_one_point() -> None:
     assert point.label == "2 nodes x 1"
     assert point.nodes == 2
     assert point.ntasks_per_node == 1
-    assert point.placement == "block"
+    assert point.distribution == "block"
     assert point.repeat == 1
     assert point.seconds == 16.0, "the budget and ten seconds to start"
     assert point.cases == (Entry(name="all_reduce", set={"size_bytes": "64K"}),)
@@ -51,6 +51,12 @@ def test_expand_contains_every_combination_once() -> None:
     ]
     assert sorted(combinations) == sorted(itertools.product(nodes, dtypes, [1, 2]))
     assert len({point.id for point in points}) == len(points)
+
+
+def test_matrix_varies_placement_of_results() -> None:
+    points = expand_points(matrix={"placement": ["in_place", "out_of_place"]})
+    placements = [point.cases[0].set["placement"] for point in points]
+    assert placements == ["in_place", "out_of_place"]
 
 
 def test_expand_orders_points_large_to_small() -> None:
@@ -159,7 +165,7 @@ def test_plan_point_chooses_a_backend() -> None:
     "changes",
     [
         {"nodes": 4},
-        {"placement": "cyclic"},
+        {"distribution": "cyclic"},
         {"repeat": 2},
         {"variables": {"A": "1"}},
         {"cases": ()},

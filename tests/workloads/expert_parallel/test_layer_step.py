@@ -11,7 +11,7 @@ from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.benchmark import Description
-from parbench.bench.world.world import Subgroups, World
+from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.moe_case import VARIANTS
 from parbench.workloads.step.layout import local
 from parbench.workloads.step.probe import run_probes
@@ -123,7 +123,7 @@ def run_case(world: World, params: Params) -> Outcome:
     definition = DEFINITION_BY_NAME["ep_layer"]
     case = make_case(definition.name, definition.target, make_params("ep_layer", params))
     measure = Measure(warmup=1, max_iterations=6)
-    return CaseRun(case, Subgroups(world), measure, Progress(), None).visit(3.0)
+    return CaseRun(case, world, measure, Progress(), None).visit(3.0)
 
 
 def test_result_of_hot_rank(two_ranks: Ranks) -> None:

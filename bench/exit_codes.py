@@ -1,0 +1,29 @@
+"""The exit codes of all commands and the one that a command with several results ends with."""
+
+import enum
+from collections.abc import Iterable
+
+
+class ExitCode(enum.IntEnum):
+    """The exit code of a command."""
+
+    OK = 0
+    BAD = 1
+    """A regression, a wrong result, a bad device or an exceeded limit."""
+    BAD_INPUT = 2
+    UNDECIDED = 3
+    """The measurements do not decide the question. Only where the user asks to fail on it."""
+    DID_NOT_RUN = 4
+
+
+PRECEDENCE = (ExitCode.BAD, ExitCode.BAD_INPUT, ExitCode.DID_NOT_RUN, ExitCode.UNDECIDED)
+"""The codes from the most important: a bad result is certain, whatever else did not run."""
+
+
+def combine_exit_codes(codes: Iterable[int]) -> ExitCode:
+    """Return the exit code of a command with these results, ``OK`` if there are none."""
+    present = set(codes)
+    for code in PRECEDENCE:
+        if code in present:
+            return code
+    return ExitCode.OK

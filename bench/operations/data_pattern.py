@@ -1,0 +1,269 @@
+"""Test data that reveals wrong communication: exact numbers that depend on rank and index.
+
+Data of ones cannot reveal swapped chunks, a wrong root or a stale buffer. Here each rank has a
+table of numbers of its own, a hash of rank and index, and repeats it. The table is short, so that
+restoring a large buffer does not evict the processor's caches. Its period is prime and each
+repetition begins a little later in the table, so that chunks of a buffer differ at any length
+and offset. The result of a reduction is such a table as well.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from parbench.bench.plan.catalogue import DTYPES
+
+PERIOD = 65_521
+"""Elements after which a rank's data repeats: a prime number, as is ``PERIOD - _SHIFT``."""
+_SHIFT = 72
+_NUM_SHIFTS = 1024
+"""Repetition r begins at element (r mod _NUM_SHIFTS) * _SHIFT of the table."""
+_MAX_VALUE = 1 << 24
+_MIN_TERMS = 4
+"""Fewest different terms of a sum."""
+_MAX_EXPONENT = 16
+_COMMON_SEED = 1 << 31
+"""A seed of the hash that is not a rank."""
+_COMPARED_ELEMENTS = 1 << 22
+
+Codes = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Table = npt.NDArray[np.int64 | np.float64]
+
+
+class DataPattern:
+    """The data of ``num_ranks`` ranks in one dtype, to be moved or to be reduced by ``redop``.
+
+    Moved data differs between any two ranks at every index, and all of the first n elements of
+    n ranks differ, as far as the dtype has enough values. Reductions are exact in any order:
+
+    * sum: terms are positive, and the largest sum is an integer that the dtype represents.
+    * product: factors are 1 or 2.
+    * min, max: at index i only rank i mod n holds the extreme.
+    * avg: at index i only rank i mod n holds a number other than 0. It is a power of 2, whose
+      share has the same bits whether a backend divides it or multiplies it by a rounded 1/n.
+
+    Where the dtype has too few values for a sum or product of all ranks, ranks take turns by
+    index and otherwise hold the neutral element. With fewer elements than ranks, min, max and
+    avg cannot show whether the last ranks took part.
+    """
+
+    def __init__(
+        self,
+        dtype: str,
+        num_ranks: int,
+        device: torch.device,
+        redop: str = "",
+    ) -> None:
+        self._dtype = dtype_of(dtype)
+        self._exact_up_to = DTYPES[dtype].exact_up_to
+        self._num_ranks = num_ranks
+        self._device = device
+        # A product of bools is a logical and.
+        self._redop = "min" if (dtype, redop) == ("bool", "product") else redop
+        self.itemsize = self._dtype.itemsize
+
+    def allocate(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=self._dtype, device=self._device)
+
+    def compute_values(self, rank: int, start: int, count: int) -> torch.Tensor:
+        """Return a rank's elements ``start`` to ``start + count``."""
+        return self._repeat(self._compute_codes(rank, _table_length(start + count)), start, count)
+
+    def make_filler(self, out: torch.Tensor, rank: int) -> Callable[[], None]:
+        """Return a function that writes the first elements of a rank into all of ``out``."""
+        table = self._compute_codes(rank, _table_length(len(out)))
+        return _make_copier(out, self._to_tensor(table), 0)
+
+    def compute_reduction(self, start: int, count: int) -> torch.Tensor:
+        """Return elements ``start`` to ``start + count`` of the reduction over all ranks."""
+        joins: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum, "product": np.multiply}
+        join = joins.get(self._redop, np.add)
+        length = _table_length(start + count)
+        # A product of factors 2 can exceed the integers.
+        accumulator = np.float64 if self._dtype.is_floating_point else np.int64
+        table: Table = self._compute_codes(0, length).astype(accumulator)
+        for rank in range(1, self._num_ranks):
+            table = join(table, self._compute_codes(rank, length))
+        if self._redop == "avg":
+            table = table / self._num_ranks
+        return self._repeat(table, start, count)
+
+    def _repeat(self, table: Table, start: int, count: int) -> torch.Tensor:
+        out = self.allocate(count)
+        _make_copier(out, self._to_tensor(table), start)()
+        return out
+
+    def _to_tensor(self, table: Table) -> torch.Tensor:
+        return torch.from_numpy(table).to(self._device, self._dtype)
+
+    def _compute_codes(self, rank: int, length: int) -> Codes:
+        """Return the first numbers of a rank's table, as integers."""
+        index = np.arange(length, dtype=np.int64)
+        match self._redop:
+            case "":
+                return self._compute_moved(rank, index)
+            case "sum":
+                return self._compute_terms(rank, index)
+            case "product":
+                return self._compute_factors(rank, index)
+            case "avg":
+                exponents = _hash(rank, index) % min(self._largest_power, _MAX_EXPONENT)
+                return np.where(self._is_own(rank, index), 1 << exponents, 0)
+            case "max":
+                return self._compute_maxima(rank, index)
+            case _:
+                lowest, highest = self._extremes
+                return lowest + highest - self._compute_maxima(rank, index)
+
+    def _compute_moved(self, rank: int, index: Codes) -> Codes:
+        """Permute the pairs of rank and index, in blocks of as many indices as fit the dtype."""
+        is_bool = self._dtype is torch.bool
+        num_bits = 1 if is_bool else min(self._exact_up_to, _MAX_VALUE).bit_length() - 1
+        rank_bits = (self._num_ranks - 1).bit_length()
+        index_bits = max(num_bits - rank_bits, 0)
+        number = (rank << index_bits) + index % (1 << index_bits)
+        key = _hash(rank >> num_bits, index >> index_bits)
+        return _permute(number, num_bits, key) + int(not is_bool)
+
+    def _compute_terms(self, rank: int, index: Codes) -> Codes:
+        limit = min(self._exact_up_to, _MAX_VALUE * self._num_ranks)
+        num_turns = max(1, _divide_up(self._num_ranks * _MIN_TERMS, limit))
+        max_term = max(1, limit // _divide_up(self._num_ranks, num_turns))
+        terms = 1 + _hash(rank, index) % max_term
+        return np.where(self._is_on_turn(rank, index, num_turns), terms, 0)
+
+    def _compute_factors(self, rank: int, index: Codes) -> Codes:
+        num_turns = _divide_up(self._num_ranks, self._largest_power)
+        # Every rank has a factor of 2 among the first elements.
+        is_two = (index < self._num_ranks) & self._is_own(rank, index)
+        is_two |= _hash(rank, index) % 2 == 1
+        return np.where(self._is_on_turn(rank, index, num_turns) & is_two, 2, 1)
+
+    def _compute_maxima(self, rank: int, index: Codes) -> Codes:
+        is_extreme = self._is_own(rank, index)
+        lowest, highest = self._extremes
+        half = (highest + 1 - lowest) // 2
+        if self._dtype is torch.bool:
+            # Otherwise all results of bools would be the same, as the first n are.
+            has_extreme = _hash(_COMMON_SEED, index) % 2 == 1
+            is_extreme &= (index < self._num_ranks) | has_extreme
+        return lowest + _hash(rank, index) % half + np.where(is_extreme, half, 0)
+
+    @property
+    def _extremes(self) -> tuple[int, int]:
+        """The least and the largest number of a minimum or maximum."""
+        if self._dtype is torch.bool:
+            return 0, 1
+        half = min(self._exact_up_to, _MAX_VALUE) // 2
+        return 1, 2 * half
+
+    @property
+    def _largest_power(self) -> int:
+        """The exponent of the largest power of 2 in the dtype."""
+        if self._dtype.is_floating_point:
+            return int(torch.finfo(self._dtype).max).bit_length() - 1
+        return self._exact_up_to.bit_length() - 1
+
+    def _is_own(self, rank: int, index: Codes) -> Mask:
+        is_own: Mask = index % self._num_ranks == rank
+        return is_own
+
+    def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> Mask:
+        is_on_turn: Mask = (index % self._num_ranks - rank) % num_turns == 0
+        return is_on_turn
+
+
+def dtype_of(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), name
+    return dtype
+
+
+def _divide_up(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
+
+
+def _hash(seed: int, index: Codes) -> Codes:
+    """Return 62 random bits for each index: the output function of SplitMix64 (Steele 2014)."""
+    bits = index.astype(np.uint64) + np.uint64(seed << 32)
+    bits *= np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    bits ^= bits >> np.uint64(31)
+    return (bits >> np.uint64(2)).astype(np.int64)
+
+
+def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
+    """Map numbers of ``num_bits`` bits, taken modulo 2^num_bits, one to one for each key."""
+    mask = (1 << num_bits) - 1
+    first_factor = (key & mask) | 1
+    second_factor = ((key >> 24) & mask) | 1
+    mixed = ((number & mask) * first_factor + (key >> 12)) & mask
+    mixed ^= mixed >> max(num_bits // 2, 1)
+    permuted: Codes = (mixed * second_factor + (key >> 36)) & mask
+    return permuted
+
+
+def _table_length(count: int) -> int:
+    """Return how much of a table the first ``count`` elements use."""
+    if count <= PERIOD:
+        return count
+    num_repetitions = _divide_up(count, PERIOD)
+    return PERIOD + min(num_repetitions - 1, _NUM_SHIFTS - 1) * _SHIFT
+
+
+def _make_copier(out: torch.Tensor, table: torch.Tensor, start: int) -> Callable[[], None]:
+    """Return a function that copies elements of a repeated table, from ``start`` on, to ``out``."""
+    pairs = []
+    position = 0
+    while position < len(out):
+        repetition, column = divmod(start + position, PERIOD)
+        shift = repetition % _NUM_SHIFTS
+        remaining = len(out) - position
+        num_rows = min(remaining // PERIOD, _NUM_SHIFTS - shift) if column == 0 else 0
+        source = table[shift * _SHIFT + column :]
+        if num_rows > 0:
+            length = num_rows * PERIOD
+            target = out[position : position + length].view(num_rows, PERIOD)
+            pairs.append((target, source.as_strided((num_rows, PERIOD), (_SHIFT, 1))))
+        else:
+            length = min(remaining, PERIOD - column)
+            pairs.append((out[position : position + length], source[:length]))
+        position += length
+
+    def copy() -> None:
+        for target, part in pairs:
+            target.copy_(part)
+
+    return copy
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill with NaN or the smallest integer, which no result contains; a bool has no such value."""
+    if tensor.dtype.is_floating_point:
+        return tensor.fill_(float("nan"))
+    if tensor.dtype is torch.bool:
+        return tensor.fill_(1)
+    return tensor.fill_(torch.iinfo(tensor.dtype).min)
+
+
+def count_wrong(result: torch.Tensor, expected: torch.Tensor) -> int:
+    """Return how many elements differ; NaN differs from everything."""
+    # Few devices compare float8.
+    is_float8 = result.itemsize == 1 and result.dtype.is_floating_point
+    # Counting takes ten times as long as comparing.
+    if not is_float8 and torch.equal(result, expected):
+        return 0
+    # In one piece, the comparison would take up to eight times the tensor's memory.
+    num_pieces = len(result) // _COMPARED_ELEMENTS + 1
+    pieces = zip(result.chunk(num_pieces), expected.chunk(num_pieces), strict=True)
+    num_wrong = 0
+    for piece, expected_piece in pieces:
+        if is_float8:
+            num_wrong += int((piece.float() != expected_piece.float()).sum())
+        else:
+            num_wrong += int((piece != expected_piece).sum())
+    return num_wrong

@@ -1,0 +1,92 @@
+"""Definitions of custom steps, from the function that ``--target`` names."""
+
+import inspect
+import math
+import os
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+
+from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.catalogue import MODE, OF_THE_RUNNER
+from parbench.bench.plan.params import Kind, Param
+from parbench.bench.text import UserError, listed
+
+_KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+
+
+def define(target: str, folder: Path) -> Definition:
+    """Import the function ``package.module:function`` and return the definition of its cases.
+
+    Modules in ``folder`` can be imported too. Raises ``UserError`` if the import fails or a parameter cannot be set.
+    """
+    if ":" not in target:
+        raise UserError(f"--target {target!r} names no function: write package.module:function")
+    from parbench.bench.rank.runner import load_target  # Other runs start without torch.
+
+    if str(folder) not in sys.path:
+        # At the end, so that no module of the folder shadows one of Python's.
+        sys.path.append(str(folder))
+    environment = dict(os.environ)
+    try:
+        # The output of a module must not mix with what `--json` prints.
+        with redirect_stdout(sys.stderr):
+            params = params_of(load_target(target))
+    except UserError as error:
+        raise UserError(f"--target {target!r} cannot be used: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--target {target!r} cannot be used: {type(error).__name__}: {error}") from error
+    finally:
+        # Variables that the module sets are for the ranks, which import it themselves.
+        os.environ.clear()
+        os.environ.update(environment)
+    module = target.partition(":")[0].rpartition(".")[2]
+    return Definition(
+        name=f"custom.{module}",
+        target=target,
+        help="a step of your own",
+        params=(MODE, *params),
+        tags=("smoke", "node"),
+    )
+
+
+def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
+    """Return the parameters that follow ``world``.
+
+    Raises ``UserError`` if one has no default that a record can hold.
+    """
+    _, *parameters = inspect.signature(prepare).parameters.values()
+    hints = _type_hints(prepare, parameters)
+    return tuple(_make_param(parameter, hints.get(parameter.name)) for parameter in parameters)
+
+
+def _type_hints(prepare: Callable[..., object], parameters: Sequence[inspect.Parameter]) -> dict[str, typing.Any]:
+    """Return the types of parameters. That of ``world`` may be imported for type checkers only."""
+    annotations = {}
+    for parameter in parameters:
+        if parameter.annotation is not inspect.Parameter.empty:
+            annotations[parameter.name] = parameter.annotation
+    namespace = getattr(prepare, "__globals__", {})
+    return typing.get_type_hints(SimpleNamespace(__annotations__=annotations), namespace)
+
+
+def _make_param(parameter: inspect.Parameter, hint: object) -> Param:
+    name, default = parameter.name, parameter.default
+    if name in OF_THE_RUNNER:
+        raise UserError(f"parameter {name!r} is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name")
+    if default is inspect.Parameter.empty:
+        raise UserError(f"parameter {name!r} has no default: give it one, --set changes it")
+    kind = _KINDS.get(type(default))
+    if kind is None:
+        raise UserError(f"parameter {name!r} is not a bool, int, float or str")
+    if kind == "float" and not math.isfinite(default):
+        raise UserError(f"parameter {name!r} has the default {default}: give it a finite one")
+    if kind == "int" and name.endswith("_bytes"):
+        kind = "size"
+    choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    param = Param(name=name, kind=kind, default=default, help="", choices=choices)
+    param.parse(default)
+    return param

@@ -1,0 +1,47 @@
+"""Ranks send the UUIDs of their GPUs, and the first rank of each other host a report."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parbench.bench.machine.gpu import Gpu, GpuReport
+from parbench.bench.machine.gpu_inventory import GpuInventory, capture_gpu
+from tests.support.nvidia import H100, format_uuid, gpus, install
+
+LOCAL = Gpu(name="H100", uuid="local", memory_bytes=80, temperature_celsius=30, processes=())
+
+
+def test_facts_of_the_drivers_host_are_added() -> None:
+    sent: dict[str, Any] = {"gpu": {"uuid": "local", "l2_cache_bytes": 5}, "load": {"one": 1}}
+    inventory = GpuInventory(GpuReport(gpus=(LOCAL,), links=(("local", "b", "NVLink"),)))
+    [complete] = inventory.add_facts([sent])
+    assert complete["gpu"]["memory_bytes"] == 80
+    assert complete["gpu"]["l2_cache_bytes"] == 5
+    assert complete["load"]["one"] == 1
+    assert complete["load"]["gpu"]["temperature_celsius"] == 30
+    assert complete["load"]["gpu"]["processes"] == ()
+    assert inventory.links == {frozenset(("local", "b")): "NVLink"}
+
+
+def test_rank_without_a_known_gpu_keeps_its_environment() -> None:
+    environments: list[dict[str, Any]] = [{"host": {}}, {"gpu": {"uuid": "unknown"}}]
+    assert GpuInventory(GpuReport()).add_facts(environments) == environments
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "has_report", "is_sent"),
+    [("0", True, True), ("1", True, False), ("0", False, False)],
+)
+def test_first_rank_of_a_host_reports_its_gpus(
+    tmp_path: Path, local_rank: str, has_report: bool, is_sent: bool
+) -> None:
+    environ = {**install(tmp_path, gpus(H100, 2)), "LOCAL_RANK": local_rank}
+    sent = capture_gpu(environ, format_uuid(1), has_report=has_report)
+    inventory = GpuInventory(GpuReport())
+    [complete] = inventory.add_facts([sent])
+    assert complete["gpu"]["uuid"] == format_uuid(1)
+    assert ("memory_bytes" in complete["gpu"]) is is_sent
+    # A later launch sends no report.
+    [later] = inventory.add_facts([{"gpu": {"uuid": format_uuid(1)}}])
+    assert ("memory_bytes" in later["gpu"]) is is_sent

@@ -1,0 +1,49 @@
+"""Kernels of communication are matched with the calls that launched them."""
+
+from typing import Any
+
+import pytest
+
+from parbench.bench.results.traced import Trace
+from parbench.workloads.step.call_spans import spans_of_calls
+
+ISSUED = [(0, 10), (20, 30)]
+
+
+def make_trace(**fields: Any) -> Trace:
+    return Trace(step=(0, 100), wall_seconds=1e-7, **fields)
+
+
+def test_spans_on_a_host_are_in_order_of_issue() -> None:
+    trace = make_trace(comm=[(0, 5), (7, 9)])
+    assert spans_of_calls(trace, ["dp", "tp"]) == [(0, 5), (7, 9)]
+    assert spans_of_calls(trace, ["dp"]) is None
+
+
+def test_kernel_belongs_to_the_call_that_launched_it() -> None:
+    # The kernel of the second call starts first, on another communicator.
+    trace = make_trace(comm=[(40, 50), (60, 80)], issued=ISSUED, launched=[25, 5])
+    assert spans_of_calls(trace, ["dp", "tp"]) == [(60, 80), (40, 50)]
+
+
+def test_kernels_of_one_call_are_one_span() -> None:
+    trace = make_trace(comm=[(40, 50), (60, 80), (85, 90)], issued=ISSUED, launched=[5, 6, 25])
+    assert spans_of_calls(trace, ["dp", "tp"]) == [(40, 80), (85, 90)]
+
+
+@pytest.mark.parametrize(
+    ("axes", "spans"),
+    [(["dp", "dp"], [(40, 50), (40, 50)]), (["tp", "dp"], [None, (40, 50)])],
+)
+def test_kernel_of_coalesced_calls_belongs_to_all(
+    axes: list[str], spans: list[tuple[int, int] | None]
+) -> None:
+    # A kernel that is launched after the last call belongs to the earlier calls of its axis too.
+    trace = make_trace(comm=[(40, 50)], issued=ISSUED, launched=[35])
+    assert spans_of_calls(trace, axes) == spans
+
+
+def test_kernel_without_its_call_makes_spans_unknown() -> None:
+    for launched in ([None, 25], [-5, 25]):
+        trace = make_trace(comm=[(40, 50), (60, 80)], issued=ISSUED, launched=launched)
+        assert spans_of_calls(trace, ["dp", "tp"]) is None
