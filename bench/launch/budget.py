@@ -1,4 +1,4 @@
-"""What a launch costs, known from those that were made, and how many of them a budget holds. Without torch."""
+"""What a repetition costs, known from those that were made, and how many of them a budget holds. Without torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,87 +12,109 @@ from parbench.bench.plan.plan import Measure, Plan
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 
-RESERVE = 1.1  # of a budget that is advised: the next time the machine may be slower
+RESERVE = 1.1
+"""The factor of an advised budget: the machine may be slower the next time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spent:
-    """Seconds that a case took, and what it would have with the fewest iterations; None where it was not measured."""
+class CaseCost:
+    """The time of a case in one repetition."""
 
     id: str
     name: str
     seconds: float
-    least: float | None
+    least_seconds: float | None
+    """The time with the fewest iterations, None if the case was not measured."""
 
     @classmethod
-    def on(cls, record: Record) -> "Spent":
-        # more iterations are taken where there is time
-        values, steps = record.samples.values, record.details.get("steps_per_sample", 1)
-        more = max(1 - Measure().min_iterations / len(values), 0.0) if values else 0.0
-        least = max(record.seconds - more * sum(values) * (steps if isinstance(steps, int) else 1), 0.0)
-        measured = least if record.status == "ok" else None
-        return cls(id=record.case.id, name=record.case.name, seconds=record.seconds, least=measured)
+    def of(cls, record: Record) -> "CaseCost":
+        """Compute the cost of a recorded case. More iterations than the fewest are taken if there is time."""
+        values = record.samples.values
+        steps = record.details.get("steps_per_sample", 1)
+        seconds_of_iterations = sum(values) * (steps if isinstance(steps, int) else 1)
+        extra_share = max(1 - Measure().min_iterations / len(values), 0.0) if values else 0.0
+        least = max(record.seconds - extra_share * seconds_of_iterations, 0.0)
+        return cls(
+            id=record.case.id,
+            name=record.case.name,
+            seconds=record.seconds,
+            least_seconds=least if record.status == "ok" else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices:
-    """Seconds: a launch's without its cases, None before the first, and each case's; of several launches the least."""
+class CostModel:
+    """Start-up and per-case cost in seconds, each the minimum over the repetitions so far."""
 
-    start: float | None = None
-    cases: Mapping[str, float] = field(default_factory=dict)  # by id
-    names: Mapping[str, float] = field(default_factory=dict)  # the mean of a name's cases
+    startup_seconds: float | None = None
+    """The cost of a repetition without its cases, None before the first."""
+    case_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By the id of the case."""
+    name_seconds: Mapping[str, float] = field(default_factory=dict)
+    """The mean over the cases of a name."""
 
-    def after(self, seconds: float, spent: Sequence[Spent]) -> "Prices":
-        """Return the prices once a launch that took so long has spent this on its cases."""
-        rest = max(seconds - sum(one.seconds for one in spent), 0.0)
-        cases, named = dict(self.cases), dict[str, list[float]]()
-        for one in spent:
-            if one.least is not None:
-                cost = cases[one.id] = min(one.least, cases.get(one.id, math.inf))
-                named.setdefault(one.name, []).append(cost)
-        names = {**self.names, **{name: fmean(costs) for name, costs in named.items()}}
-        return Prices(start=rest if self.start is None else min(rest, self.start), cases=cases, names=names)
+    def updated(self, seconds: float, costs: Sequence[CaseCost]) -> "CostModel":
+        """Return the model after another repetition, which took so long."""
+        startup = max(seconds - sum(cost.seconds for cost in costs), 0.0)
+        if self.startup_seconds is not None:
+            startup = min(startup, self.startup_seconds)
+        case_seconds = dict(self.case_seconds)
+        by_name: dict[str, list[float]] = {}
+        for cost in costs:
+            if cost.least_seconds is not None:
+                least = min(cost.least_seconds, case_seconds.get(cost.id, math.inf))
+                case_seconds[cost.id] = least
+                by_name.setdefault(cost.name, []).append(least)
+        means = {name: fmean(values) for name, values in by_name.items()}
+        return CostModel(
+            startup_seconds=startup, case_seconds=case_seconds, name_seconds={**self.name_seconds, **means}
+        )
 
-    def case(self, case: Case) -> float:
-        """Return what a case costs; one never measured as those of its name, or as the mean of all."""
-        known = self.cases.get(case.id, self.names.get(case.name))
-        return fmean(self.cases.values() or [0.0]) if known is None else known
+    def estimate_case(self, case: Case) -> float:
+        """Estimate the cost of a case; one that was never measured costs as others of its name, or of all names."""
+        seconds = self.case_seconds.get(case.id, self.name_seconds.get(case.name))
+        return fmean(self.case_seconds.values() or [0.0]) if seconds is None else seconds
 
-    def launch(self, cases: Iterable[Case]) -> float:
-        """Return what a launch costs; below a third of measuring none is worth its start."""
-        start = self.start or 0.0
-        return start + max(sum(map(self.case, cases)), start / 2)
+    def estimate_repetition(self, cases: Iterable[Case]) -> float:
+        """Estimate the cost of a repetition. To measure for less than half of its start is not worth the start."""
+        startup = self.startup_seconds or 0.0
+        return startup + max(sum(map(self.estimate_case, cases)), startup / 2)
 
-    def held(self, seconds: float, launches: Sequence[Sequence[Case]]) -> int:
-        """Return how many of these launches, from the first on, there is time for."""
-        for count, cases in enumerate(launches):
-            seconds -= self.launch(cases)
+    def count_fitting(self, seconds: float, repetitions: Sequence[Sequence[Case]]) -> int:
+        """Return how many of these repetitions, from the first on, there is time for."""
+        for count, cases in enumerate(repetitions):
+            seconds -= self.estimate_repetition(cases)
             if seconds < 0:
                 return count
-        return len(launches)
+        return len(repetitions)
 
 
-def prices_of(run: Run) -> Prices:
-    """Return what a run's launches have cost."""
-    prices = Prices()
-    for launch in sorted({record.launch for record in run.records if record.status == "ok"}):
-        seconds = sum(one.seconds for one in run.info.launches if one.launch == launch)
-        prices = prices.after(seconds, [Spent.on(record) for record in run.records if record.launch == launch])
-    return prices
+def compute_costs(run: Run) -> CostModel:
+    """Return the cost model of a run's repetitions."""
+    model = CostModel()
+    for number in sorted({record.launch for record in run.records if record.status == "ok"}):
+        seconds = sum(info.seconds for info in run.info.launches if info.launch == number)
+        model = model.updated(seconds, [CaseCost.of(record) for record in run.records if record.launch == number])
+    return model
 
 
-def by_launch(pending: Iterable[tuple[int, Case]]) -> dict[int, list[Case]]:
-    """Return the cases of each launch, the first launch first."""
-    launch_of = itemgetter(0)
-    return {launch: [case for _, case in of] for launch, of in groupby(sorted(pending, key=launch_of), launch_of)}
+def group_by_repetition(pending: Iterable[tuple[int, Case]]) -> dict[int, list[Case]]:
+    """Return the cases of each repetition, the first repetition first."""
+    number_of = itemgetter(0)
+    groups = groupby(sorted(pending, key=number_of), number_of)
+    return {number: [case for _, case in entries] for number, entries in groups}
 
 
-def budget_for(seconds: float) -> str:
-    """Return as ``--budget`` takes it what holds so many seconds, with a reserve: ``90s``, ``7m``."""
+def format_budget(seconds: float) -> str:
+    """Format ``seconds`` plus a reserve as a value of ``--budget``: ``90s``, ``7m``."""
     needed = round(RESERVE * seconds, 3)
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
 
 
-def budget_of_all(plan: Plan, prices: Prices) -> str:
-    """Return the ``--budget`` that holds every launch of every case of a plan."""
-    return budget_for(plan.launches * prices.launch(plan.cases))
+def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
+    """Return the ``--budget`` that holds every repetition of a plan whose own budget holds ``num_fitting``.
+
+    Repetitions use the time that they are given, so that the cost of the fewest iterations alone would not suffice.
+    """
+    fewest_iterations = plan.launches * costs.estimate_repetition(plan.cases)
+    return format_budget(max(fewest_iterations, plan.budget_seconds * plan.launches / max(num_fitting, 1)))

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from parbench.bench.launch.blocks import VISITS
 from parbench.bench.launch.control_channel import StatusReply
-from parbench.bench.launch.visits import VISITS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamp
 from parbench.bench.results.records import Stop

@@ -25,7 +25,7 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.signal import lfilter  # type: ignore[import-untyped]
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
-from parbench.bench.launch.visits import VISITS
+from parbench.bench.launch.blocks import VISITS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.timing import DURATION, Progress, Sampler, Timing
 from parbench.bench.results.stats import Estimate, within_launch

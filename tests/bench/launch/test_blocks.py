@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from parbench.bench.launch.visits import VISITS, order_of_visits, spread_over_visits
+from parbench.bench.launch.blocks import VISITS, order_of_visits, spread_over_visits
 from parbench.bench.plan.cases import Case, make_case
 from tests.support.fakes import make_fake_case, make_job
 
