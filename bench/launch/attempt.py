@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.launch.control_channel import Done, Hello, Job, Outcome, Raised, Started, StatusReply
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang, find_silent_ranks
 from parbench.bench.launch.launchers import Ranks, find_process_state
 from parbench.bench.launch.mailbox import JOB
+from parbench.bench.launch.messages import Done, HangReport, Hello, Job, Outcome, Raised, Started
 from parbench.bench.launch.outcomes import OutcomeReader
 
 START_SECONDS = 120.0
@@ -34,7 +34,7 @@ class Attempt:
         self._started: dict[int, Started] = {}
         self._finished: dict[int, Outcome] = {}
         self._errors: dict[int, Raised] = {}
-        self._reports: dict[int, StatusReply] = {}
+        self._reports: dict[int, HangReport] = {}
         self._cpu_seconds: dict[int, float] = {}
         self._last_progress = time.monotonic()
 
@@ -126,7 +126,7 @@ class Attempt:
                     self.hellos[rank] = message
                 case Raised():
                     errors[rank] = message
-                case StatusReply():
+                case HangReport():
                     self._reports[rank] = message
                 case Done(cpu_seconds=seconds):
                     self._cpu_seconds[rank] = seconds

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from parbench.bench.launch.control_channel import Job
+from parbench.bench.launch.messages import Job
 from parbench.bench.plan.cases import Case
 
 VISITS = 10

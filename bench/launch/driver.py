@@ -20,9 +20,9 @@ from parbench.bench.launch.budget import (
     group_by_repetition,
     suggest_budget,
 )
-from parbench.bench.launch.control_channel import OUT_OF_BUDGET, Job, Outcome
 from parbench.bench.launch.gpu_memory import measure_gpu_memory, wait_for_gpu_memory
 from parbench.bench.launch.launchers import Ranks
+from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter

@@ -20,8 +20,8 @@ import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from parbench.bench.launch.control_channel import REPORT_DECODER, FromRank, Hello
 from parbench.bench.launch.launchers import FOLDER_VARIABLE, WORKER, loopback_variables
+from parbench.bench.launch.messages import REPORT_DECODER, FromRank, Hello
 from parbench.bench.launch.processes import die_with_parent
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.text import writing

@@ -4,9 +4,9 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parbench.bench.launch.control_channel import Hello, Outcome, Raised, StatusReply
 from parbench.bench.launch.flight_recorder import Waits, waits
 from parbench.bench.launch.launchers import find_process_state
+from parbench.bench.launch.messages import HangReport, Hello, Outcome, Raised
 from parbench.bench.launch.processes import describe_exit
 from parbench.bench.results.records import Culprit, CulpritCause, RankState, Status
 
@@ -21,7 +21,7 @@ class Evidence:
     """The last message of the rank or the launcher that failed."""
     errors: Mapping[int, Raised] = field(default_factory=dict)
     """The exceptions of ranks in their order in time."""
-    reports: Mapping[int, StatusReply] = field(default_factory=dict)
+    reports: Mapping[int, HangReport] = field(default_factory=dict)
     """The last reports of ranks whose visit exceeded its deadline."""
     stacks: Mapping[int, str] = field(default_factory=dict)
     """Stacks that the interpreter wrote for ranks that could not report."""
@@ -161,7 +161,7 @@ def find_awaited_ranks(waiting: Waits) -> list[int]:
     return [rank for rank in waiting if not waiting[rank] and any(rank in others for others in waiting.values())]
 
 
-def _is_coalescing(report: StatusReply) -> bool:
+def _is_coalescing(report: HangReport) -> bool:
     return any(group.is_last_coalesced for group in (report.groups or {}).values())
 
 

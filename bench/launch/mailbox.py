@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from parbench.bench.launch.control_channel import REPORT_DECODER, FromRank
+from parbench.bench.launch.messages import REPORT_DECODER, FromRank
 from parbench.bench.text import replace_file
 
 JOB = "job.json"

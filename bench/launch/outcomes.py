@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.launch.control_channel import PROGRESS_DECODER, Finished, Progress
+from parbench.bench.launch.messages import PROGRESS_DECODER, Finished, Progress
 
 NAME = "outcomes.jsonl"
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from parbench.bench.launch.control_channel import Hello
+from parbench.bench.launch.messages import Hello
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.machine.slurm_allocation import NodeLayout
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from parbench.bench.launch.control_channel import Hello, Outcome
+from parbench.bench.launch.messages import Hello, Outcome
 from parbench.bench.launch.placement import describe_hosts, find_misplacements
 from parbench.bench.machine.environment import difference, hoist, relations
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus

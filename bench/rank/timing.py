@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.launch.blocks import VISITS
-from parbench.bench.launch.control_channel import StatusReply
+from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamp
 from parbench.bench.results.records import Stop
@@ -46,13 +46,13 @@ class Progress:
         self.steps = 0
         self.began_ns = time.time_ns()  # of the current block
 
-    def where(self) -> StatusReply:
+    def where(self) -> HangReport:
         # DDP waits for its buckets in autograd's engine, and NCCL's work in a synchronize.
         waiting_modules = ("torch.distributed", "torch.autograd", "torch.cuda")
         frame = sys._current_frames().get(self._thread)
         frames = [frame for frame, _ in traceback.walk_stack(frame)] if frame else []
         modules = [frame.f_globals.get("__name__", "") for frame in frames]
-        return StatusReply(
+        return HangReport(
             phase=self.phase,
             steps=self.steps,
             communicates=any(name.startswith(waiting_modules) for name in modules),

@@ -27,7 +27,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from parbench.bench.launch.blocks import spread_over_visits
-from parbench.bench.launch.control_channel import (
+from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox, Mailbox, wait_for
+from parbench.bench.launch.messages import (
     JOB_DECODER,
     OUT_OF_BUDGET,
     Done,
@@ -37,7 +38,6 @@ from parbench.bench.launch.control_channel import (
     Raised,
     Started,
 )
-from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox, Mailbox, wait_for
 from parbench.bench.launch.outcomes import OutcomeWriter
 from parbench.bench.launch.processes import exit_now, process_space
 from parbench.bench.machine.environment import capture, interface_of, rank_place

@@ -9,8 +9,8 @@ import pytest
 
 from parbench.bench.launch import driver
 from parbench.bench.launch import measure as measuring
-from parbench.bench.launch.control_channel import Job
 from parbench.bench.launch.driver import StartRanks
+from parbench.bench.launch.messages import Job
 from parbench.bench.machine import doctor
 from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.machine import Machine

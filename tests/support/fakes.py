@@ -10,20 +10,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from parbench.bench.launch.control_channel import (
+from parbench.bench.launch.mailbox import JOB
+from parbench.bench.launch.messages import (
     JOB_DECODER,
     Done,
     Finished,
     FromRank,
+    HangReport,
     Hello,
     Job,
     Outcome,
     Progress,
     Raised,
     Started,
-    StatusReply,
 )
-from parbench.bench.launch.mailbox import JOB
 from parbench.bench.launch.outcomes import OutcomeWriter
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.plan import Plan, Skipped
@@ -82,10 +82,10 @@ def case_order(
     return [*range(len(cases))], []
 
 
-def make_status(**overrides: Any) -> StatusReply:
+def make_status(**overrides: Any) -> HangReport:
     fields: dict[str, Any] = {"phase": "timed", "steps": 7, "communicates": True}
     fields |= {"stack": "in all_reduce", "index": 0}
-    return StatusReply(**{**fields, **overrides})
+    return HangReport(**{**fields, **overrides})
 
 
 def make_job(cases: Sequence[Case], **overrides: Any) -> Job:

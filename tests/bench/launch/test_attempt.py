@@ -7,7 +7,7 @@ import pytest
 
 from parbench.bench.launch import attempt as module
 from parbench.bench.launch.attempt import Attempt
-from parbench.bench.launch.control_channel import Job
+from parbench.bench.launch.messages import Job
 from tests.support.fakes import (
     ScriptedRanks,
     complete_job,

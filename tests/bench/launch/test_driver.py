@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from parbench.bench.launch import attempt as attempt_module
 from parbench.bench.launch import driver as module
-from parbench.bench.launch.control_channel import Job, Outcome
 from parbench.bench.launch.driver import Driver, remaining
+from parbench.bench.launch.messages import Job, Outcome
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import Case

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from parbench.bench.launch.control_channel import Outcome, Raised, StatusReply
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
 from parbench.bench.launch.flight_recorder import GroupSeen
+from parbench.bench.launch.messages import HangReport, Outcome, Raised
 from parbench.bench.launch.processes import process_space
 from parbench.bench.results.records import Culprit, CulpritCause
 from tests.support.fakes import make_hello, make_status
 
-Answers = tuple[StatusReply | None, ...]
+Answers = tuple[HangReport | None, ...]
 
 
 def make_evidence(size: int = 2, *, hosts: str = "") -> Evidence:
@@ -28,7 +28,7 @@ def make_error(error: str) -> Raised:
     return Raised(error=error, stack=f"the stack of {error}", seconds=0.0)
 
 
-def hang(*answers: StatusReply | None, hosts: str = "", index: int = 0) -> Outcome:
+def hang(*answers: HangReport | None, hosts: str = "", index: int = 0) -> Outcome:
     """Return the outcome of a hang that ranks report so, None if they do not."""
     reports = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
     evidence = make_evidence(len(answers), hosts=hosts)

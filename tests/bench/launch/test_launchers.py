@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from parbench.bench.launch.control_channel import Hello
 from parbench.bench.launch.launchers import (
     ForkServer,
     Ranks,
@@ -20,6 +19,7 @@ from parbench.bench.launch.launchers import (
     parse_exit_codes,
     srun_command,
 )
+from parbench.bench.launch.messages import Hello
 from parbench.bench.launch.processes import process_space
 from parbench.bench.machine.slurm_allocation import NodeLayout, check_srun
 from tests.support.fakes import HOSTNAME, wait_until

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.launch.control_channel import Hello
+from parbench.bench.launch.messages import Hello
 from parbench.bench.launch.placement import find_misplacements
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.machine.slurm_allocation import NodeLayout

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parbench.bench.launch.control_channel import Outcome, Work
+from parbench.bench.launch.messages import Outcome, Work
 from parbench.bench.launch.recorder import compute_metrics
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import make_arrival

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from parbench.bench.launch.control_channel import Outcome
+from parbench.bench.launch.messages import Outcome
 from parbench.bench.machine import slurm_allocation
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.slurm_allocation import NodeLayout

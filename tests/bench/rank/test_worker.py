@@ -17,19 +17,19 @@ import torch
 from msgspec.structs import replace
 from torch._C._distributed_c10d import HashStore
 
-from parbench.bench.launch.control_channel import (
+from parbench.bench.launch.mailbox import JOB, FolderMailbox
+from parbench.bench.launch.messages import (
     Done,
     Finished,
     FromRank,
+    HangReport,
     Hello,
     Job,
     Outcome,
     Progress,
     Raised,
     Started,
-    StatusReply,
 )
-from parbench.bench.launch.mailbox import JOB, FolderMailbox
 from parbench.bench.launch.outcomes import OutcomeReader
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.rank import watchdog as watchdog_module
@@ -197,8 +197,8 @@ def test_hung_rank_reports_and_ends_itself(tmp_path: Path) -> None:
     )
     assert completed.returncode == watchdog_module.HANG_EXIT_CODE
     *_, first, second = receive(tmp_path)
-    assert isinstance(first, StatusReply)
-    assert isinstance(second, StatusReply)
+    assert isinstance(first, HangReport)
+    assert isinstance(second, HangReport)
     assert (first.more, second.more) == (True, False)
     assert (second.index, second.phase, second.groups is not None) == (0, "prepare", True)
     assert "in mischief" in second.stack
@@ -220,7 +220,7 @@ def test_rank_reports_once_another_exceeds_its_deadline(tmp_path: Path) -> None:
     wait_until(lambda: list((tmp_path / "reports").glob("0-1.json")))
     watchdog.close()
     replies = [message for _, message in mailbox.receive()]
-    assert [isinstance(reply, StatusReply) and reply.more for reply in replies] == [True, False]
+    assert [isinstance(reply, HangReport) and reply.more for reply in replies] == [True, False]
 
 
 @pytest.fixture

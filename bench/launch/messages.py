@@ -108,7 +108,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The time of the exception since the epoch."""
 
 
-class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The state of a rank whose visit exceeds its deadline.
 
     A rank reports twice: first what Python knows, then also torch's records of ``groups``. Reading these may block.
@@ -155,7 +155,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """After this time no case is begun."""
 
 
-FromRank = Hello | Raised | StatusReply | Done
+FromRank = Hello | Raised | HangReport | Done
 Progress = Started | Finished
 
 # msgspec inspects the types of a message when a decoder is built. Two threads that do this for the same types at the
