@@ -1,72 +1,72 @@
-"""The order in which a repetition visits its cases. Without torch.
+"""The order in which a repetition measures its cases, in blocks. Without torch.
 
-A case that is cheap to keep ready is visited several times, with all other cases between, in random order. What slows
-a machine for a while then affects a part of every case, and not all of one.
+A case that is cheap to keep ready has several blocks, with those of all other cases between, in
+random order. What slows a machine for a while then affects a part of every case, and not all of one.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from parbench.bench.launch.messages import Job
+from parbench.bench.launch.messages import Block
 from parbench.bench.plan.cases import Case
 
-VISITS = 10
+BLOCKS = 10
 """The second from either end of ten medians enclose the true one 97.9 times in a hundred."""
 _MAX_READY_BYTES = 512 << 20
 """The size of all cases together that are kept ready. An operation holds several times its size."""
 _DEFAULT_BYTES = 1 << 20
-_REVISITED_KINDS = ("collective", "p2p", "memory", "compute")
+_READY_KINDS = ("collective", "p2p", "memory", "compute")
 """A step's model is large and slow to prepare, and the size of a custom step is not known."""
 
 
-def order_of_visits(cases: Sequence[Case], seed: int, repetition: int, more: int = 0) -> tuple[list[int], list[int]]:
-    """Return the visits as indices into ``cases``, each once or ``VISITS`` times, and those of ``more`` extra passes.
+def order_blocks(cases: Sequence[Case], seed: int, repetition: int, num_extra: int = 0) -> tuple[list[int], list[int]]:
+    """Return the case of each block, and of those of extra passes, as indices into ``cases``.
 
-    Cases with a single visit come in the order of ``cases`` in the first repetition, then in random order, so that a
-    budget that is too small does not leave out the same cases in each. The order depends on the seed and the
-    repetition only.
+    A case has 1 or ``BLOCKS`` blocks. Cases with one come in the order of ``cases`` in the first
+    repetition, then in random order, so that a budget that is too small does not leave out the
+    same cases in each. The order depends on the seed and the repetition only.
     """
     random = Random(f"{seed} {repetition}")
-    revisited = _choose_revisited(cases)
-    revisited_set = set(revisited)
-    visits = [index for _ in range(VISITS) for index in random.sample(revisited, len(revisited))]
-    single = [index for index in range(len(cases)) if index not in revisited_set]
+    ready = _choose_ready(cases)
+    passes = [random.sample(ready, len(ready)) for _ in range(BLOCKS)]
+    single = [index for index in range(len(cases)) if index not in set(ready)]
     if repetition:
         random.shuffle(single)
-    positions = sorted(random.randint(0, len(visits)) for _ in single)
-    order = _insert(visits, list(zip(positions, single, strict=True)))
-    extra = [index for _ in range(more) for index in random.sample(revisited, len(revisited))]
+    order = [index for cases_of_pass in passes for index in cases_of_pass]
+    positions = sorted(random.randint(0, len(order)) for _ in single)
+    # From the end, so that earlier positions stay as they are.
+    for position, index in zip(reversed(positions), reversed(single), strict=True):
+        order.insert(position, index)
+    extra = [index for _ in range(num_extra) for index in random.sample(ready, len(ready))]
     return order, extra
 
 
-def spread_over_visits(job: Job, amounts: Sequence[float]) -> list[float]:
-    """Return each visit's part of its case's amount; none for those that only time left over is for."""
-    regular = job.visits[: len(job.visits) - job.more]
-    counts = Counter(regular)
-    return [amounts[index] / counts[index] for index in regular] + [0.0] * job.more
+def make_blocks(
+    order: Sequence[int],
+    extra: Sequence[int],
+    weights: Sequence[float],
+    costs: Sequence[float],
+) -> list[Block]:
+    """Return the blocks, each with its part of its case's weight and cost; extra ones have none."""
+    counts = Counter(order)
+    blocks = []
+    for index in order:
+        count = counts[index]
+        weight = weights[index] / count
+        blocks.append(Block(case=index, weight=weight, cost_seconds=costs[index] / count))
+    return blocks + [Block(case=index) for index in extra]
 
 
-def _choose_revisited(cases: Sequence[Case]) -> list[int]:
-    """Return the cases that are kept ready between several visits, the smallest first."""
-    revisited = []
+def _choose_ready(cases: Sequence[Case]) -> list[int]:
+    """Return the cases that are kept ready between several blocks, the smallest first."""
+    ready = []
     free_bytes = _MAX_READY_BYTES
     for index in sorted(range(len(cases)), key=lambda index: _num_bytes(cases[index])):
         free_bytes -= _num_bytes(cases[index])
-        if free_bytes >= 0 and cases[index].name.partition(".")[0] in _REVISITED_KINDS:
-            revisited.append(index)
-    return revisited
-
-
-def _insert(visits: Sequence[int], insertions: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the visits with others before the given positions, which are in ascending order."""
-    order: list[int] = []
-    last = 0
-    for position, index in insertions:
-        order += visits[last:position]
-        order.append(index)
-        last = position
-    return order + list(visits[last:])
+        if free_bytes >= 0 and cases[index].name.partition(".")[0] in _READY_KINDS:
+            ready.append(index)
+    return ready
 
 
 def _num_bytes(case: Case) -> int:

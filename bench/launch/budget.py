@@ -1,10 +1,9 @@
-"""What a repetition costs, known from those that were made, and how many of them a budget holds. Without torch."""
+"""What a repetition costs, and how the time of a run is shared among repetitions. Without torch."""
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 from statistics import fmean
 
 from parbench.bench.plan.cases import Case
@@ -14,32 +13,6 @@ from parbench.bench.results.runs import Run
 
 RESERVE = 1.1
 """The factor of an advised budget: the machine may be slower the next time."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaseCost:
-    """The time of a case in one repetition."""
-
-    id: str
-    name: str
-    seconds: float
-    least_seconds: float | None
-    """The time with the fewest iterations, None if the case was not measured."""
-
-    @classmethod
-    def of(cls, record: Record) -> "CaseCost":
-        """Compute the cost of a recorded case. More iterations than the fewest are taken if there is time."""
-        values = record.samples.values
-        steps = record.details.get("steps_per_sample", 1)
-        seconds_of_iterations = sum(values) * (steps if isinstance(steps, int) else 1)
-        extra_share = max(1 - Measure().min_iterations / len(values), 0.0) if values else 0.0
-        least = max(record.seconds - extra_share * seconds_of_iterations, 0.0)
-        return cls(
-            id=record.case.id,
-            name=record.case.name,
-            seconds=record.seconds,
-            least_seconds=least if record.status == "ok" else None,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,30 +26,40 @@ class CostModel:
     name_seconds: Mapping[str, float] = field(default_factory=dict)
     """The mean over the cases of a name."""
 
-    def updated(self, seconds: float, costs: Sequence[CaseCost]) -> "CostModel":
+    def updated(self, seconds: float, records: Iterable[Record]) -> "CostModel":
         """Return the model after another repetition, which took so long."""
-        startup = max(seconds - sum(cost.seconds for cost in costs), 0.0)
-        if self.startup_seconds is not None:
-            startup = min(startup, self.startup_seconds)
+        startup_seconds = seconds
         case_seconds = dict(self.case_seconds)
         by_name: dict[str, list[float]] = {}
-        for cost in costs:
-            if cost.least_seconds is not None:
-                least = min(cost.least_seconds, case_seconds.get(cost.id, math.inf))
-                case_seconds[cost.id] = least
-                by_name.setdefault(cost.name, []).append(least)
+        for record in records:
+            startup_seconds -= record.seconds
+            if record.status == "ok":
+                least = compute_least_seconds(record)
+                least = min(least, case_seconds.get(record.case.id, math.inf))
+                case_seconds[record.case.id] = least
+                by_name.setdefault(record.case.name, []).append(least)
+        if self.startup_seconds is not None:
+            startup_seconds = min(startup_seconds, self.startup_seconds)
         means = {name: fmean(values) for name, values in by_name.items()}
         return CostModel(
-            startup_seconds=startup, case_seconds=case_seconds, name_seconds={**self.name_seconds, **means}
+            startup_seconds=max(startup_seconds, 0.0),
+            case_seconds=case_seconds,
+            name_seconds={**self.name_seconds, **means},
         )
 
     def estimate_case(self, case: Case) -> float:
-        """Estimate the cost of a case; one that was never measured costs as others of its name, or of all names."""
+        """Estimate the cost of a case.
+
+        One that was never measured costs as others of its name, or else as all others.
+        """
         seconds = self.case_seconds.get(case.id, self.name_seconds.get(case.name))
         return fmean(self.case_seconds.values() or [0.0]) if seconds is None else seconds
 
     def estimate_repetition(self, cases: Iterable[Case]) -> float:
-        """Estimate the cost of a repetition. To measure for less than half of its start is not worth the start."""
+        """Estimate the cost of a repetition.
+
+        To measure for less than half of the time of its start is not worth the start.
+        """
         startup = self.startup_seconds or 0.0
         return startup + max(sum(map(self.estimate_case, cases)), startup / 2)
 
@@ -89,20 +72,70 @@ class CostModel:
         return len(repetitions)
 
 
+def compute_least_seconds(record: Record) -> float:
+    """Return the time of a case with the fewest iterations; there are more if there is time."""
+    values = record.samples.values
+    if not values:
+        return record.seconds
+    steps = int(record.details.get("steps_per_sample", 1))
+    extra_share = max(1 - Measure().min_iterations / len(values), 0.0)
+    return max(record.seconds - extra_share * steps * sum(values), 0.0)
+
+
 def compute_costs(run: Run) -> CostModel:
     """Return the cost model of a run's repetitions."""
     model = CostModel()
     for number in sorted({record.launch for record in run.records if record.status == "ok"}):
         seconds = sum(info.seconds for info in run.info.launches if info.launch == number)
-        model = model.updated(seconds, [CaseCost.of(record) for record in run.records if record.launch == number])
+        records = [record for record in run.records if record.launch == number]
+        model = model.updated(seconds, records)
     return model
 
 
-def group_by_repetition(pending: Iterable[tuple[int, Case]]) -> dict[int, list[Case]]:
-    """Return the cases of each repetition, the first repetition first."""
-    number_of = itemgetter(0)
-    groups = groupby(sorted(pending, key=number_of), number_of)
-    return {number: [case for _, case in entries] for number, entries in groups}
+class TimeBudget:
+    """Shares the time of a run among its repetitions, whose cost is known after the first.
+
+    ``repetitions`` are the cases of each one.
+    """
+
+    def __init__(self, seconds: float, costs: CostModel, repetitions: Sequence[Sequence[Case]]) -> None:
+        self.costs = costs
+        self.num_made = 0
+        self.num_fitting = len(repetitions)
+        """The number of repetitions to come for which there is time, with the present one."""
+        self._repetitions = repetitions
+        self._end = time.monotonic() + seconds
+        # The last cases may take a little longer rather than be left out after all others.
+        self._last_end = self._end + min(0.1 * seconds, 5.0)
+
+    def seconds_left(self) -> float:
+        """Return the time in which cases may begin."""
+        return max(self._last_end - time.monotonic(), 0.0)
+
+    def compute_deadline(self, began: float) -> float:
+        """Return the end of a repetition that began then.
+
+        Those for which there is time share the rest evenly.
+        """
+        costs = self.costs
+        if costs.startup_seconds is None:
+            costs = CostModel(startup_seconds=time.monotonic() - began)
+        seconds = self._end - began
+        num_fitting = costs.count_fitting(seconds, self._repetitions[self.num_made :])
+        return began + seconds / max(num_fitting, 1)
+
+    def complete_repetition(self) -> bool:
+        """Count the present repetition; return whether there is time for fewer than before."""
+        self.num_made += 1
+        expected = self.num_fitting - 1
+        seconds = self.seconds_left()
+        to_come = self._repetitions[self.num_made :]
+        self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
+        return self.num_fitting < expected
+
+    def progress(self, share: float) -> float:
+        """Return the share of the run that is done with this share of the present repetition."""
+        return (self.num_made + share) / (self.num_made + self.num_fitting)
 
 
 def format_budget(seconds: float) -> str:
@@ -112,9 +145,11 @@ def format_budget(seconds: float) -> str:
 
 
 def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
-    """Return the ``--budget`` that holds every repetition of a plan whose own budget holds ``num_fitting``.
+    """Return the ``--budget`` that holds every repetition of a plan.
 
-    Repetitions use the time that they are given, so that the cost of the fewest iterations alone would not suffice.
+    The plan's own budget holds ``num_fitting``. Repetitions use the time that they are given, so
+    that the cost of the fewest iterations alone would not suffice.
     """
-    fewest_iterations = plan.launches * costs.estimate_repetition(plan.cases)
-    return format_budget(max(fewest_iterations, plan.budget_seconds * plan.launches / max(num_fitting, 1)))
+    least_seconds = plan.launches * costs.estimate_repetition(plan.cases)
+    scaled_seconds = plan.budget_seconds * plan.launches / max(num_fitting, 1)
+    return format_budget(max(least_seconds, scaled_seconds))

@@ -1,8 +1,9 @@
 """Ranks that torchrun, mpirun, srun or Kubernetes has started as ``parbench run``. Imports torch.
 
-Each of these processes is an agent. It starts the workers of its rank as children, so that no measuring process also
-drives the run, and new workers can follow those that failed. Agents meet in the launcher's store at MASTER_ADDR and
-MASTER_PORT. Messages of ranks pass through this store, because their hosts may share no file system.
+Each of these processes is an agent. It starts the workers of its rank as children, so that no
+measuring process also drives the run, and new workers can follow those that failed. Agents meet in
+the launcher's store at MASTER_ADDR and MASTER_PORT. Messages of ranks pass through this store,
+because their hosts may share no file system. Those of rank 0, which may be large, are files.
 """
 
 import os
@@ -20,24 +21,26 @@ import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from parbench.bench.launch.launchers import FOLDER_VARIABLE, WORKER, loopback_variables
-from parbench.bench.launch.messages import REPORT_DECODER, FromRank, Hello
+from parbench.bench.launch.launchers import FOLDER_VARIABLE, WORKER, loopback_variables, make_folder
+from parbench.bench.launch.mailbox import FolderMailbox
+from parbench.bench.launch.messages import MESSAGE_DECODER, Hello, Message
 from parbench.bench.launch.processes import die_with_parent
 from parbench.bench.machine.world_spec import Joined
-from parbench.bench.text import writing
 
 STORE_VARIABLE = "PARBENCH_STORE"
 _CONNECT_SECONDS = 120.0
 _POLL_SECONDS = 0.5
 _RELEASE_SECONDS = 5.0
 _FOREVER = timedelta(days=365)
+Process = subprocess.Popen[bytes]
 
 
 class StoreMailbox:
-    """A mailbox in a store, whose values are messages."""
+    """A mailbox in a store; messages of rank 0 are files of its folder, which the driver shares."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
+        self._files = FolderMailbox(folder)
         self._num_received = 0
 
     def put(self, name: str, content: bytes) -> None:
@@ -46,20 +49,27 @@ class StoreMailbox:
     def get(self, name: str) -> bytes | None:
         return self._store.get(name) if self._store.check([name]) else None
 
-    def post(self, rank: int, message: FromRank) -> None:
-        number = self._store.add("reports", 1)
-        self._store.set(f"report/{number}", msgspec.json.encode((rank, message)).decode())
+    def post(self, rank: int, message: Message) -> None:
+        if rank == 0:
+            self._files.post(rank, message)
+            return
+        number = self._store.add("messages", 1)
+        self._store.set(f"message/{number}", msgspec.json.encode((rank, message)).decode())
 
-    def receive(self) -> Sequence[tuple[int, FromRank]]:
-        messages = []
-        while self._store.check([f"report/{self._num_received + 1}"]):
+    def receive(self) -> Sequence[tuple[int, Message]]:
+        messages = list(self._files.receive())
+        while self._store.check([f"message/{self._num_received + 1}"]):
             self._num_received += 1
-            messages.append(REPORT_DECODER.decode(self._store.get(f"report/{self._num_received}")))
+            content = self._store.get(f"message/{self._num_received}")
+            messages.append(MESSAGE_DECODER.decode(content))
         return messages
 
 
 def connect_store(environ: Mapping[str, str]) -> Store:
-    """Return a new client of the launcher's store; torchrun may start the same ranks again with the same store."""
+    """Return a new client of the launcher's store.
+
+    torchrun may start the same ranks again with the same store.
+    """
     prefix = f"parbench/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     return PrefixStore(prefix, _open_store(environ, is_server=False))
 
@@ -85,13 +95,12 @@ class ExternalLauncher:
         self._number = 0
 
     def start_ranks(self, folder: Path, variables: Mapping[str, str]) -> "ExternalRanks":
-        with writing(folder):
-            folder.mkdir(parents=True)
+        make_folder(folder)
         number = self._number
         self._number += 1
         self._store.set(f"order/{number}", msgspec.json.encode(dict(variables)).decode())
         process = start_worker(number, folder.absolute(), variables)
-        return ExternalRanks(self._store, number, self._size, process)
+        return ExternalRanks(self._store, number, self._size, process, folder)
 
     def close(self) -> None:
         """Release the agents of all other ranks, which need the store of this process until then."""
@@ -107,8 +116,8 @@ class ExternalRanks:
 
     exit_code_seconds = 3.0
 
-    def __init__(self, store: Store, number: int, size: int, process: "subprocess.Popen[bytes]") -> None:
-        self.mailbox = StoreMailbox(PrefixStore(f"{number}/mail", store))
+    def __init__(self, store: Store, number: int, size: int, process: Process, folder: Path) -> None:
+        self.mailbox = StoreMailbox(PrefixStore(f"{number}/mail", store), folder)
         self._store = PrefixStore(str(number), store)
         self._size = size
         self._process = process
@@ -166,7 +175,7 @@ def _obey_orders(store: Store, rank: str) -> None:
         number += 1
 
 
-def _wait_for_worker(process: "subprocess.Popen[bytes]", store: Store) -> int:
+def _wait_for_worker(process: Process, store: Store) -> int:
     """Return the exit code of a worker, which is killed once the driver ends all ranks."""
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -176,8 +185,11 @@ def _wait_for_worker(process: "subprocess.Popen[bytes]", store: Store) -> int:
             return process.wait()
 
 
-def start_worker(number: int, folder: Path, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start the worker of this agent's rank; its output must not mix with what the driver prints."""
+def start_worker(number: int, folder: Path, variables: Mapping[str, str]) -> Process:
+    """Start the worker of this agent's rank.
+
+    Its output must not mix with what the driver prints.
+    """
     joined = Joined.find(os.environ)
     interface = loopback_variables() if joined is not None and joined.one_node else {}
     own_variables = {FOLDER_VARIABLE: str(folder), STORE_VARIABLE: str(number)}

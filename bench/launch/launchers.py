@@ -1,20 +1,18 @@
 """The programs that start and end ranks: a fork server on this node, or srun on several."""
 
-import importlib
-import json
 import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
+from types import ModuleType
 from typing import Protocol
 
 import psutil
@@ -27,11 +25,11 @@ from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayo
 from parbench.bench.text import last_line, writing
 
 FOLDER_VARIABLE = "PARBENCH_FOLDER"
-SERVER_VARIABLE = "PARBENCH_FORK_SERVER"
+SERVER_LOG_VARIABLE = "PARBENCH_FORK_SERVER_LOG"
 WORKER = "parbench.bench.rank.worker"
 _PRELOAD = "parbench.bench.rank.preload"
 _PATIENCE_SECONDS = 5.0
-# srun reports it of the first task that ends badly; it reports of the others that it killed them for that
+# srun reports it of the first task that ends badly. It reports of the others that it killed them.
 _TASK_ENDED = re.compile(r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE)
 
 
@@ -62,19 +60,15 @@ class Ranks(Protocol):
 class ForkServer(AbstractContextManager["ForkServer"]):
     """A process that has imported torch and ``modules``, and that forks the ranks of this node.
 
-    Only the first start of ranks waits for the imports. Ranks end with the server, and the server with the driver.
+    Only the first start of ranks waits for the imports. Ranks end with the server, and the server
+    with the driver.
     """
 
-    def __init__(
-        self, modules: Iterable[str], variables: Mapping[str, str], logs: Path, patience_seconds: float
-    ) -> None:
+    def __init__(self, modules: Iterable[str], variables: Mapping[str, str], logs: Path) -> None:
         self._log = logs / "fork-server.log"
-        self._ready = logs / "fork-server.ready"
-        settings = {"modules": list(modules), "log": str(self._log), "ready": str(self._ready), "driver": os.getpid()}
-        self._variables = {**variables, SERVER_VARIABLE: json.dumps(settings)}
-        self._patience_seconds = patience_seconds
+        self._variables = {**variables, SERVER_LOG_VARIABLE: str(self._log)}
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([_PRELOAD])
+        self._context.set_forkserver_preload([_PRELOAD, WORKER, *modules])
         self._start()
 
     def __exit__(self, *exception: object) -> None:
@@ -84,26 +78,29 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         # The standard library reaps the process when it starts the next one.
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if self._log.exists() and self._log.stat().st_size == 0:
+            self._log.unlink()
 
     def start_ranks(
-        self, size: int, folder: Path, variables: Mapping[str, str], cpus: Sequence[Sequence[int]] = ()
+        self,
+        size: int,
+        folder: Path,
+        variables: Mapping[str, str],
+        cpus: Sequence[Sequence[int]] = (),
     ) -> Ranks:
-        """Start ranks once all is imported. Each is bound to its entry of ``cpus``, if there are any."""
-        with writing(folder):
-            folder.mkdir(parents=True)
-        folder = folder.absolute()
+        """Start ranks once all is imported.
+
+        Each rank is bound to its entry of ``cpus``, if there are any.
+        """
+        make_folder(folder)
         if self.has_ended():  # killed, perhaps because memory was short
             self._start()
-        deadline = time.monotonic() + self._patience_seconds
-        while not self._ready.exists() and not self.has_ended() and time.monotonic() < deadline:
-            time.sleep(0.01)
         processes: list[ForkServerProcess] = []
-        with suppress(OSError, EOFError):  # the server has died, which the ranks report
+        with suppress(OSError, EOFError), hidden_main():  # a dead server, which the ranks report
             for rank in range(size):
                 own_cpus = list(cpus[rank]) if cpus else []
-                process = self._context.Process(
-                    target=run_forked_rank, args=(rank, size, str(folder), dict(variables), own_cpus)
-                )
+                arguments = (rank, size, str(folder.absolute()), dict(variables), own_cpus)
+                process = self._context.Process(target=run_forked_rank, args=arguments)
                 process.start()
                 processes.append(process)
         return ForkedRanks(self, processes, size, folder)
@@ -115,11 +112,8 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             return True
 
     def end_ranks(self) -> None:
-        """Kill the ranks and all processes that they have left behind, which the server has adopted."""
-        with suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+        """Kill the ranks and what they have left behind, which the server has adopted."""
+        kill_descendants(self.pid)
 
     def last_error(self) -> str:
         """Return how the server has ended, or else the last line of its log."""
@@ -131,18 +125,24 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         return read_last_line(self._log)
 
     def _start(self) -> None:
-        self._ready.unlink(missing_ok=True)
         with changed_environment(self._variables):
             forkserver.ensure_running()
-        self.pid: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # no public name
+        server = forkserver._forkserver
+        self.pid: int = server._forkserver_pid  # type: ignore[attr-defined]  # no public name
 
 
 class ForkedRanks:
-    """Ranks that the fork server has forked; their output goes to ``rank-<n>.log`` in their folder."""
+    """Ranks that the fork server has forked; their output goes to ``rank-<n>.log``."""
 
     exit_code_seconds = 0.5
 
-    def __init__(self, server: ForkServer, processes: Sequence[ForkServerProcess], size: int, folder: Path) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        processes: Sequence[ForkServerProcess],
+        size: int,
+        folder: Path,
+    ) -> None:
         self.mailbox = FolderMailbox(folder)
         self._server = server
         self._processes = processes
@@ -154,18 +154,21 @@ class ForkedRanks:
         return self._server.has_ended() or any(codes.values()) or len(codes) == self._size
 
     def exit_codes(self) -> dict[int, int]:
-        codes = {rank: process.exitcode for rank, process in enumerate(self._processes)}
-        known = {rank: code for rank, code in codes.items() if code is not None}
-        # The server reports exit codes. Without it they are unknown, and the standard library returns 255.
-        return {rank: code for rank, code in known.items() if code != 255} if self._server.has_ended() else known
+        # The server reports exit codes. Without it they are unknown, and 255 stands for them.
+        unknown = (None, 255) if self._server.has_ended() else (None,)
+        codes = {}
+        for rank, process in enumerate(self._processes):
+            if process.exitcode is not None and process.exitcode not in unknown:
+                codes[rank] = process.exitcode
+        return codes
 
     def last_error(self) -> str:
-        bad_ranks = [rank for rank, code in self.exit_codes().items() if code]
-        return read_last_line(self._folder / f"rank-{bad_ranks[0]}.log") if bad_ranks else self._server.last_error()
+        for rank, code in self.exit_codes().items():
+            if code:
+                return read_last_line(self._folder / f"rank-{rank}.log")
+        return self._server.last_error()
 
     def end(self, hellos: Iterable[Hello]) -> None:
-        for process in self._processes:
-            process.kill()
         self._server.end_ranks()
 
 
@@ -174,16 +177,48 @@ def run_forked_rank(rank: int, size: int, folder: str, variables: Mapping[str, s
     os.setsid()  # the driver alone receives the Ctrl-C of a terminal
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    log = os.open(f"{folder}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
-    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
-        os.dup2(file, number)
+    redirect_output(Path(folder) / f"rank-{rank}.log")
     if cpus:
         os.sched_setaffinity(0, cpus)  # before the rank starts threads
-    own_variables = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    os.environ.update({name: str(value) for name, value in own_variables.items()})
+    for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
+        os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
     os.environ.update(variables)
     os.environ[FOLDER_VARIABLE] = folder
-    importlib.import_module(_PRELOAD).begin_rank()  # which the driver does not import
+    from parbench.bench.rank.preload import begin_rank  # imports torch
+
+    begin_rank()
+
+
+def redirect_output(log: Path) -> None:
+    """Let this process write its output to the end of a log, and read nothing."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+
+
+def make_folder(folder: Path) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True)
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill the children of a process, their children and so on."""
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@contextmanager
+def hidden_main() -> Iterator[None]:
+    """Hide the main module, which a new rank would import, so that scripts need no guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager
@@ -207,11 +242,14 @@ class SrunRanks:
     exit_code_seconds = 3.0
 
     def __init__(
-        self, layout: NodeLayout, folder: Path, variables: Mapping[str, str], nodelist: str | None = None
+        self,
+        layout: NodeLayout,
+        folder: Path,
+        variables: Mapping[str, str],
+        nodelist: str | None = None,
     ) -> None:
         folder = folder.absolute()
-        with writing(folder):
-            folder.mkdir(parents=True)
+        make_folder(folder)
         self.mailbox = FolderMailbox(folder)
         self._log = folder / "srun.log"
         local_size = str(layout.ntasks_per_node)
@@ -255,20 +293,26 @@ class SrunRanks:
             self._process.wait()
         steps = {hello.step for hello in hellos if hello.step} if was_running else set()
         for step in steps:
-            # A step that has ended by itself is not a fault. Where scancel fails, ranks end themselves in time.
+            # A step that has ended by itself is not a fault. Where scancel fails, ranks end themselves.
+            command = ["scancel", "--signal=KILL", step]
             with suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(["scancel", "--signal=KILL", step], capture_output=True, timeout=10, check=False)
+                subprocess.run(command, capture_output=True, timeout=10, check=False)
 
 
 def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nodelist: str | None = None) -> list[str]:
     """Return the command of a job step whose tasks are the ranks.
 
-    The number of tasks on each node is an option, because ``-N2 -n4`` may place three and one. So are the CPUs of a
-    task, which srun does not inherit since Slurm 22.05. A step may overlap one that still dies on a node that does not
-    answer.
+    The number of tasks on each node is an option, because ``-N2 -n4`` may place three and one. So
+    are the CPUs of a task, which srun does not inherit since Slurm 22.05. A step may overlap one
+    that still dies on a node that does not answer.
     """
-    options = [f"--nodes={layout.nodes}", f"--ntasks={layout.ranks}", f"--ntasks-per-node={layout.ntasks_per_node}"]
-    options += [f"--distribution={layout.distribution}", "--kill-on-bad-exit=1"]
+    options = [
+        f"--nodes={layout.nodes}",
+        f"--ntasks={layout.ranks}",
+        f"--ntasks-per-node={layout.ntasks_per_node}",
+        f"--distribution={layout.distribution}",
+        "--kill-on-bad-exit=1",
+    ]
     if environ.get("SLURM_CPUS_PER_TASK"):
         options.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     if nodelist:
@@ -278,7 +322,7 @@ def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nod
 
 
 def parse_exit_codes(text: str) -> dict[int, int]:
-    """Return the first bad end that srun reports, by rank; nothing if it reports none, or in other words."""
+    """Return the first bad end that srun reports, by rank; nothing if it reports none."""
     match = _TASK_ENDED.search(text)
     if match is None:
         return {}
@@ -292,9 +336,10 @@ def parse_exit_codes(text: str) -> dict[int, int]:
 
 
 def find_process_state(hello: Hello) -> str | None:
-    """Return the state of a rank's process, such as ``stopped`` or ``gone``; None if this process cannot see it.
+    """Return the state of a rank's process, such as ``stopped`` or ``gone``.
 
-    A zombie is gone, though nobody may ever ask for its exit code; but not while threads of it remain in a driver.
+    It is None if this process cannot see it. A zombie is gone, unless threads of it remain in a
+    kernel driver.
     """
     if hello.process_space != process_space():
         return None
@@ -313,6 +358,9 @@ def read_last_line(log: Path) -> str:
 
 
 def loopback_variables() -> dict[str, str]:
-    """Return what keeps gloo's groups within this node; by host name gloo may pick an interface that is not up."""
+    """Return the variables that keep gloo's groups within this node.
+
+    By host name gloo may choose an interface that is not up.
+    """
     loopback = interface_of("127.0.0.1")
     return {} if loopback is None else {INTERFACE_VARIABLE: loopback}

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from parbench.bench.launch.attempt import START_SECONDS
-from parbench.bench.launch.budget import RESERVE, compute_costs, group_by_repetition
-from parbench.bench.launch.driver import Driver, StartRanks, remaining
+from parbench.bench.launch.budget import RESERVE, compute_costs
+from parbench.bench.launch.driver import Driver, StartRanks, group_by_repetition, remaining
 from parbench.bench.launch.launchers import ForkServer, SrunRanks, loopback_variables
 from parbench.bench.launch.processes import terminated_as_interrupted
 from parbench.bench.launch.recorder import FAILED_STATUSES, Recorder
@@ -36,31 +35,43 @@ from parbench.bench.text import UserError, counted, format_duration, parse_durat
 
 _STARTUP_SECONDS = 4.0
 """The time for imports and the report."""
+_LINE_SECONDS = 5.0
+"""Where there is no terminal, a line of progress is printed this often."""
 
 
 class Display(ExitStack):
-    """Shows progress, whose end is expected within the budget; what failed is a line of its own at once.
+    """Shows progress and its expected end; a case that failed has a line of its own at once.
 
     With ``as_json`` every record is on stdout, too.
     """
 
     def __init__(
-        self, total: int, budget_seconds: float, console: Console | None = None, *, as_json: bool = False
+        self,
+        num_cases: int,
+        expected_seconds: float,
+        console: Console | None = None,
+        *,
+        as_json: bool = False,
     ) -> None:
         super().__init__()
         self._as_json = as_json
         self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
-        self._total = total
+        self._num_cases = num_cases
         self._num_records = 0
-        self._budget_seconds = budget_seconds
+        self._expected_seconds = expected_seconds
         self._began = time.monotonic()
         self._last_line = self._began
         self._prefix = ""
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        remaining_column = TextColumn("{task.fields[remaining]}")
-        is_terminal = self._console.is_terminal
-        bar = Progress(*columns, remaining_column, console=self._console, disable=not is_terminal)
-        self._bar = self.enter_context(bar)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[remaining]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self.enter_context(self._bar)
         self._task = self._bar.add_task("starting ranks", total=1.0, remaining="")
 
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
@@ -69,13 +80,15 @@ class Display(ExitStack):
         self._print_unless_terminal(f"{self._prefix}: {counted(num_cases, 'case')}")
 
     def show_progress(self, case: Case, share: float) -> None:
-        elapsed = time.monotonic() - self._began
-        seconds = self._budget_seconds
+        now = time.monotonic()
+        elapsed = now - self._began
+        seconds = self._expected_seconds
         if share:
-            seconds = max(min(elapsed * (1 / share - 1), self._budget_seconds - elapsed), 0.0)
+            seconds = max(min(elapsed * (1 / share - 1), seconds - elapsed), 0.0)
         end = f"about {format_duration(seconds)} left" if seconds >= 1 else "about to end"
-        self._bar.update(self._task, description=f"{self._prefix}: {case.name}", completed=share, remaining=end)
-        if share and time.monotonic() - self._last_line > 5.0:
+        name = f"{self._prefix}: {case.name}"
+        self._bar.update(self._task, description=name, completed=share, remaining=end)
+        if share and now - self._last_line > _LINE_SECONDS:
             self._print_unless_terminal(f"{self._prefix}: {share:.0%} of the run, {end}")
 
     def print_message(self, message: str) -> None:
@@ -87,17 +100,17 @@ class Display(ExitStack):
             sys.stdout.buffer.flush()
         self._num_records += 1
         if record.status in FAILED_STATUSES:
-            self._console.print(f"{record.status}: {record.case.label}: {record.reason}", markup=False)
+            self.print_message(f"{record.status}: {record.case.label}: {record.reason}")
 
     def show_stop(self, reason: str, path: Path) -> None:
         self.close()
-        measured = f"{self._num_records} of {self._total} cases measured"
-        self._console.print(f"{reason}: {measured}; go on with: parbench run --resume {path}", markup=False)
+        num_measured = f"{self._num_records} of {self._num_cases} cases measured"
+        self.print_message(f"{reason}: {num_measured}; go on with: parbench run --resume {path}")
 
     def _print_unless_terminal(self, line: str) -> None:
         self._last_line = time.monotonic()
         if not self._console.is_terminal:
-            self._console.print(line, markup=False)
+            self.print_message(line)
 
 
 def run_options(
@@ -110,10 +123,10 @@ def run_options(
     cpus: Sequence[Sequence[int]] = (),
     budgets: Path | None = None,
 ) -> Path | None:
-    """Do what ``parbench run`` was asked and return the run's folder, None for a rank other than 0.
+    """Make or resume a run and return its folder, None for a rank other than 0.
 
-    ``cpus`` are those that each rank of this host is bound to, none if ranks are not. A bad file of ``budgets`` is
-    refused before any rank starts; whether they are kept is told afterwards.
+    ``cpus`` are those that each rank of this host is bound to, none if ranks are not bound. A bad
+    file of ``budgets`` is refused before any rank starts.
     """
     os.environ.update(variables_of_mpi(os.environ))
     joined = Joined.find(os.environ)
@@ -127,27 +140,33 @@ def run_options(
         if budgets is not None:
             read_budgets(budgets, plan.cases, plan.skipped)
         path, info = create_run(out, plan, package_version("parbench") or "-")
-        return _drive(
-            Run(path=path, info=info, records=()), joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus
-        )
+        run = Run(path=path, info=info, records=())
+        return _drive(run, joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus)
     if joined is not None:
-        raise UserError("--resume starts its own ranks, and this one is there already (RANK): start it by itself")
-    for f in fields(Options):
-        given = getattr(options, f.name)
-        if given and given != f.default and f.name not in ("nodelist", "budget", "usual"):
-            words = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
-            option = words.get(f.name, f"--{f.name.replace('_', '-')}")
-            raise UserError(f"--resume goes on with the run's own plan; leave out {option}")
+        problem = "--resume starts its own ranks, and this one is there already (RANK)"
+        raise UserError(f"{problem}: start it by itself")
+    _refuse_options_of_plan(options)
     if budgets is not None:
         plan = load_run(resume_path).info.plan
         read_budgets(budgets, plan.cases, plan.skipped)
     return resume(resume_path, as_json=as_json, nodelist=options.nodelist, budget=options.budget)
 
 
-def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: str | None = None) -> Path:
-    """Measure what a run has no record of yet and what its budget left out; nothing is done twice.
+def _refuse_options_of_plan(options: Options) -> None:
+    """Refuse options of a run that is resumed, except those that may differ from its plan."""
+    names = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
+    for field in fields(Options):
+        value = getattr(options, field.name)
+        may_differ = field.name in ("nodelist", "budget", "usual")
+        if value and value != field.default and not may_differ:
+            name = names.get(field.name, f"--{field.name.replace('_', '-')}")
+            raise UserError(f"--resume goes on with the run's own plan; leave out {name}")
 
-    It is done on these nodes if they are said, and within this budget, or else the plan's, or what it needs if known.
+
+def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: str | None = None) -> Path:
+    """Measure the cases of a run that have no record yet, or that its budget left out.
+
+    The default of ``budget`` is that of the plan, or more if it is known not to suffice.
     """
     run = load_run(path)
     plan = run.info.plan
@@ -192,10 +211,12 @@ def _drive(
     plan = run.info.plan
     pending = remaining(run, fills=True)
     skipped = () if run.records else plan.skipped
+    num_cases = len(pending) + len(skipped)
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(terminated_as_interrupted())
-        display = stack.enter_context(Display(len(pending) + len(skipped), _expected_seconds(plan), as_json=as_json))
+        display = Display(num_cases, _expected_seconds(plan), as_json=as_json)
+        stack.enter_context(display)
         if message:
             display.print_message(message)
         elif plan.measure.seconds_per_case is not None:
@@ -212,41 +233,58 @@ def _drive(
 
 
 def find_facts(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return what the driver alone can find out about the environment: disturbances and Slurm's allocation."""
-    is_several_nodes = plan.spread is not None
+    """Return the facts about the environment that ranks do not report.
+
+    They are the disturbances of this host and Slurm's allocation.
+    """
+    layout = plan.spread
     disturbances = {}
     for finding in examine_here(os.environ, gpus=plan.device == "cuda"):
-        # the interface matters between nodes only
-        if finding.disturbs and (is_several_nodes or finding.topic != "interface"):
+        # The interface matters between nodes only.
+        if finding.disturbs and (layout is not None or finding.topic != "interface"):
             disturbances[finding.topic] = finding.found
     facts: dict[str, dict[str, Any]] = {VOLATILE: {DISTURBANCES: disturbances}}
-    if plan.spread is not None:
+    if layout is not None:
         allocation = Allocation.find(os.environ)
-        distribution = plan.spread.distribution
-        facts["slurm"] = {"job": allocation.job, "nodelist": allocation.nodelist, "distribution": distribution}
+        facts["slurm"] = {
+            "job": allocation.job,
+            "nodelist": allocation.nodelist,
+            "distribution": layout.distribution,
+        }
     return facts
 
 
 def choose_launcher(
-    run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, cpus: Sequence[Sequence[int]]
+    run: Run,
+    joined: Joined | None,
+    nodelist: str | None,
+    stack: ExitStack,
+    cpus: Sequence[Sequence[int]],
 ) -> StartRanks:
-    """Return what starts all ranks: the agents of an external launcher, srun, or a fork server."""
+    """Return the function that starts all ranks.
+
+    The agents of an external launcher start them, srun, or a fork server.
+    """
     plan = run.info.plan
+    layout = plan.spread
     if joined is not None:
-        from parbench.bench.launch.external import ExternalLauncher  # imports torch, which other runs start without
+        # It imports torch, which other runs start without.
+        from parbench.bench.launch.external import ExternalLauncher
 
         launcher = ExternalLauncher(plan.nproc)
         stack.callback(launcher.close)
         return launcher.start_ranks
-    layout = plan.spread
-    machine = machine_of_ranks(os.environ, None if layout is None else Allocation.find(os.environ))
-    threads = machine.cores // (plan.nproc if layout is None else layout.ntasks_per_node)
-    defaults = {"OMP_NUM_THREADS": str(max(1, threads)), **(loopback_variables() if layout is None else {})}
+    allocation = None if layout is None else Allocation.find(os.environ)
+    ranks_per_node = plan.nproc if layout is None else layout.ntasks_per_node
+    threads = machine_of_ranks(os.environ, allocation).cores // ranks_per_node
+    defaults = {"OMP_NUM_THREADS": str(max(1, threads))}
+    if layout is None:
+        defaults |= loopback_variables()
     own = {name: value for name, value in defaults.items() if name not in os.environ}
     if layout is not None:
         return lambda folder, variables: SrunRanks(layout, folder, {**own, **variables}, nodelist)
-    # a custom step may do anything when it is imported
+    # A custom step may do anything when it is imported.
     targets = {EXPLAINER if case.is_own else case.target for case in plan.cases}
     modules = sorted({target.partition(":")[0] for target in targets})
-    server = stack.enter_context(ForkServer(modules, own, run.path / "logs", START_SECONDS))
+    server = stack.enter_context(ForkServer(modules, own, run.path / "logs"))
     return lambda folder, variables: server.start_ranks(plan.nproc, folder, variables, cpus)

@@ -55,12 +55,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     stop: Stop | None = None
     check: Check = Check()
     more: bool = False
-    """True if more visits follow, so that this is the result so far."""
+    """True if more blocks follow, so that this is the result so far."""
     headline: str = "time"
     seconds: list[float] = []
     """One sample per iteration."""
     visits: list[int] = []
-    """The number of samples in each visit."""
+    """The number of samples in each block."""
     skew_seconds: list[float] = []
     transfer_seconds: list[float] = []
     issue_seconds: list[float] = []
@@ -79,21 +79,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One step of all ranks, as parbench.bench.results.records encodes it."""
     wall_seconds: float = 0.0
     started: str = ""
-    """The time (UTC) at which the first visit began."""
+    """The time (UTC) at which the first block began."""
 
 
 OUT_OF_BUDGET = Outcome(status="skipped", reason="out of time", skip_reason=SkipReason.OUT_OF_BUDGET)
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Rank 0 begins the visit at ``index`` of its job."""
-
-    index: int
-    time: str
-
-
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The visit at ``index`` has ended with this outcome of its case."""
+    """The block at ``index`` has ended with this outcome of its case, by rank 0."""
 
     index: int
     outcome: Outcome
@@ -109,19 +102,20 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The state of a rank whose visit exceeds its deadline.
+    """The state of a rank whose block exceeds its deadline.
 
-    A rank reports twice: first what Python knows, then also torch's records of ``groups``. Reading these may block.
+    A rank reports twice: first what Python knows, then also torch's records of ``groups``.
+    Reading these may block.
     """
 
     phase: str
     steps: int
-    """The steps that the rank has begun in this visit."""
+    """The steps that the rank has begun in this case."""
     communicates: bool
     """True if the measuring thread is inside torch.distributed."""
     stack: str
     index: int = -1
-    """The visit of the rank, -1 before the first."""
+    """The block of the rank, -1 before the first."""
     is_connected: bool = True
     """False if the rank cannot connect to rank 0. A file system may still carry its report."""
     groups: dict[str, GroupSeen] | None = None
@@ -135,31 +129,33 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cpu_seconds: float = 0.0
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The cases to measure, the order of their visits, and how the time is shared.
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the samples of a case, between those of other cases."""
 
-    A visit's share of the budget is its part of its case's price (s), as far as known, and of what all prices leave by
-    its case's weight. The last ``more`` visits are for time left over, and for what is not yet known well enough.
-    """
+    case: int
+    """The index of the case in the plan."""
+    weight: float = 0.0
+    """Its share of the time that is free. Blocks of weight 0 use the time left over."""
+    cost_seconds: float = 0.0
+    """The least time that it takes, as far as it is known."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """The cases to measure, their blocks in order, and the time for them."""
 
     plan: Plan
     """The plan of the run with the remaining cases only."""
-    visits: list[int]
-    """Indices into the cases of the plan."""
-    weights: list[float]
-    prices: list[float] = []
-    more: int = 0
+    blocks: list[Block]
     budget_seconds: float
-    """After this time no case is visited again."""
+    """After this time no case has further blocks."""
     run_seconds: float
     """After this time no case is begun."""
 
 
-FromRank = Hello | Raised | HangReport | Done
-Progress = Started | Finished
+Message = Hello | Finished | Raised | HangReport | Done
+"""What a rank sends to the driver."""
 
-# msgspec inspects the types of a message when a decoder is built. Two threads that do this for the same types at the
-# same time crash the process, so all decoders are built here.
-REPORT_DECODER = msgspec.json.Decoder(tuple[int, FromRank])
+# msgspec inspects the types of a message when a decoder is built. Two threads that do this for
+# the same types at the same time crash the process, so all decoders are built here.
+MESSAGE_DECODER = msgspec.json.Decoder(tuple[int, Message])
 JOB_DECODER = msgspec.json.Decoder(Job)
-PROGRESS_DECODER = msgspec.json.Decoder(Progress)

@@ -1,52 +1,41 @@
 """Prepares the fork server, which imports this module first, and begins its ranks.
 
-The server starts no thread (those of numpy's OpenBLAS end at a fork) and touches no GPU. Ranks share nothing else: each
-has its own variables, output, random numbers and addresses of buffers.
+The server starts no thread (those of numpy's OpenBLAS end at a fork) and touches no GPU. Ranks
+share nothing else: each has its own variables, output, random numbers and addresses of buffers.
 """
 
-import importlib
-import json
 import mmap
 import os
 import secrets
 import signal
 import sys
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
-from parbench.bench.launch.launchers import SERVER_VARIABLE, WORKER
+from parbench.bench.launch.launchers import (
+    SERVER_LOG_VARIABLE,
+    WORKER,
+    kill_descendants,
+    redirect_output,
+)
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 
 _SHIFT_PAGES = 1 << 16
 
 
-def prepare_server(modules: list[str], log: str, ready: str, driver: int) -> None:
-    """Import what ranks need, with output to a log, and end with the driver."""
+def prepare_server(log: Path) -> None:
+    """Let this process end with the driver, and all that ranks leave behind with this process."""
     signal.signal(signal.SIGTERM, end_server)
     die_with_parent(signal.SIGTERM)
-    if os.getppid() != driver:
-        os._exit(1)
     adopt_orphans()
     # The standard library does not expect the processes that ranks have left behind.
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
-    files = (os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
-    for number, file in enumerate((files[0], files[1], files[1])):
-        os.dup2(file, number)
-    for module in (WORKER, *modules):
-        with suppress(ImportError):  # the rank that needs it raises
-            importlib.import_module(module)
-    Path(ready).touch()
+    redirect_output(log)
 
 
 def end_server(number: int, frame: FrameType | None) -> None:
-    """Kill the ranks and all processes that they have left behind, and exit."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+    kill_descendants(os.getpid())
     os._exit(0)
 
 
@@ -60,10 +49,11 @@ def begin_rank() -> None:
     if lost_cuda():  # an import has initialized CUDA, which a fork cannot use
         os.execv(sys.executable, [sys.executable, "-m", WORKER])
     np.random.seed()
-    # Buffers then have other addresses in each rank, as in separate processes. main() never returns.
-    shift = mmap.mmap(-1, mmap.PAGESIZE * (1 + secrets.randbelow(_SHIFT_PAGES)), prot=0)  # noqa: F841
+    # Buffers then have other addresses in each rank, as in separate processes.
+    num_bytes = mmap.PAGESIZE * (1 + secrets.randbelow(_SHIFT_PAGES))
+    shift = mmap.mmap(-1, num_bytes, prot=0)  # noqa: F841  # main() never returns
     worker.main()
 
 
-if SERVER_VARIABLE in os.environ:
-    prepare_server(**json.loads(os.environ.pop(SERVER_VARIABLE)))
+if SERVER_LOG_VARIABLE in os.environ:
+    prepare_server(Path(os.environ.pop(SERVER_LOG_VARIABLE)))

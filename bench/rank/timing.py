@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.blocks import VISITS
+from parbench.bench.launch.blocks import BLOCKS
 from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamp
@@ -339,7 +339,7 @@ class Timing:
         self._block_counts.append(count)
         if is_rank_0:
             self._stop = self._find_block_stop(affordable)
-        if num_later > 0 and len(self._block_counts) >= VISITS:
+        if num_later > 0 and len(self._block_counts) >= BLOCKS:
             self._is_precise = bool(self._decide(self._stop == "precision"))
 
     def _decide(self, value: int) -> int:
@@ -362,7 +362,7 @@ class Timing:
         else:
             # The few samples of the first block do not show the variation.
             max_count = 3 * _MIN_BLOCK
-        if len(self._block_counts) >= VISITS:
+        if len(self._block_counts) >= BLOCKS:
             # Fewer samples than affordable were not enough in the planned blocks.
             count = max_count
         return min(max(_MIN_BLOCK, min(count, max_count)), limit)

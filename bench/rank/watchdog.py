@@ -1,4 +1,4 @@
-"""A thread of each rank that reports where the rank is once a visit exceeds its deadline."""
+"""A thread of each rank that reports where the rank is once a block exceeds its deadline."""
 
 import faulthandler
 import os
@@ -25,10 +25,10 @@ _STACK_SECONDS = 1.0
 
 
 class Watchdog:
-    """Watches the visits of this rank.
+    """Watches the blocks of this rank.
 
     The first rank that exceeds its deadline raises an alarm, and all other ranks report at the same time. The thread
-    sleeps in the first half of a visit's time, so that it does not disturb measurements. If C code holds the
+    sleeps in the first half of a block's time, so that it does not disturb measurements. If C code holds the
     interpreter lock, the thread cannot run. Then ``stack_file`` gets the stacks, which ``faulthandler`` writes without
     the lock.
     """
@@ -49,7 +49,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def begin(self, index: int, timeout_seconds: float) -> None:
-        """Start the deadline of a visit, which replaces that of the last one."""
+        """Start the deadline of a block, which replaces that of the last one."""
         is_sooner = timeout_seconds < self._timeout_seconds
         self._index = index
         self._timeout_seconds = timeout_seconds
@@ -97,7 +97,7 @@ class Watchdog:
         return True
 
     def _report(self) -> None:
-        """Report the state of this rank, and end it unless its visit ends in time or the driver ends it."""
+        """Report the state of this rank, and end it unless its block ends in time or the driver ends it."""
         index, began = self._index, self._began
         state = replace(self._progress.where(), index=index)
         if not self._is_alarmed():

@@ -7,6 +7,7 @@ the launcher's store at MASTER_ADDR:MASTER_PORT, if there is one.
 
 import gc
 import importlib.metadata
+import itertools
 import os
 import socket
 import sys
@@ -15,7 +16,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, MutableMapping
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from msgspec.structs import replace
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from parbench.bench.launch.blocks import spread_over_visits
 from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox, Mailbox, wait_for
 from parbench.bench.launch.messages import (
     JOB_DECODER,
@@ -36,9 +35,7 @@ from parbench.bench.launch.messages import (
     Hello,
     Job,
     Raised,
-    Started,
 )
-from parbench.bench.launch.outcomes import OutcomeWriter
 from parbench.bench.launch.processes import exit_now, process_space
 from parbench.bench.machine.environment import capture, interface_of, rank_place
 from parbench.bench.machine.gpu import local_gpu_index
@@ -65,7 +62,8 @@ _SRUN_VARIABLES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_
 def main() -> None:
     """Be the rank that the environment describes, and exit."""
     if "RANK" not in os.environ:
-        os.environ.update({name: os.environ[slurm_name] for name, slurm_name in _SRUN_VARIABLES.items()})
+        for name, slurm_name in _SRUN_VARIABLES.items():
+            os.environ[name] = os.environ[slurm_name]
     folder = Path(os.environ["PARBENCH_FOLDER"])
     prefix = os.environ.get("PARBENCH_STORE")
     if prefix is None:
@@ -73,9 +71,11 @@ def main() -> None:
     else:
         from parbench.bench.launch.external import StoreMailbox, connect_store
 
-        # A client of a store does one operation at a time, and the watchdog may need it while this thread waits.
-        mailbox = StoreMailbox(PrefixStore(f"{prefix}/mail", connect_store(os.environ)))
-        run_rank(mailbox, PrefixStore(f"{prefix}/ranks", connect_store(os.environ)), folder)
+        # A client of a store does one operation at a time, and the watchdog may need it while
+        # this thread waits.
+        mail_store = PrefixStore(f"{prefix}/mail", connect_store(os.environ))
+        store = PrefixStore(f"{prefix}/ranks", connect_store(os.environ))
+        run_rank(StoreMailbox(mail_store, folder), store, folder)
     exit_now(0)
 
 
@@ -85,36 +85,34 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
     Args:
         mailbox: carries this rank's messages and its job.
         store: the store in which ranks find each other, None if rank 0 is to make one.
-        folder: where rank 0 writes outcomes, and a rank that hangs its stacks.
+        folder: where a rank that hangs writes its stacks.
 
     """
     rank = int(os.environ["RANK"])
-    with ExitStack() as stack:
-        outcomes = stack.enter_context(OutcomeWriter(folder)) if rank == 0 else None
-        progress = Progress()
-        watchdog = Watchdog(rank, mailbox, progress, folder / f"rank-{rank}.stack")
-        stack.callback(watchdog.close)
-        try:
-            serves_store = store is None and rank == 0
-            store = store or meet_ranks(mailbox, os.environ)
-            watchdog.store_address = find_address(store, os.environ)
-            on_cuda = os.environ.get("PARBENCH_DEVICE") == "cuda"
-            has_report = os.environ.get(REPORT_VARIABLE) == "1"
-            mailbox.post(rank, make_hello(on_cuda=on_cuda, has_report=has_report))
-            job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
-            began = time.process_time()
-            if serves_store and not is_on_one_host(os.environ):
-                correct_interface(store, os.environ)
-            # Before the first visit ranks may take long to find each other.
-            watchdog.begin(-1, max(job.plan.timeout_seconds, START_SECONDS))
-            if job.plan.path is not None:
-                sys.path.append(job.plan.path)
-            timeout_seconds = 2 * job.plan.timeout_seconds + 60
-            with open_world(job.plan.backend, job.plan.device, job.plan.measure.seed, timeout_seconds, store) as world:
-                measure_cases(job, world, progress, watchdog, outcomes)
-        except Exception as error:  # noqa: BLE001 - the driver reports it, whatever it is
-            report_and_block(mailbox, rank, error)
+    progress = Progress()
+    watchdog = Watchdog(rank, mailbox, progress, folder / f"rank-{rank}.stack")
+    try:
+        serves_store = store is None and rank == 0
+        store = store or meet_ranks(mailbox, os.environ)
+        watchdog.store_address = find_address(store, os.environ)
+        mailbox.post(rank, make_hello(os.environ))
+        job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
+        plan = job.plan
+        began = time.process_time()
+        if serves_store and not is_on_one_host(os.environ):
+            correct_interface(store, os.environ)
+        # Before the first block ranks may take long to find each other.
+        watchdog.begin(-1, max(plan.timeout_seconds, START_SECONDS))
+        if plan.path is not None:
+            sys.path.append(plan.path)
+        timeout_seconds = 2 * plan.timeout_seconds + 60
+        with open_world(plan.backend, plan.device, plan.measure.seed, timeout_seconds, store) as world:
+            measure_cases(job, world, progress, watchdog, mailbox)
         mailbox.post(rank, Done(cpu_seconds=time.process_time() - began))
+    except Exception as error:  # noqa: BLE001 - the driver reports it, whatever it is
+        report_and_block(mailbox, rank, error)
+    finally:
+        watchdog.close()
 
 
 def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
@@ -173,94 +171,99 @@ def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
     raise failure
 
 
-def measure_cases(
-    job: Job, world: World, progress: Progress, watchdog: Watchdog, outcomes: OutcomeWriter | None
-) -> None:
-    """Visit the cases of a job in its order; rank 0 writes their outcomes."""
+def measure_cases(job: Job, world: World, progress: Progress, watchdog: Watchdog, mailbox: Mailbox) -> None:
+    """Measure the cases of a job in its blocks; rank 0 reports the outcome of each."""
     clock = RepetitionClock(job)
-    remaining = Counter(job.visits)
-    runs = dict[int, CaseRun]()
-    started = dict[int, str]()
-    for number, index in enumerate(job.visits):
+    remaining = Counter(block.case for block in job.blocks)
+    runs: dict[int, CaseRun] = {}
+    starts: dict[int, str] = {}
+    for number, block in enumerate(job.blocks):
+        index = block.case
         if not remaining[index]:
             continue
         remaining[index] -= 1
+        num_later = remaining[index]
         progress.began_ns = time.time_ns()
         watchdog.begin(number, job.plan.timeout_seconds)
-        started.setdefault(index, utc_now())
-        if outcomes is not None:
-            outcomes.write(Started(index=number, time=started[index]))
+        starts.setdefault(index, utc_now())
         world.refresh_clock()
         seconds = clock.share(number, remaining.total())
         clock.pause(index)
-        [may_begin, may_revisit] = world.decide([clock.may_begin(), clock.may_revisit(index)])
-        if may_begin and index not in runs:
-            case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
-            runs[index] = CaseRun(case, world, measure, progress, fault)
-            outcome = runs[index].visit(seconds, remaining[index], alone=not remaining[index])
-        elif may_revisit:
-            outcome = runs[index].visit(seconds, remaining[index], alone=False)
-        elif index in runs:
-            outcome = runs[index].end()
-        else:
+        may_begin, may_continue = world.decide([clock.may_begin(), clock.may_continue()])
+        is_new = index not in runs
+        if is_new and may_begin:
+            case = job.plan.cases[index]
+            runs[index] = CaseRun(case, world, job.plan.measure, progress, job.plan.injection)
+        if index not in runs:
             outcome = OUT_OF_BUDGET
-        clock.mark_visited(index)
-        if outcomes is not None:
-            outcomes.write(Finished(index=number, outcome=replace(outcome, started=started[index])))
+        elif is_new or may_continue:
+            is_alone = is_new and num_later == 0
+            outcome = runs[index].visit(seconds, num_later, alone=is_alone)
+        else:
+            outcome = runs[index].end()
+        clock.mark_end(index)
+        if world.global_rank == 0:
+            outcome = replace(outcome, started=starts[index])
+            mailbox.post(0, Finished(index=number, outcome=outcome))
         if not outcome.more:
             remaining[index] = 0
             runs.pop(index, None)
         if outcome.explained:
-            gc.collect()  # a step's model and groups hold each other in cycles: their memory and threads would stay
+            # A step's model and groups hold each other in cycles, with their memory and threads.
+            gc.collect()
 
 
 class RepetitionClock:
-    """Shares the time of a repetition among visits; rank 0's decides."""
+    """Shares the time of a repetition among blocks; rank 0's decides."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._began = time.monotonic()
-        self._weights = spread_over_visits(job, job.weights)
-        self._prices = spread_over_visits(job, job.prices or [0.0] * len(job.weights))
-        self._weights_to_come = suffix_sums(self._weights)
-        self._prices_to_come = suffix_sums(self._prices)
-        self._visited = dict[int, float]()
+        # Of the blocks from each one on:
+        self._weights = accumulate_from_end([block.weight for block in job.blocks])
+        self._costs = accumulate_from_end([block.cost_seconds for block in job.blocks])
+        self._ends: dict[int, float] = {}
 
     def share(self, number: int, num_later: int = 0) -> float:
-        """Return the time (s) of a visit that begins now, with ``num_later`` visits after it."""
-        left = self._job.budget_seconds - (time.monotonic() - self._began)
-        weights, prices = self._weights_to_come[number], self._prices_to_come[number]
-        share = left / (1 + num_later)
+        """Return the time (s) of a block that begins now, with ``num_later`` after it.
+
+        It has its cost, and of the time that all costs leave its share by weight.
+        """
+        seconds = self._job.budget_seconds - self._elapsed()
+        block = self._job.blocks[number]
+        weights = self._weights[number]
+        costs = self._costs[number]
+        share = seconds / (1 + num_later)
         if weights > 0:
-            free = max(left - prices, 0.0) * self._weights[number] / weights
-            share = free + self._prices[number] * min(left / prices if prices else 0.0, 1.0)
-        return min(max(share, _MIN_CASE_SECONDS), _TIMEOUT_SHARE * self._job.plan.timeout_seconds)
+            share = max(seconds - costs, 0.0) * block.weight / weights
+            share += block.cost_seconds * min(seconds / costs if costs else 0.0, 1.0)
+        max_seconds = _TIMEOUT_SHARE * self._job.plan.timeout_seconds
+        return min(max(share, _MIN_CASE_SECONDS), max_seconds)
 
     def pause(self, index: int) -> None:
-        """Wait until the last visit of this case is long enough ago."""
-        if index in self._visited:
-            time.sleep(max(0.0, _PAUSE_SECONDS - (time.monotonic() - self._visited[index])))
+        """Wait until the last block of this case is long enough ago."""
+        if index in self._ends:
+            seconds = _PAUSE_SECONDS - (time.monotonic() - self._ends[index])
+            time.sleep(max(0.0, seconds))
 
     def may_begin(self) -> bool:
         """Return whether there is time to begin a case."""
-        return time.monotonic() - self._began < self._job.run_seconds
+        return self._elapsed() < self._job.run_seconds
 
-    def may_revisit(self, index: int) -> bool:
-        """Return whether the case was visited, and there is time to visit it again."""
-        return index in self._visited and time.monotonic() - self._began < self._job.budget_seconds
+    def may_continue(self) -> bool:
+        """Return whether there is time for a further block of a case."""
+        return self._elapsed() < self._job.budget_seconds
 
-    def mark_visited(self, index: int) -> None:
-        self._visited[index] = time.monotonic()
+    def mark_end(self, index: int) -> None:
+        self._ends[index] = time.monotonic()
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
 
 
-def suffix_sums(values: list[float]) -> list[float]:
+def accumulate_from_end(values: list[float]) -> list[float]:
     """Return for each position the sum of the values from there on."""
-    sums = []
-    total = 0.0
-    for value in reversed(values):
-        total += value
-        sums.append(total)
-    return sums[::-1]
+    return list(itertools.accumulate(reversed(values)))[::-1]
 
 
 def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
@@ -274,34 +277,36 @@ def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
     threading.Event().wait()
 
 
-def make_hello(*, on_cuda: bool, has_report: bool = False) -> Hello:
+def make_hello(environ: Mapping[str, str]) -> Hello:
     """Describe this rank and its environment; a rank on the CPU leaves CUDA alone."""
-    uuid, device = None, None
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
-    if on_cuda and torch.cuda.is_available():
-        device = torch.cuda.get_device_properties(local_gpu_index(os.environ, torch.cuda.device_count()))
+    environment = {**capture(environ), "torch": facts}
+    uuid = None
+    if environ.get("PARBENCH_DEVICE") == "cuda" and torch.cuda.is_available():
+        index = local_gpu_index(environ, torch.cuda.device_count())
+        device = torch.cuda.get_device_properties(index)
         uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
         facts["nccl"] = nccl_version()
         facts["float32_matmul"] = disable_tf32()
-    environment = {**capture(os.environ), "torch": facts}
-    if device is not None and uuid is not None:
-        environment |= capture_gpu(os.environ, uuid, has_report=has_report)
+        has_report = environ.get(REPORT_VARIABLE) == "1"
+        environment |= capture_gpu(environ, uuid, has_report=has_report)
         environment["gpu"]["l2_cache_bytes"] = device.L2_cache_size  # which NVML does not report
-    is_in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= os.environ.keys()
+    is_in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= environ.keys()
+    host = socket.gethostname()
     return Hello(
-        rank=int(os.environ["RANK"]),
-        size=int(os.environ["WORLD_SIZE"]),
-        host=socket.gethostname(),
+        rank=int(environ["RANK"]),
+        size=int(environ["WORLD_SIZE"]),
+        host=host,
         pid=os.getpid(),
         process_space=process_space(),
-        place=rank_place(socket.gethostname(), os.environ, uuid),
+        place=rank_place(host, environ, uuid),
         environment=environment,
-        step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(os.environ) if is_in_step else "",
+        step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(environ) if is_in_step else "",
     )
 
 

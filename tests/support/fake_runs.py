@@ -47,7 +47,7 @@ def isolate_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for name in (*TORCHRUN, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PARBENCH_EMULATED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: MACHINE)
-    monkeypatch.setattr(driver, "order_of_visits", case_order)
+    monkeypatch.setattr(driver, "order_blocks", case_order)
     monkeypatch.setattr(doctor, "_SAMPLE_SECONDS", 0.01)
     monkeypatch.chdir(folder)
 
@@ -86,7 +86,6 @@ class FakeRanks:
 
     def _act(self, ranks: ScriptedRanks, job: Job) -> Iterator[None]:
         for index, case in enumerate(job.plan.cases):
-            ranks.start(index)
             self.begun.append(case.id)
             self.on_case(len(self.begun))
             ranks.finish(index, self.said[min(index, len(self.said) - 1)])

@@ -13,18 +13,16 @@ from typing import Any
 from parbench.bench.launch.mailbox import JOB
 from parbench.bench.launch.messages import (
     JOB_DECODER,
+    Block,
     Done,
     Finished,
-    FromRank,
     HangReport,
     Hello,
     Job,
+    Message,
     Outcome,
-    Progress,
     Raised,
-    Started,
 )
-from parbench.bench.launch.outcomes import OutcomeWriter
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.plan import Plan, Skipped
 from parbench.bench.results.records import Check
@@ -78,7 +76,7 @@ def make_outcome(seconds: float = 1e-3, **overrides: Any) -> Outcome:
 def case_order(
     cases: Sequence[Case], seed: int, repetition: int, more: int
 ) -> tuple[list[int], list[int]]:
-    """Replace ``order_of_visits``: each case once, in the order of the plan."""
+    """Replace ``order_blocks``: each case once, in the order of the plan."""
     return [*range(len(cases))], []
 
 
@@ -89,10 +87,12 @@ def make_status(**overrides: Any) -> HangReport:
 
 
 def make_job(cases: Sequence[Case], **overrides: Any) -> Job:
-    """Return a job that visits each case once; overrides are fields of the job or of its plan."""
+    """Return a job with one block of each case.
+
+    Overrides are fields of the job or of its plan.
+    """
     fields: dict[str, Any] = {
-        "visits": [*range(len(cases))],
-        "weights": [1.0] * len(cases),
+        "blocks": [Block(case=index, weight=1.0) for index in range(len(cases))],
         "budget_seconds": 1.0,
         "run_seconds": 60.0,
     }
@@ -168,22 +168,13 @@ class ScriptedRanks:
         self.job: Job | None = None
         self._script = script
         self._acts: Iterator[None] = iter(())
-        self._folder = folder
-        self._messages: list[tuple[int, FromRank]] = []
+        self._messages: list[tuple[int, Message]] = []
         for hello in hellos:
             self.post(hello.rank, hello)
 
-    def start(self, index: int) -> None:
-        """Let rank 0 begin a visit."""
-        self._write(Started(index=index, time="2026-01-01T00:00:00.000Z"))
-
     def finish(self, index: int, outcome: Outcome | None = None) -> None:
-        """Let rank 0 report the outcome of a visit."""
-        self._write(Finished(index=index, outcome=outcome or make_outcome()))
-
-    def _write(self, line: Progress) -> None:
-        with OutcomeWriter(self._folder) as outcomes:
-            outcomes.write(line)
+        """Let rank 0 report the outcome of a block."""
+        self.post(0, Finished(index=index, outcome=outcome or make_outcome()))
 
     def fail(self, rank: int, error: str = "RuntimeError: fire", seconds: float = 0.0) -> None:
         stack = f"the stack of rank {rank}"
@@ -202,10 +193,10 @@ class ScriptedRanks:
     def get(self, name: str) -> bytes | None:
         return None
 
-    def post(self, rank: int, message: FromRank) -> None:
+    def post(self, rank: int, message: Message) -> None:
         self._messages.append((rank, message))
 
-    def receive(self) -> Sequence[tuple[int, FromRank]]:
+    def receive(self) -> Sequence[tuple[int, Message]]:
         next(self._acts, None)
         messages = self._messages
         self._messages = []
@@ -226,15 +217,14 @@ class ScriptedRanks:
 
 def complete_job(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
     """Measure a whole job."""
-    yield from complete_visits(ranks, job, [make_outcome()] * len(job.visits))
+    yield from complete_blocks(ranks, job, [make_outcome()] * len(job.blocks))
 
 
-def complete_visits(
+def complete_blocks(
     ranks: ScriptedRanks, job: Job, outcomes: Sequence[Outcome]
 ) -> Iterator[None]:
-    """End the visits of a job with these outcomes."""
-    for number, outcome in enumerate(outcomes[: len(job.visits)]):
-        ranks.start(number)
+    """End the blocks of a job with these outcomes."""
+    for number, outcome in enumerate(outcomes[: len(job.blocks)]):
         ranks.finish(number, outcome)
         yield
     ranks.complete(*range(job.plan.nproc))

@@ -7,8 +7,10 @@ import pytest
 
 from parbench.bench.launch import attempt as module
 from parbench.bench.launch.attempt import Attempt
+from parbench.bench.launch.failures import find_silent_hosts
 from parbench.bench.launch.messages import Job
 from tests.support.fakes import (
+    Script,
     ScriptedRanks,
     complete_job,
     make_fake_case,
@@ -56,24 +58,24 @@ def test_error_before_all_ranks_have_started_is_reported(tmp_path: Path) -> None
     assert failure.reason == "rank 1 raised ImportError: no module named x"
 
 
-def follow(ranks: ScriptedRanks, attempt: Attempt, num_cases: int = 2) -> None:
+def start_job(folder: Path, script: Script, timeout_seconds: float = 10.0) -> Attempt:
+    """Give two ranks a job of one case, to which they react by the script."""
+    ranks, attempt = start_ranks(folder, 2, 2)
+    ranks._script = script
     assert attempt.wait_for_ranks(10) is None
-    attempt.send_job(make_job([make_fake_case(number) for number in range(num_cases)]))
+    attempt.send_job(make_job([make_fake_case()], timeout_seconds=timeout_seconds))
+    return attempt
 
 
 def test_hang_that_one_rank_reports_names_the_other(tmp_path: Path) -> None:
     def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
-        ranks.start(0)
         ranks.post(0, make_status())
         yield
 
-    ranks, attempt = start_ranks(tmp_path, 2, 2)
-    ranks._script = act
-    follow(ranks, attempt)
-    failure = attempt.wait_for_visit(0, 10.0)
+    attempt = start_job(tmp_path, act)
+    failure = attempt.wait_for_block(0, 10.0)
     assert failure.reason == "no end within 10 s: rank 1 did not arrive"
-    assert failure.started == "2026-01-01T00:00:00.000Z"
-    assert attempt.find_silent_hosts() == set(), "rank 0 of the same host has reported"
+    assert find_silent_hosts(failure.ranks) == set(), "rank 0 of the same host has reported"
 
 
 def test_driver_ends_ranks_that_cannot_report(
@@ -82,34 +84,28 @@ def test_driver_ends_ranks_that_cannot_report(
     """C code that holds the interpreter lock stops the watchdog; the interpreter writes stacks."""
 
     def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
-        ranks.start(0)
         (tmp_path / "attempt-0" / "rank-1.stack").write_text("in C code")
         yield
 
-    ranks, attempt = start_ranks(tmp_path, 2, 2)
-    ranks._script = act
-    follow(ranks, attempt)
-    failure = attempt.wait_for_visit(0, 0.05)
+    monkeypatch.setattr(module, "START_SECONDS", 0.05)
+    attempt = start_job(tmp_path, act, timeout_seconds=0.05)
+    failure = attempt.wait_for_block(0, 0.05)
     assert failure.reason == "no end within 0.05 s: no rank answers"
     assert [state.stack for state in failure.ranks] == ["", "in C code"]
 
 
-def test_visit_that_ends_at_its_deadline_is_no_hang(tmp_path: Path) -> None:
+def test_block_that_ends_at_its_deadline_is_no_hang(tmp_path: Path) -> None:
     def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
-        ranks.start(0)
         ranks.post(0, make_status())
         ranks.finish(0)
         yield
 
-    ranks, attempt = start_ranks(tmp_path, 2, 2)
-    ranks._script = act
-    follow(ranks, attempt)
-    assert attempt.wait_for_visit(0, 10.0) == make_outcome()
+    attempt = start_job(tmp_path, act)
+    assert attempt.wait_for_block(0, 10.0) == make_outcome()
 
 
 def test_rank_that_has_completed_its_job_may_end_before_the_others(tmp_path: Path) -> None:
     def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
-        ranks.start(0)
         ranks.codes[1] = 0  # the driver learns of the end before it reads the last message
         yield
         ranks.complete(1)
@@ -117,7 +113,5 @@ def test_rank_that_has_completed_its_job_may_end_before_the_others(tmp_path: Pat
         ranks.finish(0)
         yield
 
-    ranks, attempt = start_ranks(tmp_path, 2, 2)
-    ranks._script = act
-    follow(ranks, attempt)
-    assert attempt.wait_for_visit(0, 10.0) == make_outcome()
+    attempt = start_job(tmp_path, act)
+    assert attempt.wait_for_block(0, 10.0) == make_outcome()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.launch.budget import CaseCost, CostModel, compute_costs, suggest_budget
+from parbench.bench.launch.budget import CostModel, compute_costs, suggest_budget
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, Samples, WorldInfo
 from parbench.bench.results.runs import LaunchInfo, Run, RunInfo
@@ -56,7 +56,7 @@ def test_iterations_beyond_the_minimum_cost_nothing() -> None:
     samples = Samples(values=[0.25] * 12)
     details = {"steps_per_sample": 2}
     record = replace(make_record(FIRST, 0, 10.0), samples=samples, details=details)
-    costs = CostModel().updated(10.0, [CaseCost.of(record)])
+    costs = CostModel().updated(10.0, [record])
     assert costs.case_seconds == {FIRST.id: 7.0}
 
 

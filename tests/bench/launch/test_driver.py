@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from parbench.bench.launch import attempt as attempt_module
+from parbench.bench.launch import budget
 from parbench.bench.launch import driver as module
 from parbench.bench.launch.driver import Driver, remaining
 from parbench.bench.launch.messages import Job, Outcome
@@ -18,13 +19,13 @@ from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import Record, SkipReason, read_records
-from parbench.bench.results.runs import create_run, load_run, open_writer
+from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
 from tests.support.fakes import (
     Script,
     ScriptedRanks,
     case_order,
+    complete_blocks,
     complete_job,
-    complete_visits,
     make_fake_case,
     make_hello,
     make_outcome,
@@ -41,7 +42,7 @@ MakeRun = Callable[..., "FakeRun"]
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(attempt_module, "_GRACE_SECONDS", 0.0)
     monkeypatch.setattr(attempt_module, "_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(module, "order_of_visits", case_order)
+    monkeypatch.setattr(module, "order_blocks", case_order)
     with time_limit(60):
         yield
 
@@ -60,14 +61,12 @@ class FakeRun:
         self.starts: list[ScriptedRanks] = []
         self.messages: list[str] = []
         self.hello: Callable[[int, int], dict[str, Any]] = lambda start, rank: {}
-        self.on_visit: Callable[[], None] = lambda: None
 
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
         """Ignore the start of a repetition."""
 
     def show_progress(self, case: Case, share: float) -> None:
         assert 0 <= share <= 1
-        self.on_visit()
 
     def print_message(self, message: str) -> None:
         self.messages.append(message)
@@ -120,8 +119,8 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 def finish_with(*outcomes: Outcome) -> Script:
-    """Return a script whose visits end with these outcomes in turn."""
-    return lambda ranks, job: complete_visits(ranks, job, outcomes)
+    """Return a script whose blocks end with these outcomes in turn."""
+    return lambda ranks, job: complete_blocks(ranks, job, outcomes)
 
 
 def die_at(number: int) -> Script:
@@ -129,7 +128,6 @@ def die_at(number: int) -> Script:
 
     def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
         for index, case in enumerate(job.plan.cases):
-            ranks.start(index)
             if case.params["number"] == number:
                 ranks.codes = {1: -9}
                 return
@@ -217,76 +215,59 @@ def test_run_names_the_hosts_of_its_ranks(make_run: MakeRun) -> None:
 
 
 def test_record_has_the_time_at_which_its_case_began(make_run: MakeRun) -> None:
-    started = "2026-01-01T00:00:00.000Z"
+    before = utc_now()
     run = make_run(CASES[:2], die_at(1))
     run.drive()
     failed = run.records()[1]
     assert failed.status == "failed"
-    assert failed.started == started
+    assert before <= failed.started <= utc_now()
+    started = "2026-01-01T00:00:00.000Z"
     run = make_run(CASES[:1], finish_with(make_outcome(started=started)))
     run.drive()
     assert run.records()[0].started == started
 
 
-# --- several visits of a case ---
+# --- several blocks of a case ---
 
 
-def visit_in_order(monkeypatch: pytest.MonkeyPatch, *visits: int) -> None:
-    monkeypatch.setattr(module, "order_of_visits", lambda cases, *_: ([*visits], []))
+def order_like(monkeypatch: pytest.MonkeyPatch, *order: int) -> None:
+    monkeypatch.setattr(module, "order_blocks", lambda cases, *_: ([*order], []))
 
 
-def make_visits(*seconds: float, more: bool = False) -> Outcome:
-    """Return the outcome of a case after visits with one sample each."""
+def make_result(*seconds: float, more: bool = False) -> Outcome:
+    """Return the outcome of a case after blocks with one sample each."""
     return replace(make_outcome(), seconds=list(seconds), visits=[1] * len(seconds), more=more)
 
 
-def test_case_is_recorded_after_its_last_visit(
+def test_case_is_recorded_after_its_last_block(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visit_in_order(monkeypatch, 0, 1, 1, 0)
-    first_visits = [make_visits(1.0, more=True), make_visits(2.0, more=True)]
-    last_visits = [make_visits(2, 2), make_visits(1, 1)]
-    run = make_run(CASES[:2], finish_with(*first_visits, *last_visits))
+    order_like(monkeypatch, 0, 1, 1, 0)
+    first_blocks = [make_result(1.0, more=True), make_result(2.0, more=True)]
+    last_blocks = [make_result(2, 2), make_result(1, 1)]
+    run = make_run(CASES[:2], finish_with(*first_blocks, *last_blocks))
     assert run.drive() == ["launch 0 case 1: ok", "launch 0 case 0: ok"]
     assert run.samples() == [[2, 2], [1, 1]]
 
 
 def test_case_of_broken_ranks_is_repeated(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], die_in_second_visit, complete_job)
+    run = make_run(CASES[:2], die_in_second_block, complete_job)
     assert run.drive() == ["launch 0 case 1: failed", "launch 0 case 0: ok"]
     assert run.records()[1].stop == "precision"
 
 
 def test_case_of_broken_ranks_is_kept_if_no_others_start(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], die_in_second_visit, None)
+    run = make_run(CASES[:2], die_in_second_block, None)
     assert run.drive() == ["launch 0 case 1: failed", "launch 0 case 0: ok"]
     assert run.records()[1].stop == "budget"
     assert run.samples()[1] == [7.0]
 
 
-def die_in_second_visit(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
-    """Leave case 0 with visits to come, and kill rank 1 in case 1."""
-    ranks.start(0)
-    ranks.finish(0, make_visits(7.0, more=True))
+def die_in_second_block(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+    """Leave case 0 with blocks to come, and kill rank 1 in case 1."""
+    ranks.finish(0, make_result(7.0, more=True))
     yield
-    ranks.start(1)
     ranks.codes = {1: -9}
-
-
-def test_partial_records_are_written_during_a_launch(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    visit_in_order(monkeypatch, 0, 1, 0, 1)
-    monkeypatch.setattr(module, "_PARTIAL_SECONDS", 0.0)
-    first_visits = [make_visits(1.0, more=True), make_visits(2.0, more=True)]
-    last_visits = [make_visits(1, 1), make_visits(2, 2)]
-    run = make_run(CASES[:2], finish_with(*first_visits, *last_visits))
-    samples_at_visits: list[list[list[float]]] = []
-    run.on_visit = lambda: samples_at_visits.append(run.samples())
-    run.drive()
-    assert [1.0] in samples_at_visits[2]
-    records = load_run(run.path).records
-    assert [record.samples.values for record in records] == [[1, 1], [2, 2]]
 
 
 # --- faults ---
@@ -342,11 +323,11 @@ def test_launches_beyond_the_budget_are_left_out(
 ) -> None:
     outcome = make_outcome(wall_seconds=20.0)
     run = make_run(CASES[:2], finish_with(outcome, outcome), launches=5, budget_seconds=120.0)
-    # The driver's clock advances with the records, by 20 s per case.
-    clock = SimpleNamespace(
-        monotonic=lambda: time.monotonic() + 20.0 * len(run.records()), sleep=time.sleep
-    )
+    # The clock advances with the records only, by 20 s per case.
+    now = time.monotonic() + 1
+    clock = SimpleNamespace(monotonic=lambda: now + 20.0 * len(run.records()))
     monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(budget, "time", clock)
     run.drive()
     reasons = [record.skip_reason for record in run.records()]
     assert reasons == [None] * 6 + [SkipReason.OUT_OF_BUDGET] * 4

@@ -24,15 +24,15 @@ def make_evidence(size: int = 2, *, hosts: str = "") -> Evidence:
     return Evidence(hellos=hellos)
 
 
-def make_error(error: str) -> Raised:
-    return Raised(error=error, stack=f"the stack of {error}", seconds=0.0)
+def make_error(error: str, seconds: float = 0.0) -> Raised:
+    return Raised(error=error, stack=f"the stack of {error}", seconds=seconds)
 
 
 def hang(*answers: HangReport | None, hosts: str = "", index: int = 0) -> Outcome:
     """Return the outcome of a hang that ranks report so, None if they do not."""
     reports = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
     evidence = make_evidence(len(answers), hosts=hosts)
-    return explain_hang(replace(evidence, reports=reports), index, 0.1)
+    return explain_hang(replace(evidence, reports=reports), index, 0.1, {})
 
 
 def list_culprits(failure: Outcome) -> list[tuple[int, CulpritCause]]:
@@ -81,7 +81,7 @@ def test_first_cause_of_death_is_named(
 
 
 def test_rank_that_completed_its_job_is_not_blamed() -> None:
-    evidence = replace(make_evidence(), exit_codes={0: 0, 1: -9}, completed_ranks=[0])
+    evidence = replace(make_evidence(), exit_codes={0: 0, 1: -9}, cpu_seconds={0: 1.0})
     assert explain_end(evidence, "early").reason == "rank 1 died: ended by SIGKILL"
 
 
@@ -94,8 +94,8 @@ def test_death_is_named_before_the_error_it_causes() -> None:
 
 def test_first_rank_that_raises_is_named() -> None:
     first = make_error("ValueError: the roof is on fire")
-    second = make_error("RuntimeError: connection closed by peer")
-    failure = explain_end(replace(make_evidence(), errors={1: first, 0: second}), "early")
+    second = make_error("RuntimeError: connection closed by peer", seconds=1.0)
+    failure = explain_end(replace(make_evidence(), errors={0: second, 1: first}), "early")
     assert failure.reason == "rank 1 raised ValueError: the roof is on fire"
     assert [state.stack for state in failure.ranks] == [second.stack, first.stack]
     assert list_culprits(failure) == [(1, "raised")]

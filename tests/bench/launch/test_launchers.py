@@ -56,7 +56,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
     modules = ["absent_module", "tests.support.acts"]
     variables = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "2"}
     logs = tmp_path_factory.mktemp("server")
-    with ForkServer(modules, variables, logs, 60) as server:
+    with ForkServer(modules, variables, logs) as server:
         yield server
         assert (logs / "fork-server.log").read_text() == ""
 
@@ -141,7 +141,7 @@ def test_rank_starts_a_new_python_if_forks_cannot_use_gpus(
     ranks = fork_server.start_ranks(
         1, tmp_path / "a", {"PARBENCH_DEVICE": "cpu", "ACT_LOST": "1"}
     )
-    wait_until(lambda: list((tmp_path / "a" / "reports").glob("*.json")), PATIENCE)
+    wait_until(lambda: list((tmp_path / "a" / "mail" / "messages").glob("*.json")), PATIENCE)
     [(_, hello)] = ranks.mailbox.receive()
     assert isinstance(hello, Hello)
     command = psutil.Process(hello.pid).cmdline()

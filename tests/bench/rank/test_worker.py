@@ -19,18 +19,16 @@ from torch._C._distributed_c10d import HashStore
 
 from parbench.bench.launch.mailbox import JOB, FolderMailbox
 from parbench.bench.launch.messages import (
+    Block,
     Done,
     Finished,
-    FromRank,
     HangReport,
     Hello,
     Job,
+    Message,
     Outcome,
-    Progress,
     Raised,
-    Started,
 )
-from parbench.bench.launch.outcomes import OutcomeReader
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.rank import watchdog as watchdog_module
 from parbench.bench.rank import worker
@@ -60,34 +58,39 @@ def single_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def run_here(folder: Path, job: Job) -> tuple[list[FromRank], list[Progress]]:
-    """Be the only rank of a world; return its messages and the lines that it writes."""
+def run_here(folder: Path, job: Job) -> list[Message]:
+    """Be the only rank of a world and return its messages."""
     mailbox = FolderMailbox(folder)
     # The watchdog of a rank that hangs would end this process.
     patient_job = replace(job, plan=replace(job.plan, timeout_seconds=600.0))
     mailbox.put(JOB, msgspec.json.encode(patient_job))
     worker.run_rank(mailbox, HashStore(), folder)
-    return receive(folder), list(OutcomeReader(folder).read())
+    return receive(folder)
 
 
-def receive(folder: Path) -> list[FromRank]:
-    """Return all messages of the rank so far."""
+def receive(folder: Path) -> list[Message]:
+    """Return the new messages of the rank."""
     return [message for _, message in FolderMailbox(folder).receive()]
 
 
-def list_outcomes(lines: list[Progress]) -> list[Outcome]:
-    return [line.outcome for line in lines if isinstance(line, Finished)]
+def list_outcomes(messages: list[Message]) -> list[Outcome]:
+    return [message.outcome for message in messages if isinstance(message, Finished)]
 
 
 @contextmanager
 def run_in_process(folder: Path, job: Job) -> Iterator[Callable[[type[Any]], Any]]:
-    """Run the only rank of a world in its own process; yield what waits for a kind of message."""
+    """Run the only rank of a world in its own process.
+
+    Yields a function that waits for a message of a type.
+    """
+    messages: list[Message] = []
     FolderMailbox(folder).put(JOB, msgspec.json.encode(job))
     variables = {**environment(), **SINGLE_RANK, "PARBENCH_FOLDER": str(folder)}
     command = [sys.executable, "-m", "parbench.bench.rank.worker"]
 
     def find(kind: type[Any]) -> list[Any]:
-        return [message for message in receive(folder) if isinstance(message, kind)]
+        messages.extend(receive(folder))
+        return [message for message in messages if isinstance(message, kind)]
 
     def wait_for(kind: type[Any]) -> Any:
         wait_until(lambda: find(kind), TIMEOUT_SECONDS)
@@ -107,8 +110,7 @@ def test_rank_reports_hello_cases_and_done(
     monkeypatch.setattr(torch.cuda, "_lazy_init", pytest.fail)
     cases = [fault_case("fine", number=0), fault_case("refusing"), fault_case("fine", number=1)]
     before = datetime.now(UTC)
-    messages, lines = run_here(tmp_path, make_job(cases, budget_seconds=0.1))
-    hello, done = messages
+    hello, *finished, done = run_here(tmp_path, make_job(cases, budget_seconds=0.1))
     assert isinstance(hello, Hello)
     assert hello.rank == 0
     assert hello.host == HOSTNAME
@@ -118,8 +120,7 @@ def test_rank_reports_hello_cases_and_done(
     assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
     assert "gpu" not in hello.environment
     assert isinstance(done, Done)
-    assert [type(line) for line in lines] == [Started, Finished] * 3
-    outcomes = list_outcomes(lines)
+    outcomes = list_outcomes(finished)
     assert [outcome.status for outcome in outcomes] == ["ok", "skipped", "ok"]
     assert outcomes[0].seconds
     assert outcomes[0].raw
@@ -133,7 +134,7 @@ def test_rank_reports_hello_cases_and_done(
 
 def test_cases_after_the_run_budget_are_left_out(single_rank: None, tmp_path: Path) -> None:
     cases = [fault_case("fine", number=number) for number in range(2)]
-    outcomes = list_outcomes(run_here(tmp_path, make_job(cases, run_seconds=0.0))[1])
+    outcomes = list_outcomes(run_here(tmp_path, make_job(cases, run_seconds=0.0)))
     assert [outcome.status for outcome in outcomes] == ["skipped"] * 2
     assert [outcome.skip_reason for outcome in outcomes] == [SkipReason.OUT_OF_BUDGET] * 2
 
@@ -143,7 +144,7 @@ def test_step_is_freed_before_the_next_one(single_rank: None, tmp_path: Path) ->
     cases = [fault_case("tangled", number=number) for number in range(2)]
     gc.disable()
     try:
-        outcomes = list_outcomes(run_here(tmp_path, make_job(cases, budget_seconds=0.2))[1])
+        outcomes = list_outcomes(run_here(tmp_path, make_job(cases, budget_seconds=0.2)))
     finally:
         gc.enable()
     assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
@@ -160,7 +161,7 @@ def test_targets_in_the_job_folder_shadow_nothing(
     (tmp_path / "tabnanny.py").write_text("raise RuntimeError('shadowed')\n")
     case = make_case("custom.lonely", "lonely:fine", {})
     job = make_job([case], budget_seconds=0.1, path=str(tmp_path))
-    [outcome] = list_outcomes(run_here(tmp_path / "attempt", job)[1])
+    [outcome] = list_outcomes(run_here(tmp_path / "attempt", job))
     assert outcome.status == "ok"
 
 
@@ -171,8 +172,6 @@ def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
         error = wait_for(Raised)
         assert error.error == "RuntimeError: the roof is on fire"
         assert "in mischief" in error.stack
-        lines = list(OutcomeReader(tmp_path).read())
-        assert [type(line) for line in lines] == [Started, Finished, Started]
 
 
 @pytest.mark.full
@@ -216,11 +215,14 @@ def test_rank_reports_once_another_exceeds_its_deadline(tmp_path: Path) -> None:
     watchdog = watchdog_module.Watchdog(0, mailbox, StepCounter(), tmp_path / "stack")
     watchdog.begin(0, 0.2)
     time.sleep(0.05)
-    assert mailbox.receive() == [], "the first half of a visit is never disturbed"
-    wait_until(lambda: list((tmp_path / "reports").glob("0-1.json")))
+    assert mailbox.receive() == [], "the first half of a block is never disturbed"
+    wait_until(lambda: len(list((tmp_path / "mail" / "messages").glob("*.json"))) == 2)
     watchdog.close()
-    replies = [message for _, message in mailbox.receive()]
-    assert [isinstance(reply, HangReport) and reply.more for reply in replies] == [True, False]
+    reports = [message for _, message in mailbox.receive()]
+    assert [isinstance(report, HangReport) and report.more for report in reports] == [
+        True,
+        False,
+    ]
 
 
 @pytest.fixture
@@ -234,10 +236,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
     cases = [fault_case("fine", number=number) for number in range(3)]
-    weights = [2.0, 10.0, 1.0]
-    job = make_job(cases, visits=[0, 1, 2, 0], weights=weights, budget_seconds=13.0)
+    blocks = [
+        Block(case=case, weight=weight) for case, weight in ((0, 1), (1, 10), (2, 1), (0, 1))
+    ]
+    job = make_job(cases, blocks=blocks, budget_seconds=13.0)
     repetition = worker.RepetitionClock(job)
-    assert repetition.share(0) == pytest.approx(1.0)  # half of its weight in each of two visits
+    assert repetition.share(0) == pytest.approx(1.0)
     clock.now += 7.0
     # Later cases share the time that the first one left.
     assert repetition.share(1) == pytest.approx(6.0 * 10 / 12)
@@ -246,11 +250,12 @@ def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
     assert repetition.share(3) == 0.02
 
 
-def test_time_of_many_visits_is_shared_fast(clock: SimpleNamespace) -> None:
-    num_visits = 50_000
-    job = make_job([fault_case("fine")], visits=[0] * num_visits, budget_seconds=1e6)
+def test_time_of_many_blocks_is_shared_fast(clock: SimpleNamespace) -> None:
+    num_blocks = 50_000
+    blocks = [Block(case=0, weight=1.0)] * num_blocks
+    job = make_job([fault_case("fine")], blocks=blocks, budget_seconds=1e6)
     repetition = worker.RepetitionClock(job)
     began = time.process_time()
-    for number in range(num_visits):
-        repetition.share(number, num_visits - number - 1)
+    for number in range(num_blocks):
+        repetition.share(number, num_blocks - number - 1)
     assert time.process_time() - began < 2.0
