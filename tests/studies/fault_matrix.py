@@ -229,9 +229,9 @@ def prepare(world: "World", *, number: int = 0) -> "Benchmark":
 def find_phase() -> str:
     """Return the phase of the runner that called the step."""
     frame = sys._getframe(2)
-    while frame.f_back and not hasattr(frame.f_locals.get("self"), "progress"):
+    while frame.f_back and not hasattr(frame.f_locals.get("self"), "_progress"):
         frame = frame.f_back
-    progress = getattr(frame.f_locals.get("self"), "progress", None)
+    progress = getattr(frame.f_locals.get("self"), "_progress", None)
     return str(getattr(progress, "phase", ""))
 
 
@@ -316,7 +316,7 @@ class Cell:
     def _is_moment(self) -> bool:
         if self.moment == "importing":
             has_folder = any(self.out.glob("runs/*/run.json"))
-            has_ranks = any(self.out.glob("runs/*/logs/attempt-0"))
+            has_ranks = any(self.out.glob("runs/*/logs/attempt-0/rank-*.log"))
             return has_folder and self._find_fork_server() != 0 and not has_ranks
         if self.moment == "reporting":
             for file in self.out.glob("runs/*/records.jsonl"):
