@@ -183,7 +183,7 @@ def run(
     Results are verified before timing counts. The last line printed is the run's folder, which holds report.html.
     """
     from parbench.bench.launch.measure import run_options
-    from parbench.bench.launch.processes import leave, terminated_as_interrupted
+    from parbench.bench.launch.processes import exit_now, terminated_as_interrupted
     from parbench.bench.plan.options import Options
 
     click.get_current_context().with_resource(terminated_as_interrupted())
@@ -229,7 +229,7 @@ def run(
     if budgets is not None:
         code = hooks.judge(path, budgets, code)
     if "RANK" in os.environ:
-        leave(code)
+        exit_now(code)
     sys.exit(code)
 
 

@@ -140,7 +140,7 @@ def test_command_runs_with_fake_ranks(
 ) -> None:
     ranks = FakeRanks()
     ranks.said = [make_outcome(1e-3 + 1e-5 * i) for i in range(200)]
-    monkeypatch.setattr(measure, "_starter", ranks.starter)
+    monkeypatch.setattr(measure, "choose_launcher", ranks.choose_launcher)
     monkeypatch.setattr(
         "parbench.reports.regression.ab.launch_run",
         lambda *args, **options: load_first_repetition(command_folder / "BASE"),

@@ -1,10 +1,9 @@
-"""What a launch costs, known from those that were made, and how many of them a budget holds. Without torch."""
+"""What a repetition costs, and how the time of a run is shared among repetitions. Without torch."""
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 from statistics import fmean
 
 from parbench.bench.plan.cases import Case
@@ -12,87 +11,145 @@ from parbench.bench.plan.plan import Measure, Plan
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 
-RESERVE = 1.1  # of a budget that is advised: the next time the machine may be slower
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spent:
-    """Seconds that a case took, and what it would have with the fewest iterations; None where it was not measured."""
-
-    id: str
-    name: str
-    seconds: float
-    least: float | None
-
-    @classmethod
-    def on(cls, record: Record) -> "Spent":
-        # more iterations are taken where there is time
-        values, steps = record.samples.values, record.details.get("steps_per_sample", 1)
-        more = max(1 - Measure().min_iterations / len(values), 0.0) if values else 0.0
-        least = max(record.seconds - more * sum(values) * (steps if isinstance(steps, int) else 1), 0.0)
-        measured = least if record.status == "ok" else None
-        return cls(id=record.case.id, name=record.case.name, seconds=record.seconds, least=measured)
+RESERVE = 1.1
+"""The factor of an advised budget: the machine may be slower the next time."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices:
-    """Seconds: a launch's without its cases, None before the first, and each case's; of several launches the least."""
+class CostModel:
+    """Start-up and per-case cost in seconds, each the minimum over the repetitions so far."""
 
-    start: float | None = None
-    cases: Mapping[str, float] = field(default_factory=dict)  # by id
-    names: Mapping[str, float] = field(default_factory=dict)  # the mean of a name's cases
+    startup_seconds: float | None = None
+    """The cost of a repetition without its cases, None before the first."""
+    case_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By the id of the case."""
+    name_seconds: Mapping[str, float] = field(default_factory=dict)
+    """The mean over the cases of a name."""
 
-    def after(self, seconds: float, spent: Sequence[Spent]) -> "Prices":
-        """Return the prices once a launch that took so long has spent this on its cases."""
-        rest = max(seconds - sum(one.seconds for one in spent), 0.0)
-        cases, named = dict(self.cases), dict[str, list[float]]()
-        for one in spent:
-            if one.least is not None:
-                cost = cases[one.id] = min(one.least, cases.get(one.id, math.inf))
-                named.setdefault(one.name, []).append(cost)
-        names = {**self.names, **{name: fmean(costs) for name, costs in named.items()}}
-        return Prices(start=rest if self.start is None else min(rest, self.start), cases=cases, names=names)
+    def updated(self, seconds: float, records: Iterable[Record]) -> "CostModel":
+        """Return the model after another repetition, which took so long."""
+        startup_seconds = seconds
+        case_seconds = dict(self.case_seconds)
+        by_name: dict[str, list[float]] = {}
+        for record in records:
+            startup_seconds -= record.seconds
+            if record.status == "ok":
+                least = compute_least_seconds(record)
+                least = min(least, case_seconds.get(record.case.id, math.inf))
+                case_seconds[record.case.id] = least
+                by_name.setdefault(record.case.name, []).append(least)
+        if self.startup_seconds is not None:
+            startup_seconds = min(startup_seconds, self.startup_seconds)
+        means = {name: fmean(values) for name, values in by_name.items()}
+        return CostModel(
+            startup_seconds=max(startup_seconds, 0.0),
+            case_seconds=case_seconds,
+            name_seconds={**self.name_seconds, **means},
+        )
 
-    def case(self, case: Case) -> float:
-        """Return what a case costs; one never measured as those of its name, or as the mean of all."""
-        known = self.cases.get(case.id, self.names.get(case.name))
-        return fmean(self.cases.values() or [0.0]) if known is None else known
+    def estimate_case(self, case: Case) -> float:
+        """Estimate the cost of a case.
 
-    def launch(self, cases: Iterable[Case]) -> float:
-        """Return what a launch costs; below a third of measuring none is worth its start."""
-        start = self.start or 0.0
-        return start + max(sum(map(self.case, cases)), start / 2)
+        One that was never measured costs as others of its name, or else as all others.
+        """
+        seconds = self.case_seconds.get(case.id, self.name_seconds.get(case.name))
+        return fmean(self.case_seconds.values() or [0.0]) if seconds is None else seconds
 
-    def held(self, seconds: float, launches: Sequence[Sequence[Case]]) -> int:
-        """Return how many of these launches, from the first on, there is time for."""
-        for count, cases in enumerate(launches):
-            seconds -= self.launch(cases)
+    def estimate_repetition(self, cases: Iterable[Case]) -> float:
+        """Estimate the cost of a repetition.
+
+        To measure for less than half of the time of its start is not worth the start.
+        """
+        startup = self.startup_seconds or 0.0
+        return startup + max(sum(map(self.estimate_case, cases)), startup / 2)
+
+    def count_fitting(self, seconds: float, repetitions: Sequence[Sequence[Case]]) -> int:
+        """Return how many of these repetitions, from the first on, there is time for."""
+        for count, cases in enumerate(repetitions):
+            seconds -= self.estimate_repetition(cases)
             if seconds < 0:
                 return count
-        return len(launches)
+        return len(repetitions)
 
 
-def prices_of(run: Run) -> Prices:
-    """Return what a run's launches have cost."""
-    prices = Prices()
-    for launch in sorted({record.launch for record in run.records if record.status == "ok"}):
-        seconds = sum(one.seconds for one in run.info.launches if one.launch == launch)
-        prices = prices.after(seconds, [Spent.on(record) for record in run.records if record.launch == launch])
-    return prices
+def compute_least_seconds(record: Record) -> float:
+    """Return the time of a case with the fewest iterations; there are more if there is time."""
+    values = record.samples.values
+    if not values:
+        return record.seconds
+    steps = int(record.details.get("steps_per_sample", 1))
+    extra_share = max(1 - Measure().min_iterations / len(values), 0.0)
+    return max(record.seconds - extra_share * steps * sum(values), 0.0)
 
 
-def by_launch(pending: Iterable[tuple[int, Case]]) -> dict[int, list[Case]]:
-    """Return the cases of each launch, the first launch first."""
-    launch_of = itemgetter(0)
-    return {launch: [case for _, case in of] for launch, of in groupby(sorted(pending, key=launch_of), launch_of)}
+def compute_costs(run: Run) -> CostModel:
+    """Return the cost model of a run's repetitions."""
+    model = CostModel()
+    for number in sorted({record.launch for record in run.records if record.status == "ok"}):
+        seconds = sum(info.seconds for info in run.info.launches if info.launch == number)
+        records = [record for record in run.records if record.launch == number]
+        model = model.updated(seconds, records)
+    return model
 
 
-def budget_for(seconds: float) -> str:
-    """Return as ``--budget`` takes it what holds so many seconds, with a reserve: ``90s``, ``7m``."""
+class TimeBudget:
+    """Shares the time of a run among its repetitions, whose cost is known after the first.
+
+    ``repetitions`` are the cases of each one.
+    """
+
+    def __init__(self, seconds: float, costs: CostModel, repetitions: Sequence[Sequence[Case]]) -> None:
+        self.costs = costs
+        self.num_made = 0
+        self.num_fitting = len(repetitions)
+        """The number of repetitions to come for which there is time, with the present one."""
+        self._repetitions = repetitions
+        self._end = time.monotonic() + seconds
+        # The last cases may take a little longer rather than be left out after all others.
+        self._last_end = self._end + min(0.1 * seconds, 5.0)
+
+    def seconds_left(self) -> float:
+        """Return the time in which cases may begin."""
+        return max(self._last_end - time.monotonic(), 0.0)
+
+    def compute_deadline(self, began: float) -> float:
+        """Return the end of a repetition that began then.
+
+        Those for which there is time share the rest evenly.
+        """
+        costs = self.costs
+        if costs.startup_seconds is None:
+            costs = CostModel(startup_seconds=time.monotonic() - began)
+        seconds = self._end - began
+        num_fitting = costs.count_fitting(seconds, self._repetitions[self.num_made :])
+        return began + seconds / max(num_fitting, 1)
+
+    def complete_repetition(self) -> bool:
+        """Count the present repetition; return whether there is time for fewer than before."""
+        self.num_made += 1
+        expected = self.num_fitting - 1
+        seconds = self.seconds_left()
+        to_come = self._repetitions[self.num_made :]
+        self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
+        return self.num_fitting < expected
+
+    def progress(self, share: float) -> float:
+        """Return the share of the run that is done with this share of the present repetition."""
+        return (self.num_made + share) / (self.num_made + self.num_fitting)
+
+
+def format_budget(seconds: float) -> str:
+    """Format ``seconds`` plus a reserve as a value of ``--budget``: ``90s``, ``7m``."""
     needed = round(RESERVE * seconds, 3)
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
 
 
-def budget_of_all(plan: Plan, prices: Prices) -> str:
-    """Return the ``--budget`` that holds every launch of every case of a plan."""
-    return budget_for(plan.launches * prices.launch(plan.cases))
+def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
+    """Return the ``--budget`` that holds every repetition of a plan.
+
+    The plan's own budget holds ``num_fitting``. Repetitions use the time that they are given, so
+    that the cost of the fewest iterations alone would not suffice.
+    """
+    least_seconds = plan.launches * costs.estimate_repetition(plan.cases)
+    scaled_seconds = plan.budget_seconds * plan.launches / max(num_fitting, 1)
+    return format_budget(max(least_seconds, scaled_seconds))

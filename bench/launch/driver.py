@@ -1,415 +1,324 @@
-"""The driver: launches of gangs, cases in turn, a record for each. Without torch."""
+"""The driver: makes the repetitions of a run, each in new ranks, and records their outcomes. Without torch."""
 
 import itertools
-import os
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from parbench.bench.launch.budget import Prices, Spent, budget_of_all, by_launch, prices_of
-from parbench.bench.launch.control_channel import DEVICE_VARIABLE, OUT_OF_BUDGET, DriverServer, Hello, Job, Outcome
-from parbench.bench.launch.launchers import Launcher
-from parbench.bench.launch.monitor import START_SECONDS, RankMonitor
-from parbench.bench.launch.visits import order_of_visits, spread_over_visits
-from parbench.bench.machine.environment import difference, format_cpus, hoist, relations
-from parbench.bench.machine.gpu import GpuReport, inspect_gpus, sample_gpus
-from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, GpuInventory
+from parbench.bench.launch.attempt import START_SECONDS, Attempt
+from parbench.bench.launch.blocks import make_blocks, order_blocks
+from parbench.bench.launch.budget import TimeBudget, compute_costs, suggest_budget
+from parbench.bench.launch.failures import find_silent_hosts
+from parbench.bench.launch.gpu_memory import measure_gpu_memory, wait_for_gpu_memory
+from parbench.bench.launch.launchers import Ranks
+from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
+from parbench.bench.launch.recorder import Recorder
+from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
-from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Skipped, case_weight, sampling_seconds
-from parbench.bench.results.metrics import MetricValue, declared, value, values
-from parbench.bench.results.records import Record, Samples, SkipReason, WorldInfo, compute_noise
-from parbench.bench.results.runs import (
-    LaunchInfo,
-    RecordWriter,
-    Run,
-    add_launch,
-    load_run,
-    trace_name,
-    utc_now,
-    write_info,
-)
-from parbench.bench.results.samples import samples_name
-from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
-from parbench.bench.text import format_duration, writing
+from parbench.bench.plan.plan import Plan, Skipped, case_weight, sampling_seconds
+from parbench.bench.results.records import Record, SkipReason
+from parbench.bench.results.runs import LaunchInfo, Run, add_launch, utc_now
+from parbench.bench.text import format_duration
 
+DEVICE_VARIABLE = "PARBENCH_DEVICE"
+"""Ranks on the CPU leave CUDA alone, even to describe themselves."""
 _FAREWELL_SECONDS = 10.0
-_GONE_SECONDS = 30.0  # a driver may take this long to free what a killed process held on a GPU
-_SLACK_BYTES = 256 << 20  # of a GPU's memory in use, which changes by itself
-# enough for ranks on a host that was only busy; a dead one is not waited for as long as at first
+_GONE_SECONDS = 30.0
+"""A driver may take this long to free what a killed process held on a GPU."""
 _RETRY_SECONDS = 30.0
-# what was seen of cases that have visits to come is on disk this long after a launch began, then after twice as long
-_KEPT_SECONDS = 60.0
-_MOST_NAMED = 3
-_NOT_AGAIN = ("failed", "hang", "wrong")
+"""Ranks on a host that was only busy start in this time. A dead one is not waited for as long."""
+_MAX_NAMED_CASES = 3
 
-# starts the gang of a number, its ranks told by these variables where the server is
-StartRanks = Callable[[int, Mapping[str, str]], Launcher]
+StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
+"""Starts all ranks with a new folder for their files and additional variables."""
 
 
-class Audience(Protocol):
-    """Who is told how the run goes: a launch begins with so many cases, a share of all is done, a case has ended."""
+class RunListener(Protocol):
+    """Receives the progress of a run."""
 
-    def launch(self, number: int, of: int, cases: int) -> None: ...
-    def visit(self, case: Case, done: float) -> None: ...
-    def tell(self, sentence: str) -> None: ...
-    def record(self, record: Record) -> None: ...
+    def begin_repetition(self, number: int, total: int, num_cases: int) -> None: ...
+    def show_progress(self, case: Case, share: float) -> None: ...
+    def print_message(self, message: str) -> None: ...
 
 
 def remaining(run: Run, *, fills: bool = False) -> tuple[tuple[int, Case], ...]:
-    """Return what has no record yet, launch by launch; with ``fills`` also what the budget left out."""
-    done = {(record.launch, record.case.id) for record in run.records if not (fills and record.is_out_of_budget)}
-    whole = itertools.product(range(run.info.plan.launches), run.info.plan.cases)
-    return tuple((launch, case) for launch, case in whole if (launch, case.id) not in done)
+    """Return the repetitions and cases without a record.
+
+    With ``fills`` also those that were out of budget.
+    """
+    done = set()
+    for record in run.records:
+        if not (fills and record.is_out_of_budget):
+            done.add((record.launch, record.case.id))
+    pairs = itertools.product(range(run.info.plan.launches), run.info.plan.cases)
+    return tuple((number, case) for number, case in pairs if (number, case.id) not in done)
+
+
+def group_by_repetition(pending: Iterable[tuple[int, Case]]) -> dict[int, list[Case]]:
+    """Return the cases of each repetition, the first repetition first."""
+    by_number = itemgetter(0)
+    groups = groupby(sorted(pending, key=by_number), by_number)
+    return {number: [case for _, case in pairs] for number, pairs in groups}
+
+
+@dataclass(kw_only=True)
+class Repetition:
+    """A repetition in progress: one start of ranks, or several if ranks failed."""
+
+    number: int
+    cases: dict[str, Case]
+    """The cases without an outcome, by id."""
+    records: list[Record] = field(default_factory=list)
+    partial_outcomes: dict[str, Outcome] = field(default_factory=dict)
+    """The results so far of cases with blocks to come, by case id."""
+    began: float = 0.0
+    """The time at which the first ranks were started that did their job, 0 before that."""
+    deadline: float = 0.0
 
 
 class Driver:
-    """Measures what is pending of one run and writes a record for each case."""
+    """Measures the pending cases of a run within its time budget."""
 
     def __init__(
         self,
         run: Run,
-        writer: RecordWriter,
-        start_gang: StartRanks,
-        audience: Audience,
+        recorder: Recorder,
+        start_ranks: StartRanks,
+        listener: RunListener,
         *,
-        hosts: Sequence[str],
-        facts: Mapping[str, Mapping[str, Any]],
         began: float,
+        is_one_host: bool = True,
     ) -> None:
-        self._noted = began
-        self._path, self._info, self._plan = run.path, run.info, run.info.plan
-        self._writer, self._start_gang, self._audience = writer, start_gang, audience
-        self._hosts, self._facts = hosts, facts
-        on_cuda = self._plan.device == "cuda"
-        self._gpus = GpuInventory(inspect_gpus(os.environ) if on_cuda else GpuReport())
-        self._needs_gpu_reports = on_cuda and tuple(hosts) != ("127.0.0.1",)  # of other hosts
-        self._silent: set[str] = set()
-        self._doubts: tuple[str, ...] = ()
-        self._leftovers: tuple[str, ...] = ()
-        self._bad = {record.case.id: record for record in run.records if record.status in _NOT_AGAIN}
-        self._gangs = len(list((run.path / "logs").glob("gang-*")))
-        self._may_retry = True
-        self._prices, self._made = prices_of(run), list[Spent]()
-        self._told = False
-        self._began = self._deadline = 0.0
-        self._progress = 0, 1
+        self._run = run
+        self._plan = run.info.plan
+        self._recorder = recorder
+        self._start_ranks = start_ranks
+        self._listener = listener
+        self._budget = TimeBudget(self._plan.budget_seconds, compute_costs(run), [])
+        self._last_info = began
+        """The time up to which repetitions are accounted for in run.json."""
+        self._silent_hosts: set[str] = set()
+        """Hosts whose ranks did not report when the last ranks hung."""
         self._left_out: dict[str, Case] = {}
-        self._widths: dict[str, float | None] = {}
-        self._begun: dict[str, tuple[Case, Outcome]] = {}
-        self._environment: dict[str, Any] = {}
-        self._world = WorldInfo(size=self._plan.nproc, nodes=1, backend=self._plan.backend, device=self._plan.device)
+        self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
+        """Whether ranks on other hosts describe their GPUs, which the first ones do."""
 
     def drive(self, pending: Sequence[tuple[int, Case]], skipped: Sequence[Skipped] = ()) -> None:
-        """Record what the plan skips, and measure what is pending within its budget, each launch in new ranks.
+        """Record what the plan skips, and make the repetitions for which there is time."""
+        for entry in skipped:
+            self._recorder.write(0, entry.case, skip(SkipReason.IMPOSSIBLE, entry.reason))
+        repetitions = group_by_repetition(pending)
+        cases_of_each = list(repetitions.values())
+        budget = TimeBudget(self._plan.budget_seconds, self._budget.costs, cases_of_each)
+        self._budget = budget
+        for number, cases in repetitions.items():
+            if not budget.num_fitting:
+                self._record_skipped(number, cases)
+                continue
+            self._listener.begin_repetition(number + 1, self._plan.launches, len(cases))
+            failures = self._recorder.failures
+            self._record_skipped(number, [case for case in cases if case.id in failures])
+            untried = {case.id: case for case in cases if case.id not in failures}
+            self._measure(Repetition(number=number, cases=untried))
+            fits_fewer = budget.complete_repetition()
+            if fits_fewer and budget.costs.case_seconds:
+                self._warn_of_missing_repetitions(cases_of_each)
+        self._report_unmeasured_cases()
 
-        What a launch costs is known after the first: then as many are made as there is time for, in which all cases
-        have their turn. A later launch spends its time where intervals are still wide.
-        """
-        for each in skipped:
-            self._write(0, each.case, Outcome(status="skipped", reason=each.reason, skip_reason=SkipReason.IMPOSSIBLE))
-        # rather than be left out after all others, the last cases may take longer
-        self._overtime = min(0.1 * self._plan.budget_seconds, 5.0)
-        self._end = time.monotonic() + self._plan.budget_seconds
-        launches = by_launch(pending)
-        numbers, self._rest = [*launches], [*launches.values()]
-        held = len(numbers)
-        for made, launch in enumerate(numbers):
-            if not held:
-                break
-            self._progress = made, made + held
-            self._audience.launch(launch + 1, self._plan.launches, len(self._rest[0]))
-            self._leave(launch, [case for case in self._rest[0] if case.id in self._bad])
-            self._launch(launch, [case for case in self._rest[0] if case.id not in self._bad])
-            del self._rest[0]
-            left, before = self._end + self._overtime - time.monotonic(), made + held
-            held = self._prices.held(left, self._rest) if left > 0 else 0
-            if self._prices.cases and self._rest and 1 + made + held < before:
-                took = format_duration(self._prices.launch(self._rest[0]))
-                holds = f"holds {1 + made + held} of {len(numbers)} launches"
-                self._tell_short(f"a launch takes about {took}", holds, prices_of(load_run(self._path)))
-        for launch, cases in zip(numbers[len(numbers) - len(self._rest) :], self._rest, strict=True):
-            self._leave(launch, cases)
-        never = [case for case in self._left_out.values() if case.id not in self._prices.cases]
-        if never and self._prices.cases:
-            told = [f"{case.label} (about {format_duration(self._prices.case(case))})" for case in never[:_MOST_NAMED]]
-            told += [f"{len(never) - len(told)} more"] if len(never) > len(told) else []
-            self._audience.tell(f"no time for {', '.join(told)}; go on with: parbench run --resume {self._path}")
-
-    def _leave(self, launch: int, cases: Sequence[Case]) -> None:
-        """Record that these are not measured: they broke before, or there is no time."""
+    def _record_skipped(self, number: int, cases: Sequence[Case]) -> None:
+        """Record that cases are not measured: they failed before, or there is no time."""
         for case in cases:
-            bad = self._bad.get(case.id)
-            outcome = OUT_OF_BUDGET
-            if bad is not None:
-                reason = f"not tried again: {bad.status} in launch {bad.launch + 1} ({bad.reason})"
-                outcome = Outcome(status="skipped", reason=reason, skip_reason=SkipReason.EARLIER_FAILURE)
-            self._write(launch, case, outcome)
+            failure = self._recorder.failures.get(case.id)
+            if failure is None:
+                self._left_out[case.id] = case
+                self._recorder.write(number, case, OUT_OF_BUDGET)
+                continue
+            cause = f"{failure.status} in launch {failure.launch + 1} ({failure.reason})"
+            reason = f"not tried again: {cause}"
+            self._recorder.write(number, case, skip(SkipReason.EARLIER_FAILURE, reason))
 
-    def _launch(self, launch: int, cases: list[Case]) -> None:
-        """Measure the cases; a gang that breaks ends its case, and a new one goes on with the rest.
-
-        What was seen of cases whose visits were not all made is recorded at last, and now and then before, for a kill
-        of the driver must lose little.
-        """
-        self._begun.clear()
-        self._made.clear()
-        self._keep_seconds, self._kept = _KEPT_SECONDS, time.monotonic()
-        self._began = self._deadline = 0.0
+    def _measure(self, repetition: Repetition) -> None:
+        """Measure the cases; ranks that fail end their case, and new ones measure the rest."""
+        may_retry = True
         try:
-            self._gangs_of(launch, cases)
-        finally:
-            for case, seen in list(self._begun.values()):
-                self._write(launch, case, replace(seen, stop="budget"))
-        if self._began and any(one.least is not None for one in self._made):
-            self._prices = self._prices.after(time.monotonic() - self._began, self._made)
-
-    def _gangs_of(self, launch: int, cases: list[Case]) -> None:
-        while cases:
-            with ExitStack() as stack:
-                monitor, began = self._start(stack), time.monotonic()
-                trouble = monitor.assemble(_RETRY_SECONDS if self._silent else START_SECONDS)
-                if trouble is None:
-                    self._may_retry = True
-                    self._learn(sorted(monitor.hellos.values(), key=lambda hello: hello.rank))
-                    if not self._deadline:
-                        self._began = began
-                        sampling_end = time.monotonic() + sampling_seconds(cases, self._plan.measure)
-                        self._deadline = min(self._share_of(began), sampling_end)
-                    job = self._job(launch, cases, self._deadline, monitor.hellos)
-                    load = LoadMeter()
-                    monitor.send(job)
-                    try:
-                        ended = self._visits(monitor, launch, job)
-                    finally:
-                        self._note(launch, monitor, load)
-                    cases = [case for case in cases if case.id not in ended]
-                elif self._may_retry and monitor.can_restart and not self._silent:
-                    self._may_retry = False
+            while repetition.cases:
+                failure = self._try(repetition)
+                if failure is None:
+                    may_retry = True
+                elif may_retry and not self._silent_hosts:
+                    may_retry = False
                 else:
-                    if self._silent:
-                        told = f"{', '.join(sorted(self._silent))} did not answer when the last gang hung"
-                        trouble = replace(trouble, reason=f"{trouble.reason}; {told}")
-                    for case in cases:
-                        if case.id not in self._begun:
-                            self._write(launch, case, trouble)
-                    return
-                if not monitor.can_restart:
-                    return
+                    self._record_failed_start(repetition, failure)
+                    break
+        finally:
+            for case_id, outcome in list(repetition.partial_outcomes.items()):
+                case = repetition.cases[case_id]
+                self._record(repetition, case, replace(outcome, stop="budget"))
+        if any(record.status == "ok" for record in repetition.records):
+            seconds = time.monotonic() - repetition.began
+            self._budget.costs = self._budget.costs.updated(seconds, repetition.records)
 
-    def _share_of(self, began: float) -> float:
-        """Return when a launch that began then is to end: those that there is time for share it."""
-        prices = self._prices
-        if prices.start is None:
-            prices = Prices(start=time.monotonic() - began)
-        return began + (self._end - began) / max(prices.held(self._end - began, self._rest), 1)
+    def _record_failed_start(self, repetition: Repetition, failure: Outcome) -> None:
+        if self._silent_hosts:
+            hosts = ", ".join(sorted(self._silent_hosts))
+            reason = f"{failure.reason}; {hosts} did not answer when the last ranks hung"
+            failure = replace(failure, reason=reason)
+        for case in list(repetition.cases.values()):
+            if case.id not in repetition.partial_outcomes:
+                self._record(repetition, case, failure)
 
-    def _note(self, launch: int, monitor: RankMonitor, meter: LoadMeter) -> None:
-        """Keep how long the launch took, and its host's load where all ranks share the driver's."""
-        here = {hello.host for hello in monitor.hellos.values()} == {socket.gethostname()}
-        load, now = meter.read(monitor.cpu_seconds()) if here else None, time.monotonic()
-        add_launch(self._path, LaunchInfo(launch=launch, seconds=round(now - self._noted, 3), load=load))
-        self._noted = now
+    def _try(self, repetition: Repetition) -> Outcome | None:
+        """Let new ranks measure the cases without an outcome; return why they did not start."""
+        logs = self._run.path / "logs"
+        folder = logs / f"attempt-{len(list(logs.glob('attempt-*')))}"
+        memory = measure_gpu_memory(self._plan.device)
+        variables = {
+            DEVICE_VARIABLE: self._plan.device,
+            REPORT_VARIABLE: "1" if self._needs_gpu_reports else "0",
+        }
+        attempt = Attempt(self._start_ranks(folder, variables), folder, self._plan.nproc)
+        try:
+            # The imports of the fork server have ended: they are not a cost of every repetition.
+            began = time.monotonic()
+            failure = attempt.wait_for_ranks(_RETRY_SECONDS if self._silent_hosts else START_SECONDS)
+            if failure is None:
+                self._silent_hosts = set()
+                if not repetition.began:
+                    repetition.began = began
+                    repetition.deadline = self._compute_deadline(repetition)
+                self._follow(repetition, attempt)
+            return failure
+        finally:
+            self._end(attempt, memory)
 
-    def _start(self, stack: ExitStack) -> RankMonitor:
-        server, held = stack.enter_context(DriverServer(*self._hosts)), self._held()
-        variables = {DEVICE_VARIABLE: self._plan.device, REPORT_VARIABLE: "1" if self._needs_gpu_reports else "0"}
-        gang = self._start_gang(self._gangs, {**server.variables(), **variables})
-        if not gang.can_restart:
-            stack.pop_all()  # hung up by this process's end: a launcher ends it too, with the first rank to end
-        self._gangs += 1
-        monitor = RankMonitor(server, gang, self._plan.nproc)
-        stack.callback(self._clear, gang, monitor, held)
-        return monitor
-
-    def _clear(self, gang: Launcher, monitor: RankMonitor, held: Mapping[str, int]) -> None:
-        """End the ranks, and return when they and what they held on GPUs are gone: the next would meet it."""
-        gang.end(monitor.hellos.values())
-        if not gang.can_restart:
-            return
+    def _end(self, attempt: Attempt, memory: Mapping[str, int]) -> None:
+        """End the ranks and what they hold on GPUs, which the next ranks would meet."""
         deadline = time.monotonic() + _GONE_SECONDS
-        left = monitor.leftovers(_GONE_SECONDS)
-        own = {hello.place.gpu for hello in monitor.hellos.values() if hello.place} & held.keys()
-        while more := {gpu: held_now - held[gpu] for gpu, held_now in self._held().items() if gpu in own}:
-            more = {gpu: size for gpu, size in more.items() if size > _SLACK_BYTES}
-            if not more or time.monotonic() > deadline:
-                left += [f"{size / 2**30:.1f} GiB on {gpu}" for gpu, size in more.items()]
-                break
-            time.sleep(0.5)
-        told = f"{_GONE_SECONDS:.0f} s after the ranks before these were ended, there were still {', '.join(left)}"
-        self._leftovers = (told,) if left else ()
+        remains = attempt.end(_GONE_SECONDS)
+        places = [hello.place for hello in attempt.evidence.hellos.values()]
+        gpus = {place.gpu for place in places if place is not None and place.gpu}
+        remains += wait_for_gpu_memory(memory, gpus, deadline)
+        self._recorder.cleanup_notes = []
+        if remains:
+            moment = f"{_GONE_SECONDS:.0f} s after the ranks before these were ended"
+            note = f"{moment}, there were still {', '.join(remains)}"
+            self._recorder.cleanup_notes = [note]
 
-    def _held(self) -> dict[str, int]:
-        """Return the memory (bytes) in use on this host's GPUs, by UUID; nothing on the CPU or where it is not told."""
-        gpus = sample_gpus(os.environ) if self._plan.device == "cuda" else ()
-        return {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.uuid and gpu.memory_used_bytes is not None}
+    def _compute_deadline(self, repetition: Repetition) -> float:
+        cases = list(repetition.cases.values())
+        sampling_end = time.monotonic() + sampling_seconds(cases, self._plan.measure)
+        return min(self._budget.compute_deadline(repetition.began), sampling_end)
 
-    def _job(self, launch: int, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:
+    def _follow(self, repetition: Repetition, attempt: Attempt) -> None:
+        """Give the ranks their job, and record what they measure."""
+        hellos = [hello for _, hello in sorted(attempt.evidence.hellos.items())]
+        self._recorder.store_environment(hellos)
+        self._needs_gpu_reports = False
+        job = self._make_job(repetition)
+        meter = LoadMeter()
+        attempt.send_job(job)
+        try:
+            self._record_outcomes(repetition, attempt, job)
+        finally:
+            is_here = {hello.host for hello in hellos} == {socket.gethostname()}
+            load = meter.read(attempt.cpu_seconds()) if is_here else None
+            now = time.monotonic()
+            seconds = round(now - self._last_info, 3)
+            self._last_info = now
+            info = LaunchInfo(launch=repetition.number, seconds=seconds, load=load)
+            add_launch(self._run.path, info)
+
+    def _make_job(self, repetition: Repetition) -> Job:
+        cases = list(repetition.cases.values())
         measure = self._plan.measure
-        visits, more = order_of_visits(cases, measure.seed, launch, measure.more_visits)
+        half_widths = self._recorder.half_widths
+        weights = [compute_weight(case, half_widths.get(case.id), self._plan) for case in cases]
+        costs = [self._budget.costs.estimate_case(case) for case in cases]
+        order, extra = order_blocks(cases, measure.seed, repetition.number, measure.more_visits)
         return Job(
             plan=replace(self._plan, cases=tuple(cases), skipped=()),
-            visits=[*visits, *more],
-            more=len(more),
-            weights=[self._weight(case) for case in cases],
-            prices=[self._prices.case(case) for case in cases],
-            budget_seconds=max(deadline - time.monotonic(), 0.0),
-            run_seconds=max(self._end + self._overtime - time.monotonic(), 0.0),
-            hosts=tuple(hellos[rank].host for rank in sorted(hellos)),
-            meeting=hellos[0].meeting,
+            blocks=make_blocks(order, extra, weights, costs),
+            budget_seconds=max(repetition.deadline - time.monotonic(), 0.0),
+            run_seconds=self._budget.seconds_left(),
         )
 
-    def _weight(self, case: Case) -> float:
-        """Return a case's share of time: more for steps than for collectives, and for what is not yet precise."""
-        usual, width = case_weight(case), self._widths.get(case.id)
-        return usual if width is None else usual * min(max(width / self._plan.measure.precision, 0.2), 5.0)
-
-    def _visits(self, monitor: RankMonitor, launch: int, job: Job) -> set[str]:
-        """Record each case with its last visit; return those that have a record when the gang is done or broken."""
-        ended, weights, passed = set[str](), spread_over_visits(job, job.weights), 0.0
-        for number, index in enumerate(job.visits):
-            case, done = job.plan.cases[index], passed / sum(weights)
-            passed += weights[number]
-            if case.id in ended:
+    def _record_outcomes(self, repetition: Repetition, attempt: Attempt, job: Job) -> None:
+        """Record each case after its last block, until the job is done or the ranks fail."""
+        total_weight = sum(block.weight for block in job.blocks)
+        done_weight = 0.0
+        starts: dict[str, str] = {}
+        for number, block in enumerate(job.blocks):
+            case = job.plan.cases[block.case]
+            share = done_weight / total_weight if total_weight else 1.0
+            done_weight += block.weight
+            if case.id not in repetition.cases:
                 continue
-            made, of = self._progress
-            self._audience.visit(case, (made + done) / of)
+            self._listener.show_progress(case, self._budget.progress(min(share, 1.0)))
+            starts.setdefault(case.id, utc_now())
             began = time.monotonic()
-            result = monitor.outcome(number, self._plan.timeout_seconds)
-            if result.more:
-                self._begun[case.id] = case, result
-                if began > self._kept + self._keep_seconds:
-                    self._keep_seconds *= 2
-                    for one, seen in self._begun.values():
-                        self._writer.write(self._record(launch, one, replace(seen, stop="budget")))
-                continue
-            ended.add(case.id)
-            if result.ranks:
-                self._write(launch, case, replace(result, wall_seconds=time.monotonic() - began))
-                self._silent = monitor.silent_hosts() if result.status == "hang" else set()
-                return ended
-            self._write(launch, case, result)
-            if not self._told and self._prices.start is None:
-                known = ended | self._begun.keys()
-                self._look_ahead(case, [one for one in job.plan.cases if one.id not in known])
-        monitor.farewell(_FAREWELL_SECONDS)
-        return ended
+            outcome = attempt.wait_for_block(number, self._plan.timeout_seconds)
+            if outcome.more:
+                repetition.partial_outcomes[case.id] = outcome
+            elif outcome.ranks:
+                self._silent_hosts = find_silent_hosts(outcome.ranks)
+                seconds = time.monotonic() - began
+                outcome = replace(outcome, wall_seconds=seconds, started=starts[case.id])
+                self._record(repetition, case, outcome)
+                return
+            else:
+                self._record(repetition, case, outcome)
+        attempt.wait_for_end(_FAREWELL_SECONDS)
 
-    def _look_ahead(self, case: Case, to_come: Sequence[Case]) -> None:
-        """Tell, once it is known in the first launch, that there is no time for all that is to come in it."""
-        left = self._end + self._overtime - time.monotonic()
-        prices = Prices().after(time.monotonic() - self._began, self._made)
-        if prices.cases and sum(map(prices.case, to_come)) > left:
-            self._told = True
-            took = format_duration(self._made[-1].seconds)
-            holds = f"hardly holds one launch of {len(self._rest[0])} cases"
-            self._tell_short(f"{case.label} took {took}", holds, prices)
-
-    def _tell_short(self, why: str, what: str, prices: Prices) -> None:
-        budget, needed = format_duration(self._plan.budget_seconds), budget_of_all(self._plan, prices)
-        self._audience.tell(f"{why}: the budget of {budget} {what}; --budget {needed} holds all")
-
-    def _learn(self, hellos: list[Hello]) -> None:
-        """Keep what all ranks share in run.json, and what is different from it for the records to come."""
-        common, rest = hoist(self._gpus.add_facts([hello.environment for hello in hellos]))
-        self._needs_gpu_reports = False
-        common |= {name: {**common.get(name, {}), **of} for name, of in self._facts.items()}
-        places = [hello.place for hello in hellos if hello.place is not None]
-        if len(places) == len(hellos):
-            common |= {"locality": relations(places, self._gpus.links), **rank_placement(hellos)}
-        if self._info.environment is None:
-            self._info = replace(self._info, environment=common)
-            with writing(self._path / "run.json"):
-                write_info(self._path, self._info)
-        changed = difference(self._info.environment or {}, common)
-        self._environment = {"changed": changed} if changed else {}
-        self._environment |= {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
-        self._world = replace(self._world, nodes=len({hello.host for hello in hellos}))
-        self._doubts = placement_warnings(self._plan.spread, hellos) if self._plan.spread else ()
-
-    def _record(self, launch: int, case: Case, result: Outcome) -> Record:
-        told = ["status", "reason", "skip_reason", "wrong_by_rank", "culprits", "stop", "check"]
-        told += ["arrival", "injected", "details", "ranks"]
-        seen = {name: getattr(result, name) for name in told} | {"environment": self._environment, "started": utc_now()}
-        samples = Samples(values=result.seconds, visits=result.visits)
-        seen |= {"samples": samples, "noise": compute_noise(samples)}
-        seen["notes"] = [*self._plan.notes, *self._doubts, *self._leftovers, *result.notes]
-        seen["metrics"] = metrics_of(result)
-        seen["seconds"] = round(result.wall_seconds, 6)
-        seen["emulation"] = self._plan.emulation
-        return Record(case=case, world=self._world, launch=launch, **seen)
-
-    def _write(self, launch: int, case: Case, result: Outcome) -> None:
-        record = self._record(launch, case, result)
-        self._begun.pop(case.id, None)
-        self._made.append(Spent.on(record))
+    def _record(self, repetition: Repetition, case: Case, outcome: Outcome) -> None:
+        record = self._recorder.write(repetition.number, case, outcome)
+        repetition.records.append(record)
+        repetition.partial_outcomes.pop(case.id, None)
+        del repetition.cases[case.id]
         if record.is_out_of_budget:
             self._left_out[case.id] = case
-        if record.status in _NOT_AGAIN:
-            self._bad[case.id] = record
-        self._writer.write(record)
-        self._audience.record(record)
-        if result.seconds:
-            self._widths[case.id] = within_launch(result.seconds, result.visits).half_width
-        for name, content in ((samples_name(record), result.raw), (trace_name(record), result.timeline)):
-            if content:
-                self._writer.write_file(name, content)
+
+    def _warn_of_missing_repetitions(self, repetitions: Sequence[Sequence[Case]]) -> None:
+        costs = self._budget.costs
+        num_fitting = self._budget.num_made + self._budget.num_fitting
+        seconds = format_duration(costs.estimate_repetition(repetitions[num_fitting]))
+        budget = format_duration(self._plan.budget_seconds)
+        share = f"the budget of {budget} holds {num_fitting} of {len(repetitions)} launches"
+        advice = f"--budget {suggest_budget(self._plan, costs, num_fitting)} holds all"
+        self._listener.print_message(f"a launch takes about {seconds}: {share}; {advice}")
+
+    def _report_unmeasured_cases(self) -> None:
+        """Name the cases that no repetition had time for."""
+        costs = self._budget.costs
+        cases = [case for case in self._left_out.values() if case.id not in costs.case_seconds]
+        if not cases or not costs.case_seconds:
+            return
+        labels = []
+        for case in cases[:_MAX_NAMED_CASES]:
+            labels.append(f"{case.label} (about {format_duration(costs.estimate_case(case))})")
+        if len(cases) > len(labels):
+            labels.append(f"{len(cases) - len(labels)} more")
+        advice = f"go on with: parbench run --resume {self._run.path}"
+        self._listener.print_message(f"no time for {', '.join(labels)}; {advice}")
 
 
-def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
-    """Return the duration with its percentiles, the rates, and who waited; nothing without samples."""
-    if not outcome.seconds:
-        return {}
-    time, n = within_launch(outcome.seconds, outcome.visits), len(outcome.seconds)
-    found = {outcome.headline: value("time", time)}  # a user's own benchmark may call its duration as it likes
-    for name, part, least in (("q10", 0.1, MIN_FOR_Q10), ("p99", 0.99, MIN_FOR_P99)):
-        if n >= least:
-            told = f"{100 * part:.0f}th percentile of {n} iterations"
-            found[f"{outcome.headline}_{name}"] = value(f"time_{name}", quantile(outcome.seconds, part), told)
-    for work in outcome.work:  # an amount over the time; unknown where nothing is moved, or in no time
-        times = (time.value, time.high, time.low)
-        rate, low, high = (work.amount / seconds if seconds and work.amount else None for seconds in times)
-        known, method = declared(work.name), f"{work.amount:.12g} over the {time.method}"
-        unit, better = (known.unit, known.better) if known else (work.unit, "higher")
-        found[work.name] = MetricValue(value=rate, unit=unit, better=better, low=low, high=high, method=method)
-    medians = {"skew": outcome.skew_seconds, "transfer": outcome.transfer_seconds}
-    medians |= {"last_arriver": outcome.last_arriver_seconds}
-    if outcome.issue_seconds:
-        waits = [whole - issue for whole, issue in zip(outcome.seconds, outcome.issue_seconds, strict=True)]
-        medians = {"issue_time": outcome.issue_seconds, "wait_time": waits, **medians}
-    found |= values({name: within_launch(seconds, outcome.visits) for name, seconds in medians.items() if seconds})
-    return found | outcome.explained
+def skip(skip_reason: SkipReason, reason: str) -> Outcome:
+    return Outcome(status="skipped", reason=reason, skip_reason=skip_reason)
 
 
-def rank_placement(hellos: Sequence[Hello]) -> dict[str, Any]:
-    """Return each rank's host and switch path in rank order; nothing where all share one host."""
-    hosts = [hello.host for hello in hellos]
-    switches = {hello.host: hello.place.switches for hello in hellos if hello.place and hello.place.switches}
-    return {"hosts": hosts, **({"switches": switches} if switches else {})} if len(set(hosts)) > 1 else {}
+def compute_weight(case: Case, half_width: float | None, plan: Plan) -> float:
+    """Return a case's share of time.
 
-
-def placement_warnings(layout: NodeLayout, hellos: Sequence[Hello]) -> tuple[str, ...]:
-    """Return in words where ranks sit otherwise than was asked: nodes, ranks on each, their order, their CPUs."""
-    hosts = [hello.host for hello in hellos]
-    counts = Counter(hosts)
-    found, each = [], layout.ntasks_per_node
-    asked = {"block": [name for name in counts for _ in range(each)], "cyclic": [*counts] * each}[layout.distribution]
-    if len(counts) != layout.nodes or set(counts.values()) != {each}:
-        told = ", ".join(f"{count} on {host}" for host, count in counts.items())
-        found.append(f"{layout.nodes} nodes with {each} ranks each were asked for; there are {told}")
-    elif hosts != asked:
-        found.append(f"distribution {layout.distribution} was asked for; ranks are on {', '.join(hosts)}")
-    placed = [(hello, hello.place) for hello in hellos if hello.place]
-    for hello, place in placed:
-        promised = str(hello.environment.get("variables", {}).get("SLURM_CPUS_PER_TASK", ""))
-        if promised.isdecimal() and len(place.cpus) < int(promised):
-            cpus = format_cpus(place.cpus)
-            found.append(f"rank {hello.rank} on {hello.host} may use CPUs {cpus}; SLURM_CPUS_PER_TASK is {promised}")
-    alone = Counter((hello.host, place.cpus[0]) for hello, place in placed if len(place.cpus) == 1)
-    return (*found, *(f"{n} ranks share CPU {cpu} of {host}" for (host, cpu), n in alone.items() if n > 1))
+    It is more for steps than for collectives, and for what is not yet precise.
+    """
+    weight = case_weight(case)
+    if half_width is not None:
+        weight *= min(max(half_width / plan.measure.precision, 0.2), 5.0)
+    return weight

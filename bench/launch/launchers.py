@@ -1,186 +1,288 @@
-"""What starts and ends the ranks of one launch: forks on this node, srun on several, or a program before ours."""
+"""The programs that start and end ranks: a fork server on this node, or srun on several."""
 
+import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from select import select
-from subprocess import DEVNULL, PIPE, STDOUT, Popen
+from subprocess import DEVNULL, STDOUT, Popen
+from types import ModuleType
+from typing import Protocol
 
-import msgspec
 import psutil
 
-from parbench.bench.launch.control_channel import Hello
-from parbench.bench.launch.processes import die_with_parent
+from parbench.bench.launch.mailbox import FolderMailbox, Mailbox
+from parbench.bench.launch.messages import Hello
+from parbench.bench.launch.processes import describe_exit, die_with_parent, process_space
 from parbench.bench.machine.environment import interface_of
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, srun_words
 from parbench.bench.text import last_line, writing
 
-EXITS = "exits.json"  # in a launch's folder of logs: the exit code of each rank that has ended, negative is a signal
+FOLDER_VARIABLE = "PARBENCH_FOLDER"
+SERVER_LOG_VARIABLE = "PARBENCH_FORK_SERVER_LOG"
+WORKER = "parbench.bench.rank.worker"
+_PRELOAD = "parbench.bench.rank.preload"
 _PATIENCE_SECONDS = 5.0
-# srun says it of the first task that ends badly; what it says of others is that it killed them for that
-_ENDED = re.compile(r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE)
+# srun reports it of the first task that ends badly. It reports of the others that it killed them.
+_TASK_ENDED = re.compile(r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE)
 
 
-class Launcher:
-    """What the driver needs of a launcher; it learns everything else from the ranks themselves.
+class Ranks(Protocol):
+    """The processes of one start of all ranks."""
 
-    This one is another program's, which started the ranks: they end with it, and cannot be started again.
-    """
+    @property
+    def mailbox(self) -> Mailbox:
+        """The messages of these ranks."""
 
-    can_restart = False
+    @property
+    def exit_code_seconds(self) -> float:
+        """The time after which the exit code of a rank that has died is known."""
 
-    def ended(self) -> bool:
-        return False
+    def have_ended(self) -> bool:
+        """Return whether a rank has ended badly, or all have ended."""
 
-    def exits(self) -> dict[int, int]:
+    def exit_codes(self) -> dict[int, int]:
         """Return the exit codes of ranks that have ended, as far as they are known; negative is a signal."""
-        return {}
 
     def last_error(self) -> str:
-        """Return what the launcher or a rank that it started said went wrong last, nothing if they said nothing."""
-        return ""
+        """Return the last message of the rank or the launcher that failed, empty if there is none."""
 
-    def end(self, ranks: Iterable[Hello]) -> None:
-        """End every rank, stopped ones too; those of this host are told to, and may take a while to be gone."""
-
-
-class Order(msgspec.Struct, frozen=True):
-    """What the fork server is told: to start so many ranks, with these variables, output and exit codes in a folder.
-
-    ``cpus`` are those of each rank, to which it is bound; none if it is not.
-    """
-
-    size: int
-    folder: str
-    variables: dict[str, str]
-    cpus: Sequence[Sequence[int]] = ()
+    def end(self, hellos: Iterable[Hello]) -> None:
+        """End every rank, stopped ones too."""
 
 
 class ForkServer(AbstractContextManager["ForkServer"]):
-    """A process that has imported ``modules`` for the ranks of this node, which it forks for each launch.
+    """A process that has imported torch and ``modules``, and that forks the ranks of this node.
 
-    It ends with its context, or as its driver's pipe closes; then its ranks end, too.
+    Only the first start of ranks waits for the imports. Ranks end with the server, and the server
+    with the driver.
     """
 
-    def __init__(
-        self, modules: Iterable[str], variables: Mapping[str, str], log: Path, patience_seconds: float
-    ) -> None:
-        self._command = [sys.executable, "-m", "parbench.bench.rank.fork_server", *modules]
-        self._env = {**os.environ, **variables}
-        self._log, self._patience_seconds = log, patience_seconds
-        self._process = self._start()
+    def __init__(self, modules: Iterable[str], variables: Mapping[str, str], logs: Path) -> None:
+        self._log = logs / "fork-server.log"
+        self._variables = {**variables, SERVER_LOG_VARIABLE: str(self._log)}
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([_PRELOAD, WORKER, *modules])
+        self._start()
 
-    def _start(self) -> "Popen[bytes]":
-        with self._log.open("ab") as file:
-            return Popen(
-                self._command,
-                env=self._env,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=file,
-                bufsize=0,
-                start_new_session=True,
-                preexec_fn=lambda: die_with_parent(signal.SIGKILL),  # while it imports; then it hears of it
-            )
+    def __exit__(self, *exception: object) -> None:
+        self.end_ranks()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        # The standard library reaps the process when it starts the next one.
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if self._log.exists() and self._log.stat().st_size == 0:
+            self._log.unlink()
 
-    def __exit__(self, *_: object) -> None:
-        with self._process as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()  # then it ends its ranks and what they started, if it has come to listen
-            if select([process.stdout], [], [], 0)[0]:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_PATIENCE_SECONDS)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    def start_ranks(
+        self,
+        size: int,
+        folder: Path,
+        variables: Mapping[str, str],
+        cpus: Sequence[Sequence[int]] = (),
+    ) -> Ranks:
+        """Start ranks once all is imported.
 
-    def launch(
-        self, size: int, folder: Path, variables: Mapping[str, str], cpus: Sequence[Sequence[int]] = ()
-    ) -> Launcher:
-        """Start ranks once all is imported: each launch then takes as long to start as any other."""
-        with writing(folder):
-            folder.mkdir(parents=True)
-        if self.ended():  # killed, perhaps for want of memory
-            self.__exit__()
-            self._process = self._start()
-        assert self._process.stdout is not None
-        select([self._process.stdout], [], [], self._patience_seconds)
-        self.tell(msgspec.json.encode(Order(size, str(folder.absolute()), dict(variables), cpus)))
-        return _ForkedRanks(self, size, folder / EXITS)
+        Each rank is bound to its entry of ``cpus``, if there are any.
+        """
+        make_folder(folder)
+        if self.has_ended():  # killed, perhaps because memory was short
+            self._start()
+        processes: list[ForkServerProcess] = []
+        with suppress(OSError, EOFError), hidden_main():  # a dead server, which the ranks report
+            for rank in range(size):
+                own_cpus = list(cpus[rank]) if cpus else []
+                arguments = (rank, size, str(folder.absolute()), dict(variables), own_cpus)
+                process = self._context.Process(target=run_forked_rank, args=arguments)
+                process.start()
+                processes.append(process)
+        return ForkedRanks(self, processes, size, folder)
 
-    def ended(self) -> bool:
-        return self._process.poll() is not None
+    def has_ended(self) -> bool:
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        except ChildProcessError:
+            return True
 
-    def tell(self, words: bytes) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which the ranks' launcher tells
-            self._process.stdin.write(words + b"\n")
-
-
-class _ForkedRanks(Launcher):
-    can_restart = True
-
-    def __init__(self, server: ForkServer, size: int, exits: Path) -> None:
-        self._server, self._size, self._exits = server, size, exits
-
-    def ended(self) -> bool:
-        """Tell whether a rank has ended badly, or all have ended."""
-        found = self.exits()
-        return self._server.ended() or any(found.values()) or len(found) == self._size
-
-    def exits(self) -> dict[int, int]:
-        return msgspec.json.decode(self._exits.read_bytes(), type=dict[int, int]) if self._exits.exists() else {}
+    def end_ranks(self) -> None:
+        """Kill the ranks and what they have left behind, which the server has adopted."""
+        kill_descendants(self.pid)
 
     def last_error(self) -> str:
-        """Return the last words of the first rank that ended badly, or of the server that was to fork them."""
-        bad = [f"rank-{rank}.log" for rank, code in self.exits().items() if code] or ["../fork-server.log"]
-        file = (self._exits.parent / bad[0]).resolve()
-        words = last_line(file.read_text(errors="replace")) if file.exists() else ""
-        return f"{words} ({file.parent.name}/{file.name})" if words else ""
+        """Return how the server has ended, or else the last line of its log."""
+        end = None
+        with suppress(ChildProcessError):
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if end is not None and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
+            return f"the fork server was {describe_exit(-end.si_status)}"
+        return read_last_line(self._log)
 
-    def end(self, ranks: Iterable[Hello]) -> None:
-        self._server.tell(b"")
+    def _start(self) -> None:
+        with changed_environment(self._variables):
+            forkserver.ensure_running()
+        server = forkserver._forkserver
+        self.pid: int = server._forkserver_pid  # type: ignore[attr-defined]  # no public name
 
 
-class SrunLauncher(Launcher):
-    """Ranks on several nodes, a job step of theirs; srun's own words go to ``logs/gang-<number>/srun.log``."""
+class ForkedRanks:
+    """Ranks that the fork server has forked; their output goes to ``rank-<n>.log``."""
 
-    can_restart = True
+    exit_code_seconds = 0.5
 
     def __init__(
-        self, layout: NodeLayout, logs: Path, number: int, variables: Mapping[str, str], nodelist: str | None = None
+        self,
+        server: ForkServer,
+        processes: Sequence[ForkServerProcess],
+        size: int,
+        folder: Path,
     ) -> None:
-        folder = (logs / f"gang-{number}").absolute()
-        with writing(folder):
-            folder.mkdir(parents=True)
-        self._log = folder / "srun.log"
-        env = {**os.environ, **variables}
-        command = srun_command(layout, folder, os.environ, nodelist)
-        with self._log.open("wb") as file:  # Ctrl-C is the driver's alone
-            self._process = Popen(command, env=env, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True)
+        self.mailbox = FolderMailbox(folder)
+        self._server = server
+        self._processes = processes
+        self._size = size
+        self._folder = folder
 
-    def ended(self) -> bool:
+    def have_ended(self) -> bool:
+        codes = self.exit_codes()
+        return self._server.has_ended() or any(codes.values()) or len(codes) == self._size
+
+    def exit_codes(self) -> dict[int, int]:
+        # The server reports exit codes. Without it they are unknown, and 255 stands for them.
+        unknown = (None, 255) if self._server.has_ended() else (None,)
+        codes = {}
+        for rank, process in enumerate(self._processes):
+            if process.exitcode is not None and process.exitcode not in unknown:
+                codes[rank] = process.exitcode
+        return codes
+
+    def last_error(self) -> str:
+        for rank, code in self.exit_codes().items():
+            if code:
+                return read_last_line(self._folder / f"rank-{rank}.log")
+        return self._server.last_error()
+
+    def end(self, hellos: Iterable[Hello]) -> None:
+        self._server.end_ranks()
+
+
+def run_forked_rank(rank: int, size: int, folder: str, variables: Mapping[str, str], cpus: Sequence[int]) -> None:
+    """Be a rank, in a process that the fork server has forked."""
+    os.setsid()  # the driver alone receives the Ctrl-C of a terminal
+    die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    redirect_output(Path(folder) / f"rank-{rank}.log")
+    if cpus:
+        os.sched_setaffinity(0, cpus)  # before the rank starts threads
+    for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
+        os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
+    os.environ.update(variables)
+    os.environ[FOLDER_VARIABLE] = folder
+    from parbench.bench.rank.preload import begin_rank  # imports torch
+
+    begin_rank()
+
+
+def redirect_output(log: Path) -> None:
+    """Let this process write its output to the end of a log, and read nothing."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+
+
+def make_folder(folder: Path) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True)
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill the children of a process, their children and so on."""
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@contextmanager
+def hidden_main() -> Iterator[None]:
+    """Hide the main module, which a new rank would import, so that scripts need no guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextmanager
+def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for processes that are started within."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class SrunRanks:
+    """Ranks on several nodes, the tasks of a job step. Messages of srun go to ``srun.log`` in their folder.
+
+    All nodes share the folder: it holds the ranks' output and messages, too.
+    """
+
+    exit_code_seconds = 3.0
+
+    def __init__(
+        self,
+        layout: NodeLayout,
+        folder: Path,
+        variables: Mapping[str, str],
+        nodelist: str | None = None,
+    ) -> None:
+        folder = folder.absolute()
+        make_folder(folder)
+        self.mailbox = FolderMailbox(folder)
+        self._log = folder / "srun.log"
+        local_size = str(layout.ntasks_per_node)
+        env = {**os.environ, **variables, FOLDER_VARIABLE: str(folder), "LOCAL_WORLD_SIZE": local_size}
+        with self._log.open("wb") as file:
+            self._process = Popen(
+                srun_command(layout, folder, os.environ, nodelist),
+                env=env,
+                stdin=DEVNULL,
+                stdout=file,
+                stderr=STDOUT,
+                start_new_session=True,  # the driver alone receives the Ctrl-C of a terminal
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # then srun ends the step
+            )
+
+    def have_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def exits(self) -> dict[int, int]:
-        return parse_exits(self._log.read_text(errors="replace"))
+    def exit_codes(self) -> dict[int, int]:
+        return parse_exit_codes(self._log.read_text(errors="replace"))
 
     def last_error(self) -> str:
         """Return srun's first error, which names the node."""
         lines = self._log.read_text(errors="replace").splitlines()
         return next((line for line in lines if line.startswith("srun: error:")), "")
 
-    def end(self, ranks: Iterable[Hello]) -> None:
-        """Kill the ranks of this host, end srun, and have Slurm kill what is left of the step on other nodes."""
-        hellos, running = list(ranks), not self.ended()
+    def end(self, hellos: Iterable[Hello]) -> None:
+        """Kill the ranks of this host, end srun, and let Slurm kill the rest of the step on other nodes."""
+        hellos = list(hellos)
+        was_running = not self.have_ended()
+        here = process_space()
         for hello in hellos:
-            if hello.host == socket.gethostname():
+            if hello.process_space == here:
                 with suppress(ProcessLookupError):
                     os.kill(hello.pid, signal.SIGKILL)
         self._process.terminate()
@@ -189,45 +291,57 @@ class SrunLauncher(Launcher):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for step in {hello.step for hello in hellos if hello.step and running}:
-            # a step that has ended by itself is no fault; where scancel fails, ranks end as their driver has hung up
+        steps = {hello.step for hello in hellos if hello.step} if was_running else set()
+        for step in steps:
+            # A step that has ended by itself is not a fault. Where scancel fails, ranks end themselves.
+            command = ["scancel", "--signal=KILL", step]
             with suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(["scancel", "--signal=KILL", step], capture_output=True, timeout=10, check=False)
+                subprocess.run(command, capture_output=True, timeout=10, check=False)
 
 
 def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nodelist: str | None = None) -> list[str]:
-    """Return srun's words; a rank's output goes to ``rank-<n>.log`` in the folder of logs, which all nodes share.
+    """Return the command of a job step whose tasks are the ranks.
 
-    The tasks of each node are said, for ``-N2 -n4`` may place three and one; so are the CPUs of a task, which srun has
-    not inherited since Slurm 22.05. A step may overlap one that still dies on a node that does not answer.
+    The number of tasks on each node is an option, because ``-N2 -n4`` may place three and one. So
+    are the CPUs of a task, which srun does not inherit since Slurm 22.05. A step may overlap one
+    that still dies on a node that does not answer.
     """
-    words = [f"--nodes={layout.nodes}", f"--ntasks={layout.ranks}", f"--ntasks-per-node={layout.ntasks_per_node}"]
-    words += [f"--distribution={layout.distribution}", "--kill-on-bad-exit=1"]
+    options = [
+        f"--nodes={layout.nodes}",
+        f"--ntasks={layout.ranks}",
+        f"--ntasks-per-node={layout.ntasks_per_node}",
+        f"--distribution={layout.distribution}",
+        "--kill-on-bad-exit=1",
+    ]
     if environ.get("SLURM_CPUS_PER_TASK"):
-        words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
+        options.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     if nodelist:
-        words.append(f"--nodelist={nodelist}")
-    words += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log"]
-    return [*srun_words(environ, *words), sys.executable, "-m", "parbench.bench.rank.worker", "srun"]
+        options.append(f"--nodelist={nodelist}")
+    options += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log"]
+    return [*srun_words(environ, *options), sys.executable, "-m", WORKER]
 
 
-def parse_exits(text: str) -> dict[int, int]:
-    """Return the first bad end that srun tells of, by rank; nothing where it tells of none, or in other words."""
-    if (found := _ENDED.search(text)) is None:
+def parse_exit_codes(text: str) -> dict[int, int]:
+    """Return the first bad end that srun reports, by rank; nothing if it reports none."""
+    match = _TASK_ENDED.search(text)
+    if match is None:
         return {}
-    rank, how = int(found["first"]), found["how"]
+    rank, how = int(match["first"]), match["how"]
     if code := re.match(r"Exited with exit code (\d+)", how):
         return {rank: int(code[1])}
-    sign = next((sign for sign in signal.Signals if how.startswith(str(signal.strsignal(sign)))), None)
-    return {} if sign is None else {rank: -sign}
+    for sign in signal.Signals:
+        if how.startswith(str(signal.strsignal(sign))):
+            return {rank: -sign}
+    return {}
 
 
-def local_state(hello: Hello) -> str | None:
-    """Return the process state of a rank on this host, such as ``stopped``; None where it cannot be seen.
+def find_process_state(hello: Hello) -> str | None:
+    """Return the state of a rank's process, such as ``stopped`` or ``gone``.
 
-    A zombie is gone, though nobody may ever ask for its exit code; but not while threads of it are left in a driver.
+    It is None if this process cannot see it. A zombie is gone, unless threads of it remain in a
+    kernel driver.
     """
-    if hello.host != socket.gethostname():
+    if hello.process_space != process_space():
         return None
     try:
         process = psutil.Process(hello.pid)
@@ -237,7 +351,16 @@ def local_state(hello: Hello) -> str | None:
         return "gone"
 
 
+def read_last_line(log: Path) -> str:
+    """Return the last line of a log with the name of the file, empty if there is none."""
+    text = last_line(log.read_text(errors="replace")) if log.exists() else ""
+    return f"{text} ({log.parent.name}/{log.name})" if text else ""
+
+
 def loopback_variables() -> dict[str, str]:
-    """Return what keeps gloo's groups within this node; by host name gloo may pick an interface that is not up."""
+    """Return the variables that keep gloo's groups within this node.
+
+    By host name gloo may choose an interface that is not up.
+    """
     loopback = interface_of("127.0.0.1")
     return {} if loopback is None else {INTERFACE_VARIABLE: loopback}

@@ -14,16 +14,16 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from parbench.bench.launch.budget import RESERVE, by_launch, prices_of
-from parbench.bench.launch.driver import Driver, StartRanks, remaining
-from parbench.bench.launch.launchers import ForkServer, SrunLauncher, loopback_variables
-from parbench.bench.launch.monitor import START_SECONDS
+from parbench.bench.launch.budget import RESERVE, compute_costs
+from parbench.bench.launch.driver import Driver, StartRanks, group_by_repetition, remaining
+from parbench.bench.launch.launchers import ForkServer, SrunRanks, loopback_variables
 from parbench.bench.launch.processes import terminated_as_interrupted
+from parbench.bench.launch.recorder import FAILED_STATUSES, Recorder
 from parbench.bench.machine.doctor import examine_here
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.machine.machine import package_version
 from parbench.bench.machine.mpi import variables_of_mpi
-from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
+from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
@@ -33,63 +33,84 @@ from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, counted, format_duration, parse_duration
 
-_STARTUP_SECONDS = 4.0  # for imports and the report
+_STARTUP_SECONDS = 4.0
+"""The time for imports and the report."""
+_LINE_SECONDS = 5.0
+"""Where there is no terminal, a line of progress is printed this often."""
 
 
 class Display(ExitStack):
-    """Shows progress, whose end is expected within the budget; what went badly is a line of its own at once.
+    """Shows progress and its expected end; a case that failed has a line of its own at once.
 
     With ``as_json`` every record is on stdout, too.
     """
 
     def __init__(
-        self, total: int, budget_seconds: float, console: Console | None = None, *, as_json: bool = False
+        self,
+        num_cases: int,
+        expected_seconds: float,
+        console: Console | None = None,
+        *,
+        as_json: bool = False,
     ) -> None:
         super().__init__()
         self._as_json = as_json
         self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
-        self._total, self._done, self._budget_seconds = total, 0, budget_seconds
-        self._began = self._said = time.monotonic()
+        self._num_cases = num_cases
+        self._num_records = 0
+        self._expected_seconds = expected_seconds
+        self._began = time.monotonic()
+        self._last_line = self._began
         self._prefix = ""
-        done = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        left = TextColumn("{task.fields[left]}")
-        bar = Progress(*done, left, console=self._console, disable=not self._console.is_terminal)
-        self._bar = self.enter_context(bar)
-        self._task = self._bar.add_task("starting ranks", total=1.0, left="")
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[remaining]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self.enter_context(self._bar)
+        self._task = self._bar.add_task("starting ranks", total=1.0, remaining="")
 
-    def launch(self, number: int, of: int, cases: int) -> None:
-        self._prefix = f"launch {number}/{of}"
+    def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
+        self._prefix = f"launch {number}/{total}"
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
-        self._plain(f"{self._prefix}: {counted(cases, 'case')}")
+        self._print_unless_terminal(f"{self._prefix}: {counted(num_cases, 'case')}")
 
-    def visit(self, case: Case, done: float) -> None:
-        spent = time.monotonic() - self._began
-        left = max(min(spent * (1 / done - 1), self._budget_seconds - spent), 0.0) if done else self._budget_seconds
-        told = f"about {format_duration(left)} left" if left >= 1 else "about to end"
-        self._bar.update(self._task, description=f"{self._prefix}: {case.name}", completed=done, left=told)
-        if done and time.monotonic() - self._said > 5.0:
-            self._plain(f"{self._prefix}: {done:.0%} of the run, {told}")
+    def show_progress(self, case: Case, share: float) -> None:
+        now = time.monotonic()
+        elapsed = now - self._began
+        seconds = self._expected_seconds
+        if share:
+            seconds = max(min(elapsed * (1 / share - 1), seconds - elapsed), 0.0)
+        end = f"about {format_duration(seconds)} left" if seconds >= 1 else "about to end"
+        name = f"{self._prefix}: {case.name}"
+        self._bar.update(self._task, description=name, completed=share, remaining=end)
+        if share and now - self._last_line > _LINE_SECONDS:
+            self._print_unless_terminal(f"{self._prefix}: {share:.0%} of the run, {end}")
 
-    def tell(self, sentence: str) -> None:
-        self._console.print(sentence, markup=False)
+    def print_message(self, message: str) -> None:
+        self._console.print(message, markup=False)
 
-    def record(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         if self._as_json:
             sys.stdout.buffer.write(encode_record(record))
             sys.stdout.buffer.flush()
-        self._done += 1
-        if record.status in ("failed", "hang", "wrong"):
-            self._console.print(f"{record.status}: {record.case.label}: {record.reason}", markup=False)
+        self._num_records += 1
+        if record.status in FAILED_STATUSES:
+            self.print_message(f"{record.status}: {record.case.label}: {record.reason}")
 
-    def stopped(self, why: str, path: Path) -> None:
+    def show_stop(self, reason: str, path: Path) -> None:
         self.close()
-        told = f"{why}: {self._done} of {self._total} cases measured; go on with: parbench run --resume {path}"
-        self._console.print(told, markup=False)
+        num_measured = f"{self._num_records} of {self._num_cases} cases measured"
+        self.print_message(f"{reason}: {num_measured}; go on with: parbench run --resume {path}")
 
-    def _plain(self, line: str) -> None:
-        self._said = time.monotonic()
+    def _print_unless_terminal(self, line: str) -> None:
+        self._last_line = time.monotonic()
         if not self._console.is_terminal:
-            self._console.print(line, markup=False)
+            self.print_message(line)
 
 
 def run_options(
@@ -102,59 +123,68 @@ def run_options(
     cpus: Sequence[Sequence[int]] = (),
     budgets: Path | None = None,
 ) -> Path | None:
-    """Do what ``parbench run`` was asked and return the run's folder, None on a rank that only joins.
+    """Make or resume a run and return its folder, None for a rank other than 0.
 
-    ``cpus`` are those that each rank of this host is bound to, none if ranks are not. A bad file of ``budgets`` is
-    refused before any rank starts; whether they are kept is told afterwards.
+    ``cpus`` are those that each rank of this host is bound to, none if ranks are not bound. A bad
+    file of ``budgets`` is refused before any rank starts.
     """
     os.environ.update(variables_of_mpi(os.environ))
     joined = Joined.find(os.environ)
     if joined is not None and joined.rank != 0:
-        from parbench.bench.rank.worker import join  # imports torch, which only a rank needs
+        from parbench.bench.launch.external import serve_rank  # imports torch, which other runs start without
 
-        join(START_SECONDS)
+        serve_rank()
         return None
     if resume_path is None:
         plan = plan_run(options, modules, joined)
         if budgets is not None:
             read_budgets(budgets, plan.cases, plan.skipped)
         path, info = create_run(out, plan, package_version("parbench") or "-")
-        return _drive(
-            Run(path=path, info=info, records=()), joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus
-        )
+        run = Run(path=path, info=info, records=())
+        return _drive(run, joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus)
     if joined is not None:
-        raise UserError("--resume starts its own ranks, and this one is there already (RANK): start it by itself")
-    for f in fields(Options):
-        given = getattr(options, f.name)
-        if given and given != f.default and f.name not in ("nodelist", "budget", "preset_overrides"):
-            words = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
-            option = words.get(f.name, f"--{f.name.replace('_', '-')}")
-            raise UserError(f"--resume goes on with the run's own plan; leave out {option}")
+        problem = "--resume starts its own ranks, and this one is there already (RANK)"
+        raise UserError(f"{problem}: start it by itself")
+    _refuse_options_of_plan(options)
     if budgets is not None:
         plan = load_run(resume_path).info.plan
         read_budgets(budgets, plan.cases, plan.skipped)
     return resume(resume_path, as_json=as_json, nodelist=options.nodelist, budget=options.budget)
 
 
-def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: str | None = None) -> Path:
-    """Measure what a run has no record of yet and what its budget left out; nothing is done twice.
+def _refuse_options_of_plan(options: Options) -> None:
+    """Refuse options of a run that is resumed, except those that may differ from its plan."""
+    names = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
+    for field in fields(Options):
+        value = getattr(options, field.name)
+        may_differ = field.name in ("nodelist", "budget", "usual")
+        if value and value != field.default and not may_differ:
+            name = names.get(field.name, f"--{field.name.replace('_', '-')}")
+            raise UserError(f"--resume goes on with the run's own plan; leave out {name}")
 
-    It is done on these nodes if they are said, and within this budget, or else the plan's, or what it needs if known.
+
+def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: str | None = None) -> Path:
+    """Measure the cases of a run that have no record yet, or that its budget left out.
+
+    The default of ``budget`` is that of the plan, or more if it is known not to suffice.
     """
     run = load_run(path)
-    if run.info.plan.spread is not None:
+    plan = run.info.plan
+    if plan.spread is not None:
         check_srun()
-        choose_layout(Allocation.find(os.environ), **msgspec.structs.asdict(run.info.plan.spread))
+        choose_layout(Allocation.find(os.environ), **msgspec.structs.asdict(plan.spread))
     elif nodelist is not None:
         raise UserError(f"--nodelist {nodelist}: {path} was not measured by srun, but on one node")
-    plan = run.info.plan
-    launches, prices = by_launch(remaining(run, fills=True)).values(), prices_of(run)
-    needed = RESERVE * sum(map(prices.launch, launches))
+    repetitions = group_by_repetition(remaining(run, fills=True)).values()
+    costs = compute_costs(run)
+    needed = RESERVE * sum(map(costs.estimate_repetition, repetitions))
     seconds = max(plan.budget_seconds, needed) if budget is None else parse_duration(budget)
-    told = f"{counted(sum(map(len, launches)), 'measurement')} of {plan.launches * len(plan.cases)} to make"
-    told += f", about {format_duration(needed)}" if needed else ""
+    num_pending = counted(sum(map(len, repetitions)), "measurement")
+    message = f"{num_pending} of {plan.launches * len(plan.cases)} to make"
+    if needed:
+        message += f", about {format_duration(needed)}"
     run = replace(run, info=replace(run.info, plan=replace(plan, budget_seconds=seconds)))
-    return _drive(run, None, as_json=as_json, nodelist=nodelist, told=told)
+    return _drive(run, None, as_json=as_json, nodelist=nodelist, message=message)
 
 
 def describe_duration(plan: Plan) -> str:
@@ -174,63 +204,87 @@ def _drive(
     *,
     as_json: bool,
     nodelist: str | None,
-    told: str = "",
+    message: str = "",
     cpus: Sequence[Sequence[int]] = (),
 ) -> Path:
-    began, pending = time.monotonic(), remaining(run, fills=True)
-    skipped = () if run.records else run.info.plan.skipped
+    began = time.monotonic()
+    plan = run.info.plan
+    pending = remaining(run, fills=True)
+    skipped = () if run.records else plan.skipped
+    num_cases = len(pending) + len(skipped)
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(terminated_as_interrupted())
-        total = len(pending) + len(skipped)
-        display = stack.enter_context(Display(total, _expected_seconds(run.info.plan), as_json=as_json))
-        if told:
-            display.tell(told)
-        elif run.info.plan.measure.seconds_per_case is not None:
-            display.tell(describe_duration(run.info.plan))
-        start = _starter(run, joined, nodelist, stack, cpus)
-        # The statistics of records need it. Imported while ranks start, it takes no core from a measurement.
-        import scipy.stats  # type: ignore[import-untyped]  # noqa: F401
-
-        hosts, facts = _whereabouts(run.info.plan, joined)
-        findings = examine_here(os.environ, gpus=run.info.plan.device == "cuda")
-        nodes_apart = run.info.plan.spread is not None  # only between them an interface counts
-        disturbing = {f.topic: f.found for f in findings if f.disturbs and (nodes_apart or f.topic != "interface")}
-        facts |= {VOLATILE: {DISTURBANCES: disturbing}}
-        driver = Driver(run, writer, start, display, hosts=hosts, facts=facts, began=began)
+        display = Display(num_cases, _expected_seconds(plan), as_json=as_json)
+        stack.enter_context(display)
+        if message:
+            display.print_message(message)
+        elif plan.measure.seconds_per_case is not None:
+            display.print_message(describe_duration(plan))
+        start_ranks = choose_launcher(run, joined, nodelist, stack, cpus)
+        recorder = Recorder(run, writer, find_facts(plan), display.show_record)
+        is_one_host = plan.spread is None and (joined is None or joined.one_node)
+        driver = Driver(run, recorder, start_ranks, display, began=began, is_one_host=is_one_host)
         try:
             driver.drive(pending, skipped)
         except (KeyboardInterrupt, UserError) as error:
-            display.stopped(str(error) or "interrupted", run.path)
+            display.show_stop(str(error) or "interrupted", run.path)
     return run.path
 
 
-def _whereabouts(plan: Plan, joined: Joined | None) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return this host's addresses under which ranks find the driver, and what it alone knows of the environment."""
-    if plan.spread is None:
-        return ("127.0.0.1" if joined is None or joined.one_node else os.environ["MASTER_ADDR"],), {}
-    allocation = Allocation.find(os.environ)
-    slurm = {"job": allocation.job, "nodelist": allocation.nodelist, "distribution": plan.spread.distribution}
-    return reachable(os.environ), {"slurm": slurm}
+def find_facts(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the facts about the environment that ranks do not report.
+
+    They are the disturbances of this host and Slurm's allocation.
+    """
+    layout = plan.spread
+    disturbances = {}
+    for finding in examine_here(os.environ, gpus=plan.device == "cuda"):
+        # The interface matters between nodes only.
+        if finding.disturbs and (layout is not None or finding.topic != "interface"):
+            disturbances[finding.topic] = finding.found
+    facts: dict[str, dict[str, Any]] = {VOLATILE: {DISTURBANCES: disturbances}}
+    if layout is not None:
+        allocation = Allocation.find(os.environ)
+        facts["slurm"] = {
+            "job": allocation.job,
+            "nodelist": allocation.nodelist,
+            "distribution": layout.distribution,
+        }
+    return facts
 
 
-def _starter(
-    run: Run, joined: Joined | None, nodelist: str | None, stack: ExitStack, cpus: Sequence[Sequence[int]]
+def choose_launcher(
+    run: Run,
+    joined: Joined | None,
+    nodelist: str | None,
+    stack: ExitStack,
+    cpus: Sequence[Sequence[int]],
 ) -> StartRanks:
-    if joined is not None:
-        from parbench.bench.rank.worker import starter  # imports torch, which only a joined driver needs
+    """Return the function that starts all ranks.
 
-        return starter(START_SECONDS)
-    logs, plan = run.path / "logs", run.info.plan
-    machine = machine_of_ranks(os.environ, None if plan.spread is None else Allocation.find(os.environ))
-    threads = machine.cores // (plan.nproc if plan.spread is None else plan.spread.ntasks_per_node)
-    wanted = {"OMP_NUM_THREADS": str(max(1, threads)), **(loopback_variables() if plan.spread is None else {})}
-    own = {name: value for name, value in wanted.items() if name not in os.environ}
-    if plan.spread is not None:
-        spread = plan.spread
-        return lambda number, variables: SrunLauncher(spread, logs, number, {**own, **variables}, nodelist)
-    # a user's own step may do anything when it is imported
+    The agents of an external launcher start them, srun, or a fork server.
+    """
+    plan = run.info.plan
+    layout = plan.spread
+    if joined is not None:
+        # It imports torch, which other runs start without.
+        from parbench.bench.launch.external import ExternalLauncher
+
+        launcher = ExternalLauncher(plan.nproc)
+        stack.callback(launcher.close)
+        return launcher.start_ranks
+    allocation = None if layout is None else Allocation.find(os.environ)
+    ranks_per_node = plan.nproc if layout is None else layout.ntasks_per_node
+    threads = machine_of_ranks(os.environ, allocation).cores // ranks_per_node
+    defaults = {"OMP_NUM_THREADS": str(max(1, threads))}
+    if layout is None:
+        defaults |= loopback_variables()
+    own = {name: value for name, value in defaults.items() if name not in os.environ}
+    if layout is not None:
+        return lambda folder, variables: SrunRanks(layout, folder, {**own, **variables}, nodelist)
+    # A custom step may do anything when it is imported.
     targets = {EXPLAINER if case.is_own else case.target for case in plan.cases}
     modules = sorted({target.partition(":")[0] for target in targets})
-    server = stack.enter_context(ForkServer(modules, own, logs / "fork-server.log", START_SECONDS))
-    return lambda number, variables: server.launch(plan.nproc, logs / f"gang-{number}", variables, cpus)
+    server = stack.enter_context(ForkServer(modules, own, run.path / "logs"))
+    return lambda folder, variables: server.start_ranks(plan.nproc, folder, variables, cpus)

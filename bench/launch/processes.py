@@ -3,10 +3,12 @@
 import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import NoReturn
 
@@ -26,13 +28,26 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
-def exit_words(code: int) -> str:
-    """Say how a process ended that left this code; a negative one is a signal's."""
+def process_space() -> str:
+    """Return a text that processes share which can see each other by process id.
+
+    Host names do not suffice: those of containers and images may be equal. The boot id tells machines apart, and the
+    namespace tells the containers of one machine apart.
+    """
+    texts = [socket.gethostname()]
+    with suppress(OSError):
+        texts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        texts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(texts)
+
+
+def describe_exit(code: int) -> str:
+    """Describe how a process ended that left this code; a negative one is a signal's."""
     names = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have none
     return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End at once: a thread may wait for ever, and the interpreter's own way out takes noticeably long."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.control_channel import Work
+from parbench.bench.launch.messages import Work
 from parbench.bench.operations.data_pattern import DataPattern, dtype_of
 from parbench.bench.operations.operation import Operation
 from parbench.bench.world.benchmark import Benchmark, Description

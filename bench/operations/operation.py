@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.control_channel import Work
+from parbench.bench.launch.messages import Work
 from parbench.bench.operations.data_pattern import count_wrong, poison
 from parbench.bench.plan.catalogue import busbw_factor
 from parbench.bench.world.benchmark import Benchmark, Description

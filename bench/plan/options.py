@@ -92,11 +92,6 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
     has_budget = options.budget is not None
     options = _apply_mesh(_apply_plan_file(options, catalogue), catalogue, joined)
-    if joined is not None:
-        if options.launches not in (None, 1):
-            problem = "ranks that are there already make one launch"
-            raise UserError(f"--launches {options.launches}: {problem}; leave it out")
-        options = replace(options, launches=1)
     spec, layout = _choose_ranks(options, joined)
     plan = make_plan(options, catalogue, spec)
     fault = _parse_fault_for(plan, options.inject)

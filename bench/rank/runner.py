@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from parbench.bench.launch.control_channel import Outcome
+from parbench.bench.launch.messages import Outcome
 from parbench.bench.operations.local import NOTHING, background_load
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.control_channel import StatusReply
-from parbench.bench.launch.visits import VISITS
+from parbench.bench.launch.blocks import BLOCKS
+from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamp
 from parbench.bench.results.records import Stop
@@ -46,13 +46,13 @@ class Progress:
         self.steps = 0
         self.began_ns = time.time_ns()  # of the current block
 
-    def where(self) -> StatusReply:
+    def where(self) -> HangReport:
         # DDP waits for its buckets in autograd's engine, and NCCL's work in a synchronize.
         waiting_modules = ("torch.distributed", "torch.autograd", "torch.cuda")
         frame = sys._current_frames().get(self._thread)
         frames = [frame for frame, _ in traceback.walk_stack(frame)] if frame else []
         modules = [frame.f_globals.get("__name__", "") for frame in frames]
-        return StatusReply(
+        return HangReport(
             phase=self.phase,
             steps=self.steps,
             communicates=any(name.startswith(waiting_modules) for name in modules),
@@ -339,7 +339,7 @@ class Timing:
         self._block_counts.append(count)
         if is_rank_0:
             self._stop = self._find_block_stop(affordable)
-        if num_later > 0 and len(self._block_counts) >= VISITS:
+        if num_later > 0 and len(self._block_counts) >= BLOCKS:
             self._is_precise = bool(self._decide(self._stop == "precision"))
 
     def _decide(self, value: int) -> int:
@@ -362,7 +362,7 @@ class Timing:
         else:
             # The few samples of the first block do not show the variation.
             max_count = 3 * _MIN_BLOCK
-        if len(self._block_counts) >= VISITS:
+        if len(self._block_counts) >= BLOCKS:
             # Fewer samples than affordable were not enough in the planned blocks.
             count = max_count
         return min(max(_MIN_BLOCK, min(count, max_count)), limit)

@@ -1,7 +1,13 @@
-"""One rank, however it was started: tells the driver who it is, takes its job, and does one case after another."""
+"""One rank, however it was started: reports its environment, receives its job, and measures its cases.
+
+``python -m parbench.bench.rank.worker`` is the rank that its environment describes: RANK, WORLD_SIZE and
+LOCAL_RANK, or those of srun; the folder of this start of ranks in PARBENCH_FOLDER; and in PARBENCH_STORE a prefix for
+the launcher's store at MASTER_ADDR:MASTER_PORT, if there is one.
+"""
 
 import gc
 import importlib.metadata
+import itertools
 import os
 import socket
 import sys
@@ -9,248 +15,298 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
-from parbench.bench.launch import control_channel as channel
-from parbench.bench.launch.control_channel import Job, RankClient
-from parbench.bench.launch.driver import StartRanks
-from parbench.bench.launch.flight_recorder import groups_seen
-from parbench.bench.launch.launchers import Launcher, loopback_variables
-from parbench.bench.launch.processes import leave
-from parbench.bench.launch.visits import spread_over_visits
+from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox, Mailbox, wait_for
+from parbench.bench.launch.messages import (
+    JOB_DECODER,
+    OUT_OF_BUDGET,
+    Done,
+    Finished,
+    Hello,
+    Job,
+    Raised,
+)
+from parbench.bench.launch.processes import exit_now, process_space
 from parbench.bench.machine.environment import capture, interface_of, rank_place
 from parbench.bench.machine.gpu import local_gpu_index
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
-from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE
-from parbench.bench.machine.world_spec import Joined
+from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, reachable
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
-from parbench.bench.world.torch_compat import nccl_version, recorded_work
+from parbench.bench.rank.watchdog import Watchdog
+from parbench.bench.results.runs import utc_now
+from parbench.bench.world.torch_compat import nccl_version
 from parbench.bench.world.world import World, disable_tf32, open_world
 
+START_SECONDS = 120.0
+"""Ranks may take this long to start, and as long again to join each other."""
+_JOB_SECONDS = 600.0
+"""A rank whose driver has vanished waits this long for its job."""
 _MIN_CASE_SECONDS = 0.02
 _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
-_APART_SECONDS = 0.05  # between visits of a case: what slows a machine for milliseconds has passed by then
-_DRIVER_KEY = "parbench/driver"
-_open_store = partial(TCPStore, wait_for_workers=False, timeout=timedelta(seconds=120))
+_PAUSE_SECONDS = 0.05  # between visits of a case: what slows a machine for milliseconds has passed by then
+_CONNECT_SECONDS = 10.0
+_SRUN_VARIABLES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
 def main() -> None:
-    """Do the driver's job as the rank that RANK names, or srun's variables where that is said."""
-    if sys.argv[1:] == ["srun"]:
-        names = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
-        os.environ.update({name: os.environ[theirs] for name, theirs in names.items()})
-    work(os.environ, meeting=Meeting(int(os.environ["RANK"])))
-    leave(0)
+    """Be the rank that the environment describes, and exit."""
+    if "RANK" not in os.environ:
+        for name, slurm_name in _SRUN_VARIABLES.items():
+            os.environ[name] = os.environ[slurm_name]
+    folder = Path(os.environ["PARBENCH_FOLDER"])
+    prefix = os.environ.get("PARBENCH_STORE")
+    if prefix is None:
+        run_rank(FolderMailbox(folder), None, folder)
+    else:
+        from parbench.bench.launch.external import StoreMailbox, connect_store
+
+        # A client of a store does one operation at a time, and the watchdog may need it while
+        # this thread waits.
+        mail_store = PrefixStore(f"{prefix}/mail", connect_store(os.environ))
+        store = PrefixStore(f"{prefix}/ranks", connect_store(os.environ))
+        run_rank(StoreMailbox(mail_store, folder), store, folder)
+    exit_now(0)
 
 
-def join(timeout_seconds: float) -> None:
-    """Do this rank's part of the run that rank 0 drives; returns when it is done."""
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds)))
-    _work_joined(msgspec.json.decode(store.get(_DRIVER_KEY), type=dict[str, str]), store)
+def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
+    """Measure the job that the driver sends through the mailbox.
 
+    Args:
+        mailbox: carries this rank's messages and its job.
+        store: the store in which ranks find each other, None if rank 0 is to make one.
+        folder: where a rank that hangs writes its stacks.
 
-def starter(timeout_seconds: float) -> StartRanks:
-    """Return what starts the gang on rank 0: it tells the other ranks where the driver is, and works in a thread."""
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds)))
-
-    def start(number: int, variables: Mapping[str, str]) -> Launcher:
-        store.set(_DRIVER_KEY, msgspec.json.encode(variables).decode())
-        threading.Thread(target=partial(_work_joined, variables, store, with_driver=True), daemon=True).start()
-        return Launcher()
-
-    return start
-
-
-def _work_joined(variables: Mapping[str, str], store: Store, *, with_driver: bool = False) -> None:
-    joined = Joined.find(os.environ)
-    if joined is not None and joined.one_node:  # gloo takes the loopback interface, if the user has named none
-        os.environ.update({**loopback_variables(), **os.environ})
-    work(variables, PrefixStore("parbench", store), with_driver=with_driver)
-
-
-class Meeting:
-    """The store of all ranks where no launcher made one: rank 0 binds a port that is free, no computed one."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._store: TCPStore | None = None
-
-    def offer(self, own_address: str) -> str:
-        """Bind the store on rank 0 and return where; nothing on other ranks. Gloo is told the interface, too."""
-        if interface := interface_of(own_address):
-            os.environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
-        if self._rank != 0:
-            return ""
-        self._store = _open_store(own_address, 0, is_master=True)
-        return f"{own_address}:{self._store.port}"
-
-    def join(self, where: str) -> Store:
-        host, _, port = where.rpartition(":")
-        return self._store or _open_store(host, int(port), is_master=False)
-
-
-def work(
-    driver: Mapping[str, str], store: Store | None = None, *, with_driver: bool = False, meeting: Meeting | None = None
-) -> None:
-    """Connect to the driver that these variables tell, and do its job.
-
-    This process ends when the driver goes before the job is done, unless the driver lives in it (``with_driver``).
-    ``store`` is the rendezvous already made, if there is one; ``meeting`` makes one with the driver's help.
     """
-    client = RankClient(driver[channel.ADDRESS_VARIABLE], driver[channel.KEY_VARIABLE])
-    done = threading.Event()
-
-    def end() -> None:
-        if not (with_driver or done.is_set()):
-            os._exit(1)
-
-    own_store = meeting.offer(client.own_address) if meeting else ""
-    on_cuda, has_report = driver.get(channel.DEVICE_VARIABLE) == "cuda", driver.get(REPORT_VARIABLE) == "1"
-    client.say(_hello(own_store, on_cuda=on_cuda, has_report=has_report))
-    job = client.hear()
-    if not isinstance(job, Job):
-        end()
-        return
-    began, progress = time.process_time(), Progress()
-    client.listen(answer=partial(_answers, progress), on_gone=end)
+    rank = int(os.environ["RANK"])
+    progress = Progress()
+    watchdog = Watchdog(rank, mailbox, progress, folder / f"rank-{rank}.stack")
     try:
-        if job.plan.path is not None:
-            sys.path.append(job.plan.path)
-        timeout = 2 * job.plan.timeout_seconds + 60
-        if meeting is not None:
-            _sit_down(job.hosts)
-            store = meeting.join(job.meeting)
-        with open_world(job.plan.backend, job.plan.device, job.plan.measure.seed, timeout, store) as world:
-            _cases(client, job, world, progress)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
-        _stand_still(client, None, error)
-    done.set()
-    client.say(channel.Done(cpu_seconds=time.process_time() - began))
+        serves_store = store is None and rank == 0
+        store = store or meet_ranks(mailbox, os.environ)
+        watchdog.store_address = find_address(store, os.environ)
+        mailbox.post(rank, make_hello(os.environ))
+        job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
+        plan = job.plan
+        began = time.process_time()
+        if serves_store and not is_on_one_host(os.environ):
+            correct_interface(store, os.environ)
+        # Before the first block ranks may take long to find each other.
+        watchdog.begin(-1, max(plan.timeout_seconds, START_SECONDS))
+        if plan.path is not None:
+            sys.path.append(plan.path)
+        timeout_seconds = 2 * plan.timeout_seconds + 60
+        with open_world(plan.backend, plan.device, plan.measure.seed, timeout_seconds, store) as world:
+            measure_cases(job, world, progress, watchdog, mailbox)
+        mailbox.post(rank, Done(cpu_seconds=time.process_time() - began))
+    except Exception as error:  # noqa: BLE001 - the driver reports it, whatever it is
+        report_and_block(mailbox, rank, error)
+    finally:
+        watchdog.close()
 
 
-def _answers(progress: Progress) -> Iterator[channel.StatusReply]:
-    where = progress.where()
-    yield msgspec.structs.replace(where, more=True)
-    groups, dumps = recorded_work()
-    seen = groups_seen(dumps, groups, progress.began_ns, time.time_ns())
-    yield msgspec.structs.replace(where, groups=seen)
+def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
+    """Return a store for all ranks, which rank 0 serves on a free port, and choose the interface of gloo."""
+    hosts = ["127.0.0.1"] if is_on_one_host(environ) else list(reachable(environ))
+    if environ["RANK"] == "0":
+        # The server listens on all interfaces; the host is for its own client.
+        store = open_store("127.0.0.1", 0, is_server=True)
+        mailbox.put(ADDRESSES, msgspec.json.encode([(host, store.port) for host in hosts]))
+        own_address = hosts[0]
+    else:
+        addresses = msgspec.json.decode(wait_for(mailbox, ADDRESSES, START_SECONDS), type=list[tuple[str, int]])
+        store, server_address, own_address = _connect(addresses)
+        store.set(f"address/{environ['RANK']}", server_address)
+    if interface := interface_of(own_address):
+        environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
+    return store
 
 
-def _sit_down(hosts: Sequence[str]) -> None:
-    """Tell torch this rank's place on its host, from the hosts that all ranks named."""
-    here = [rank for rank, host in enumerate(hosts) if host == socket.gethostname()]
-    os.environ["LOCAL_RANK"] = str(here.index(int(os.environ["RANK"])))
-    os.environ["LOCAL_WORLD_SIZE"] = str(len(here))
+def find_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the address of the server of a store, None if it is in this process."""
+    if environ["RANK"] == "0":
+        return None
+    if isinstance(store, TCPStore):
+        return store.host, store.port
+    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
 
 
-def _cases(client: RankClient, job: Job, world: World, progress: Progress) -> None:
-    clock = _LaunchClock(job)
-    left, runs = Counter(job.visits), dict[int, CaseRun]()
-    for number, index in enumerate(job.visits):
-        if not left[index]:
-            continue
-        left[index] -= 1
+def is_on_one_host(environ: Mapping[str, str]) -> bool:
+    return environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
+
+
+def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
+    """Let rank 0 use the interface under which ranks of other hosts have reached it, once all have."""
+    first_address = reachable(environ)[0]
+    used = [store.get(f"address/{rank}").decode() for rank in range(1, int(environ["WORLD_SIZE"]))]
+    other_addresses = [address for address in used if address != first_address]
+    if other_addresses and environ.get(INTERFACE_VARIABLE) == interface_of(first_address):
+        environ[INTERFACE_VARIABLE] = interface_of(other_addresses[0]) or environ[INTERFACE_VARIABLE]
+
+
+def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
+    timeout = timedelta(seconds=START_SECONDS)
+    return TCPStore(host, port, is_master=is_server, wait_for_workers=False, timeout=timeout)
+
+
+def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
+    """Connect to the first address that answers; return the store, the address, and this host's own address."""
+    for host, port in addresses:
         try:
-            progress.began_ns = time.time_ns()
-            client.say(channel.Started(index=number))
-            world.refresh_clock()
-            seconds = clock.share(number, left.total())
-            [may_begin, may_go_on] = world.decide(clock.allows(index))
-            if may_begin and index not in runs:
-                case, measure, fault = job.plan.cases[index], job.plan.measure, job.plan.injection
-                runs[index] = CaseRun(case, world, measure, progress, fault)
-                outcome = runs[index].visit(seconds, left[index], alone=not left[index])
-            elif may_go_on:
-                outcome = runs[index].visit(seconds, left[index], alone=False)
-            else:
-                outcome = runs[index].end() if index in runs else channel.OUT_OF_BUDGET
-            clock.left(index)
-            if world.rank == 0:
-                client.say(channel.Finished(index=number, outcome=outcome))
-            if not outcome.more:
-                left[index] = 0
-                runs.pop(index, None)
-            if outcome.explained:
-                gc.collect()  # a step's model and groups hold each other in cycles: their memory and threads would stay
-        except Exception as error:  # noqa: BLE001 - whatever a case raises is told to the driver
-            # before this rank leaves the world: ranks that miss it raise too, and the first to tell is named
-            _stand_still(client, number, error)
+            with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
+                own_address = str(connection.getsockname()[0])
+            return open_store(host, port, is_server=False), host, own_address
+        except (OSError, RuntimeError) as error:
+            failure = error
+    raise failure
 
 
-class _LaunchClock:
-    """Shares the launch's time among visits; rank 0's counts."""
+def measure_cases(job: Job, world: World, progress: Progress, watchdog: Watchdog, mailbox: Mailbox) -> None:
+    """Measure the cases of a job in its blocks; rank 0 reports the outcome of each."""
+    clock = RepetitionClock(job)
+    remaining = Counter(block.case for block in job.blocks)
+    runs: dict[int, CaseRun] = {}
+    starts: dict[int, str] = {}
+    for number, block in enumerate(job.blocks):
+        index = block.case
+        if not remaining[index]:
+            continue
+        remaining[index] -= 1
+        num_later = remaining[index]
+        progress.began_ns = time.time_ns()
+        watchdog.begin(number, job.plan.timeout_seconds)
+        starts.setdefault(index, utc_now())
+        world.refresh_clock()
+        seconds = clock.share(number, remaining.total())
+        clock.pause(index)
+        may_begin, may_continue = world.decide([clock.may_begin(), clock.may_continue()])
+        is_new = index not in runs
+        if is_new and may_begin:
+            case = job.plan.cases[index]
+            runs[index] = CaseRun(case, world, job.plan.measure, progress, job.plan.injection)
+        if index not in runs:
+            outcome = OUT_OF_BUDGET
+        elif is_new or may_continue:
+            is_alone = is_new and num_later == 0
+            outcome = runs[index].visit(seconds, num_later, alone=is_alone)
+        else:
+            outcome = runs[index].end()
+        clock.mark_end(index)
+        if world.global_rank == 0:
+            outcome = replace(outcome, started=starts[index])
+            mailbox.post(0, Finished(index=number, outcome=outcome))
+        if not outcome.more:
+            remaining[index] = 0
+            runs.pop(index, None)
+        if outcome.explained:
+            # A step's model and groups hold each other in cycles, with their memory and threads.
+            gc.collect()
+
+
+class RepetitionClock:
+    """Shares the time of a repetition among blocks; rank 0's decides."""
 
     def __init__(self, job: Job) -> None:
-        self._job, self._began = job, time.monotonic()
-        self._weights = spread_over_visits(job, job.weights)
-        self._prices = spread_over_visits(job, job.prices or [0.0] * len(job.weights))
-        self._left = dict[int, float]()
+        self._job = job
+        self._began = time.monotonic()
+        # Of the blocks from each one on:
+        self._weights = accumulate_from_end([block.weight for block in job.blocks])
+        self._costs = accumulate_from_end([block.cost_seconds for block in job.blocks])
+        self._ends: dict[int, float] = {}
 
-    def share(self, number: int, to_come: int = 0) -> float:
-        """Return a visit's part (s) of the time that is left when its turn comes, ``to_come`` others after it."""
-        left = self._job.budget_seconds - (time.monotonic() - self._began)
-        weights, prices = sum(self._weights[number:]), sum(self._prices[number:])
-        share = left / (1 + to_come)
-        if weights:
-            free = max(left - prices, 0.0) * self._weights[number] / weights
-            share = free + self._prices[number] * min(left / prices if prices else 0.0, 1.0)
-        return min(max(share, _MIN_CASE_SECONDS), _TIMEOUT_SHARE * self._job.plan.timeout_seconds)
+    def share(self, number: int, num_later: int = 0) -> float:
+        """Return the time (s) of a block that begins now, with ``num_later`` after it.
 
-    def allows(self, index: int) -> list[float]:
-        """Say whether there is time to begin a case, and to visit one again, once it was left for long enough."""
-        if index in self._left:
-            time.sleep(max(0.0, _APART_SECONDS - (time.monotonic() - self._left[index])))
-        spent = time.monotonic() - self._began
-        return [float(spent < self._job.run_seconds), float(index in self._left and spent < self._job.budget_seconds)]
+        It has its cost, and of the time that all costs leave its share by weight.
+        """
+        seconds = self._job.budget_seconds - self._elapsed()
+        block = self._job.blocks[number]
+        weights = self._weights[number]
+        costs = self._costs[number]
+        share = seconds / (1 + num_later)
+        if weights > 0:
+            share = max(seconds - costs, 0.0) * block.weight / weights
+            share += block.cost_seconds * min(seconds / costs if costs else 0.0, 1.0)
+        max_seconds = _TIMEOUT_SHARE * self._job.plan.timeout_seconds
+        return min(max(share, _MIN_CASE_SECONDS), max_seconds)
 
-    def left(self, index: int) -> None:
-        self._left[index] = time.monotonic()
+    def pause(self, index: int) -> None:
+        """Wait until the last block of this case is long enough ago."""
+        if index in self._ends:
+            seconds = _PAUSE_SECONDS - (time.monotonic() - self._ends[index])
+            time.sleep(max(0.0, seconds))
+
+    def may_begin(self) -> bool:
+        """Return whether there is time to begin a case."""
+        return self._elapsed() < self._job.run_seconds
+
+    def may_continue(self) -> bool:
+        """Return whether there is time for a further block of a case."""
+        return self._elapsed() < self._job.budget_seconds
+
+    def mark_end(self, index: int) -> None:
+        self._ends[index] = time.monotonic()
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
 
 
-def _stand_still(client: RankClient, index: int | None, error: Exception) -> None:
-    """Tell the driver what was raised, and wait for the end: the driver ends the gang."""
-    told = f"{type(error).__name__}: {error}".splitlines()[0]
-    client.say(channel.Raised(index=index, error=told, stack=traceback.format_exc()))
+def accumulate_from_end(values: list[float]) -> list[float]:
+    """Return for each position the sum of the values from there on."""
+    return list(itertools.accumulate(reversed(values)))[::-1]
+
+
+def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
+    """Report an exception, and wait for the driver to end this process.
+
+    A rank that left would cause exceptions on the others, and their reports could arrive first.
+    """
+    first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+    traceback.print_exc()
+    mailbox.post(rank, Raised(error=first_line, stack=traceback.format_exc(), seconds=time.time()))
     threading.Event().wait()
 
 
-def _hello(meeting: str, *, on_cuda: bool, has_report: bool = False) -> channel.Hello:
-    uuid, device = None, None
+def make_hello(environ: Mapping[str, str]) -> Hello:
+    """Describe this rank and its environment; a rank on the CPU leaves CUDA alone."""
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
-    if on_cuda and torch.cuda.is_available():
-        device = torch.cuda.get_device_properties(local_gpu_index(os.environ, torch.cuda.device_count()))
+    environment = {**capture(environ), "torch": facts}
+    uuid = None
+    if environ.get("PARBENCH_DEVICE") == "cuda" and torch.cuda.is_available():
+        index = local_gpu_index(environ, torch.cuda.device_count())
+        device = torch.cuda.get_device_properties(index)
         uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
         facts["nccl"] = nccl_version()
         facts["float32_matmul"] = disable_tf32()
-    environment = {**capture(os.environ), "torch": facts}
-    if device is not None and uuid is not None:
-        environment |= capture_gpu(os.environ, uuid, has_report=has_report)
+        has_report = environ.get(REPORT_VARIABLE) == "1"
+        environment |= capture_gpu(environ, uuid, has_report=has_report)
         environment["gpu"]["l2_cache_bytes"] = device.L2_cache_size  # which NVML does not report
-    in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= os.environ.keys()
-    return channel.Hello(
-        rank=int(os.environ["RANK"]),
-        size=int(os.environ["WORLD_SIZE"]),
-        host=socket.gethostname(),
+    is_in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= environ.keys()
+    host = socket.gethostname()
+    return Hello(
+        rank=int(environ["RANK"]),
+        size=int(environ["WORLD_SIZE"]),
+        host=host,
         pid=os.getpid(),
-        place=rank_place(socket.gethostname(), os.environ, uuid),
+        process_space=process_space(),
+        place=rank_place(host, environ, uuid),
         environment=environment,
-        meeting=meeting,
-        step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(os.environ) if in_step else "",
+        step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(environ) if is_in_step else "",
     )
 
 

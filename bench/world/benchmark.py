@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from parbench.bench.launch.control_channel import Work
+from parbench.bench.launch.messages import Work
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Timeline
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parbench.bench.launch.budget import budget_of_all, prices_of
+from parbench.bench.launch.budget import compute_costs, suggest_budget
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE, describe_emulation, format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
@@ -86,7 +86,8 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
     parts = [f"{count} have {launches or 'none'} of {plan.launches}" for launches, count in sorted(shares.items())]
     told = f"launches are missing: of {counted(cases, 'case')} {', '.join(parts)}{aside}"
     level: Level = "bad" if summary.tally.code == 4 else "doubtful"
-    remedy = f"parbench run --resume {run.path}; --budget {budget_of_all(plan, prices_of(run))} holds all"
+    made = len({info.launch for info in run.info.launches})
+    remedy = f"parbench run --resume {run.path}; --budget {suggest_budget(plan, compute_costs(run), made)} holds all"
     return Verdict(word="PARTIAL", level=level, told=f"{told} (the budget was {budget})", remedy=remedy)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from parbench.bench.launch.budget import RESERVE, budget_for, prices_of
+from parbench.bench.launch.budget import RESERVE, compute_costs, format_budget
 from parbench.bench.launch.processes import run_child
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, format_duration, last_line
@@ -101,7 +101,7 @@ class Turns:
         """Decide, now that a launch of both sides took so long, how long each is to be and whether enough fit."""
         cut = [run for run in runs if any(record.is_out_of_budget for record in run.records)]
         if cut:
-            each = RESERVE * max(prices_of(run).launch(run.info.plan.cases) for run in cut)
+            each = RESERVE * max(compute_costs(run).estimate_repetition(run.info.plan.cases) for run in cut)
             pair_seconds += 2 * max(each - self._each, 0.0)
             self._each = max(each, self._each)
         needed = RESERVE * self._least * pair_seconds
@@ -111,7 +111,7 @@ class Turns:
             self.short = self._lacking(pair_seconds)
 
     def _lacking(self, pair_seconds: float) -> str:
-        needed = budget_for(self._least * pair_seconds)
+        needed = format_budget(self._least * pair_seconds)
         pair = format_duration(pair_seconds)
         return f"a launch of both sides takes {pair} and {self._least} of them are needed: --budget {needed}"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parbench.bench.launch.driver import remaining
-from parbench.bench.launch.processes import PARBENCH, die_with_parent, exit_words
+from parbench.bench.launch.processes import PARBENCH, describe_exit, die_with_parent
 from parbench.bench.results.records import Record, encode_record, read_records
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, last_line, listed, replace_file, short_host
@@ -128,7 +128,7 @@ def outcome_of(run: Path | None, code: int | None, message: str) -> Outcome:
     As in ``parbench run``, what the plan or the budget left out is not bad; bad input is not tried again.
     """
     not_done: State = "failed" if code == 2 else "interrupted"
-    how = "no exit code" if code is None else exit_words(code).removeprefix("ended by ")
+    how = "no exit code" if code is None else describe_exit(code).removeprefix("ended by ")
     ended = f"the run ended with {how}"
     if run is None:
         return Outcome(state=not_done, reason=message or f"{ended} before it began")

@@ -37,7 +37,7 @@ def call_parbench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallParben
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
     fake_ranks = FakeRanks()
-    monkeypatch.setattr(measuring, "_starter", fake_ranks.starter)
+    monkeypatch.setattr(measuring, "choose_launcher", fake_ranks.choose_launcher)
     return fake_ranks
 
 

@@ -91,11 +91,12 @@ def test_busy_gpu_reports_clocks_and_memory() -> None:
 
 
 RANK_SCRIPT = """
-import torch, msgspec
-from parbench.bench.rank.worker import _hello
-on_cpu = _hello("", on_cuda=False)
+import os, torch, msgspec
+from parbench.bench.rank.worker import make_hello
+on_cpu = make_hello(os.environ)
 assert not torch.cuda.is_initialized(), "a rank on the CPU initialized CUDA"
-on_cuda = _hello("", on_cuda=True, has_report=True)
+os.environ |= {"PARBENCH_DEVICE": "cuda", "PARBENCH_GPU_REPORT": "1"}
+on_cuda = make_hello(os.environ)
 hellos = [[hello.place.gpu, hello.environment] for hello in (on_cpu, on_cuda)]
 print(msgspec.json.encode(hellos).decode())
 """

@@ -114,7 +114,7 @@ def test_run_records_distribution_and_emulation(runs_folder: Path) -> None:
 def test_ring_sends_its_bytes_over_the_interfaces(runs_folder: Path) -> None:
     """Each of n ranks sends 2 (n - 1) / n of the size. Headers are a few bytes of each 64 KiB."""
     run = load_only_run(runs_folder / "wire")
-    logs = list(run.path.glob("logs/gang-0/rank-*.log"))
+    logs = list(run.path.glob("logs/attempt-0/rank-*.log"))
     assert len(logs) == 4
     for log in logs:
         [line] = [line for line in log.read_text().splitlines() if line.startswith("{")]

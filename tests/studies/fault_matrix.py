@@ -127,7 +127,7 @@ def expect_fork_server_killed(moment: str) -> Outcome:
     if moment == "importing":
         # The driver starts another one.
         return Expectation(0, "ok ok")
-    return case_ends("its connection closed")(moment)
+    return case_ends("the fork server was ended by SIGKILL")(moment)
 
 
 def expect_read_only(moment: str) -> Outcome:
@@ -229,9 +229,9 @@ def prepare(world: "World", *, number: int = 0) -> "Benchmark":
 def find_phase() -> str:
     """Return the phase of the runner that called the step."""
     frame = sys._getframe(2)
-    while frame.f_back and not hasattr(frame.f_locals.get("self"), "progress"):
+    while frame.f_back and not hasattr(frame.f_locals.get("self"), "_progress"):
         frame = frame.f_back
-    progress = getattr(frame.f_locals.get("self"), "progress", None)
+    progress = getattr(frame.f_locals.get("self"), "_progress", None)
     return str(getattr(progress, "phase", ""))
 
 
@@ -316,7 +316,7 @@ class Cell:
     def _is_moment(self) -> bool:
         if self.moment == "importing":
             has_folder = any(self.out.glob("runs/*/run.json"))
-            has_ranks = any(self.out.glob("runs/*/logs/gang-0"))
+            has_ranks = any(self.out.glob("runs/*/logs/attempt-0/rank-*.log"))
             return has_folder and self._find_fork_server() != 0 and not has_ranks
         if self.moment == "reporting":
             for file in self.out.glob("runs/*/records.jsonl"):
@@ -338,7 +338,7 @@ class Cell:
         """Return the process id of the fork server, or 0."""
         try:
             for child in psutil.Process(self.driver.pid).children():
-                if "parbench.bench.rank.fork_server" in child.cmdline():
+                if any("multiprocessing.forkserver" in word for word in child.cmdline()):
                     return child.pid
         except psutil.Error:
             pass

@@ -25,7 +25,7 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.signal import lfilter  # type: ignore[import-untyped]
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
-from parbench.bench.launch.visits import VISITS
+from parbench.bench.launch.blocks import BLOCKS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.timing import DURATION, Progress, Sampler, Timing
 from parbench.bench.results.stats import Estimate, within_launch
@@ -119,7 +119,7 @@ class SimulatedTiming(Timing):
 
     def estimate(self) -> tuple[Estimate, int]:
         """Return the interval after all blocks, and the number of samples."""
-        for remaining in reversed(range(VISITS)):
+        for remaining in reversed(range(BLOCKS)):
             self.measure_block(1e9, remaining)
             self._position += self._gap
         counts = self._block_counts
@@ -176,7 +176,7 @@ def simulate(noise: Noise, trials: int, gap: int, seed: int) -> tuple[Coverage, 
     """Return the coverage of parbench's blocks, and of independent samples taken at once."""
     random = np.random.default_rng(seed)
     measure = Measure()
-    num_samples = measure.max_iterations + VISITS * (gap + 3)
+    num_samples = measure.max_iterations + BLOCKS * (gap + 3)
     in_blocks = []
     at_once = []
     for _ in range(trials):
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--gap", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    print(f"{options.trials} trials, {VISITS} blocks, gaps of {options.gap} samples")
+    print(f"{options.trials} trials, {BLOCKS} blocks, gaps of {options.gap} samples")
     titles = ("in blocks", "printed", "+-", "samples", "at once", "samples", "ratio")
     print(f"{'noise':24}" + "".join(f"{title:>10}" for title in titles))
     for noise in list_noises():

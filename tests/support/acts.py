@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from parbench.bench.launch.processes import leave
+from parbench.bench.launch.processes import exit_now
 from parbench.bench.rank import worker
+from parbench.bench.world import torch_compat
 
 
 def act() -> None:
@@ -26,7 +27,7 @@ def act() -> None:
     match os.environ[f"ACT_{rank}"]:
         case "look":
             print(json.dumps(describe_process()))
-            leave(0)
+            exit_now(0)
         case "leave a child":
             child = subprocess.Popen(["sleep", "60"], start_new_session=True)
             write_pid(folder / "child", child.pid)
@@ -61,4 +62,4 @@ def describe_process() -> dict[str, object]:
 
 worker.main = act
 # The fork server then starts a new Python, as where an import has initialized CUDA.
-vars(sys.modules["__main__"])["lost_cuda"] = lambda: "ACT_LOST" in os.environ
+torch_compat.lost_cuda = lambda: "ACT_LOST" in os.environ

@@ -2,24 +2,21 @@
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from parbench.bench.launch import driver
 from parbench.bench.launch import measure as measuring
-from parbench.bench.launch.control_channel import ADDRESS_VARIABLE, Done
 from parbench.bench.launch.driver import StartRanks
+from parbench.bench.launch.messages import Job
 from parbench.bench.machine import doctor
 from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.machine import Machine
-from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan import options
 from parbench.bench.results.runs import Run
-from tests.support.fakes import FakeLauncher, FakeRank, case_order, make_outcome, wait_until
+from tests.support.fakes import ScriptedRanks, case_order, make_hello, make_outcome
 
 MODULES = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
 MACHINE = Machine(
@@ -50,7 +47,7 @@ def isolate_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for name in (*TORCHRUN, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PARBENCH_EMULATED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: MACHINE)
-    monkeypatch.setattr(driver, "order_of_visits", case_order)
+    monkeypatch.setattr(driver, "order_blocks", case_order)
     monkeypatch.setattr(doctor, "_SAMPLE_SECONDS", 0.01)
     monkeypatch.chdir(folder)
 
@@ -58,58 +55,43 @@ def isolate_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 class FakeRanks:
     """Starts fake ranks that measure nothing: the case number ``n`` ends with ``said[n]``.
 
-    ``begun`` lists the ids of the cases that rank 0 began. ``shown`` is the number of records
-    shown so far, which the test counts.
+    ``begun`` lists the ids of the cases that rank 0 began.
     """
 
     def __init__(self) -> None:
         self.begun: list[str] = []
-        self.shown = 0
-        self.launchers: list[FakeLauncher] = []
-        self.driver_addresses: list[str] = []
+        self.starts: list[ScriptedRanks] = []
         self.on_case: Callable[[int], None] = lambda count: None
         self.said = [make_outcome()]
 
-    def starter(
-        self,
-        run: Run,
-        joined: Joined | None,
-        nodelist: str | None,
-        stack: ExitStack,
-        *cpus: object,
-    ) -> StartRanks:
-        """Replace ``measure._starter``."""
+    def choose_launcher(self, run: Run, *arguments: object) -> StartRanks:
+        """Replace ``measure.choose_launcher``."""
         size = run.info.plan.nproc
 
-        def start(number: int, variables: Mapping[str, str]) -> FakeLauncher:
-            launcher = FakeLauncher()
-            self.launchers.append(launcher)
-            self.driver_addresses.append(variables[ADDRESS_VARIABLE])
-            launcher.run([FakeRank(variables, rank, size) for rank in range(size)], self._act)
-            return launcher
+        def start(folder: Path, variables: Mapping[str, str]) -> ScriptedRanks:
+            hellos = [make_hello(rank, size) for rank in range(size)]
+            self.starts.append(ScriptedRanks(folder, hellos, self._act))
+            return self.starts[-1]
 
         return start
 
-    def interrupt(self, case: int, records: int, sign: signal.Signals = signal.SIGINT) -> None:
-        """Send this process a signal in the case of this number, once so many records are shown."""
+    def interrupt(self, case: int, sign: signal.Signals = signal.SIGINT) -> None:
+        """Send this process a signal in the case of this number."""
 
         def stop(count: int) -> None:
             if count == case:
-                wait_until(lambda: self.shown == records)
                 os.kill(os.getpid(), sign)
-                threading.Event().wait(1)
 
         self.on_case = stop
 
-    def _act(self, launcher: FakeLauncher, rank: FakeRank) -> None:
-        rank.say_hello()
-        for index, case in enumerate(rank.receive_job().plan.cases):
-            rank.start(index)
-            if rank.rank == 0:
-                self.begun.append(case.id)
-                self.on_case(len(self.begun))
-                rank.finish(index, self.said[min(index, len(self.said) - 1)])
-        rank.say(Done())
+    def _act(self, ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+        for index, case in enumerate(job.plan.cases):
+            self.begun.append(case.id)
+            self.on_case(len(self.begun))
+            ranks.finish(index, self.said[min(index, len(self.said) - 1)])
+            yield
+        ranks.complete(*range(job.plan.nproc))
+        ranks.has_ended = True
 
 
 def use_slurm_allocation(monkeypatch: pytest.MonkeyPatch) -> None:

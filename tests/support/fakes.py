@@ -1,30 +1,28 @@
-"""Ranks without torch for tests of the driver: real connections whose messages the test decides."""
+"""Ranks without torch or processes for tests of the driver, which follow a script of the test."""
 
 import os
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from parbench.bench.launch.control_channel import (
-    ADDRESS_VARIABLE,
-    KEY_VARIABLE,
-    DriverServer,
+from parbench.bench.launch.mailbox import JOB
+from parbench.bench.launch.messages import (
+    JOB_DECODER,
+    Block,
+    Done,
     Finished,
-    FromRank,
+    HangReport,
     Hello,
     Job,
+    Message,
     Outcome,
     Raised,
-    RankClient,
-    Started,
-    StatusReply,
 )
-from parbench.bench.launch.launchers import Launcher
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.plan import Plan, Skipped
 from parbench.bench.results.records import Check
@@ -76,22 +74,25 @@ def make_outcome(seconds: float = 1e-3, **overrides: Any) -> Outcome:
 
 
 def case_order(
-    cases: Sequence[Case], seed: int, launch: int, more: int
+    cases: Sequence[Case], seed: int, repetition: int, more: int
 ) -> tuple[list[int], list[int]]:
-    """Replace ``order_of_visits``: each case once, in the order of the plan."""
+    """Replace ``order_blocks``: each case once, in the order of the plan."""
     return [*range(len(cases))], []
 
 
-def make_status(**overrides: Any) -> StatusReply:
-    fields = {"phase": "timed", "steps": 7, "communicates": True, "stack": "in all_reduce"}
-    return StatusReply(**{**fields, **overrides})
+def make_status(**overrides: Any) -> HangReport:
+    fields: dict[str, Any] = {"phase": "timed", "steps": 7, "communicates": True}
+    fields |= {"stack": "in all_reduce", "index": 0}
+    return HangReport(**{**fields, **overrides})
 
 
 def make_job(cases: Sequence[Case], **overrides: Any) -> Job:
-    """Return a job that visits each case once; overrides are fields of the job or of its plan."""
+    """Return a job with one block of each case.
+
+    Overrides are fields of the job or of its plan.
+    """
     fields: dict[str, Any] = {
-        "visits": [*range(len(cases))],
-        "weights": [1.0] * len(cases),
+        "blocks": [Block(case=index, weight=1.0) for index in range(len(cases))],
         "budget_seconds": 1.0,
         "run_seconds": 60.0,
     }
@@ -140,90 +141,91 @@ class NotingBenchmark:
         self.calls.append("close")
 
 
-class FakeRank:
-    """One rank's end of the control channel, driven by the test."""
+Script = Callable[["ScriptedRanks", Job], Iterator[None]]
+"""The acts of all ranks with a job. The driver looks for messages at each ``yield``."""
 
-    def __init__(
-        self, variables: Mapping[str, str], rank: int, size: int = 2, **hello: Any
-    ) -> None:
-        fields = {"rank": rank, "size": size, "host": HOSTNAME, "pid": os.getpid()}
-        self.rank = rank
-        self._hello = Hello(**{**fields, "environment": {}, **hello})
-        self.client = RankClient(variables[ADDRESS_VARIABLE], variables[KEY_VARIABLE])
 
-    def say(self, *messages: FromRank) -> None:
-        for message in messages:
-            self.client.say(message)
+def make_hello(rank: int, size: int = 2, **overrides: Any) -> Hello:
+    fields = {"rank": rank, "size": size, "host": HOSTNAME, "pid": os.getpid()}
+    return Hello(**{**fields, "environment": {}, **overrides})
 
-    def say_hello(self) -> None:
-        self.say(self._hello)
 
-    def start(self, index: int) -> None:
-        self.say(Started(index=index))
+class ScriptedRanks:
+    """All ranks of one start, without processes; they are their own mailbox.
+
+    ``hellos`` has the messages of the ranks that start.
+    """
+
+    exit_code_seconds = 0.0
+
+    def __init__(self, folder: Path, hellos: Iterable[Hello], script: Script) -> None:
+        folder.mkdir(parents=True)
+        self.mailbox = self
+        self.codes: dict[int, int] = {}
+        self.error = ""
+        self.has_ended = False
+        self.killed_ranks: list[int] | None = None
+        self.job: Job | None = None
+        self._script = script
+        self._acts: Iterator[None] = iter(())
+        self._messages: list[tuple[int, Message]] = []
+        for hello in hellos:
+            self.post(hello.rank, hello)
 
     def finish(self, index: int, outcome: Outcome | None = None) -> None:
-        self.say(Finished(index=index, outcome=outcome or make_outcome()))
+        """Let rank 0 report the outcome of a block."""
+        self.post(0, Finished(index=index, outcome=outcome or make_outcome()))
 
-    def fail(self, index: int | None, error: str = "RuntimeError: fire") -> None:
-        self.say(Raised(index=index, error=error, stack=f"the stack of rank {self.rank}"))
+    def fail(self, rank: int, error: str = "RuntimeError: fire", seconds: float = 0.0) -> None:
+        stack = f"the stack of rank {rank}"
+        self.post(rank, Raised(error=error, stack=stack, seconds=seconds))
 
-    def answer(self, *replies: StatusReply) -> None:
-        """Answer each request for the status with these replies."""
-        self.client.listen(answer=lambda: replies, on_gone=lambda: None)
-
-    def receive_job(self) -> Job:
-        message = self.client.hear()
-        assert isinstance(message, Job), message
-        return message
-
-    def die(self) -> None:
-        """Close the connection in both directions, as a process that ends does."""
-        connection = self.client._connection
-        # The driver may have closed its end before.
-        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-            duplicate.shutdown(socket.SHUT_RDWR)
-
-
-class FakeLauncher(Launcher):
-    """A launcher whose end and exit codes the test decides; ``run`` starts a thread per rank."""
-
-    def __init__(self, *, can_restart: bool = True) -> None:
-        self.can_restart = can_restart
-        self.has_ended = False
-        self.exit_codes: dict[int, int] = {}
-        self.error = ""
-        self.ended_ranks: list[int] | None = None
-        self._ranks: Sequence[FakeRank] = ()
-        self._threads: list[threading.Thread] = []
-
-    def run(
-        self, ranks: Sequence[FakeRank], act: Callable[["FakeLauncher", FakeRank], None]
-    ) -> None:
-        self._ranks = ranks
+    def complete(self, *ranks: int) -> None:
         for rank in ranks:
-            thread = threading.Thread(target=act, args=(self, rank), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self.post(rank, Done(cpu_seconds=1.0))
+            self.codes[rank] = 0
 
-    def ended(self) -> bool:
-        is_running = any(thread.is_alive() for thread in self._threads)
-        return self.has_ended or bool(self._threads and not is_running)
+    def put(self, name: str, content: bytes) -> None:
+        if name == JOB:
+            self.job = JOB_DECODER.decode(content)
+            self._acts = self._script(self, self.job)
 
-    def exits(self) -> dict[int, int]:
-        return self.exit_codes
+    def get(self, name: str) -> bytes | None:
+        return None
+
+    def post(self, rank: int, message: Message) -> None:
+        self._messages.append((rank, message))
+
+    def receive(self) -> Sequence[tuple[int, Message]]:
+        next(self._acts, None)
+        messages = self._messages
+        self._messages = []
+        return messages
+
+    def have_ended(self) -> bool:
+        return self.has_ended
+
+    def exit_codes(self) -> dict[int, int]:
+        return self.codes
 
     def last_error(self) -> str:
         return self.error
 
-    def end(self, ranks: Iterable[Hello]) -> None:
-        self.ended_ranks = sorted(hello.rank for hello in ranks)
-        if self.can_restart:
-            for rank in self._ranks:
-                rank.die()
+    def end(self, hellos: Iterable[Hello]) -> None:
+        self.killed_ranks = sorted(hello.rank for hello in hellos)
 
 
-def connect_ranks(server: DriverServer, size: int = 2) -> list[FakeRank]:
-    ranks = [FakeRank(server.variables(), rank, size) for rank in range(size)]
-    for rank in ranks:
-        rank.say_hello()
-    return ranks
+def complete_job(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+    """Measure a whole job."""
+    yield from complete_blocks(ranks, job, [make_outcome()] * len(job.blocks))
+
+
+def complete_blocks(
+    ranks: ScriptedRanks, job: Job, outcomes: Sequence[Outcome]
+) -> Iterator[None]:
+    """End the blocks of a job with these outcomes."""
+    for number, outcome in enumerate(outcomes[: len(job.blocks)]):
+        ranks.finish(number, outcome)
+        yield
+    ranks.complete(*range(job.plan.nproc))
+    ranks.has_ended = True

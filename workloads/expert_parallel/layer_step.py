@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from parbench.bench.launch.control_channel import Work
+from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import Mesh
 from parbench.bench.world.benchmark import Description, Explanation

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from parbench.bench.launch.control_channel import Work
+from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import Formulas, Mesh
 from parbench.bench.world.benchmark import Description, Explanation

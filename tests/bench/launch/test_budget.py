@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.launch.budget import Prices, Spent, budget_of_all, prices_of
+from parbench.bench.launch.budget import CostModel, compute_costs, suggest_budget
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, Samples, WorldInfo
 from parbench.bench.results.runs import LaunchInfo, Run, RunInfo
@@ -34,7 +34,7 @@ def make_run(launch_seconds: list[float], *records: Record) -> Run:
     return Run(path=Path("run"), info=info, records=records)
 
 
-def test_prices_are_the_minimum_over_launches() -> None:
+def test_costs_are_the_minimum_over_repetitions() -> None:
     run = make_run(
         [40.0, 0.5, 40.0],
         make_record(FIRST, 0, 10.0),
@@ -44,38 +44,48 @@ def test_prices_are_the_minimum_over_launches() -> None:
         make_record(FIRST, 2, 30.0),
         make_record(SECOND, 2, 5.0),
     )
-    prices = prices_of(run)
-    assert prices.start == 5.0
-    assert prices.cases == {FIRST.id: 10.0, SECOND.id: 5.0}
-    assert prices.launch([FIRST, SECOND]) == 20.0
-    assert prices_of(make_run([])) == Prices()
+    costs = compute_costs(run)
+    assert costs.startup_seconds == 5.0
+    assert costs.case_seconds == {FIRST.id: 10.0, SECOND.id: 5.0}
+    assert costs.estimate_repetition([FIRST, SECOND]) == 20.0
+    assert compute_costs(make_run([])) == CostModel()
 
 
-def test_iterations_beyond_the_minimum_have_no_price() -> None:
+def test_iterations_beyond_the_minimum_cost_nothing() -> None:
     # Six iterations are the minimum, of two steps of 0.25 s each.
     samples = Samples(values=[0.25] * 12)
     details = {"steps_per_sample": 2}
     record = replace(make_record(FIRST, 0, 10.0), samples=samples, details=details)
-    prices = Prices().after(10.0, [Spent.on(record)])
-    assert prices.cases == {FIRST.id: 7.0}
+    costs = CostModel().updated(10.0, [record])
+    assert costs.case_seconds == {FIRST.id: 7.0}
 
 
 def test_unmeasured_case_costs_as_much_as_similar_ones() -> None:
-    costs = {FIRST.id: 4.0, STEP.id: 8.0}
-    names = {FIRST.name: 4.0, STEP.name: 8.0}
-    prices = Prices(start=1.0, cases=costs, names=names)
-    assert prices.case(SECOND) == 4.0
+    costs = CostModel(
+        startup_seconds=1.0,
+        case_seconds={FIRST.id: 4.0, STEP.id: 8.0},
+        name_seconds={FIRST.name: 4.0, STEP.name: 8.0},
+    )
+    assert costs.estimate_case(SECOND) == 4.0
     # Nothing has this name: the mean of all cases.
-    assert prices.case(make_fake_case(3, "p2p.sendrecv")) == 6.0
+    assert costs.estimate_case(make_fake_case(3, "p2p.sendrecv")) == 6.0
 
 
-@pytest.mark.parametrize(("seconds", "launches"), [(4.9, 0), (5.0, 1), (15.0, 2), (100.0, 3)])
-def test_launches_that_a_budget_allows(seconds: float, launches: int) -> None:
-    prices = Prices(start=1.0, cases={FIRST.id: 4.0, SECOND.id: 9.0})
-    assert prices.held(seconds, [[FIRST], [SECOND], [FIRST]]) == launches
+@pytest.mark.parametrize(("seconds", "count"), [(4.9, 0), (5.0, 1), (15.0, 2), (100.0, 3)])
+def test_repetitions_that_fit_in_a_budget(seconds: float, count: int) -> None:
+    costs = CostModel(startup_seconds=1.0, case_seconds={FIRST.id: 4.0, SECOND.id: 9.0})
+    assert costs.count_fitting(seconds, [[FIRST], [SECOND], [FIRST]]) == count
 
 
-def test_budget_of_all_launches_has_a_reserve() -> None:
+def test_budget_of_all_repetitions_has_a_reserve() -> None:
     run = make_run([34.0], make_record(FIRST, 0, 10.0), make_record(SECOND, 0, 20.0))
     # Five launches of 34 s and ten percent are 187 s.
-    assert budget_of_all(run.info.plan, prices_of(run)) == "4m"
+    assert suggest_budget(run.info.plan, compute_costs(run), 5) == "4m"
+
+
+def test_suggested_budget_exceeds_one_that_did_not_suffice() -> None:
+    """Repetitions fill their share of a budget, so fewer fit than their least cost suggests."""
+    run = make_run([10.0], make_record(FIRST, 0, 1.0), make_record(SECOND, 0, 1.0))
+    plan = replace(run.info.plan, launches=3, budget_seconds=20.0)
+    costs = CostModel(startup_seconds=3.0, case_seconds={FIRST.id: 1.0, SECOND.id: 1.0})
+    assert suggest_budget(plan, costs, num_fitting=2) == "40s"

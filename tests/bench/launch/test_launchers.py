@@ -12,14 +12,15 @@ from typing import Any
 import psutil
 import pytest
 
-from parbench.bench.launch.control_channel import DriverServer, Hello
 from parbench.bench.launch.launchers import (
     ForkServer,
-    Launcher,
-    SrunLauncher,
-    parse_exits,
+    Ranks,
+    SrunRanks,
+    parse_exit_codes,
     srun_command,
 )
+from parbench.bench.launch.messages import Hello
+from parbench.bench.launch.processes import process_space
 from parbench.bench.machine.slurm_allocation import NodeLayout, check_srun
 from tests.support.fakes import HOSTNAME, wait_until
 from tests.support.paths import IMPORT_PATH
@@ -30,8 +31,16 @@ PATIENCE = 60.0  # seconds that a process may take on a busy machine
 LAYOUT = NodeLayout(nodes=2, ntasks_per_node=3, distribution="cyclic")
 
 
-def make_hello(pid: int, host: str = HOSTNAME, step: str = "17.3") -> Hello:
-    return Hello(rank=0, size=2, host=host, pid=pid, environment={}, step=step)
+def make_hello(pid: int, space: str = "", step: str = "17.3") -> Hello:
+    return Hello(
+        rank=0,
+        size=2,
+        host=HOSTNAME,
+        pid=pid,
+        environment={},
+        process_space=space or process_space(),
+        step=step,
+    )
 
 
 @pytest.fixture
@@ -46,19 +55,19 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
     """A fork server whose ranks act as ``acts`` says."""
     modules = ["absent_module", "tests.support.acts"]
     variables = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "2"}
-    log = tmp_path_factory.mktemp("server") / "log"
-    with ForkServer(modules, variables, log, 60) as server:
+    logs = tmp_path_factory.mktemp("server")
+    with ForkServer(modules, variables, logs) as server:
         yield server
-        assert log.read_text() == ""
+        assert (logs / "fork-server.log").read_text() == ""
 
 
-def launch(server: ForkServer, folder: Path, *acts: str, **variables: str) -> Launcher:
+def start(server: ForkServer, folder: Path, *acts: str, **variables: str) -> Ranks:
     """Start a rank for each act, and return when all have begun."""
     for rank, act in enumerate(acts):
         variables[f"ACT_{rank}"] = act
-    launcher = server.launch(len(acts), folder, variables)
+    ranks = server.start_ranks(len(acts), folder, variables)
     wait_until(lambda: len(list(folder.glob("[0-9].pid"))) == len(acts), PATIENCE)
-    return launcher
+    return ranks
 
 
 def read_pids(folder: Path) -> list[int]:
@@ -70,9 +79,9 @@ def are_gone(pids: list[int]) -> bool:
 
 
 def test_fork_server_isolates_ranks(fork_server: ForkServer, tmp_path: Path) -> None:
-    launcher = launch(fork_server, tmp_path / "a", "look", "look", MESSAGE="hello")
-    wait_until(launcher.ended, PATIENCE)
-    assert launcher.exits() == {0: 0, 1: 0}
+    ranks = start(fork_server, tmp_path / "a", "look", "look", MESSAGE="hello")
+    wait_until(ranks.have_ended, PATIENCE)
+    assert ranks.exit_codes() == {0: 0, 1: 0}
     processes: list[dict[str, Any]] = []
     for rank in range(2):
         text = (tmp_path / "a" / f"rank-{rank}.log").read_text()
@@ -90,55 +99,55 @@ def test_fork_server_isolates_ranks(fork_server: ForkServer, tmp_path: Path) -> 
 
 
 def test_fork_server_reports_and_ends_ranks(fork_server: ForkServer, tmp_path: Path) -> None:
-    launcher = launch(fork_server, tmp_path / "a", "wait", "stop", "raise")
-    wait_until(launcher.ended, PATIENCE)
-    assert launcher.exits() == {2: 1}
-    assert launcher.last_error() == "RuntimeError: the roof is on fire (a/rank-2.log)"
+    ranks = start(fork_server, tmp_path / "a", "wait", "stop", "raise")
+    wait_until(ranks.have_ended, PATIENCE)
+    assert ranks.exit_codes() == {2: 1}
+    assert ranks.last_error() == "RuntimeError: the roof is on fire (a/rank-2.log)"
     assert not are_gone(read_pids(tmp_path / "a")[:2])
-    launcher.end([])
-    wait_until(lambda: len(launcher.exits()) == 3, PATIENCE)
-    assert launcher.exits() == {0: -9, 1: -9, 2: 1}
+    ranks.end([])
+    wait_until(lambda: len(ranks.exit_codes()) == 3, PATIENCE)
+    assert ranks.exit_codes() == {0: -9, 1: -9, 2: 1}
     assert are_gone(read_pids(tmp_path / "a"))
 
 
 def test_fork_server_ends_what_ranks_left_behind(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    launcher = launch(fork_server, tmp_path / "a", "leave a child")
-    wait_until(launcher.ended, PATIENCE)
+    ranks = start(fork_server, tmp_path / "a", "leave a child")
+    wait_until(ranks.have_ended, PATIENCE)
     child = psutil.Process(int((tmp_path / "a" / "child").read_text()))
     assert child.is_running()
-    launcher.end([])
+    ranks.end([])
     wait_until(lambda: not child.is_running(), PATIENCE)
-    assert not fork_server.ended()
+    assert not fork_server.has_ended()
 
 
 @pytest.mark.full
 def test_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path) -> None:
-    launcher = launch(fork_server, tmp_path / "a", "wait", "stop")
-    fork_server._process.kill()
+    ranks = start(fork_server, tmp_path / "a", "wait", "stop")
+    os.kill(fork_server.pid, signal.SIGKILL)
     wait_until(lambda: are_gone(read_pids(tmp_path / "a")), PATIENCE)
-    assert launcher.ended()
-    launcher.end([])
-    launcher = launch(fork_server, tmp_path / "b", "look")
-    wait_until(launcher.ended, PATIENCE)
-    assert launcher.exits() == {0: 0}
+    assert ranks.have_ended()
+    ranks.end([])
+    ranks = start(fork_server, tmp_path / "b", "look")
+    wait_until(ranks.have_ended, PATIENCE)
+    assert ranks.exit_codes() == {0: 0}
 
 
 @pytest.mark.full
 def test_rank_starts_a_new_python_if_forks_cannot_use_gpus(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    with DriverServer() as driver:
-        variables = {**driver.variables(), "PARBENCH_DEVICE": "cpu", "ACT_LOST": "1"}
-        launcher = fork_server.launch(1, tmp_path / "a", variables)
-        event = driver.next(60)
-        assert event is not None
-        assert isinstance(event[1], Hello)
-        command = psutil.Process(event[1].pid).cmdline()
-        assert command[1:] == ["-m", "parbench.bench.rank.worker"]
-        launcher.end([])
-        wait_until(lambda: launcher.exits() == {0: -9}, PATIENCE)
+    ranks = fork_server.start_ranks(
+        1, tmp_path / "a", {"PARBENCH_DEVICE": "cpu", "ACT_LOST": "1"}
+    )
+    wait_until(lambda: list((tmp_path / "a" / "mail" / "messages").glob("*.json")), PATIENCE)
+    [(_, hello)] = ranks.mailbox.receive()
+    assert isinstance(hello, Hello)
+    command = psutil.Process(hello.pid).cmdline()
+    assert command[1:] == ["-m", "parbench.bench.rank.worker"]
+    ranks.end([])
+    wait_until(lambda: ranks.exit_codes() == {0: -9}, PATIENCE)
 
 
 # --- srun ---
@@ -155,16 +164,15 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_slurm_tool(folder: Path, name: str, script: str) -> None:
     note = (
-        f"echo $PARBENCH_DRIVER $@ > {folder}/.{name}; mv {folder}/.{name} {folder}/{name}.args"
+        f"echo $PARBENCH_FOLDER $@ > {folder}/.{name}; mv {folder}/.{name} {folder}/{name}.args"
     )
     write_tool(folder, name, f"{note}\n{script}")
 
 
-def start_srun(folder: Path, number: int = 0, nodelist: str | None = None) -> SrunLauncher:
-    variables = {"PARBENCH_DRIVER": "10.0.0.1:5"}
-    launcher = SrunLauncher(LAYOUT, folder / "logs", number, variables, nodelist)
+def start_srun(folder: Path, nodelist: str | None = None) -> SrunRanks:
+    ranks = SrunRanks(LAYOUT, folder / "logs", {}, nodelist)
     wait_until((folder / "srun.args").exists)
-    return launcher
+    return ranks
 
 
 def test_srun_command() -> None:
@@ -193,7 +201,6 @@ def test_srun_command() -> None:
         sys.executable,
         "-m",
         "parbench.bench.rank.worker",
-        "srun",
     ]
 
 
@@ -203,7 +210,7 @@ def test_missing_srun_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "exits"),
+    ("text", "codes"),
     [
         ("", {}),
         ("srun: error: n3: task 2: Exited with exit code 3\n", {2: 3}),
@@ -216,30 +223,38 @@ def test_missing_srun_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ),
     ],
 )
-def test_parse_exits_of_srun(text: str, exits: dict[int, int]) -> None:
-    assert parse_exits(text) == exits
+def test_parse_exit_codes_of_srun(text: str, codes: dict[int, int]) -> None:
+    assert parse_exit_codes(text) == codes
 
 
 def test_srun_first_error_is_reported(slurm: Path) -> None:
     write_slurm_tool(slurm, "srun", "echo srun: queued; echo 'srun: error: n3: no answer' >&2")
-    launcher = start_srun(slurm)
-    wait_until(launcher.ended, PATIENCE)
-    assert launcher.last_error() == "srun: error: n3: no answer"
-    assert launcher.exits() == {}
-    launcher.end([make_hello(os.getpid(), host="elsewhere")])
+    ranks = start_srun(slurm)
+    wait_until(ranks.have_ended, PATIENCE)
+    assert ranks.last_error() == "srun: error: n3: no answer"
+    assert ranks.exit_codes() == {}
+    ranks.end([make_hello(os.getpid(), "another machine")])
     assert not (slurm / "scancel.args").exists(), "the step has ended by itself"
 
 
 def test_srun_ranks_are_killed_here_and_on_other_nodes(
     slurm: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
-    launcher = start_srun(slurm, 4, "n2")
+    ranks = start_srun(slurm, "n2")
     args = (slurm / "srun.args").read_text().split()
-    assert args[0] == "10.0.0.1:5"
+    assert args[0] == f"{slurm}/logs"
     assert "--nodelist=n2" in args
-    assert f"--output={slurm}/logs/gang-4/rank-%t.log" in args
-    assert not launcher.ended()
-    launcher.end([make_hello(sleeper.pid), make_hello(1, host="elsewhere")])
+    assert f"--output={slurm}/logs/rank-%t.log" in args
+    assert not ranks.have_ended()
+    ranks.end([make_hello(sleeper.pid), make_hello(1, "another machine")])
     assert sleeper.wait(10) == -signal.SIGKILL
-    assert launcher.ended()
+    assert ranks.have_ended()
     assert (slurm / "scancel.args").read_text().split() == ["--signal=KILL", "17.3"]
+
+
+def test_stranger_on_a_host_of_the_same_name_survives(
+    slurm: Path, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    """Containers may share a host name, and then the id of a rank is that of another process."""
+    start_srun(slurm).end([make_hello(sleeper.pid, "container of the same name")])
+    assert sleeper.poll() is None

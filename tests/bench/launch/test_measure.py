@@ -1,7 +1,6 @@
 """``parbench run`` from its options to a finished folder, with fake ranks and its display."""
 
 import io
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from parbench.bench.launch import measure as measuring
-from parbench.bench.launch.budget import Prices
+from parbench.bench.launch.budget import CostModel
 from parbench.bench.launch.measure import Display, resume, run_options
-from parbench.bench.machine.slurm_allocation import reachable
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Plan, Skipped
 from parbench.bench.results.records import Record, SkipReason
@@ -45,14 +43,7 @@ def isolated_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
     fake_ranks = FakeRanks()
-    show_record = Display.record
-
-    def count_record(display: Display, record: Record) -> None:
-        show_record(display, record)
-        fake_ranks.shown += 1
-
-    monkeypatch.setattr(Display, "record", count_record)
-    monkeypatch.setattr(measuring, "_starter", fake_ranks.starter)
+    monkeypatch.setattr(measuring, "choose_launcher", fake_ranks.choose_launcher)
     return fake_ranks
 
 
@@ -74,7 +65,7 @@ def test_skipped_cases_are_recorded_first_and_once(
     skipped_case = Skipped(case=make_fake_case(2), reason="gloo carries no float8")
     plan = make_plan([make_fake_case(0), make_fake_case(1)], skipped=[skipped_case])
     path = create_run(Path("runs"), plan, "0.1.0")[0]
-    ranks.interrupt(case=2, records=2)
+    ranks.interrupt(case=2)
     resume(path, as_json=False)
     skipped, measured = load_run(path).records
     assert skipped.status == "skipped"
@@ -100,13 +91,13 @@ def test_run_keeps_disturbances_of_gpus(
 def test_interrupted_run_can_be_resumed(
     ranks: FakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks.interrupt(case=2, records=1)
+    ranks.interrupt(case=2)
     path = run()
     assert statuses(path) == ["ok"]
     last_line = capsys.readouterr().err.splitlines()[-1]
     assert "1 of 2 cases measured" in last_line
     assert last_line.endswith(f"parbench run --resume {path}")
-    assert ranks.launchers[0].ended_ranks == [0, 1, 2, 3]
+    assert ranks.starts[0].killed_ranks == [0, 1, 2, 3]
 
     interrupted = load_run(path)
     first, second = (case.id for case in interrupted.info.plan.cases)
@@ -116,7 +107,7 @@ def test_interrupted_run_can_be_resumed(
     assert ranks.begun == [first, second, second]
     run(Options(), resume_path=path)
     assert load_run(path).records == records
-    assert len(ranks.launchers) == 2, "a complete run starts no ranks"
+    assert len(ranks.starts) == 2, "a complete run starts no ranks"
 
 
 def test_resume_measures_what_the_budget_left_out(
@@ -125,7 +116,7 @@ def test_resume_measures_what_the_budget_left_out(
     path = run(replace(TWO_CASES, launches=3, budget="0.001ms"))
     reasons = [record.skip_reason for record in load_run(path).records]
     assert reasons == [None] * 2 + [SkipReason.OUT_OF_BUDGET] * 4
-    monkeypatch.setattr(Prices, "launch", lambda prices, cases: 0.5)
+    monkeypatch.setattr(CostModel, "estimate_repetition", lambda costs, cases: 0.5)
     capsys.readouterr()
     run(Options(budget="1h"), resume_path=path)
     assert capsys.readouterr().err.splitlines()[0] == "4 measurements of 6 to make, about 1 s"
@@ -142,7 +133,7 @@ def test_full_disk_stops_the_run(
     ranks.said = [make_outcome(raw=b"npz")]
     path = run()
     assert "No space left on device: 1 of 2 cases measured" in capsys.readouterr().err
-    assert ranks.launchers[0].ended_ranks == [0, 1, 2, 3]
+    assert ranks.starts[0].killed_ranks == [0, 1, 2, 3]
     assert statuses(path) == ["ok"]
 
 
@@ -165,7 +156,7 @@ def test_resume_refuses_before_a_rank_starts(
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert "--resume" in usage_error(run, Options(), resume_path=path)
-    assert ranks.launchers == []
+    assert ranks.starts == []
 
 
 # --- how ranks are started ---
@@ -214,14 +205,12 @@ def allocation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("allocation")
 def test_srun_gets_layout_nodes_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = refuse_to_start(monkeypatch, "SrunLauncher")
+    arguments = refuse_to_start(monkeypatch, "SrunRanks")
     path = run(replace(SRUN, nodelist="n[1-4]"))
-    layout, _, _, variables, nodelist = arguments
+    layout, _, variables, nodelist = arguments
     assert layout == load_run(path).info.plan.spread
     assert nodelist == "n[1-4]"
     assert variables["OMP_NUM_THREADS"] == "2"
-    hosts = [address.rpartition(":")[0] for address in variables["PARBENCH_DRIVER"].split(",")]
-    assert hosts == [*reachable(os.environ)]
 
 
 @pytest.mark.usefixtures("allocation")
@@ -248,7 +237,7 @@ def test_json_record_is_printed_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     record = ok_record(step_case())
     with Display(2, 60.0, console, as_json=True) as display:
         for count in (1, 2):
-            display.record(record)
+            display.show_record(record)
             lines = pipe.getvalue().splitlines()
             assert len(lines) == count
             assert msgspec.json.decode(lines[-1], type=Record) == record

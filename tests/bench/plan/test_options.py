@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from parbench.bench.launch.control_channel import Outcome
+from parbench.bench.launch.messages import Outcome
 from parbench.bench.machine import slurm_allocation
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.slurm_allocation import NodeLayout
@@ -205,17 +205,16 @@ def test_invalid_options_are_refused(options: Options, fact: str) -> None:
     assert fact in usage_error(plan, options)
 
 
-def test_joined_ranks_make_one_launch() -> None:
-    run_plan = plan(Options(), JOINED)
+def test_joined_ranks_can_make_several_launches() -> None:
+    run_plan = plan(Options(launches=2), JOINED)
     assert run_plan.nproc == 3
-    assert run_plan.launches == 1
+    assert run_plan.launches == 2
 
 
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
         (Options(nproc=4), "--nproc 4"),
-        (Options(launches=2), "--launches 2"),
         (SRUN, "RANK"),
     ],
 )

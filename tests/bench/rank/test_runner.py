@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from parbench.bench.launch.control_channel import Outcome, Work
+from parbench.bench.launch.messages import Outcome, Work
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from parbench.bench.launch.control_channel import StatusReply
+from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import timing
@@ -312,11 +312,11 @@ def test_coalesced_calls_run_together_at_the_end(
     assert results == [([value_after_call] * 3, [2.0] * 3)] * 2
 
 
-def find_status_of_waiting_rank(world: World, folder: Path) -> StatusReply | None:
+def find_status_of_waiting_rank(world: World, folder: Path) -> HangReport | None:
     """Return the status of rank 0 while it waits in a backward pass for rank 1."""
     progress = Progress()
     model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=world.group)
-    statuses: list[StatusReply] = []
+    statuses: list[HangReport] = []
     flag = folder / "rank 0 waits"
 
     def poll_status() -> None:

@@ -3,47 +3,51 @@
 import gc
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch._C._distributed_c10d import HashStore
 
-from parbench.bench.launch.control_channel import (
-    OUT_OF_BUDGET,
+from parbench.bench.launch.mailbox import JOB, FolderMailbox
+from parbench.bench.launch.messages import (
+    Block,
     Done,
-    DriverServer,
     Finished,
+    HangReport,
     Hello,
+    Job,
+    Message,
     Outcome,
     Raised,
-    Started,
-    StatusReply,
-    StatusRequest,
 )
 from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.rank import watchdog as watchdog_module
 from parbench.bench.rank import worker
-from tests.support.fakes import HOSTNAME, make_job
+from parbench.bench.rank.timing import Progress as StepCounter
+from parbench.bench.results.records import SkipReason
+from tests.support.fakes import HOSTNAME, make_job, wait_until
 from tests.support.paths import environment
 
 TIMEOUT_SECONDS = 180.0
-SINGLE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+SINGLE_RANK = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
 
 
 def fault_case(name: str, **params: Any) -> Case:
     return make_case(f"custom.{name}", f"tests.support.faults:{name}", params)
-
-
-@pytest.fixture
-def hub() -> Iterator[DriverServer]:
-    with DriverServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -54,67 +58,60 @@ def single_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def receive(hub: DriverServer, kind: type[Any]) -> Any:
-    """Return the next message of a kind and drop other messages."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        event = hub.next(deadline - time.monotonic())
-        assert event is not None
-        if isinstance(event[1], kind):
-            return event[1]
-    raise AssertionError(f"no {kind.__name__}")
+def run_here(folder: Path, job: Job) -> list[Message]:
+    """Be the only rank of a world and return its messages."""
+    mailbox = FolderMailbox(folder)
+    # The watchdog of a rank that hangs would end this process.
+    patient_job = replace(job, plan=replace(job.plan, timeout_seconds=600.0))
+    mailbox.put(JOB, msgspec.json.encode(patient_job))
+    worker.run_rank(mailbox, HashStore(), folder)
+    return receive(folder)
 
 
-def receive_until_done(hub: DriverServer) -> list[Any]:
-    messages: list[Any] = []
-    while not (messages and isinstance(messages[-1], Done)):
-        event = hub.next(TIMEOUT_SECONDS)
-        assert event is not None
-        messages.append(event[1])
-    return messages
+def receive(folder: Path) -> list[Message]:
+    """Return the new messages of the rank."""
+    return [message for _, message in FolderMailbox(folder).receive()]
 
 
-def receive_outcomes(hub: DriverServer) -> list[Outcome]:
-    messages = receive_until_done(hub)
+def list_outcomes(messages: list[Message]) -> list[Outcome]:
     return [message.outcome for message in messages if isinstance(message, Finished)]
 
 
 @contextmanager
-def run_in_thread(hub: DriverServer) -> Iterator[Hello]:
-    """Run a rank in a thread of the driver's process."""
-    args = (hub.variables(), HashStore())
-    options = {"with_driver": True}
-    thread = threading.Thread(target=worker.work, args=args, kwargs=options, daemon=True)
-    thread.start()
-    yield receive(hub, Hello)
-    hub.close()
-    thread.join(TIMEOUT_SECONDS)
-    assert not thread.is_alive()
+def run_in_process(folder: Path, job: Job) -> Iterator[Callable[[type[Any]], Any]]:
+    """Run the only rank of a world in its own process.
 
-
-@contextmanager
-def run_in_process(hub: DriverServer) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run the only rank of a world in its own process."""
-    variables = {**environment(), **hub.variables(), **SINGLE_RANK}
+    Yields a function that waits for a message of a type.
+    """
+    messages: list[Message] = []
+    FolderMailbox(folder).put(JOB, msgspec.json.encode(job))
+    variables = {**environment(), **SINGLE_RANK, "PARBENCH_FOLDER": str(folder)}
     command = [sys.executable, "-m", "parbench.bench.rank.worker"]
+
+    def find(kind: type[Any]) -> list[Any]:
+        messages.extend(receive(folder))
+        return [message for message in messages if isinstance(message, kind)]
+
+    def wait_for(kind: type[Any]) -> Any:
+        wait_until(lambda: find(kind), TIMEOUT_SECONDS)
+        return find(kind)[-1]
+
     with subprocess.Popen(command, env=variables) as process:
         try:
-            receive(hub, Hello)
-            yield process
+            yield wait_for
         finally:
             process.kill()
 
 
 def test_rank_reports_hello_cases_and_done(
-    hub: DriverServer, single_rank: None, monkeypatch: pytest.MonkeyPatch
+    single_rank: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        torch.cuda, "_lazy_init", pytest.fail
-    )  # which ranks on a CPU never call
+    # Ranks on a CPU never call this.
+    monkeypatch.setattr(torch.cuda, "_lazy_init", pytest.fail)
     cases = [fault_case("fine", number=0), fault_case("refusing"), fault_case("fine", number=1)]
-    with run_in_thread(hub) as hello:
-        hub.send(0, make_job(cases, budget_seconds=0.1))
-        messages = receive_until_done(hub)
+    before = datetime.now(UTC)
+    hello, *finished, done = run_here(tmp_path, make_job(cases, budget_seconds=0.1))
+    assert isinstance(hello, Hello)
     assert hello.rank == 0
     assert hello.host == HOSTNAME
     assert hello.step == "17.3"
@@ -122,36 +119,39 @@ def test_rank_reports_hello_cases_and_done(
     assert facts <= hello.environment.keys()
     assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
     assert "gpu" not in hello.environment
-    assert [type(message) for message in messages] == [*[Started, Finished] * 3, Done]
-    outcomes = [message.outcome for message in messages[1:-1:2]]
+    assert isinstance(done, Done)
+    outcomes = list_outcomes(finished)
     assert [outcome.status for outcome in outcomes] == ["ok", "skipped", "ok"]
     assert outcomes[0].seconds
     assert outcomes[0].raw
+    # The outcome has the time at which its case began, not the time of the record.
+    starts = [datetime.fromisoformat(outcome.started) for outcome in outcomes]
+    assert starts == sorted(starts)
+    assert (starts[0] - before).total_seconds() < (
+        datetime.now(UTC) - starts[0]
+    ).total_seconds() + 5
 
 
-def test_cases_after_the_run_budget_are_left_out(hub: DriverServer, single_rank: None) -> None:
+def test_cases_after_the_run_budget_are_left_out(single_rank: None, tmp_path: Path) -> None:
     cases = [fault_case("fine", number=number) for number in range(2)]
-    with run_in_thread(hub):
-        hub.send(0, make_job(cases, run_seconds=0.0))
-        outcomes = receive_outcomes(hub)
-    assert outcomes == [OUT_OF_BUDGET] * 2
+    outcomes = list_outcomes(run_here(tmp_path, make_job(cases, run_seconds=0.0)))
+    assert [outcome.status for outcome in outcomes] == ["skipped"] * 2
+    assert [outcome.skip_reason for outcome in outcomes] == [SkipReason.OUT_OF_BUDGET] * 2
 
 
-def test_step_is_freed_before_the_next_one(hub: DriverServer, single_rank: None) -> None:
+def test_step_is_freed_before_the_next_one(single_rank: None, tmp_path: Path) -> None:
     """A tangled step holds itself in a cycle, and fails where one before it is still alive."""
     cases = [fault_case("tangled", number=number) for number in range(2)]
     gc.disable()
     try:
-        with run_in_thread(hub):
-            hub.send(0, make_job(cases, budget_seconds=0.2))
-            outcomes = receive_outcomes(hub)
+        outcomes = list_outcomes(run_here(tmp_path, make_job(cases, budget_seconds=0.2)))
     finally:
         gc.enable()
     assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
 
 
 def test_targets_in_the_job_folder_shadow_nothing(
-    hub: DriverServer, single_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    single_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
@@ -159,50 +159,70 @@ def test_targets_in_the_job_folder_shadow_nothing(
         "import tabnanny\nfrom tests.support.faults import fine\n"
     )
     (tmp_path / "tabnanny.py").write_text("raise RuntimeError('shadowed')\n")
-    with run_in_thread(hub):
-        case = make_case("custom.lonely", "lonely:fine", {})
-        hub.send(0, make_job([case], budget_seconds=0.1, path=str(tmp_path)))
-        [outcome] = receive_outcomes(hub)
+    case = make_case("custom.lonely", "lonely:fine", {})
+    job = make_job([case], budget_seconds=0.1, path=str(tmp_path))
+    [outcome] = list_outcomes(run_here(tmp_path / "attempt", job))
     assert outcome.status == "ok"
 
 
 @pytest.mark.full
-def test_failed_rank_reports_and_ends_with_its_driver(hub: DriverServer) -> None:
+def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
     cases = [fault_case("fine"), fault_case("raising", rank=0)]
-    with run_in_process(hub) as process:
-        hub.send(0, make_job(cases, budget_seconds=0.2, hosts=(HOSTNAME,)))
-        assert receive(hub, Finished).index == 0
-        error = receive(hub, Raised)
-        assert error.index == 1
+    with run_in_process(tmp_path, make_job(cases, budget_seconds=0.2)) as wait_for:
+        error = wait_for(Raised)
         assert error.error == "RuntimeError: the roof is on fire"
         assert "in mischief" in error.stack
-        hub.send(0, StatusRequest())
-        assert "stand_still" in receive(hub, StatusReply).stack
-        assert process.poll() is None
-        hub.close()
-        assert process.wait(TIMEOUT_SECONDS) == 1
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "cases", [[], [fault_case("asleep", rank=0, at=1)]], ids=["job", "case"]
-)
-def test_rank_without_a_driver_ends_itself(cases: list[Case]) -> None:
-    with DriverServer() as hub, run_in_process(hub) as process:
-        if cases:
-            hub.send(0, make_job(cases, hosts=(HOSTNAME,)))
-            receive(hub, Started)
-        hub.close()
-        assert process.wait(TIMEOUT_SECONDS) == 1
+def test_rank_that_cannot_join_reports_why(tmp_path: Path) -> None:
+    with run_in_process(tmp_path, make_job([], backend="carrier-pigeon")) as wait_for:
+        assert "carrier-pigeon" in wait_for(Raised).error
 
 
 @pytest.mark.full
-def test_rank_that_cannot_join_reports_why(hub: DriverServer) -> None:
-    with run_in_process(hub):
-        hub.send(0, make_job([], backend="carrier-pigeon", hosts=(HOSTNAME,)))
-        error = receive(hub, Raised)
-    assert error.index is None
-    assert "carrier-pigeon" in error.error
+def test_hung_rank_reports_and_ends_itself(tmp_path: Path) -> None:
+    """A driver that has vanished does not end the rank."""
+    job = make_job([fault_case("asleep", rank=0, at=1)], timeout_seconds=1.0)
+    FolderMailbox(tmp_path).put(JOB, msgspec.json.encode(job))
+    variables = {**environment(), **SINGLE_RANK, "PARBENCH_FOLDER": str(tmp_path)}
+    script = (
+        "from parbench.bench.rank import watchdog, worker\n"
+        "watchdog._END_SECONDS = 0.5\n"
+        "worker.main()"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", script], env=variables, timeout=120, check=False
+    )
+    assert completed.returncode == watchdog_module.HANG_EXIT_CODE
+    *_, first, second = receive(tmp_path)
+    assert isinstance(first, HangReport)
+    assert isinstance(second, HangReport)
+    assert (first.more, second.more) == (True, False)
+    assert (second.index, second.phase, second.groups is not None) == (0, "prepare", True)
+    assert "in mischief" in second.stack
+
+
+class BusyMailbox(FolderMailbox):
+    """A mailbox in which another rank has raised the alarm."""
+
+    def get(self, name: str) -> bytes | None:
+        return b"1 0"
+
+
+def test_rank_reports_once_another_exceeds_its_deadline(tmp_path: Path) -> None:
+    mailbox = BusyMailbox(tmp_path)
+    watchdog = watchdog_module.Watchdog(0, mailbox, StepCounter(), tmp_path / "stack")
+    watchdog.begin(0, 0.2)
+    time.sleep(0.05)
+    assert mailbox.receive() == [], "the first half of a block is never disturbed"
+    wait_until(lambda: len(list((tmp_path / "mail" / "messages").glob("*.json"))) == 2)
+    watchdog.close()
+    reports = [message for _, message in mailbox.receive()]
+    assert [isinstance(report, HangReport) and report.more for report in reports] == [
+        True,
+        False,
+    ]
 
 
 @pytest.fixture
@@ -216,13 +236,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
     cases = [fault_case("fine", number=number) for number in range(3)]
-    weights = [2.0, 10.0, 1.0]
-    job = make_job(cases, visits=[0, 1, 2, 0], weights=weights, budget_seconds=13.0)
-    launch = worker._LaunchClock(job)
-    assert launch.share(0) == pytest.approx(1.0)  # half of its weight in each of two visits
+    blocks = [
+        Block(case=case, weight=weight) for case, weight in ((0, 1), (1, 10), (2, 1), (0, 1))
+    ]
+    job = make_job(cases, blocks=blocks, budget_seconds=13.0)
+    repetition = worker.RepetitionClock(job)
+    assert repetition.share(0) == pytest.approx(1.0)
     clock.now += 7.0
     # Later cases share the time that the first one left.
-    assert launch.share(1) == pytest.approx(6.0 * 10 / 12)
-    assert launch.share(2) == pytest.approx(6.0 / 2)
+    assert repetition.share(1) == pytest.approx(6.0 * 10 / 12)
+    assert repetition.share(2) == pytest.approx(6.0 / 2)
     clock.now += 8.0
-    assert launch.share(3) == 0.02
+    assert repetition.share(3) == 0.02
+
+
+def test_time_of_many_blocks_is_shared_fast(clock: SimpleNamespace) -> None:
+    num_blocks = 50_000
+    blocks = [Block(case=0, weight=1.0)] * num_blocks
+    job = make_job([fault_case("fine")], blocks=blocks, budget_seconds=1e6)
+    repetition = worker.RepetitionClock(job)
+    began = time.process_time()
+    for number in range(num_blocks):
+        repetition.share(number, num_blocks - number - 1)
+    assert time.process_time() - began < 2.0

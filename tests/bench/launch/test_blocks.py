@@ -1,10 +1,10 @@
-"""The order of a launch: small cases are visited often and in passes, large ones once."""
+"""The order of a repetition: small cases have many blocks in passes, large ones one."""
 
 from collections import Counter
 
-from parbench.bench.launch.visits import VISITS, order_of_visits, spread_over_visits
+from parbench.bench.launch.blocks import BLOCKS, make_blocks, order_blocks
 from parbench.bench.plan.cases import Case, make_case
-from tests.support.fakes import make_fake_case, make_job
+from tests.support.fakes import make_fake_case
 
 ALL_REDUCES = [make_fake_case(number) for number in range(4)]
 
@@ -14,11 +14,11 @@ def make_sized_case(megabytes: int) -> Case:
 
 
 def compute_order(cases: list[Case], *, seed: int = 0, launch: int = 0) -> list[int]:
-    order, _ = order_of_visits(cases, seed, launch)
+    order, _ = order_blocks(cases, seed, launch)
     return order
 
 
-def test_operations_are_visited_often_and_steps_once() -> None:
+def test_operations_have_many_blocks_and_steps_one() -> None:
     cases = [
         make_fake_case(0, "collective.barrier"),
         make_fake_case(1, "compute.gemm"),
@@ -26,15 +26,15 @@ def test_operations_are_visited_often_and_steps_once() -> None:
         make_fake_case(3, "custom.mine"),
     ]
     counts = Counter(compute_order(cases))
-    assert counts == {0: VISITS, 1: VISITS, 2: 1, 3: 1}
+    assert counts == {0: BLOCKS, 1: BLOCKS, 2: 1, 3: 1}
 
 
-def test_visits_are_passes_in_random_order() -> None:
+def test_blocks_are_passes_in_random_order() -> None:
     order = compute_order(ALL_REDUCES)
     passes = [order[start : start + 4] for start in range(0, len(order), 4)]
     for places in passes:
         assert sorted(places) == [0, 1, 2, 3]
-    assert passes != [passes[0]] * VISITS
+    assert passes != [passes[0]] * BLOCKS
 
 
 def test_order_depends_on_seed_and_launch() -> None:
@@ -44,10 +44,10 @@ def test_order_depends_on_seed_and_launch() -> None:
     assert compute_order(ALL_REDUCES, launch=1) != order
 
 
-def test_large_cases_are_visited_once() -> None:
+def test_large_cases_have_one_block() -> None:
     cases = [make_sized_case(megabytes) for megabytes in (300, 64, 300, 128)]
     counts = Counter(compute_order(cases))
-    assert counts == {0: VISITS, 1: VISITS, 2: 1, 3: VISITS}
+    assert counts == {0: BLOCKS, 1: BLOCKS, 2: 1, 3: BLOCKS}
 
 
 def test_steps_are_shuffled_only_in_later_launches() -> None:
@@ -59,13 +59,15 @@ def test_steps_are_shuffled_only_in_later_launches() -> None:
     assert sorted(later_order) == in_order
 
 
-def test_extra_visits_are_passes_after_the_planned_ones() -> None:
-    order, extra = order_of_visits(ALL_REDUCES, 0, 0, more=2)
+def test_extra_blocks_are_passes_after_the_planned_ones() -> None:
+    order, extra = order_blocks(ALL_REDUCES, 0, 0, num_extra=2)
     assert order == compute_order(ALL_REDUCES)
     assert sorted(extra[:4]) == [0, 1, 2, 3]
     assert sorted(extra[4:]) == [0, 1, 2, 3]
 
 
-def test_amounts_are_divided_over_the_planned_visits() -> None:
-    job = make_job(ALL_REDUCES[:3], visits=[0, 2, 1, 2, 0, 2], more=2)
-    assert spread_over_visits(job, [1.0, 4.0, 3.0]) == [1.0, 1.5, 4.0, 1.5, 0.0, 0.0]
+def test_weights_and_costs_are_divided_over_the_planned_blocks() -> None:
+    blocks = make_blocks([0, 2, 1, 2], [0, 2], [1.0, 4.0, 3.0], [2.0, 0.0, 6.0])
+    assert [block.case for block in blocks] == [0, 2, 1, 2, 0, 2]
+    assert [block.weight for block in blocks] == [1.0, 1.5, 4.0, 1.5, 0.0, 0.0]
+    assert [block.cost_seconds for block in blocks] == [2.0, 3.0, 0.0, 3.0, 0.0, 0.0]

@@ -1,0 +1,176 @@
+"""One start of all ranks, from their first messages to their end, as the driver follows it."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
+from parbench.bench.launch.launchers import Ranks, find_process_state
+from parbench.bench.launch.mailbox import JOB, MAIL
+from parbench.bench.launch.messages import Done, Finished, HangReport, Hello, Job, Outcome, Raised
+
+START_SECONDS = 120.0
+_GRACE_SECONDS = 3.0
+_POLL_SECONDS = 0.05
+_OWN_DEADLINE_SECONDS = 5.0
+"""Ranks report a hang themselves. If none does, the driver reports it this long after them."""
+
+
+class Attempt:
+    """One start of all ranks: passes them their job, follows their outcomes, explains failures.
+
+    ``folder`` holds the files of these ranks, and ``evidence`` what they have reported.
+    """
+
+    def __init__(self, ranks: Ranks, folder: Path, size: int) -> None:
+        self.evidence = Evidence()
+        self._ranks = ranks
+        self._folder = folder
+        self._size = size
+        self._outcomes: dict[int, Outcome] = {}
+        self._deadline = 0.0
+
+    def wait_for_ranks(self, timeout_seconds: float) -> Outcome | None:
+        """Wait until every rank has reported; return the failure if one does not."""
+        hellos = self.evidence.hellos
+        deadline = time.monotonic() + timeout_seconds
+        while len(hellos) < self._size:
+            self._poll()
+            if self.evidence.errors or self._ranks.have_ended():
+                return self._explain_end("before every rank had started")
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(self._size) if rank not in hellos]
+                names = self.evidence.format_ranks(missing)
+                reason = f"{names} did not start within {timeout_seconds:.0f} s"
+                return Outcome(status="failed", reason=reason)
+        for hello in hellos.values():
+            if hello.size != self._size:
+                problem = f"is in a world of {hello.size} ranks; {self._size} were asked for"
+                return Outcome(status="failed", reason=f"rank {hello.rank} {problem}")
+        return None
+
+    def send_job(self, job: Job) -> None:
+        self._ranks.mailbox.put(JOB, msgspec.json.encode(job))
+        # Before the first block ranks may take long to find each other.
+        self._set_deadline(max(job.plan.timeout_seconds, START_SECONDS))
+
+    def wait_for_block(self, index: int, timeout_seconds: float) -> Outcome:
+        """Return the outcome of the block at ``index``.
+
+        If it has ``ranks``, they have failed and cannot continue.
+        """
+        while index not in self._outcomes:
+            self._poll()
+            if self._has_failed():
+                self._poll()  # a rank that has completed its job reports so before it ends
+            if index in self._outcomes:
+                break
+            if self._has_failed():
+                failure = self._explain_end("while it was measured")
+            elif self.evidence.reports or time.monotonic() > self._deadline:
+                failure = self._explain_hang(index, timeout_seconds)
+            else:
+                continue
+            if index not in self._outcomes:  # it may end well at the last moment
+                return failure
+            self.evidence.reports.clear()
+        self._set_deadline(timeout_seconds)
+        return self._outcomes.pop(index)
+
+    def wait_for_end(self, timeout_seconds: float) -> None:
+        """Wait until all ranks have completed their job, and then until they have ended."""
+        self._poll_until(self._is_complete, timeout_seconds)
+        self._poll_until(self._ranks.have_ended, timeout_seconds)
+
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU time of all ranks for their job, None if one has not completed it."""
+        seconds = self.evidence.cpu_seconds.values()
+        return sum(seconds) if len(seconds) == self._size else None
+
+    def end(self, timeout_seconds: float) -> list[str]:
+        """End all ranks, and describe those whose processes remain after this time."""
+        hellos = self.evidence.hellos
+        self._ranks.end(hellos.values())
+        deadline = time.monotonic() + timeout_seconds
+        while self._find_remaining() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        remaining = []
+        for rank, state in self._find_remaining().items():
+            name = self.evidence.format_ranks([rank])
+            remaining.append(f"{name} (process {hellos[rank].pid} is {state})")
+        shutil.rmtree(self._folder / MAIL, ignore_errors=True)
+        for file in self._folder.iterdir():
+            if file.stat().st_size == 0:
+                file.unlink()
+        return remaining
+
+    def _find_remaining(self) -> dict[int, str]:
+        """Return the state of each rank that has not ended."""
+        states = {}
+        for rank, hello in sorted(self.evidence.hellos.items()):
+            state = find_process_state(hello)
+            if state not in (None, "gone"):
+                states[rank] = str(state)
+        return states
+
+    def _poll(self) -> None:
+        """Read what has arrived; wait a moment if nothing has."""
+        evidence = self.evidence
+        messages = self._ranks.mailbox.receive()
+        for rank, message in messages:
+            match message:
+                case Finished():
+                    self._outcomes[message.index] = message.outcome
+                case Hello():
+                    evidence.hellos[rank] = message
+                case Raised():
+                    evidence.errors[rank] = message
+                case HangReport():
+                    evidence.reports[rank] = message
+                case Done():
+                    evidence.cpu_seconds[rank] = message.cpu_seconds
+        if not messages:
+            time.sleep(_POLL_SECONDS)
+
+    def _poll_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not condition() and time.monotonic() < deadline:
+            self._poll()
+
+    def _set_deadline(self, timeout_seconds: float) -> None:
+        self._deadline = time.monotonic() + timeout_seconds + _OWN_DEADLINE_SECONDS
+
+    def _is_complete(self) -> bool:
+        return len(self.evidence.cpu_seconds) == self._size or self._ranks.have_ended()
+
+    def _has_failed(self) -> bool:
+        has_errors = bool(self.evidence.errors)
+        return has_errors or self._has_dead_rank() or self._ranks.have_ended()
+
+    def _has_dead_rank(self) -> bool:
+        codes = self._ranks.exit_codes()
+        return any(rank not in self.evidence.cpu_seconds for rank in codes)
+
+    def _explain_end(self, when: str) -> Outcome:
+        """Explain the end once all ranks have noticed it, or the first exit code is known."""
+        errors = self.evidence.errors
+        grace = _GRACE_SECONDS if self._has_dead_rank() else self._ranks.exit_code_seconds
+        self._poll_until(lambda: len(errors) + len(self._ranks.exit_codes()) >= self._size, grace)
+        self._poll()
+        self.evidence.exit_codes = self._ranks.exit_codes()
+        self.evidence.last_error = self._ranks.last_error()
+        return explain_end(self.evidence, when)
+
+    def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
+        """Explain a hang once all ranks have reported that can."""
+        evidence = self.evidence
+        self._poll_until(lambda: evidence.num_reports() == self._size, _GRACE_SECONDS)
+        stacks = {}
+        for rank in evidence.hellos:
+            file = self._folder / f"rank-{rank}.stack"
+            if file.exists():
+                stacks[rank] = file.read_text(errors="replace")
+        return explain_hang(evidence, index, timeout_seconds, stacks)

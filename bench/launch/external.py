@@ -1,0 +1,203 @@
+"""Ranks that torchrun, mpirun, srun or Kubernetes has started as ``parbench run``. Imports torch.
+
+Each of these processes is an agent. It starts the workers of its rank as children, so that no
+measuring process also drives the run, and new workers can follow those that failed. Agents meet in
+the launcher's store at MASTER_ADDR and MASTER_PORT. Messages of ranks pass through this store,
+because their hosts may share no file system. Those of rank 0, which may be large, are files.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from parbench.bench.launch.launchers import FOLDER_VARIABLE, WORKER, loopback_variables, make_folder
+from parbench.bench.launch.mailbox import FolderMailbox
+from parbench.bench.launch.messages import MESSAGE_DECODER, Hello, Message
+from parbench.bench.launch.processes import die_with_parent
+from parbench.bench.machine.world_spec import Joined
+
+STORE_VARIABLE = "PARBENCH_STORE"
+_CONNECT_SECONDS = 120.0
+_POLL_SECONDS = 0.5
+_RELEASE_SECONDS = 5.0
+_FOREVER = timedelta(days=365)
+Process = subprocess.Popen[bytes]
+
+
+class StoreMailbox:
+    """A mailbox in a store; messages of rank 0 are files of its folder, which the driver shares."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self._store = store
+        self._files = FolderMailbox(folder)
+        self._num_received = 0
+
+    def put(self, name: str, content: bytes) -> None:
+        self._store.set(name, content.decode())
+
+    def get(self, name: str) -> bytes | None:
+        return self._store.get(name) if self._store.check([name]) else None
+
+    def post(self, rank: int, message: Message) -> None:
+        if rank == 0:
+            self._files.post(rank, message)
+            return
+        number = self._store.add("messages", 1)
+        self._store.set(f"message/{number}", msgspec.json.encode((rank, message)).decode())
+
+    def receive(self) -> Sequence[tuple[int, Message]]:
+        messages = list(self._files.receive())
+        while self._store.check([f"message/{self._num_received + 1}"]):
+            self._num_received += 1
+            content = self._store.get(f"message/{self._num_received}")
+            messages.append(MESSAGE_DECODER.decode(content))
+        return messages
+
+
+def connect_store(environ: Mapping[str, str]) -> Store:
+    """Return a new client of the launcher's store.
+
+    torchrun may start the same ranks again with the same store.
+    """
+    prefix = f"parbench/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    return PrefixStore(prefix, _open_store(environ, is_server=False))
+
+
+def _open_store(environ: Mapping[str, str], *, is_server: bool) -> TCPStore:
+    return TCPStore(
+        environ["MASTER_ADDR"],
+        int(environ["MASTER_PORT"]),
+        is_master=is_server,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_CONNECT_SECONDS),
+    )
+
+
+class ExternalLauncher:
+    """The agent of rank 0, which also is the driver's: it has the agents of all ranks start their workers."""
+
+    def __init__(self, size: int) -> None:
+        is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
+        self._server = None if is_served else _open_store(os.environ, is_server=True)
+        self._store = connect_store(os.environ)
+        self._size = size
+        self._number = 0
+
+    def start_ranks(self, folder: Path, variables: Mapping[str, str]) -> "ExternalRanks":
+        make_folder(folder)
+        number = self._number
+        self._number += 1
+        self._store.set(f"order/{number}", msgspec.json.encode(dict(variables)).decode())
+        process = start_worker(number, folder.absolute(), variables)
+        return ExternalRanks(self._store, number, self._size, process, folder)
+
+    def close(self) -> None:
+        """Release the agents of all other ranks, which need the store of this process until then."""
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        with suppress(RuntimeError):
+            self._store.set(f"order/{self._number}", "null")
+            while self._store.add("released", 0) < self._size - 1 and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+
+class ExternalRanks:
+    """Workers that agents have started; their output goes to the launcher's."""
+
+    exit_code_seconds = 3.0
+
+    def __init__(self, store: Store, number: int, size: int, process: Process, folder: Path) -> None:
+        self.mailbox = StoreMailbox(PrefixStore(f"{number}/mail", store), folder)
+        self._store = PrefixStore(str(number), store)
+        self._size = size
+        self._process = process
+        self._codes: dict[int, int] = {}
+
+    def have_ended(self) -> bool:
+        codes = self.exit_codes()
+        return any(codes.values()) or len(codes) == self._size
+
+    def exit_codes(self) -> dict[int, int]:
+        code = self._process.poll()
+        if code is not None:
+            self._codes[0] = code
+        if self._store.add("exits", 0) > len(self._codes.keys() - {0}):
+            for rank in range(1, self._size):
+                if rank not in self._codes and self._store.check([f"exit/{rank}"]):
+                    self._codes[rank] = int(self._store.get(f"exit/{rank}"))
+        return self._codes
+
+    def last_error(self) -> str:
+        return ""
+
+    def end(self, hellos: Iterable[Hello]) -> None:
+        with suppress(RuntimeError):
+            self._store.set("end", "")
+        self._process.kill()
+        self._process.wait()
+
+
+def serve_rank() -> None:
+    """Be the agent of a rank other than 0 until the driver has finished."""
+    try:
+        _obey_orders(connect_store(os.environ), os.environ["RANK"])
+    except RuntimeError as error:  # torch's errors of a store whose server has ended
+        sys.exit(f"rank {os.environ['RANK']}: rank 0 has ended: {error}")
+
+
+def _obey_orders(store: Store, rank: str) -> None:
+    number = 0
+    while True:
+        store.wait([f"order/{number}"], _FOREVER)
+        variables = msgspec.json.decode(store.get(f"order/{number}"), type=dict[str, str] | None)
+        if variables is None:
+            store.add("released", 1)
+            return
+        own_store = PrefixStore(str(number), store)
+        folder = tempfile.TemporaryDirectory(prefix="parbench-")
+        with folder as path, start_worker(number, Path(path), variables) as process:
+            try:
+                code = _wait_for_worker(process, own_store)
+            finally:
+                process.kill()
+        own_store.set(f"exit/{rank}", str(code))
+        own_store.add("exits", 1)
+        number += 1
+
+
+def _wait_for_worker(process: Process, store: Store) -> int:
+    """Return the exit code of a worker, which is killed once the driver ends all ranks."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_POLL_SECONDS)
+        if store.check(["end"]):
+            process.kill()
+            return process.wait()
+
+
+def start_worker(number: int, folder: Path, variables: Mapping[str, str]) -> Process:
+    """Start the worker of this agent's rank.
+
+    Its output must not mix with what the driver prints.
+    """
+    joined = Joined.find(os.environ)
+    interface = loopback_variables() if joined is not None and joined.one_node else {}
+    own_variables = {FOLDER_VARIABLE: str(folder), STORE_VARIABLE: str(number)}
+    return subprocess.Popen(
+        [sys.executable, "-m", WORKER],
+        env={**interface, **os.environ, **variables, **own_variables},
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        start_new_session=True,
+        preexec_fn=lambda: die_with_parent(signal.SIGKILL),
+    )

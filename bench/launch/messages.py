@@ -1,0 +1,161 @@
+"""The messages between the driver and its ranks. Without torch."""
+
+from typing import Any
+
+import msgspec
+
+from parbench.bench.launch.flight_recorder import GroupSeen
+from parbench.bench.machine.environment import RankPlace
+from parbench.bench.plan.plan import Plan
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import (
+    Arrival,
+    Check,
+    Culprit,
+    RankState,
+    SkipReason,
+    Status,
+    Stop,
+)
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank has started and waits for its job."""
+
+    rank: int
+    size: int
+    host: str
+    pid: int
+    environment: dict[str, Any]
+    """The environment of this rank, including what all ranks share."""
+    process_space: str = ""
+    """Ranks with the same value share their process ids with each other."""
+    place: RankPlace | None = None
+    step: str = ""
+    """Slurm's job step."""
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """An amount of work done by one sample: ``amount / seconds`` is the metric ``name``."""
+
+    name: str
+    amount: float
+    unit: str = ""
+    """The unit of a rate that parbench.bench.results.metrics does not declare."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a case on all ranks, as rank 0 reports it or as the driver concludes it."""
+
+    status: Status
+    reason: str = ""
+    skip_reason: SkipReason | None = None
+    wrong_by_rank: dict[int, int] = {}
+    culprits: tuple[Culprit, ...] = ()
+    stop: Stop | None = None
+    check: Check = Check()
+    more: bool = False
+    """True if more blocks follow, so that this is the result so far."""
+    headline: str = "time"
+    seconds: list[float] = []
+    """One sample per iteration."""
+    visits: list[int] = []
+    """The number of samples in each block."""
+    skew_seconds: list[float] = []
+    transfer_seconds: list[float] = []
+    issue_seconds: list[float] = []
+    last_arriver_seconds: list[float] = []
+    arrival: Arrival | None = None
+    injected: str = ""
+    ranks: list[RankState] = []
+    """The state of each rank. The driver sets it if the ranks failed and cannot continue."""
+    explained: dict[str, MetricValue] = {}
+    work: list[Work] = []
+    details: dict[str, Any] = {}
+    notes: list[str] = []
+    raw: bytes = b""
+    """The samples of every rank, an npz file."""
+    timeline: bytes = b""
+    """One step of all ranks, as parbench.bench.results.records encodes it."""
+    wall_seconds: float = 0.0
+    started: str = ""
+    """The time (UTC) at which the first block began."""
+
+
+OUT_OF_BUDGET = Outcome(status="skipped", reason="out of time", skip_reason=SkipReason.OUT_OF_BUDGET)
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The block at ``index`` has ended with this outcome of its case, by rank 0."""
+
+    index: int
+    outcome: Outcome
+
+
+class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank cannot continue because of an exception."""
+
+    error: str
+    stack: str
+    seconds: float
+    """The time of the exception since the epoch."""
+
+
+class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The state of a rank whose block exceeds its deadline.
+
+    A rank reports twice: first what Python knows, then also torch's records of ``groups``.
+    Reading these may block.
+    """
+
+    phase: str
+    steps: int
+    """The steps that the rank has begun in this case."""
+    communicates: bool
+    """True if the measuring thread is inside torch.distributed."""
+    stack: str
+    index: int = -1
+    """The block of the rank, -1 before the first."""
+    is_connected: bool = True
+    """False if the rank cannot connect to rank 0. A file system may still carry its report."""
+    groups: dict[str, GroupSeen] | None = None
+    more: bool = False
+    """True if the second report follows."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank has completed its job."""
+
+    cpu_seconds: float = 0.0
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the samples of a case, between those of other cases."""
+
+    case: int
+    """The index of the case in the plan."""
+    weight: float = 0.0
+    """Its share of the time that is free. Blocks of weight 0 use the time left over."""
+    cost_seconds: float = 0.0
+    """The least time that it takes, as far as it is known."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """The cases to measure, their blocks in order, and the time for them."""
+
+    plan: Plan
+    """The plan of the run with the remaining cases only."""
+    blocks: list[Block]
+    budget_seconds: float
+    """After this time no case has further blocks."""
+    run_seconds: float
+    """After this time no case is begun."""
+
+
+Message = Hello | Finished | Raised | HangReport | Done
+"""What a rank sends to the driver."""
+
+# msgspec inspects the types of a message when a decoder is built. Two threads that do this for
+# the same types at the same time crash the process, so all decoders are built here.
+MESSAGE_DECODER = msgspec.json.Decoder(tuple[int, Message])
+JOB_DECODER = msgspec.json.Decoder(Job)

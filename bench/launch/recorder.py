@@ -1,0 +1,151 @@
+"""Turns outcomes into records, and writes them. Without torch."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from parbench.bench.launch.messages import Hello, Outcome
+from parbench.bench.launch.placement import describe_hosts, find_misplacements
+from parbench.bench.machine.environment import difference, hoist, relations
+from parbench.bench.machine.gpu import GpuReport, inspect_gpus
+from parbench.bench.machine.gpu_inventory import GpuInventory
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.metrics import MetricValue, declared, value, values
+from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
+from parbench.bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
+from parbench.bench.results.samples import samples_name
+from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
+from parbench.bench.text import writing
+
+FAILED_STATUSES = ("failed", "hang", "wrong")
+
+
+class Recorder:
+    """Writes a record for each outcome, with the environment of the ranks that measured it.
+
+    ``facts`` are what the driver alone can find out about the environment, by group. ``on_record`` is called after
+    each record.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        writer: RecordWriter,
+        facts: Mapping[str, Mapping[str, Any]],
+        on_record: Callable[[Record], None],
+    ) -> None:
+        self._path = run.path
+        self._info = run.info
+        self._writer = writer
+        self._facts = facts
+        self._on_record = on_record
+        plan = run.info.plan
+        self._world = WorldInfo(size=plan.nproc, nodes=1, backend=plan.backend, device=plan.device)
+        self._gpus = GpuInventory(inspect_gpus(os.environ) if plan.device == "cuda" else GpuReport())
+        self._environment: dict[str, Any] = {}
+        self._placement_notes: list[str] = []
+        self.failures = {record.case.id: record for record in run.records if record.status in FAILED_STATUSES}
+        """The records of cases that are not tried again, by their id."""
+        self.half_widths: dict[str, float | None] = {}
+        """The last confidence interval's relative half-width of each measured case, by its id."""
+        self.cleanup_notes: list[str] = []
+        """What remained of the ranks that were ended last."""
+
+    def store_environment(self, hellos: Sequence[Hello]) -> None:
+        """Store what all ranks share in run.json, and what differs from it for the records to come."""
+        common, differences = hoist(self._gpus.add_facts([hello.environment for hello in hellos]))
+        for group, facts in self._facts.items():
+            common[group] = {**common.get(group, {}), **facts}
+        places = [hello.place for hello in hellos if hello.place is not None]
+        if len(places) == len(hellos):
+            common["locality"] = relations(places, self._gpus.links)
+            common |= describe_hosts(hellos)
+        if self._info.environment is None:
+            self._info = replace(self._info, environment=common)
+            with writing(self._path / "run.json"):
+                write_info(self._path, self._info)
+        changed = difference(self._info.environment or {}, common)
+        self._environment = {"changed": changed} if changed else {}
+        for hello, own in zip(hellos, differences, strict=True):
+            if own:
+                self._environment[f"rank {hello.rank}"] = own
+        self._world = replace(self._world, nodes=len({hello.host for hello in hellos}))
+        layout = self._info.plan.spread
+        self._placement_notes = find_misplacements(layout, hellos) if layout else []
+
+    def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
+        """Write the final record of a case in a repetition, with the files that belong to it."""
+        record = self.write_partial(repetition, case, outcome)
+        if record.status in FAILED_STATUSES:
+            self.failures[case.id] = record
+        if outcome.seconds:
+            self.half_widths[case.id] = within_launch(outcome.seconds, outcome.visits).half_width
+        self._on_record(record)
+        for name, content in ((samples_name(record), outcome.raw), (trace_name(record), outcome.timeline)):
+            if content:
+                self._writer.write_file(name, content)
+        return record
+
+    def write_partial(self, repetition: int, case: Case, outcome: Outcome) -> Record:
+        """Write a record that another one of the same case may replace."""
+        samples = Samples(values=outcome.seconds, visits=outcome.visits)
+        plan_notes = self._info.plan.notes
+        record = Record(
+            case=case,
+            world=self._world,
+            launch=repetition,
+            status=outcome.status,
+            reason=outcome.reason,
+            skip_reason=outcome.skip_reason,
+            wrong_by_rank=outcome.wrong_by_rank,
+            culprits=outcome.culprits,
+            stop=outcome.stop,
+            check=outcome.check,
+            samples=samples,
+            metrics=compute_metrics(outcome),
+            noise=compute_noise(samples),
+            arrival=outcome.arrival,
+            injected=outcome.injected,
+            details=outcome.details,
+            notes=[*plan_notes, *self._placement_notes, *self.cleanup_notes, *outcome.notes],
+            environment=self._environment,
+            ranks=outcome.ranks,
+            emulation=self._info.plan.emulation,
+            started=outcome.started or utc_now(),
+            seconds=round(outcome.wall_seconds, 6),
+        )
+        self._writer.write(record)
+        return record
+
+
+def compute_metrics(outcome: Outcome) -> dict[str, MetricValue]:
+    """Return the duration with its percentiles, the rates, and the parts of the duration; nothing without samples."""
+    if not outcome.seconds:
+        return {}
+    time = within_launch(outcome.seconds, outcome.visits)
+    count = len(outcome.seconds)
+    metrics = {outcome.headline: value("time", time)}  # a custom benchmark may choose the name of its duration
+    for name, share, min_count in (("q10", 0.1, MIN_FOR_Q10), ("p99", 0.99, MIN_FOR_P99)):
+        if count >= min_count:
+            method = f"{100 * share:.0f}th percentile of {count} iterations"
+            metrics[f"{outcome.headline}_{name}"] = value(f"time_{name}", quantile(outcome.seconds, share), method)
+    for work in outcome.work:
+        # A rate is unknown where nothing is moved, or in no time. The slowest time gives the lowest rate.
+        times = (time.value, time.high, time.low)
+        rate, low, high = (work.amount / seconds if seconds and work.amount else None for seconds in times)
+        metric = declared(work.name)
+        unit, better = (metric.unit, metric.better) if metric else (work.unit, "higher")
+        method = f"{work.amount:.12g} over the {time.method}"
+        metrics[work.name] = MetricValue(value=rate, unit=unit, better=better, low=low, high=high, method=method)
+    parts = {}
+    if outcome.issue_seconds:
+        durations = zip(outcome.seconds, outcome.issue_seconds, strict=True)
+        parts["issue_time"] = outcome.issue_seconds
+        parts["wait_time"] = [duration - issue for duration, issue in durations]
+    parts["skew"] = outcome.skew_seconds
+    parts["transfer"] = outcome.transfer_seconds
+    parts["last_arriver"] = outcome.last_arriver_seconds
+    medians = {name: within_launch(seconds, outcome.visits) for name, seconds in parts.items() if seconds}
+    return metrics | values(medians) | outcome.explained

@@ -1,0 +1,115 @@
+"""A thread of each rank that reports where the rank is once a block exceeds its deadline."""
+
+import faulthandler
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from parbench.bench.launch.flight_recorder import groups_seen
+from parbench.bench.launch.mailbox import ALARM, Mailbox
+from parbench.bench.rank.timing import Progress
+from parbench.bench.world.torch_compat import recorded_work
+
+HANG_EXIT_CODE = 75
+"""EX_TEMPFAIL of sysexits.h: the exit code of a rank that hung and that no driver ended."""
+_LOOK_SECONDS = 0.25
+_CONNECT_SECONDS = 1.5
+_END_SECONDS = 20.0
+"""After its report, a rank waits this long for the driver to end it."""
+_STACK_SECONDS = 1.0
+"""The interpreter's own watchdog dumps stacks this long after the deadline."""
+
+
+class Watchdog:
+    """Watches the blocks of this rank.
+
+    The first rank that exceeds its deadline raises an alarm, and all other ranks report at the same time. The thread
+    sleeps in the first half of a block's time, so that it does not disturb measurements. If C code holds the
+    interpreter lock, the thread cannot run. Then ``stack_file`` gets the stacks, which ``faulthandler`` writes without
+    the lock.
+    """
+
+    def __init__(self, rank: int, mailbox: Mailbox, progress: Progress, stack_file: Path) -> None:
+        self._rank = rank
+        self._mailbox = mailbox
+        self._progress = progress
+        self._stack_file = stack_file.open("w")
+        self._index = -1
+        self._timeout_seconds = 0.0
+        self._began = 0.0
+        self._handled_alarm: bytes | None = None
+        self.store_address: tuple[str, int] | None = None
+        """The address of the store of all ranks, once it is known."""
+        self._is_closed = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def begin(self, index: int, timeout_seconds: float) -> None:
+        """Start the deadline of a block, which replaces that of the last one."""
+        is_sooner = timeout_seconds < self._timeout_seconds
+        self._index = index
+        self._timeout_seconds = timeout_seconds
+        self._began = time.monotonic()
+        if is_sooner:
+            self._wake.set()
+        faulthandler.dump_traceback_later(timeout_seconds + _STACK_SECONDS, file=self._stack_file)
+        if not self._thread.ident:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and the deadline."""
+        self._is_closed = True
+        self._wake.set()
+        faulthandler.cancel_dump_traceback_later()
+        if self._thread.ident:
+            self._thread.join()
+        self._stack_file.close()
+
+    def _watch(self) -> None:
+        while True:
+            self._wake.clear()
+            if self._is_closed:
+                return
+            elapsed = time.monotonic() - self._began
+            if elapsed < self._timeout_seconds / 2:
+                self._wake.wait(self._timeout_seconds / 2 - elapsed)
+            elif elapsed > self._timeout_seconds or self._is_alarmed():
+                self._report()
+            else:
+                self._wake.wait(_LOOK_SECONDS)
+
+    def _is_alarmed(self) -> bool:
+        alarm = self._mailbox.get(ALARM)
+        return alarm is not None and alarm != self._handled_alarm
+
+    def _is_connected(self) -> bool:
+        """Return whether this rank can connect to the store of all ranks, if it is known."""
+        if self.store_address is None:
+            return True
+        try:
+            socket.create_connection(self.store_address, timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    def _report(self) -> None:
+        """Report the state of this rank, and end it unless its block ends in time or the driver ends it."""
+        index, began = self._index, self._began
+        state = replace(self._progress.where(), index=index)
+        if not self._is_alarmed():
+            self._mailbox.put(ALARM, f"{self._rank} {index}".encode())
+        self._mailbox.post(self._rank, replace(state, more=True))
+        state = replace(state, is_connected=self._is_connected())
+        groups, dumps = recorded_work()
+        seen = groups_seen(dumps, groups, self._progress.began_ns, time.time_ns())
+        self._mailbox.post(self._rank, replace(state, groups=seen))
+        deadline = time.monotonic() + _END_SECONDS
+        while began == self._began and not self._is_closed:
+            if time.monotonic() > deadline:
+                os._exit(HANG_EXIT_CODE)
+            time.sleep(_LOOK_SECONDS)
+        self._handled_alarm = self._mailbox.get(ALARM)

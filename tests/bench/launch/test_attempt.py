@@ -1,0 +1,117 @@
+"""One start of ranks: missing ranks, deadlines, and results that arrive in the last moment."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parbench.bench.launch import attempt as module
+from parbench.bench.launch.attempt import Attempt
+from parbench.bench.launch.failures import find_silent_hosts
+from parbench.bench.launch.messages import Job
+from tests.support.fakes import (
+    Script,
+    ScriptedRanks,
+    complete_job,
+    make_fake_case,
+    make_hello,
+    make_job,
+    make_outcome,
+    make_status,
+    time_limit,
+)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(module, "_OWN_DEADLINE_SECONDS", 0.0)
+    with time_limit(60):
+        yield
+
+
+def start_ranks(folder: Path, *world_sizes: int) -> tuple[ScriptedRanks, Attempt]:
+    """Start ranks that report these sizes of their world, and follow them as two."""
+    hellos = [make_hello(rank, size) for rank, size in enumerate(world_sizes)]
+    ranks = ScriptedRanks(folder / "attempt-0", hellos, complete_job)
+    return ranks, Attempt(ranks, folder / "attempt-0", 2)
+
+
+@pytest.mark.parametrize(
+    ("world_sizes", "reason"),
+    [((2,), "rank 1 did not start within 0 s"), ((2, 4), "rank 1 is in a world of 4 ranks")],
+)
+def test_missing_or_foreign_rank_is_named(
+    tmp_path: Path, world_sizes: tuple[int, ...], reason: str
+) -> None:
+    failure = start_ranks(tmp_path, *world_sizes)[1].wait_for_ranks(0.01)
+    assert failure is not None
+    assert failure.reason.startswith(reason)
+
+
+def test_error_before_all_ranks_have_started_is_reported(tmp_path: Path) -> None:
+    ranks, attempt = start_ranks(tmp_path, 2)
+    ranks.fail(1, "ImportError: no module named x")
+    failure = attempt.wait_for_ranks(10)
+    assert failure is not None
+    assert failure.reason == "rank 1 raised ImportError: no module named x"
+
+
+def start_job(folder: Path, script: Script, timeout_seconds: float = 10.0) -> Attempt:
+    """Give two ranks a job of one case, to which they react by the script."""
+    ranks, attempt = start_ranks(folder, 2, 2)
+    ranks._script = script
+    assert attempt.wait_for_ranks(10) is None
+    attempt.send_job(make_job([make_fake_case()], timeout_seconds=timeout_seconds))
+    return attempt
+
+
+def test_hang_that_one_rank_reports_names_the_other(tmp_path: Path) -> None:
+    def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+        ranks.post(0, make_status())
+        yield
+
+    attempt = start_job(tmp_path, act)
+    failure = attempt.wait_for_block(0, 10.0)
+    assert failure.reason == "no end within 10 s: rank 1 did not arrive"
+    assert find_silent_hosts(failure.ranks) == set(), "rank 0 of the same host has reported"
+
+
+def test_driver_ends_ranks_that_cannot_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C code that holds the interpreter lock stops the watchdog; the interpreter writes stacks."""
+
+    def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+        (tmp_path / "attempt-0" / "rank-1.stack").write_text("in C code")
+        yield
+
+    monkeypatch.setattr(module, "START_SECONDS", 0.05)
+    attempt = start_job(tmp_path, act, timeout_seconds=0.05)
+    failure = attempt.wait_for_block(0, 0.05)
+    assert failure.reason == "no end within 0.05 s: no rank answers"
+    assert [state.stack for state in failure.ranks] == ["", "in C code"]
+
+
+def test_block_that_ends_at_its_deadline_is_no_hang(tmp_path: Path) -> None:
+    def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+        ranks.post(0, make_status())
+        ranks.finish(0)
+        yield
+
+    attempt = start_job(tmp_path, act)
+    assert attempt.wait_for_block(0, 10.0) == make_outcome()
+
+
+def test_rank_that_has_completed_its_job_may_end_before_the_others(tmp_path: Path) -> None:
+    def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+        ranks.codes[1] = 0  # the driver learns of the end before it reads the last message
+        yield
+        ranks.complete(1)
+        yield
+        ranks.finish(0)
+        yield
+
+    attempt = start_job(tmp_path, act)
+    assert attempt.wait_for_block(0, 10.0) == make_outcome()

@@ -1,0 +1,210 @@
+"""Why ranks failed: who died, who raised, and who did not arrive."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
+from parbench.bench.launch.flight_recorder import GroupSeen
+from parbench.bench.launch.messages import HangReport, Outcome, Raised
+from parbench.bench.launch.processes import process_space
+from parbench.bench.results.records import Culprit, CulpritCause
+from tests.support.fakes import make_hello, make_status
+
+Answers = tuple[HangReport | None, ...]
+
+
+def make_evidence(size: int = 2, *, hosts: str = "") -> Evidence:
+    """Return what is known of ranks that run; ``hosts`` has one letter for the host of each."""
+    hellos = {}
+    for rank in range(size):
+        host = {"host": hosts[rank]} if hosts else {"process_space": process_space()}
+        hellos[rank] = make_hello(rank, size, pid=os.getpid(), **host)
+    return Evidence(hellos=hellos)
+
+
+def make_error(error: str, seconds: float = 0.0) -> Raised:
+    return Raised(error=error, stack=f"the stack of {error}", seconds=seconds)
+
+
+def hang(*answers: HangReport | None, hosts: str = "", index: int = 0) -> Outcome:
+    """Return the outcome of a hang that ranks report so, None if they do not."""
+    reports = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
+    evidence = make_evidence(len(answers), hosts=hosts)
+    return explain_hang(replace(evidence, reports=reports), index, 0.1, {})
+
+
+def list_culprits(failure: Outcome) -> list[tuple[int, CulpritCause]]:
+    return [(culprit.rank, culprit.cause) for culprit in failure.culprits]
+
+
+# --- deaths and exceptions ---
+
+
+def test_death_names_the_rank_and_its_signal() -> None:
+    failure = explain_end(replace(make_evidence(), exit_codes={1: -9}), "early")
+    assert failure.status == "failed"
+    assert failure.reason == "rank 1 died: ended by SIGKILL"
+    assert [state.state for state in failure.ranks] == ["alive", "died: ended by SIGKILL"]
+
+
+def test_abort_is_reported_with_its_message() -> None:
+    message = "what(): std::bad_alloc"
+    evidence = replace(make_evidence(), exit_codes={1: -6}, last_error=message)
+    reason = "rank 1 died: ended by SIGABRT; what(): std::bad_alloc"
+    assert explain_end(evidence, "early").reason == reason
+
+
+def test_unknown_end_is_reported_with_the_message_of_the_launcher() -> None:
+    evidence = replace(make_evidence(), last_error="srun: error: n3: no answer")
+    reason = "the ranks ended early; srun: error: n3: no answer"
+    assert explain_end(evidence, "early").reason == reason
+
+
+@pytest.mark.parametrize(
+    ("codes", "reason", "cause"),
+    [
+        ({0: 1, 1: -9}, "rank 1 died: ended by SIGKILL", "died"),
+        # The launcher ended rank 0 because rank 1 had failed.
+        ({0: -15, 1: 7}, "rank 1 died: exit code 7", "died"),
+        ({1: -15}, "rank 1 died: ended by SIGTERM", "terminated"),
+        ({1: 0}, "rank 1 died: exit code 0", "died"),
+    ],
+)
+def test_first_cause_of_death_is_named(
+    codes: dict[int, int], reason: str, cause: CulpritCause
+) -> None:
+    failure = explain_end(replace(make_evidence(), exit_codes=codes), "early")
+    assert failure.reason == reason
+    assert list_culprits(failure) == [(1, cause)]
+
+
+def test_rank_that_completed_its_job_is_not_blamed() -> None:
+    evidence = replace(make_evidence(), exit_codes={0: 0, 1: -9}, cpu_seconds={0: 1.0})
+    assert explain_end(evidence, "early").reason == "rank 1 died: ended by SIGKILL"
+
+
+def test_death_is_named_before_the_error_it_causes() -> None:
+    errors = {0: make_error("RuntimeError: connection closed by peer")}
+    failure = explain_end(replace(make_evidence(), exit_codes={1: -9}, errors=errors), "early")
+    assert failure.reason == "rank 1 died: ended by SIGKILL"
+    assert failure.ranks[0].state == "raised RuntimeError: connection closed by peer"
+
+
+def test_first_rank_that_raises_is_named() -> None:
+    first = make_error("ValueError: the roof is on fire")
+    second = make_error("RuntimeError: connection closed by peer", seconds=1.0)
+    failure = explain_end(replace(make_evidence(), errors={0: second, 1: first}), "early")
+    assert failure.reason == "rank 1 raised ValueError: the roof is on fire"
+    assert [state.stack for state in failure.ranks] == [second.stack, first.stack]
+    assert list_culprits(failure) == [(1, "raised")]
+
+
+# --- hangs ---
+
+
+WAITING = make_status()
+ELSEWHERE = make_status(communicates=False, stack="in sleep")
+BEHIND = make_status(steps=6)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason", "absent_ranks"),
+    [
+        ((None, WAITING, None), "ranks 0, 2 did not arrive", [0, 2]),
+        ((ELSEWHERE, BEHIND, WAITING), "rank 1 did not arrive", [1]),
+        ((WAITING, ELSEWHERE, WAITING), "rank 1 did not arrive", [1]),
+        ((WAITING, WAITING, WAITING), "every rank arrived", []),
+        ((ELSEWHERE, ELSEWHERE, ELSEWHERE), "every rank is in code of its own", []),
+        ((None, None, None), "no rank answers", []),
+    ],
+)
+def test_hang_names_the_rank_that_did_not_arrive(
+    answers: Answers, reason: str, absent_ranks: list[int]
+) -> None:
+    failure = hang(*answers)
+    assert failure.status == "hang"
+    assert list_culprits(failure) == [(rank, "absent") for rank in absent_ranks]
+    assert failure.reason.startswith(f"no end within 0.1 s: {reason}")
+
+
+def test_hang_names_the_rank_in_an_earlier_case() -> None:
+    reports = [make_status(index=index) for index in (1, 1, 0)]
+    failure = hang(*reports, index=1)
+    assert "rank 2 did not arrive" in failure.reason
+
+
+def test_hang_keeps_the_state_of_each_rank() -> None:
+    answering, silent = hang(WAITING, None).ranks
+    assert answering.state == "timed, step 7"
+    assert answering.stack == WAITING.stack
+    assert silent.state.startswith("no answer (process is ")
+    assert (answering.is_silent, silent.is_silent) == (False, True)
+
+
+PENDING = GroupSeen(ranks=(0, 1, 2), enqueued=5, pending=5, name="nccl:all_reduce")
+STUCK = make_status(communicates=False, groups={"0": PENDING})
+DONE = make_status(groups={"0": GroupSeen(ranks=(0, 1, 2), enqueued=4)})
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ((STUCK, DONE, STUCK), "rank 1 did not arrive"),
+        # The record of one rank is missing, so that the records do not count.
+        ((STUCK, DONE, WAITING), "rank 0 did not arrive"),
+        ((STUCK, STUCK, STUCK), "every rank has enqueued nccl:all_reduce"),
+    ],
+)
+def test_flight_record_outweighs_stacks_and_steps(answers: Answers, reason: str) -> None:
+    failure = hang(*answers)
+    assert failure.reason.startswith(f"no end within 0.1 s: {reason}")
+
+
+def test_ranks_that_wait_for_each_other_are_named() -> None:
+    idle = GroupSeen(ranks=(0, 1))
+    busy = GroupSeen(ranks=(0, 1), enqueued=1, pending=1)
+    first = make_status(groups={"a": busy, "b": idle})
+    second = make_status(groups={"a": idle, "b": busy})
+    failure = hang(first, second)
+    assert "ranks 0, 1 wait for one another" in failure.reason
+    assert list_culprits(failure) == [(0, "waiting"), (1, "waiting")]
+
+
+IN_BARRIER = GroupSeen(ranks=(0, 1), enqueued=3, pending=3, name="gloo:barrier")
+BEFORE_BARRIER = GroupSeen(ranks=(0, 1), enqueued=2)
+LAUNCHED = GroupSeen(ranks=(0, 1), enqueued=8, is_last_coalesced=True)
+
+
+@pytest.mark.parametrize(
+    ("communicates", "reason"),
+    [(True, "it is unknown which rank did not arrive"), (False, "rank 0 did not arrive")],
+)
+def test_rank_that_may_wait_in_a_coalesced_launch_is_not_blamed(
+    communicates: bool, reason: str
+) -> None:
+    """Rank 0 may wait for rank 1 in its launch, unless its stack shows code of its own."""
+    groups = {"control": BEFORE_BARRIER, "0": LAUNCHED}
+    first = make_status(groups=groups, communicates=communicates)
+    second = make_status(groups={"control": IN_BARRIER, "0": LAUNCHED})
+    assert reason in hang(first, second).reason
+
+
+def test_host_without_connection_is_named() -> None:
+    """A shared file system carries the report of a rank whose other network is down."""
+    cut = make_status(is_connected=False)
+    failure = hang(WAITING, WAITING, cut, hosts="abc")
+    assert failure.reason.endswith("rank 2 (c) did not arrive")
+    assert failure.ranks[2].is_silent
+    assert failure.ranks[2].state.endswith("no connection to the other hosts")
+    # No other host can connect to that of rank 0.
+    failure = hang(WAITING, cut, cut, hosts="abc")
+    assert failure.reason.endswith("rank 0 (a) did not arrive")
+
+
+def test_silent_host_is_named() -> None:
+    failure = hang(WAITING, WAITING, None, hosts="abc")
+    assert failure.reason.endswith("rank 2 (c) did not arrive")
+    assert failure.ranks[2].state == "no answer"
+    assert failure.culprits == (Culprit(rank=2, host="c", cause="absent"),)
