@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.budget import Prices, Spent, budget_of_all, by_launch, prices_of
 from parbench.bench.launch.control_channel import DEVICE_VARIABLE, OUT_OF_BUDGET, DriverServer, Hello, Job, Outcome
 from parbench.bench.launch.launchers import Launcher
@@ -37,7 +38,7 @@ from parbench.bench.results.runs import (
 )
 from parbench.bench.results.samples import samples_name
 from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
-from parbench.bench.text import format_duration, writing
+from parbench.bench.text import format_duration
 
 _FAREWELL_SECONDS = 10.0
 _GONE_SECONDS = 30.0  # a driver may take this long to free what a killed process held on a GPU
@@ -325,7 +326,7 @@ class Driver:
             common |= {"locality": relations(places, self._gpus.links), **rank_placement(hellos)}
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
-            with writing(self._path / "run.json"):
+            with convert_write_errors(self._path / "run.json"):
                 write_info(self._path, self._info)
         changed = difference(self._info.environment or {}, common)
         self._environment = {"changed": changed} if changed else {}

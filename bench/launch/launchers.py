@@ -15,11 +15,12 @@ from subprocess import DEVNULL, PIPE, STDOUT, Popen
 import msgspec
 import psutil
 
+from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.control_channel import Hello
 from parbench.bench.launch.processes import die_with_parent
 from parbench.bench.machine.environment import interface_of
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, srun_words
-from parbench.bench.text import last_line, writing
+from parbench.bench.text import get_last_line
 
 EXITS = "exits.json"  # in a launch's folder of logs: the exit code of each rank that has ended, negative is a signal
 _PATIENCE_SECONDS = 5.0
@@ -104,7 +105,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         self, size: int, folder: Path, variables: Mapping[str, str], cpus: Sequence[Sequence[int]] = ()
     ) -> Launcher:
         """Start ranks once all is imported: each launch then takes as long to start as any other."""
-        with writing(folder):
+        with convert_write_errors(folder):
             folder.mkdir(parents=True)
         if self.ended():  # killed, perhaps for want of memory
             self.__exit__()
@@ -141,7 +142,7 @@ class _ForkedRanks(Launcher):
         """Return the last words of the first rank that ended badly, or of the server that was to fork them."""
         bad = [f"rank-{rank}.log" for rank, code in self.exits().items() if code] or ["../fork-server.log"]
         file = (self._exits.parent / bad[0]).resolve()
-        words = last_line(file.read_text(errors="replace")) if file.exists() else ""
+        words = get_last_line(file.read_text(errors="replace")) if file.exists() else ""
         return f"{words} ({file.parent.name}/{file.name})" if words else ""
 
     def end(self, ranks: Iterable[Hello]) -> None:
@@ -157,7 +158,7 @@ class SrunLauncher(Launcher):
         self, layout: NodeLayout, logs: Path, number: int, variables: Mapping[str, str], nodelist: str | None = None
     ) -> None:
         folder = (logs / f"gang-{number}").absolute()
-        with writing(folder):
+        with convert_write_errors(folder):
             folder.mkdir(parents=True)
         self._log = folder / "srun.log"
         env = {**os.environ, **variables}

@@ -31,7 +31,7 @@ from parbench.bench.plan.plan import Plan, sampling_seconds
 from parbench.bench.results.budgets import read_budgets
 from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
-from parbench.bench.text import UserError, counted, format_duration, parse_duration
+from parbench.bench.text import UserError, format_duration, parse_duration, pluralize
 
 _STARTUP_SECONDS = 4.0  # for imports and the report
 
@@ -60,7 +60,7 @@ class Display(ExitStack):
     def launch(self, number: int, of: int, cases: int) -> None:
         self._prefix = f"launch {number}/{of}"
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
-        self._plain(f"{self._prefix}: {counted(cases, 'case')}")
+        self._plain(f"{self._prefix}: {pluralize(cases, 'case')}")
 
     def visit(self, case: Case, done: float) -> None:
         spent = time.monotonic() - self._began
@@ -151,7 +151,7 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: st
     launches, prices = by_launch(remaining(run, fills=True)).values(), prices_of(run)
     needed = RESERVE * sum(map(prices.launch, launches))
     seconds = max(plan.budget_seconds, needed) if budget is None else parse_duration(budget)
-    told = f"{counted(sum(map(len, launches)), 'measurement')} of {plan.launches * len(plan.cases)} to make"
+    told = f"{pluralize(sum(map(len, launches)), 'measurement')} of {plan.launches * len(plan.cases)} to make"
     told += f", about {format_duration(needed)}" if needed else ""
     run = replace(run, info=replace(run.info, plan=replace(plan, budget_seconds=seconds)))
     return _drive(run, None, as_json=as_json, nodelist=nodelist, told=told)
@@ -159,7 +159,7 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: st
 
 def describe_duration(plan: Plan) -> str:
     """Return the extent of a run whose duration follows from the number of its cases."""
-    extent = f"{counted(len(plan.cases), 'case')}, {counted(plan.launches, 'repetition')}"
+    extent = f"{pluralize(len(plan.cases), 'case')}, {pluralize(plan.launches, 'repetition')}"
     return f"{extent}, about {format_duration(_expected_seconds(plan))} (--launches and --budget change it)"
 
 

@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 import psutil
 
+from parbench.bench.files import replace_file
 from parbench.bench.launch.launchers import EXITS, Order
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent, leave
 from parbench.bench.rank import worker
-from parbench.bench.text import replace_file
 from parbench.bench.world.torch_compat import lost_cuda
 
 _SHIFT_PAGES = 1 << 16

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from parbench.bench.files import file_name
+from parbench.bench.files import make_file_name
 from parbench.bench.results.details import Idle, Ran
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.runs import Run
@@ -44,14 +44,14 @@ def render_trace(run: Run) -> bytes:
 def render_traces(run: Run) -> dict[str, bytes]:
     """Return a document for each case, by the name of its file; ``UserError`` as for one document."""
     told, left_out = _told(run)
-    return {f"{file_name(one.case_id)}.json": _document(run, [one], left_out) for one in told}
+    return {f"{make_file_name(one.case_id)}.json": _document(run, [one], left_out) for one in told}
 
 
 def render_for_analysis(run: Run) -> dict[str, bytes]:
     """Return a document of each rank and traced step (pipelines know no streams); ``UserError`` if none left one."""
     shown = [row for row in summarize(run).rows if row.metrics]
     files = {
-        f"{file_name(one.row.case.id)}/rank-{rank.rank}.json": msgspec.json.encode(for_analysis(rank)) + b"\n"
+        f"{make_file_name(one.row.case.id)}/rank-{rank.rank}.json": msgspec.json.encode(for_analysis(rank)) + b"\n"
         for one in traced_steps(run, shown)
         if one.timeline
         for rank in one.timeline.ranks

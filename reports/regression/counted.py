@@ -12,7 +12,7 @@ from typing import Literal
 
 from parbench.bench.results.details import Loads, Pipeline, read_details
 from parbench.bench.results.metrics import declared
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.summary import Row
 
@@ -61,8 +61,8 @@ def facts_of(row: Row) -> dict[str, list[float | str]]:
             if kept and metric.value is not None and not (routed and name == _ROUTED):
                 found.setdefault(name, {})[metric.value] = None
         if isinstance(told := read_details(record, Pipeline), Pipeline):
-            chunks = f", {counted(told.chunks, 'chunk')} a rank" if told.chunks > 1 else ""
-            text = f"{told.schedule} of {counted(told.microbatches, 'microbatch')}{chunks}"
+            chunks = f", {pluralize(told.chunks, 'chunk')} a rank" if told.chunks > 1 else ""
+            text = f"{told.schedule} of {pluralize(told.microbatches, 'microbatch')}{chunks}"
             found.setdefault(SCHEDULE, {})[text] = None
     return {name: [*values] for name, values in found.items()}
 

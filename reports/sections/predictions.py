@@ -1,11 +1,11 @@
 """The report on predictions: what parbench plan --validate foretold beside what was measured."""
 
-from parbench.bench.files import decode_json, read_file
+from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Validation
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import check_schema
 from parbench.bench.results.stats import WITHIN_LAUNCH
-from parbench.bench.text import UserError, reading
+from parbench.bench.text import UserError
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.report import Column, Section, Table, words
@@ -17,7 +17,7 @@ def predicted_section(found: Analysis) -> Section | None:
     if not file.exists():
         return None
     try:
-        with reading(PLAN_FILE, "is not what parbench plan --validate wrote"):
+        with convert_read_errors(PLAN_FILE, "is not what parbench plan --validate wrote"):
             content = read_file(file)
             check_schema(content, PLAN_FILE, PLAN_SCHEMA)
             told = decode_json(content, Validation)

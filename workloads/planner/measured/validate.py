@@ -13,7 +13,7 @@ from parbench.bench.results.details import STATE, Action, Component, StepCheck, 
 from parbench.bench.results.metrics import MetricValue, merge_metrics
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.bench.text import UserError, counted, format_table
+from parbench.bench.text import UserError, format_table, pluralize
 from parbench.workloads.catalogue import DEFINITIONS, STRATEGIES
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
 from parbench.workloads.costs.memory import memory_of, schedule_of
@@ -273,7 +273,7 @@ def _bucketed(
     window = compute_seconds * _BACKWARD / spec.microbatches
     exposed = rounds * exposed_seconds(buckets, lambda size: seconds(replace(summed, num_bytes=size)), window)
     exposed += sum(call.count * seconds(call) for call in calls if call.op != "all_reduce")
-    return {summed.axis: exposed}, f"{counted(len(buckets), 'bucket')} summed in turn beside the backward pass"
+    return {summed.axis: exposed}, f"{pluralize(len(buckets), 'bucket')} summed in turn beside the backward pass"
 
 
 def buckets_of(parts: Sequence[ParameterPart], *, cap_bytes: float, element_bytes: int) -> list[Bucket]:
