@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from parbench.bench.results.fit import Fit, describe_intervals
+from parbench.bench.results.fit import CurveFit, describe_intervals
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import WITHIN_LAUNCH
 from parbench.bench.text import pluralize
@@ -229,7 +229,7 @@ def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], cur
     )
 
 
-def _knees(fit: Fit) -> str:
+def _knees(fit: CurveFit) -> str:
     told = (
         f"{cells.quantity(knee, 'B')} [{cells.size(before.last_bytes)}, {cells.size(after.first_bytes)}]"
         for knee, (before, after) in zip(fit.breakpoints, pairwise(fit.segments), strict=True)
