@@ -14,15 +14,15 @@ import msgspec
 from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
 
-STATE = ("parameters", "gradients", "optimizer")
-COMPONENTS = (*STATE, "activations", "buffers")
+STATE_COMPONENTS = ("parameters", "gradients", "optimizer")
+COMPONENTS = (*STATE_COMPONENTS, "activations", "buffers")
 """The components of the memory of a step."""
 
 ActionKind = Literal["F", "B", "I", "W"]
 """Forward, full backward, gradient of the input, gradient of the weights."""
-Cause = Literal["schedule", "imbalance", "p2p", "rest"]
-KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
-CAUSES: tuple[Cause, ...] = get_args(Cause)
+IdleCause = Literal["schedule", "imbalance", "p2p", "rest"]
+ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class Action:
         return cls(int(match[1]), cast(ActionKind, match[2]), int(match[3]))
 
 
-class Ran(msgspec.Struct, frozen=True, array_like=True):
+class TimedAction(msgspec.Struct, frozen=True, array_like=True):
     """An action that ran on a rank."""
 
     name: str
@@ -97,20 +97,20 @@ class Ran(msgspec.Struct, frozen=True, array_like=True):
         return Action.parse(self.name)
 
 
-class Idle(msgspec.Struct, frozen=True, array_like=True):
+class IdleSpan(msgspec.Struct, frozen=True, array_like=True):
     """A time in which a rank runs no action, with the cause."""
 
     rank: int
     start_us: int
     stop_us: int
-    cause: Cause
+    cause: IdleCause
 
 
-Timeline = tuple[tuple[Ran, ...], ...]
+PipelineTimeline = tuple[tuple[TimedAction, ...], ...]
 """The actions of each rank in the order of time."""
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SimulatedSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A schedule that was simulated with the measured times of a step."""
 
     schedule: str
@@ -124,7 +124,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it cannot run, if it cannot."""
 
 
-class Pipeline(Details, frozen=True, kw_only=True, omit_defaults=True):
+class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     """The pipeline that a step ran in. None is unknown."""
 
     known_by = "pipeline"
@@ -138,11 +138,11 @@ class Pipeline(Details, frozen=True, kw_only=True, omit_defaults=True):
     activation_bytes_by_rank: tuple[float | None, ...] | None = None
     memory_by_rank: dict[str, tuple[float, ...]] | None = None
     boundaries: list[dict[str, Any]] | None = None
-    measured: Timeline | None = None
+    measured: PipelineTimeline | None = None
     why_not_measured: str = ""
-    predicted: Timeline | None = None
-    idle: tuple[Idle, ...] | None = None
-    comparison: tuple[Simulated, ...] | None = None
+    predicted: PipelineTimeline | None = None
+    idle: tuple[IdleSpan, ...] | None = None
+    comparison: tuple[SimulatedSchedule, ...] | None = None
     clock: str | None = None
     clock_uncertainty_seconds: float | None = None
 
@@ -155,7 +155,7 @@ class Pipeline(Details, frozen=True, kw_only=True, omit_defaults=True):
         unknown_ranks = {idle.rank for idle in self.idle or ()} - set(range(self.ranks))
         _require(not unknown_ranks, f"idle time of ranks {unknown_ranks} of {self.ranks}")
 
-    def _check_timeline(self, timeline: Timeline) -> None:
+    def _check_timeline(self, timeline: PipelineTimeline) -> None:
         num_ranks = len(timeline)
         _require(num_ranks == self.ranks, f"a timeline has {num_ranks} of {self.ranks} ranks")
         for rank, actions in enumerate(timeline):
@@ -174,7 +174,7 @@ def _require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-class Attention(Details, frozen=True, kw_only=True):
+class AttentionDetails(Details, frozen=True, kw_only=True):
     """The attention of ranks that share a sequence."""
 
     known_by = "attention_bytes"
@@ -196,21 +196,21 @@ class Attention(Details, frozen=True, kw_only=True):
         _require(is_divided, f"sequence({self.sequence}) % {tokens} != 0")
 
 
-class Mesh(Details, frozen=True, kw_only=True):
+class MeshDetails(Details, frozen=True, kw_only=True):
     """The axes that a step communicates on, with the number of ``ranks`` of each."""
 
     known_by = "axes"
     axes: dict[str, dict[str, int]]
 
 
-class Formulas(Details, frozen=True, kw_only=True):
+class BytesFormulaDetails(Details, frozen=True, kw_only=True):
     """The bytes that rank 0 sends on each axis in a step, as the text of an equation."""
 
     known_by = "bytes_formula"
     bytes_formula: dict[str, str]
 
 
-class Loads(Details, frozen=True, kw_only=True):
+class ExpertLoadDetails(Details, frozen=True, kw_only=True):
     """The load of experts and ranks."""
 
     known_by = "expert_load"
@@ -231,7 +231,7 @@ class Loads(Details, frozen=True, kw_only=True):
             _require(is_rectangular, "layers differ in experts or ranks, or have none")
 
 
-class Calls(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
+class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
     """Calls of one step with the same axis, operation, size and number of ranks."""
 
     axis: str
@@ -247,11 +247,11 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "byt
         return f"{self.axis}: {self.op} on {self.ranks} ranks"
 
 
-class Communication(Details, frozen=True, kw_only=True):
+class CommunicationDetails(Details, frozen=True, kw_only=True):
     """All calls of communication of a step."""
 
     known_by = "comm_calls"
-    comm_calls: tuple[Calls, ...]
+    comm_calls: tuple[CountedCall, ...]
     plain_step_seconds: float | None = None
     """The time of the uninstrumented step."""
 
@@ -286,7 +286,7 @@ PLAN_FILE = "plan.json"
 PLAN_SCHEMA = 1
 
 
-class Component(msgspec.Struct, frozen=True, kw_only=True):
+class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A predicted number next to the measured one. None is unknown."""
 
     name: str
@@ -328,7 +328,7 @@ class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A sentence about how the times of its calls add up."""
     compute: Literal["measured", "declared"]
     """The source of the time of its arithmetic."""
-    components: list[Component]
+    components: list[ComponentCheck]
     notes: list[str] = []
 
 

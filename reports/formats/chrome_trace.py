@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parbench.bench.files import make_file_name
-from parbench.bench.results.details import Idle, Ran
+from parbench.bench.results.details import IdleSpan, TimedAction
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
@@ -160,11 +160,11 @@ def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Even
         yield from _work(pid, 1, "pipeline", ran)
 
 
-def _work(pid: int, tid: int, name: str, told: Sequence[Ran] | Sequence[Idle]) -> Iterator[Event]:
+def _work(pid: int, tid: int, name: str, told: Sequence[TimedAction] | Sequence[IdleSpan]) -> Iterator[Event]:
     if told:
         yield from _named("thread", name, pid=pid, tid=tid)
     for one in told:
-        if isinstance(one, Ran):
+        if isinstance(one, TimedAction):
             action = one.action
             parts = {"stage": action.stage, "kind": action.kind, "microbatch": action.microbatch}
             about = {"name": one.name, "cat": action.kind, "args": parts}

@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from parbench.bench.results.details import STATE, Action, Component, StepCheck, Validation
+from parbench.bench.results.details import (
+    STATE_COMPONENTS,
+    Action,
+    ComponentCheck,
+    StepCheck,
+    Validation,
+)
 from parbench.bench.results.metrics import MetricValue, merge_metrics
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
@@ -93,7 +99,10 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         *((f"exposed.{axis}", f"exposed_comm.{axis}", "s", each) for axis, each in time.exposed_seconds.items()),
         *((f"comm.{axis}", f"comm_transfer.{axis}", "s", each) for axis, each in time.axis_seconds.items()),
         *((f"bytes.{axis}", f"bytes_sent.{axis}", "B", each) for axis, each in bytes_by_axis(busiest).items()),
-        *((f"memory.{name}", f"memory.{name}", "B", max(getattr(one, name) for one in held)) for name in STATE),
+        *(
+            (f"memory.{name}", f"memory.{name}", "B", max(getattr(one, name) for one in held))
+            for name in STATE_COMPONENTS
+        ),
         ("memory.activations", "memory_counted.activations", "B", max(one.activations for one in held)),
     ]
     return StepCheck(
@@ -103,7 +112,7 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         rule=time.rule,
         compute="measured" if declared is None else "declared",
         components=[
-            Component(
+            ComponentCheck(
                 name=name,
                 predicted=predicted,
                 measured=seen.value,
