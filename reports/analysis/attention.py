@@ -60,7 +60,7 @@ class Context:
 
 def read_context(row: Row) -> Context | str | None:
     """Return the step, None if it is none; why its facts cannot be read, if they cannot."""
-    record = next((record for record in row.measured if AttentionDetails.known_by in record.details), None)
+    record = next((record for record in row.measured if AttentionDetails.key in record.details), None)
     if record is None:
         return None
     facts, mesh = read_details(record, AttentionDetails), read_details(record, MeshDetails)

@@ -56,7 +56,7 @@ class Share:
 
 def read_mixture(row: Row) -> Mixture | str | None:
     """Return a row's mixture, None if it tells no loads; why its facts cannot be read, if they cannot."""
-    if not (record := next((one for one in row.measured if ExpertLoadDetails.known_by in one.details), None)):
+    if not (record := next((one for one in row.measured if ExpertLoadDetails.key in one.details), None)):
         return None
     facts, mesh = read_details(record, ExpertLoadDetails), read_details(record, MeshDetails)
     if not isinstance(facts, ExpertLoadDetails):

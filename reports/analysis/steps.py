@@ -195,7 +195,7 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
         (call, max(_curves_for(call, row, curves), key=lambda curve: curve.fit.predict(call.num_bytes), default=None))
         for call in calls
     ]
-    missing = {call.words: call.axis for call, curve in slowest if curve is None}
+    missing = {call.description: call.axis for call, curve in slowest if curve is None}
     seconds: dict[str, float] = {}
     extrapolated = []
     for call, curve in slowest:
@@ -204,7 +204,7 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
         low, high = size_of(curve.rows[0]), size_of(curve.rows[-1])
         if not low <= call.num_bytes <= high:
             measured = f"{format_size(low)} to {format_size(high)} were measured"
-            extrapolated.append(f"{call.words}, {format_size(call.num_bytes)} a call, {measured}")
+            extrapolated.append(f"{call.description}, {format_size(call.num_bytes)} a call, {measured}")
         if call.axis not in missing.values():
             seconds[call.axis] = seconds.get(call.axis, 0.0) + call.count * curve.fit.predict(call.num_bytes)
     told = tuple(dict.fromkeys(extrapolated))

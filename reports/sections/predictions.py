@@ -74,7 +74,7 @@ _COLUMNS: "tuple[Column[tuple[str, ComponentCheck]], ...]" = (
     ),
     Column(
         "error",
-        lambda row: row[1].error_words,
+        lambda row: row[1].error_text,
         lambda row: row[1].error,
         "predicted / measured - 1, and whether the interval of what was measured holds the prediction",
     ),

@@ -120,7 +120,7 @@ def test_memory_over_time_of_step() -> None:
     assert memory is not None
     microsecond, num_bytes = memory.peak
     assert num_bytes == 6 * MIB
-    assert memory.phase_at(microsecond) == "backward"
+    assert memory.find_phase(microsecond) == "backward"
     assert memory.points[-1][1] == 0
     larger = msgspec.structs.replace(memory, points=((0, 1), (9, 8 * MIB)))
     assert probe.summarise([memory, larger, None]).details["memory_over_time"]["rank"] == 1

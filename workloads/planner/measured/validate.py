@@ -159,7 +159,7 @@ def validation_text(found: Validation) -> str:
             row.label if i == 0 else "",
             one.name,
             *(_quantity(value, one.unit) for value in (one.predicted, one.measured)),
-            one.error_words,
+            one.error_text,
         ]
         for row in found.rows
         for i, one in enumerate(row.components)
