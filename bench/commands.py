@@ -355,7 +355,8 @@ def check(
     from parbench.bench.check import check as checks
     from parbench.bench.check import hosts as host_checks
     from parbench.bench.check.show import render
-    from parbench.bench.text import parse_duration, write_whole
+    from parbench.bench.files import write_output
+    from parbench.bench.text import parse_duration
 
     report: dict[str, Any]
     if hosts is None:
@@ -388,7 +389,7 @@ def check(
         report = {"code": code, "hosts": reports}
     line = msgspec.json.encode(report)
     if output is not None:
-        write_whole(output, line + b"\n")
+        write_output(output, line + b"\n")
     click.echo(line.decode() if as_json else text)
     sys.exit(code)
 

@@ -1,32 +1,99 @@
-"""Reading of files and their values. A problem of a file is one message."""
+"""Files: reading, atomic writing, and errors of both as one message."""
 
+import errno
 import hashlib
+import os
 import re
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from parbench.bench.text import UserError, format_size, one_of, reading
+from parbench.bench.text import UserError, format_choices, format_size
+
+# msgspec and tomllib are imported where they are needed, so that `parbench --help` starts faster.
 
 _T = TypeVar("_T")
-MAX_BYTES = 1 << 30
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-_UNKNOWN_WORD = re.compile(r"(?:unknown field `|enum value ')([^`']*)[`']")
+MAX_FILE_BYTES = 1 << 30
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_UNKNOWN_NAME = re.compile(r"(?:unknown field `|enum value ')([^`']*)[`']")
 _PLACE = re.compile(r" - at `\$([^`]*)`$")
 
 
-def file_name(text: str) -> str:
-    """Return ``text`` if it can be a file's name, otherwise a hash of it."""
-    if _PLAIN_NAME.fullmatch(text):
+@contextmanager
+def convert_read_errors(
+    source: object,
+    problem: str = "is not what parbench wrote",
+) -> Iterator[None]:
+    """Convert errors of reading ``source`` to a ``UserError``.
+
+    ``problem`` is the problem of a file that can be read but has bad content.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{source} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError, zlib.error) as error:  # Errors of msgspec are ValueErrors.
+        raise UserError(f"{source} {problem}: {error}") from error
+
+
+@contextmanager
+def convert_write_errors(target: object, problem: str = "cannot be written") -> Iterator[None]:
+    """Convert an ``OSError`` of writing to a ``UserError``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{target} {problem}: {error.strerror}") from error
+
+
+@contextmanager
+def convert_out_errors(problem: str, needed_space: str = "") -> Iterator[None]:
+    """Convert an ``OSError`` in the folder of results to a ``UserError`` with a hint to --out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = f"the disk is full{needed_space}; free some, or"
+        else:
+            reason = f"{error.strerror} ({error.filename});"
+        raise UserError(f"{problem}: {reason} choose another folder with --out") from error
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Write a file atomically. It is on disk before this returns."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_output(target: Path, content: bytes) -> None:
+    """Write a file atomically. Raises ``UserError`` if the system refuses it."""
+    with convert_write_errors(target):
+        replace_file(target, content)
+
+
+def make_file_name(text: str) -> str:
+    """Return ``text`` if it can be the name of a file, otherwise a hash of it."""
+    if _SAFE_NAME.fullmatch(text):
         return text
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file; ``UserError`` if it is too large."""
+    """Return the content of a file. Raises ``UserError`` if it is too large."""
     size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise UserError(f"{path} has {format_size(size)} bytes, and at most {format_size(MAX_BYTES)} are read")
+    if size > MAX_FILE_BYTES:
+        limit = f"at most {format_size(MAX_FILE_BYTES)} are read"
+        raise UserError(f"{path} has {format_size(size)} bytes, and {limit}")
     return path.read_bytes()
 
 
@@ -42,61 +109,65 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_json(content: bytes, kind: type[_T]) -> _T:
-    """Return JSON as a type; ``ValueError`` or ``RecursionError`` if it does not fit."""
-    import msgspec  # `parbench --help` starts faster without it.
+    """Return JSON as a type. Raises ``ValueError`` or ``RecursionError`` if it is not one."""
+    import msgspec
 
     return msgspec.json.decode(content, type=kind)
 
 
 def encode_json(value: object) -> bytes:
     """Return a value as indented JSON."""
-    import msgspec  # `parbench --help` starts faster without it.
+    import msgspec
 
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
-def read_text(name: str, source: str) -> str:
-    """Return the text of the file ``name``; ``source`` begins the message of an error."""
-    with reading(source, "is not text"):
+def read_text(name: str, description: str) -> str:
+    """Return the text of the file ``name``. The description begins the message of an error."""
+    with convert_read_errors(description, "is not text"):
         return read_file(Path(name)).decode().replace("\r\n", "\n")
 
 
 def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) -> _T:
-    """Return a TOML file as a struct; ``UserError`` names the place that is wrong."""
-    import tomllib  # `parbench --help` starts faster without them.
+    """Return a TOML file as a struct. Raises ``UserError`` with the place that is wrong."""
+    import tomllib
 
     import msgspec
 
-    with reading(f"{description} {path}", "is not TOML"):
+    with convert_read_errors(f"{description} {path}", "is not TOML"):
         content = tomllib.loads(read_file(path).decode())
     try:
         return msgspec.convert({**defaults, **content}, kind)
     except msgspec.ValidationError as error:
-        raise UserError(f"{description} {path}: {error}{_describe_allowed(str(error), kind)}") from error
+        allowed = _describe_allowed(str(error), kind)
+        raise UserError(f"{description} {path}: {error}{allowed}") from error
 
 
 def _describe_allowed(message: str, kind: Any) -> str:
-    """Return what is allowed if msgspec found an unknown field or word.
+    """Return the allowed names if a message of msgspec is about an unknown field or enum value.
 
-    Its message ends in the path of the place.
+    The message ends in the path of its place.
     """
-    unknown = _UNKNOWN_WORD.search(message)
-    if unknown is None:
+    unknown_name = _UNKNOWN_NAME.search(message)
+    if unknown_name is None:
         return ""
-    types = _member_types(kind)
+    types = _list_member_types(kind)
     place = _PLACE.search(message)
     for field in re.findall(r"\.(\w+)", place[1] if place else ""):
         [struct] = [member for member in types if hasattr(member, "__struct_fields__")]
-        types = _member_types(get_type_hints(struct)[field])
-    words: list[str] = []
+        types = _list_member_types(get_type_hints(struct)[field])
+    names: list[str] = []
     for member in types:
-        words += getattr(member, "__struct_fields__", [member] if isinstance(member, str) else [])
-    return f"; allowed are {one_of(words, unknown[1])}"
+        if isinstance(member, str):
+            names.append(member)
+        else:
+            names += getattr(member, "__struct_fields__", ())
+    return f"; allowed are {format_choices(names, unknown_name[1])}"
 
 
-def _member_types(kind: Any) -> list[Any]:
-    """Return the types inside unions, lists and annotations, and the words of a ``Literal``."""
-    members = [member for arg in get_args(kind) for member in _member_types(arg)]
+def _list_member_types(kind: Any) -> list[Any]:
+    """Return the types inside unions, lists and annotations, and the values of a ``Literal``."""
+    members = [member for arg in get_args(kind) for member in _list_member_types(arg)]
     return list(dict.fromkeys(members)) or [kind]
 
 

@@ -1,126 +1,71 @@
-"""Texts of the command line: sizes, durations, link speeds, names, and the error of a user."""
+"""Texts of the command line: sizes, durations, link speeds and lists, and the error of a user."""
 
 import difflib
-import errno
 import itertools
-import os
 import re
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Iterable, Sequence
 
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DURATION_FACTORS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _LINK_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
 _MAX_SIZES = 10_000
-_MAX_HOURS = 500  # Waits in milliseconds of 32 bits are no longer than this.
-_LINK = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)([Bb]it(?:/s)?|bps|b/s|Bps|B/s)", re.ASCII)
-_LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 200Gbps, 100mbit or 50GB/s"
+_MAX_HOURS = 500
+"""Waits in milliseconds of 32 bits are not longer than this."""
+_LINK_UNITS = "[Bb]it(?:/s)?|bps|b/s|Bps|B/s"
+_LINK = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)\s?([kKmMgGtT]?)({_LINK_UNITS})", re.ASCII)
+_LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 100mbit or 50GB/s"
 
 
 class UserError(ValueError):
-    """A bad input.
+    """A bad input, which ends the command with exit code 2.
 
-    The sentence names the value, its place and what is allowed. The command line exits with 2.
+    The message has the value, its place and what is allowed.
     """
 
 
-def printable(text: str, allowed: str = "") -> str:
-    """Return the text with control characters written as escapes, except those in ``allowed``."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in allowed else f"\\x{ord(char):02x}" for char in text)
+def escape_unprintable(text: str, allowed: str = "") -> str:
+    """Return the text with control characters as escapes, except those in ``allowed``."""
+
+    def escape(char: str) -> str:
+        return char if char.isprintable() or char in allowed else f"\\x{ord(char):02x}"
+
+    return "".join(map(escape, text))
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` if a choice is close to ``word``, otherwise an empty text."""
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def suggest_similar(word: str, choices: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` if a choice is similar to the word, otherwise ``""``."""
+    similar = difflib.get_close_matches(word, list(choices), n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
-def listed(choices: Iterable[object], conjunction: str = "or") -> str:
+def format_list(items: Iterable[object], conjunction: str = "or") -> str:
     """Return ``a, b or c``."""
-    *words, last = [str(choice) for choice in choices]
-    return f"{', '.join(words)} {conjunction} {last}" if words else last
+    *first, last = [str(item) for item in items]
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
-def one_of(choices: Iterable[str], word: str) -> str:
-    """Return ``a, b or c``, with a question if one of them is close to ``word``."""
-    words = list(choices)
-    return f"{listed(words)}{did_you_mean(word, words)}"
+def format_choices(choices: Iterable[str], word: str) -> str:
+    """Return ``a, b or c``, with a suggestion if one of them is similar to the word."""
+    names = list(choices)
+    return f"{format_list(names)}{suggest_similar(word, names)}"
 
 
-def short_host(name: str) -> str:
-    """Return a host's name without its domain, as Slurm names nodes."""
-    return name.partition(".")[0]
+def strip_domain(host: str) -> str:
+    """Return the name of a host without its domain, as Slurm names nodes."""
+    return host.partition(".")[0]
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Return ``1 case`` or ``2 cases``."""
     if number == 1:
         return f"1 {noun}"
     return f"{number} {noun}es" if noun.endswith("ch") else f"{number} {noun}s"
 
 
-def last_line(output: str) -> str:
-    """Return the last line that is not blank, where programs report errors, or an empty text."""
+def get_last_line(output: str) -> str:
+    """Return the last line that is not blank, where programs report errors, or ``""``."""
     return output.strip().rpartition("\n")[2].strip()
-
-
-@contextmanager
-def reading(source: object, problem: str = "is not what parbench wrote") -> Iterator[None]:
-    """Convert errors of reading ``source`` to a ``UserError``; ``problem`` is that of its content."""
-    try:
-        yield
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"{source} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError, zlib.error) as error:  # Errors of msgspec are ValueErrors.
-        raise UserError(f"{source} {problem}: {error}") from error
-
-
-@contextmanager
-def writing(target: object, problem: str = "cannot be written") -> Iterator[None]:
-    """Convert an ``OSError`` of writing to a ``UserError``."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{target} {problem}: {error.strerror}") from error
-
-
-@contextmanager
-def storing(problem: str, volume: str = "") -> Iterator[None]:
-    """Convert an ``OSError`` in the folder of results to a ``UserError`` with a hint."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason = f"the disk is full{volume}; free some, or"
-        else:
-            reason = f"{error.strerror} ({error.filename});"
-        raise UserError(f"{problem}: {reason} choose another folder with --out") from error
-
-
-def replace_file(target: Path, content: bytes) -> None:
-    """Write a file atomically. It is on disk before this returns."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_whole(target: Path, content: bytes) -> None:
-    """Write a file atomically; ``UserError`` if the system refuses it."""
-    with writing(target):
-        replace_file(target, content)
 
 
 def parse_size(text: str) -> int:
@@ -157,7 +102,8 @@ def _parse_range(text: str) -> list[int]:
     first, last = parse_size(parts[0]), parse_size(parts[1])
     step = parts[2] if len(parts) == 3 else "x2"
     if first > last:
-        raise UserError(f"sizes {text!r} start above their end: {parts[0]} > {parts[1]}; {_SIZES_HELP}")
+        bounds = f"{parts[0]} > {parts[1]}"
+        raise UserError(f"sizes {text!r} start above their end: {bounds}; {_SIZES_HELP}")
     if step.startswith("+"):
         increment = parse_size(step[1:])
         if increment > 0:
@@ -185,7 +131,8 @@ def parse_duration(text: str) -> float:
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", text.strip(), re.ASCII)
     seconds = float(match[1]) * _DURATION_FACTORS[match[2]] if match else 0.0
     if seconds <= 0:
-        raise UserError(f"duration {text!r} is not understood: write a number above 0 with ms, s, m or h, such as 90s")
+        hint = "write a number above 0 with ms, s, m or h, such as 90s"
+        raise UserError(f"duration {text!r} is not understood: {hint}")
     if seconds > _MAX_HOURS * 3600:
         raise UserError(f"duration {text!r} is more than {_MAX_HOURS}h")
     return seconds
@@ -206,21 +153,22 @@ def parse_link(text: str) -> float:
         raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")
     number, prefix, unit = match.groups()
     if unit == "b/s" and prefix.islower():
-        raise UserError(f"link speed {text!r} could mean bits or bytes, which differ by eight: {_LINK_HELP}")
+        problem = "could mean bits or bytes, which differ by eight"
+        raise UserError(f"link speed {text!r} {problem}: {_LINK_HELP}")
     rate = float(number) * _LINK_FACTORS[prefix.upper()]
     return rate if unit in ("B/s", "Bps") else rate / 8
 
 
-def format_table(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Return rows as lines with aligned columns, those in ``right`` aligned to the right."""
+def format_table(rows: Iterable[Sequence[str]], right_aligned: Collection[int] = ()) -> str:
+    """Return rows as lines of aligned columns, of which those in ``right_aligned`` end together."""
     lines = [list(row) for row in rows]
     columns = itertools.zip_longest(*lines, fillvalue="")
     widths = [max(map(len, column)) for column in columns]
-    return "\n".join(_format_row(line, widths, right) for line in lines)
-
-
-def _format_row(cells: Sequence[str], widths: Sequence[int], right: Collection[int]) -> str:
-    padded = []
-    for column, (cell, width) in enumerate(zip(cells, widths, strict=False)):
-        padded.append(cell.rjust(width) if column in right else cell.ljust(width))
-    return "  ".join(padded).rstrip()
+    texts = []
+    for line in lines:
+        cells = []
+        for column, cell in enumerate(line):
+            width = widths[column]
+            cells.append(cell.rjust(width) if column in right_aligned else cell.ljust(width))
+        texts.append("  ".join(cells).rstrip())
+    return "\n".join(texts)

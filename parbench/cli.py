@@ -67,13 +67,13 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command. A ``UserError`` prints one message and exits with 2, any other error exits with 4."""
         try:
-            from parbench.bench.text import UserError, printable
+            from parbench.bench.text import UserError, escape_unprintable
 
             return super().invoke(ctx)
         except KeyboardInterrupt:  # which may come while the line above is read
             click.echo("parbench: interrupted", err=True)
         except UserError as error:
-            message = printable(str(error), "\n")
+            message = escape_unprintable(str(error), "\n")
             click.echo(f"parbench: {message}", err=True)
             sys.exit(2)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):

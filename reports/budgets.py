@@ -11,7 +11,7 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.budgets import Budget, find_metric, read_budgets
 from parbench.bench.results.metrics import MetricValue, value
 from parbench.bench.results.runs import Run, load_run, require_complete
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
 from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
@@ -104,7 +104,7 @@ def _together(budget: Budget, each: Sequence[_Standing]) -> Judged:
     first = min(each, key=lambda one: ([*CODES].index(one.word), -one.distance))
     alike = {one.case for one in each if one.word == first.word}
     of = len({one.case for one in each})
-    count = f"; so do {counted(len(alike), 'case')} of {of}" if len(alike) > 1 else ""
+    count = f"; so do {pluralize(len(alike), 'case')} of {of}" if len(alike) > 1 else ""
     word = first.word
     cannot = ", which cannot be told" if word in ("UNKNOWN", "NOT RUN") else ""
     told = f"Budget: {budget.metric} of {first.case} has to be {budget.text}{cannot}: it {first.told}{count}."

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.text import format_size, printable
+from parbench.bench.text import escape_unprintable, format_size
 
 _ROUNDING_SECONDS = 1e-12
 """Below it a difference of sums is nothing but rounding."""
@@ -93,7 +93,7 @@ def interval(metric: MetricValue | None) -> str:
 
 def visible(text: str) -> str:
     """Return ``text`` on one line that is safe to show: it may quote anything."""
-    return printable(" ".join(text.split()))
+    return escape_unprintable(" ".join(text.split()))
 
 
 def counted(pairs: Sequence[tuple[str, int]]) -> str:

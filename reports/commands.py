@@ -208,10 +208,10 @@ def export(run: Path, form: str, output: Path | None) -> None:
 
 
 def _write(content: bytes, output: Path | None) -> None:
-    from parbench.bench.text import writing
+    from parbench.bench.files import convert_write_errors
 
     if output is None:
         click.echo(content, nl=False)
         return
-    with writing(output):
+    with convert_write_errors(output):
         output.write_bytes(content)

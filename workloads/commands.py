@@ -93,12 +93,13 @@ def plan(context: click.Context, /, **given: Any) -> None:
     With --gpus alone the fastest meshes, with --mesh that one, with --validate the predictions beside a run. Nothing
     is measured; every assumption is printed, and --hardware FILE.toml changes it.
     """
-    from parbench.bench.text import UserError, listed, write_whole
+    from parbench.bench.files import write_output
+    from parbench.bench.text import UserError, format_list
     from parbench.workloads.planner.plan_command import Given, answer
 
     output = given["output"]
     if output and output.suffix not in _FORMS:
-        raise UserError(f"{output} ends in none of {listed(_FORMS)}")
+        raise UserError(f"{output} ends in none of {format_list(_FORMS)}")
     found = answer(Given(**given))
     if found.document is None:
         click.echo(found.text)
@@ -106,7 +107,7 @@ def plan(context: click.Context, /, **given: Any) -> None:
         form = _FORMS[output.suffix] if output else "json" if given["as_json"] else "tables"
         content = context.ensure_object(AppHooks).render(found.document, form)
         if output:
-            write_whole(output, content)
+            write_output(output, content)
         click.echo(str(output) if output else content, nl=bool(output))
     if found.problem:
         click.echo(f"parbench: {found.problem}", err=True)

@@ -27,7 +27,7 @@ from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import load_run, utc_now
-from parbench.bench.text import UserError, counted, short_host
+from parbench.bench.text import UserError, pluralize, strip_domain
 
 _MAX_CORE_GROUPS = 8
 _HOST_TOPICS = (
@@ -63,7 +63,7 @@ def check(
     start = time.monotonic()
     started = utc_now()
     machine = inspect_machine(environ)
-    host = short_host(socket.gethostname())
+    host = strip_domain(socket.gethostname())
     silent = () if device == "cpu" else _list_silent_gpus(host, machine)
     if silent and not machine.gpus:
         return Health(
@@ -111,7 +111,7 @@ def check(
 def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
     core_sets = core_groups(nproc)
     if len(core_sets) < nproc:  # Ranks that share a core are not devices that could be compared.
-        cores = counted(len(core_sets), "core")
+        cores = pluralize(len(core_sets), "core")
         raise UserError(f"--nproc {nproc}: this process may use {cores}, one for each at most")
     return core_sets
 

@@ -18,7 +18,7 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 
 THRESHOLDS = {"cuda": 0.05, "cpu": 0.1}  # the share that a slow device of this kind lacks
 CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
@@ -170,7 +170,7 @@ def _describe_wrong_results(run: Run) -> dict[int, list[str]]:
                     by_case = counts.setdefault(rank, {})
                     by_case[record.case.name] = by_case.get(record.case.name, 0) + 1
     return {
-        rank: [f"wrong results in {', '.join(by_case)} ({counted(sum(by_case.values()), 'time')})"]
+        rank: [f"wrong results in {', '.join(by_case)} ({pluralize(sum(by_case.values()), 'time')})"]
         for rank, by_case in counts.items()
     }
 
@@ -191,7 +191,7 @@ def list_problems(run: Run) -> tuple[str, ...]:
     plan = run.info.plan
     num_missing = plan.launches * len(plan.cases) - len(run.records)
     if num_missing > 0:
-        problems.append(f"not reached: {counted(num_missing, 'measurement')}")
+        problems.append(f"not reached: {pluralize(num_missing, 'measurement')}")
     return tuple(problems)
 
 

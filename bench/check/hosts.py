@@ -14,9 +14,9 @@ import msgspec
 from parbench.bench.check.health import THRESHOLDS, Device, Health, compare_with_peers
 from parbench.bench.check.show import format_ports, format_reasons, render_devices
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.files import decode_json, read_text
+from parbench.bench.files import convert_read_errors, decode_json, read_text
 from parbench.bench.launch.processes import PARBENCH
-from parbench.bench.text import UserError, counted, last_line, listed, reading
+from parbench.bench.text import UserError, format_list, get_last_line, pluralize
 
 OVERHEAD_SECONDS = 120.0  # of a check, in addition to its time budget
 _MPICH_HOST = re.compile(r"([^:]+):\d+")
@@ -57,7 +57,7 @@ def check_hosts(
     hosts: Sequence[str], arguments: Sequence[str], *, agent: str, seconds: float
 ) -> tuple[HostResult, ...]:
     """Run ``parbench check`` on all hosts at once, by the same Python in the same folder."""
-    with reading(f"--ssh {agent!r}", "is no command"):
+    with convert_read_errors(f"--ssh {agent!r}", "is no command"):
         program, *options = shlex.split(agent)
     check = shlex.join([*PARBENCH, "check", *arguments, "--json"])
     command = f"cd {shlex.quote(str(Path.cwd()))} && {check}"
@@ -92,7 +92,7 @@ def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> Hos
     try:
         return HostResult(host=host, health=decode_json(output.strip().rpartition(b"\n")[2], Health))
     except ValueError:
-        problem = last_line(errors.decode(errors="replace")) or f"it ended with {exit_code}"
+        problem = get_last_line(errors.decode(errors="replace")) or f"it ended with {exit_code}"
         return HostResult(host=host, problem=problem)
 
 
@@ -144,13 +144,13 @@ def render(results: Sequence[HostResult]) -> str:
     devices = [device for result in results if result.health for device in result.health.devices]
     bad_hosts = [result.host for result in results if result.health and result.health.code == 1]
     num_missing = sum(result.health is None or result.health.code == 4 for result in results)
-    lines = [f"{counted(len(results), 'host')}: {len(bad_hosts)} bad, {num_missing} did not run"]
+    lines = [f"{pluralize(len(results), 'host')}: {len(bad_hosts)} bad, {num_missing} did not run"]
     if devices:
         lines += render_devices(devices, with_host=True)
     by_device = _group_by_device(results)
     if len(by_device) > 1:
         parts = [f"{device} on {','.join(hosts)}" for device, hosts in by_device.items()]
-        lines.append(f"hosts differ in what was checked: {listed(parts, 'and')}")
+        lines.append(f"hosts differ in what was checked: {format_list(parts, 'and')}")
         lines.append("     -> see parbench doctor there; --device cuda or --device cpu checks the same on all")
     for result in results:
         lines += _format_faults(result)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from parbench.bench.check.cases import QUANTITIES, Quantity
 from parbench.bench.check.health import Device, Health, Reason
 from parbench.bench.check.infiniband import Port
-from parbench.bench.text import counted, format_duration, format_table, listed
+from parbench.bench.text import format_duration, format_list, format_table, pluralize
 
 # The topics of facts by the titles of their columns.
 _FACT_COLUMNS = {"clocks": "clocks", "memory": "memory", "PCIe": "pcie", "NVLink": "nvlink"}
@@ -26,7 +26,7 @@ def render(health: Health) -> str:
     port_lines = format_ports(health.ports)
     if health.ports:
         num_good = len(health.ports) - len(port_lines)
-        lines.append(f"{counted(len(health.ports), 'InfiniBand port')}: {num_good} as they should be")
+        lines.append(f"{pluralize(len(health.ports), 'InfiniBand port')}: {num_good} as they should be")
     lines += port_lines
     lines += [f"did not run: {problem}" for problem in health.problems]
     lines += [f"note: {note}" for note in health.notes]
@@ -62,7 +62,8 @@ def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> lis
             names.setdefault(reason, []).append(name)
     reasons = sorted(names, key=lambda reason: reason.is_bad)
     return [
-        _format_fault(reason.is_bad, listed(names[reason], "and"), reason.text, reason.remedy) for reason in reasons
+        _format_fault(reason.is_bad, format_list(names[reason], "and"), reason.text, reason.remedy)
+        for reason in reasons
     ]
 
 
@@ -84,7 +85,7 @@ def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> lis
         cells = [device.facts.get(topic, "-") for topic in facts.values()]
         rows.append((device.verdict, *names, *rates, *cells))
     first = 2 + len(hosts)
-    return format_table(rows, right=range(first, first + len(quantities))).splitlines()
+    return format_table(rows, right_aligned=range(first, first + len(quantities))).splitlines()
 
 
 def _choose_scales(devices: Sequence[Device], quantities: Sequence[Quantity]) -> dict[str, tuple[float, str]]:

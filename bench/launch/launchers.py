@@ -22,7 +22,8 @@ from parbench.bench.launch.messages import Hello
 from parbench.bench.launch.processes import describe_exit, die_with_parent, process_space
 from parbench.bench.machine.environment import interface_of
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, srun_words
-from parbench.bench.text import last_line, writing
+from parbench.bench.files import convert_write_errors
+from parbench.bench.text import get_last_line
 
 FOLDER_VARIABLE = "PARBENCH_FOLDER"
 SERVER_LOG_VARIABLE = "PARBENCH_FORK_SERVER_LOG"
@@ -198,7 +199,7 @@ def redirect_output(log: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    with writing(folder):
+    with convert_write_errors(folder):
         folder.mkdir(parents=True)
 
 
@@ -353,7 +354,7 @@ def find_process_state(hello: Hello) -> str | None:
 
 def read_last_line(log: Path) -> str:
     """Return the last line of a log with the name of the file, empty if there is none."""
-    text = last_line(log.read_text(errors="replace")) if log.exists() else ""
+    text = get_last_line(log.read_text(errors="replace")) if log.exists() else ""
     return f"{text} ({log.parent.name}/{log.name})" if text else ""
 
 

@@ -31,7 +31,7 @@ from parbench.bench.plan.plan import Plan, sampling_seconds
 from parbench.bench.results.budgets import read_budgets
 from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
-from parbench.bench.text import UserError, counted, format_duration, parse_duration
+from parbench.bench.text import UserError, format_duration, parse_duration, pluralize
 
 _STARTUP_SECONDS = 4.0
 """The time for imports and the report."""
@@ -77,7 +77,7 @@ class Display(ExitStack):
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
         self._prefix = f"launch {number}/{total}"
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
-        self._print_unless_terminal(f"{self._prefix}: {counted(num_cases, 'case')}")
+        self._print_unless_terminal(f"{self._prefix}: {pluralize(num_cases, 'case')}")
 
     def show_progress(self, case: Case, share: float) -> None:
         now = time.monotonic()
@@ -179,7 +179,7 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: st
     costs = compute_costs(run)
     needed = RESERVE * sum(map(costs.estimate_repetition, repetitions))
     seconds = max(plan.budget_seconds, needed) if budget is None else parse_duration(budget)
-    num_pending = counted(sum(map(len, repetitions)), "measurement")
+    num_pending = pluralize(sum(map(len, repetitions)), "measurement")
     message = f"{num_pending} of {plan.launches * len(plan.cases)} to make"
     if needed:
         message += f", about {format_duration(needed)}"
@@ -189,7 +189,7 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: st
 
 def describe_duration(plan: Plan) -> str:
     """Return the extent of a run whose duration follows from the number of its cases."""
-    extent = f"{counted(len(plan.cases), 'case')}, {counted(plan.launches, 'repetition')}"
+    extent = f"{pluralize(len(plan.cases), 'case')}, {pluralize(plan.launches, 'repetition')}"
     return f"{extent}, about {format_duration(_expected_seconds(plan))} (--launches and --budget change it)"
 
 

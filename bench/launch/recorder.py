@@ -17,7 +17,7 @@ from parbench.bench.results.records import Record, Samples, WorldInfo, compute_n
 from parbench.bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
 from parbench.bench.results.samples import samples_name
 from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
-from parbench.bench.text import writing
+from parbench.bench.files import convert_write_errors
 
 FAILED_STATUSES = ("failed", "hang", "wrong")
 
@@ -64,7 +64,7 @@ class Recorder:
             common |= describe_hosts(hellos)
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
-            with writing(self._path / "run.json"):
+            with convert_write_errors(self._path / "run.json"):
                 write_info(self._path, self._info)
         changed = difference(self._info.environment or {}, common)
         self._environment = {"changed": changed} if changed else {}

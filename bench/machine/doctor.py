@@ -25,7 +25,7 @@ from parbench.bench.machine.world_spec import (
     find_old_driver,
     suggest_driver,
 )
-from parbench.bench.text import UserError, counted, format_table, listed
+from parbench.bench.text import UserError, format_list, format_table, pluralize
 
 CLOCK_SOURCES = ("tsc", "arch_sys_counter")
 _MIN_TORCH = (2, 11)
@@ -37,7 +37,7 @@ FIXES = {
     "load average": "stop other work, or use more launches (--launches)",
     "cpu governor": "sudo cpupower frequency-set -g performance, so that clocks do not follow the load",
     "clock source": "reading it costs a system call in each time stamp: "
-    f"boot with {listed(CLOCK_SOURCES)} where it is stable",
+    f"boot with {format_list(CLOCK_SOURCES)} where it is stable",
     "steal time": "the hypervisor gives these cores to others: use dedicated cores, or more launches (--launches)",
     "virtual machine": "others share the hardware: use more launches (--launches), and compare within a run",
     "interface": "fine on one node; between nodes set GLOO_SOCKET_IFNAME to the network's interface (ip -br addr)",
@@ -161,7 +161,7 @@ def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str | No
     )
     num_physical = min(machine.cores, machine.physical_cores or machine.cores)
     physical = f" ({num_physical} physical)" if num_physical < machine.cores else ""
-    found = f"{world.nproc} on {counted(machine.cores, 'core')}{physical}"
+    found = f"{world.nproc} on {pluralize(machine.cores, 'core')}{physical}"
     better = f"--nproc {num_physical}" if num_physical > 1 else "a machine with a core for each rank"
     fix = f"use {better}: ranks that share a core wait for each other"
     return [device, _make_finding("ranks", found, world.nproc > num_physical, fix), cores]
@@ -183,7 +183,7 @@ def _examine_load(load_average: float | None, host_cores: int | None) -> Finding
     """Compare the load average with the cores of the whole host, because it counts all of them."""
     if load_average is None or host_cores is None:
         return _make_finding("load average", None)
-    found = f"{load_average:.2f} on {counted(host_cores, 'core')} of the host"
+    found = f"{load_average:.2f} on {pluralize(host_cores, 'core')} of the host"
     return _make_finding("load average", found, load_average > BUSY_SHARE * host_cores)
 
 
@@ -242,7 +242,7 @@ def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) 
     match = re.match(r"\d+", variable or "")  # "4,2" is four threads, each of which may start two.
     num_threads = int(match[0]) * num_ranks if match else 0
     fitting = max(1, cores // max(num_ranks, 1))
-    fix = f"{num_threads} threads on {counted(cores, 'core')}: set OMP_NUM_THREADS={fitting}"
+    fix = f"{num_threads} threads on {pluralize(cores, 'core')}: set OMP_NUM_THREADS={fitting}"
     found = "OMP_NUM_THREADS is not set" if variable is None else f"OMP_NUM_THREADS={variable}"
     return _make_finding("threads", found, num_threads > cores, fix)
 

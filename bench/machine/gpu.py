@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from parbench.bench.text import UserError, last_line
+from parbench.bench.text import UserError, get_last_line
 
 LIBRARY = "libnvidia-ml.so.1"
 IDLE = "idle"
@@ -174,7 +174,7 @@ def _run_nvml(environ: Mapping[str, str], action: Literal["report", "sample"], t
     try:
         return msgspec.json.decode(output, type=GpuReport)
     except msgspec.DecodeError:
-        text = last_line(errors.decode(errors="replace")) or f"exit code {child.returncode}"
+        text = get_last_line(errors.decode(errors="replace")) or f"exit code {child.returncode}"
         return GpuReport(failure=GpuFailure(kind="error", text=text))
 
 

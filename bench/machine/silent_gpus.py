@@ -14,7 +14,7 @@ from parbench.bench.machine.gpu import (
     select_visible,
     split_visible_devices,
 )
-from parbench.bench.text import listed
+from parbench.bench.text import format_list
 
 NO_ADDRESS = "at an unknown PCI address"
 _NVIDIA_VENDOR = "0x10de"
@@ -79,7 +79,7 @@ def _find_without_nodes(
 def describe_silent_gpus(addresses: Sequence[str], failure: GpuFailure | None) -> str:
     """Return a sentence that names these GPUs and NVML's message."""
     noun, verb = ("GPU", "does") if len(addresses) == 1 else ("GPUs", "do")
-    names = f"{noun} {listed(addresses, 'and')}"
+    names = f"{noun} {format_list(addresses, 'and')}"
     if failure is None:
         return f"{names} {verb} not answer: NVML reports no error"
     if failure.kind == "no library":

@@ -17,7 +17,7 @@ from parbench.bench.limits import Ranks
 from parbench.bench.machine.environment import host_address
 from parbench.bench.machine.machine import Machine, inspect_machine, parse_count
 from parbench.bench.machine.world_spec import check_known
-from parbench.bench.text import UserError, last_line
+from parbench.bench.text import UserError, get_last_line
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 OPTIONS_VARIABLE = "PARBENCH_SRUN_OPTIONS"
@@ -145,7 +145,7 @@ def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
         return f"no answer within {_NODE_TIMEOUT_SECONDS} s"
     except (OSError, msgspec.DecodeError) as error:
         return str(error)
-    return last_line(completed.stderr.decode(errors="replace")) or f"it ended with {completed.returncode}"
+    return get_last_line(completed.stderr.decode(errors="replace")) or f"it ended with {completed.returncode}"
 
 
 def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:

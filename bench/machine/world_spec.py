@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
 from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
-from parbench.bench.text import UserError, counted, did_you_mean, listed
+from parbench.bench.text import UserError, format_list, pluralize, suggest_similar
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "nccl")
@@ -202,7 +202,7 @@ def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
     available, noun = (machine.cores, "core") if device == "cpu" else (len(machine.gpus), "GPU")
     if ranks <= available:
         return ""
-    shared = f"{counted(ranks, 'rank')} on {counted(available, noun)}"
+    shared = f"{pluralize(ranks, 'rank')} on {pluralize(available, noun)}"
     return f"functional only: {shared}; times include waiting for a {noun}"
 
 
@@ -211,8 +211,8 @@ def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> Non
     if value is not None and value not in allowed:
         # The nearest spelling of gpu would be cpu, its opposite.
         is_gpu = value.lower().startswith("gpu") and "cuda" in allowed
-        suggestion = did_you_mean("cuda" if is_gpu else value.lower(), allowed)
-        raise UserError(f"{option} {value!r} is not known{suggestion}; allowed: {listed(allowed)}")
+        suggestion = suggest_similar("cuda" if is_gpu else value.lower(), allowed)
+        raise UserError(f"{option} {value!r} is not known{suggestion}; allowed: {format_list(allowed)}")
 
 
 def _check_world(machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool) -> None:

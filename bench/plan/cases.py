@@ -15,7 +15,7 @@ import msgspec
 from parbench.bench.limits import ParamValue
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Param, Value, refuse_unknown
-from parbench.bench.text import UserError, did_you_mean
+from parbench.bench.text import UserError, suggest_similar
 
 _OWN = "custom."
 EXPLAINER = "parbench.workloads.step.own:OwnStep"
@@ -150,7 +150,7 @@ def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[De
     for pattern in patterns:
         if not any(matches(definition.name, pattern) for definition in catalogue):
             names = [_comparable_name(definition.name, pattern) for definition in catalogue]
-            hint = did_you_mean(pattern, names)
+            hint = suggest_similar(pattern, names)
             raise UserError(f"no case is named {pattern!r}{hint} (parbench list shows what can be measured)")
     return tuple(
         definition for definition in catalogue if any(matches(definition.name, pattern) for pattern in patterns)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from parbench.bench.plan.cases import Definition
 from parbench.bench.plan.catalogue import MODE, OF_THE_RUNNER
 from parbench.bench.plan.params import Kind, Param
-from parbench.bench.text import UserError, listed
+from parbench.bench.text import UserError, format_list
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 
@@ -76,7 +76,9 @@ def _type_hints(prepare: Callable[..., object], parameters: Sequence[inspect.Par
 def _make_param(parameter: inspect.Parameter, hint: object) -> Param:
     name, default = parameter.name, parameter.default
     if name in OF_THE_RUNNER:
-        raise UserError(f"parameter {name!r} is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name")
+        raise UserError(
+            f"parameter {name!r} is parbench's own, as are {format_list(OF_THE_RUNNER)}: give it another name"
+        )
     if default is inspect.Parameter.empty:
         raise UserError(f"parameter {name!r} has no default: give it one, --set changes it")
     kind = _KINDS.get(type(default))

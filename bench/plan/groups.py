@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from parbench.bench.files import read_text
-from parbench.bench.text import UserError, did_you_mean, listed, one_of
+from parbench.bench.text import UserError, format_choices, format_list, suggest_similar
 
 Ranks = tuple[int, ...]
 Pair = tuple[int, int]
@@ -44,7 +44,7 @@ def mesh_group(mesh: str, axis: str) -> str:
     """Return the text of the groups along an axis of a mesh."""
     axes = parse_mesh(mesh)
     if axis not in axes:
-        raise UserError(f"--group {axis!r} is not an axis of the mesh: it has {one_of(axes, axis)}")
+        raise UserError(f"--group {axis!r} is not an axis of the mesh: it has {format_choices(axes, axis)}")
     sizes = " ".join(f"{name}={size}" for name, size in axes.items())
     return f"{sizes}:{axis}"
 
@@ -65,7 +65,7 @@ def groups_of(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple
         return _groups_along_axis(kind, argument, size)
     group_size = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
     if kind not in ("contiguous", "strided") or group_size < 1:
-        hint = did_you_mean(text, ("world", "node", "across", "pairs"))
+        hint = suggest_similar(text, ("world", "node", "across", "pairs"))
         raise UserError(f"group {text!r} is not known: it is {FORMS}{hint}")
     if size % group_size:
         raise UserError(f"group {text!r} cannot be formed: world size({size}) % {group_size} != 0")
@@ -104,7 +104,7 @@ def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
         raise UserError(f"{product} != world size({size})")
     names = list(axes)
     if axis not in names:
-        raise UserError(f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {listed(names)}")
+        raise UserError(f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {format_list(names)}")
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
     first_ranks = [rank - (rank // stride % axes[axis]) * stride for rank in range(size)]
     return _group_by_key(first_ranks)

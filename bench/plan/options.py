@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from parbench.bench.files import convert_read_errors
 from parbench.bench.limits import MAX_LAUNCHES
 from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import Machine, available_cores, try_call
@@ -37,7 +38,14 @@ from parbench.bench.plan.plan import (
     short_budget,
     short_measure,
 )
-from parbench.bench.text import UserError, listed, one_of, parse_duration, parse_link, parse_sizes, reading
+from parbench.bench.text import (
+    UserError,
+    format_choices,
+    format_list,
+    parse_duration,
+    parse_link,
+    parse_sizes,
+)
 
 _MAX_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
 Candidate = tuple[Case, str | None]  # The reason why the case cannot run here, None if it can.
@@ -126,7 +134,7 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     """
     name = options.preset or "node"
     if name not in PRESETS:
-        raise UserError(f"no preset is named {name!r}: there are {one_of(PRESETS, name)}")
+        raise UserError(f"no preset is named {name!r}: there are {format_choices(PRESETS, name)}")
     if options.launches is not None and not 1 <= options.launches <= MAX_LAUNCHES:
         raise UserError(f"--launches {options.launches}: it is a number from 1 to {MAX_LAUNCHES}")
     preset = PRESETS[name]
@@ -152,7 +160,7 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
         timeout_seconds=timeout_seconds,
         measure=measure,
     )
-    with reading("what is asked for", "is more than a run's files hold"):
+    with convert_read_errors("what is asked for", "is more than a run's files hold"):
         return msgspec.convert(msgspec.to_builtins(plan), Plan)
 
 
@@ -368,7 +376,7 @@ def _apply_mesh(options: Options, catalogue: Sequence[Definition], joined: Joine
     has_named_cases = options.only or options.entries or options.target
     named = _select_named(options, catalogue) if has_named_cases else []
     if not any(param.kind == "mesh" for definition in named for param in definition.params):
-        raise UserError(f"--mesh {mesh} needs --group, one of its axes: {listed(parse_mesh(mesh))}")
+        raise UserError(f"--mesh {mesh} needs --group, one of its axes: {format_list(parse_mesh(mesh))}")
     if "mesh" in settings:
         raise UserError(f"--mesh {mesh} and --set mesh={settings['mesh']} say the same: leave out one")
     nproc = options.nproc

@@ -10,7 +10,14 @@ import msgspec
 from parbench.bench.files import read_rows
 from parbench.bench.limits import ParamValue
 from parbench.bench.plan.groups import parse_mesh, read_matrix
-from parbench.bench.text import UserError, did_you_mean, listed, one_of, parse_size, parse_sizes
+from parbench.bench.text import (
+    UserError,
+    format_choices,
+    format_list,
+    parse_size,
+    parse_sizes,
+    suggest_similar,
+)
 
 Value = bool | int | float | str
 Kind = Literal["int", "float", "str", "bool", "size", "matrix", "rows", "mesh"]
@@ -46,7 +53,7 @@ class Param:
     def allowed(self) -> str:
         """Return a description of the allowed values."""
         if self.choices:
-            return listed(self.choices)
+            return format_list(self.choices)
         bounds = []
         if self.minimum is not None:
             bounds.append(f"at least {self.minimum:g}")
@@ -70,7 +77,7 @@ class Param:
         except ValueError:
             value = None
         if value is None or not self._is_allowed(value):
-            hint = did_you_mean(str(raw), map(str, self.choices))
+            hint = suggest_similar(str(raw), map(str, self.choices))
             raise UserError(f"{self.name} = {raw!r} is not allowed: {self.name} is {self.allowed()}{hint}")
         try:
             msgspec.convert(value, ParamValue)
@@ -154,4 +161,6 @@ def refuse_unknown(names: Iterable[str], declared: Iterable[str], owner: str) ->
     declared_names = sorted(declared)
     for name in names:
         if name not in declared_names:
-            raise UserError(f"{owner} has no parameter {name!r}: it has {one_of(declared_names or ['none'], name)}")
+            raise UserError(
+                f"{owner} has no parameter {name!r}: it has {format_choices(declared_names or ['none'], name)}"
+            )

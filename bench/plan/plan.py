@@ -8,14 +8,14 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from parbench.bench.files import decode_json, read_file, read_toml
+from parbench.bench.files import convert_read_errors, decode_json, read_file, read_toml
 from parbench.bench.limits import Count, Launches, Positive, Rank, Ranks
 from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case, Definition, select
 from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value
-from parbench.bench.text import UserError, parse_duration, reading
+from parbench.bench.text import UserError, parse_duration
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,5 +252,5 @@ def read_plan_file(path: Path) -> PlanFile:
     """Read a plan file: JSON if its name ends in ``.json``, otherwise TOML."""
     if path.suffix != ".json":
         return read_toml(path, "plan file", PlanFile)
-    with reading(f"plan file {path}", "is not a plan"):
+    with convert_read_errors(f"plan file {path}", "is not a plan"):
         return decode_json(read_file(path), PlanFile)

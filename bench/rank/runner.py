@@ -19,7 +19,7 @@ from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import Progress, TimedSamples, Timing
 from parbench.bench.results.records import Check, SkipReason, encode_timeline, make_arrival
-from parbench.bench.text import UserError, format_size, listed
+from parbench.bench.text import UserError, format_list, format_size
 from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
 from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_subgroup
 
@@ -404,7 +404,7 @@ def _check_is_benchmark(benchmark: object, target: str) -> None:
     missing = [method for method in methods if not hasattr(benchmark, method)]
     if missing:
         name = type(benchmark).__name__
-        problem = f"which is not a benchmark: it has no {listed(missing)}"
+        problem = f"which is not a benchmark: it has no {format_list(missing)}"
         raise TypeError(f"target {target!r} returned {name}, {problem}")
 
 

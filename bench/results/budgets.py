@@ -11,7 +11,7 @@ from parbench.bench.files import read_toml
 from parbench.bench.plan.cases import Case, matches
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import METRICS, Metric, declared
-from parbench.bench.text import UserError, did_you_mean, listed
+from parbench.bench.text import UserError, format_list, suggest_similar
 
 COMPARISONS = ("<", ">", "==")
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
@@ -80,8 +80,8 @@ def _describe_unused(budget: Budget, cases: Sequence[Case], skipped: Sequence[Sk
         if budget.applies_to(skip.case):
             return f"{budget.cases!r} fits only what cannot run here: {skip.reason}"
     names = dict.fromkeys(case.name for case in cases)
-    hint = did_you_mean(budget.cases, names)
-    return f"{budget.cases!r} fits no case of the run, which has {listed(names, 'and')}{hint}"
+    hint = suggest_similar(budget.cases, names)
+    return f"{budget.cases!r} fits no case of the run, which has {format_list(names, 'and')}{hint}"
 
 
 def find_metric(name: str) -> Metric | None:
@@ -106,7 +106,7 @@ def _parse_budget(path: Path, cases: str, name: str, text: str) -> Budget:
     metric = find_metric(name)
     if metric is None:
         names = [metric.name.partition(".")[0] for metric in METRICS]
-        hint = did_you_mean(name, names)
+        hint = suggest_similar(name, names)
         raise UserError(f"{place} is not a metric{hint} (bench/README.md lists them)")
     factors = _UNIT_FACTORS.get(metric.unit, {"": 1.0, metric.unit: 1.0})
     match = _LIMIT.fullmatch(text)
@@ -119,10 +119,10 @@ def _parse_budget(path: Path, cases: str, name: str, text: str) -> Budget:
 
 
 def _describe_syntax(units: Sequence[str]) -> str:
-    syntax = f"one of {listed(COMPARISONS)} and a number"
+    syntax = f"one of {format_list(COMPARISONS)} and a number"
     named_units = [unit for unit in units if unit]
     if named_units:
-        syntax += f", its unit {listed(named_units)}"
+        syntax += f", its unit {format_list(named_units)}"
     if "" in units:
         syntax += " or none"
     return syntax

@@ -6,47 +6,42 @@ of the step.
 
 import re
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import msgspec
 
 from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
 
-STATE = ("parameters", "gradients", "optimizer")
-COMPONENTS = (*STATE, "activations", "buffers")
+STATE_COMPONENTS = ("parameters", "gradients", "optimizer")
+COMPONENTS = (*STATE_COMPONENTS, "activations", "buffers")
 """The components of the memory of a step."""
 
 ActionKind = Literal["F", "B", "I", "W"]
 """Forward, full backward, gradient of the input, gradient of the weights."""
-Cause = Literal["schedule", "imbalance", "p2p", "rest"]
-KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
-CAUSES: tuple[Cause, ...] = get_args(Cause)
+IdleCause = Literal["schedule", "imbalance", "p2p", "rest"]
+ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
     """A typed view of some keys of ``Record.details``, or of the value of one key.
 
-    If ``known_by`` is a field of the class, the fields are keys of the details. Otherwise it is the
-    one key, and its value has the fields.
+    If ``key`` is a field of the class, the fields are keys of the details. Otherwise the value of
+    that key has the fields. A record without the key has no such details.
     """
 
-    known_by: ClassVar[str]
-    """The key without which a record has no such details."""
+    key: ClassVar[str]
 
     @classmethod
     def _is_flat(cls) -> bool:
-        return cls.known_by in cls.__struct_fields__
+        return cls.key in cls.__struct_fields__
 
     @property
     def as_details(self) -> dict[str, Any]:
         """The keys with plain values, as they are read back."""
         fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return fields if self._is_flat() else {self.known_by: fields}
-
-    def _check(self) -> None:
-        """Raise ``ValueError`` for a contradiction. Only reading checks, so that no run fails."""
+        return fields if self._is_flat() else {self.key: fields}
 
 
 T = TypeVar("T", bound=Details)
@@ -54,15 +49,13 @@ T = TypeVar("T", bound=Details)
 
 def read_details(record: Record, kind: type[T]) -> T | str | None:
     """Return the details of a record, None if it has none, or a sentence about a problem."""
-    value = record.details.get(kind.known_by)
+    value = record.details.get(kind.key)
     if value is None:
         return None
     try:
-        details = msgspec.convert(record.details if kind._is_flat() else value, kind)
-        details._check()
-    except ValueError as error:
-        return f"{record.case.label}: its details of {kind.known_by} cannot be read: {error}."
-    return details
+        return msgspec.convert(record.details if kind._is_flat() else value, kind)
+    except msgspec.ValidationError as error:
+        return f"{record.case.label}: its details of {kind.key} cannot be read: {error}."
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -85,7 +78,7 @@ class Action:
         return cls(int(match[1]), cast(ActionKind, match[2]), int(match[3]))
 
 
-class Ran(msgspec.Struct, frozen=True, array_like=True):
+class TimedAction(msgspec.Struct, frozen=True, array_like=True):
     """An action that ran on a rank."""
 
     name: str
@@ -97,20 +90,20 @@ class Ran(msgspec.Struct, frozen=True, array_like=True):
         return Action.parse(self.name)
 
 
-class Idle(msgspec.Struct, frozen=True, array_like=True):
+class IdleSpan(msgspec.Struct, frozen=True, array_like=True):
     """A time in which a rank runs no action, with the cause."""
 
     rank: int
     start_us: int
     stop_us: int
-    cause: Cause
+    cause: IdleCause
 
 
-Timeline = tuple[tuple[Ran, ...], ...]
+PipelineTimeline = tuple[tuple[TimedAction, ...], ...]
 """The actions of each rank in the order of time."""
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SimulatedSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A schedule that was simulated with the measured times of a step."""
 
     schedule: str
@@ -124,10 +117,10 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it cannot run, if it cannot."""
 
 
-class Pipeline(Details, frozen=True, kw_only=True, omit_defaults=True):
+class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     """The pipeline that a step ran in. None is unknown."""
 
-    known_by = "pipeline"
+    key = "pipeline"
     schedule: str
     ranks: int
     microbatches: int
@@ -138,46 +131,19 @@ class Pipeline(Details, frozen=True, kw_only=True, omit_defaults=True):
     activation_bytes_by_rank: tuple[float | None, ...] | None = None
     memory_by_rank: dict[str, tuple[float, ...]] | None = None
     boundaries: list[dict[str, Any]] | None = None
-    measured: Timeline | None = None
+    measured: PipelineTimeline | None = None
     why_not_measured: str = ""
-    predicted: Timeline | None = None
-    idle: tuple[Idle, ...] | None = None
-    comparison: tuple[Simulated, ...] | None = None
+    predicted: PipelineTimeline | None = None
+    idle: tuple[IdleSpan, ...] | None = None
+    comparison: tuple[SimulatedSchedule, ...] | None = None
     clock: str | None = None
     clock_uncertainty_seconds: float | None = None
 
-    def _check(self) -> None:
-        num_entries = len(self.stages_by_rank)
-        _require(num_entries == self.ranks, f"stages_by_rank({num_entries}) != {self.ranks}")
-        for timeline in (self.measured, self.predicted):
-            if timeline is not None:
-                self._check_timeline(timeline)
-        unknown_ranks = {idle.rank for idle in self.idle or ()} - set(range(self.ranks))
-        _require(not unknown_ranks, f"idle time of ranks {unknown_ranks} of {self.ranks}")
 
-    def _check_timeline(self, timeline: Timeline) -> None:
-        num_ranks = len(timeline)
-        _require(num_ranks == self.ranks, f"a timeline has {num_ranks} of {self.ranks} ranks")
-        for rank, actions in enumerate(timeline):
-            stages = self.stages_by_rank[rank]
-            strays = [ran.name for ran in actions if ran.action.stage not in stages]
-            names = ", ".join(strays)
-            _require(not strays, f"{names} ran on rank {rank}, which holds stages {stages}")
-            for previous, following in pairwise(actions):
-                begin = f"{following.name} on rank {rank} begins at {following.start_us} us"
-                end = f"{previous.name} ends at {previous.stop_us} us"
-                _require(previous.stop_us <= following.start_us, f"{begin}, before {end}")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UserError(message)
-
-
-class Attention(Details, frozen=True, kw_only=True):
+class AttentionDetails(Details, frozen=True, kw_only=True):
     """The attention of ranks that share a sequence."""
 
-    known_by = "attention_bytes"
+    key = "attention_bytes"
     method: str
     mask: str
     token_order: str = ""
@@ -190,30 +156,25 @@ class Attention(Details, frozen=True, kw_only=True):
     balance_limit: float | None = None
     kernel: str | None = None
 
-    def _check(self) -> None:
-        is_divided = self.tokens_per_rank > 0 and self.sequence % self.tokens_per_rank == 0
-        tokens = f"tokens_per_rank({self.tokens_per_rank})"
-        _require(is_divided, f"sequence({self.sequence}) % {tokens} != 0")
 
-
-class Mesh(Details, frozen=True, kw_only=True):
+class MeshDetails(Details, frozen=True, kw_only=True):
     """The axes that a step communicates on, with the number of ``ranks`` of each."""
 
-    known_by = "axes"
+    key = "axes"
     axes: dict[str, dict[str, int]]
 
 
-class Formulas(Details, frozen=True, kw_only=True):
+class BytesFormulaDetails(Details, frozen=True, kw_only=True):
     """The bytes that rank 0 sends on each axis in a step, as the text of an equation."""
 
-    known_by = "bytes_formula"
+    key = "bytes_formula"
     bytes_formula: dict[str, str]
 
 
-class Loads(Details, frozen=True, kw_only=True):
+class ExpertLoadDetails(Details, frozen=True, kw_only=True):
     """The load of experts and ranks."""
 
-    known_by = "expert_load"
+    key = "expert_load"
     expert_load: list[list[int]]
     """By layer, the number of tokens that chose each expert."""
     rank_load: list[list[int]]
@@ -221,17 +182,8 @@ class Loads(Details, frozen=True, kw_only=True):
     claim: str = ""
     """What the results may be used to claim."""
 
-    def _check(self) -> None:
-        n = len(self.expert_load)
-        m = len(self.rank_load)
-        message = f"layers of expert_load({n}) != layers of rank_load({m}), or there are none"
-        _require(n == m != 0, message)
-        for loads in (self.expert_load, self.rank_load):
-            is_rectangular = len(loads[0]) > 0 and len(set(map(len, loads))) == 1
-            _require(is_rectangular, "layers differ in experts or ranks, or have none")
 
-
-class Calls(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
+class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
     """Calls of one step with the same axis, operation, size and number of ranks."""
 
     axis: str
@@ -243,15 +195,15 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "byt
     count: int
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"{self.axis}: {self.op} on {self.ranks} ranks"
 
 
-class Communication(Details, frozen=True, kw_only=True):
+class CommunicationDetails(Details, frozen=True, kw_only=True):
     """All calls of communication of a step."""
 
-    known_by = "comm_calls"
-    comm_calls: tuple[Calls, ...]
+    key = "comm_calls"
+    comm_calls: tuple[CountedCall, ...]
     plain_step_seconds: float | None = None
     """The time of the uninstrumented step."""
 
@@ -259,25 +211,18 @@ class Communication(Details, frozen=True, kw_only=True):
 class MemoryOverTime(Details, frozen=True, kw_only=True):
     """The memory above that at the start of a step, on the rank with the highest peak."""
 
-    known_by = "memory_over_time"
+    key = "memory_over_time"
     rank: int
-    points: tuple[tuple[int, int], ...]
+    points: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(min_length=2)]
     """Microseconds and bytes, in order."""
     phases: tuple[tuple[str, int, int], ...] = ()
     """The name, start and stop of the phases that the step names."""
-
-    def _check(self) -> None:
-        _require(len(self.points) > 1, f"{len(self.points)} points are no curve")
-        _require(self.points[0][0] >= 0, "its first point is before the step")
-        times = [time for time, _ in self.points]
-        is_ordered = all(earlier < later for earlier, later in pairwise(times))
-        _require(is_ordered, "its points are not in order of time")
 
     @property
     def peak(self) -> tuple[int, int]:
         return max(self.points, key=lambda point: point[1])
 
-    def phase_at(self, at_us: int) -> str:
+    def find_phase(self, at_us: int) -> str:
         """Return the phase at a time, an empty string if the step names none."""
         return next((name for name, start, stop in self.phases if start <= at_us <= stop), "")
 
@@ -286,15 +231,13 @@ PLAN_FILE = "plan.json"
 PLAN_SCHEMA = 1
 
 
-class Component(msgspec.Struct, frozen=True, kw_only=True):
+class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A predicted number next to the measured one. None is unknown."""
 
     name: str
     predicted: float
     measured: float | None
     unit: str
-    error: float | None = None
-    """Predicted over measured, less 1."""
     low: float | None = None
     """With ``high`` the 95 % interval of the measured number."""
     high: float | None = None
@@ -302,12 +245,13 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
     """The method of the measured number."""
     is_within_launch: bool = False
 
-    def __post_init__(self) -> None:
-        if self.measured:
-            msgspec.structs.force_setattr(self, "error", self.predicted / self.measured - 1)
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less 1."""
+        return self.predicted / self.measured - 1 if self.measured else None
 
     @property
-    def error_words(self) -> str:
+    def error_text(self) -> str:
         """The error, and whether the prediction is within the interval of the measurement."""
         if self.error is None:
             return "-"
@@ -328,7 +272,7 @@ class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A sentence about how the times of its calls add up."""
     compute: Literal["measured", "declared"]
     """The source of the time of its arithmetic."""
-    components: list[Component]
+    components: list[ComponentCheck]
     notes: list[str] = []
 
 

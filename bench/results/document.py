@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parbench.bench.results.details import Pipeline
+from parbench.bench.results.details import PipelineDetails
 
 Unit = Literal["words", "number", "s", "GB", "share"]
 Cell = str | float | None
@@ -54,7 +54,7 @@ class Gantt:
 
     title: str
     told: str
-    facts: Pipeline
+    facts: PipelineDetails
 
 
 Figure = Stacks | Points | Gantt

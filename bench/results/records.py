@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from parbench.bench.files import decode_json, read_lines
+from parbench.bench.files import convert_read_errors, decode_json, read_lines
 from parbench.bench.limits import (
     Count,
     Launch,
@@ -28,7 +28,7 @@ from parbench.bench.results.stats import (
     grade_noise,
     spread,
 )
-from parbench.bench.text import UserError, reading
+from parbench.bench.text import UserError
 
 SCHEMA = 2
 
@@ -275,7 +275,7 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
     With ``damaged``, a message about each other bad line is added to it. Otherwise ``UserError``
     is raised.
     """
-    with reading(path):
+    with convert_read_errors(path):
         for number, line in read_lines(path):
             place = f"{path}, line {number}"
             try:

@@ -20,7 +20,16 @@ from typing import IO, Any
 import msgspec
 from msgspec.structs import replace
 
-from parbench.bench.files import decode_json, encode_json, file_name, read_file
+from parbench.bench.files import (
+    convert_out_errors,
+    convert_read_errors,
+    convert_write_errors,
+    decode_json,
+    encode_json,
+    make_file_name,
+    read_file,
+    replace_file,
+)
 from parbench.bench.limits import Launch, Positive, check_time
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.plan.plan import Plan
@@ -32,7 +41,7 @@ from parbench.bench.results.records import (
     encode_record,
     read_records,
 )
-from parbench.bench.text import UserError, counted, reading, replace_file, storing, writing
+from parbench.bench.text import UserError, pluralize
 
 FOLDERS = ("samples", "traces", "logs")
 MIN_FREE_BYTES = 8 << 20
@@ -95,7 +104,7 @@ def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
     info = RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
     need = f" ({MIN_FREE_BYTES >> 20} MB are needed)"
     try:
-        with storing(f"--out {out} cannot hold a run", need):
+        with convert_out_errors(f"--out {out} cannot hold a run", need):
             for folder in FOLDERS:
                 (path / folder).mkdir(parents=True)
             # The reported free space of a file system does not include quotas.
@@ -121,7 +130,7 @@ def list_runs(folder: Path) -> list[Path]:
 def add_launch(path: Path, launch: LaunchInfo) -> None:
     """Add a launch to ``run.json``."""
     info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
-    with writing(path / "run.json"):
+    with convert_write_errors(path / "run.json"):
         write_info(path, replace(info, launches=(*info.launches, launch)))
 
 
@@ -134,7 +143,7 @@ def load_run(path: Path) -> Run:
     file = path / "run.json"
     if not file.exists():
         raise UserError(_describe_missing_run(path))
-    with reading(file):
+    with convert_read_errors(file):
         content = read_file(file)
         check_schema(content, str(file))
         info = decode_json(content, RunInfo)
@@ -154,7 +163,7 @@ def _describe_missing_run(path: Path) -> str:
     runs = list_runs(path)
     if not runs:
         return f"{path} is not a run: it holds no readable run.json"
-    return f"{path} is not a run: it holds {counted(len(runs), 'run')}, the newest is {runs[-1]}"
+    return f"{path} is not a run: it holds {pluralize(len(runs), 'run')}, the newest is {runs[-1]}"
 
 
 def require_complete(run: Run) -> Run:
@@ -166,13 +175,13 @@ def require_complete(run: Run) -> Run:
 
 def trace_name(record: Record) -> str:
     """Return the path of the timeline in the folder of the run."""
-    return f"traces/{file_name(record.case.id)}-{record.launch}.json.gz"
+    return f"traces/{make_file_name(record.case.id)}-{record.launch}.json.gz"
 
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:
     """Return the timeline of a record, None if there is no file."""
     file = run.path / trace_name(record)
-    with reading(file):
+    with convert_read_errors(file):
         if not file.exists():
             return None
         return decode_json(zlib.decompress(read_file(file), wbits=_GZIP), Timeline)
@@ -187,14 +196,14 @@ class RecordWriter:
 
     def write(self, record: Record) -> None:
         line = encode_record(record)
-        with writing(self._path / "records.jsonl", "takes no more records"):
+        with convert_write_errors(self._path / "records.jsonl", "takes no more records"):
             # The file is not buffered, and a full disk may take only a part.
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
 
     def write_file(self, name: str, content: bytes) -> None:
-        with writing(self._path / name):
+        with convert_write_errors(self._path / name):
             (self._path / name).write_bytes(content)
 
 
@@ -204,7 +213,7 @@ def open_writer(path: Path) -> Iterator[RecordWriter]:
 
     Raises ``UserError`` if another process writes the run.
     """
-    with writing(path / "records.jsonl"):
+    with convert_write_errors(path / "records.jsonl"):
         file = (path / "records.jsonl").open("r+b", buffering=0)
     with file:
         _lock(file, path)

@@ -4,10 +4,10 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parbench.bench.files import file_name
+from parbench.bench.files import convert_read_errors, make_file_name
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.bench.text import format_size, reading
+from parbench.bench.text import format_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +18,7 @@ MAX_BYTES = 256 << 20
 
 def samples_name(record: Record) -> str:
     """Return the path of the samples in the folder of the run."""
-    return f"samples/{file_name(record.case.id)}-{record.launch}.npz"
+    return f"samples/{make_file_name(record.case.id)}-{record.launch}.npz"
 
 
 def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":
@@ -28,7 +28,7 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
     sample of ``steps_per_sample`` steps. Raises ``UserError`` if the file is damaged.
     """
     file = run.path / samples_name(record)
-    with reading(file, "holds no samples that can be read"):
+    with convert_read_errors(file, "holds no samples that can be read"):
         if not file.exists():
             return {}
         try:

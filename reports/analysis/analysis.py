@@ -7,7 +7,7 @@ from pathlib import Path
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.attention import Comparison, Context, compared, contexts
 from parbench.reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
@@ -152,7 +152,7 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     run, plan = found.run, found.run.info.plan
     environment = run.info.environment or {}
     torch = (environment.get("versions") or {}).get("torch")
-    ranks, labels = counted(plan.nproc, "rank"), short_labels(found.steps)
+    ranks, labels = pluralize(plan.nproc, "rank"), short_labels(found.steps)
     parts = [run.info.host, ranks, f"{plan.backend}, {plan.device}", f"torch {torch}" if torch else ""]
     return Front(
         path=run.path,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from parbench.bench.results.details import Attention, Mesh, read_details
+from parbench.bench.results.details import AttentionDetails, MeshDetails, read_details
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.labels import differences
@@ -18,7 +18,7 @@ class Context:
     """A context-parallel step's row with what its first telling launch adds."""
 
     row: Row
-    facts: Attention
+    facts: AttentionDetails
     mesh: Mapping[str, Mapping[str, int]]
 
     @property
@@ -60,14 +60,14 @@ class Context:
 
 def read_context(row: Row) -> Context | str | None:
     """Return the step, None if it is none; why its facts cannot be read, if they cannot."""
-    record = next((record for record in row.measured if Attention.known_by in record.details), None)
+    record = next((record for record in row.measured if AttentionDetails.key in record.details), None)
     if record is None:
         return None
-    facts, mesh = read_details(record, Attention), read_details(record, Mesh)
+    facts, mesh = read_details(record, AttentionDetails), read_details(record, MeshDetails)
     for one in (facts, mesh):
         if isinstance(one, str):
             return one
-    if not isinstance(facts, Attention) or not isinstance(mesh, Mesh):
+    if not isinstance(facts, AttentionDetails) or not isinstance(mesh, MeshDetails):
         return None
     return Context(row=row, facts=facts, mesh=mesh.axes)
 

@@ -21,7 +21,7 @@ from parbench.bench.results.stats import (
     ratio_within_launch,
     t_quantile,
 )
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.fits import size_of
 from parbench.reports.analysis.frame import group_rows, pivot_rows
@@ -122,9 +122,11 @@ class Setting:
         if self.is_told:
             return f"{told}, {'slower' if self.change > 0 else 'faster'}"
         if self.low is None:
-            launches = counted(self.launches, "launch")
+            launches = pluralize(self.launches, "launch")
             return f"{told}, not significant ({launches}; an interval takes {MIN_INTERVAL_LAUNCHES})"
-        would = f"about {counted(self.more, 'more launch')} would" if self.more else f"{_MOST_MORE} launches would not"
+        would = (
+            f"about {pluralize(self.more, 'more launch')} would" if self.more else f"{_MOST_MORE} launches would not"
+        )
         return f"{told}, cannot tell; {would}"
 
 

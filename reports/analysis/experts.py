@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from parbench.bench.results.details import Loads, Mesh, read_details
+from parbench.bench.results.details import ExpertLoadDetails, MeshDetails, read_details
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.summary import Row, readable
 
@@ -14,7 +14,7 @@ class Mixture:
     """An expert-parallel step's row with what its first telling launch adds; ``capacity`` None drops nothing."""
 
     row: Row
-    facts: Loads
+    facts: ExpertLoadDetails
     ep: int
     scope: str
     routing: str
@@ -56,10 +56,10 @@ class Share:
 
 def read_mixture(row: Row) -> Mixture | str | None:
     """Return a row's mixture, None if it tells no loads; why its facts cannot be read, if they cannot."""
-    if not (record := next((one for one in row.measured if Loads.known_by in one.details), None)):
+    if not (record := next((one for one in row.measured if ExpertLoadDetails.key in one.details), None)):
         return None
-    facts, mesh = read_details(record, Loads), read_details(record, Mesh)
-    if not isinstance(facts, Loads):
+    facts, mesh = read_details(record, ExpertLoadDetails), read_details(record, MeshDetails)
+    if not isinstance(facts, ExpertLoadDetails):
         return facts
     if isinstance(mesh, str):
         return mesh

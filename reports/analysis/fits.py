@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from parbench.bench.results.fit import METHOD, Fit, Point, describe_intervals, fit
+from parbench.bench.results.fit import METHOD, CurveFit, CurvePoint, describe_intervals, fit_curve
 from parbench.bench.results.runs import Run
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows
@@ -26,7 +26,7 @@ class Curve:
     """Rows of one operation and world in the order of size, their fit, and bus over algorithm bandwidth if known."""
 
     rows: tuple[Row, ...]
-    fit: Fit
+    fit: CurveFit
     busbw_factor: float | None
     ceiling: Ceiling | None
 
@@ -55,16 +55,16 @@ def fit_curves(rows: Sequence[Row], ceiling: Ceiling | None) -> tuple[Curve, ...
         group.sort(key=size_of)
         rates = [(row.value("algbw"), row.value("busbw")) for row in group]
         factors = [bus / alg for alg, bus in rates if alg and bus is not None]
-        if found := fit(points_of(group)):
+        if found := fit_curve(points_of(group)):
             factor = factors[-1] if factors else None
             curves.append(Curve(rows=tuple(group), fit=found, busbw_factor=factor, ceiling=ceiling))
     return tuple(curves)
 
 
-def points_of(rows: Sequence[Row]) -> tuple[Point, ...]:
+def points_of(rows: Sequence[Row]) -> tuple[CurvePoint, ...]:
     """Return sizes and times, merged over launches, of the rows whose time is known and above zero."""
     return tuple(
-        Point(
+        CurvePoint(
             size_bytes=size_of(row),
             seconds=seconds,
             low=row.metrics["time"].low,

@@ -16,7 +16,7 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.results.samples import load_rank_samples, samples_name
-from parbench.bench.text import UserError, listed
+from parbench.bench.text import UserError, format_list
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +130,7 @@ def _of_ranks(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
 
     absent = {"arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample"} - samples.keys()
     if absent:
-        raise UserError(f"{file} holds no samples that can be read: it has no {listed(sorted(absent))}")
+        raise UserError(f"{file} holds no samples that can be read: it has no {format_list(sorted(absent))}")
     num_ranks, num_iterations = samples["duration_ns"].shape
     issued = samples["issue_ns"].ravel() / 1e9
     return pd.DataFrame(

@@ -9,7 +9,7 @@ from operator import attrgetter
 import msgspec
 
 from parbench.bench.results import details
-from parbench.bench.results.details import Simulated
+from parbench.bench.results.details import SimulatedSchedule
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.labels import differences
@@ -23,7 +23,7 @@ class Pipeline:
 
     row: Row
     launch: int
-    facts: details.Pipeline
+    facts: details.PipelineDetails
 
     @property
     def activation_bytes(self) -> float | None:
@@ -32,8 +32,8 @@ class Pipeline:
         return max(known, default=None) if measured is None else measured
 
     @property
-    def as_simulated(self) -> Simulated:
-        return Simulated(
+    def as_simulated(self) -> SimulatedSchedule:
+        return SimulatedSchedule(
             schedule=self.facts.schedule,
             chunks=self.facts.chunks,
             step_seconds=self.row.value(self.row.headline),
@@ -46,7 +46,11 @@ class Pipeline:
 
 def read_pipeline(row: Row) -> Pipeline | str | None:
     """Return a row's pipeline, None if it is no pipeline step; why its facts cannot be read, if they cannot."""
-    told = [(record.launch, one) for record in row.measured if (one := details.read_details(record, details.Pipeline))]
+    told = [
+        (record.launch, one)
+        for record in row.measured
+        if (one := details.read_details(record, details.PipelineDetails))
+    ]
     if not told:
         return None
     launch, facts = next((one for one in told if isinstance(one[1], str) or one[1].measured), told[0])
@@ -80,7 +84,7 @@ class Entry:
     """A schedule among others: simulated, measured, or with the reason why it cannot run."""
 
     label: str
-    simulated: Simulated
+    simulated: SimulatedSchedule
 
 
 @dataclass(frozen=True, kw_only=True)

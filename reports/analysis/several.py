@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.files import decode_json, read_file
+from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.results.stats import ratio_within_launch
-from parbench.bench.text import UserError, reading
+from parbench.bench.text import UserError
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import PAIRS, environment_facts, flatten
@@ -251,7 +251,7 @@ def is_sweep(path: Path) -> bool:
 
 
 def load_sweep(folder: Path) -> Sweep:
-    with reading(folder / SWEEP):
+    with convert_read_errors(folder / SWEEP):
         return decode_json(read_file(folder / SWEEP), Sweep)
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from parbench.bench.results.details import (
     COMPONENTS,
-    Calls,
-    Communication,
-    Formulas,
+    BytesFormulaDetails,
+    CommunicationDetails,
+    CountedCall,
     MemoryOverTime,
-    Mesh,
+    MeshDetails,
     read_details,
 )
 from parbench.bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
@@ -138,9 +138,9 @@ def sent_lines(rows: Sequence[Row]) -> tuple[Sent, ...]:
         axes: Mapping[str, Mapping[str, int]] = {}
         formulas: Mapping[str, str] = {}
         for record in row.measured[:1]:
-            if isinstance(mesh := read_details(record, Mesh), Mesh):
+            if isinstance(mesh := read_details(record, MeshDetails), MeshDetails):
                 axes = mesh.axes
-            if isinstance(told := read_details(record, Formulas), Formulas):
+            if isinstance(told := read_details(record, BytesFormulaDetails), BytesFormulaDetails):
                 formulas = told.bytes_formula
         for axis in filter(is_axis, by_axis(row, "bytes_sent")):
             ranks = axes.get(axis, {}).get("ranks")
@@ -195,7 +195,7 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
         (call, max(_curves_for(call, row, curves), key=lambda curve: curve.fit.predict(call.num_bytes), default=None))
         for call in calls
     ]
-    missing = {call.words: call.axis for call, curve in slowest if curve is None}
+    missing = {call.description: call.axis for call, curve in slowest if curve is None}
     seconds: dict[str, float] = {}
     extrapolated = []
     for call, curve in slowest:
@@ -204,21 +204,21 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
         low, high = size_of(curve.rows[0]), size_of(curve.rows[-1])
         if not low <= call.num_bytes <= high:
             measured = f"{format_size(low)} to {format_size(high)} were measured"
-            extrapolated.append(f"{call.words}, {format_size(call.num_bytes)} a call, {measured}")
+            extrapolated.append(f"{call.description}, {format_size(call.num_bytes)} a call, {measured}")
         if call.axis not in missing.values():
             seconds[call.axis] = seconds.get(call.axis, 0.0) + call.count * curve.fit.predict(call.num_bytes)
     told = tuple(dict.fromkeys(extrapolated))
     return Prediction(seconds_by_axis=seconds, missing=tuple(missing), extrapolated=told)
 
 
-def calls_of(row: Row) -> tuple[Calls, ...] | None:
+def calls_of(row: Row) -> tuple[CountedCall, ...] | None:
     """Return the calls of one step, None if the records hold none, or not the same."""
-    found = [told for record in row.records if (told := read_details(record, Communication)) is not None]
-    calls = [one.comm_calls for one in found if isinstance(one, Communication)]
+    found = [told for record in row.records if (told := read_details(record, CommunicationDetails)) is not None]
+    calls = [one.comm_calls for one in found if isinstance(one, CommunicationDetails)]
     return calls[0] if calls and len(calls) == len(found) and all(one == calls[0] for one in calls) else None
 
 
-def _curves_for(call: Calls, row: Row, curves: Sequence[Curve]) -> list[Curve]:
+def _curves_for(call: CountedCall, row: Row, curves: Sequence[Curve]) -> list[Curve]:
     """Return the operation's curves of whole worlds, else of all groups at once as on a mesh's axis, else of groups."""
     alike = []
     for curve in curves:

@@ -12,7 +12,7 @@ from parbench.bench.launch.budget import compute_costs, suggest_budget
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE, describe_emulation, format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
-from parbench.bench.text import counted, format_duration
+from parbench.bench.text import format_duration, pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.ranks import disturbed_words
 from parbench.reports.analysis.summary import Row, Summary
@@ -63,7 +63,7 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
     broken = Counter(row.status for row in summary.rows if row.status in ("failed", "hang"))
     if broken:
         told = " and ".join(f"{count} {'hung' if status == 'hang' else status}" for status, count in broken.items())
-        told = f"{told} of {counted(cases, 'case')}"
+        told = f"{told} of {pluralize(cases, 'case')}"
         return Verdict(word="BROKEN", level="bad", told=told, remedy=f"logs in {run.path / 'logs'}")
     if summary.tally.missing:
         told = f"{summary.tally.missing} of {summary.tally.planned} measurements have no record"
@@ -78,13 +78,13 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
         return Verdict(word="NOTHING MEASURED", level="bad", told=told, remedy="a larger --budget" if none else "")
     fewer = Counter(row.launches for row in measured if row.status == "ok" and row.launches < row.planned)
     unable = len(summary.skipped) + len(skipped) - none
-    aside = f"; {counted(unable, 'case')} cannot run here" if unable else ""
+    aside = f"; {pluralize(unable, 'case')} cannot run here" if unable else ""
     if not none and not fewer:
-        told = f"{counted(len(measured), 'case')}, {counted(plan.launches, 'launch')} each{aside}"
+        told = f"{pluralize(len(measured), 'case')}, {pluralize(plan.launches, 'launch')} each{aside}"
         return Verdict(word="COMPLETE", level="good", told=told)
     shares = {0: none, **fewer} if none else fewer
     parts = [f"{count} have {launches or 'none'} of {plan.launches}" for launches, count in sorted(shares.items())]
-    told = f"launches are missing: of {counted(cases, 'case')} {', '.join(parts)}{aside}"
+    told = f"launches are missing: of {pluralize(cases, 'case')} {', '.join(parts)}{aside}"
     level: Level = "bad" if summary.tally.code == 4 else "doubtful"
     made = len({info.launch for info in run.info.launches})
     remedy = f"parbench run --resume {run.path}; --budget {suggest_budget(plan, compute_costs(run), made)} holds all"
@@ -102,7 +102,7 @@ def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     known = [row for row in rows if row.scatter is not None]
     if not known:
         most = max(row.launches for row in rows)
-        told = f"{counted(most, 'launch')} cannot tell how launches differ"
+        told = f"{pluralize(most, 'launch')} cannot tell how launches differ"
         return Verdict(word="NOISE UNKNOWN", level="doubtful", told=told, remedy="--launches 5")
     noisy = noisy_of(rows)
     middle = cells.percent(median([row.scatter or 0.0 for row in known]))
@@ -112,7 +112,7 @@ def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     causes = load.get(DISTURBANCES) or {}
     why = [topic if what == "yes" else f"{topic} {what}" for topic, what in causes.items()]
     why += filter(None, [disturbed_words(run)])
-    told = f"launches scatter by {middle}, by over 15 % in {len(noisy)} of {counted(len(known), 'case')}"
+    told = f"launches scatter by {middle}, by over 15 % in {len(noisy)} of {pluralize(len(known), 'case')}"
     told += f": {', '.join(why)}" * bool(why)
     return Verdict(word="NOISY", level="doubtful", told=told, remedy="parbench doctor")
 
@@ -162,7 +162,7 @@ def warnings_of(run: Run) -> tuple[str, ...]:
     again = f"parbench run --resume {run.path} measures"
     told = "is being written, or was cut short by a kill, and does not count"
     last = f"The last line of records.jsonl {told}; {again} its case again."
-    lines = counted(len(run.damaged), "line")
+    lines = pluralize(len(run.damaged), "line")
     found = f"{lines} of records.jsonl cannot be read and do not count; {again} their cases again. The first: "
     return (*([f"{found}{run.damaged[0]}."] if run.damaged else []), *(() if is_whole else (last,)))
 

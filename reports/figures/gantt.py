@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from parbench.bench.results import details
-from parbench.bench.results.details import KINDS
-from parbench.bench.results.details import Timeline as Actions
+from parbench.bench.results.details import ACTION_KINDS
+from parbench.bench.results.details import PipelineTimeline as Actions
 from parbench.reports import cells
 from parbench.reports.analysis.pipelines import Pipeline
 from parbench.reports.figures.palette import PIPELINE, css_of
@@ -37,7 +37,7 @@ class Drawn(Protocol):
     """What has a pipeline's timelines."""
 
     @property
-    def facts(self) -> details.Pipeline: ...
+    def facts(self) -> details.PipelineDetails: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def draw_pipeline(
         chart.top += 26
         middles = [chart.top + (rank + 0.5) * height for rank in range(facts.ranks)]
         for kind, (_, share) in _LOOKS.items():
-            edge = ";stroke:currentColor;stroke-width:.5" if not detail.gap and kind in KINDS else ""
+            edge = ";stroke:currentColor;stroke-width:.5" if not detail.gap and kind in ACTION_KINDS else ""
             for chunk in sorted({box.chunk for box in boxes if box.kind == kind}):
                 shown = [(middles[box.rank], box) for box in boxes if (box.kind, box.chunk) == (kind, chunk)]
                 chart.boxes(shown, share * height, f"{_style(kind, chunk)}{edge}")
@@ -147,7 +147,7 @@ def _legend(chart: TimeChart, kinds: set[str], chunks: int) -> None:
 
 def _style(kind: str, chunk: int = 0) -> str:
     """Return the colour of a kind, paler for each later chunk, or of a cause, paler than any kind."""
-    opacity = max(0.15, 0.65 * 0.55**chunk) if kind in (*KINDS, _MIXED) else 0.32
+    opacity = max(0.15, 0.65 * 0.55**chunk) if kind in (*ACTION_KINDS, _MIXED) else 0.32
     fill = css_of(PIPELINE[kind]) if kind in PIPELINE else "currentColor"
     return f"fill:{fill};fill-opacity:{opacity:.3g}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from parbench.bench.results.fit import Fit
+from parbench.bench.results.fit import CurveFit
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import format_size
 from parbench.reports import cells
@@ -160,12 +160,12 @@ def curve_lines(
     return tuple(found)
 
 
-def _pieces(fit: Fit) -> tuple[tuple[tuple[float, float], ...], ...]:
+def _pieces(fit: CurveFit) -> tuple[tuple[tuple[float, float], ...], ...]:
     """Return a fit broken at its knees, in points so close that a straight line reads as a curve on log axes."""
     ends = (fit.segments[0].first_bytes, *fit.breakpoints, fit.segments[-1].last_bytes)
     steps = [i / _FIT_STEPS for i in range(_FIT_STEPS + 1)]
     return tuple(
-        tuple((low * (high / low) ** step, segment.seconds(low * (high / low) ** step)) for step in steps)
+        tuple((low * (high / low) ** step, segment.predict(low * (high / low) ** step)) for step in steps)
         for segment, (low, high) in zip(fit.segments, pairwise(ends), strict=True)
     )
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from parbench.bench.files import file_name
-from parbench.bench.results.details import Idle, Ran
+from parbench.bench.files import make_file_name
+from parbench.bench.results.details import IdleSpan, TimedAction
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
@@ -44,14 +44,14 @@ def render_trace(run: Run) -> bytes:
 def render_traces(run: Run) -> dict[str, bytes]:
     """Return a document for each case, by the name of its file; ``UserError`` as for one document."""
     told, left_out = _told(run)
-    return {f"{file_name(one.case_id)}.json": _document(run, [one], left_out) for one in told}
+    return {f"{make_file_name(one.case_id)}.json": _document(run, [one], left_out) for one in told}
 
 
 def render_for_analysis(run: Run) -> dict[str, bytes]:
     """Return a document of each rank and traced step (pipelines know no streams); ``UserError`` if none left one."""
     shown = [row for row in summarize(run).rows if row.metrics]
     files = {
-        f"{file_name(one.row.case.id)}/rank-{rank.rank}.json": msgspec.json.encode(for_analysis(rank)) + b"\n"
+        f"{make_file_name(one.row.case.id)}/rank-{rank.rank}.json": msgspec.json.encode(for_analysis(rank)) + b"\n"
         for one in traced_steps(run, shown)
         if one.timeline
         for rank in one.timeline.ranks
@@ -160,11 +160,11 @@ def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Even
         yield from _work(pid, 1, "pipeline", ran)
 
 
-def _work(pid: int, tid: int, name: str, told: Sequence[Ran] | Sequence[Idle]) -> Iterator[Event]:
+def _work(pid: int, tid: int, name: str, told: Sequence[TimedAction] | Sequence[IdleSpan]) -> Iterator[Event]:
     if told:
         yield from _named("thread", name, pid=pid, tid=tid)
     for one in told:
-        if isinstance(one, Ran):
+        if isinstance(one, TimedAction):
             action = one.action
             parts = {"stage": action.stage, "kind": action.kind, "microbatch": action.microbatch}
             about = {"name": one.name, "cat": action.kind, "args": parts}

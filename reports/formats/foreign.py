@@ -10,7 +10,7 @@ from parbench.bench.plan.catalogue import OPERATIONS, OperationSpec
 from parbench.bench.plan.params import Value
 from parbench.bench.results.metrics import MetricValue, value
 from parbench.bench.results.records import Check
-from parbench.bench.text import UserError, listed
+from parbench.bench.text import UserError, format_list
 
 MICRO, GIGA = 1e-6, 1e9
 UNKNOWN = "unknown"
@@ -92,7 +92,7 @@ class PrintedRow(dict[str, str]):
 
     def __init__(self, words: Sequence[str], names: Sequence[str], needed: Sequence[str], where: str) -> None:
         if missing := [name for name in needed if name not in names]:
-            raise UserError(f"{where}: the heading before this row names no column {listed(missing)}")
+            raise UserError(f"{where}: the heading before this row names no column {format_list(missing)}")
         if len(words) < len(names):
             raise UserError(f"{where}: {len(words)} of {len(names)} values, so the file seems to be cut short")
         super().__init__(zip(names, words, strict=False))
@@ -132,7 +132,7 @@ def refuse_several(worlds: Collection[int | None], where: str) -> None:
     """Raise ``UserError`` if a file's tables differ in their number of ranks: a run of ours has one world."""
     if len(worlds) > 1:
         told = sorted(map(str, worlds), key=lambda word: (len(word), word))
-        raise UserError(f"{where} holds tables of {listed(told)} ranks: import them one by one")
+        raise UserError(f"{where} holds tables of {format_list(told)} ranks: import them one by one")
 
 
 def time_and_rates(

@@ -14,7 +14,7 @@ from parbench.bench.machine.environment import recorded_variables
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.params import Value
 from parbench.bench.results.records import Check
-from parbench.bench.text import UserError, listed
+from parbench.bench.text import UserError, format_list
 from parbench.reports.formats import foreign
 from parbench.reports.formats.foreign import (
     GIGA,
@@ -123,7 +123,7 @@ def _found(
     """Return a placement's result; ``words`` have type, redop and root, ``numbers`` us, GB/s and the wrong elements."""
     root, redop, dtype = int(foreign.number(words["root"], where)), words["redop"], words["type"]
     if (operation := _OPERATIONS.get(head.program)) is None:
-        known = f": {head.program} is not known; known are {listed(_OPERATIONS)}"
+        known = f": {head.program} is not known; known are {format_list(_OPERATIONS)}"
         unnamed = f" does not say which operation it measured; {_ADD_THE_LINE}"
         raise UserError(f"{where}{known if head.program else unnamed}")
     if negative := [f"{name} {value:g}" for name, value in numbers.items() if value is not None and value < 0]:

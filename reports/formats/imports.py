@@ -6,14 +6,14 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.files import read_file
+from parbench.bench.files import convert_read_errors, read_file
 from parbench.bench.machine.machine import package_version
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.catalogue import busbw_factor
 from parbench.bench.plan.plan import Measure, Plan
 from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
 from parbench.bench.results.runs import create_run, open_writer, utc_now, write_info
-from parbench.bench.text import UserError, listed, reading
+from parbench.bench.text import UserError, format_list
 from parbench.reports.formats.foreign import UNKNOWN, ImportedResult, ImportedRun
 from parbench.reports.formats.import_nccl import parse_nccl
 from parbench.reports.formats.import_osu import parse_osu
@@ -37,7 +37,7 @@ def detect(content: bytes, where: str = "the file") -> str:
         if all(word in text for word in words):
             return tool
     raise UserError(
-        f"{where} has an unknown format. Formats that can be imported: output of {listed(PARSERS)}. "
+        f"{where} has an unknown format. Formats that can be imported: output of {format_list(PARSERS)}. "
         "Name the tool with --from if the file does not show it"
     )
 
@@ -48,7 +48,7 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
     ``nproc`` is for files that do not tell it; ``tool`` spares finding out which tool wrote the file. The run's plan is
     one launch of what the file holds, its host the one that was measured.
     """
-    with reading(path, "cannot be imported"):
+    with convert_read_errors(path, "cannot be imported"):
         content = read_file(path)
         foreign = PARSERS[tool or detect(content, str(path))](content.decode(errors="replace"), str(path), nproc)
     if not foreign.found:
@@ -62,7 +62,7 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
         if (repeat := seen[case.id]) > 1:  # the tool measured it again
             case = make_case(found.name, target, {**found.params, "repeat": repeat})
         records.append(_record(case, found, foreign, path.name))
-    with reading(path, "cannot be imported"):
+    with convert_read_errors(path, "cannot be imported"):
         for record in records:
             msgspec.convert(msgspec.to_builtins(record), Record)  # checks limits before a run is begun
     plan = Plan(

@@ -13,7 +13,7 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE
 from parbench.bench.results.records import WorldInfo
 from parbench.bench.results.runs import Run
-from parbench.bench.text import listed
+from parbench.bench.text import format_list
 from parbench.reports.analysis.summary import Row, num_ranks, summarize
 from parbench.reports.cells import visible
 from parbench.reports.formats.foreign import NCCL_TESTS, operations_by_name
@@ -65,7 +65,7 @@ def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
     tables: dict[object, list[Row]] = {}
     for mode, like, table, row in placed:
         if mode not in _COMPARABLE and like in compared:
-            why = f"mode {listed(sorted(set(compared[like])))} compares with nccl-tests, and is here"
+            why = f"mode {format_list(sorted(set(compared[like])))} compares with nccl-tests, and is here"
             left_out.append(f"{visible(row.case.label)}: {why}")
         else:
             tables.setdefault(table, []).append(row)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import UserError, counted
+from parbench.bench.text import UserError, pluralize
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.regression.commands import FILE
 
@@ -46,7 +46,7 @@ def baseline(path: Path) -> Verdict:
         insufficient = [one.reason for one in found.findings if one.word == "INSUFFICIENT"]
         return _none((insufficient or reasons or [f"no series has {rule.min_values} earlier runs"])[0], more)
     num_runs = max(len(one.times) for one in known) - 1
-    runs = f"in the {counted(num_runs, 'run')} before"
+    runs = f"in the {pluralize(num_runs, 'run')} before"
     if slower := [one for one in found.findings if one.word == "SLOWER"]:
         remedy = f"parbench history check {path} --branch {branch}"
         text = f"{len(slower)} of {len(known)} series are slower than {runs}"

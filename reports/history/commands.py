@@ -68,7 +68,7 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 @_file_option
 def list_runs(branch: str | None, file: Path) -> None:
     """List the runs in the history, newest first."""
-    from parbench.bench.text import counted, format_table
+    from parbench.bench.text import format_table, pluralize
     from parbench.reports import cells
     from parbench.reports.history.database import open_history
 
@@ -80,7 +80,7 @@ def list_runs(branch: str | None, file: Path) -> None:
         rows.append((o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad)))
     table = [format_table(rows)] if lines else []
     notes = [f"meant at {one.run_id}, {one.series}: {one.note}" for one in annotations]
-    click.echo("\n".join([counted(len(lines), "run"), *table, *notes]))
+    click.echo("\n".join([pluralize(len(lines), "run"), *table, *notes]))
 
 
 @history.command(epilog="Example: parbench history show '*all_reduce*'")
@@ -179,9 +179,9 @@ def prune(keep: int, file: Path) -> None:
 @_file_option
 def export(target: Path, branch: str | None, file: Path) -> None:
     """Write the times of all runs as CSV, a column per series."""
-    from parbench.bench.text import writing
+    from parbench.bench.files import convert_write_errors
     from parbench.reports.history.database import open_history
     from parbench.reports.history.show import render_csv
 
-    with open_history(file) as found, writing(target):
+    with open_history(file) as found, convert_write_errors(target):
         target.write_text(render_csv(found, branch))

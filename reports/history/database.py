@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from parbench.bench.files import convert_read_errors
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run, load_run, require_complete
-from parbench.bench.text import UserError, reading
+from parbench.bench.text import UserError
 from parbench.reports.history.entries import About, Entry
 from parbench.reports.regression.counted import Facts
 from parbench.reports.regression.environment import Identity
@@ -131,7 +132,7 @@ class History:
     def series(self, run: int | None = None) -> dict[int, Identity]:
         where = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
         rows = self._execute(f"SELECT number, content FROM series WHERE {where} ORDER BY number", run, run)
-        with reading(f"{self._path}, a series"):
+        with convert_read_errors(f"{self._path}, a series"):
             return {number: msgspec.json.decode(content, type=Identity) for number, content in rows}
 
     def outcomes(self, run: int) -> dict[int, Outcome]:
@@ -147,14 +148,14 @@ class History:
     def beside(self, series: int, run: int) -> dict[str, str]:
         """Return the environment of a series in a run that is not part of its fingerprint."""
         query = "SELECT content FROM beside JOIN point ON beside = number WHERE run = ? AND series = ?"
-        with reading(f"{self._path}, the environment of run {run}"):
+        with convert_read_errors(f"{self._path}, the environment of run {run}"):
             [(content,)] = self._execute(query, run, series)
             return msgspec.json.decode(content, type=dict[str, str])
 
     def counted(self, series: int, lines: Iterable[Line]) -> tuple[tuple[Line, Facts], ...]:
         """Return the counts of a series, in the order of lines; runs without counts are left out."""
         query = "SELECT run, content FROM point JOIN facts ON facts = number WHERE series = ?"
-        with reading(f"{self._path}, the counts of a series"):
+        with convert_read_errors(f"{self._path}, the counts of a series"):
             facts = {
                 run: msgspec.json.decode(content, type=dict[str, list[float | str]])
                 for run, content in self._execute(query, series)

@@ -4,8 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from parbench.bench.files import convert_read_errors
 from parbench.bench.results.runs import RunInfo, load_run, require_complete
-from parbench.bench.text import reading
 from parbench.reports.regression.environment import Point, points_of
 
 
@@ -35,7 +35,7 @@ class Entry:
 def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) -> Entry:
     """Return the entry of a run's folder; ``UserError`` if a line of it cannot be read."""
     run = require_complete(load_run(path))
-    with reading(path):
+    with convert_read_errors(path):
         records = (path / "records.jsonl").read_bytes()
     complete = records[: records.rfind(b"\n") + 1]  # a last line that was cut short is no record
     return Entry(

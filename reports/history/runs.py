@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from parbench.bench.files import convert_read_errors
 from parbench.bench.results.runs import Run, list_runs, load_run, require_complete
-from parbench.bench.text import UserError, reading
+from parbench.bench.text import UserError
 from parbench.reports.analysis.several import unfolded
 from parbench.reports.history.database import Added, Line, open_history
 from parbench.reports.history.entries import About, read_entry
@@ -20,7 +21,7 @@ def add_folders(
     """Yield each run's id and what became of it, kept before the next is read; ``meant`` names what moves it."""
     folders: dict[Path, None] = {}
     for path in paths:
-        with reading(path):
+        with convert_read_errors(path):
             found = [path] if (path / "run.json").exists() else list_runs(path)
         if not found:
             told = f"{path} is no run and holds none: name runs' folders, or a folder of such folders"

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from msgspec.structs import asdict
 
-from parbench.bench.text import UserError, counted, format_table
+from parbench.bench.text import UserError, format_table, pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.labels import operation
 from parbench.reports.history.database import History
@@ -30,7 +30,7 @@ def answer(found: Check) -> str:
     if not bad and not changed and {one.word for one in series} <= {"INSUFFICIENT"}:
         counts = f"; {count_words(found)}" if found.counted else ""
         return f"Not enough history: {runs} of {found.rule.min_values} runs of {found.line.branch}{counts}"
-    against = f"{'over' if found.kept else 'against'} the last {counted(runs, 'run')} of {found.line.branch}"
+    against = f"{'over' if found.kept else 'against'} the last {pluralize(runs, 'run')} of {found.line.branch}"
     if not bad and not changed:
         undecided: tuple[Word, ...] = ("SUSPECT", "DRIFT", "AMBIGUOUS", "INSUFFICIENT")
         unsure = ", ".join(f"{found.counts[word]} {word}" for word in undecided if word in found.counts)

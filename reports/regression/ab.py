@@ -15,7 +15,7 @@ from pathlib import Path
 from parbench.bench.launch.budget import RESERVE, compute_costs, format_budget
 from parbench.bench.launch.processes import run_child
 from parbench.bench.results.runs import Run, load_run
-from parbench.bench.text import UserError, format_duration, last_line
+from parbench.bench.text import UserError, format_duration, get_last_line
 from parbench.reports.regression.compare import Comparison, compare, notes_of_pools, pool
 from parbench.reports.regression.rule import Rule
 
@@ -177,7 +177,7 @@ def launch_run(side: Side, seconds: float, *, out: Path, words: Sequence[str], t
         tell(f"interrupted: nothing more is launched, and what was measured is in {out}")
         raise SystemExit(4) from None  # click would end with 1, which is a regression
     if not (made := set(folder.glob("*/run.json")) - before):
-        told = last_line(done.stderr) or f"parbench run ended with {done.returncode}"
+        told = get_last_line(done.stderr) or f"parbench run ended with {done.returncode}"
         raise UserError(f"side {side.name.upper()} has no run: {told.removeprefix('parbench: ')}")
     return load_run(made.pop().parent)
 

@@ -139,7 +139,7 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     smallest with which at most 1 % of comparisons among these launches find a change. compare and history check use it
     from then on.
     """
-    from parbench.bench.text import UserError, counted, parse_duration
+    from parbench.bench.text import UserError, parse_duration, pluralize
     from parbench.reports.regression.ab import Side, Turns, check_words, launch_run
     from parbench.reports.regression.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
     from parbench.reports.regression.rule import Rule
@@ -171,4 +171,4 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     keep_floors(file, floors)
     click.echo("Noise is the deviation between launches, as a fraction; a series' floor is what that needs at most.")
     click.echo(f"A launch correlates with the next by {autocorrelation:.2f} (0: launches know nothing of each other).")
-    click.echo(f"{len(runs)} launches in turns; {file} has {counted(len(floors), 'floor')} of them.")
+    click.echo(f"{len(runs)} launches in turns; {file} has {pluralize(len(floors), 'floor')} of them.")

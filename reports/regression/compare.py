@@ -20,7 +20,7 @@ from parbench.bench.machine.environment import difference
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, WorldInfo
 from parbench.bench.results.runs import Run
-from parbench.bench.text import UserError, counted
+from parbench.bench.text import UserError, pluralize
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.summary import Row, summarize
 from parbench.reports.budgets import Judged
@@ -195,8 +195,8 @@ def compare(
         told = []
         for name, run in (("BASE", base), ("NEW", new)):
             cases = {record.case.id for record in run.records if record.status != "skipped"}
-            world = f"{counted(run.info.plan.nproc, 'rank')}, {run.info.plan.backend}, {run.info.plan.device}"
-            told.append(f"{name} ({run.path}) has {counted(len(cases), 'measured case')} on {world}")
+            world = f"{pluralize(run.info.plan.nproc, 'rank')}, {run.info.plan.backend}, {run.info.plan.device}"
+            told.append(f"{name} ({run.path}) has {pluralize(len(cases), 'measured case')} on {world}")
         how = "compare runs of the same cases on the same world"
         raise UserError(f"the runs share no series: {', '.join(told)}; {how}")
     whole, families = _judged((_measured(one, base, new, rule, meant) for one in pairs), rule)
@@ -220,7 +220,7 @@ def json_text(whole: Mapping[str, object]) -> str:
 
 
 def world_words(world: WorldInfo) -> str:
-    return f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}, {world.backend}, {world.device}"
+    return f"{pluralize(world.size, 'rank')} on {pluralize(world.nodes, 'node')}, {world.backend}, {world.device}"
 
 
 def pool(runs: Sequence[Run], name: str) -> Run:
@@ -254,7 +254,7 @@ def pool(runs: Sequence[Run], name: str) -> Run:
     exclusions: tuple[str, ...] = ()
     if left_out:
         told = "; ".join(dict.fromkeys(world_words(record.world) for record in left_out))
-        count = counted(len(left_out), "record")
+        count = pluralize(len(left_out), "record")
         exclusions = (f"Left out of {name}: {count} on another world than the newest of their case, {told}.",)
     skipped = tuple(one for one in newest.plan.skipped if one.case.id not in cases)
     plan = structs.replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, launches=launches)

@@ -15,7 +15,7 @@ from typing import Any
 from parbench.bench.results.budgets import read_budgets
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
-from parbench.bench.text import UserError, counted, format_duration
+from parbench.bench.text import UserError, format_duration, pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.labels import operation, short_labels
 from parbench.reports.analysis.summary import Row
@@ -189,7 +189,9 @@ def heading(comparison: Comparison) -> tuple[str, ...]:
     lines, emulated = [], []
     for name, run in (("BASE", comparison.base), ("NEW", comparison.new)):
         planned, measured = run.info.plan.launches, len({one.launch for one in run.records if one.status == "ok"})
-        launches = f"{measured} of {counted(planned, 'launch')}" if measured < planned else counted(planned, "launch")
+        launches = (
+            f"{measured} of {pluralize(planned, 'launch')}" if measured < planned else pluralize(planned, "launch")
+        )
         lines.append(f"{name}: {run.path}, host {run.info.host}, started {run.info.started}, {launches}")
         emulated += [f"{name} is {note}" for note in emulations(run)]
     verdict = f"Verdict: {', '.join(f'{count} {word}' for word, count in comparison.counts.items())}"

@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from math import isclose
 from typing import Literal
 
-from parbench.bench.results.details import Loads, Pipeline, read_details
+from parbench.bench.results.details import ExpertLoadDetails, PipelineDetails, read_details
 from parbench.bench.results.metrics import declared
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.summary import Row
 
@@ -55,14 +55,14 @@ def facts_of(row: Row) -> dict[str, list[float | str]]:
     """Return what the launches of a row counted, nothing of one that has a wrong result."""
     found: dict[str, dict[float | str, None]] = {}
     for record in row.measured if row.metrics else ():
-        routed = isinstance(read_details(record, Loads), Loads)
+        routed = isinstance(read_details(record, ExpertLoadDetails), ExpertLoadDetails)
         for name, metric in record.metrics.items():
             kept = (known := declared(name)) and (known.exact or name.startswith(_CALLS))
             if kept and metric.value is not None and not (routed and name == _ROUTED):
                 found.setdefault(name, {})[metric.value] = None
-        if isinstance(told := read_details(record, Pipeline), Pipeline):
-            chunks = f", {counted(told.chunks, 'chunk')} a rank" if told.chunks > 1 else ""
-            text = f"{told.schedule} of {counted(told.microbatches, 'microbatch')}{chunks}"
+        if isinstance(told := read_details(record, PipelineDetails), PipelineDetails):
+            chunks = f", {pluralize(told.chunks, 'chunk')} a rank" if told.chunks > 1 else ""
+            text = f"{told.schedule} of {pluralize(told.microbatches, 'microbatch')}{chunks}"
             found.setdefault(SCHEDULE, {})[text] = None
     return {name: [*values] for name, values in found.items()}
 

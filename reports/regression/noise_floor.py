@@ -14,10 +14,17 @@ from statistics import stdev
 
 import msgspec
 
-from parbench.bench.files import decode_json, encode_json, read_file
+from parbench.bench.files import (
+    convert_read_errors,
+    convert_write_errors,
+    decode_json,
+    encode_json,
+    read_file,
+    replace_file,
+)
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median, quantile
-from parbench.bench.text import UserError, format_table, reading, replace_file, writing
+from parbench.bench.text import UserError, format_table
 from parbench.reports import cells
 from parbench.reports.analysis.summary import Row
 from parbench.reports.regression.environment import points_of
@@ -134,7 +141,7 @@ def read_floors(path: Path) -> dict[str, Floor]:
     """Return the floors of a file by fingerprint; ``UserError`` if there is no such file or it is none of ours."""
     if not path.exists():
         raise UserError(f"no such file: {path}; parbench aa measures floors")
-    with reading(path, "holds no floors as parbench aa writes them"):
+    with convert_read_errors(path, "holds no floors as parbench aa writes them"):
         found = decode_json(read_file(path), _File)
     if found.schema_version > SCHEMA_VERSION:
         raise UserError(f"{path} has schema {found.schema_version}, which is newer than {SCHEMA_VERSION}")
@@ -145,7 +152,7 @@ def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
     """Write floors to a file beside those it has of other series, all or nothing."""
     known = read_floors(path) if path.exists() else {}
     whole = _File(schema_version=SCHEMA_VERSION, floors={**known, **floors})
-    with writing(path):
+    with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, encode_json(whole))
 
@@ -153,7 +160,7 @@ def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
 def as_text(floors: Mapping[str, Floor]) -> str:
     ordered = sorted(floors.values(), key=lambda one: -one.floor)
     rows = [(cells.percent(one.noise), f"{100 * one.floor:.1f} %", one.series) for one in ordered]
-    return format_table([("noise", "floor", "series"), *rows], right=(0, 1)) + "\n"
+    return format_table([("noise", "floor", "series"), *rows], right_aligned=(0, 1)) + "\n"
 
 
 def told(floors: Sequence[Floor]) -> list[str]:

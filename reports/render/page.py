@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from parbench.bench.text import format_duration, printable
+from parbench.bench.text import escape_unprintable, format_duration
 from parbench.reports.figures.palette import style_sheet
 from parbench.reports.render.data import embedded_json
 from parbench.reports.report import Report, terms
@@ -53,7 +53,7 @@ def _rendered(template: str, **context: Any) -> str:
 
 def _visible(value: object) -> object:
     """Return text with what is not printed written out, such as marks that turn the direction of reading."""
-    return printable(value, "\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+    return escape_unprintable(value, "\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _policy(script: str) -> str:

@@ -10,8 +10,9 @@ from typing import TextIO
 import click
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
+from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import UserError, format_duration, write_whole, writing
+from parbench.bench.text import UserError, format_duration
 from parbench.reports.analysis.several import gather, is_sweep, unfolded
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.render.closing import render_closing
@@ -42,7 +43,7 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
 
         click.echo(FORMATS[form](run), nl=False)
     try:
-        write_whole(path / REPORT, rendered(report, "html"))
+        write_output(path / REPORT, rendered(report, "html"))
     except UserError as error:
         click.echo(f"no report: {error}", err=True)
         code = combine_exit_codes([code, ExitCode.DID_NOT_RUN])
@@ -104,22 +105,22 @@ def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = N
     if target is None:
         click.echo(content, nl=False)
     else:
-        write_whole(target, content)
+        write_output(target, content)
         click.echo(str(target))
     return code
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
     """Write one page of several runs, whole or not at all; a run that cannot be read is told in it."""
-    write_whole(output, rendered(report_of_several(gather(runs)), "html"))
+    write_output(output, rendered(report_of_several(gather(runs)), "html"))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     for name, content in files.items():
         target = folder / name
-        with writing(target.parent, "cannot be made"):
+        with convert_write_errors(target.parent, "cannot be made"):
             target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, content)
+        write_output(target, content)
     return [folder / name for name in files]
 
 

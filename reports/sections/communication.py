@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from parbench.bench.results.fit import Fit, describe_intervals
+from parbench.bench.results.fit import CurveFit, describe_intervals
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import WITHIN_LAUNCH
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.contrasts import (
@@ -184,7 +184,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
 
 def _series_columns(firsts: Sequence[Row]) -> list[Column[Row]]:
     def ranks(row: Row) -> str:
-        return f"{row.world.size} on {counted(row.world.nodes, 'node')}"
+        return f"{row.world.size} on {pluralize(row.world.nodes, 'node')}"
 
     columns = [column for column in communication_columns(firsts) if column.title in IDENTITY[:3]]
     if len({row.world for row in firsts}) > 1:
@@ -229,7 +229,7 @@ def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], cur
     )
 
 
-def _knees(fit: Fit) -> str:
+def _knees(fit: CurveFit) -> str:
     told = (
         f"{cells.quantity(knee, 'B')} [{cells.size(before.last_bytes)}, {cells.size(after.first_bytes)}]"
         for knee, (before, after) in zip(fit.breakpoints, pairwise(fit.segments), strict=True)

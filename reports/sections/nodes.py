@@ -6,7 +6,7 @@ from typing import Any
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.results.stats import median
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.contrasts import Pairs
@@ -111,7 +111,8 @@ def distance_words(matrix: Pairs, nodes: Nodes) -> tuple[str, ...]:
     if not medians:
         return ()
     told = (
-        f"{name} {cells.quantity(rate, 'B/s')} ({counted(len(rates[name]), 'pair')})" for name, rate in medians.items()
+        f"{name} {cells.quantity(rate, 'B/s')} ({pluralize(len(rates[name]), 'pair')})"
+        for name, rate in medians.items()
     )
     (nearest, best), *others = medians.items()
     ratios = [f"{name} runs at {cells.significant(rate / best)} of {nearest}" for name, rate in others]

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_LAUNCH
-from parbench.bench.text import counted, format_duration
+from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.analysis import Analysis, analyse, front_of
 from parbench.reports.analysis.contrasts import settings_words
 from parbench.reports.analysis.findings import look_at_first
@@ -79,8 +79,8 @@ def heading(run: Run, summary: Summary) -> str:
     nodes = sorted({row.world.nodes for row in summary.rows})
     where = f" on {'/'.join(map(str, nodes))} node{'s' * (nodes != [1])}" if nodes else ""
     parts = [
-        f"preset {plan.preset}: {counted(plan.nproc, 'rank')}{where}, {plan.backend}, {plan.device}",
-        counted(plan.launches, "launch"),
+        f"preset {plan.preset}: {pluralize(plan.nproc, 'rank')}{where}, {plan.backend}, {plan.device}",
+        pluralize(plan.launches, "launch"),
         f"host {run.info.host}",
     ]
     # each where it is the same for all ranks and known
@@ -162,7 +162,7 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
         )
     by_case = Counter(record.case.id for record in run.records if record.is_out_of_budget)
     left_out = [
-        f"{launches} of {plan.launches} launches of {counted(cases, 'case')}"
+        f"{launches} of {plan.launches} launches of {pluralize(cases, 'case')}"
         for launches, cases in Counter(by_case.values()).items()
     ]
     if left_out:

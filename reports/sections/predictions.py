@@ -1,11 +1,11 @@
 """The report on predictions: what parbench plan --validate foretold beside what was measured."""
 
-from parbench.bench.files import decode_json, read_file
-from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, Component, Validation
+from parbench.bench.files import convert_read_errors, decode_json, read_file
+from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, ComponentCheck, Validation
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import check_schema
 from parbench.bench.results.stats import WITHIN_LAUNCH
-from parbench.bench.text import UserError, reading
+from parbench.bench.text import UserError
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.report import Column, Section, Table, words
@@ -17,7 +17,7 @@ def predicted_section(found: Analysis) -> Section | None:
     if not file.exists():
         return None
     try:
-        with reading(PLAN_FILE, "is not what parbench plan --validate wrote"):
+        with convert_read_errors(PLAN_FILE, "is not what parbench plan --validate wrote"):
             content = read_file(file)
             check_schema(content, PLAN_FILE, PLAN_SCHEMA)
             told = decode_json(content, Validation)
@@ -43,7 +43,7 @@ def predicted_section(found: Analysis) -> Section | None:
     return _section(table)
 
 
-def _section(*tables: "Table[tuple[str, Component]]", notes: tuple[str, ...] = ()) -> Section:
+def _section(*tables: "Table[tuple[str, ComponentCheck]]", notes: tuple[str, ...] = ()) -> Section:
     return Section(id="predicted", title="Predictions", tables=tables, notes=notes)
 
 
@@ -51,13 +51,13 @@ def _text(value: float | None, unit: str) -> str:
     return cells.duration(value) if unit == "s" else cells.quantity(value, unit)
 
 
-def _measured(one: Component) -> str:
+def _measured(one: ComponentCheck) -> str:
     measured = MetricValue(value=one.measured, unit=one.unit, low=one.low, high=one.high)
     text = cells.compared(measured, lambda value: _text(value, one.unit))
     return f"{text} {WITHIN_LAUNCH}" if one.is_within_launch else text
 
 
-_COLUMNS: "tuple[Column[tuple[str, Component]], ...]" = (
+_COLUMNS: "tuple[Column[tuple[str, ComponentCheck]], ...]" = (
     words("step", lambda row: row[0], "the training step"),
     words("component", lambda row: row[1].name, "what is predicted of it"),
     Column(
@@ -74,7 +74,7 @@ _COLUMNS: "tuple[Column[tuple[str, Component]], ...]" = (
     ),
     Column(
         "error",
-        lambda row: row[1].error_words,
+        lambda row: row[1].error_text,
         lambda row: row[1].error,
         "predicted / measured - 1, and whether the interval of what was measured holds the prediction",
     ),

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
 from parbench.reports.analysis.several import Difference, MatchedCase, NumberedRun, RunSet, Scaled, beside, scaled
@@ -140,7 +140,7 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
         def text(one: OverNodes) -> str:
             return cells.quantity(one.shown(nodes), "B/s" if one.scaled.first.is_communication else "s")
 
-        title = counted(nodes, "node")
+        title = pluralize(nodes, "node")
         told = f"the rate or time on {title}"
         return Column(title, text, lambda one: one.shown(nodes), told)
 
@@ -148,10 +148,9 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
         def share(one: OverNodes) -> float | None:
             return one.scaled.efficiency(nodes) if nodes > min(one.scaled.rows) else None
 
-        told = (
-            f"the speed-up from the fewest nodes of the series to {counted(nodes, 'node')} over what they let hope for"
-        )
-        return number(f"efficiency {counted(nodes, 'node')}", share, cells.percent, told)
+        title = pluralize(nodes, "node")
+        told = f"the speed-up from the fewest nodes of the series to {title} over what they let hope for"
+        return number(f"efficiency {title}", share, cells.percent, told)
 
     counts = sorted({nodes for one in found for nodes in one.scaled.rows})
     each, each_help = cells.formatted("{:g}"), "how many ranks each node had"

@@ -281,7 +281,7 @@ def _memory_over_time(found: Analysis) -> Iterator[Table[Held]]:
                 number("rank", lambda line: line.memory.rank, cells.whole, "the rank that rose highest"),
                 number("rise", lambda line: line.memory.peak[1], cells.num_bytes, highest),
                 number("at", lambda line: line.memory.peak[0] / 1e6, cells.duration, "since the step began"),
-                words("in", lambda line: line.memory.phase_at(line.memory.peak[0]) or "-", "what the step was doing"),
+                words("in", lambda line: line.memory.find_phase(line.memory.peak[0]) or "-", "what the step was doing"),
             ),
             rows=lines,
             figures=lambda: _draw_memory_over_time(lines),

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import difference, length
-from parbench.bench.text import counted, format_size
+from parbench.bench.text import format_size, pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.findings import Finding
 from parbench.reports.analysis.fits import fit_curves
@@ -97,7 +97,7 @@ def _draw(job: Job) -> list[Markup]:
 def _verdict(job: Job) -> Verdict:
     sizes = [rank.source.world_size for rank in job.ranks if rank.source.world_size]
     here, size = len(job.ranks), max(sizes, default=len(job.ranks))
-    told = f"{here} of {size} ranks, {counted(job.steps, 'step')} each"
+    told = f"{here} of {size} ranks, {pluralize(job.steps, 'step')} each"
     if here < size or any(rank.source.notes for rank in job.ranks):
         return Verdict(word="PARTIAL", level="doubtful", told=f"{told}; the notes say what is missing")
     return Verdict(word="COMPLETE", level="good", told=told)

@@ -14,10 +14,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from parbench.bench.files import convert_read_errors
 from parbench.bench.results import traced
 from parbench.bench.results.spans import Span
 from parbench.bench.results.traced import PHASE, STEP, CallFacts, Trace, TraceEvent, operation_of, phases_of
-from parbench.bench.text import UserError, reading
+from parbench.bench.text import UserError
 
 ENDINGS = (".json", ".json.gz")
 _BLOCK = 4 << 20
@@ -110,7 +111,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     """Return the trace files that are named, those of a folder in the order of their names."""
     found: list[Path] = []
     for path in paths:
-        with reading(path):
+        with convert_read_errors(path):
             inside = sorted(one for one in path.iterdir() if one.name.endswith(ENDINGS)) if path.is_dir() else [path]
         if not inside:
             raise UserError(f"{path} holds no trace: allowed are files that end in {' or '.join(ENDINGS)}")
@@ -120,7 +121,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 
 def read_rank(path: Path, place: int = 0) -> RankTrace:
     """Read one rank's file; ``place`` is its rank where neither the file nor its name tells one."""
-    with reading(path, "is no trace of PyTorch's profiler"):
+    with convert_read_errors(path, "is no trace of PyTorch's profiler"):
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is no regular file")
         with path.open("rb") as file:

@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from parbench.bench.files import replace_file
 from parbench.bench.launch.driver import remaining
 from parbench.bench.launch.processes import PARBENCH, describe_exit, die_with_parent
 from parbench.bench.results.records import Record, encode_record, read_records
 from parbench.bench.results.runs import Run, load_run
-from parbench.bench.text import UserError, last_line, listed, replace_file, short_host
+from parbench.bench.text import UserError, format_list, get_last_line, strip_domain
 from parbench.slurm.job.state import State
 from parbench.slurm.sweep.folder import Point, Sweep, plan_path, runs_path
 from parbench.slurm.system import Slurm, SlurmError
@@ -101,7 +102,7 @@ class Child:
     def last_line(self) -> str:
         with self._log.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - 4096, self._first))
-            return last_line(log.read().decode(errors="replace"))
+            return get_last_line(log.read().decode(errors="replace"))
 
 
 def begun_run(folder: Path, point: Point, spoilt: Collection[str]) -> Path | None:
@@ -191,7 +192,7 @@ class DeadNodes:
 
     def __init__(self, slurm: Slurm, environ: Mapping[str, str], host: str | None = None) -> None:
         self._slurm = slurm
-        self._here = short_host(host or socket.gethostname())
+        self._here = strip_domain(host or socket.gethostname())
         self._job = environ.get("SLURM_JOB_ID", "")
         self._dead: dict[str, str] = {}
         self._all: tuple[str, ...] = ()
@@ -207,7 +208,7 @@ class DeadNodes:
         for record in records:
             if record.status == "hang":
                 answering = {rank.host for rank in record.ranks if not rank.is_silent}
-                silent |= {short_host(rank.host) for rank in record.ranks if answering and rank.host not in answering}
+                silent |= {strip_domain(rank.host) for rank in record.ranks if answering and rank.host not in answering}
         states: Mapping[str, str] = {}
         with suppress(SlurmError):
             states = self._slurm.node_states(self._all) if self._all else {}
@@ -215,7 +216,7 @@ class DeadNodes:
         for node in self._all:
             if is_down(states.get(node, "")) or node not in kept:
                 self._dead.setdefault(node, "down")
-            elif short_host(node) in silent - {self._here}:
+            elif strip_domain(node) in silent - {self._here}:
                 self._dead.setdefault(node, "silent")
         return set(self._dead)
 
@@ -239,5 +240,5 @@ class DeadNodes:
         told = []
         for how, one, several in (("down", "is down", "are down"), ("silent", "gives no answer", "give no answer")):
             names = [node for node in self._dead if self._dead[node] == how]
-            told += [f"{listed(names, 'and')} {several if len(names) > 1 else one}"] if names else []
+            told += [f"{format_list(names, 'and')} {several if len(names) > 1 else one}"] if names else []
         return " and ".join(told)

@@ -11,8 +11,7 @@ from typing import Literal
 import msgspec
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.files import decode_json, read_file
-from parbench.bench.text import reading, write_whole
+from parbench.bench.files import convert_read_errors, decode_json, read_file, write_output
 from parbench.slurm.sweep.folder import Point
 
 State = Literal["started", "done", "failed", "interrupted", "postponed", "lost-node"]
@@ -42,7 +41,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_state(folder: Path, point_id: str, state: SavedState) -> None:
     """Save a state; it is on disk before this returns. UserError if the disk does not take it."""
-    write_whole(folder / FOLDER / f"{point_id}.json", msgspec.json.encode(state))
+    write_output(folder / FOLDER / f"{point_id}.json", msgspec.json.encode(state))
 
 
 def read_states(folder: Path, points: Iterable[Point]) -> dict[str, SavedState]:
@@ -50,7 +49,7 @@ def read_states(folder: Path, points: Iterable[Point]) -> dict[str, SavedState]:
     states = {}
     for point in points:
         file = folder / FOLDER / f"{point.id}.json"
-        with reading(file):
+        with convert_read_errors(file):
             if file.exists():
                 states[point.id] = decode_json(read_file(file), SavedState)
     return states

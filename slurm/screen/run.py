@@ -14,7 +14,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.samples import load_rank_samples, samples_name
 from parbench.bench.results.stats import median
-from parbench.bench.text import UserError, last_line, parse_duration, short_host
+from parbench.bench.text import UserError, get_last_line, parse_duration, strip_domain
 from parbench.slurm.screen.fit import Exchange
 
 _CHECK_BUDGET = "40s"
@@ -134,7 +134,7 @@ def name_node(host: str, nodes: Sequence[str]) -> str:
     """Return Slurm's name of a host: the same name, or the only one that is equal without domains."""
     if host in nodes:
         return host
-    matches = [node for node in nodes if short_host(node) == short_host(host)]
+    matches = [node for node in nodes if strip_domain(node) == strip_domain(host)]
     return matches[0] if len(matches) == 1 else host
 
 
@@ -219,7 +219,7 @@ def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> 
         seconds = parse_duration(_CHECK_BUDGET) + OVERHEAD_SECONDS
         try:
             done = subprocess.run([*command, "--out", str(out)], env=environ, capture_output=True, timeout=seconds)
-            problem = last_line(done.stderr.decode(errors="replace"))
+            problem = get_last_line(done.stderr.decode(errors="replace"))
         except subprocess.TimeoutExpired:
             problem = f"no answer within {seconds:.0f} s"
         return compare_hosts([_answer(node, Path(folder), problem) for node in nodes])

@@ -10,7 +10,7 @@ from parbench.bench.check.hosts import HostResult
 from parbench.bench.check.hosts import render as render_check
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.launch.processes import PARBENCH
-from parbench.bench.text import UserError, counted, format_table, parse_duration, parse_size
+from parbench.bench.text import UserError, format_table, parse_duration, parse_size, pluralize
 from parbench.slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
 from parbench.slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
 from parbench.slurm.system import SLURM, Slurm, format_limit
@@ -93,11 +93,11 @@ def screening(
         return Verdict(nodes=names, verdict=word, factor=factor, low=low, high=high, evidence=evidence)
 
     def met(effect: Effect) -> str:
-        return f"with {', '.join(hosts[rank] for rank in effect.partners)} in {counted(effect.turns, 'exchange')}"
+        return f"with {', '.join(hosts[rank] for rank in effect.partners)} in {pluralize(effect.turns, 'exchange')}"
 
     def of_suspect(effect: Effect, alone: Effect | None) -> Verdict:
         is_node, again = len(effect.ranks) == 1, confirmed_effects.get(effect.ranks)
-        others = f"in {counted(effect.turns, 'exchange')} beyond what either node is with others"
+        others = f"in {pluralize(effect.turns, 'exchange')} beyond what either node is with others"
         looked = f"{effect.factor:.2f}x {met(effect) if is_node else others}"
         if confirmed is None:
             return verdict(effect.ranks, "unconfirmed", effect, f"{looked}; not measured again")

@@ -16,7 +16,7 @@ from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import Entry, Plan
-from parbench.bench.text import UserError, counted, did_you_mean, listed, one_of
+from parbench.bench.text import UserError, format_choices, format_list, pluralize, suggest_similar
 from parbench.slurm.sweep.folder import Distribution, Point
 from parbench.slurm.sweep.sweepfile import SweepFile, at
 
@@ -102,8 +102,10 @@ def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[D
     elif name in SHAPE:
         allowed = get_args(Distribution) if name == "distribution" else tuple(file.environment) or ("",)
         if value not in allowed:
-            choices = listed(allowed) if any(allowed) else "one of the tables [environment.NAME], and there is none"
-            raise UserError(f"{name} = {value!r} is not allowed: it is {choices}{did_you_mean(str(value), allowed)}")
+            choices = (
+                format_list(allowed) if any(allowed) else "one of the tables [environment.NAME], and there is none"
+            )
+            raise UserError(f"{name} = {value!r} is not allowed: it is {choices}{suggest_similar(str(value), allowed)}")
     else:
         _check_parameter(name, str(value), file, catalogue)
 
@@ -111,12 +113,12 @@ def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[D
 def _check_parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[Definition]) -> None:
     """Refuse what is not one value of a parameter of the cases."""
     if not file.case:
-        raise UserError(f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {listed(SHAPE)}")
+        raise UserError(f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {format_list(SHAPE)}")
     definitions = select(catalogue, [case.name for case in file.case])
     params = {param.name: param for definition in definitions for param in definition.params}
     if name not in params:
         known = (*SHAPE, *sorted(params))
-        raise UserError(f"{name!r} is not a parameter of the cases; there are {one_of(known, name)}")
+        raise UserError(f"{name!r} is not a parameter of the cases; there are {format_choices(known, name)}")
     for index, case in enumerate(file.case):
         if name in case.set:
             raise UserError(f"{name!r} is set in $.case[{index}] too; leave out one of them")
@@ -176,10 +178,10 @@ def _check_exclusion(excluded: Mapping[str, set[str]], points: Sequence[Combinat
     """Raise UserError for a key or a value that no point has."""
     for name, values in excluded.items():
         if name not in points[0]:
-            raise UserError(f"{name!r} is not a key of the points; allowed are {one_of(points[0], name)}")
+            raise UserError(f"{name!r} is not a key of the points; allowed are {format_choices(points[0], name)}")
         known = dict.fromkeys(point[name] for point in points)
         for value in sorted(values - known.keys()):
-            raise UserError(f"no point has {name} = {value}; allowed are {one_of(known, value)}")
+            raise UserError(f"no point has {name} = {value}; allowed are {format_choices(known, value)}")
 
 
 Bases = list[tuple[Entry, set[str]]]
@@ -200,7 +202,7 @@ def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combina
         cases.append(Entry(name=entry.name, set={**entry.set, **own}))
     return Point(
         id="",
-        label=", ".join([f"{counted(int(nodes), 'node')} x {tasks}", *words]),
+        label=", ".join([f"{pluralize(int(nodes), 'node')} x {tasks}", *words]),
         nodes=int(nodes),
         ntasks_per_node=int(tasks),
         distribution=cast(Distribution, distribution),

@@ -15,10 +15,17 @@ from typing import Literal
 
 import msgspec
 
-from parbench.bench.files import decode_json, encode_json, read_file
+from parbench.bench.files import (
+    convert_out_errors,
+    convert_read_errors,
+    decode_json,
+    encode_json,
+    read_file,
+    replace_file,
+)
 from parbench.bench.plan.plan import Entry, FileCase, PlanFile
 from parbench.bench.results.records import check_schema
-from parbench.bench.text import UserError, reading, replace_file, storing
+from parbench.bench.text import UserError
 
 SCHEMA = 1
 Mode = Literal["one", "array"]
@@ -98,7 +105,7 @@ def create_folder(out: Path, name: str) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = out.absolute() / f"{stamp}-{slug(name)}-{secrets.token_hex(3)}"
     try:
-        with storing(f"out = {str(out)!r} cannot hold a sweep"):
+        with convert_out_errors(f"out = {str(out)!r} cannot hold a sweep"):
             path.mkdir(parents=True)
             for folder in FOLDERS:
                 (path / folder).mkdir()
@@ -115,7 +122,7 @@ def slug(name: str) -> str:
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
     """Write ``sweep.json`` and the plan file of every point; ``UserError`` if the folder does not take them."""
-    with storing(f"{folder} cannot be written"):
+    with convert_out_errors(f"{folder} cannot be written"):
         for point in sweep.points:
             replace_file(plan_path(folder, point.id), encode_json(plan_of(sweep, point)))
         replace_file(folder / _SWEEP, encode_json(sweep))
@@ -127,7 +134,7 @@ def load_sweep(folder: Path) -> Sweep:
     if not file.exists():
         found = f"{folder} is no sweep: it holds no readable {_SWEEP}"
         raise UserError(found if folder.exists() else f"no such folder: {folder}")
-    with reading(file):
+    with convert_read_errors(file):
         content = read_file(file)
         check_schema(content, str(file), SCHEMA)
         return decode_json(content, Sweep)
@@ -135,7 +142,7 @@ def load_sweep(folder: Path) -> Sweep:
 
 def append_job(folder: Path, job: Job) -> None:
     """Append a job that Slurm has taken, at once and durably: the sweep must know its own jobs."""
-    with storing(f"{folder / _JOBS} cannot be written"), (folder / _JOBS).open("a+b") as file:
+    with convert_out_errors(f"{folder / _JOBS} cannot be written"), (folder / _JOBS).open("a+b") as file:
         file.seek(-1 if file.tell() else 0, os.SEEK_END)
         cut_short = file.read(1) not in (b"", b"\n")
         file.write(b"\n" * cut_short + msgspec.json.encode(job) + b"\n")
@@ -146,7 +153,7 @@ def append_job(folder: Path, job: Job) -> None:
 def load_jobs(folder: Path) -> tuple[Job, ...]:
     """Return the jobs submitted for a sweep, oldest first; a line cut short by a kill is passed over."""
     file = folder / _JOBS
-    with reading(file):
+    with convert_read_errors(file):
         lines = read_file(file).splitlines() if file.exists() else []
         return tuple(decode_json(line, Job) for line in lines if line.endswith(b"}"))
 

@@ -12,18 +12,18 @@ from pathlib import Path
 import click
 import msgspec
 
+from parbench.bench.files import convert_write_errors
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.results.runs import utc_now
 from parbench.bench.text import (
     UserError,
-    counted,
-    did_you_mean,
     format_duration,
+    format_list,
     format_table,
-    listed,
     parse_duration,
-    writing,
+    pluralize,
+    suggest_similar,
 )
 from parbench.slurm.job.state import FINAL
 from parbench.slurm.sweep import folder as folders
@@ -126,7 +126,7 @@ def estimate(points: Sequence[Point], mode: folders.Mode) -> str:
         num_jobs, node_seconds = 1, max(sizes) * seconds
     else:
         num_jobs, node_seconds = len(sizes), sum(point.nodes * point.seconds for point in points)
-    jobs = f"{counted(len(points), 'point')} in {counted(num_jobs, 'job')}"
+    jobs = f"{pluralize(len(points), 'point')} in {pluralize(num_jobs, 'job')}"
     return f"{jobs}, about {about(seconds)}, {node_seconds / 3600:.2g} node-hours"
 
 
@@ -139,7 +139,7 @@ def about(seconds: float) -> str:
 
 def table(points: Sequence[Point]) -> str:
     rows = [(one.id, one.label, about(one.seconds), f"{one.nodes * one.seconds / 3600:.2g}") for one in points]
-    return format_table([("point", "label", "time", "node-hours"), *rows], right=(2, 3))
+    return format_table([("point", "label", "time", "node-hours"), *rows], right_aligned=(2, 3))
 
 
 def submit(
@@ -173,7 +173,7 @@ def submit(
     wanted = batches(sweep)
     if dry_run:
         click.echo(f"\n{script_text(sweep, parent.absolute() / f'UTC-{folders.slug(sweep.name)}-HEX', wanted[0])}")
-        more = f"; {counted(len(wanted) - 1, 'script')} more, of the same form" if len(wanted) > 1 else ""
+        more = f"; {pluralize(len(wanted) - 1, 'script')} more, of the same form" if len(wanted) > 1 else ""
         click.echo(f"dry run: nothing was submitted{more}")
         return 0
     folder = folders.create_folder(parent, sweep.name)
@@ -184,7 +184,7 @@ def submit(
         if not folders.load_jobs(folder):
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    sent = (f"job {job.id}: {counted(len(job.points), 'point')} on {counted(job.nodes, 'node')}" for job in jobs)
+    sent = (f"job {job.id}: {pluralize(len(job.points), 'point')} on {pluralize(job.nodes, 'node')}" for job in jobs)
     click.echo("\n".join(sent))
     if wait:
         return follow(folder)
@@ -220,7 +220,7 @@ def fit_partition(sweep: Sweep, partitions: Sequence[Partition]) -> tuple[Sweep,
     Only a time that the user asked for is refused: a job of estimated length that is cut short queues itself again.
     """
     chosen = _chosen(sweep.partition, partitions)
-    names = listed(partition.name for partition in chosen)
+    names = format_list(partition.name for partition in chosen)
     nodes = max(partition.nodes for partition in chosen)
     limit = max(partition.limit_seconds for partition in chosen)
     wanted = max(point.nodes for point in sweep.points)
@@ -244,14 +244,14 @@ def fit_partition(sweep: Sweep, partitions: Sequence[Partition]) -> tuple[Sweep,
 def _chosen(name: str | None, partitions: Sequence[Partition]) -> list[Partition]:
     """Return the partitions that a job may run in: those named, the default without a name."""
     by_name = {partition.name: partition for partition in partitions}
-    there_are = f"there are {listed(by_name) if by_name else 'none'}"
+    there_are = f"there are {format_list(by_name) if by_name else 'none'}"
     if name is None:
         if default := [partition for partition in partitions if partition.is_default]:
             return default
         raise UserError(f"$.slurm.partition is missing, and Slurm has no default: {there_are}")
     for one in name.split(","):
         if one not in by_name:
-            hint = did_you_mean(one, by_name)
+            hint = suggest_similar(one, by_name)
             raise UserError(f"$.slurm.partition: no partition is named {one!r}: {there_are}{hint}")
     return [by_name[one] for one in name.split(",")]
 
@@ -260,7 +260,7 @@ def too_long(sweep: Sweep) -> list[str]:
     """Say which points may never fit into the time that jobs are given; such a point is postponed, not begun."""
     given = sweep.time_seconds or math.inf
     if found := [point.seconds for point in sweep.points if point.seconds > given]:
-        points = f"{counted(len(found), 'point')} of up to {about(max(found))}"
+        points = f"{pluralize(len(found), 'point')} of up to {about(max(found))}"
         return [f"{points} may not fit into jobs of {about(given)}, and would be postponed"]
     return []
 
@@ -271,7 +271,7 @@ def send(sweep: Sweep, folder: Path, wanted: Sequence[Batch], slurm: Slurm) -> t
     try:
         for batch in wanted:
             script = folder / "scripts" / f"{batch.stem}.sh"
-            with writing(script):
+            with convert_write_errors(script):
                 script.write_text(script_text(sweep, folder, batch), encoding="utf-8")
             job = Job(
                 id=slurm.sbatch(script),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.files import (
-    MAX_BYTES,
-    file_name,
+    MAX_FILE_BYTES,
+    make_file_name,
     read_file,
     read_lines,
     read_rows,
@@ -21,7 +21,7 @@ def test_read_file_refuses_more_than_the_maximum_size(tmp_path: Path) -> None:
     file.write_bytes(b"content")
     assert read_file(file) == b"content"
     with file.open("wb") as sparse_file:
-        sparse_file.truncate(MAX_BYTES + 1024)
+        sparse_file.truncate(MAX_FILE_BYTES + 1024)
     message = usage_error(read_file, file)
     assert str(file) in message
     assert "1048577K" in message
@@ -35,12 +35,12 @@ def test_read_lines_omits_a_line_that_was_cut_short(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["3f0a", "20260102T030405Z-node1-1a2b3c", "a.b_c-d"])
 def test_file_name_keeps_plain_text(text: str) -> None:
-    assert file_name(text) == text
+    assert make_file_name(text) == text
 
 
 def test_file_name_leads_to_no_other_folder() -> None:
     texts = ("", ".", "..", "../x", "/etc/x", "a/b", "a\n", "x" * 101, "-o", ".hidden", "é")
-    names = {file_name(text) for text in texts}
+    names = {make_file_name(text) for text in texts}
     assert len(names) == len(texts)
     for name in names:
         assert len(name) == 12

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parbench.bench.files import replace_file
 from parbench.bench.plan.cases import Definition
 from parbench.bench.plan.params import Kind, Param, Value
 from parbench.bench.plan.plan import parse_fault
 from parbench.bench.text import (
-    did_you_mean,
     format_duration,
     format_size,
     parse_duration,
     parse_link,
     parse_size,
     parse_sizes,
-    replace_file,
+    suggest_similar,
 )
 from tests.support.refusals import usage_error
 
@@ -247,9 +247,9 @@ def test_definition_fills_in_defaults() -> None:
 # --- words, tables and files ---
 
 
-def test_did_you_mean_suggests_close_words() -> None:
-    assert "'blocking'" in did_you_mean("blockin", ("blocking", "pipelined"))
-    assert did_you_mean("xyz", ("blocking", "pipelined")) == ""
+def test_suggest_similar_names_close_words() -> None:
+    assert "'blocking'" in suggest_similar("blockin", ("blocking", "pipelined"))
+    assert suggest_similar("xyz", ("blocking", "pipelined")) == ""
 
 
 def test_replace_file_leaves_no_partial_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from parbench.bench.rank.runner import load_target
-from parbench.bench.results.details import STATE
+from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.world import World
 from parbench.workloads.catalogue import STRATEGIES
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
@@ -136,7 +136,7 @@ def count_on_rank(
     with mock.patch.object(memory, "peak_during", lambda run, device: run()):
         counted = count_memory(step, world)
     step.close()
-    return sent, {name: counted[name] for name in (*STATE, "activations")}
+    return sent, {name: counted[name] for name in (*STATE_COMPONENTS, "activations")}
 
 
 def count_memory(step: TrainingStep, world: World) -> BytesByComponent:
@@ -172,7 +172,7 @@ class Comparison:
     def kind(self) -> str:
         if self.name.startswith("bytes"):
             return "bytes"
-        return "state" if self.name in STATE else "activations"
+        return "state" if self.name in STATE_COMPONENTS else "activations"
 
     @property
     def is_missed(self) -> bool:

@@ -121,7 +121,7 @@ def main() -> int:
             late = compute_median(process_samples, resource, LATE_PART)
             rows.append((name, resource, f"{early:.0f}", f"{late:.0f}"))
             has_grown = has_grown or late - early > limit
-    print(format_table(rows, right=(2, 3)))
+    print(format_table(rows, right_aligned=(2, 3)))
     print(f"exit code {exit_code}")
     return int(has_grown or exit_code != 0)
 

@@ -171,9 +171,9 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _attention(plan: ContextPlan, at: Position, attention: str, kernel: Kernel) -> details.Attention:
+def _attention(plan: ContextPlan, at: Position, attention: str, kernel: Kernel) -> details.AttentionDetails:
     shape = at.spec.shape
-    return details.Attention(
+    return details.AttentionDetails(
         method=plan.method,
         mask=plan.mask,
         token_order=plan.order,

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from parbench.bench.plan.groups import INSIDE
 from parbench.bench.plan.params import Value
-from parbench.bench.text import UserError, did_you_mean, listed
+from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.mesh import axes
 from parbench.workloads.mesh.axes import along, coordinate_of, multiplied, size_of
@@ -223,8 +223,8 @@ class StepSpec:
         """Return it with ``none``, ``selective``, ``full``, or ``full:K``, which is one layer in K."""
         how, _, every = text.partition(":")
         if how not in shapes.CHECKPOINTINGS or (every and (how != "full" or not every.isdecimal() or not int(every))):
-            words = listed((*shapes.CHECKPOINTINGS, "full:K"))
-            raise UserError(f"checkpointing {text!r} is not {words}{did_you_mean(how, shapes.CHECKPOINTINGS)}")
+            words = format_list((*shapes.CHECKPOINTINGS, "full:K"))
+            raise UserError(f"checkpointing {text!r} is not {words}{suggest_similar(how, shapes.CHECKPOINTINGS)}")
         return replace(self, checkpointing=how, every=int(every or 1))
 
     def on(self, mesh: Mapping[str, int], **more: Any) -> "StepSpec":

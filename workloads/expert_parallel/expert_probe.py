@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parbench.bench.results.details import Loads
+from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.metrics import MetricValue, value, values
 from parbench.bench.results.spans import break_down
 from parbench.bench.results.stats import mean_of
@@ -183,7 +183,9 @@ class ExpertProbe:
             metrics["imbalance_time"] = value("imbalance_time", 0.0, "routing is balanced")
         if exposed := [one.exposed_seconds for one in told if one.exposed_seconds]:
             metrics |= values({"exposed_comm.ep": cross_fitted(exposed)}, "traced steps")
-        loads = Loads(expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep), claim=self.claim)
+        loads = ExpertLoadDetails(
+            expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep), claim=self.claim
+        )
         return Explanation(metrics=metrics, details=loads.as_details, notes=self.notes)
 
     def _flights(self, routed: Sequence[Routed], rank: int) -> list[Sent]:

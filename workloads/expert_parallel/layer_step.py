@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
-from parbench.bench.results.details import Mesh
+from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.step_spec import StepSpec
@@ -58,7 +58,7 @@ class Scope:
             "tokens_per_rank": self._num_tokens,
             "slots": self.moe.slots(self._num_tokens),
             "expert_ffn": self.moe.expert_ffn,
-            **Mesh(axes={name: {"ranks": group.size()} for name, group in self._axes.groups.items()}).as_details,
+            **MeshDetails(axes={name: {"ranks": group.size()} for name, group in self._axes.groups.items()}).as_details,
         }
         return Description(headline="step_time", details=details)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from parbench.bench.text import UserError, one_of
+from parbench.bench.text import UserError, format_choices
 
 NOWHERE = -1
 """The expert of a token that no rank computes."""
@@ -53,7 +53,7 @@ def parse_routing(text: str) -> tuple[str, float]:
     """Return name and strength of ``NAME`` or ``NAME:STRENGTH``; raise ``UserError`` for anything else."""
     name, colon, number = text.partition(":")
     if name not in NAMES:
-        raise UserError(f"routing = {text!r} is not known: routing is {one_of(NAMES, name)}")
+        raise UserError(f"routing = {text!r} is not known: routing is {format_choices(NAMES, name)}")
     if not colon:
         return name, _DEFAULT_STRENGTH.get(name, 0.0)
     if name in (ROUTER, BALANCED):

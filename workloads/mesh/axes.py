@@ -15,7 +15,7 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.groups import INSIDE, parse_mesh
 from parbench.bench.plan.params import Param, choice
-from parbench.bench.text import UserError, one_of
+from parbench.bench.text import UserError, format_choices
 from parbench.workloads.context_parallel.context_case import ORDER_OF, indivisible
 from parbench.workloads.expert_parallel.routing import NAMES as ROUTINGS
 from parbench.workloads.expert_parallel.routing import ROUTER
@@ -131,7 +131,7 @@ def expert_copies(mesh: Mesh) -> list[list[int]]:
 def refuse_axes(mesh: Mesh, world: int) -> str | None:
     for name, size in mesh.items():
         if name not in AXES:
-            return f"mesh axis {name!r} is not {one_of(AXES, name)}"
+            return f"mesh axis {name!r} is not {format_choices(AXES, name)}"
         if size < 1:
             return f"{name}({size}) < 1"
     axes = multiplied(mesh) or {"dp": 1}
@@ -151,7 +151,7 @@ def refuse_sequence(shape: Shape, mesh: Mesh, *, cp_method: str = "ring") -> str
     """Refuse tokens that do not divide: over ``cp`` as its method deals them out, and what it leaves over ``tp``."""
     cp, tp = mesh.get("cp", 1), mesh.get("tp", 1)
     if cp_method not in CP_METHODS:
-        return f"cp method {cp_method!r} is not {one_of(CP_METHODS, cp_method)}"
+        return f"cp method {cp_method!r} is not {format_choices(CP_METHODS, cp_method)}"
     if cp > 1 and (reason := indivisible(CP_METHODS[cp_method], shape.sequence, cp)):
         return reason
     if cp > 1 and cp_method == "ulysses":

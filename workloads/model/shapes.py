@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from parbench.bench.plan.params import Param, Value, choice
-from parbench.bench.text import UserError, one_of, parse_duration
+from parbench.bench.text import UserError, format_choices, parse_duration
 
 Recipe = Literal["gpt", "llama"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -226,10 +226,10 @@ class Widths:
             kind, _, dtype = part.partition("=")
             kinds = [one.name for one in fields(Widths)]
             if kind not in kinds:
-                raise UserError(f"--state {part!r}: {kind!r} is not {one_of(kinds, kind)}")
+                raise UserError(f"--state {part!r}: {kind!r} is not {format_choices(kinds, kind)}")
             dtypes = {**DTYPES, **({"none": 0} if kind == "master" else {})}
             if dtype not in dtypes:
-                raise UserError(f"--state {part!r}: {dtype!r} is not {one_of(dtypes, dtype)}")
+                raise UserError(f"--state {part!r}: {dtype!r} is not {format_choices(dtypes, dtype)}")
             found[kind] = dtypes[dtype]
         return replace(otherwise, **found)
 

@@ -8,7 +8,13 @@ from statistics import fmean, median
 from typing import TypeVar
 
 from parbench.bench.results import details
-from parbench.bench.results.details import CAUSES, Action, ActionKind, Cause, Simulated
+from parbench.bench.results.details import (
+    IDLE_CAUSES,
+    Action,
+    ActionKind,
+    IdleCause,
+    SimulatedSchedule,
+)
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel import schedules
 from parbench.workloads.pipeline_parallel.pipeline_case import layers_of_stages
@@ -113,8 +119,8 @@ def fraction_of(bubble_seconds: float, microbatches: int, f: float, i: float, w:
     return bubble_seconds / (bubble_seconds + microbatches * (f + i + w))
 
 
-def facts_of(schedule: Schedule) -> details.Pipeline:
-    return details.Pipeline(
+def facts_of(schedule: Schedule) -> details.PipelineDetails:
+    return details.PipelineDetails(
         schedule=schedule.name,
         ranks=schedule.ranks,
         microbatches=schedule.microbatches,
@@ -123,10 +129,10 @@ def facts_of(schedule: Schedule) -> details.Pipeline:
     )
 
 
-def rows_of(timeline: Timeline) -> details.Timeline:
+def rows_of(timeline: Timeline) -> details.PipelineTimeline:
     """Return each rank's actions with their starts and stops in microseconds."""
     return tuple(
-        tuple(details.Ran(str(ran.action), as_us(ran.start), as_us(ran.stop)) for ran in timeline.of(rank))
+        tuple(details.TimedAction(str(ran.action), as_us(ran.start), as_us(ran.stop)) for ran in timeline.of(rank))
         for rank in range(timeline.ranks)
     )
 
@@ -135,7 +141,7 @@ def as_us(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-def split_idle(measured: Timeline, schedule: Schedule, latency: Latency) -> dict[Cause, float]:
+def split_idle(measured: Timeline, schedule: Schedule, latency: Latency) -> dict[IdleCause, float]:
     """Return the measured idle seconds by cause, mean per rank; they sum to all of it by construction.
 
     schedule is the idle time of a simulation in which every action takes the mean of its kind; imbalance is what the
@@ -143,10 +149,10 @@ def split_idle(measured: Timeline, schedule: Schedule, latency: Latency) -> dict
     A cause that made a rank wait less than the ones before it is negative.
     """
     idle = [each.idle / measured.ranks for each in (*_models(measured, schedule, latency), measured)]
-    return {cause: there - before for cause, before, there in zip(CAUSES, [0.0, *idle[:-1]], idle, strict=True)}
+    return {cause: there - before for cause, before, there in zip(IDLE_CAUSES, [0.0, *idle[:-1]], idle, strict=True)}
 
 
-def shade(measured: Timeline, schedule: Schedule, latency: Latency) -> list[tuple[int, float, float, Cause]]:
+def shade(measured: Timeline, schedule: Schedule, latency: Latency) -> list[tuple[int, float, float, IdleCause]]:
     """Return every gap of every rank, from the first start to the last stop of all, cut into causes.
 
     Each piece is a rank, a start and a stop in the timeline's own seconds, and why nothing runs.
@@ -155,11 +161,11 @@ def shade(measured: Timeline, schedule: Schedule, latency: Latency) -> list[tupl
     a gap too short for what a model expects has no negative part.
     """
     models = _models(measured, schedule, latency)
-    shades: list[tuple[int, float, float, Cause]] = []
+    shades: list[tuple[int, float, float, IdleCause]] = []
     for rank in range(measured.ranks):
         for (start, end), *expected in zip(*(_gaps(each, rank) for each in (measured, *models)), strict=True):
             begin = start
-            for cause, (expected_start, expected_stop) in zip(CAUSES, [*expected, (0.0, inf)], strict=True):
+            for cause, (expected_start, expected_stop) in zip(IDLE_CAUSES, [*expected, (0.0, inf)], strict=True):
                 stop = min(end, begin + max(0.0, expected_stop - expected_start))
                 if stop > start:
                     shades.append((rank, start, stop, cause))
@@ -253,7 +259,7 @@ def shares_of(timelines: Sequence[Timeline], chunks: int) -> Shares:
 
 def compare(
     schedule: Schedule, shares: Shares, *, layers: int, layer_bytes: float, latency: float, outside: float
-) -> tuple[Simulated, ...]:
+) -> tuple[SimulatedSchedule, ...]:
     """Return what could run in place of ``schedule``, each with its default chunks, the fastest first.
 
     A message takes ``latency`` seconds, what is around the pipeline ``outside`` seconds; ``layer_bytes`` are a layer's
@@ -261,17 +267,17 @@ def compare(
     """
     ranks, microbatches = schedule.ranks, schedule.microbatches
 
-    def line(name: str) -> Simulated:
+    def line(name: str) -> SimulatedSchedule:
         chunks = default_chunks(name)
         try:
             other = make_schedule(name, ranks=ranks, microbatches=microbatches)
             counts = layers_of_stages(layers, other.num_stages)
         except UserError as error:
-            return Simulated(schedule=name, chunks=chunks, measured=False, why_not=str(error))
+            return SimulatedSchedule(schedule=name, chunks=chunks, measured=False, why_not=str(error))
         of_rank: dict[ActionKind, float] = {"F": shares.f, "I": shares.i, "W": shares.w, "B": shares.i + shares.w}
         timeline = simulate(other, lambda action: of_rank[action.kind] / chunks, lambda *link: latency)
         held = max(peak_held(other, rank, lambda stage: 1) for rank in range(ranks))
-        return Simulated(
+        return SimulatedSchedule(
             schedule=name,
             chunks=chunks,
             measured=False,

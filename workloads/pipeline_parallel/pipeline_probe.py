@@ -141,7 +141,7 @@ class PipelineProbe:
         notes = (_HALVES,) if shares.assumed_halves else ()
         return Explanation(metrics=metrics, details=facts.as_details, notes=notes)
 
-    def _facts(self, told: Sequence[Seen]) -> details.Pipeline:
+    def _facts(self, told: Sequence[Seen]) -> details.PipelineDetails:
         schedule, at = self.look.schedule, self.look.at
         boundaries = [
             {"from": rank, "to": call.peer, "expected_bytes": int(call.sent), "sent_bytes": one.sent_to.get(call.peer)}
@@ -266,7 +266,9 @@ def _in_flight(schedule: Schedule) -> tuple[float, ...]:
     return tuple(peak_held(schedule, rank, lambda stage: 1 / schedule.chunks) for rank in range(schedule.ranks))
 
 
-def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency, clock: Clock) -> details.Pipeline:
+def with_timelines(
+    facts: details.PipelineDetails, steps: Steps, latency: Latency, clock: Clock
+) -> details.PipelineDetails:
     """Add the clock of the measured step, it and the predicted one and each gap's cause unless that is too much."""
     middle, doubt = steps.middle, clock.uncertainty_ns / 1e9 + steps.uncertainty_seconds
     facts = replace(facts, clock=clock.method, clock_uncertainty_seconds=doubt)
@@ -277,7 +279,7 @@ def with_timelines(facts: details.Pipeline, steps: Steps, latency: Latency, cloc
         facts,
         measured=rows_of(middle),
         predicted=rows_of(bubbles.predicted(middle, steps.schedule)),
-        idle=tuple(details.Idle(rank, as_us(start), as_us(stop), cause) for rank, start, stop, cause in shades),
+        idle=tuple(details.IdleSpan(rank, as_us(start), as_us(stop), cause) for rank, start, stop, cause in shades),
     )
 
 

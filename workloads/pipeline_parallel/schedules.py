@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, cast
 
 from parbench.bench.results.details import Action, ActionKind
-from parbench.bench.text import UserError, one_of
+from parbench.bench.text import UserError, format_choices
 
 Actions = tuple[Action, ...]
 Order = tuple[Actions, ...]  # by rank
@@ -233,7 +233,7 @@ NAMES = tuple(_FAMILIES)
 
 def _family(name: str) -> _Family:
     if name not in _FAMILIES:
-        raise UserError(f"schedule({name}) is not {one_of(NAMES, name)}")
+        raise UserError(f"schedule({name}) is not {format_choices(NAMES, name)}")
     return _FAMILIES[name]
 
 

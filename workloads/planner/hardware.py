@@ -14,7 +14,7 @@ import msgspec
 
 from parbench.bench.files import read_toml
 from parbench.bench.limits import Ranks
-from parbench.bench.text import UserError, did_you_mean, listed, one_of
+from parbench.bench.text import UserError, format_choices, format_list, suggest_similar
 from parbench.workloads.step.peaks import datasheet_peak
 
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
@@ -47,7 +47,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         for name in self.overlap:
             if name not in HIDEABLE:
-                raise ValueError(f"overlap of {name!r} is not of {one_of(HIDEABLE, name)}")
+                raise ValueError(f"overlap of {name!r} is not of {format_choices(HIDEABLE, name)}")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,6 +139,6 @@ def hardware_of(text: str) -> Hardware:
         path = Path(text)
         return read_toml(path, "hardware file", Hardware, name=path.stem, source=text)
     if text.lower() not in PRESETS:
-        hint = did_you_mean(text.lower(), PRESETS)
-        raise UserError(f"hardware {text!r} is not {listed(PRESETS)}, nor a file ending in .toml{hint}")
+        hint = suggest_similar(text.lower(), PRESETS)
+        raise UserError(f"hardware {text!r} is not {format_list(PRESETS)}, nor a file ending in .toml{hint}")
     return PRESETS[text.lower()]

@@ -25,7 +25,7 @@ from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.placement import Place
 
 if TYPE_CHECKING:
-    from parbench.bench.results.fit import Fit
+    from parbench.bench.results.fit import CurveFit
 
 # what stands in for an operation that a run did not measure: the same bytes over the same links
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
@@ -117,7 +117,7 @@ class Curve:
 
     op: str
     ranks: int
-    fit: "Fit"
+    fit: "CurveFit"
     smallest: int
     largest: int
     inside: bool | None = None
@@ -128,10 +128,8 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
 
     ``grouped`` takes those of the ranks of each node and of one rank of each as well, and tells where each is.
     """
-    from parbench.bench.results.fit import (  # imports numpy, which a plan from declared hardware does not need
-        Point,
-        fit,
-    )
+    # It imports numpy and scipy, which a plan from declared hardware does not need.
+    from parbench.bench.results.fit import CurvePoint, fit_curve
 
     times: dict[tuple[str, int, bool | None], dict[int, list[float]]] = {}
     for record in run.records:
@@ -147,7 +145,7 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
             by_size.setdefault(_size_of(record), []).append(time.value)
     found = []
     for (op, ranks, inside), by_size in times.items():
-        fitted = fit([Point(size_bytes=size, seconds=median(values)) for size, values in by_size.items()])
+        fitted = fit_curve([CurvePoint(size_bytes=size, seconds=median(values)) for size, values in by_size.items()])
         if fitted is not None:
             sizes = {"smallest": min(by_size), "largest": max(by_size)}
             found.append(Curve(op=op, ranks=ranks, fit=fitted, inside=inside, **sizes))

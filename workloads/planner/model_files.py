@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from parbench.bench.files import decode_json, read_text, read_toml
-from parbench.bench.text import UserError, did_you_mean, listed, reading
+from parbench.bench.files import convert_read_errors, decode_json, read_text, read_toml
+from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
 from parbench.workloads.expert_parallel.routing import BALANCED
@@ -191,14 +191,14 @@ class _Keys:
 
 def _read_config(path: Path) -> Model:
     text = read_text(str(path), f"model file {path}")
-    with reading(f"model file {path}", "is no JSON"):
+    with convert_read_errors(f"model file {path}", "is no JSON"):
         content = decode_json(text.encode(), object)
     if not isinstance(content, dict):
         raise UserError(f"model file {path} is no JSON object of keys such as model_type and num_hidden_layers")
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        hint = did_you_mean(str(kind), _FAMILIES)
-        raise UserError(f"model file {path}: model_type {kind!r} is not {listed(_FAMILIES)}{hint}")
+        hint = suggest_similar(str(kind), _FAMILIES)
+        raise UserError(f"model file {path}: model_type {kind!r} is not {format_list(_FAMILIES)}{hint}")
     keys = _Keys(path, content, _FAMILIES[kind])
     shape = _shape_in(keys)
     mixture = _mixture_in(keys, shape)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from parbench.bench.text import UserError, did_you_mean, listed
+from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Bias, Latent, Shape
 from parbench.workloads.planner.model_files import Mixture, Model, read_model, step_of
@@ -59,8 +59,8 @@ def find_model(text: str, sequence: int = 0) -> Model:
     elif text in MODELS:
         model = Model(MODELS[text])
     else:
-        files = f", nor a file ending in .toml or .json{did_you_mean(text, MODELS)}"
-        raise UserError(f"model {text!r} is not {listed(MODELS)}{files}")
+        files = f", nor a file ending in .toml or .json{suggest_similar(text, MODELS)}"
+        raise UserError(f"model {text!r} is not {format_list(MODELS)}{files}")
     if sequence < 0:
         raise UserError(f"sequence({sequence}) < 1")
     step, notes = model

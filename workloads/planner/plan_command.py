@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from parbench.bench.files import encode_json
+from parbench.bench.files import encode_json, write_output
 from parbench.bench.plan.groups import parse_mesh
 from parbench.bench.results.details import PLAN_FILE
 from parbench.bench.results.document import Document
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import UserError, one_of, write_whole
+from parbench.bench.text import UserError, format_choices
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.mesh.axes import CP_METHODS
 from parbench.workloads.model.shapes import PRECISIONS, Widths
@@ -209,7 +209,7 @@ def _validated(given: Given, path: Path) -> Answer:
     from parbench.workloads.planner.measured.validate import validate, validation_text
 
     found = validate(load_run(path), load_run(given.fits) if given.fits else None)
-    write_whole(path / PLAN_FILE, encode_json(found))
+    write_output(path / PLAN_FILE, encode_json(found))
     return Answer(render.as_line(found) if given.as_json else validation_text(found))
 
 
@@ -220,7 +220,7 @@ def _refuse_words(given: Given) -> None:
         ("precision", given.precision, PRECISIONS),
     ):
         if word not in allowed:
-            raise UserError(f"--{option} {word!r} is not {one_of(allowed, word)}")
+            raise UserError(f"--{option} {word!r} is not {format_choices(allowed, word)}")
     for name, least in (("microbatch", 1), ("microbatches", 0), ("global_batch", 0), ("gpus", 0), ("chunks", 0)):
         value = getattr(given, name)
         if value is not None and value < least:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from parbench.bench.results.details import Calls, Communication
+from parbench.bench.results.details import CommunicationDetails, CountedCall
 from parbench.bench.results.metrics import MetricValue, values
 from parbench.bench.results.records import RankTimeline, Timeline
 from parbench.bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
@@ -118,7 +118,9 @@ class Overlap:
         calls, clock = told[0].calls, self._world.clock
         plain = median(slowest([seen.walls["plain"] for seen in told]))
         counts = Counter(replace(call, peer=None) for call in calls).items()
-        summed = tuple(Calls(axis=c.axis, op=c.op, num_bytes=c.num_bytes, ranks=c.ranks, count=n) for c, n in counts)
+        summed = tuple(
+            CountedCall(axis=c.axis, op=c.op, num_bytes=c.num_bytes, ranks=c.ranks, count=n) for c, n in counts
+        )
         timeline = Timeline(
             clock=clock.method,
             uncertainty_seconds=clock.uncertainty_ns / 1e9,
@@ -130,7 +132,7 @@ class Overlap:
         unknown = f"exposed, idle and wait are unknown: the profiler saw not all calls on {', '.join(missed)}"
         return Explanation(
             metrics={**times, **self._peers(told), **kernels_of([one.kernels for one in told])},
-            details=Communication(comm_calls=summed, plain_step_seconds=plain).as_details,
+            details=CommunicationDetails(comm_calls=summed, plain_step_seconds=plain).as_details,
             notes=(
                 *self._notes_of(plain),
                 *([unknown] if missed else []),

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
-from parbench.bench.results.details import Formulas, Mesh
+from parbench.bench.results.details import BytesFormulaDetails, MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls, equation_of
@@ -117,7 +117,9 @@ class TrainingStep:
                 "flops_convention": "PaLM: 6 N + 12 L H Q T a token, attention counted whole, recomputation not",
                 "peak": None if peak is None else {"flops_per_second": peak.flops_per_second, "source": peak.source},
                 "optimizer": "AdamW",
-                **Mesh(axes={name: {"ranks": group.size()} for name, group in self.layout.axes.items()}).as_details,
+                **MeshDetails(
+                    axes={name: {"ranks": group.size()} for name, group in self.layout.axes.items()}
+                ).as_details,
                 **self._bytes_formula(),
                 **self.layout.details,
             },
@@ -158,7 +160,7 @@ class TrainingStep:
         made = calls(self.spec.at(0))  # all ranks describe a step alike
         axes = dict.fromkeys(call.axis for call in made)
         texts = {axis: equation_of(call for call in made if call.axis == axis).text for axis in axes}
-        return Formulas(bytes_formula=texts).as_details if texts else {}
+        return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
 
     def expected_bytes(self) -> dict[str, float]:
         """Return the closed form of what this rank sends in a step, by axis."""

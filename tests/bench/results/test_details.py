@@ -5,28 +5,28 @@ from typing import Any
 import pytest
 
 from parbench.bench.results.details import (
-    Calls,
-    Communication,
+    CommunicationDetails,
+    CountedCall,
     Details,
-    Idle,
-    Loads,
-    Pipeline,
-    Ran,
+    ExpertLoadDetails,
+    IdleSpan,
+    PipelineDetails,
+    TimedAction,
     read_details,
 )
 from parbench.bench.results.records import Record, encode_record
 from tests.support.reports_fixtures import ok_record, pipeline_details, step_case
 
-KINDS = (Communication, Loads, Pipeline)
-CALLS = Calls(axis="dp", op="all_reduce", num_bytes=8, ranks=2, count=3)
-PIPELINE = Pipeline(
+KINDS = (CommunicationDetails, ExpertLoadDetails, PipelineDetails)
+CALLS = CountedCall(axis="dp", op="all_reduce", num_bytes=8, ranks=2, count=3)
+PIPELINE = PipelineDetails(
     schedule="gpipe",
     ranks=1,
     microbatches=1,
     chunks=1,
     stages_by_rank=((0,),),
-    measured=((Ran("0F0", 0, 5),),),
-    idle=(Idle(0, 5, 9, "rest"),),
+    measured=((TimedAction("0F0", 0, 5),),),
+    idle=(IdleSpan(0, 5, 9, "rest"),),
 )
 
 
@@ -39,8 +39,8 @@ def make_record(details: dict[str, Any]) -> Record:
 @pytest.mark.parametrize(
     "details",
     [
-        Communication(comm_calls=(CALLS,), plain_step_seconds=0.5),
-        Loads(expert_load=[[1, 2]], rank_load=[[3]]),
+        CommunicationDetails(comm_calls=(CALLS,), plain_step_seconds=0.5),
+        ExpertLoadDetails(expert_load=[[1, 2]], rank_load=[[3]]),
         PIPELINE,
     ],
 )
@@ -53,7 +53,7 @@ def test_details_read_back_as_written(details: Details) -> None:
 
 def test_damaged_details_name_case_and_key() -> None:
     record = make_record({"pipeline": pipeline_details(ranks=2) | {"chunks": "two"}})
-    message = read_details(record, Pipeline)
+    message = read_details(record, PipelineDetails)
     assert isinstance(message, str)
     assert step_case().label in message
     assert "`$.chunks`" in message

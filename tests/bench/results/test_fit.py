@@ -7,7 +7,7 @@ from statistics import geometric_mean
 
 import pytest
 
-from parbench.bench.results.fit import Fit, Point, Segment, fit
+from parbench.bench.results.fit import CurveFit, CurvePoint, Segment, fit_curve
 from parbench.bench.results.stats import quantile, within_launch
 
 Model = Callable[[float], float]
@@ -37,46 +37,48 @@ def make_switch(
 
 def make_times(
     model: Model, sizes: Sequence[int], seed: int = 0, noise: float = 0.0
-) -> list[Point]:
+) -> list[CurvePoint]:
     """Return times without intervals, exact where the noise is 0."""
     source = random.Random(seed)
     return [
-        Point(size_bytes=size, seconds=model(size) * math.exp(source.gauss(0, noise)))
+        CurvePoint(size_bytes=size, seconds=model(size) * math.exp(source.gauss(0, noise)))
         for size in sizes
     ]
 
 
 def make_medians(
     model: Model, sizes: Sequence[int], seed: int, *, samples: int = 60, noise: float = 0.05
-) -> list[Point]:
+) -> list[CurvePoint]:
     """Return medians of noisy samples of one launch."""
     source = random.Random(seed)
     points = []
     for size in sizes:
         seconds = [model(size) * source.gauss(1, noise) for _ in range(samples)]
         estimate = within_launch(seconds)
-        point = Point(
+        point = CurvePoint(
             size_bytes=size, seconds=estimate.value, low=estimate.low, high=estimate.high
         )
         points.append(point)
     return points
 
 
-def scale_points(points: Sequence[Point], factors: Mapping[int, float]) -> list[Point]:
+def scale_points(
+    points: Sequence[CurvePoint], factors: Mapping[int, float]
+) -> list[CurvePoint]:
     """Return the points with some times, by index, multiplied by a factor."""
     return [
-        Point(size_bytes=point.size_bytes, seconds=point.seconds * factors.get(index, 1))
+        CurvePoint(size_bytes=point.size_bytes, seconds=point.seconds * factors.get(index, 1))
         for index, point in enumerate(points)
     ]
 
 
-def fit_points(points: Sequence[Point]) -> Fit:
-    result = fit(points)
+def fit_points(points: Sequence[CurvePoint]) -> CurveFit:
+    result = fit_curve(points)
     assert result is not None
     return result
 
 
-def fit_line(points: Sequence[Point]) -> Segment:
+def fit_line(points: Sequence[CurvePoint]) -> Segment:
     (segment,) = fit_points(points).segments
     return segment
 
@@ -166,8 +168,8 @@ def test_outliers_are_named_and_left_out(factors: dict[int, float]) -> None:
 
 
 def test_fit_needs_three_sizes() -> None:
-    assert fit([]) is None
-    assert fit(make_times(line_model, [KIB, 4 * KIB]) * 3) is None
+    assert fit_curve([]) is None
+    assert fit_curve(make_times(line_model, [KIB, 4 * KIB]) * 3) is None
     line = fit_line(make_times(line_model, [KIB, 256 * KIB, 16 << 20]))
     assert line.latency_seconds == pytest.approx(LATENCY)
 
@@ -182,7 +184,7 @@ def test_flat_curve_has_a_bandwidth_bound() -> None:
     assert line.bytes_per_second_low is not None
     assert line.bytes_per_second_low > sizes[-1] / 10e-6
     assert line.latency_low < 10e-6 < line.latency_high
-    assert line.seconds(1 << 40) == line.latency_seconds
+    assert line.predict(1 << 40) == line.latency_seconds
     assert fit_points(make_times(lambda size: 10e-6, sizes)).half_bandwidth_bytes is None
 
 
@@ -196,7 +198,7 @@ def test_latency_and_slope_are_not_negative() -> None:
         assert (segment.bytes_per_second_low or 0) > 0
 
 
-def make_launch_points(seed: int) -> list[Point]:
+def make_launch_points(seed: int) -> list[CurvePoint]:
     """Return times of three launches in which all sizes share half of the variance."""
     source = random.Random(seed)
     launch_errors = [source.gauss(0, 0.1) for _ in range(3)]
@@ -207,7 +209,7 @@ def make_launch_points(seed: int) -> list[Point]:
             error = (launch_error + source.gauss(0, 0.1)) / math.sqrt(2)
             by_launch[launch] = line_model(size) * math.exp(error)
         seconds = geometric_mean(by_launch.values())
-        points.append(Point(size_bytes=size, seconds=seconds, launches=by_launch))
+        points.append(CurvePoint(size_bytes=size, seconds=seconds, launches=by_launch))
     return points
 
 

@@ -1,18 +1,14 @@
-"""Context-parallel steps: their table, contradictory facts, and methods compared."""
+"""Context-parallel steps: their table, and methods compared."""
 
 import pytest
 from msgspec.structs import replace
 
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.attention import Comparison
-from parbench.reports.sections.attention import attention_section
 from tests.support.report_rows import analyze_records, assert_cells, report_lines
 from tests.support.reports_fixtures import (
-    context_case,
-    context_details,
     context_record,
     counted_metric,
-    ok_record,
 )
 
 
@@ -53,17 +49,6 @@ def test_unknown_part_makes_the_sum_unknown() -> None:
     unknown = {**record.metrics, "bytes_sent.ring": counted_metric(None, "B")}
     (context,) = analyze_records(replace(record, metrics=unknown)).contexts
     assert context.sent_bytes() is None
-
-
-def test_contradictory_facts_are_notes() -> None:
-    details = {**context_details(), "tokens_per_rank": 30}
-    record = ok_record(context_case(), details=details)
-    section = attention_section(analyze_records(record))
-    assert section is not None
-    assert section.tables == ()
-    (note,) = section.notes
-    assert record.case.label in note
-    assert "sequence(64) % tokens_per_rank(30)" in note
 
 
 def compare(*records: Record) -> tuple[Comparison, ...]:

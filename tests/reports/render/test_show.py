@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from parbench.bench.files import write_output
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run, open_writer
-from parbench.bench.text import write_whole
 from parbench.reports.analysis.verdicts import warnings_of
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.page import render_page
@@ -102,14 +102,14 @@ def test_truncated_record_is_reported_everywhere(tmp_path: Path) -> None:
     assert show_run(path) == 4
 
 
-def test_write_whole_replaces_or_leaves_no_trace(tmp_path: Path) -> None:
+def test_write_output_replaces_or_leaves_no_trace(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text("old")
-    write_whole(file, b"new")
+    write_output(file, b"new")
     assert file.read_bytes() == b"new"
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert str(folder) in usage_error(write_whole, folder, b"new")
+    assert str(folder) in usage_error(write_output, folder, b"new")
     assert sorted(tmp_path.iterdir()) == [folder, file]
 
 

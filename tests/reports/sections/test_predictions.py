@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from parbench.bench.files import encode_json
-from parbench.bench.results.details import PLAN_FILE, Component, StepCheck, Validation
+from parbench.bench.results.details import PLAN_FILE, ComponentCheck, StepCheck, Validation
 from parbench.reports.report import Section
 from parbench.reports.sections.predictions import predicted_section
 from tests.support.report_rows import analyze_run, run_from_records, table_lines
@@ -27,8 +27,8 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
         compute="measured",
         notes=["its compute is of another pass"],
         components=[
-            Component(name="step", predicted=0.012, measured=0.010, unit="s"),
-            Component(
+            ComponentCheck(name="step", predicted=0.012, measured=0.010, unit="s"),
+            ComponentCheck(
                 name="comm dp",
                 predicted=0.012,
                 measured=0.010,

@@ -22,7 +22,7 @@ import msgspec
 
 from parbench.bench.machine.environment import EMULATED_VARIABLE
 from parbench.bench.machine.machine import available_cores
-from parbench.bench.text import last_line
+from parbench.bench.text import get_last_line
 from tests.support.local_slurm.cluster_conf import (
     CONTROLLER,
     CONTROLLER_PORT,
@@ -271,5 +271,5 @@ def _wait_until_idle(folder: Path, daemons: Mapping[str, subprocess.Popen[bytes]
 
 
 def _last_line(path: Path) -> str:
-    line = last_line(path.read_text(errors="replace")) if path.exists() else ""
+    line = get_last_line(path.read_text(errors="replace")) if path.exists() else ""
     return line or f"{path.name} is empty"

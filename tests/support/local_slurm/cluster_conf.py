@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from parbench.bench.text import counted
+from parbench.bench.text import pluralize
 
 CONTROLLER = "ctl"
 CONTROLLER_PORT = 6817
@@ -38,7 +38,7 @@ def address(name: str) -> str:
 
 def describe_emulation(spec: ClusterSpec, cores: int) -> str:
     """Describe the emulated cluster; every record that is measured in it contains this text."""
-    parts = [f"{counted(spec.nodes, 'node')} on one machine of {counted(cores, 'core')}"]
+    parts = [f"{pluralize(spec.nodes, 'node')} on one machine of {pluralize(cores, 'core')}"]
     if spec.link:
         parts.append(f"links of {spec.link}")
     parts += [f"{name} of {rate}" for name, rate in spec.slow]

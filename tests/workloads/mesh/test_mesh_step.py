@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.results.details import STATE
+from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
@@ -286,7 +286,7 @@ def measure_memory(world: World, params: Params) -> dict[str, float | None]:
 def assert_memory_agrees(ranks: Ranks, params: Params) -> dict[str, Any]:
     """Compare the formula with counted and measured bytes; AdamW counts its steps in 4 bytes."""
     metrics: dict[str, Any] = ranks.call(f"{__name__}:measure_memory", params=params)[0]
-    for name in STATE:
+    for name in STATE_COMPONENTS:
         expected = metrics[f"memory_formula.{name}"]
         tolerance = 200 if name == "optimizer" else 0
         assert metrics[f"memory_counted.{name}"] == pytest.approx(expected, abs=tolerance), name

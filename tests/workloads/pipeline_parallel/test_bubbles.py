@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from parbench.bench.results.details import CAUSES, Action, Simulated
+from parbench.bench.results.details import IDLE_CAUSES, Action, SimulatedSchedule
 from parbench.workloads.pipeline_parallel.bubbles import (
     ClosedForm,
     Shares,
@@ -137,7 +137,7 @@ def test_shade_orders_causes_in_a_gap() -> None:
         (1, 6.75, 7.25, "p2p"),
     ]
     causes = split_idle(measured, schedule, half_second)
-    assert [causes[cause] for cause in CAUSES] == pytest.approx([3.0, 0.0, 1.0, 0.25])
+    assert [causes[cause] for cause in IDLE_CAUSES] == pytest.approx([3.0, 0.0, 1.0, 0.25])
 
 
 # Rank 1 waits 0.5 s for 0F0 and not for 0F1. Rank 0 waits 0.5 s for 1B0 and 1.5 s for 1B1.
@@ -156,7 +156,7 @@ def test_link_latency_is_median_of_waits() -> None:
     assert latency == {(0, 1): 0.5, (1, 0): 1.0}
 
 
-def compare_all(layers: int) -> dict[str, Simulated]:
+def compare_all(layers: int) -> dict[str, SimulatedSchedule]:
     schedule = make_schedule("gpipe", ranks=4, microbatches=8)
     rows = compare(schedule, EQUAL, layers=layers, layer_bytes=100.0, latency=0.0, outside=0.5)
     return {row.schedule: row for row in rows}

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from parbench.bench.results.details import CAUSES, Action
+from parbench.bench.results.details import IDLE_CAUSES, Action
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
@@ -94,7 +94,7 @@ def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
     [explanation, _] = two_ranks.call(f"{MODULE}:explain", params=params, own_cores=False)
     values = values_of(explanation.metrics)
     details = explanation.details["pipeline"]
-    idle = sum(values[f"idle_{cause}"] for cause in CAUSES)
+    idle = sum(values[f"idle_{cause}"] for cause in IDLE_CAUSES)
     assert idle == pytest.approx(values["idle"], abs=1e-12)
     assert values["bubble_overhead"] == pytest.approx(values["idle"] / values["compute"])
     for boundary in details["boundaries"]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from parbench.bench.results.details import STATE
+from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
@@ -41,7 +41,7 @@ def component_bytes(memory: Explanation, component: str) -> list[float]:
 
 def assert_state(memory: Explanation, expected: Sequence[float]) -> None:
     """Compare the bytes of parameters, gradients and the optimizer with the expected ones."""
-    for component, num_bytes in zip(STATE, expected, strict=True):
+    for component, num_bytes in zip(STATE_COMPONENTS, expected, strict=True):
         measured, counted, formula = component_bytes(memory, component)
         assert formula == pytest.approx(num_bytes), component
         assert counted == pytest.approx(num_bytes, rel=0.01), component
@@ -120,7 +120,7 @@ def test_memory_over_time_of_step() -> None:
     assert memory is not None
     microsecond, num_bytes = memory.peak
     assert num_bytes == 6 * MIB
-    assert memory.phase_at(microsecond) == "backward"
+    assert memory.find_phase(microsecond) == "backward"
     assert memory.points[-1][1] == 0
     larger = msgspec.structs.replace(memory, points=((0, 1), (9, 8 * MIB)))
     assert probe.summarise([memory, larger, None]).details["memory_over_time"]["rank"] == 1

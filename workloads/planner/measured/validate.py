@@ -9,11 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from parbench.bench.results.details import STATE, Action, Component, StepCheck, Validation
+from parbench.bench.results.details import (
+    STATE_COMPONENTS,
+    Action,
+    ComponentCheck,
+    StepCheck,
+    Validation,
+)
 from parbench.bench.results.metrics import MetricValue, merge_metrics
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.bench.text import UserError, counted, format_table
+from parbench.bench.text import UserError, format_table, pluralize
 from parbench.workloads.catalogue import DEFINITIONS, STRATEGIES
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
 from parbench.workloads.costs.memory import memory_of, schedule_of
@@ -94,7 +100,10 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         *((f"exposed.{axis}", f"exposed_comm.{axis}", "s", each) for axis, each in time.exposed_seconds.items()),
         *((f"comm.{axis}", f"comm_transfer.{axis}", "s", each) for axis, each in time.axis_seconds.items()),
         *((f"bytes.{axis}", f"bytes_sent.{axis}", "B", each) for axis, each in bytes_by_axis(busiest).items()),
-        *((f"memory.{name}", f"memory.{name}", "B", max(getattr(one, name) for one in held)) for name in STATE),
+        *(
+            (f"memory.{name}", f"memory.{name}", "B", max(getattr(one, name) for one in held))
+            for name in STATE_COMPONENTS
+        ),
         ("memory.activations", "memory_counted.activations", "B", max(one.activations for one in held)),
     ]
     return StepCheck(
@@ -104,7 +113,7 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         rule=time.rule,
         compute="measured" if declared is None else "declared",
         components=[
-            Component(
+            ComponentCheck(
                 name=name,
                 predicted=predicted,
                 measured=seen.value,
@@ -151,7 +160,7 @@ def validation_text(found: Validation) -> str:
             row.label if i == 0 else "",
             one.name,
             *(_quantity(value, one.unit) for value in (one.predicted, one.measured)),
-            one.error_words,
+            one.error_text,
         ]
         for row in found.rows
         for i, one in enumerate(row.components)
@@ -274,7 +283,7 @@ def _bucketed(
     window = compute_seconds * _BACKWARD / spec.microbatches
     exposed = rounds * exposed_seconds(buckets, lambda size: seconds(replace(summed, num_bytes=size)), window)
     exposed += sum(call.count * seconds(call) for call in calls if call.op != "all_reduce")
-    return {summed.axis: exposed}, f"{counted(len(buckets), 'bucket')} summed in turn beside the backward pass"
+    return {summed.axis: exposed}, f"{pluralize(len(buckets), 'bucket')} summed in turn beside the backward pass"
 
 
 def buckets_of(parts: Sequence[ParameterPart], *, bucket_bytes: int, element_bytes: int) -> list[Bucket]:

@@ -232,7 +232,7 @@ def _step(run: DryRun, seconds: Seconds | None) -> Table:
     )
 
 
-def _pipeline(run: DryRun, seconds: Seconds | None) -> details.Pipeline:
+def _pipeline(run: DryRun, seconds: Seconds | None) -> details.PipelineDetails:
     spec, ranks = run.spec, run.spec.size("pp")
     legible = max(2, _LEGIBLE // (2 * ranks * ranks * spec.stages_per_rank)) * ranks
     spec = replace(spec, microbatches=min(spec.microbatches, legible))

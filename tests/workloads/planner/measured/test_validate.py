@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from parbench.bench.files import encode_json
 from parbench.bench.plan.cases import make_case
-from parbench.bench.results.details import Component, StepCheck, Validation
+from parbench.bench.results.details import ComponentCheck, StepCheck, Validation
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
@@ -73,7 +73,7 @@ def validate_records(*records: Record) -> Validation:
     return validate(run_of(*curve_records(), *records))
 
 
-def component_of(row: StepCheck, name: str) -> Component:
+def component_of(row: StepCheck, name: str) -> ComponentCheck:
     return next(component for component in row.components if component.name == name)
 
 
