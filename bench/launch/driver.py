@@ -17,7 +17,7 @@ from parbench.bench.launch.launchers import Launcher
 from parbench.bench.launch.monitor import START_SECONDS, RankMonitor
 from parbench.bench.launch.visits import order_of_visits, spread_over_visits
 from parbench.bench.machine.environment import difference, format_cpus, hoist, relations
-from parbench.bench.machine.gpu import GpuReport, inspect_gpus, sample_gpus
+from parbench.bench.machine.gpu import GpuReport, inspect_gpus, read_report
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, GpuInventory
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.machine.slurm_allocation import NodeLayout
@@ -247,7 +247,7 @@ class Driver:
 
     def _held(self) -> dict[str, int]:
         """Return the memory (bytes) in use on this host's GPUs, by UUID; nothing on the CPU or where it is not told."""
-        gpus = sample_gpus(os.environ) if self._plan.device == "cuda" else ()
+        gpus = read_report(os.environ, "sample").gpus if self._plan.device == "cuda" else ()
         return {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.uuid and gpu.memory_used_bytes is not None}
 
     def _job(self, launch: int, cases: list[Case], deadline: float, hellos: Mapping[int, Hello]) -> Job:

@@ -195,7 +195,7 @@ def _drive(
         hosts, facts = _whereabouts(run.info.plan, joined)
         findings = examine_here(os.environ, gpus=run.info.plan.device == "cuda")
         nodes_apart = run.info.plan.spread is not None  # only between them an interface counts
-        disturbing = {f.topic: f.found for f in findings if f.disturbs and (nodes_apart or f.topic != "interface")}
+        disturbing = {f.topic: f.facts for f in findings if f.disturbs and (nodes_apart or f.topic != "interface")}
         facts |= {VOLATILE: {DISTURBANCES: disturbing}}
         driver = Driver(run, writer, start, display, hosts=hosts, facts=facts, began=began)
         try:
