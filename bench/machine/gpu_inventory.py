@@ -48,10 +48,10 @@ class GpuInventory:
                 gpus = tuple(replace(gpu, processes=None) for gpu in report.gpus)
                 self._add(replace(report, gpus=gpus))
         for environment in rank_environments:
-            own = environment.get("gpu", {})
-            gpu = self._gpus.get(own.get("uuid"))
-            if own and gpu is not None:
-                environment["gpu"] = {**gpu.facts(varying=False), **own}
+            sent_facts = environment.get("gpu", {})
+            gpu = self._gpus.get(sent_facts.get("uuid"))
+            if sent_facts and gpu is not None:
+                environment["gpu"] = {**gpu.facts(varying=False), **sent_facts}
                 load = environment.get(VOLATILE, {})
                 environment[VOLATILE] = {**load, "gpu": gpu.facts(varying=True)}
         return rank_environments
