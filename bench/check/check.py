@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 
 from parbench.bench.check.cases import make_options
-from parbench.bench.check.gpus import Watch, find_faults, format_facts
+from parbench.bench.check.gpus import add_gpu_facts, run_watched
 from parbench.bench.check.health import (
-    THRESHOLDS,
     Device,
     Health,
     Reason,
@@ -26,7 +25,7 @@ from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.machine.world_spec import Joined
-from parbench.bench.results.runs import load_run, utc_now
+from parbench.bench.results.runs import Run, load_run, utc_now
 from parbench.bench.text import UserError, pluralize, strip_domain
 
 _MAX_CORE_GROUPS = 8
@@ -75,22 +74,32 @@ def check(
             problems=("no GPU answers, so nothing was measured",),
         )
     device = device or ("cuda" if machine.gpus else "cpu")
-    gpus = machine.gpus if device == "cuda" else ()
-    nproc = nproc or (len(gpus) if gpus else min(_MAX_CORE_GROUPS, machine.cores))
-    core_sets = _choose_cores(nproc) if device == "cpu" else ()
-    devices = _list_cores(host, core_sets) if device == "cpu" else _list_gpus(host, gpus[:nproc])
+    gpus: tuple[Gpu, ...] = ()
+    core_sets: tuple[tuple[int, ...], ...] = ()
+    if device == "cuda":
+        gpus = machine.gpus[:nproc]
+        devices = _list_gpus(host, gpus)
+    else:
+        core_sets = _choose_cores(nproc or min(_MAX_CORE_GROUPS, machine.cores))
+        devices = _list_cores(host, core_sets)
     notes = _list_disturbances(environ, machine, has_gpus=bool(gpus))
     ports = read_ports()
-    options = make_options(device, nproc, budget=budget, timeout=timeout, inject=inject)
-    with Watch(environ, gpus) as watch:
+    num_ranks = nproc or max(len(devices), 1)
+    options = make_options(device, num_ranks, budget=budget, timeout=timeout, inject=inject)
+
+    def measure() -> Run:
         path = run_options(options, modules, out=out, resume_path=None, as_json=False, cpus=core_sets)
-    assert path is not None, "only a rank that joins has no run"
-    run = load_run(path)
-    devices, links, together = add_measurements(_with_facts(devices, watch), run)
+        assert path is not None, "only a rank that joins has no run"
+        return load_run(path)
+
+    run, report = run_watched(environ, gpus, measure)
+    if gpus:
+        devices = add_gpu_facts(devices, gpus, report)
+    devices, links, together = add_measurements(devices, run)
     # Nodes share the cores of a machine, so rates show nothing about them.
     emulated = EMULATED_VARIABLE in environ
     if not emulated:
-        devices = compare_with_peers(devices, THRESHOLDS[device])
+        devices = compare_with_peers(devices, device)
     return Health(
         host=host,
         started=started,
@@ -103,7 +112,7 @@ def check(
         together=together,
         problems=list_problems(run),
         notes=(*notes, *run.info.plan.limitations),
-        run=str(path),
+        run=str(run.path),
         emulated=emulated,
     )
 
@@ -120,7 +129,7 @@ def _list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus
     """Return the doctor's findings about this host, from before the check's own work."""
     findings = examine_here(environ, machine, gpus=has_gpus)
     return [
-        f"{finding.topic}: {finding.found} -> {finding.remedy}"
+        f"{finding.topic}: {finding.facts} -> {finding.fix}"
         for finding in findings
         if finding.disturbs and finding.topic in _HOST_TOPICS
     ]
@@ -155,43 +164,13 @@ def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
         problem = describe_silent_gpus(machine.silent_gpus, failure)
         raise UserError(f"{problem}; {fix}; --device cpu checks the cores")
     cause = failure.describe() if failure is not None else "NVML reports no error"
-    reason = Reason(text=f"does not answer: {cause}", remedy=fix)
+    reason = Reason(text=f"does not answer: {cause}", fix=fix)
     devices = []
     for address in machine.silent_gpus:
         name = f"GPU {address}"
-        device = Device(
-            host=host,
-            name=name,
-            uuid=f"{host} {name}",
-            kind="GPU",
-            rank=-1,
-            reasons=(reason,),
-            ran=False,
-        )
-        devices.append(device)
+        uuid = f"{host} {name}"
+        devices.append(Device(host=host, name=name, uuid=uuid, kind="GPU", rank=-1, reasons=(reason,), ran=False))
     return tuple(devices)
-
-
-def _with_facts(devices: Sequence[Device], watch: Watch) -> tuple[Device, ...]:
-    """Return the devices with the facts and faults that the driver reports about their GPUs."""
-    gpus = watch.gpus
-    gpu_by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    return tuple(
-        _with_facts_of_gpu(device, gpu_by_uuid[device.uuid], gpus, watch) if device.uuid in gpu_by_uuid else device
-        for device in devices
-    )
-
-
-def _with_facts_of_gpu(device: Device, gpu: Gpu, gpus: Sequence[Gpu], watch: Watch) -> Device:
-    peers = [peer for peer in gpus if peer.name == gpu.name]
-    link_errors = watch.count_link_errors(gpu)
-    faults = find_faults(gpu, peers, link_errors)
-    loss = watch.find_loss(gpu)
-    return msgspec.structs.replace(
-        device,
-        facts=format_facts(gpu, peers, link_errors),
-        reasons=faults if loss is None else (*faults, loss),
-    )
 
 
 def to_document(health: Health) -> dict[str, object]:

@@ -1,21 +1,24 @@
 """The health of a host: verdicts on its devices, from a run and the driver's facts."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from parbench.bench.check.cases import (
     ALONE_SUFFIX,
-    QUANTITIES,
+    LINK_FIX,
     QUANTITY_BY_NAME,
-    MeasuredRates,
+    Rates,
     find_fix,
     read_rates,
 )
 from parbench.bench.check.infiniband import Port
 from parbench.bench.check.rule import MIN_REPETITIONS, Gap, compute_gaps
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.results.records import Record, SkipReason
+from parbench.bench.plan.groups import Ranks
+from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import pluralize
@@ -47,9 +50,9 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """A fault and its fix. It makes a device bad, or should only be watched."""
 
     text: str
-    remedy: str
+    fix: str
     is_bad: bool = True
-    is_beside_peers: bool = False  # whether it comes from a comparison with peers
+    is_comparison: bool = False  # whether it comes from a comparison with peers
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,79 +118,75 @@ def add_measurements(
 ) -> tuple[tuple[Device, ...], tuple[Reason, ...], float | None]:
     """Return the devices with rates and wrong results, slow links, and the rate of all devices."""
     rates = read_rates(run)
-    wrong_texts = _describe_wrong_results(run)
+    [together] = rates.pop("all ranks", {(): {}}).values()
+    wrong_results = _count_wrong_results(run)
     measured_devices = []
     for device in devices:
         device_rates = _collect_rates(rates, device.rank)
-        wrong = [Reason(text=text, remedy=CORRUPT_FIX) for text in wrong_texts.get(device.rank, ())]
-        measured_devices.append(
-            msgspec.structs.replace(
-                device,
-                rates=device_rates,
-                reasons=(*device.reasons, *wrong),
-                ran=bool(device_rates) or bool(wrong),
+        reasons = device.reasons
+        wrong = wrong_results.get(device.rank)
+        if wrong is not None:
+            text = f"wrong results in {', '.join(wrong)} ({pluralize(wrong.total(), 'time')})"
+            reasons = (*reasons, Reason(text=text, fix=CORRUPT_FIX))
+        ran = bool(device_rates) or wrong is not None
+        measured_devices.append(replace(device, rates=device_rates, reasons=reasons, ran=ran))
+    total_rate = median(list(together.values())) if together else None
+    return (
+        tuple(measured_devices),
+        _find_slow_links(devices, rates.get("pairs", {}), run),
+        total_rate,
+    )
+
+
+def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
+    """Return the rates of a rank, of which that in pairs is the median over its pairs."""
+    device_rates = {}
+    for name, by_ranks in rates.items():
+        values = defaultdict(list)
+        for ranks, by_repetition in by_ranks.items():
+            if rank in ranks:
+                for repetition, rate in by_repetition.items():
+                    values[repetition].append(rate)
+        if values:
+            medians = {repetition: median(values[repetition]) for repetition in sorted(values)}
+            device_rates[name] = Rate(
+                name=name,
+                unit=QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].unit,
+                value=median(list(medians.values())),
+                launches=medians,
             )
-        )
-    together = median(list(rates.together.values())) if rates.together else None
-    return tuple(measured_devices), _find_slow_links(devices, rates, run), together
+    return device_rates
 
 
-def _collect_rates(rates: MeasuredRates, rank: int) -> dict[str, Rate]:
-    by_name = {name: by_rank[rank] for name, by_rank in rates.by_rank.items() if rank in by_rank}
-    pairs = [by_repetition for ranks, by_repetition in rates.by_pair.items() if rank in ranks]
-    if pairs:
-        by_name["pairs"] = _compute_medians(pairs)
-    return {name: _make_rate(name, by_repetition) for name, by_repetition in by_name.items()}
-
-
-def _compute_medians(pairs: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return the median rate in each repetition, of the pairs that were measured in it."""
-    repetitions = sorted({repetition for pair in pairs for repetition in pair})
-    return {
-        repetition: median([pair[repetition] for pair in pairs if repetition in pair]) for repetition in repetitions
-    }
-
-
-def _make_rate(name: str, by_repetition: Mapping[int, float]) -> Rate:
-    unit = QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].unit
-    value = median(list(by_repetition.values()))
-    return Rate(name=name, unit=unit, value=value, launches=dict(by_repetition))
-
-
-def _describe_wrong_results(run: Run) -> dict[int, list[str]]:
-    """Describe the wrong results of each rank.
+def _count_wrong_results(run: Run) -> dict[int, Counter[str]]:
+    """Return the number of wrong results of each rank by case.
 
     A wrong result of an operation of several ranks counts only if a single rank has it, because it
     can spread.
     """
-    counts: dict[int, dict[str, int]] = {}
+    counts: dict[int, Counter[str]] = {}
     for record in run.records:
-        if record.status == "wrong":
-            ranks = sorted(record.wrong_by_rank)
-            is_local = record.case.name.startswith(("compute.", "memory."))
-            if len(ranks) == 1 or is_local:
-                for rank in ranks:
-                    by_case = counts.setdefault(rank, {})
-                    by_case[record.case.name] = by_case.get(record.case.name, 0) + 1
-    return {
-        rank: [f"wrong results in {', '.join(by_case)} ({pluralize(sum(by_case.values()), 'time')})"]
-        for rank, by_case in counts.items()
-    }
+        is_local = record.case.name.startswith(("compute.", "memory."))
+        if len(record.wrong_by_rank) == 1 or is_local:
+            for rank in record.wrong_by_rank:
+                counts.setdefault(rank, Counter())[record.case.name] += 1
+    return counts
 
 
 def list_problems(run: Run) -> tuple[str, ...]:
     """Return the reasons why cases have no result, without wrong results of a device."""
-    has_wrong_device = bool(_describe_wrong_results(run))
-    wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
-    out_of_budget_reasons = {record.reason for record in run.records if record.is_out_of_budget}
-    cases_by_reason: dict[str, list[str]] = {}
+    wrong_cases = set()
+    if _count_wrong_results(run):
+        wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
+    cases_by_reason: dict[str, dict[str, None]] = {}
     for record in run.records:
-        if record.status != "ok" and not (has_wrong_device and _is_wrong(record, wrong_cases)):
-            cases_by_reason.setdefault(record.reason, []).append(record.case.name)
-    problems = []
-    for reason, names in cases_by_reason.items():
-        fix = _MORE_TIME if reason in out_of_budget_reasons else ""
-        problems.append(f"{', '.join(dict.fromkeys(names))}: {reason}{fix}")
+        # A case that was wrong is skipped in later repetitions.
+        is_wrong = record.status == "wrong" or record.skip_reason is SkipReason.EARLIER_FAILURE
+        if record.status == "ok" or (is_wrong and record.case.id in wrong_cases):
+            continue
+        reason = record.reason + (_MORE_TIME if record.is_out_of_budget else "")
+        cases_by_reason.setdefault(reason, {})[record.case.name] = None
+    problems = [f"{', '.join(names)}: {reason}" for reason, names in cases_by_reason.items()]
     plan = run.info.plan
     num_missing = plan.launches * len(plan.cases) - len(run.records)
     if num_missing > 0:
@@ -195,101 +194,85 @@ def list_problems(run: Run) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _is_wrong(record: Record, wrong_cases: Set[str]) -> bool:
-    """Return whether a case was wrong, or is skipped because it was wrong before."""
-    is_repeated = record.skip_reason is SkipReason.EARLIER_FAILURE
-    return record.status == "wrong" or (is_repeated and record.case.id in wrong_cases)
+def compare_with_peers(devices: Sequence[Device], kind: str) -> tuple[Device, ...]:
+    """Compare each device with all others of its model, in place of an earlier comparison.
+
+    ``kind`` is ``cuda`` or ``cpu``. The order of the devices stays.
+    """
+    compared = []
+    for device in devices:
+        reasons = tuple(reason for reason in device.reasons if not reason.is_comparison)
+        compared.append(replace(device, reasons=reasons))
+    for model in {device.kind for device in devices}:
+        # Devices are identified by their position. Hosts may have equal names, and GPUs of several
+        # hosts equal indices.
+        rates: dict[str, dict[int, Mapping[int, float]]] = {}
+        for position, device in enumerate(compared):
+            if device.kind == model and device.ran:
+                for name, rate in device.rates.items():
+                    rates.setdefault(name, {})[position] = rate.launches
+        gaps: dict[int, dict[str, Gap]] = {}
+        for (name, position), gap in compute_gaps(rates, THRESHOLDS[kind]).items():
+            gaps.setdefault(position, {})[name] = gap
+        for position, own_gaps in gaps.items():
+            compared[position] = _add_gaps(compared[position], own_gaps, kind)
+    return tuple(compared)
 
 
-def compare_with_peers(devices: Sequence[Device], threshold: float) -> tuple[Device, ...]:
-    """Compare each device with all others of its kind. The order of devices stays."""
-    # Devices are identified by their position. Hosts may have equal names, and GPUs of several
-    # hosts equal indices.
-    compared = {position: _without_comparison(device) for position, device in enumerate(devices)}
-    for kind in {device.kind for device in devices}:
-        peers = {key: device for key, device in compared.items() if device.kind == kind and device.ran}
-        rates = {
-            name: {key: device.rates[name].launches for key, device in peers.items() if name in device.rates}
-            for name in _list_rate_names()
-        }
-        gaps = compute_gaps(rates, threshold)
-        for key, device in peers.items():
-            own_gaps = {name: gaps[name, key] for name in rates if (name, key) in gaps}
-            compared[key] = _with_gaps(device, own_gaps)
-    return tuple(compared.values())
-
-
-def _list_rate_names() -> Iterator[str]:
-    for quantity in QUANTITIES:
-        yield quantity.name
-        yield quantity.name + ALONE_SUFFIX
-
-
-def _without_comparison(device: Device) -> Device:
-    reasons = tuple(reason for reason in device.reasons if not reason.is_beside_peers)
-    return msgspec.structs.replace(device, reasons=reasons)
-
-
-def _with_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
-    rates = dict(device.rates)
-    for name, gap in gaps.items():
-        rates[name] = msgspec.structs.replace(rates[name], under=gap.share, mads=gap.mads, least=gap.least)
-    slow = {name: gap for name, gap in gaps.items() if gap.is_under}
-    reasons = (*device.reasons, *_explain_slow_rates(slow, device))
-    return msgspec.structs.replace(device, rates=rates, reasons=reasons)
-
-
-def _explain_slow_rates(gaps: Mapping[str, Gap], device: Device) -> tuple[Reason, ...]:
-    """Return one reason for each fix, with the quantities that it is for.
+def _add_gaps(device: Device, gaps: Mapping[str, Gap], kind: str) -> Device:
+    """Add the gaps to the rates, and one reason for each fix with its slow quantities.
 
     A rate that was measured alone counts only if the rate next to the other devices is not slow
     too.
     """
-    kind = "cpu" if device.kind.startswith("cores") else "cuda"
+    rates = dict(device.rates)
     texts_by_fix: dict[str, list[str]] = {}
     for name, gap in gaps.items():
-        if name.endswith(ALONE_SUFFIX) and name.removesuffix(ALONE_SUFFIX) in gaps:
-            continue
-        texts = texts_by_fix.setdefault(find_fix(name, kind), [])
-        peers = "" if texts else " under its peers"
-        texts.append(f"{100 * gap.share:.0f} %{peers} in {name} ({gap.mads:.1f} MADs)")
-    return tuple(
-        Reason(text=f"{', '.join(texts)}, {_IN_ALL_REPETITIONS}", remedy=fix, is_beside_peers=True)
+        rates[name] = replace(rates[name], under=gap.share, mads=gap.mads, least=gap.least)
+        gap_of_all = gaps.get(name.removesuffix(ALONE_SUFFIX))
+        is_slow_anyway = name.endswith(ALONE_SUFFIX) and gap_of_all is not None and gap_of_all.is_under
+        if gap.is_under and not is_slow_anyway:
+            texts = texts_by_fix.setdefault(find_fix(name, kind), [])
+            peers = "" if texts else " under its peers"
+            texts.append(f"{100 * gap.share:.0f} %{peers} in {name} ({gap.mads:.1f} MADs)")
+    reasons = [
+        Reason(text=f"{', '.join(texts)}, {_IN_ALL_REPETITIONS}", fix=fix, is_comparison=True)
         for fix, texts in texts_by_fix.items()
-    )
+    ]
+    return replace(device, rates=rates, reasons=(*device.reasons, *reasons))
 
 
-def _find_slow_links(devices: Sequence[Device], rates: MeasuredRates, run: Run) -> tuple[Reason, ...]:
+def _find_slow_links(
+    devices: Sequence[Device], pairs: Mapping[Ranks, Mapping[int, float]], run: Run
+) -> tuple[Reason, ...]:
     """Find pairs that are slower than others with the same connection, unlike their devices.
 
     A device all of whose pairs are slow is slow itself, which its own rate shows.
     """
-    slow = _compare_pairs(rates, run)
+    slow = _compare_pairs(pairs, run)
     num_peers = len(devices) - 1
-    counts = {rank: sum(rank in pair for pair in slow) for pair in slow for rank in pair}
+    counts = Counter(rank for pair in slow for rank in pair)
     name_by_rank = {device.rank: device.name for device in devices}
     reasons = []
     for pair, text in slow.items():
         if num_peers < 2 or all(counts[rank] < num_peers for rank in pair):
             first, second = (name_by_rank[rank] for rank in pair)
-            fix = find_fix("pairs", "cuda")
-            reasons.append(Reason(text=f"{first} - {second}: {text}", remedy=fix))
+            reasons.append(Reason(text=f"{first} - {second}: {text}", fix=LINK_FIX))
     return tuple(reasons)
 
 
-def _compare_pairs(rates: MeasuredRates, run: Run) -> dict[tuple[int, int], str]:
+def _compare_pairs(pairs: Mapping[Ranks, Mapping[int, float]], run: Run) -> dict[Ranks, str]:
     """Return the slow pairs of ranks, each with the text of its reason."""
     connections = (run.info.environment or {}).get("locality") or {}
-    by_connection: dict[str, dict[tuple[int, int], Mapping[int, float]]] = {}
-    for (first, second), by_repetition in rates.by_pair.items():
-        connection = connections.get(f"{first}-{second}") or ""
-        by_connection.setdefault(connection, {})[first, second] = by_repetition
+    by_connection: dict[str, dict[Ranks, Mapping[int, float]]] = {}
+    for pair, by_repetition in pairs.items():
+        connection = connections.get("{}-{}".format(*pair)) or ""
+        by_connection.setdefault(connection, {})[pair] = by_repetition
     slow = {}
-    for connection, pairs in by_connection.items():
-        gaps = compute_gaps({"pairs": pairs}, THRESHOLDS[run.info.plan.device])
-        for (_, pair), gap in gaps.items():
-            if gap.is_under:
-                peers = f"its peers with {connection}" if connection else "its peers"
-                share = f"{100 * gap.share:.0f} % under {peers}"
-                slow[pair] = f"{share}, {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
+    gaps = compute_gaps(by_connection, THRESHOLDS[run.info.plan.device])
+    for (connection, pair), gap in gaps.items():
+        if gap.is_under:
+            peers = f"its peers with {connection}" if connection else "its peers"
+            share = f"{100 * gap.share:.0f} % under {peers}"
+            slow[pair] = f"{share}, {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
     return slow

@@ -3,16 +3,17 @@
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from parbench.bench.check.health import THRESHOLDS, Device, Health, compare_with_peers
-from parbench.bench.check.show import format_ports, format_reasons, render_devices
+from parbench.bench.check.health import Device, Health, compare_with_peers
+from parbench.bench.check.show import format_faults, format_reasons, render_devices
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_read_errors, decode_json, read_text
 from parbench.bench.launch.processes import PARBENCH
@@ -102,22 +103,21 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
     Emulated hosts share one machine and are left as they are.
     """
     by_kind: dict[str, list[Device]] = {}
+    for health in (result.health for result in results):
+        if health is not None and not health.emulated:
+            by_kind.setdefault(health.device, []).extend(health.devices)
+    compared = {kind: iter(compare_with_peers(by_kind[kind], kind)) for kind in by_kind}
+    new_results = []
     for result in results:
-        if result.health is not None and not result.health.emulated:
-            by_kind.setdefault(result.health.device, []).extend(result.health.devices)
-    compared = {kind: iter(compare_with_peers(devices, THRESHOLDS[kind])) for kind, devices in by_kind.items()}
-    return tuple(_with_devices(result, compared) for result in results)
-
-
-def _with_devices(result: HostResult, compared: Mapping[str, Iterator[Device]]) -> HostResult:
-    """Return a result with the next compared devices of its kind, as many as it has."""
-    health = result.health
-    if health is None or health.emulated:
-        return result
-    devices = islice(compared[health.device], len(health.devices))
-    # The name by which a host was reached is unique. Its own name may be that of another host too.
-    named = tuple(msgspec.structs.replace(device, host=result.host) for device in devices)
-    return msgspec.structs.replace(result, health=msgspec.structs.replace(health, devices=named))
+        health = result.health
+        if health is not None and not health.emulated:
+            # The name by which a host was reached is unique. Its own name may be another's too.
+            devices = [
+                replace(device, host=result.host) for device in islice(compared[health.device], len(health.devices))
+            ]
+            health = replace(health, devices=tuple(devices))
+        new_results.append(replace(result, health=health))
+    return tuple(new_results)
 
 
 def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:
@@ -153,18 +153,11 @@ def render(results: Sequence[HostResult]) -> str:
         lines.append(f"hosts differ in what was checked: {format_list(parts, 'and')}")
         lines.append("     -> see parbench doctor there; --device cuda or --device cpu checks the same on all")
     for result in results:
-        lines += _format_faults(result)
+        if result.health is None:
+            lines.append(f"did not run  {result.host}: {result.problem}")
+        else:
+            lines += format_faults(result.health, f"{result.host} ")
     lines += format_reasons(devices, with_host=True)
     if bad_hosts:
         lines.append(f"leave out: {','.join(bad_hosts)}")
     return "\n".join(lines)
-
-
-def _format_faults(result: HostResult) -> list[str]:
-    """Return the faults of a host that are not those of a device."""
-    health = result.health
-    if health is None:
-        return [f"did not run  {result.host}: {result.problem}"]
-    problems = [f"did not run  {result.host}: {problem}" for problem in health.problems]
-    links = [f"bad  {result.host} {link.text}\n     -> {link.remedy}" for link in health.links]
-    return [*problems, *links, *format_ports(health.ports, f"{result.host} ")]

@@ -1,10 +1,12 @@
 """InfiniBand's ports as the kernel reports them: state, rate, and error counters."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from parbench.bench.machine.machine import parse_count, read_text
 
@@ -32,9 +34,9 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     rate: str
     board: str  # ports of the same board should be equal
     errors: dict[str, int]
-    complaint: str = ""
+    faults: str = ""
     is_bad: bool = False
-    remedy: str = ""
+    fix: str = ""
 
 
 def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
@@ -68,29 +70,34 @@ def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ..
     A port that is disabled is not in use, nor is one whose board has no active port.
     """
     earlier_errors = {port.name: port.errors for port in before}
-    return tuple(_judge_port(port, after, earlier_errors.get(port.name, {})) for port in after)
+    judged = []
+    for port in after:
+        faults = _list_faults(port, after)
+        # A counter without an earlier value has not increased.
+        earlier = {**port.errors, **earlier_errors.get(port.name, {})}
+        increases = Counter(port.errors) - Counter(earlier)
+        is_bad = bool(faults) or "link_downed" in increases
+        faults += [f"{count} more {name} meanwhile" for name, count in increases.items()]
+        fix = _FIX if faults else ""
+        judged.append(replace(port, faults=", ".join(faults), is_bad=is_bad, fix=fix))
+    return tuple(judged)
 
 
-def _judge_port(port: Port, ports: Sequence[Port], earlier_errors: dict[str, int]) -> Port:
+def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:
+    """Return the faults of a port that its peers do not have."""
     active_peers = [
-        peer for peer in ports if (peer.board, peer.layer) == (port.board, port.layer) and peer.state == "ACTIVE"
+        peer for peer in ports if (peer.board, peer.layer, peer.state) == (port.board, port.layer, "ACTIVE")
     ]
     max_rate = max((_parse_gigabits(peer.rate) for peer in active_peers), default=0.0)
-    faults = []
-    if port.state == "ACTIVE":
-        if _parse_gigabits(port.rate) < max_rate:
-            faults.append(f"{port.rate}, others of the same board {max_rate:g} Gb/s")
-    elif active_peers and port.physical != "Disabled":
-        faults.append(f"{port.state} ({port.physical}), {len(active_peers)} of the same board are ACTIVE")
-    # A counter without an earlier value has not increased.
-    increases = Counter(port.errors) - Counter({**port.errors, **earlier_errors})
-    is_bad = bool(faults) or "link_downed" in increases
-    faults += [f"{count} more {name} meanwhile" for name, count in increases.items()]
-    return msgspec.structs.replace(port, complaint=", ".join(faults), is_bad=is_bad, remedy=_FIX if faults else "")
+    if port.state == "ACTIVE" and _parse_gigabits(port.rate) < max_rate:
+        return [f"{port.rate}, others of the same board {max_rate:g} Gb/s"]
+    if port.state != "ACTIVE" and active_peers and port.physical != "Disabled":
+        num_active = len(active_peers)
+        return [f"{port.state} ({port.physical}), {num_active} of the same board are ACTIVE"]
+    return []
 
 
 def _parse_gigabits(rate: str) -> float:
-    try:
-        return float(rate.split()[0])
-    except (ValueError, IndexError):
-        return 0.0
+    """Return the number of ``400 Gb/sec (4X NDR)``, 0 if it is unknown."""
+    match = re.match(r"[\d.]+", rate)
+    return float(match[0]) if match else 0.0

@@ -11,12 +11,12 @@ comparison, and the peers of a device are the same in each repetition.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from statistics import stdev
 from typing import TypeVar
 
-from parbench.bench.results.stats import median
+import numpy as np
+import numpy.typing as npt
 
 MADS = 4.0
 MIN_REPETITIONS = 3  # fewer do not show that a device is slower
@@ -25,8 +25,7 @@ _NORMAL = 1.4826
 _MIN_VARIATION = 0.003
 _MIN_PEERS = 3  # fewer do not show how peers vary
 D = TypeVar("D", bound=Hashable)
-Rates = Mapping[D, Mapping[int, float]]  # by device and repetition
-Levels = dict[D, list[float]]
+Table = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,64 +38,47 @@ class Gap:
     is_under: bool  # whether the device is slower than its peers
 
 
-def compute_gaps(quantities: Mapping[str, Rates[D]], threshold: float) -> dict[tuple[str, D], Gap]:
-    """Compute the gap of each device in each quantity, from at least three repetitions.
+def compute_gaps(
+    quantities: Mapping[str, Mapping[D, Mapping[int, float]]], threshold: float
+) -> dict[tuple[str, D], Gap]:
+    """Compute the gap of each device in each quantity, from its rates by repetition.
 
     Other work on a host makes all quantities vary alike. So the variation of a device's repetitions
     is at least the median over all devices and quantities.
     """
-    complete = {name: _select_complete(rates) for name, rates in quantities.items()}
-    levels = {name: _compute_levels(rates) for name, rates in complete.items()}
-    variations = [stdev(level) for by_device in levels.values() for level in by_device.values()]
-    typical_variation = median(variations) if variations else 0.0
+    levels: dict[tuple[str, D], Table] = {}
+    peer_variations: dict[tuple[str, D], float] = {}
+    for name, rates in quantities.items():
+        devices = [device for device, own in rates.items() if len(own) >= MIN_REPETITIONS]
+        repetitions = sorted({repetition for device in devices for repetition in rates[device]})
+        table = np.array([[rates[device][r] for r in repetitions] for device in devices])
+        for row, device in enumerate(devices):
+            peers = np.delete(table, row, axis=0)
+            if len(peers) > 0:
+                levels[name, device] = np.log(table[row] / np.median(peers, axis=0))
+                peer_variations[name, device] = _compute_peer_variation(peers)
+    variations = {key: float(np.std(level, ddof=1)) for key, level in levels.items()}
+    typical_variation = float(np.median([*variations.values()])) if variations else 0.0
     gaps = {}
-    for name, by_device in levels.items():
-        for device, level in by_device.items():
-            peers = [rates for peer, rates in complete[name].items() if peer != device]
-            variation = max(_compute_peer_variation(peers), stdev(level), typical_variation, _MIN_VARIATION)
-            gaps[name, device] = _make_gap(level, variation, threshold)
+    for key, level in levels.items():
+        limits = (peer_variations[key], variations[key], typical_variation, _MIN_VARIATION)
+        gaps[key] = _make_gap(float(np.median(level)), max(limits), threshold)
     return gaps
 
 
-def _make_gap(level: Sequence[float], variation: float, threshold: float) -> Gap:
-    distance = -median(level)
+def _make_gap(level: float, variation: float, threshold: float) -> Gap:
     needed = max(-math.log1p(-threshold), MADS * variation)
     return Gap(
-        share=-math.expm1(-distance),
-        mads=distance / variation,
+        share=-math.expm1(level),
+        mads=-level / variation,
         least=-math.expm1(-needed),
-        is_under=distance > needed,
+        is_under=-level > needed,
     )
 
 
-def _select_complete(rates: Rates[D]) -> Rates[D]:
-    return {device: own for device, own in rates.items() if len(own) >= MIN_REPETITIONS}
-
-
-def _compute_levels(rates: Rates[D]) -> Levels[D]:
-    """Compute the levels of each device that has peers in enough repetitions."""
-    levels = {}
-    for device, by_repetition in rates.items():
-        level = []
-        for repetition, rate in by_repetition.items():
-            peers = [
-                peer_rates[repetition]
-                for peer, peer_rates in rates.items()
-                if peer != device and repetition in peer_rates
-            ]
-            if peers and rate > 0:
-                level.append(math.log(rate / median(peers)))
-        if len(level) >= MIN_REPETITIONS:
-            levels[device] = level
-    return levels
-
-
-def _compute_peer_variation(peers: Sequence[Mapping[int, float]]) -> float:
+def _compute_peer_variation(peers: Table) -> float:
     """Compute the standard deviation among peers within a repetition, 0 where they are too few."""
-    distances: list[float] = []
-    for repetition in sorted({repetition for rates in peers for repetition in rates}):
-        values = [rates[repetition] for rates in peers if repetition in rates]
-        if len(values) >= _MIN_PEERS:
-            middle = median(values)
-            distances += [abs(math.log(value / middle)) for value in values]
-    return _NORMAL * median(distances) if distances else 0.0
+    if len(peers) < _MIN_PEERS:
+        return 0.0
+    distances = np.abs(np.log(peers / np.median(peers, axis=0)))
+    return _NORMAL * float(np.median(distances))

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from parbench.bench.check.cases import QUANTITIES, Quantity
-from parbench.bench.check.health import Device, Health, Reason
-from parbench.bench.check.infiniband import Port
+from parbench.bench.check.cases import QUANTITIES
+from parbench.bench.check.health import Device, Health, Rate, Reason
 from parbench.bench.text import format_duration, format_list, format_table, pluralize
 
 # The topics of facts by the titles of their columns.
@@ -23,31 +22,28 @@ def render(health: Health) -> str:
     lines = [" · ".join(parts), *render_devices(health.devices)]
     if health.together is not None:
         lines.append(f"all devices at once: all_reduce {health.together / _GIGA:.3g} GB/s (bus)")
-    port_lines = format_ports(health.ports)
     if health.ports:
-        num_good = len(health.ports) - len(port_lines)
-        lines.append(f"{pluralize(len(health.ports), 'InfiniBand port')}: {num_good} as they should be")
-    lines += port_lines
-    lines += [f"did not run: {problem}" for problem in health.problems]
+        num_good = sum(not port.faults for port in health.ports)
+        ports = pluralize(len(health.ports), "InfiniBand port")
+        lines.append(f"{ports}: {num_good} as they should be")
     lines += [f"note: {note}" for note in health.notes]
-    lines += [_format_fault(True, "link", link.text, link.remedy) for link in health.links]
+    lines += format_faults(health)
     lines += format_reasons(health.devices)
     if health.run:
         lines.append(f"all rows: parbench show --all {health.run}")
     return "\n".join(lines)
 
 
-def _format_fault(is_bad: bool, name: str, text: str, fix: str) -> str:
-    return f"{'bad' if is_bad else 'watch'}  {name}: {text}\n     -> {fix}"
-
-
-def format_ports(ports: Sequence[Port], prefix: str = "") -> list[str]:
-    """Return the faults of ports; ``prefix`` names their host if there are several."""
-    return [
-        _format_fault(port.is_bad, f"{prefix}port {port.name}", port.complaint, port.remedy)
-        for port in ports
-        if port.complaint
+def format_faults(health: Health, prefix: str = "") -> list[str]:
+    """Return the faults that are not those of a device; ``prefix`` names one of several hosts."""
+    problems = [f"did not run  {prefix}{problem}" for problem in health.problems]
+    links = [_format_fault(True, f"{prefix}link", link.text, link.fix) for link in health.links]
+    ports = [
+        _format_fault(port.is_bad, f"{prefix}port {port.name}", port.faults, port.fix)
+        for port in health.ports
+        if port.faults
     ]
+    return [*problems, *links, *ports]
 
 
 def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
@@ -60,44 +56,47 @@ def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> lis
         name = f"{device.host} {device.name}" if with_host else device.name
         for reason in device.reasons:
             names.setdefault(reason, []).append(name)
-    reasons = sorted(names, key=lambda reason: reason.is_bad)
     return [
-        _format_fault(reason.is_bad, format_list(names[reason], "and"), reason.text, reason.remedy)
-        for reason in reasons
+        _format_fault(reason.is_bad, format_list(names[reason], "and"), reason.text, reason.fix)
+        for reason in sorted(names, key=lambda reason: reason.is_bad)
     ]
+
+
+def _format_fault(is_bad: bool, name: str, text: str, fix: str) -> str:
+    return f"{'bad' if is_bad else 'watch'}  {name}: {text}\n     -> {fix}"
 
 
 def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
     """Return a line for each device with its rates and their distance from peers in per cent."""
-    quantities = [quantity for quantity in QUANTITIES if any(quantity.name in device.rates for device in devices)]
+    measured = {name for device in devices for name in device.rates}
+    quantities = [quantity for quantity in QUANTITIES if quantity.name in measured]
     facts = {
         title: topic
         for title, topic in _FACT_COLUMNS.items()
         if any(device.facts.get(topic, "-") != "-" for device in devices)
     }
-    scales = _choose_scales(devices, quantities)
+    scales = _choose_scales(devices)
     titles = [f"{quantity.name} {scales[quantity.unit][1]}" for quantity in quantities]
     hosts = ["host"] if with_host else []
-    rows = [("verdict", *hosts, "device", *titles, *facts)]
+    rows = [["verdict", *hosts, "device", *titles, *facts]]
     for device in devices:
         names = [device.host, device.name] if with_host else [device.name]
-        rates = [_format_rate(device, quantity.name, scales[quantity.unit][0]) for quantity in quantities]
+        rates = [_format_rate(device.rates.get(quantity.name), scales[quantity.unit][0]) for quantity in quantities]
         cells = [device.facts.get(topic, "-") for topic in facts.values()]
-        rows.append((device.verdict, *names, *rates, *cells))
+        rows.append([device.verdict, *names, *rates, *cells])
     first = 2 + len(hosts)
     return format_table(rows, right_aligned=range(first, first + len(quantities))).splitlines()
 
 
-def _choose_scales(devices: Sequence[Device], quantities: Sequence[Quantity]) -> dict[str, tuple[float, str]]:
+def _choose_scales(devices: Sequence[Device]) -> dict[str, tuple[float, str]]:
     """Return the factor and the name in which rates of a unit are printed."""
-    names = [quantity.name for quantity in quantities]
-    values = [device.rates[name].value for device in devices for name in names if name in device.rates]
-    flops = (_TERA, "TFLOP/s") if max(values, default=0.0) > _TERA else (_GIGA, "GFLOP/s")
+    rates = [rate for device in devices for rate in device.rates.values()]
+    max_flops = max((rate.value for rate in rates if rate.unit == "FLOP/s"), default=0.0)
+    flops = (_TERA, "TFLOP/s") if max_flops > _TERA else (_GIGA, "GFLOP/s")
     return {"FLOP/s": flops, "B/s": (_GIGA, "GB/s")}
 
 
-def _format_rate(device: Device, name: str, scale: float) -> str:
-    rate = device.rates.get(name)
+def _format_rate(rate: Rate | None, scale: float) -> str:
     if rate is None:
         return "-"
     value = f"{rate.value / scale:.3g}"

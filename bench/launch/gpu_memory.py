@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Collection, Mapping
 
-from parbench.bench.machine.gpu import sample_gpus
+from parbench.bench.machine.gpu import read_report
 
 _SLACK_BYTES = 256 << 20
 """The memory in use changes by itself."""
@@ -12,7 +12,7 @@ _SLACK_BYTES = 256 << 20
 
 def measure_gpu_memory(device: str) -> dict[str, int]:
     """Return the memory (bytes) in use by the UUID of a GPU; nothing on the CPU or where it is unknown."""
-    gpus = sample_gpus(os.environ) if device == "cuda" else ()
+    gpus = read_report(os.environ, "sample").gpus if device == "cuda" else ()
     return {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.uuid and gpu.memory_used_bytes is not None}
 
 

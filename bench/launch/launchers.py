@@ -17,12 +17,12 @@ from typing import Protocol
 
 import psutil
 
+from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.mailbox import FolderMailbox, Mailbox
 from parbench.bench.launch.messages import Hello
 from parbench.bench.launch.processes import describe_exit, die_with_parent, process_space
 from parbench.bench.machine.environment import interface_of
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, srun_words
-from parbench.bench.files import convert_write_errors
 from parbench.bench.text import get_last_line
 
 FOLDER_VARIABLE = "PARBENCH_FOLDER"

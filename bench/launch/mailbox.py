@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from parbench.bench.launch.messages import MESSAGE_DECODER, Message
 from parbench.bench.files import replace_file
+from parbench.bench.launch.messages import MESSAGE_DECODER, Message
 
 MAIL = "mail"
 """The folder of messages in the folder of an attempt."""

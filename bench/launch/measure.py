@@ -242,7 +242,7 @@ def find_facts(plan: Plan) -> dict[str, dict[str, Any]]:
     for finding in examine_here(os.environ, gpus=plan.device == "cuda"):
         # The interface matters between nodes only.
         if finding.disturbs and (layout is not None or finding.topic != "interface"):
-            disturbances[finding.topic] = finding.found
+            disturbances[finding.topic] = finding.facts
     facts: dict[str, dict[str, Any]] = {VOLATILE: {DISTURBANCES: disturbances}}
     if layout is not None:
         allocation = Allocation.find(os.environ)

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.messages import Hello, Outcome
 from parbench.bench.launch.placement import describe_hosts, find_misplacements
 from parbench.bench.machine.environment import difference, hoist, relations
@@ -17,7 +18,6 @@ from parbench.bench.results.records import Record, Samples, WorldInfo, compute_n
 from parbench.bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
 from parbench.bench.results.samples import samples_name
 from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
-from parbench.bench.files import convert_write_errors
 
 FAILED_STATUSES = ("failed", "hang", "wrong")
 

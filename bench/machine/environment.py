@@ -8,7 +8,7 @@ import platform
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,6 @@ _SECRET_URL = re.compile(r"://\S*(@|[?&;][^=\s]*(token|key|secret|pass)[^=\s]*=)
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _SYSTEM = "sys/devices/system"
 _MAX_RELATED_RANKS = 64  # The table of all pairs of more ranks is too long to read.
-
-_LeafPath = tuple[str, ...]
 
 
 def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
@@ -148,59 +146,59 @@ def parse_cpus(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def flatten(environment: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested groups by their paths, whose names are joined by dots."""
-    return {".".join(path): value for path, value in _flatten(environment).items()}
-
-
-def _flatten(group: Mapping[str, Any], prefix: _LeafPath = ()) -> dict[_LeafPath, Any]:
-    leaves: dict[_LeafPath, Any] = {}
-    for name, value in group.items():
-        path = (*prefix, name)
+    leaves: dict[str, Any] = {}
+    for name, value in environment.items():
         if isinstance(value, Mapping) and value:
-            leaves |= _flatten(value, path)
+            leaves |= flatten(value, f"{prefix}{name}.")
         else:
-            leaves[path] = value
+            leaves[f"{prefix}{name}"] = value
     return leaves
 
 
-def _nest(leaves: Mapping[_LeafPath, Any]) -> dict[str, Any]:
+def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nested groups of these values."""
     groups: dict[str, Any] = {}
     for path, value in leaves.items():
+        *group_names, leaf_name = path.split(".")
         group = groups
-        for name in path[:-1]:
+        for name in group_names:
             group = group.setdefault(name, {})
-        group[path[-1]] = value
+        group[leaf_name] = value
     return groups
 
 
-def hoist(environments: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def hoist(
+    environments: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Split the environments of ranks into shared values and the other values of each rank."""
-    flat = [_flatten(environment) for environment in environments]
+    flat = [flatten(environment) for environment in environments]
     common = {
         path: value
         for path, value in flat[0].items()
         if all(path in leaves and leaves[path] == value for leaves in flat)
     }
-    own = [{path: value for path, value in leaves.items() if path not in common} for leaves in flat]
-    return _nest(common), [_nest(leaves) for leaves in own]
+    rank_leaves = []
+    for leaves in flat:
+        rank_leaves.append(_nest({path: value for path, value in leaves.items() if path not in common}))
+    return _nest(common), rank_leaves
 
 
-def difference(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return values that differ as path -> [base, other], without volatile values."""
-    base_values = flatten(base)
-    other_values = flatten(other)
+def difference(base: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return values that differ as path -> [base, changed], without volatile values."""
+    base_leaves = flatten(base)
+    changed_leaves = flatten(changed)
     differences = {}
-    for path in sorted({*base_values, *other_values}):
-        pair = [base_values.get(path), other_values.get(path)]
+    for path in sorted({*base_leaves, *changed_leaves}):
+        pair = [base_leaves.get(path), changed_leaves.get(path)]
         if pair[0] != pair[1] and path.partition(".")[0] != VOLATILE:
             differences[path] = pair
     return differences
 
 
 def emulation(environ: Mapping[str, str]) -> str:
-    """Return which nodes or links are not real, an empty string if all are."""
+    """Return a text about the nodes or links that are not real, empty if all are."""
     return environ.get(EMULATED_VARIABLE, "")
 
 
@@ -256,22 +254,15 @@ def core_groups(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
 
     cpus = sorted(affinity(), key=get_position)
     count = min(count, len(cpus))
-    groups = []
-    for number in range(count):
-        first = len(cpus) * number // count
-        end = len(cpus) * (number + 1) // count
-        groups.append(tuple(sorted(cpus[first:end])))
-    return tuple(groups)
+    bounds = [len(cpus) * number // count for number in range(count + 1)]
+    return tuple(tuple(sorted(cpus[first:end])) for first, end in pairwise(bounds))
 
 
 def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
     """Return the relation of each pair of ranks, as ``0-1``; nothing for more than 64 ranks."""
     if len(places) > _MAX_RELATED_RANKS:
         return {}
-    relation_by_pair = {}
-    for (rank_a, place_a), (rank_b, place_b) in combinations(enumerate(places), 2):
-        relation_by_pair[f"{rank_a}-{rank_b}"] = relation(place_a, place_b, links)
-    return relation_by_pair
+    return {f"{a}-{b}": relation(places[a], places[b], links) for a, b in combinations(range(len(places)), 2)}
 
 
 def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:

@@ -1,6 +1,6 @@
 """GPUs of this host and their links, as NVIDIA's driver reports them through NVML.
 
-NVML can block inside a driver that is broken. So a child process (``nvml.py``) calls it, within a time limit.
+NVML can block inside a broken driver. So a child process (``nvml.py``) calls it, within a time limit.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ POWER_CAP = "software power cap"
 # Without persistence mode the driver first initializes each GPU, which takes up to 3 s for each.
 _TIMEOUT_SECONDS = 60.0
 _KILL_SECONDS = 1.0
-_NOT_RECORDED = ("name", "index", "pci_address", "nvlink_errors")
+_NOT_RECORDED = ("name", "index", "minor", "nvlink_errors")
 _VARYING = (
     "sm_clock",
     "memory_clock",
@@ -42,6 +42,7 @@ _VARYING = (
 )
 
 Links = Mapping[frozenset[str], str]  # the connection of two GPUs, by their UUIDs
+NvmlAction = Literal["report", "sample", "watch"]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +51,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     index: int | None = None  # among all GPUs of the host, in the order of PCI addresses
     uuid: str | None = None
-    pci_address: str | None = None  # as the kernel writes it
+    minor: int | None = None  # the number of its device node
     driver: str | None = None
     compute_capability: str | None = None
     memory_bytes: int | None = None
@@ -61,12 +62,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     power_default_watts: float | None = None
     sm_clock_max: int | None = None
     memory_clock_max: int | None = None
-    sm_clock_applications: int | None = None
-    memory_clock_applications: int | None = None
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
-    # GB/s of each link, 0 if inactive; empty if all are inactive.
-    nvlinks: tuple[float | None, ...] | None = None
+    nvlinks: int | None = None
+    active_nvlinks: int | None = None
     sm_clock: int | None = None
     memory_clock: int | None = None
     slowed_by: tuple[str, ...] | None = None  # reasons why clocks are low
@@ -111,7 +110,6 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     """NVML's report of a host's GPUs."""
 
     gpus: tuple[Gpu, ...] = ()  # without GPUs that belong to others or do not answer
-    lost: tuple[int, ...] = ()  # the indices of GPUs that NVML counts and cannot read
     links: tuple[tuple[str, str, str], ...] = ()  # two UUIDs and their connection
     cuda_version: str | None = None  # the newest CUDA that the driver supports, with cuda-compat
     failure: GpuFailure | None = None
@@ -132,18 +130,16 @@ def has_library(environ: Mapping[str, str]) -> bool:
     return True
 
 
-def nvml_command(action: Literal["report", "sample", "watch"]) -> list[str]:
-    return [sys.executable, "-m", "parbench.bench.machine.nvml", action]
-
-
-def read_report(environ: Mapping[str, str], *, timeout_seconds: float | None = None) -> GpuReport:
-    """Ask NVML for all facts about this host's GPUs."""
-    return _run_nvml(environ, "report", timeout_seconds or _TIMEOUT_SECONDS)
-
-
-def sample_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs with clocks and memory in use, without links, rows and processes."""
-    return _run_nvml(environ, "sample", _TIMEOUT_SECONDS).gpus
+def read_report(
+    environ: Mapping[str, str],
+    action: NvmlAction = "report",
+    *,
+    timeout_seconds: float = _TIMEOUT_SECONDS,
+) -> GpuReport:
+    """Ask NVML for all facts about this host's GPUs, or for a ``sample`` of clocks and memory."""
+    if not has_library(environ):
+        return GpuReport(failure=GpuFailure(kind="no library"))
+    return finish_nvml(start_nvml(environ, action), timeout_seconds)
 
 
 def inspect_gpus(environ: Mapping[str, str]) -> GpuReport:
@@ -156,16 +152,19 @@ def _read_once(library_path: str) -> GpuReport:
     return read_report({**os.environ, "LD_LIBRARY_PATH": library_path})
 
 
-def _run_nvml(environ: Mapping[str, str], action: Literal["report", "sample"], timeout_seconds: float) -> GpuReport:
-    if not has_library(environ):
-        return GpuReport(failure=GpuFailure(kind="no library"))
-    child = subprocess.Popen(
-        nvml_command(action),
+def start_nvml(environ: Mapping[str, str], action: NvmlAction) -> "subprocess.Popen[bytes]":
+    """Start the child process that calls NVML; ``watch`` samples until ``finish_nvml``."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "parbench.bench.machine.nvml", action],
         env=environ,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def finish_nvml(child: "subprocess.Popen[bytes]", timeout_seconds: float = _TIMEOUT_SECONDS) -> GpuReport:
+    """Close the child's standard input and return its report."""
     try:
         output, errors = child.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
@@ -179,7 +178,7 @@ def _run_nvml(environ: Mapping[str, str], action: Literal["report", "sample"], t
 
 
 def abandon(child: "subprocess.Popen[bytes]") -> None:
-    """Kill a child process, and leave it if it waits inside a driver, where it cannot be killed."""
+    """Kill a child process, or leave it if it waits inside a driver, where nothing can kill it."""
     child.kill()
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout=_KILL_SECONDS)

@@ -1,9 +1,10 @@
 """The GPUs of all hosts of a run. A rank sends the UUID of its GPU, and each host one report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from parbench.bench.machine.environment import VOLATILE
 from parbench.bench.machine.gpu import Gpu, GpuReport, read_report
@@ -29,28 +30,28 @@ class GpuInventory:
 
     def __init__(self, report: GpuReport) -> None:
         """Start with the GPUs of the driver's host."""
-        self._gpus: dict[str, Gpu] = {}
+        self._gpus: dict[str | None, Gpu] = {}
         self.links: dict[frozenset[str], str] = {}
         self._add(report)
 
     def _add(self, report: GpuReport) -> None:
-        self._gpus |= {gpu.uuid: gpu for gpu in report.gpus if gpu.uuid is not None}
+        self._gpus |= {gpu.uuid: gpu for gpu in report.gpus}
         self.links |= report.links_by_pair()
 
-    def add_facts(self, environments: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def add_facts(self, environments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the environments of ranks with facts about their GPUs in place of the reports."""
-        for environment in environments:
+        rank_environments = [dict(environment) for environment in environments]
+        for environment in rank_environments:
             if _REPORT in environment:
-                report = msgspec.convert(environment[_REPORT], GpuReport)
+                report = msgspec.convert(environment.pop(_REPORT), GpuReport)
                 # Ranks of the run may already use their GPUs, so other processes are not known.
-                gpus = tuple(msgspec.structs.replace(gpu, processes=None) for gpu in report.gpus)
-                self._add(msgspec.structs.replace(report, gpus=gpus))
-        return [self._add_facts_of_rank(environment) for environment in environments]
-
-    def _add_facts_of_rank(self, environment: Mapping[str, Any]) -> dict[str, Any]:
-        complete = {name: value for name, value in environment.items() if name != _REPORT}
-        gpu = self._gpus.get(environment.get("gpu", {}).get("uuid"))
-        if gpu is not None:
-            complete["gpu"] = {**gpu.facts(varying=False), **environment["gpu"]}
-            complete[VOLATILE] = {**environment.get(VOLATILE, {}), "gpu": gpu.facts(varying=True)}
-        return complete
+                gpus = tuple(replace(gpu, processes=None) for gpu in report.gpus)
+                self._add(replace(report, gpus=gpus))
+        for environment in rank_environments:
+            sent_facts = environment.get("gpu", {})
+            gpu = self._gpus.get(sent_facts.get("uuid"))
+            if sent_facts and gpu is not None:
+                environment["gpu"] = {**gpu.facts(varying=False), **sent_facts}
+                load = environment.get(VOLATILE, {})
+                environment[VOLATILE] = {**load, "gpu": gpu.facts(varying=True)}
+        return rank_environments

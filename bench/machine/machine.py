@@ -78,12 +78,8 @@ def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
     if torch is None or torch.origin is None:
         return None, None
     text = read_text(Path(torch.origin).with_name("version.py")) or ""
-    match = re.search(r"^cuda\b[^=\n]*= *(None|'.+'|\".+\")", text, re.MULTILINE)
-    if match is None:
-        return None, None
-    if match[1] == "None":
-        return False, None
-    return True, match[1].strip("'\"")
+    match = re.search(r"^cuda\b[^=\n]*= *(None|['\"](.+)['\"])", text, re.MULTILINE)
+    return (None, None) if match is None else (match[1] != "None", match[2])
 
 
 def _find_nccl_version(environ: Mapping[str, str]) -> str | None:
@@ -115,8 +111,8 @@ def read_text(path: Path) -> str | None:
 
 def parse_count(text: str | None) -> int | None:
     """Return the number in a text; None for ``max``, ``-1``, ``[N/A]`` and the like."""
-    word = (text or "").strip()
-    return int(word) if word.isascii() and word.isdigit() else None
+    digits = (text or "").strip()
+    return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
 def affinity(pid: int = 0) -> frozenset[int]:
@@ -133,9 +129,9 @@ def available_cores(root: Path = Path("/"), pid: int = 0) -> int:
     """
     limits: list[float] = [len(affinity(pid))]
     for folder in _list_cgroups(root, "cpu"):
-        words: list[str | None] = list((read_text(folder / "cpu.max") or "").split())
-        words = words or [read_text(folder / name) for name in _CPU_QUOTA_FILES]
-        quota, period = (parse_count(word) for word in words)
+        limit = read_text(folder / "cpu.max")
+        values = limit.split() if limit else [read_text(folder / name) for name in _CPU_QUOTA_FILES]
+        quota, period = (parse_count(value) for value in values)
         if quota and period:
             limits.append(quota / period)
     return max(1, int(min(limits)))

@@ -1,18 +1,21 @@
 """The child process that calls NVML: ``python -m parbench.bench.machine.nvml report|sample|watch``.
 
-It prints a ``GpuReport`` as JSON. ``watch`` prints a sample each second until its standard input ends.
+It prints a ``GpuReport`` as JSON. ``watch`` samples the GPUs each second until its standard input
+ends, and reports the maxima.
 """
 
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pynvml  # type: ignore[import-untyped]
+from msgspec.structs import replace
 
 from parbench.bench.machine.gpu import IDLE, POWER_CAP, Gpu, GpuFailure, GpuReport
 
@@ -28,7 +31,8 @@ _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "hardware power brake",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clock setting",
 }
-# Fields of one NVLink, by the names that nvidia-smi prints.
+# Error counters of one NVLink, by the names that nvidia-smi prints. Left out are those that increase
+# on good links: codewords without errors, corrected bits and successful recoveries.
 _LINK_COUNTERS = {
     "replay errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
     "recovery errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
@@ -36,26 +40,29 @@ _LINK_COUNTERS = {
     # since Blackwell
     "malformed packet errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS,
     "buffer overrun errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS,
-    "rx errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS,
     "rx remote errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS,
-    "rx general errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS,
-    "local link integrity errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
-    "tx discards": pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_DISCARDS,
-    "link recovery successful events": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS,
     "link recovery failed events": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
-    "total link recovery events": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS,
     "effective errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
     "symbol errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
-    # A bin counts codewords with this number of errors. Bin 0 counts codewords without errors.
-    **{f"fec errors - {number}": pynvml.NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 + number for number in range(16)},
-    "raw errors lane 0": pynvml.NVML_FI_DEV_NVLINK_COUNT_RAW_ERRORS_LANE0,
-    "raw errors lane 1": pynvml.NVML_FI_DEV_NVLINK_COUNT_RAW_ERRORS_LANE1,
 }
-_OLD_LINK_COUNTERS = {  # before Hopper, by functions of their own
-    "replay errors": (pynvml.NVML_NVLINK_ERROR_DL_REPLAY,),
-    "recovery errors": (pynvml.NVML_NVLINK_ERROR_DL_RECOVERY,),
-    "crc errors": (pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT, pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA),
-}
+# A bin counts codewords with this number of errors.
+for _number in range(8, 16):
+    _field = pynvml.NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 + _number
+    _LINK_COUNTERS[f"fec errors - {_number}"] = _field
+_OLD_LINK_COUNTERS = (  # before Hopper, by a function of their own
+    ("replay errors", pynvml.NVML_NVLINK_ERROR_DL_REPLAY),
+    ("recovery errors", pynvml.NVML_NVLINK_ERROR_DL_RECOVERY),
+    ("crc errors", pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
+    ("crc errors", pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA),
+)
+_MAXIMA = (
+    "sm_clock",
+    "memory_clock",
+    "utilization_percent",
+    "temperature_celsius",
+    "pcie_generation",
+    "pcie_width",
+)
 _VALUE_FIELDS = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
@@ -65,46 +72,46 @@ _VALUE_FIELDS = {
     pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
     pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
 }
-_PATHS = {
-    pynvml.NVML_TOPOLOGY_INTERNAL: "PCIe",
-    pynvml.NVML_TOPOLOGY_SINGLE: "PCIe",
-    pynvml.NVML_TOPOLOGY_MULTIPLE: "PCIe",
-    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PCIe",
-    pynvml.NVML_TOPOLOGY_NODE: "PCIe",
-    pynvml.NVML_TOPOLOGY_SYSTEM: "other NUMA node",
-}
 
 
 def main(action: str) -> None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        _print(GpuReport(failure=GpuFailure(kind="error", text=str(error))))
-        return
-    if action == "watch":
-        while True:
-            _print(make_report(has_details=False))
-            if _has_ended(sys.stdin.fileno()):
-                return
+        report = GpuReport(failure=GpuFailure(kind="error", text=str(error)))
     else:
-        _print(make_report(has_details=action == "report"))
+        report = _watch() if action == "watch" else make_report(has_details=action == "report")
+    sys.stdout.buffer.write(msgspec.json.encode(report))
 
 
-def _print(report: GpuReport) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    sys.stdout.buffer.flush()
+def _watch() -> GpuReport:
+    """Sample the GPUs until standard input ends; return a report with the maxima of the samples."""
+    samples: list[Gpu] = []
+    has_ended = False
+    while not has_ended:
+        samples += make_report(has_details=False).gpus
+        readable, _, _ = select.select([sys.stdin], [], [], WATCH_SECONDS)
+        has_ended = bool(readable)
+    report = make_report(has_details=True)
+    return replace(report, gpus=tuple(summarize_load(gpu, samples) for gpu in report.gpus))
 
 
-def _has_ended(input_descriptor: int) -> bool:
-    """Wait for the next sample, and return whether the parent has closed the pipe meanwhile."""
-    readable, _, _ = select.select([input_descriptor], [], [], WATCH_SECONDS)
-    return bool(readable)
+def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
+    """Return a GPU with the maxima of its busy samples, and with all reasons that slowed it."""
+    busy = [sample for sample in samples if sample.uuid == gpu.uuid and sample.utilization_percent]
+    if not busy:
+        return gpu
+    maxima: dict[str, Any] = {}
+    for name in _MAXIMA:
+        values = [getattr(sample, name) for sample in busy]
+        maxima[name] = max((value for value in values if value is not None), default=None)
+    reasons = [reason for sample in busy for reason in sample.slowed_by or () if reason != IDLE]
+    return replace(gpu, slowed_by=tuple(dict.fromkeys(reasons)), **maxima)
 
 
 def make_report(*, has_details: bool) -> GpuReport:
     gpus = []
     handles = []
-    lost = []
     failure = None
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
@@ -114,11 +121,9 @@ def make_report(*, has_details: bool) -> GpuReport:
         except pynvml.NVMLError_NoPermission:
             continue  # The GPU belongs to another job or container.
         except pynvml.NVMLError as error:
-            lost.append(index)
             failure = GpuFailure(kind="error", text=f"{error} (GPU {index})")
     return GpuReport(
         gpus=tuple(gpus),
-        lost=tuple(lost),
         links=read_links(handles, gpus) if has_details else (),
         cuda_version=_read_cuda_version() if has_details else None,
         failure=failure,
@@ -143,53 +148,56 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
 
     ``has_details`` adds remapped rows, NVLinks and processes. Raises NVMLError if it is lost.
     """
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    memory = memory or _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    pci = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
-    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-    utilization = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    rows = _ask(pynvml.nvmlDeviceGetRemappedRows, handle) if has_details else None
+
+    def ask(function: Callable[..., Any], *args: Any) -> Any:
+        return _ask(function, handle, *args)
+
+    def count_errors(error_type: int) -> Any:
+        return ask(pynvml.nvmlDeviceGetTotalEccErrors, error_type, pynvml.NVML_VOLATILE_ECC)
+
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+    memory = memory or ask(pynvml.nvmlDeviceGetMemoryInfo)
+    capability = ask(pynvml.nvmlDeviceGetCudaComputeCapability)
+    utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
+    rows = ask(pynvml.nvmlDeviceGetRemappedRows) if has_details else None
+    [num_links] = _read_fields(handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT]) if has_details else [None]
+    links = range(num_links or 0)
+    active_links = [link for link in links if ask(pynvml.nvmlDeviceGetNvLinkState, link)]
     return Gpu(
         name=pynvml.nvmlDeviceGetName(handle),
         index=index,
-        uuid=_ask(pynvml.nvmlDeviceGetUUID, handle),
-        pci_address=None if pci is None else _format_address(pci),
+        uuid=ask(pynvml.nvmlDeviceGetUUID),
+        minor=ask(pynvml.nvmlDeviceGetMinorNumber),
         driver=_ask(pynvml.nvmlSystemGetDriverVersion),
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         memory_bytes=None if memory is None else memory.total,
-        persistence=_to_bool(_ask(pynvml.nvmlDeviceGetPersistenceMode, handle)),
-        mig=_to_bool(_ask(pynvml.nvmlDeviceGetMigMode, handle)),
-        ecc=_to_bool(_ask(pynvml.nvmlDeviceGetEccMode, handle)),
-        power_limit_watts=_to_watts(_ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-        power_default_watts=_to_watts(_ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
-        sm_clock_max=_ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        memory_clock_max=_ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        sm_clock_applications=_ask(pynvml.nvmlDeviceGetApplicationsClock, handle, pynvml.NVML_CLOCK_GRAPHICS),
-        memory_clock_applications=_ask(pynvml.nvmlDeviceGetApplicationsClock, handle, pynvml.NVML_CLOCK_MEM),
-        pcie_generation_max=_ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        pcie_width_max=_ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        nvlinks=_read_link_rates(handle) if has_details else None,
-        sm_clock=_ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        memory_clock=_ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        persistence=_to_bool(ask(pynvml.nvmlDeviceGetPersistenceMode)),
+        mig=_to_bool(ask(pynvml.nvmlDeviceGetMigMode)),
+        ecc=_to_bool(ask(pynvml.nvmlDeviceGetEccMode)),
+        power_limit_watts=_to_watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit)),
+        power_default_watts=_to_watts(ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit)),
+        sm_clock_max=ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
+        memory_clock_max=ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM),
+        pcie_generation_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
+        pcie_width_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth),
+        nvlinks=num_links or None,
+        active_nvlinks=len(active_links) if num_links else None,
+        sm_clock=ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
+        memory_clock=ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
         slowed_by=_read_clock_reasons(handle),
         utilization_percent=None if utilization is None else utilization.gpu,
-        temperature_celsius=_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        temperature_celsius=ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
         memory_used_bytes=None if memory is None else memory.used,
-        pcie_generation=_ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        pcie_width=_ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        errors_corrected=_read_ecc_errors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-        errors_uncorrected=_read_ecc_errors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        pcie_generation=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
+        pcie_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth),
+        errors_corrected=count_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        errors_uncorrected=count_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
         rows_remapped=None if rows is None else rows[1],
         remap_pending=None if rows is None else bool(rows[2]),
         remap_failed=None if rows is None else bool(rows[3]),
         processes=_read_processes(handle) if has_details else None,
-        nvlink_errors=_read_link_errors(handle) if has_details else {},
+        nvlink_errors=_read_link_errors(handle, active_links),
     )
-
-
-def _format_address(pci: Any) -> str:
-    """Return a PCI address as the kernel writes it: ``0000:3b:00.0``."""
-    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
 
 def _to_bool(mode: Any) -> bool | None:
@@ -217,11 +225,6 @@ def _read_clock_reasons(handle: Any) -> tuple[str, ...] | None:
     return tuple(reason for bit, reason in _CLOCK_REASONS.items() if mask & bit)
 
 
-def _read_ecc_errors(handle: Any, error_type: int) -> int | None:
-    count: int | None = _ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, error_type, pynvml.NVML_VOLATILE_ECC)
-    return count
-
-
 def _read_processes(handle: Any) -> tuple[str, ...] | None:
     """Return the processes that compute on a GPU, except for the parent of this one."""
     processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
@@ -246,69 +249,37 @@ def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[A
     return [None if value.nvmlReturn else getattr(value.value, _VALUE_FIELDS[value.valueType]) for value in values]
 
 
-def _read_link_rates(handle: Any) -> tuple[float | None, ...] | None:
-    """Return the rate of each NVLink in GB/s.
-
-    None if the GPU has no NVLink, nothing if all are inactive.
-    """
-    num_links, common_rate = _read_fields(
-        handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
-    )
-    if num_links is None:
-        return None
-    rates: list[float | None] = []
-    for link in range(num_links):
-        if not _ask(pynvml.nvmlDeviceGetNvLinkState, handle, link):
-            rates.append(0.0)
-            continue
-        [rate] = _read_fields(handle, [(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, link)])
-        rate = rate or common_rate
-        rates.append(rate / 1000 if rate else None)
-    return tuple(rates) if any(rate != 0 for rate in rates) else ()
-
-
-def _read_link_errors(handle: Any) -> dict[str, int]:
-    """Return the sum of each error counter over the NVLinks of a GPU."""
-    [num_links] = _read_fields(handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
-    errors: dict[str, int] = {}
-    for link in range(num_links or 0):
-        if _ask(pynvml.nvmlDeviceGetNvLinkState, handle, link):
-            for name, count in _read_counters(handle, link).items():
-                errors[name] = errors.get(name, 0) + count
-    return errors
-
-
-def _read_counters(handle: Any, link: int) -> dict[str, int]:
-    values = _read_fields(handle, [(field, link) for field in _LINK_COUNTERS.values()])
-    counters = {name: value for name, value in zip(_LINK_COUNTERS, values, strict=True) if value is not None}
-    if counters:
-        return counters
-    for name, kinds in _OLD_LINK_COUNTERS.items():
-        counts = [_ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, kind) for kind in kinds]
-        known = [count for count in counts if count is not None]
-        if known:
-            counters[name] = sum(known)
-    return counters
+def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:
+    """Return the sum of each error counter over these NVLinks of a GPU."""
+    errors: Counter[str] = Counter()
+    for link in links:
+        values = _read_fields(handle, [(field, link) for field in _LINK_COUNTERS.values()])
+        counts = list(zip(_LINK_COUNTERS, values, strict=True))
+        if values.count(None) == len(values):
+            counts = [
+                (name, _ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, kind))
+                for name, kind in _OLD_LINK_COUNTERS
+            ]
+        for name, count in counts:
+            if count is not None:
+                errors[name] += count
+    return dict(errors)
 
 
 def read_links(handles: Sequence[Any], gpus: Sequence[Gpu]) -> tuple[tuple[str, str, str], ...]:
     """Return the connection of each pair of GPUs."""
     links = []
-    pairs = combinations(zip(handles, gpus, strict=True), 2)
-    for (first_handle, first), (second_handle, second) in pairs:
-        status = _ask(
-            pynvml.nvmlDeviceGetP2PStatus,
-            first_handle,
-            second_handle,
-            pynvml.NVML_P2P_CAPS_INDEX_NVLINK,
-        )
+    for (handle_a, gpu_a), (handle_b, gpu_b) in combinations(zip(handles, gpus, strict=True), 2):
+        index = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+        status = _ask(pynvml.nvmlDeviceGetP2PStatus, handle_a, handle_b, index)
+        level = _ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, handle_a, handle_b)
+        connection = "" if level is None else "PCIe"
+        if level == pynvml.NVML_TOPOLOGY_SYSTEM:
+            connection = "other NUMA node"
         if status == pynvml.NVML_P2P_STATUS_OK:
             connection = "NVLink"
-        else:
-            level = _ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, first_handle, second_handle)
-            connection = _PATHS.get(level, "")
-        if connection and first.uuid and second.uuid:
-            links.append((first.uuid, second.uuid, connection))
+        if connection and gpu_a.uuid and gpu_b.uuid:
+            links.append((gpu_a.uuid, gpu_b.uuid, connection))
     return tuple(links)
 
 

@@ -3,9 +3,8 @@
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from parbench.bench.machine.gpu import (
     GpuFailure,
@@ -16,18 +15,18 @@ from parbench.bench.machine.gpu import (
 )
 from parbench.bench.text import format_list
 
-NO_ADDRESS = "at an unknown PCI address"
 _NVIDIA_VENDOR = "0x10de"
 _COMPUTE_CLASS = "0x0302"  # a 3D controller, which drives no display
 _GPU_CLASSES = ("0x0300", _COMPUTE_CLASS)
 
 
-class KernelGpu(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class KernelGpu:
     """A GPU of the kernel's driver, from /proc/driver/nvidia/gpus."""
 
     address: str
+    minor: str  # the number of its device node
     uuid: str | None = None
-    minor: int | None = None  # the number of its device node
     # By the administrator, with the module's parameter NVreg_ExcludedGpus.
     is_excluded: bool = False
 
@@ -42,22 +41,18 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path =
     if _is_satisfied(environ, report):
         return ()
     driver_folder = root / "proc/driver/nvidia"
-    kernel_gpus = read_kernel_gpus(driver_folder)
-    excluded_minors = {gpu.minor for gpu in kernel_gpus if gpu.is_excluded}
-    minors = [minor for minor in _list_openable_minors(root) if minor not in excluded_minors]
-    if not minors and report.lost:
-        return tuple(str(index) for index in report.lost if _is_visible(environ, index, None))
+    kernel_gpus = _read_kernel_gpus(driver_folder)
+    excluded = {gpu.minor for gpu in kernel_gpus if gpu.is_excluded}
+    minors = [minor for minor in _list_openable_minors(root) if minor not in excluded]
     if not minors:
         return _find_without_nodes(report, kernel_gpus, driver_folder, root)
     own = [gpu for gpu in kernel_gpus if gpu.minor in minors]
-    answering = {gpu.pci_address for gpu in report.gpus}
-    silent = [gpu for gpu in own if gpu.address not in answering]
-    # Have a node, but the kernel does not list them.
-    num_unknown = len(minors) - len(report.gpus) - len(silent)
+    # A sandbox has device nodes, but not the kernel's files.
+    own = own or [KernelGpu(address=f"/dev/nvidia{minor}", minor=minor) for minor in minors]
+    answering = {str(gpu.minor) for gpu in report.gpus}
     visible = [gpu for index, gpu in enumerate(own) if _is_visible(environ, index, gpu.uuid)]
-    addresses = [gpu.address for gpu in visible if gpu in silent]
-    names = (*addresses, *_name_nodes(minors, num_unknown))
-    return names or _list_unclaimed(report, root)
+    silent = tuple(gpu.address for gpu in visible if gpu.minor not in answering)
+    return silent or _list_unclaimed(report, root)
 
 
 def _find_without_nodes(
@@ -72,7 +67,7 @@ def _find_without_nodes(
     has_no_driver = report.failure.kind == "error" and not driver_folder.exists()
     if report.failure.kind == "hang" or has_no_driver:
         addresses = tuple(gpu.address for gpu in kernel_gpus if not gpu.is_excluded)
-        return addresses or tuple(_list_pci_devices(root))
+        return addresses or tuple(_list_pci_devices(root, _GPU_CLASSES))
     return ()
 
 
@@ -93,21 +88,19 @@ def suggest_fix(failure: GpuFailure | None) -> str:
     return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
 
 
-def read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
+def _read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
     """Read the GPUs of the loaded driver in the order of their addresses."""
     gpus = []
-    for folder in sorted((driver_folder / "gpus").glob("*"), key=lambda folder: folder.name.lower()):
+    for folder in sorted(driver_folder.glob("gpus/*"), key=lambda folder: folder.name.lower()):
         information = _read(folder / "information")
         facts = dict(re.findall(r"^(.+?):[ \t]*(.+?)[ \t]*$", information, re.MULTILINE))
-        minor = facts.get("Device Minor", "")
-        gpus.append(
-            KernelGpu(
-                address=folder.name.lower(),
-                uuid=facts.get("GPU UUID"),
-                minor=int(minor) if minor.isdecimal() else None,
-                is_excluded=facts.get("GPU Excluded") == "Yes",
-            )
+        gpu = KernelGpu(
+            address=folder.name.lower(),
+            minor=facts.get("Device Minor", ""),
+            uuid=facts.get("GPU UUID"),
+            is_excluded=facts.get("GPU Excluded") == "Yes",
         )
+        gpus.append(gpu)
     return gpus
 
 
@@ -117,38 +110,30 @@ def _is_satisfied(environ: Mapping[str, str], report: GpuReport) -> bool:
     if variable is None:
         return False
     names_gpu = re.match(r"\s*(\d|GPU-|MIG-)", variable)
-    return names_gpu is None or len(select_visible(report.gpus, environ)) == len(split_visible_devices(variable))
+    num_visible = len(select_visible(report.gpus, environ))
+    return names_gpu is None or num_visible == len(split_visible_devices(variable))
 
 
 def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> bool:
-    variable = environ.get("CUDA_VISIBLE_DEVICES")
-    if variable is None:
-        return True
+    variable = environ.get("CUDA_VISIBLE_DEVICES", str(index))
     return any(is_entry_for(entry, index, uuid) for entry in split_visible_devices(variable))
 
 
-def _name_nodes(minors: Sequence[int], num_unknown: int) -> tuple[str, ...]:
-    """Return names of GPUs of which only the device nodes are known."""
-    if num_unknown == len(minors):
-        return tuple(f"/dev/nvidia{minor}" for minor in minors)
-    return (NO_ADDRESS,) * num_unknown
-
-
-def _list_openable_minors(root: Path) -> list[int]:
+def _list_openable_minors(root: Path) -> list[str]:
     """Return the numbers of the device nodes that this process may open.
 
     Its cgroup denies those of other jobs.
     """
     minors = []
-    for node in (root / "dev").glob("nvidia*"):
+    for node in sorted((root / "dev").glob("nvidia*")):
         number = node.name.removeprefix("nvidia")
         if number.isdecimal() and os.access(node, os.R_OK | os.W_OK):
-            minors.append(int(number))
-    return sorted(minors)
+            minors.append(number)
+    return minors
 
 
-def _list_pci_devices(root: Path, classes: Iterable[str] = _GPU_CLASSES) -> dict[str, Path]:
-    """Return NVIDIA's display controllers by address, without those of virtual machines."""
+def _list_pci_devices(root: Path, classes: Iterable[str]) -> dict[str, Path]:
+    """Return NVIDIA's devices of these classes by address, without those of virtual machines."""
     devices = {}
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         is_gpu = _read(folder / "vendor") == _NVIDIA_VENDOR and _read(folder / "class")[:6] in classes

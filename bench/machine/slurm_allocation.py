@@ -158,21 +158,15 @@ def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
     states = psutil.net_if_stats()
     chosen_interface = environ.get(INTERFACE_VARIABLE)
     own_address = host_address()
-    by_rank: tuple[list[str], list[str], list[str]] = ([], [], [])
+    addresses = []
     for name, entries in psutil.net_if_addrs().items():
-        if name not in states or not states[name].isup:
-            continue
+        is_up = name in states and states[name].isup
         for entry in entries:
-            if entry.family != socket.AF_INET or entry.address.startswith("127."):
-                continue
-            if name == chosen_interface:
-                by_rank[0].append(entry.address)
-            elif entry.address == own_address:
-                by_rank[1].append(entry.address)
-            else:
-                by_rank[2].append(entry.address)
-    addresses = [address for group in by_rank for address in group]
-    return tuple(dict.fromkeys(addresses)) or ("127.0.0.1",)
+            address = entry.address
+            if is_up and entry.family == socket.AF_INET and not address.startswith("127."):
+                addresses.append((name != chosen_interface, address != own_address, address))
+    addresses.sort(key=lambda item: item[:2])
+    return tuple(dict.fromkeys(address for *_, address in addresses)) or ("127.0.0.1",)
 
 
 def main() -> None:

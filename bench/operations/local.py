@@ -99,54 +99,52 @@ def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Copy a buffer of ``size_bytes`` on every rank; algbw counts each byte once."""
     pattern = DataPattern(dtype, world.size, world.device)
     source = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
-    target = source.clone()
-    details = {
-        "size_bytes": size_bytes,
-        "read_bytes": size_bytes,
-        "written_bytes": size_bytes,
-    }
-    return Operation(
-        call=lambda: target.copy_(source),
-        output=target,
-        expected=lambda: pattern.compute_values(world.rank, 0, len(target)),
-        description=Description(
-            work=(Work(name="algbw", amount=size_bytes),),
-            details=details,
-        ),
-    )
+    details = {"read_bytes": size_bytes, "written_bytes": size_bytes}
+    return _make_copy(world, pattern, size_bytes, source, source.clone(), details)
 
 
 def to_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Copy ``size_bytes`` from page-locked host memory to the device, on every rank."""
-    return _host_copy(world, size_bytes, dtype, to_device=True)
+    return _make_host_copy(world, size_bytes, dtype, to_device=True)
 
 
 def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Copy ``size_bytes`` from the device to page-locked host memory, on every rank."""
-    return _host_copy(world, size_bytes, dtype, to_device=False)
+    return _make_host_copy(world, size_bytes, dtype, to_device=False)
 
 
-def _host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) -> Operation:
+def _make_host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) -> Operation:
     pattern = DataPattern(dtype, world.size, world.device)
     on_device = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
-    on_host = on_device.cpu()
-    if world.device.type == "cuda":
-        on_host = on_host.pin_memory()
-    if to_device:
-        source = on_host
-        target = torch.empty_like(on_device)
-    else:
-        source = on_device
-        target = torch.empty_like(on_host, pin_memory=on_host.is_pinned())
-    expected = source.to(target.device, copy=True)
+    on_host = torch.empty_like(on_device, device="cpu", pin_memory=world.device.type == "cuda")
+    on_host.copy_(on_device)
+    source, target = (on_host, on_device) if to_device else (on_device, on_host)
     notes = () if on_host.is_pinned() else ("the device is the CPU: a copy within its memory",)
+    details = {"moved_bytes": size_bytes}
+    return _make_copy(world, pattern, size_bytes, source, target, details, notes)
+
+
+def _make_copy(
+    world: World,
+    pattern: DataPattern,
+    size_bytes: int,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    details: dict[str, int],
+    notes: tuple[str, ...] = (),
+) -> Operation:
+    """Copy this rank's data from ``source`` to ``target``."""
+
+    def compute_expected() -> torch.Tensor:
+        return pattern.compute_values(world.rank, 0, len(target)).to(target.device)
+
     return Operation(
         call=lambda: target.copy_(source, non_blocking=True),
         output=target,
-        expected=lambda: expected,
+        expected=compute_expected,
         description=Description(
             work=(Work(name="algbw", amount=size_bytes),),
-            details={"size_bytes": size_bytes, "moved_bytes": size_bytes},
+            details={"size_bytes": size_bytes, **details},
             notes=notes,
         ),
     )

@@ -20,59 +20,20 @@ def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
     return _exchange(world, size_bytes, dtype, target, source)
 
 
-def unidirectional(
-    world: World,
-    *,
-    size_bytes: int,
-    dtype: str,
-    source: int = 0,
-    target: int = 1,
-) -> Operation:
+def unidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
     send_to = target if world.rank == source else None
     recv_from = source if world.rank == target else None
     return _exchange(world, size_bytes, dtype, send_to, recv_from)
 
 
-def bidirectional(
-    world: World,
-    *,
-    size_bytes: int,
-    dtype: str,
-    source: int = 0,
-    target: int = 1,
-) -> Operation:
+def bidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
     peer = {source: target, target: source}.get(world.rank)
     return _exchange(world, size_bytes, dtype, peer, peer)
 
 
-def pingpong(
-    world: World,
-    *,
-    size_bytes: int,
-    dtype: str,
-    source: int = 0,
-    target: int = 1,
-) -> Operation:
-    """Send S bytes there and back, one after the other; the time is half the round trip."""
-    pattern = DataPattern(dtype, world.size, world.device)
-    sent = pattern.compute_values(source, 0, size_bytes // pattern.itemsize)
-    takes_part = world.rank in (source, target)
-    received = pattern.allocate(len(sent) if takes_part else 0)
-
-    def bounce() -> None:
-        if world.rank == source:
-            dist.send(sent, group=world.group, group_dst=target)
-            dist.recv(received, group=world.group, group_src=target)
-        elif world.rank == target:
-            dist.recv(received, group=world.group, group_src=source)
-            dist.send(received, group=world.group, group_dst=source)
-
-    return Operation(
-        call=bounce,
-        output=received,
-        expected=lambda: pattern.compute_values(source, 0, len(received)),
-        description=describe("pingpong", world.size, size_bytes, hops=2),
-    )
+def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
+    peer = {source: target, target: source}.get(world.rank)
+    return _exchange(world, size_bytes, dtype, peer, peer, in_turn=True)
 
 
 def round_of_pairs(
@@ -88,9 +49,8 @@ def round_of_pairs(
     """Send S bytes each way between the two ranks of every pair of a round, all pairs at once.
 
     The rounds are a round-robin tournament unless ``pairs`` are given. A rank without a pair is
-    idle. Each rank's own samples are its pair's. With ``direction`` in_turn the smaller rank sends
-    first and then receives, so that S bytes go there and S back, and the time is half the round
-    trip. ``repeat`` only distinguishes measurements of the same round.
+    idle. Each rank's own samples are its pair's. ``direction`` is at_once or in_turn. ``repeat``
+    only distinguishes measurements of the same round.
     """
     if world.size < 2:
         raise UserError(f"a round needs a pair: size({world.size}) < 2 ranks")
@@ -117,7 +77,8 @@ def _exchange(
 ) -> Operation:
     """Send S bytes to one rank and receive S bytes from another, or from no rank.
 
-    With ``in_turn``, the smaller of two ranks sends first.
+    With ``in_turn`` the smaller of two ranks sends first and then receives, and the time is half
+    the round trip.
     """
     pattern = DataPattern(dtype, world.size, world.device)
     sent = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)

@@ -53,7 +53,7 @@ def test_visible_gpus_equal_cuda_devices() -> None:
 )
 def test_doctor_knows_data_center_gpu(topic: str) -> None:
     findings = {finding.topic: finding for finding in examine_here(os.environ)}
-    assert findings[f"gpu {topic}"].found != UNKNOWN
+    assert findings[f"gpu {topic}"].facts != UNKNOWN
 
 
 def test_data_center_gpu_reports_health() -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from parbench.bench.launch.flight_recorder import GroupSeen, groups_seen
-from parbench.bench.machine.gpu import sample_gpus
+from parbench.bench.machine.gpu import read_report
 from parbench.bench.results.records import read_records
 from parbench.bench.world.torch_compat import coalescing, nccl_version, recorded_work
 from parbench.bench.world.world import World
@@ -31,7 +31,7 @@ SPIN_CYCLES = 8 * 10**9
 
 
 def read_used_bytes() -> int:
-    return sum(gpu.memory_used_bytes or 0 for gpu in sample_gpus(os.environ))
+    return sum(gpu.memory_used_bytes or 0 for gpu in read_report(os.environ, "sample").gpus)
 
 
 @pytest.mark.parametrize(

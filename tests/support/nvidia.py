@@ -34,8 +34,6 @@ H100 = {
     "clock_max.2": "2619",
     "clock.1": "345",
     "clock.2": "2619",
-    "clock_applications.0": "1980",
-    "clock_applications.2": "2619",
     "clock_reasons": "0x1",
     "pcie_generation_max": "5",
     "pcie_generation": "5",
@@ -54,8 +52,6 @@ L40S = {
     "persistence": "0",
     "memory_total": str(46068 << 20),
     "mig": "error 3",
-    "clock_applications.0": "error 3",
-    "clock_applications.2": "error 26",
     "pcie_generation_max": "4",
     "pcie_generation": "1",
 }
@@ -93,17 +89,14 @@ def gpus(kind: Facts, count: int, **changes: Facts) -> list[dict[str, str]]:
     """Return GPUs of a kind; ``gpu3`` and the like are changes of a single GPU."""
     listed = []
     for index in range(count):
-        names = {"uuid": format_uuid(index), "pci": f"0000{format_address(index).upper()}"}
+        names = {"uuid": format_uuid(index), "minor": str(index)}
         listed.append({**kind, **names, **changes.get(f"gpu{index}", {})})
     return listed
 
 
-def describe_links(states: Sequence[bool], rate: int = 26562) -> dict[str, str]:
-    """Return facts about NVLinks that are active or not, with a rate in MB/s."""
-    facts = {
-        f"field.{pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT}": str(len(states)),
-        f"field.{pynvml.NVML_FI_DEV_NVLINK_GET_SPEED}": str(rate),
-    }
+def describe_links(states: Sequence[bool]) -> dict[str, str]:
+    """Return facts about NVLinks that are active or not."""
+    facts = {f"field.{pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT}": str(len(states))}
     for link, is_active in enumerate(states):
         facts[f"link_active.{link}"] = str(int(is_active))
     return facts

@@ -113,19 +113,6 @@ int nvmlDeviceGetUUID(Device device, char *text, unsigned size) {
     return find_text(device, "uuid", text, size);
 }
 
-struct pci {
-    char legacy[16];
-    unsigned domain, bus, device, id, subsystem;
-    char address[32];
-};
-
-int nvmlDeviceGetPciInfo_v3(Device device, struct pci *pci) {
-    memset(pci, 0, sizeof *pci);
-    int code = find_text(device, "pci", pci->address, sizeof pci->address);
-    sscanf(pci->address, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device);
-    return code;
-}
-
 struct memory {
     unsigned version;
     Wide total, reserved, free, used;
@@ -155,6 +142,7 @@ int nvmlDeviceGetCudaComputeCapability(Device device, int *major, int *minor) {
         return find_indexed(device, name, index, number); \
     }
 
+NUMBER(nvmlDeviceGetMinorNumber, "minor")
 NUMBER(nvmlDeviceGetPersistenceMode, "persistence")
 MODE(nvmlDeviceGetMigMode, "mig")
 MODE(nvmlDeviceGetEccMode, "ecc")
@@ -162,7 +150,6 @@ NUMBER(nvmlDeviceGetEnforcedPowerLimit, "power_limit")
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "power_default")
 INDEXED(nvmlDeviceGetMaxClockInfo, "clock_max")
 INDEXED(nvmlDeviceGetClockInfo, "clock")
-INDEXED(nvmlDeviceGetApplicationsClock, "clock_applications")
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_generation_max")
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max")
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_generation")

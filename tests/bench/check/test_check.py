@@ -15,7 +15,7 @@ from parbench.bench.check import check as check_module
 from parbench.bench.check import show
 from parbench.bench.check.check import check
 from parbench.bench.check.health import Device, Health, Reason
-from parbench.bench.machine.gpu import Gpu, GpuFailure
+from parbench.bench.machine.gpu import Gpu, GpuFailure, GpuReport
 from parbench.bench.machine.machine import Machine
 from parbench.bench.results.runs import load_run
 from parbench.cli import main
@@ -26,7 +26,7 @@ from tests.support.paths import environment
 from tests.support.refusals import usage_error
 
 DEVICE = Device(host="n1", name="GPU 0", uuid="a", kind="H100", rank=0)
-SLOW_LINK = Reason(text="GPU 0 - GPU 1: slow", remedy="see")
+SLOW_LINK = Reason(text="GPU 0 - GPU 1: slow", fix="see")
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,7 @@ def test_lost_gpu_of_several_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     gpus = tuple(Gpu(name="H100", index=index) for index in range(NUM_RANKS))
     run = build_run(tmp_path)
     monkeypatch.setattr(check_module, "examine_here", lambda environ, machine, gpus: ())
-    monkeypatch.setattr(check_module, "run_options", lambda *args, **kwargs: run.path)
-    monkeypatch.setattr(check_module, "load_run", lambda path: run)
+    monkeypatch.setattr(check_module, "run_watched", lambda *args: (run, GpuReport()))
     health = check_machine(dataclasses.replace(ALL_LOST, gpus=gpus), monkeypatch)
     assert health.code == 1
     assert health.bad_names == ["GPU 0000:19:00.0"]

@@ -1,17 +1,17 @@
 """The driver's facts make a GPU bad, or one to watch."""
 
-import os
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.check.gpus import Watch, find_faults, format_facts, summarize_load
+from parbench.bench.check.gpus import add_gpu_facts, find_faults, run_watched
+from parbench.bench.check.health import Device
 from parbench.bench.machine.gpu import Gpu, GpuReport, read_report
+from parbench.bench.machine.nvml import summarize_load
 from tests.support.nvidia import H100, LOST, describe_links, gpus, install
 
+DEVICE = Device(host="n1", name="GPU 0", uuid="a", kind="H100", rank=0)
 IDLE = Gpu(
     uuid="a",
     sm_clock=345,
@@ -39,7 +39,7 @@ ONE_INACTIVE = describe_links([True, False])
 ALL_ACTIVE = {**H100, **describe_links([True, True])}
 
 
-def test_complaints_are_about_the_faulty_gpu(tmp_path: Path) -> None:
+def test_faults_are_those_of_the_faulty_gpu(tmp_path: Path) -> None:
     listed = gpus(
         ALL_ACTIVE,
         8,
@@ -61,32 +61,27 @@ def test_complaints_are_about_the_faulty_gpu(tmp_path: Path) -> None:
         [reason] = reasons[index]
         assert reason.text.startswith(topic)
         assert not reason.is_bad
-    assert "SM 345 of 1980 MHz" in format_facts(watched[0], watched)["clocks"]
 
 
 def test_gpus_are_sampled_during_work(tmp_path: Path) -> None:
-    environ = install(tmp_path, gpus(H100, 1, gpu0={"utilization": "99", "clock.1": "1500"}))
-    with Watch(environ, read_report(environ).gpus) as watch:
-        assert watch._output is not None
-        while not os.fstat(watch._output.fileno()).st_size:
-            time.sleep(0.05)
-        install(tmp_path, gpus(H100, 1))
-    assert watch.gpus[0].sm_clock == 1500
+    environ = install(tmp_path, gpus(H100, 1, gpu0={"utilization": "99"}))
+    result, report = run_watched(environ, [Gpu()], lambda: 7)
+    assert result == 7
+    # A GPU that is busy in a sample is not idle.
+    assert report.gpus[0].slowed_by == ()
 
 
 def test_gpu_that_is_lost_during_work_is_bad(tmp_path: Path) -> None:
-    environ = install(tmp_path, gpus(H100, 2))
-    with Watch(environ, read_report(environ).gpus) as watch:
-        install(tmp_path, gpus(H100, 2, gpu1=LOST))
-    first, second = watch.gpus
-    assert watch.find_loss(first) is None
-    reason = watch.find_loss(second)
-    assert reason is not None
+    before = read_report(install(tmp_path, gpus(H100, 2))).gpus
+    environ = install(tmp_path, gpus(H100, 2, gpu1=LOST))
+    _, report = run_watched(environ, before, lambda: None)
+    first, second = add_gpu_facts([DEVICE, DEVICE], before, report)
+    assert first.reasons == ()
+    [reason] = second.reasons
     assert "GPU is lost" in reason.text
 
 
-def test_unknown_gpu_has_no_complaints() -> None:
-    assert format_facts(Gpu(), [Gpu()])["memory"] == "-"
+def test_unknown_gpu_has_no_faults() -> None:
     assert find_faults(Gpu(), [Gpu()], {}) == ()
 
 
@@ -106,22 +101,14 @@ def test_hardware_slowdown_is_bad() -> None:
     assert "hardware thermal slowdown" in reason.text
 
 
-def list_growth(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return the growth of a GPU's counters that a watch finds."""
-    gpu = Gpu(uuid="x", nvlink_errors=dict(before))
-    watch = Watch({}, [gpu])
-    watch._after = GpuReport(gpus=(replace(gpu, nvlink_errors=dict(after)),))
-    return watch.count_link_errors(gpu)
-
-
 def test_only_growth_of_nvlink_errors_counts() -> None:
-    growth = list_growth(
-        {"replay errors": 4, "crc errors": 1}, {"replay errors": 9, "crc errors": 1}
-    )
-    assert growth == {"replay errors": 5}
-    assert Watch({}, ()).count_link_errors(Gpu(uuid="z")) == {}
-    [replays] = find_faults(Gpu(), [Gpu()], growth)
-    assert "5 more replay errors" in replays.text
+    before = Gpu(uuid="x", nvlink_errors={"replay errors": 4, "crc errors": 1})
+    after = replace(before, nvlink_errors={"replay errors": 9, "crc errors": 1})
+    [device] = add_gpu_facts([DEVICE], [before], GpuReport(gpus=(after,)))
+    [reason] = device.reasons
+    assert "5 more replay errors" in reason.text
+    assert device.facts["nvlink counters"] == "replay errors +5"
+    assert device.facts["memory"] == "-"
 
 
 @pytest.mark.parametrize(
@@ -144,18 +131,3 @@ def test_counters_of_nvlinks_are_judged(name: str, is_bad: bool) -> None:
     [reason] = find_faults(Gpu(), [Gpu()], {name: 2})
     assert reason.text == f"NVLink: 2 more {name} meanwhile"
     assert reason.is_bad is is_bad
-
-
-def test_counters_of_good_links_are_kept_and_not_judged() -> None:
-    """They grow on links without faults: codewords without errors above all."""
-    growth = {
-        "fec errors - 0": 125_361,
-        "fec errors - 1": 2,
-        "fec errors - 7": 1,
-        "raw errors lane 1": 4,
-        "link recovery successful events": 1,
-        "total link recovery events": 1,
-    }
-    gpu = Gpu()
-    assert find_faults(gpu, [gpu], growth) == ()
-    assert "fec errors - 0 +125361" in format_facts(gpu, [gpu], growth)["nvlink counters"]

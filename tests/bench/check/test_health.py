@@ -136,7 +136,7 @@ def check_run(run: Run) -> Health:
         started="2026-01-01T00:00:00Z",
         seconds=42.0,
         device="cuda",
-        devices=compare_with_peers(devices, 0.05),
+        devices=compare_with_peers(devices, "cuda"),
         links=links,
         together=together,
         problems=list_problems(run),
@@ -162,7 +162,7 @@ def test_every_quantity_is_planned() -> None:
 def test_quantities_of_cpu_are_planned() -> None:
     planned = set(list_quantities("cpu", 2))
     for quantity in QUANTITIES:
-        assert (quantity.name in planned) == (quantity.cpu_params is not None)
+        assert (quantity.name in planned) == bool(quantity.cpu_size)
 
 
 def test_single_device_is_measured_once() -> None:
@@ -269,7 +269,7 @@ def test_short_host_keeps_none_from_comparison(tmp_path: Path) -> None:
         run = build_run(tmp_path / str(number), slowdowns, num_launches=num_launches)
         devices += add_measurements(list_devices(f"n{number}"), run)[0]
     bad = {
-        device.host for device in compare_with_peers(devices, 0.05) if device.verdict == "bad"
+        device.host for device in compare_with_peers(devices, "cuda") if device.verdict == "bad"
     }
     assert bad == {"n1"}
 
@@ -288,7 +288,7 @@ def test_pair_without_a_launch_keeps_none_from_comparison(tmp_path: Path) -> Non
 def measure_host(folder: Path, host: str, slowdown: float = 1.0) -> list[Device]:
     slowdowns = dict.fromkeys(range(NUM_RANKS), slowdown)
     devices, _, _ = add_measurements(list_devices(host), build_run(folder / host, slowdowns))
-    return list(compare_with_peers(devices, 0.05))
+    return list(compare_with_peers(devices, "cuda"))
 
 
 def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
@@ -298,10 +298,11 @@ def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
     for device in slow:
         assert device.verdict == "ok"
     # A second comparison does not repeat a reason.
-    devices = compare_with_peers(compare_with_peers([*fast, *slow, *peers], 0.05), 0.05)
+    devices = compare_with_peers([*fast, *slow, *peers], "cuda")
+    devices = compare_with_peers(devices, "cuda")
     for device in devices:
         assert (device.verdict == "bad") == (device.host == "n2")
         assert len(device.reasons) <= 3
     other_kind = [replace(device, kind="NVIDIA A100") for device in slow]
-    for device in compare_with_peers([*fast, *other_kind], 0.05):
+    for device in compare_with_peers([*fast, *other_kind], "cuda"):
         assert device.verdict == "ok"

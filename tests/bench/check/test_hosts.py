@@ -122,7 +122,7 @@ def test_slow_host_is_found_among_hosts() -> None:
 
 def test_hosts_of_equal_names_are_told_apart() -> None:
     """Both hosts call themselves n1, because a host's own name is cut at the domain."""
-    wrong = Reason(text="wrong results", remedy="drain the host")
+    wrong = Reason(text="wrong results", fix="drain the host")
     bad = answer("n1", 1.0)
     assert bad.health is not None
     first, second = bad.health.devices
@@ -155,15 +155,15 @@ def test_hosts_that_check_cores_next_to_gpus_are_not_fine() -> None:
 
 
 def test_cores_and_gpus_have_their_own_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
-    floors = []
+    kinds = []
 
-    def compare(devices: list[Device], floor: float) -> list[Device]:
-        floors.append(floor)
+    def compare(devices: list[Device], kind: str) -> list[Device]:
+        kinds.append(kind)
         return devices
 
     monkeypatch.setattr(hosts, "compare_with_peers", compare)
     compare_hosts([answer("n1", 1.0), answer("n2", 1.0, device="cpu")])
-    assert floors == [0.05, 0.1]
+    assert kinds == ["cuda", "cpu"]
 
 
 def test_emulated_hosts_are_not_compared() -> None:

@@ -32,10 +32,10 @@ def test_down_and_slow_ports_are_bad(tmp_path: Path) -> None:
     by_name = {
         port.name: port for port in judge_ports(read_ports(tmp_path), read_ports(tmp_path))
     }
-    complaints = {name: port.complaint for name, port in by_name.items() if port.complaint}
-    assert complaints.keys() == {"mlx5_3/1", "mlx5_4/1"}
-    assert "DOWN" in complaints["mlx5_3/1"]
-    assert "100 Gb/sec" in complaints["mlx5_4/1"]
+    faults = {name: port.faults for name, port in by_name.items() if port.faults}
+    assert faults.keys() == {"mlx5_3/1", "mlx5_4/1"}
+    assert "DOWN" in faults["mlx5_3/1"]
+    assert "100 Gb/sec" in faults["mlx5_4/1"]
     assert by_name["mlx5_3/1"].is_bad
     assert by_name["mlx5_4/1"].is_bad
 
@@ -47,15 +47,15 @@ def test_new_errors_are_watched_and_lost_link_is_bad(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_0", symbol_error="9", link_downed="0")
     write_port(tmp_path, "mlx5_1", symbol_error="7", link_downed="1")
     errors, lost = judge_ports(before, read_ports(tmp_path))
-    assert "2 more symbol_error" in errors.complaint
+    assert "2 more symbol_error" in errors.faults
     assert not errors.is_bad
     assert lost.is_bad
 
 
-def test_unused_board_has_no_complaint(tmp_path: Path) -> None:
+def test_unused_board_has_no_faults(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
     [port] = read_ports(tmp_path)
-    assert judge_ports([port], [port])[0].complaint == ""
+    assert judge_ports([port], [port])[0].faults == ""
 
 
 def test_host_without_infiniband_has_no_ports(tmp_path: Path) -> None:

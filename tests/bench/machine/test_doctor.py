@@ -55,26 +55,26 @@ def diagnose(machine: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Fi
         environment[group] = {**values, **changes.get(group, {})}
     findings = examine(dataclasses.replace(MACHINE, **machine), environment)
     for finding in findings:
-        assert finding.remedy or not finding.disturbs
+        assert finding.fix or not finding.disturbs
     return {finding.topic: finding for finding in findings}
 
 
 def test_good_machine_has_no_disturbance() -> None:
     for finding in diagnose({}).values():
         assert not finding.disturbs
-        assert not finding.remedy
-        assert finding.found != UNKNOWN
+        assert not finding.fix
+        assert finding.facts != UNKNOWN
 
 
 def test_unknown_facts_do_not_disturb() -> None:
     findings = examine(Machine(cores=4, torch_has_cuda=False), {})
     assert not any(finding.disturbs for finding in findings)
-    known = [finding.topic for finding in findings if finding.found != UNKNOWN]
+    known = [finding.topic for finding in findings if finding.facts != UNKNOWN]
     assert known == ["device", "ranks", "cores", "threads"]
 
 
 def test_examine_here_reports_this_machine() -> None:
-    findings = {finding.topic: finding.found for finding in examine_here(os.environ)}
+    findings = {finding.topic: finding.facts for finding in examine_here(os.environ)}
     assert findings["torch"] == inspect_machine(os.environ).torch_version
     for topic in ("load average", "steal time", "swap", "/dev/shm"):
         assert findings[topic] != UNKNOWN
@@ -95,7 +95,7 @@ def test_limits_of_machine(
     topic: str, machine: dict[str, Any], fact: str, disturbs: bool
 ) -> None:
     finding = diagnose(machine)[topic]
-    assert fact in finding.found
+    assert fact in finding.facts
     assert finding.disturbs is disturbs
 
 
@@ -104,7 +104,7 @@ def test_load_is_compared_with_cores_of_the_host(load_average: float, disturbs: 
     """A job may use four of 128 cores."""
     finding = diagnose({"host_cores": 128}, load={"one_minute": load_average})["load average"]
     assert finding.disturbs is disturbs
-    assert "128 cores" in finding.found
+    assert "128 cores" in finding.facts
 
 
 LOOPBACK = {"host": {"address": "127.0.1.1"}, "process": {"interface": "lo"}}
@@ -130,7 +130,7 @@ def test_limits_of_environment(
     topic: str, changes: dict[str, Any], fact: str, disturbs: bool
 ) -> None:
     finding = diagnose({}, **changes)[topic]
-    assert fact in finding.found
+    assert fact in finding.facts
     assert finding.disturbs is disturbs
 
 
@@ -165,7 +165,7 @@ CAPPED_POWER = {"power_limit_watts": 500.0, "power_default_watts": 700.0}
 def test_limits_of_gpus(topic: str, fields: dict[str, Any], fact: str, disturbs: bool) -> None:
     gpus = (Gpu(name="H100", index=4), Gpu(name="H100", index=6, **fields))
     finding = diagnose({"gpus": gpus, "torch_has_cuda": True})[topic]
-    unknown, known = finding.found.split("; GPU 6: ")
+    unknown, known = finding.facts.split("; GPU 6: ")
     assert unknown == "GPU 4: -"
     assert fact in known
     assert finding.disturbs is disturbs
@@ -179,25 +179,22 @@ ONE_LOST = {**TWO_GPUS, "silent_gpus": ("0000:19:00.0",), "gpu_failure": LOST}
 def test_silent_gpu_is_a_finding(machine: dict[str, Any]) -> None:
     findings = diagnose(machine, load={"has_nvml": True})
     assert findings["gpus"].disturbs
-    assert "GPU 0000:19:00.0 does not answer" in findings["gpus"].found
-    assert "'GPU is lost (GPU 0)'" in findings["gpus"].found
-    assert findings["device"].found == UNKNOWN
+    assert "GPU 0000:19:00.0 does not answer" in findings["gpus"].facts
+    assert "'GPU is lost (GPU 0)'" in findings["gpus"].facts
+    assert findings["device"].facts == UNKNOWN
 
 
 @pytest.mark.parametrize(
-    ("driver", "disturbs", "remedy"),
-    [("12.4", True, "for CUDA 12"), ("13.0", False, "compiled"), ("13.10", False, "")],
+    ("driver", "disturbs", "fix"), [("12.4", True, "for CUDA 12"), ("13.0", False, "")]
 )
-def test_driver_is_compared_with_cuda_of_torch(
-    driver: str, disturbs: bool, remedy: str
-) -> None:
+def test_driver_is_compared_with_cuda_of_torch(driver: str, disturbs: bool, fix: str) -> None:
     versions = {"driver_cuda_version": driver, "torch_cuda_version": "13.2"}
     finding = diagnose({**TWO_GPUS, **versions})["gpu cuda"]
     assert finding.disturbs is disturbs
-    assert remedy in finding.remedy
-    assert bool(finding.remedy) == bool(remedy)
-    assert driver in finding.found
-    assert "13.2" in finding.found
+    assert fix in finding.fix
+    assert bool(finding.fix) == bool(fix)
+    assert driver in finding.facts
+    assert "13.2" in finding.facts
 
 
 def test_run_on_cores_has_no_findings_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,13 +206,16 @@ def test_run_on_cores_has_no_findings_of_gpus(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_unequal_nvlinks_disturb() -> None:
-    gpus = (Gpu(name="H100", nvlinks=(25.0, 25.0)), Gpu(name="H100", nvlinks=(25.0, 0.0)))
+    gpus = (
+        Gpu(name="H100", nvlinks=2, active_nvlinks=2),
+        Gpu(name="H100", nvlinks=2, active_nvlinks=1),
+    )
     assert diagnose({"gpus": gpus, "torch_has_cuda": True})["gpu nvlink"].disturbs
 
 
-def test_render_has_state_and_remedy() -> None:
-    governor = Finding(topic="cpu governor", found="powersave", disturbs=True, remedy="set it")
-    swap = Finding(topic="swap", found=UNKNOWN, disturbs=False)
+def test_render_has_verdict_and_fix() -> None:
+    governor = Finding(topic="cpu governor", facts="powersave", disturbs=True, fix="set it")
+    swap = Finding(topic="swap", facts=UNKNOWN)
     lines = [line.split() for line in render((governor, swap)).splitlines()]
     assert lines == [
         ["cpu", "governor", "disturbs", "powersave"],

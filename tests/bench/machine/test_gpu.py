@@ -16,7 +16,6 @@ from parbench.bench.machine.gpu import (
     has_library,
     inspect_gpus,
     read_report,
-    sample_gpus,
     select_visible,
 )
 from tests.support.nvidia import (
@@ -47,7 +46,7 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
         name="NVIDIA H100 80GB HBM3",
         index=0,
         uuid="GPU-00000000-0000-0000-0000-000000000000",
-        pci_address="0000:19:00.0",
+        minor=0,
         driver="580.95.05",
         compute_capability="9.0",
         memory_bytes=81559 << 20,
@@ -58,11 +57,10 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
         power_default_watts=700.0,
         sm_clock_max=1980,
         memory_clock_max=2619,
-        sm_clock_applications=1980,
-        memory_clock_applications=2619,
         pcie_generation_max=5,
         pcie_width_max=16,
-        nvlinks=(26.562, 0.0),
+        nvlinks=2,
+        active_nvlinks=1,
         sm_clock=345,
         memory_clock=2619,
         slowed_by=("idle",),
@@ -79,7 +77,7 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
         processes=("python3.12 (pid 17)", "? (pid 18)"),
     )
     # Runs on different GPUs of a host do not differ in it.
-    assert "pci_address" not in gpu.facts(varying=False)
+    assert "minor" not in gpu.facts(varying=False)
 
 
 def test_unknown_facts_are_none(tmp_path: Path) -> None:
@@ -88,11 +86,9 @@ def test_unknown_facts_are_none(tmp_path: Path) -> None:
 
 
 def test_older_driver_is_read(tmp_path: Path) -> None:
-    """It reports throttle reasons, one rate for all links, and errors by link."""
+    """It reports throttle reasons, and errors of NVLinks by a function of their own."""
     changes = {
         **describe_links([True, True]),
-        f"field.{pynvml.NVML_FI_DEV_NVLINK_GET_SPEED}": "error 2",
-        f"field.{pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON}": "25000",
         "throttle_reasons": "0x6A",
         "rows": "0 1 0",
         "link_errors.0": "3",
@@ -105,7 +101,6 @@ def test_older_driver_is_read(tmp_path: Path) -> None:
     assert first.slowed_by == ()
     assert first.nvlinks is None
     assert second.remap_pending is True
-    assert second.nvlinks == (25.0, 25.0)
     assert second.nvlink_errors == {"replay errors": 6, "crc errors": 6}
     assert second.slowed_by == (
         "applications clocks setting",
@@ -115,14 +110,10 @@ def test_older_driver_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_inactive_links_have_no_rate(tmp_path: Path) -> None:
-    [gpu] = read_report(install(tmp_path, gpus({**H100, **describe_links([False])}, 1))).gpus
-    assert gpu.nvlinks == ()
-
-
 def test_link_errors_are_summed_over_active_links(tmp_path: Path) -> None:
     counters = {
         f"field.{pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS}": "4",
+        f"field.{pynvml.NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0}": "9",
         f"field.{pynvml.NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_15}": "1",
     }
     changes = {**describe_links([True, True, False]), **counters}
@@ -136,7 +127,7 @@ def test_absent_library_finds_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.gpus == ()
     assert report.failure is not None
     assert "is not installed" in report.failure.describe()
-    assert sample_gpus({}) == ()
+    assert read_report({}, "sample").gpus == ()
 
 
 def test_library_is_found_without_a_call(tmp_path: Path) -> None:
@@ -202,7 +193,8 @@ def test_gpus_are_inspected_once(tmp_path: Path) -> None:
 
 def test_sample_has_load_but_no_links(tmp_path: Path) -> None:
     changes = {"memory_used": "7", **describe_links([True])}
-    [gpu] = sample_gpus(install(tmp_path, gpus(H100, 1, gpu0=changes)))
+    environ = install(tmp_path, gpus(H100, 1, gpu0=changes))
+    [gpu] = read_report(environ, "sample").gpus
     assert gpu.memory_used_bytes == 7
     assert gpu.nvlinks is None
 

@@ -4,11 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from parbench.bench.machine.gpu import Gpu, GpuFailure, GpuReport
 from parbench.bench.machine.silent_gpus import (
-    NO_ADDRESS,
     describe_silent_gpus,
     find_silent_gpus,
     suggest_fix,
@@ -27,8 +25,7 @@ def report(*indices: int) -> GpuReport:
     """Return the report of a driver to which the GPUs of these indices answer."""
     gpus = []
     for index in indices:
-        address = format_address(index)
-        gpus.append(Gpu(index=index, uuid=format_uuid(index), pci_address=address))
+        gpus.append(Gpu(index=index, uuid=format_uuid(index), minor=index))
     return GpuReport(gpus=tuple(gpus))
 
 
@@ -120,19 +117,11 @@ def test_container_without_library_has_silent_gpus(tmp_path: Path) -> None:
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in suggest_fix(NO_LIBRARY.failure)
 
 
-def test_gpu_that_the_driver_lost_is_silent_without_nodes(tmp_path: Path) -> None:
-    """Neither the kernel's files nor device nodes are known."""
-    lost = replace(report(0, 2), lost=(1,))
-    assert find(lost, tmp_path) == ("1",)
-    assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="1") == ("1",)
-    assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="0") == ()
-
-
 def test_silent_gpus_of_a_sandbox_have_names_of_nodes(tmp_path: Path) -> None:
     """It has device nodes, but not the kernel's files."""
     write_tree(tmp_path, {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidia-uvm": ""})
     assert find(MISMATCH, tmp_path) == ("/dev/nvidia0", "/dev/nvidia1")
-    assert find(report(0), tmp_path) == (NO_ADDRESS,)
+    assert find(report(0), tmp_path) == ("/dev/nvidia1",)
     assert find(report(0, 1), tmp_path) == ()
 
 

@@ -45,7 +45,6 @@ WITHOUT_DATA_OF_RANK_1 = {
     "collective.scatter",
     "p2p.unidirectional",
     "p2p.matrix",
-    "p2p.pingpong",
 }
 # Bus bandwidth, sent bytes and received bytes, divided by the size, for four ranks.
 NCCL_CONVENTION = {

@@ -246,7 +246,7 @@ def make_answer(host: str, *reasons: Reason) -> HostResult:
 
 
 def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
-    reason = Reason(text="wrong results in compute.gemm", remedy="drain the host")
+    reason = Reason(text="wrong results in compute.gemm", fix="drain the host")
     simulated.answers = [make_answer("n1"), make_answer("n2", reason), make_answer("n3")]
     code, text = screen(Options(), ENVIRON)
     assert code == 1
