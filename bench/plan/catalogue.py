@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Definition, Expansion, Params, keep_params
-from parbench.bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of, parse_matrix
+from parbench.bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError, format_size
 
@@ -200,10 +200,6 @@ def _rank_problems(params: Params, n: int) -> Iterator[str]:
             yield f"{name} {params[name]} is not one of the {n} ranks"
     if "source" in params and params["source"] == params["target"]:
         yield f"source {params['source']} and target {params['target']} are one rank"
-    if params.get("traffic"):
-        num_rows = len(parse_matrix(str(params["traffic"])))
-        if num_rows != n:
-            yield f"traffic has {num_rows} rows; {n} ranks need {n}"
     if "round" in params:
         try:
             pairs_of(n, int(params["round"]), str(params["pairs"]))
@@ -238,7 +234,6 @@ DIRECTION = choice("direction", "both ways at once, or one after the other", "at
 REPEAT = Param(name="repeat", kind="int", default=0, minimum=0, optional=True, help="tells repetitions apart")
 SHARE_OF_0 = "share of the bytes that goes to rank 0; in all_gather_v, that rank 0 contributes"
 SKEW = Param(name="skew", kind="float", default=0.0, minimum=0, maximum=1, optional=True, help=SHARE_OF_0)
-TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="amounts by sender (rows) and receiver")
 COLLECTIVE_LOADS = ("all_reduce", "all_gather", "all_to_all")
 LOADS = ("nothing", "gemm", *COLLECTIVE_LOADS)
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -370,7 +365,7 @@ OPERATIONS = (
         "broadcast", "copy one rank's buffer to all; size = the buffer", ROOT, tags=MAIN, busbw=ONE, in_place=True,
     ),
     _collective(
-        "all_to_all_v", "all_to_all, uneven shards; size = what the busiest rank sends", SKEW, TRAFFIC,
+        "all_to_all_v", "all_to_all, uneven shards; size = what one rank sends", SKEW,
         tags=(*SIZED, "uneven"), busbw=RING,
     ),
     _collective(

@@ -9,11 +9,11 @@ import msgspec
 
 from parbench.bench.files import read_rows
 from parbench.bench.limits import ParamValue
-from parbench.bench.plan.groups import parse_mesh, read_matrix
+from parbench.bench.plan.groups import parse_mesh
 from parbench.bench.text import UserError, did_you_mean, listed, one_of, parse_size, parse_sizes
 
 Value = bool | int | float | str
-Kind = Literal["int", "float", "str", "bool", "size", "matrix", "rows", "mesh"]
+Kind = Literal["int", "float", "str", "bool", "size", "rows", "mesh"]
 
 _DESCRIPTIONS = {
     "int": "a whole number",
@@ -21,7 +21,6 @@ _DESCRIPTIONS = {
     "str": "a word",
     "bool": "true or false",
     "size": "a size such as 64K",
-    "matrix": "a file with n rows of n numbers, or the rows themselves, separated by semicolons",
     "rows": "a file, or its rows, separated by semicolons",
     "mesh": "axes and their ranks, such as dp=2,tp=2",
 }
@@ -63,8 +62,8 @@ class Param:
         try:
             value = _convert(self.kind, raw)
         except UserError:
-            # The message names the row and column of a file, or the axis of a mesh.
-            if self.kind in ("matrix", "rows", "mesh"):
+            # The message names the file, or the axis of a mesh.
+            if self.kind in ("rows", "mesh"):
                 raise
             value = None
         except ValueError:
@@ -94,7 +93,7 @@ class Param:
 
     def parse_many(self, text: str) -> tuple[Value, ...]:
         """Return the values of a list, each once. Sizes may be ranges such as ``1K:64M:x4``."""
-        if self.kind in ("matrix", "rows"):
+        if self.kind == "rows":
             return (self.parse(text),)
         if self.kind == "size":
             return tuple(self.parse(size) for size in parse_sizes(text))
@@ -116,8 +115,6 @@ def _convert(kind: Kind, raw: object) -> Value:
             return _convert_number(kind, raw)
         case "mesh" if isinstance(raw, str) and raw:
             return ",".join(f"{axis}={size}" for axis, size in parse_mesh(raw).items())
-        case "matrix" if isinstance(raw, str) and raw:
-            return read_matrix(raw)
         case "rows" if isinstance(raw, str) and raw:
             return read_rows(raw)
     if isinstance(raw, str):
