@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from parbench.bench.plan.cases import Definition
-from parbench.bench.plan.catalogue import MODE, OF_THE_RUNNER
+from parbench.bench.plan.catalogue import MODE, RUNNER_PARAMS
 from parbench.bench.plan.params import Kind, Param
 from parbench.bench.text import UserError, listed
 
@@ -38,7 +38,9 @@ def define(target: str, folder: Path) -> Definition:
     except UserError as error:
         raise UserError(f"--target {target!r} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
-        raise UserError(f"--target {target!r} cannot be used: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"--target {target!r} cannot be used: {type(error).__name__}: {error}"
+        ) from error
     finally:
         # Variables that the module sets are for the ranks, which import it themselves.
         os.environ.clear()
@@ -63,7 +65,9 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
     return tuple(_make_param(parameter, hints.get(parameter.name)) for parameter in parameters)
 
 
-def _type_hints(prepare: Callable[..., object], parameters: Sequence[inspect.Parameter]) -> dict[str, typing.Any]:
+def _type_hints(
+    prepare: Callable[..., object], parameters: Sequence[inspect.Parameter]
+) -> dict[str, typing.Any]:
     """Return the types of parameters. That of ``world`` may be imported for type checkers only."""
     annotations = {}
     for parameter in parameters:
@@ -75,8 +79,10 @@ def _type_hints(prepare: Callable[..., object], parameters: Sequence[inspect.Par
 
 def _make_param(parameter: inspect.Parameter, hint: object) -> Param:
     name, default = parameter.name, parameter.default
-    if name in OF_THE_RUNNER:
-        raise UserError(f"parameter {name!r} is parbench's own, as are {listed(OF_THE_RUNNER)}: give it another name")
+    if name in RUNNER_PARAMS:
+        raise UserError(
+            f"parameter {name!r} is parbench's own, as are {listed(RUNNER_PARAMS)}: give it another name"
+        )
     if default is inspect.Parameter.empty:
         raise UserError(f"parameter {name!r} has no default: give it one, --set changes it")
     kind = _KINDS.get(type(default))

@@ -14,7 +14,10 @@ Ranks = tuple[int, ...]
 Pair = tuple[int, int]
 
 MOST_RANKS = 1 << 17
-INSIDE = ("ep", "etp")  # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
+INSIDE = (
+    "ep",
+    "etp",
+)  # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
 FORMS = "world, node, across, contiguous:K, strided:K, pairs, or a mesh and its axis such as dp=2 tp=4:tp"
 
 
@@ -23,7 +26,13 @@ def parse_mesh(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         name, _, size = part.partition("=")
-        if not name.isidentifier() or not size.isdecimal() or len(size) > 9 or int(size) < 1 or name in axes:
+        if (
+            not name.isidentifier()
+            or not size.isdecimal()
+            or len(size) > 9
+            or int(size) < 1
+            or name in axes
+        ):
             hint = "write AXIS=SIZE,..., each axis once, as dp=2,tp=4"
             raise UserError(f"mesh {text!r} is not understood at {part!r}: {hint}")
         axes[name] = int(size)
@@ -98,7 +107,9 @@ def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
         raise UserError(f"{product} != world size({size})")
     names = list(axes)
     if axis not in names:
-        raise UserError(f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {listed(names)}")
+        raise UserError(
+            f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {listed(names)}"
+        )
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
     first_ranks = [rank - (rank // stride % axes[axis]) * stride for rank in range(size)]
     return _group_by_key(first_ranks)
@@ -117,7 +128,9 @@ def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
     """
     rounds = num_rounds(n)
     if not 0 <= index < rounds:
-        raise UserError(f"round {index} is not one of the {rounds} rounds of {n} ranks, 0 to {rounds - 1}")
+        raise UserError(
+            f"round {index} is not one of the {rounds} rounds of {n} ranks, 0 to {rounds - 1}"
+        )
     pairs = []
     if n % 2 == 0 and n >= 2:
         pairs.append((index, n - 1))
@@ -137,13 +150,17 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
     for word in text.split():
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", word, re.ASCII)
         if match is None:
-            raise UserError(f"pairs {text!r}: {word!r} is not a pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
+            raise UserError(
+                f"pairs {text!r}: {word!r} is not a pair; write two ranks as 0-3, and pairs as '0-3 1-2'"
+            )
         pair = int(match[1]), int(match[2])
         for rank in pair:
             if rank >= n:
                 raise UserError(f"pairs {text!r}: rank {rank} is not one of the {n} ranks")
             if rank in paired_ranks:
-                raise UserError(f"pairs {text!r}: rank {rank} is named twice; a rank meets one other in a round")
+                raise UserError(
+                    f"pairs {text!r}: rank {rank} is named twice; a rank meets one other in a round"
+                )
             paired_ranks.add(rank)
         pairs.append((min(pair), max(pair)))
     return tuple(pairs)

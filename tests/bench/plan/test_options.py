@@ -18,7 +18,7 @@ from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan import options as options_module
 from parbench.bench.plan.cases import make_case
-from parbench.bench.plan.catalogue import OF_THE_RUNNER
+from parbench.bench.plan.catalogue import RUNNER_PARAMS
 from parbench.bench.plan.custom_step import define, params_of
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import PRESETS, SHORT_LAUNCHES, Measure, Plan, sampling_seconds
@@ -351,7 +351,7 @@ def with_param_of_parbench(world: object, *, mode: str = "a") -> None: ...
     ],
 )
 def test_unusable_params_are_refused(function: Callable[..., Any], fact: str) -> None:
-    assert "mode" in OF_THE_RUNNER
+    assert "mode" in RUNNER_PARAMS
     assert fact in usage_error(params_of, function)
 
 
