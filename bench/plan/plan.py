@@ -31,17 +31,23 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
     """Return the disturbance that ``--inject`` describes."""
     match = re.fullmatch(r"(late|slow|corrupt):(\d{1,9})(?::(.+))?", text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
-        raise UserError(f"--inject {text!r} is not understood: write late:RANK:3ms, slow:RANK:10% or corrupt:RANK")
+        raise UserError(
+            f"--inject {text!r} is not understood: write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
+        )
     kind, rank = match[1], int(match[2])
     if rank >= nproc:
-        raise UserError(f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}")
+        raise UserError(
+            f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}"
+        )
     amount = 0.0
     if kind == "late":
         amount = parse_duration(match[3])
     if kind == "slow":
         amount = _parse_percentage(match[3])
         if amount == 0:
-            raise UserError(f"--inject {text!r}: {match[3]!r} is not a share of a step; write such as 10%")
+            raise UserError(
+                f"--inject {text!r}: {match[3]!r} is not a share of a step; write such as 10%"
+            )
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
 
 
@@ -73,7 +79,9 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_fill(self) -> "Measure":
         """Return the rule for a budget that the user gave, which uses all of it."""
-        return msgspec.structs.replace(self, max_iterations=max(self.max_iterations, 2000), more_visits=10)
+        return msgspec.structs.replace(
+            self, max_iterations=max(self.max_iterations, 2000), more_visits=10
+        )
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,13 +131,7 @@ def case_weight(case: Case) -> float:
 
 SHORT_LAUNCHES = 3
 """The repetitions of a run of named cases: the least number of which an interval can be made."""
-_SHORT_SECONDS_PER_CASE = 0.3
-_IMPORT_SECONDS, _STARTUP_SECONDS = 30.0, 10.0
-
-
-def short_measure(measure: Measure) -> Measure:
-    """Return the rule for a run of named cases, whose duration follows from the number of cases."""
-    return msgspec.structs.replace(measure, seconds_per_case=_SHORT_SECONDS_PER_CASE)
+SHORT_SECONDS_PER_CASE = 0.3
 
 
 def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
@@ -141,11 +143,12 @@ def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
 
 def short_budget(cases: Sequence[Case], measure: Measure, launches: int) -> float:
     """Return a time limit (s) that a run of named cases reaches only on a slow or busy machine."""
-    each = _STARTUP_SECONDS + 3 * sampling_seconds(cases, measure)
-    return _IMPORT_SECONDS + launches * each
+    import_seconds, startup_seconds = 30.0, 10.0
+    launch_seconds = startup_seconds + 3 * sampling_seconds(cases, measure)
+    return import_seconds + launches * launch_seconds
 
 
-BEYOND_CACHE = ("256M", "1G")
+BEYOND_CACHE = (256 << 20, 1 << 30)
 """The sizes that CUDA adds to presets with ``LARGE_BYTES``: 8 times a GPU's last-level cache."""
 LARGE_BYTES = 16 << 20
 
@@ -164,7 +167,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _tagged(tag: str, **settings: str) -> tuple[Entry, ...]:
-    return tuple(Entry(name=spec.short_name, set=settings) for spec in OPERATIONS if tag in spec.tags)
+    return tuple(
+        Entry(name=spec.short_name, set=settings) for spec in OPERATIONS if tag in spec.tags
+    )
 
 
 PRESETS = {
@@ -203,7 +208,10 @@ PRESETS = {
             Entry(name="all_reduce", set={"size_bytes": "1M", "placement": "out_of_place"}),
             *_tagged("uneven", size_bytes="1M", skew="0.5"),
             *_tagged("grouped", size_bytes="1M", group="node,across,pairs"),
-            Entry(name="all_reduce", set={"size_bytes": "1M", "background": "gemm,all_reduce,all_to_all"}),
+            Entry(
+                name="all_reduce",
+                set={"size_bytes": "1M", "background": "gemm,all_reduce,all_to_all"},
+            ),
             Entry(name="gemm", set={"background": "nothing,all_reduce,all_to_all"}),
             Entry(name="ddp", set={"grad_compression": "none,bf16"}),
             Entry(name="fsdp", set={"reshard": "true,false"}),
@@ -216,7 +224,9 @@ PRESETS = {
 }
 
 
-class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class FileCase(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One ``[[case]]`` of the file: a name or glob, and its parameters."""
 
     name: str
@@ -234,7 +244,9 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Entry(name=self.name, set=texts)
 
 
-class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class PlanFile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """A plan file. The command line takes precedence over it, and it over the preset."""
 
     OPTIONS: ClassVar = ("preset", "nproc", "backend", "device", "launches", "budget", "timeout")
