@@ -50,7 +50,7 @@ from parbench.bench.plan.plan import (
     read_plan_file,
     short_budget,
 )
-from parbench.bench.text import UserError, listed, one_of, parse_duration, parse_link
+from parbench.bench.text import UserError, one_of, parse_duration, parse_link
 
 _MAX_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
 Candidate = tuple[Case, str | None]  # The reason why the case cannot run here, None if it can.
@@ -102,7 +102,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         catalogue = (define(options.target, folder),)
     has_budget = options.budget is not None  # on the command line
     options = _apply_plan_file(options, catalogue)
-    options = _apply_mesh(options, catalogue, joined)
+    options = _apply_mesh(options, joined)
     if joined is not None:
         if options.launches not in (None, 1):
             problem = "ranks that are there already make one launch"
@@ -192,11 +192,13 @@ def _choose_duration(
 def _select_definitions(
     options: Options, catalogue: Sequence[Definition], preset_name: str
 ) -> list[Definition]:
-    """Return the definitions to measure.
+    """Return the definitions that ``--only``, the plan file or the preset names.
 
     Raises ``UserError`` if there are none, or none has a parameter that is set.
     """
-    definitions = _select_named(options, catalogue)
+    in_only = select(catalogue, options.only)
+    in_file = select(catalogue, [entry.name for entry in options.entries])
+    definitions = [definition for definition in in_file if definition in in_only]
     if not options.only and not options.entries and preset_name != "full":
         definitions = [entry for entry in definitions if preset_name in entry.tags]
     if not definitions:
@@ -207,17 +209,12 @@ def _select_definitions(
     return definitions
 
 
-def _select_named(options: Options, catalogue: Sequence[Definition]) -> list[Definition]:
-    """Return the definitions that ``--only`` and the plan file name."""
-    in_file = select(catalogue, [entry.name for entry in options.entries])
-    in_only = select(catalogue, options.only)
-    return [definition for definition in in_file if definition in in_only]
-
-
 def _check_settings(settings: Mapping[str, str], definitions: Sequence[Definition]) -> None:
     declared = {param.name for definition in definitions for param in definition.params}
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
+    if "mesh" in settings and "mesh" not in declared:
+        raise UserError(f"mesh is not a parameter of {owner}: write --group AXIS with --mesh")
     refuse_unknown(settings, declared, owner)
 
 
@@ -385,12 +382,11 @@ def _apply_plan_file(options: Options, catalogue: Sequence[Definition]) -> Optio
     return replace(options, **values, entries=tuple(case.entry(catalogue) for case in file.case))
 
 
-def _apply_mesh(
-    options: Options, catalogue: Sequence[Definition], joined: Joined | None
-) -> Options:
+def _apply_mesh(options: Options, joined: Joined | None) -> Options:
     """Return the options with ``--mesh`` and ``--group`` as settings.
 
-    Without ``--group`` the mesh is that of the training steps. It also sets the number of ranks on this node.
+    Without ``--group`` the mesh is that of the training steps. It also sets the number of ranks
+    on this node, if all meshes have the same number.
     """
     mesh, settings = options.mesh, options.settings
     if options.group is not None:
@@ -398,27 +394,16 @@ def _apply_mesh(
         return replace(options, settings={**settings, "group": group})
     if mesh is None:
         return options
-    meshes = [parse_mesh(text) for text in mesh.split(";")]
-    has_named_cases = options.only or options.entries or options.target
-    named = _select_named(options, catalogue) if has_named_cases else []
-    if not any(param.kind == "mesh" for definition in named for param in definition.params):
-        raise UserError(f"--mesh {mesh} needs --group, one of its axes: {listed(parse_mesh(mesh))}")
     if "mesh" in settings:
-        raise UserError(
-            f"--mesh {mesh} and --set mesh={settings['mesh']} say the same: leave out one"
-        )
-    nproc = options.nproc
-    if nproc is None and joined is None and options.launcher == "local":
-        nproc = _ranks_of_meshes(meshes, allow_single=options.allow_single)
-    return replace(options, settings={**settings, "mesh": mesh}, nproc=nproc)
+        raise UserError(f"--mesh {mesh} and --set mesh={settings['mesh']} conflict: leave out one")
+    options = replace(options, settings={**settings, "mesh": mesh})
+    sizes = {_count_mesh_ranks(text) for text in mesh.split(";")}
+    is_possible = len(sizes) == 1 and (sizes != {1} or options.allow_single)
+    if is_possible and options.nproc is None and joined is None and options.launcher == "local":
+        return replace(options, nproc=sizes.pop())
+    return options
 
 
-def _ranks_of_meshes(meshes: Sequence[Mapping[str, int]], *, allow_single: bool) -> int | None:
-    """Return the number of ranks that all meshes have; None if they differ or have one rank."""
-    numbers = {
-        math.prod(size for axis, size in mesh.items() if axis not in INSIDE) for mesh in meshes
-    }
-    number = numbers.pop()
-    if numbers or (number == 1 and not allow_single):
-        return None
-    return number
+def _count_mesh_ranks(text: str) -> int:
+    axes = parse_mesh(text)
+    return math.prod(size for axis, size in axes.items() if axis not in INSIDE)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -314,7 +314,7 @@ def prepare_step(
     share: float = 0.5,
     fused: bool = True,
     size_bytes: int = 9,
-    kind: Literal["ring", "tree"] = "ring",
+    kind: str = "ring",
 ) -> None: ...
 
 
@@ -328,7 +328,6 @@ def test_params_are_those_of_the_function() -> None:
         "kind": "str",
     }
     assert params[0].default == 3
-    assert params[-1].choices == ("ring", "tree")
 
 
 def without_default(world: object, *, depth: int) -> None: ...
@@ -344,7 +343,7 @@ def with_param_of_parbench(world: object, *, mode: str = "a") -> None: ...
     [
         (without_default, "'depth'"),
         (with_tuple, "'sizes'"),
-        (with_infinity, "'limit'"),
+        (with_infinity, "limit = inf"),
         (with_huge_number, "64 bits"),
         (with_any_params, "'params'"),
         (with_param_of_parbench, "'mode'"),
@@ -358,7 +357,6 @@ def test_unusable_params_are_refused(function: Callable[..., Any], fact: str) ->
 STEP = """
 import os
 import tabnanny
-from typing import Literal
 
 os.environ["RANK"] = "7"
 print("a module may print")
