@@ -464,7 +464,7 @@ OPERATIONS = (
         tags=MAIN, busbw=ONE,
     ),
     _operation(
-        "compute.gemm", "a matrix product on every rank; each element is compared with the exact one",
+        "compute.gemm", "a matrix product on every rank; each element is compared",
         GEMM_SIZE, GEMM_DTYPE, *SHARED,
     ),
     _operation(

@@ -1,7 +1,8 @@
 """Groups of ranks, pairings and uneven shards, as pure arithmetic.
 
-A group is written ``world``, ``node``, ``across``, ``contiguous:K``, ``strided:K``, ``pairs``, or as a mesh with one
-of its axes, ``dp=2 tp=4:tp``. Every rank is in exactly one of the groups that a text describes.
+A group is written ``world``, ``node``, ``across``, ``contiguous:K``, ``strided:K``, ``pairs``, or
+as a mesh with one of its axes, ``dp=2 tp=4:tp``. Every rank is in exactly one of the groups that a
+text describes.
 """
 
 import math
@@ -18,7 +19,10 @@ INSIDE = (
     "ep",
     "etp",
 )  # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
-FORMS = "world, node, across, contiguous:K, strided:K, pairs, or a mesh and its axis such as dp=2 tp=4:tp"
+FORMS = (
+    "world, node, across, contiguous:K, strided:K, pairs, "
+    "or a mesh and its axis such as dp=2 tp=4:tp"
+)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -121,10 +125,11 @@ def num_rounds(n: int) -> int:
 
 
 def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
-    """Return the pairs of a round of ``n`` ranks, the smaller rank first. If n is odd, one rank has no partner.
+    """Return the pairs of a round of ``n`` ranks, the smaller rank first.
 
-    This is the circle method of round-robin tournaments: the last rank stays and the others rotate around it. The
-    numbers of two partners add up to twice the round, modulo the number of rounds.
+    If n is odd, one rank has no partner. This is the circle method of round-robin tournaments:
+    the last rank stays and the others rotate around it. The numbers of two partners add up to
+    twice the round, modulo the number of rounds.
     """
     rounds = num_rounds(n)
     if not 0 <= index < rounds:
@@ -150,9 +155,8 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
     for word in text.split():
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", word, re.ASCII)
         if match is None:
-            raise UserError(
-                f"pairs {text!r}: {word!r} is not a pair; write two ranks as 0-3, and pairs as '0-3 1-2'"
-            )
+            hint = "write two ranks as 0-3, and pairs as '0-3 1-2'"
+            raise UserError(f"pairs {text!r}: {word!r} is not a pair; {hint}")
         pair = int(match[1]), int(match[2])
         for rank in pair:
             if rank >= n:

@@ -297,9 +297,8 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
 
 def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> WorldSpec:
     if options.nproc not in (None, joined.size):
-        raise UserError(
-            f"--nproc {options.nproc}: {joined.size} ranks are there already (WORLD_SIZE); leave it out"
-        )
+        problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
+        raise UserError(f"--nproc {options.nproc}: {problem}; leave it out")
     # A launcher that binds each rank to cores leaves this rank only its own.
     cores_of_launcher = try_call(lambda: available_cores(pid=os.getppid())) or 1
     spec = choose_world(

@@ -29,32 +29,25 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
     """Return the disturbance that ``--inject`` describes."""
-    match = re.fullmatch(r"(late|slow|corrupt):(\d{1,9})(?::(.+))?", text.strip(), re.ASCII)
+    pattern = r"(late|slow|corrupt):(\d{1,9})(?::(.+))?"
+    match = re.fullmatch(pattern, text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
-        raise UserError(
-            f"--inject {text!r} is not understood: write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
-        )
+        hint = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
+        raise UserError(f"--inject {text!r} is not understood: {hint}")
     kind, rank = match[1], int(match[2])
     if rank >= nproc:
-        raise UserError(
-            f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}"
-        )
+        ranks = f"the {nproc} ranks, 0 to {nproc - 1}"
+        raise UserError(f"--inject {text!r}: rank {rank} is not one of {ranks}")
     amount = 0.0
     if kind == "late":
         amount = parse_duration(match[3])
     if kind == "slow":
-        amount = _parse_percentage(match[3])
+        percentage = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", match[3], re.ASCII)
+        amount = float(percentage[1]) / 100 if percentage else 0.0
         if amount == 0:
-            raise UserError(
-                f"--inject {text!r}: {match[3]!r} is not a share of a step; write such as 10%"
-            )
+            problem = f"{match[3]!r} is not a share of a step"
+            raise UserError(f"--inject {text!r}: {problem}; write a percentage such as 10%")
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
-
-
-def _parse_percentage(text: str) -> float:
-    """Return the fraction of a percentage, 0 if it is not one."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", text, re.ASCII)
-    return float(match[1]) / 100 if match else 0.0
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +67,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     # Blocks beyond the usual ones, where a repetition has time left and a case is not yet precise.
     more_visits: Count = 0
-    # The time for the samples of a case of weight 1 in one repetition; None if only the budget limits it.
+    # The time for the samples of a case of weight 1 in one repetition; None if only the budget
+    # limits it.
     seconds_per_case: Positive | None = None
 
     def to_fill(self) -> "Measure":
@@ -234,13 +228,15 @@ class FileCase(
 
     def entry(self, catalogue: Sequence[Definition]) -> Entry:
         """Return the parameters as text that those of the catalogue parse."""
-        separators: dict[str, str] = {}
+        separators = {}
         for definition in select(catalogue, [self.name]):
-            separators |= {param.name: param.separator for param in definition.params}
+            for param in definition.params:
+                separators[param.name] = param.separator
         texts = {}
         for name, value in self.set.items():
-            values = value if isinstance(value, list) else [value]
-            texts[name] = separators.get(name, ",").join(map(str, values))
+            is_list = isinstance(value, list)
+            separator = separators.get(name, ",")
+            texts[name] = separator.join(map(str, value)) if is_list else str(value)
         return Entry(name=self.name, set=texts)
 
 
