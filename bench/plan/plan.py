@@ -234,9 +234,8 @@ class FileCase(
                 separators[param.name] = param.separator
         texts = {}
         for name, value in self.set.items():
-            is_list = isinstance(value, list)
-            separator = separators.get(name, ",")
-            texts[name] = separator.join(map(str, value)) if is_list else str(value)
+            values = value if isinstance(value, list) else [value]
+            texts[name] = separators.get(name, ",").join(map(str, values))
         return Entry(name=self.name, set=texts)
 
 
