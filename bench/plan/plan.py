@@ -138,8 +138,8 @@ def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
 def short_budget(cases: Sequence[Case], measure: Measure, launches: int) -> float:
     """Return a time limit (s) that a run of named cases reaches only on a slow or busy machine."""
     import_seconds, startup_seconds = 30.0, 10.0
-    launch_seconds = startup_seconds + 3 * sampling_seconds(cases, measure)
-    return import_seconds + launches * launch_seconds
+    repetition_seconds = startup_seconds + 3 * sampling_seconds(cases, measure)
+    return import_seconds + launches * repetition_seconds
 
 
 BEYOND_CACHE = (256 << 20, 1 << 30)
