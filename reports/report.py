@@ -240,7 +240,8 @@ _TERMS = {
         "through?). They are different series."
     ),
     "busbw": (
-        f"Bus bandwidth: algbw x nccl-tests' factor for what the links carry on n ranks: {describe_busbw_factors()}. So it can be "
+        "Bus bandwidth: algbw x nccl-tests' factor for what the links carry on n ranks: "
+        f"{describe_busbw_factors()}. So it can be "
         "held against a link's speed. The factor assumes point-to-point links: reduction in the network can read "
         "higher."
     ),
