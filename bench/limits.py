@@ -12,7 +12,8 @@ Ranks = Annotated[int, Meta(ge=1, le=1 << 20)]
 Launch = Annotated[int, Meta(ge=0)]
 MAX_LAUNCHES = 65_536
 Launches = Annotated[int, Meta(ge=1, le=MAX_LAUNCHES)]
-ParamValue = bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | float | str
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+ParamValue = bool | Int64 | float | str
 
 
 def check_time(text: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from parbench.bench.plan.catalogue import busbw_words
+from parbench.bench.plan.catalogue import describe_busbw_factors
 from parbench.bench.results.metrics import Metric, MetricValue
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_LAUNCH
@@ -240,7 +240,8 @@ _TERMS = {
         "through?). They are different series."
     ),
     "busbw": (
-        f"Bus bandwidth: algbw x nccl-tests' factor for what the links carry on n ranks: {busbw_words()}. So it can be "
+        "Bus bandwidth: algbw x nccl-tests' factor for what the links carry on n ranks: "
+        f"{describe_busbw_factors()}. So it can be "
         "held against a link's speed. The factor assumes point-to-point links: reduction in the network can read "
         "higher."
     ),

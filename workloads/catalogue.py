@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Definition, Params, keep_params
-from parbench.bench.plan.catalogue import GLOO_REMEDY
+from parbench.bench.plan.catalogue import GLOO_HINT
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
 from parbench.workloads.context_parallel.context_case import PARAMS as CONTEXT
@@ -66,7 +66,7 @@ def _step(
             return str(error)
         if spec.gloo_on_gpus and name not in GLOO_ON_GPUS and params.get("method") not in GLOO_ON_GPUS:
             method = f" with method={params['method']}" if "method" in params else ""
-            return f"gloo carries no CUDA tensors in what {name}{method} sends, or is checked by: {GLOO_REMEDY}"
+            return f"gloo carries no CUDA tensors in what {name}{method} sends, or is checked by: {GLOO_HINT}"
         return None
 
     return Definition(
@@ -76,7 +76,7 @@ def _step(
         params=(*common, *more),
         tags=tags,
         refusal=refused,
-        expansion=expand,
+        expand=expand,
     )
 
 

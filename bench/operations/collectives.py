@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parbench.bench.operations.data_pattern import DataPattern, poison
 from parbench.bench.operations.operation import Operation, describe
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
-from parbench.bench.plan.groups import parse_matrix, skewed, whole_counts
+from parbench.bench.plan.groups import skewed_counts
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.torch_compat import (
     REDUCE_OPS,
@@ -180,26 +180,23 @@ def all_to_all_v(
     size_bytes: int,
     dtype: str,
     skew: float = 0.0,
-    traffic: str = "",
 ) -> Operation:
-    """Send uneven shards: the busiest sender sends ``size_bytes``; S = max of sent and received."""
+    """Send uneven shards: every rank sends ``size_bytes``; S = max of sent and received."""
     pattern = DataPattern(dtype, world.size, world.device)
     rank = world.rank
-    matrix = parse_matrix(traffic) if traffic else skewed(world.size, skew)
-    counts = whole_counts(matrix, size_bytes // pattern.itemsize)  # by sender and receiver
-    send_counts = list(counts[rank])
-    recv_counts = [row[rank] for row in counts]
-    source = pattern.compute_values(rank, 0, sum(send_counts))
+    num_elements = size_bytes // pattern.itemsize
+    send_counts = list(skewed_counts(world.size, skew, num_elements))
+    recv_counts = [send_counts[rank]] * world.size
+    source = pattern.compute_values(rank, 0, num_elements)
     received = pattern.allocate(sum(recv_counts))
-    max_sent = max(sum(row) for row in counts) * pattern.itemsize
-    max_received = max(sum(column) for column in zip(*counts, strict=True)) * pattern.itemsize
+    sent_bytes = num_elements * pattern.itemsize
+    max_received = max(send_counts) * world.size * pattern.itemsize
 
     def expected() -> torch.Tensor:
-        parts = []
-        for sender, row in enumerate(counts):
-            start = sum(row[:rank])
-            parts.append(pattern.compute_values(sender, start, row[rank]))
-        return torch.cat(parts)
+        start = sum(send_counts[:rank])
+        count = send_counts[rank]
+        shards = [pattern.compute_values(sender, start, count) for sender in range(world.size)]
+        return torch.cat(shards)
 
     return Operation(
         call=partial(
@@ -215,8 +212,8 @@ def all_to_all_v(
         description=describe(
             "all_to_all_v",
             world.size,
-            max(max_sent, max_received),
-            send_bytes=max_sent,
+            max(sent_bytes, max_received),
+            send_bytes=sent_bytes,
             recv_bytes=max_received,
         ),
     )
@@ -225,7 +222,7 @@ def all_to_all_v(
 def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
     """Gather uneven shards, rank 0's larger by a share ``skew`` of S, into S on every rank."""
     pattern = DataPattern(dtype, world.size, world.device)
-    [counts] = whole_counts(skewed(world.size, skew)[:1], size_bytes // pattern.itemsize)
+    counts = skewed_counts(world.size, skew, size_bytes // pattern.itemsize)
     source = pattern.compute_values(world.rank, 0, counts[world.rank])
     gathered = pattern.allocate(sum(counts))
     parts = list(torch.split(gathered, list(counts)))

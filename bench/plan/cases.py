@@ -1,7 +1,7 @@
 """Cases, and the definitions that they are made from.
 
-``parbench list`` shows definitions: a name, a target and declared parameters. They need no torch. Only the ranks import
-the target, which is written ``package.module:prepare``.
+``parbench list`` shows definitions: a name, a target and declared parameters. They need no torch.
+Only the ranks import the target, which is written ``package.module:prepare``.
 """
 
 import hashlib
@@ -17,7 +17,6 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Param, Value, refuse_unknown
 from parbench.bench.text import UserError, suggest_similar
 
-_OWN = "custom."
 EXPLAINER = "parbench.workloads.step.own:OwnStep"
 """The target that explains a custom step."""
 
@@ -39,7 +38,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_own(self) -> bool:
         """Whether it is a custom step, from ``--target``."""
-        return self.name.startswith(_OWN)
+        return self.name.startswith("custom.")
 
     @property
     def short_name(self) -> str:
@@ -53,14 +52,20 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join([self.name, *params])
 
 
-def make_case(name: str, target: str, params: Mapping[str, Value], defaults: Mapping[str, Value] | None = None) -> Case:
-    """Return a case with its id."""
-    canonical = msgspec.json.encode({"name": name, "target": target, "params": params}, order="deterministic")
-    digest = hashlib.sha256(canonical).hexdigest()[:12]
-    return Case(id=digest, name=name, target=target, params=dict(params), defaults=dict(defaults or {}))
-
-
 Params = Mapping[str, Value]
+
+
+def make_case(name: str, target: str, params: Params, defaults: Params | None = None) -> Case:
+    """Return a case with its id."""
+    identity = {"name": name, "target": target, "params": params}
+    digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()
+    return Case(
+        id=digest[:12],
+        name=name,
+        target=target,
+        params=dict(params),
+        defaults=dict(defaults or {}),
+    )
 
 
 Refusal = Callable[[Params, WorldSpec], str | None]
@@ -79,25 +84,18 @@ def keep_params(params: Params, spec: WorldSpec) -> Iterable[Params]:
 class Definition:
     """Something that can be measured."""
 
-    name: str
+    name: str  # with its kind: ``collective.all_reduce``
     target: str
     help: str
     params: tuple[Param, ...]
     tags: tuple[str, ...] = ()  # Presets select by them, and by their own name.
     refusal: Refusal = refuse_nothing
-    expansion: Expansion = keep_params
+    # Returns the parameters of each case, such as one for each group of ranks.
+    expand: Expansion = keep_params
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
         """Return why the parameters, all of them, cannot run in a world; None if they can."""
         return self.refusal(params, spec)
-
-    def expand(self, params: Params, spec: WorldSpec) -> Iterable[Params]:
-        """Return the parameters of each case, such as one for each group of ranks."""
-        return self.expansion(params, spec)
-
-    @property
-    def kind(self) -> str:
-        return self.name.partition(".")[0]
 
     @property
     def short_name(self) -> str:
@@ -106,38 +104,29 @@ class Definition:
     def whole(self, values: Mapping[str, object]) -> dict[str, Value]:
         """Return all parameters in declared order, by default with their defaults."""
         refuse_unknown(values, [param.name for param in self.params], self.name)
-        all_params = {}
-        for param in self.params:
-            has_value = param.name in values
-            all_params[param.name] = param.parse(values[param.name]) if has_value else param.default
-        return all_params
+        return {param.name: param.parse(values.get(param.name, param.default)) for param in self.params}
 
     def case(self, values: Mapping[str, object]) -> Case:
         """Return the case with these values and the defaults of other parameters."""
-        all_params = self.whole(values)
-        optional = {param.name: param.default for param in self.params if param.optional}
-        params: dict[str, Value] = {}
-        defaults: dict[str, Value] = {}
-        for name, value in all_params.items():
-            is_default = name in optional and value == optional[name]
-            destination = defaults if is_default else params
-            destination[name] = value
+        params = self.whole(values)
+        defaults = {}
+        for param in self.params:
+            if param.optional and params[param.name] == param.default:
+                defaults[param.name] = params.pop(param.name)
         return make_case(self.name, self.target, params, defaults)
 
 
-def _comparable_name(name: str, pattern: str) -> str:
-    """Return the name for patterns with a dot, otherwise the part after the dot."""
-    return name if "." in pattern else name.rpartition(".")[2]
-
-
 def matches(name: str, pattern: str) -> bool:
-    """Return True if a case's name matches a glob."""
-    return fnmatchcase(_comparable_name(name, pattern), pattern)
+    """Return True if a glob matches a name, or, without a dot, the name without its kind."""
+    return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
 
 
 def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
     """Import the modules and return their definitions."""
-    return tuple(definition for name in modules for definition in importlib.import_module(name).DEFINITIONS)
+    definitions: list[Definition] = []
+    for name in modules:
+        definitions += importlib.import_module(name).DEFINITIONS
+    return tuple(definitions)
 
 
 def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[Definition, ...]:
@@ -147,11 +136,12 @@ def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[De
     """
     if not patterns:
         return tuple(catalogue)
+    names = [definition.name for definition in catalogue]
+    selected: set[str] = set()
     for pattern in patterns:
-        if not any(matches(definition.name, pattern) for definition in catalogue):
-            names = [_comparable_name(definition.name, pattern) for definition in catalogue]
-            hint = suggest_similar(pattern, names)
+        matching = [name for name in names if matches(name, pattern)]
+        if not matching:
+            hint = suggest_similar(pattern, [*names, *(name.rpartition(".")[2] for name in names)])
             raise UserError(f"no case is named {pattern!r}{hint} (parbench list shows what can be measured)")
-    return tuple(
-        definition for definition in catalogue if any(matches(definition.name, pattern) for pattern in patterns)
-    )
+        selected.update(matching)
+    return tuple(definition for definition in catalogue if definition.name in selected)

@@ -1,16 +1,18 @@
-"""The operations, each declared once and without torch, by the conventions of nccl-tests."""
+"""The table of operations, declared without torch, by the conventions of nccl-tests."""
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Definition, Expansion, Params, keep_params
-from parbench.bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of, parse_matrix
+from parbench.bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError, format_size
+
+# --- Types ---
 
 
 class Dtype(NamedTuple):
@@ -35,8 +37,7 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Factor:
+class Factor(NamedTuple):
     """Bus bandwidth over algorithm bandwidth."""
 
     text: str
@@ -47,27 +48,20 @@ TWICE_RING = Factor(text="2(n-1)/n", compute=lambda n: 2 * (n - 1) / n)
 RING = Factor(text="(n-1)/n", compute=lambda n: (n - 1) / n)
 ONE = Factor(text="1", compute=lambda n: 1.0)
 
-GLOO_REMEDY = "use --backend nccl with a GPU for each rank, or --device cpu"
-
 
 @dataclass(frozen=True, kw_only=True)
 class OperationSpec(Definition):
-    """An operation, with what refuses, shows or imports it needs to know before it runs."""
+    """An operation, with the facts about it that are needed before it runs."""
 
     busbw: Factor | None = None  # None if it moves nothing between ranks
-    sharded: bool = False  # The size is made of a shard for each rank.
+    sharded: bool = False  # The size consists of an equal shard for each rank.
     in_place: bool = False  # The result is written to the input's buffer by default.
     asynchronous: bool = True
     coalesced: tuple[str, ...] = ()  # The backends that can launch several at once.
 
     @property
-    def is_local(self) -> bool:
-        """Whether every rank works by itself."""
-        return self.name.startswith(("compute.", "memory."))
-
-    @property
     def reduces(self) -> bool:
-        return any(param.name == "redop" for param in self.params)
+        return REDOP in self.params
 
     @property
     def placements(self) -> tuple[str, ...]:
@@ -82,57 +76,76 @@ class OperationSpec(Definition):
 
         Raises ``UserError`` if the groups cannot be formed.
         """
-        return next(self._problems(params, spec), None)
-
-    def _problems(self, params: Params, spec: WorldSpec) -> Iterator[str]:
-        n = spec.nproc
-        if "group" in params:
-            n = _group_size(params, spec)
-            if n < 2 and params["group"] != "world" and not self.is_local:
-                yield f"group {str(params['group'])!r} has one rank: nothing moves"
-        if "size_bytes" in params and "dtype" in params:
-            has_equal_shards = self.sharded and "skew" not in params
-            yield from _data_problems(params, spec)
-            yield from _average_problems(params, n, spec)
-            yield from _size_problems(params, n if has_equal_shards else 1, spec)
-        yield from _rank_problems(params, n)
-        if spec.gloo_on_gpus and self.name.startswith("p2p."):
-            yield f"gloo sends no CUDA tensors from one rank to another: {GLOO_REMEDY}"
-        yield from self._graph_problems(params, spec)
-        background = params.get("background", LOADS[0])
-        if background in COLLECTIVE_LOADS and spec.backend == "nccl" and os.environ.get(QUEUES_VARIABLE) == "1":
-            deadlock = "kernels of two NCCL communicators can deadlock in one hardware queue"
-            yield f"{QUEUES_VARIABLE}=1: {deadlock}; unset it, or use background=gemm"
-        yield from self._call_problems(params, spec)
-
-    def _graph_problems(self, params: Params, spec: WorldSpec) -> Iterator[str]:
-        if params.get("mode") != "graph":
-            return
-        background = params.get("background", LOADS[0])
-        if spec.device != "cuda":
-            yield f"mode graph needs CUDA; this is {spec.device}"
-        if spec.gloo_on_gpus and "group" in params:
-            yield f"mode graph: gloo moves data by the host, which no graph holds: {GLOO_REMEDY}"
-        if self.short_name == "barrier":
-            yield "mode graph: the host waits in a barrier, which no graph holds"
-        if background != LOADS[0]:
-            yield f"mode graph: nothing else may run while a graph is captured, and background is {background}"
-
-    def _call_problems(self, params: Params, spec: WorldSpec) -> Iterator[str]:
-        """Yield why the calls of a step cannot be asynchronous or coalesced."""
-        mode = params.get("mode")
-        copies_first = self.in_place and params.get("placement") == OUT_OF_PLACE
-        if mode == "async" and (copies_first or not self.asynchronous):
-            yield f"mode async: {self.short_name} is several calls, or has no asynchronous form"
-        if mode == "async" and params.get("direction") == "in_turn":
-            yield f"mode async: {self.short_name} with direction=in_turn is several calls"
-        if mode == "coalesced" and (copies_first or spec.backend not in self.coalesced):
-            yield f"mode coalesced: {spec.backend} cannot coalesce {self.short_name}"
-        if mode == "coalesced" and spec.gloo_on_gpus and self.name != "collective.reduce_scatter":
-            yield f"mode coalesced: gloo coalesces {self.short_name} of CPU tensors alone: {GLOO_REMEDY}"
+        request = Request(self, params, spec, _count_ranks(params, spec))
+        for rule in RULES:
+            reason = rule(request)
+            if reason is not None:
+                return reason
+        return None
 
 
-def _group_size(params: Params, spec: WorldSpec) -> int:
+# --- Parameters ---
+
+IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
+SIZE = Param("size_bytes", "size", 1 << 20, "total bytes, as nccl-tests counts them", minimum=0)
+DTYPE = Param("dtype", "str", "float32", "element type", choices=tuple(DTYPES))
+MODES = ("blocking", "pipelined", "async", "coalesced", "graph")
+MODE_HELP = (
+    "blocking: each starts at a barrier; pipelined: back to back, as nccl-tests; "
+    "async: issue and wait timed apart; coalesced: several in one launch; "
+    "graph: a CUDA graph, as nccl-tests -G"
+)
+MODE = choice("mode", MODE_HELP, *MODES, optional=False)
+LOCAL_MODE = choice("mode", MODE_HELP, "blocking", "pipelined", optional=False)
+GROUP = (
+    Param("group", "str", "world", f"which ranks take part: {FORMS}", optional=True),
+    Param("group_index", "int", 0, "measure only this group", minimum=0, optional=True),
+    Param("concurrent", "bool", False, "run all groups at once", optional=True),
+)
+PLACE_HELP = "where the result goes: into the input's buffer or another"
+IN_PLACE_FIRST = choice("placement", PLACE_HELP, IN_PLACE, OUT_OF_PLACE)
+OUT_OF_PLACE_FIRST = choice("placement", PLACE_HELP, OUT_OF_PLACE, IN_PLACE)
+REDOP = choice("redop", "how values are combined", "sum", "avg", "min", "max", "product")
+ROOT = Param("root", "int", 0, "rank in the group that has the data", minimum=0, optional=True)
+ENDS = (
+    Param("source", "int", 0, "the sending rank", minimum=0),
+    Param("target", "int", 1, "the receiving rank", minimum=0),
+)
+ROUND = Param("round", "int", 0, "only this round; each has other pairs of ranks", minimum=0)
+PAIRS = Param("pairs", "str", "", "these pairs instead, such as '0-3 1-2'", optional=True)
+DIRECTION = choice("direction", "both ways at once, or in turn", "at_once", "in_turn")
+REPEAT = Param("repeat", "int", 0, "a number for repeated cases", minimum=0, optional=True)
+SKEW_HELP = "share of the bytes that goes to rank 0; in all_gather_v, that rank 0 contributes"
+SKEW = Param("skew", "float", 0.0, SKEW_HELP, minimum=0, maximum=1, optional=True)
+COLLECTIVE_LOADS = ("all_reduce", "all_gather", "all_to_all")
+NO_LOAD = "nothing"
+LOADS = (NO_LOAD, "gemm", *COLLECTIVE_LOADS)
+BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
+GEMM_SIZE = Param("m", "int", 512, "rows and columns of each matrix", minimum=1)
+GEMM_DTYPES = ("float32", "bfloat16", "float16", "float64")
+GEMM_DTYPE = choice("dtype", "element type", *GEMM_DTYPES)
+# Parameters that the runner handles. They are not passed to `prepare`.
+RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
+
+# --- Rules: each returns why a request cannot run, None if it can ---
+
+GLOO_HINT = "use --backend nccl with a GPU for each rank, or --device cpu"
+QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+class Request(NamedTuple):
+    """An operation with all its parameters, in a world."""
+
+    operation: OperationSpec
+    params: Params
+    spec: WorldSpec
+    num_ranks: int  # in the group
+
+
+def _count_ranks(params: Params, spec: WorldSpec) -> int:
+    """Return the number of ranks in the group; ``UserError`` if it does not exist."""
+    if "group" not in params:
+        return spec.nproc
     group, index = str(params["group"]), int(params["group_index"])
     groups = groups_of(group, spec.nproc, spec.hosts)
     if index >= len(groups):
@@ -140,52 +153,41 @@ def _group_size(params: Params, spec: WorldSpec) -> int:
     return len(groups[index])
 
 
-def _data_problems(params: Params, spec: WorldSpec) -> Iterator[str]:
-    dtype = str(params["dtype"])
-    if spec.backend == "gloo" and dtype.startswith("float8"):  # Gloo answers with "Invalid scalar type".
-        yield f"{spec.backend} carries no {dtype}"
-    if params.get("redop") == "sum" and dtype == "bool":
-        yield "the sum of bool is not a bool: use redop=max, min or product"
+def _refuse_single_rank(request: Request) -> str | None:
+    group = request.params.get("group", "world")
+    is_local = request.operation.name.startswith(("compute.", "memory."))
+    if request.num_ranks < 2 and group != "world" and not is_local:
+        return f"group {group!r} has one rank, and no data would move; write a larger group"
+    return None
 
 
-def _average_problems(params: Params, n: int, spec: WorldSpec) -> Iterator[str]:
-    if params.get("redop") != "avg":
-        return
-    dtype = str(params["dtype"])
-    exact_up_to = DTYPES[dtype].exact_up_to
-    if not dtype.startswith(("float", "bfloat")):
-        yield f"the average of {dtype} is not a {dtype}"
+def _refuse_dtype(request: Request) -> str | None:
+    dtype = str(request.params.get("dtype"))
+    backend = request.spec.backend
+    if backend == "gloo" and dtype.startswith("float8"):
+        return f"{backend} does not support {dtype}"
+    if request.params.get("redop") == "sum" and dtype == "bool":
+        return "the sum of bool is not a bool: use redop=max, min or product"
+    return None
+
+
+def _refuse_average(request: Request) -> str | None:
+    if request.params.get("redop") != "avg":
+        return None
+    n = request.num_ranks
+    dtype = str(request.params["dtype"])
+    if "float" not in dtype:
+        return f"the average of {dtype} is not a {dtype}"
     if dtype.startswith("float8") and n & (n - 1):
-        yield f"the average of {n} ranks is not exact in {dtype}"
+        return f"the average of {n} ranks is not exact in {dtype}"
+    if n == 1 and request.spec.backend == "nccl":
+        issue = "github.com/NVIDIA/nccl/issues/1950"
+        return f"the average of one rank is wrong in NCCL before 2.29.7 ({issue})"
+    exact_up_to = DTYPES[dtype].exact_up_to
     for other in (n - 1, n + 1):
         if other and _round_share(other, exact_up_to) == _round_share(n, exact_up_to):
-            yield f"the average of {n} ranks cannot be told from that of {other} in {dtype}"
-    if n == 1 and spec.backend == "nccl":
-        yield "the average of one rank is wrong in NCCL before 2.29.7 (github.com/NVIDIA/nccl/issues/1950)"
-
-
-def _size_problems(params: Params, shards: int, spec: WorldSpec) -> Iterator[str]:
-    size, dtype = int(params["size_bytes"]), str(params["dtype"])
-    itemsize = DTYPES[dtype].itemsize
-    step = shards * itemsize
-    remainder = size % step
-    if remainder:
-        factors = f"{shards} ranks x {itemsize} B" if shards > 1 else f"{itemsize} B"
-        lower = size - remainder
-        hint = f"nearest are {lower} and {lower + step}" if lower else f"the least is {step}"
-        yield f"size {size} B is not a multiple of {factors} ({dtype}); {hint}"
-    needed = bytes_needed(size)
-    if spec.rank_bytes is not None and needed > spec.rank_bytes:
-        amounts = f"about {needed / 1e9:.1f} GB a rank; a rank can have {spec.rank_bytes / 1e9:.1f} GB"
-        yield f"size {format_size(size)} needs {amounts}"
-
-
-def bytes_needed(size: int) -> int:
-    """Return the memory of the largest operation: input, output, the reference with its parts, copies of a library.
-
-    The two-step all-reduce takes up to 7.5 sizes on gloo, which may keep the copies of the previous step's two calls.
-    """
-    return 8 * size
+            return f"the averages of {n} and {other} ranks are the same in {dtype}"
+    return None
 
 
 def _round_share(n: int, exact_up_to: int) -> float:
@@ -194,59 +196,124 @@ def _round_share(n: int, exact_up_to: int) -> float:
     return math.ldexp(round(mantissa * exact_up_to), exponent)
 
 
-def _rank_problems(params: Params, n: int) -> Iterator[str]:
+def _refuse_size(request: Request) -> str | None:
+    params = request.params
+    if "size_bytes" not in params:
+        return None
+    size, dtype = int(params["size_bytes"]), str(params["dtype"])
+    num_shards = request.num_ranks if request.operation.sharded and "skew" not in params else 1
+    itemsize = DTYPES[dtype].itemsize
+    step = num_shards * itemsize
+    remainder = size % step
+    if remainder:
+        factors = f"{num_shards} ranks x {itemsize} B" if num_shards > 1 else f"{itemsize} B"
+        lower = size - remainder
+        hint = f"nearest are {lower} and {lower + step}" if lower else f"the least is {step}"
+        return f"size {size} B is not a multiple of {factors} ({dtype}); {hint}"
+    rank_bytes = request.spec.rank_bytes
+    needed = bytes_needed(size)
+    if rank_bytes is not None and needed > rank_bytes:
+        available = f"{rank_bytes / 1e9:.1f} GB are available"
+        return f"size {format_size(size)} needs about {needed / 1e9:.1f} GB a rank; {available}"
+    return None
+
+
+def bytes_needed(size: int) -> int:
+    """Return the memory of the largest operation: input, output, reference, copies of a library.
+
+    The two-step all-reduce takes up to 7.5 sizes on gloo, which may keep the copies of the
+    previous step's two calls.
+    """
+    return 8 * size
+
+
+def _refuse_ranks(request: Request) -> str | None:
+    params, n = request.params, request.num_ranks
     for name in ("root", "source", "target"):
         if int(params.get(name, 0)) >= n:
-            yield f"{name} {params[name]} is not one of the {n} ranks"
+            return f"{name} {params[name]} is not one of the {n} ranks, 0 to {n - 1}"
     if "source" in params and params["source"] == params["target"]:
-        yield f"source {params['source']} and target {params['target']} are one rank"
-    if params.get("traffic"):
-        num_rows = len(parse_matrix(str(params["traffic"])))
-        if num_rows != n:
-            yield f"traffic has {num_rows} rows; {n} ranks need {n}"
+        return f"source {params['source']} and target {params['target']} are one rank"
     if "round" in params:
         try:
             pairs_of(n, int(params["round"]), str(params["pairs"]))
         except UserError as error:
-            yield str(error)
+            return str(error)
+    return None
 
 
-IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
-SIZE = Param(name="size_bytes", kind="size", default=1 << 20, minimum=0, help="total bytes, as nccl-tests counts them")
-DTYPE = Param(name="dtype", kind="str", default="float32", choices=tuple(DTYPES), help="element type")
-MODES = ("blocking", "pipelined", "async", "coalesced", "graph")
-MODE_HELP = (
-    "blocking: each starts at a barrier; pipelined: back to back, as nccl-tests; async: issue and wait timed apart; "
-    "coalesced: several in one launch; graph: a CUDA graph, as nccl-tests -G"
+def _refuse_sends_of_gloo(request: Request) -> str | None:
+    if request.spec.gloo_on_gpus and request.operation.name.startswith("p2p."):
+        return f"gloo sends no CUDA tensors from one rank to another: {GLOO_HINT}"
+    return None
+
+
+def _refuse_background(request: Request) -> str | None:
+    background, spec = request.params.get("background"), request.spec
+    has_one_queue = os.environ.get(QUEUES_VARIABLE) == "1"
+    if background in COLLECTIVE_LOADS and spec.backend == "nccl" and has_one_queue:
+        cause = "kernels of two NCCL communicators can deadlock in one hardware queue"
+        return f"{QUEUES_VARIABLE}=1: {cause}; unset it, or use background=gemm"
+    return None
+
+
+def _refuse_graph(request: Request) -> str | None:
+    params, spec = request.params, request.spec
+    if params.get("mode") != "graph":
+        return None
+    if spec.device != "cuda":
+        return f"mode graph needs CUDA, and the device is {spec.device}"
+    if spec.gloo_on_gpus and "group" in params:
+        return f"mode graph: a graph cannot contain gloo, which works on the host: {GLOO_HINT}"
+    if request.operation.short_name == "barrier":
+        return "mode graph: a graph cannot contain a barrier, in which the host waits"
+    background = params.get("background", NO_LOAD)
+    if background != NO_LOAD:
+        return f"mode graph: a graph is captured without other work, and background={background}"
+    return None
+
+
+def _refuse_async(request: Request) -> str | None:
+    operation, params = request.operation, request.params
+    if params.get("mode") != "async":
+        return None
+    if _copies_first(request) or not operation.asynchronous:
+        return f"mode async: {operation.short_name} is several calls, or has no asynchronous form"
+    if params.get("direction") == "in_turn":
+        return f"mode async: {operation.short_name} with direction=in_turn is several calls"
+    return None
+
+
+def _refuse_coalesced(request: Request) -> str | None:
+    operation, spec = request.operation, request.spec
+    if request.params.get("mode") != "coalesced":
+        return None
+    if _copies_first(request) or spec.backend not in operation.coalesced:
+        return f"mode coalesced: {spec.backend} cannot coalesce {operation.short_name}"
+    if spec.gloo_on_gpus and operation.short_name != "reduce_scatter":
+        return f"mode coalesced: gloo coalesces {operation.short_name} only on CPUs: {GLOO_HINT}"
+    return None
+
+
+def _copies_first(request: Request) -> bool:
+    """Return True if torch has only the in-place form, so that the input is copied before it."""
+    return request.operation.in_place and request.params.get("placement") == OUT_OF_PLACE
+
+
+RULES = (
+    _refuse_single_rank,
+    _refuse_dtype,
+    _refuse_average,
+    _refuse_size,
+    _refuse_ranks,
+    _refuse_sends_of_gloo,
+    _refuse_background,
+    _refuse_graph,
+    _refuse_async,
+    _refuse_coalesced,
 )
-MODE = choice("mode", MODE_HELP, *MODES, optional=False)
-GROUP = (
-    Param(name="group", kind="str", default="world", optional=True, help=f"which ranks take part: {FORMS}"),
-    Param(name="group_index", kind="int", default=0, minimum=0, optional=True, help="measure this group alone"),
-    Param(name="concurrent", kind="bool", default=False, optional=True, help="run all groups at once"),
-)
-PLACE = "where the result goes: into the input's buffer or another"
-REDOP = choice("redop", "how values are combined", "sum", "avg", "min", "max", "product")
-ROOT = Param(name="root", kind="int", default=0, minimum=0, optional=True, help="rank in the group that has the data")
-ENDS = (
-    Param(name="source", kind="int", default=0, minimum=0, help="the sending rank"),
-    Param(name="target", kind="int", default=1, minimum=0, help="the receiving rank"),
-)
-ROUND = Param(name="round", kind="int", default=0, minimum=0, help="this round alone; in each, ranks pair anew")
-PAIRS = Param(name="pairs", kind="str", default="", optional=True, help="these pairs instead, such as '0-3 1-2'")
-DIRECTION = choice("direction", "both ways at once, or one after the other", "at_once", "in_turn")
-REPEAT = Param(name="repeat", kind="int", default=0, minimum=0, optional=True, help="tells repetitions apart")
-SHARE_OF_0 = "share of the bytes that goes to rank 0; in all_gather_v, that rank 0 contributes"
-SKEW = Param(name="skew", kind="float", default=0.0, minimum=0, maximum=1, optional=True, help=SHARE_OF_0)
-TRAFFIC = Param(name="traffic", kind="matrix", default="", optional=True, help="amounts by sender (rows) and receiver")
-COLLECTIVE_LOADS = ("all_reduce", "all_gather", "all_to_all")
-LOADS = ("nothing", "gemm", *COLLECTIVE_LOADS)
-QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
-GEMM_SIZE = Param(name="m", kind="int", default=512, minimum=1, help="rows and columns of each matrix")
-PRODUCTS = ("float32", "bfloat16", "float16", "float64")
-# Parameters that the runner handles. They are not passed to `prepare`.
-OF_THE_RUNNER = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
+
+# --- Expansions: from the parameters of a user to those of each case ---
 
 
 def each_group(params: Params, spec: WorldSpec) -> Iterable[Params]:
@@ -286,24 +353,33 @@ def each_round(params: Params, spec: WorldSpec) -> Iterable[Params]:
     return [{**params, "round": index} for index in range(num_rounds(spec.nproc))]
 
 
-def _collective(
+# --- The table ---
+
+_MODULES = {"collective": "collectives", "p2p": "p2p", "compute": "local", "memory": "local"}
+
+
+def _operation(
     name: str,
     help_text: str,
-    *more: Param,
-    tags: tuple[str, ...],
-    busbw: Factor,
+    *params: Param,
+    tags: tuple[str, ...] = (),
+    function: str | None = None,
+    expand: Expansion = each_group,
+    busbw: Factor | None = None,
     sharded: bool = False,
     in_place: bool = False,
     asynchronous: bool = True,
-    coalesced: tuple[str, ...] = ("nccl",),
+    coalesced: tuple[str, ...] = (),
 ) -> OperationSpec:
+    """Declare an operation, whose function has its name by default."""
+    kind, _, short_name = name.partition(".")
     return OperationSpec(
-        name=f"collective.{name}",
-        target=f"parbench.bench.operations.collectives:{name}",
+        name=name,
+        target=f"parbench.bench.operations.{_MODULES[kind]}:{function or short_name}",
         help=help_text,
-        params=(SIZE, DTYPE, MODE, *more, BACKGROUND, *GROUP),
+        params=params,
         tags=tags,
-        expansion=each_group,
+        expand=expand,
         busbw=busbw,
         sharded=sharded or busbw is RING,  # The factor is the share of the other ranks.
         in_place=in_place,
@@ -312,107 +388,116 @@ def _collective(
     )
 
 
-def _p2p(
-    name: str,
-    help_text: str,
-    *more: Param,
-    tags: tuple[str, ...] = (),
-    function: str = "",
-    asynchronous: bool = True,
-    expansion: Expansion = keep_params,
-) -> OperationSpec:
-    return OperationSpec(
-        name=f"p2p.{name}",
-        target=f"parbench.bench.operations.p2p:{function or name}",
-        help=help_text,
-        params=(SIZE, DTYPE, MODE, *more),
-        tags=tags,
-        expansion=expansion,
-        busbw=ONE,
-        asynchronous=asynchronous,
-    )
+DATA = (SIZE, DTYPE, MODE)
+SHARED = (BACKGROUND, *GROUP)
+LOCAL = (SIZE, DTYPE, LOCAL_MODE, *GROUP)
+MAIN = ("smoke", "node", "main")
+SIZED = ("smoke", "node", "sized")
+NCCL = ("nccl",)
+BOTH = ("nccl", "gloo")
 
-
-def _memory(name: str, help_text: str, *, tags: tuple[str, ...] = ()) -> OperationSpec:
-    return OperationSpec(
-        name=f"memory.{name}",
-        target=f"parbench.bench.operations.local:{name}",
-        help=help_text,
-        params=(SIZE, DTYPE, choice("mode", MODE_HELP, *MODES[:2], optional=False), *GROUP),
-        tags=tags,
-        expansion=each_group,
-    )
-
-
-MAIN, SIZED = ("smoke", "node", "main"), ("smoke", "node", "sized")
 # fmt: off
 OPERATIONS = (
-    _collective(
-        "all_reduce", "combine every rank's buffer, result on all; size = the buffer",
-        REDOP, choice("placement", PLACE, IN_PLACE, OUT_OF_PLACE),
-        tags=(*MAIN, "grouped"), busbw=TWICE_RING, in_place=True, coalesced=("nccl", "gloo"),
+    _operation(
+        "collective.all_reduce", "combine every rank's buffer, result on all; size = the buffer",
+        *DATA, REDOP, IN_PLACE_FIRST, *SHARED,
+        tags=(*MAIN, "grouped"), busbw=TWICE_RING, in_place=True, coalesced=BOTH,
     ),
-    _collective(
-        "all_gather", "collect every rank's shard on all; size = the output",
-        choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
-        tags=MAIN, busbw=RING, coalesced=("nccl", "gloo"),
+    _operation(
+        "collective.all_gather", "collect every rank's shard on all; size = the output",
+        *DATA, OUT_OF_PLACE_FIRST, *SHARED,
+        tags=MAIN, busbw=RING, coalesced=BOTH,
     ),
-    _collective(
-        "reduce_scatter", "combine buffers, a shard of it on each; size = the input",
-        REDOP, choice("placement", PLACE, OUT_OF_PLACE, IN_PLACE),
-        tags=MAIN, busbw=RING, coalesced=("nccl", "gloo"),
+    _operation(
+        "collective.reduce_scatter", "combine buffers, a shard of it on each; size = the input",
+        *DATA, REDOP, OUT_OF_PLACE_FIRST, *SHARED,
+        tags=MAIN, busbw=RING, coalesced=BOTH,
     ),
-    _collective(
-        "all_to_all", "each rank sends a shard to each; size = what one rank sends",
-        tags=(*MAIN, "grouped"), busbw=RING,
+    _operation(
+        "collective.all_to_all", "each rank sends a shard to each; size = what one rank sends",
+        *DATA, *SHARED,
+        tags=(*MAIN, "grouped"), busbw=RING, coalesced=NCCL,
     ),
-    _collective(
-        "broadcast", "copy one rank's buffer to all; size = the buffer", ROOT, tags=MAIN, busbw=ONE, in_place=True,
+    _operation(
+        "collective.broadcast", "copy one rank's buffer to all; size = the buffer",
+        *DATA, ROOT, *SHARED,
+        tags=MAIN, busbw=ONE, in_place=True, coalesced=NCCL,
     ),
-    _collective(
-        "all_to_all_v", "all_to_all, uneven shards; size = what the busiest rank sends", SKEW, TRAFFIC,
-        tags=(*SIZED, "uneven"), busbw=RING,
+    _operation(
+        "collective.all_to_all_v", "all_to_all, uneven shards; size = what one rank sends",
+        *DATA, SKEW, *SHARED,
+        tags=(*SIZED, "uneven"), busbw=RING, coalesced=NCCL,
     ),
-    _collective(
-        "all_gather_v", "all_gather, uneven shards; size = the output", SKEW,
-        tags=("sized", "uneven"), busbw=RING, coalesced=(),
+    _operation(
+        "collective.all_gather_v", "all_gather, uneven shards; size = the output",
+        *DATA, SKEW, *SHARED,
+        tags=("sized", "uneven"), busbw=RING,
     ),
-    _collective(
-        "reduce", "combine every rank's buffer on one; size = the buffer", REDOP, ROOT,
-        tags=SIZED, busbw=ONE, in_place=True,
+    _operation(
+        "collective.reduce", "combine every rank's buffer on one; size = the buffer",
+        *DATA, REDOP, ROOT, *SHARED,
+        tags=SIZED, busbw=ONE, in_place=True, coalesced=NCCL,
     ),
-    _collective("gather", "collect every rank's shard on one; size = the output", ROOT, tags=SIZED, busbw=RING),
-    _collective("scatter", "split one rank's buffer over all; size = the input", ROOT, tags=SIZED, busbw=RING),
-    _collective(
-        "all_reduce_two_step", "all_reduce as reduce_scatter, then all_gather", REDOP,
-        tags=SIZED, busbw=TWICE_RING, sharded=True, asynchronous=False, coalesced=(),
+    _operation(
+        "collective.gather", "collect every rank's shard on one; size = the output",
+        *DATA, ROOT, *SHARED,
+        tags=SIZED, busbw=RING, coalesced=NCCL,
     ),
-    OperationSpec(
-        name="collective.barrier", target="parbench.bench.operations.collectives:barrier",
-        help="wait for all ranks; moves no data",
-        params=(MODE, BACKGROUND, *GROUP), tags=("smoke", "node"), expansion=each_group, asynchronous=False,
+    _operation(
+        "collective.scatter", "split one rank's buffer over all; size = the input",
+        *DATA, ROOT, *SHARED,
+        tags=SIZED, busbw=RING, coalesced=NCCL,
     ),
-    _p2p("sendrecv", "each sends to the next, receives from the last", *GROUP, tags=MAIN, expansion=each_group),
-    OperationSpec(
-        name="compute.gemm", target="parbench.bench.operations.local:gemm",
-        help="a matrix product on every rank; every element of each is compared with the exact one",
-        params=(GEMM_SIZE, choice("dtype", "element type", *PRODUCTS), BACKGROUND, *GROUP), expansion=each_group,
+    _operation(
+        "collective.all_reduce_two_step", "all_reduce as reduce_scatter, then all_gather",
+        *DATA, REDOP, *SHARED,
+        tags=SIZED, busbw=TWICE_RING, sharded=True, asynchronous=False,
     ),
-    _memory("copy", "a memory copy on every rank; the ceiling for messages within a node", tags=("smoke", "node")),
-    _memory("to_device", "from page-locked memory of the host to the GPU"),
-    _memory("from_device", "from the GPU to page-locked memory of the host"),
-    _p2p(
-        "pingpong", "between two ranks and back; time = half the round trip", *ENDS, tags=SIZED, asynchronous=False,
+    _operation(
+        "collective.barrier", "wait for all ranks; moves no data",
+        MODE, *SHARED,
+        tags=("smoke", "node"), asynchronous=False,
     ),
-    _p2p("unidirectional", "one rank sends to another", *ENDS, tags=SIZED),
-    _p2p("bidirectional", "two ranks send to each other at once", *ENDS, tags=SIZED),
-    _p2p(
-        "matrix", "one sends to another, every pair in turn", *ENDS,
-        tags=("sized",), function="unidirectional", expansion=each_pair,
+    _operation(
+        "p2p.sendrecv", "each sends to the next, receives from the last",
+        *DATA, *GROUP,
+        tags=MAIN, busbw=ONE,
     ),
-    _p2p(
-        "pairwise", "all ranks at once, in pairs; round by round, until each has met each",
-        ROUND, PAIRS, DIRECTION, REPEAT, function="round_of_pairs", expansion=each_round,
+    _operation(
+        "compute.gemm", "a matrix product on every rank; each element is compared",
+        GEMM_SIZE, GEMM_DTYPE, *SHARED,
+    ),
+    _operation(
+        "memory.copy", "a memory copy on every rank; the ceiling for messages within a node",
+        *LOCAL,
+        tags=("smoke", "node"),
+    ),
+    _operation("memory.to_device", "from page-locked memory of the host to the GPU", *LOCAL),
+    _operation("memory.from_device", "from the GPU to page-locked memory of the host", *LOCAL),
+    _operation(
+        "p2p.pingpong", "between two ranks and back; time = half the round trip",
+        *DATA, *ENDS,
+        tags=SIZED, busbw=ONE, expand=keep_params, asynchronous=False,
+    ),
+    _operation(
+        "p2p.unidirectional", "one rank sends to another",
+        *DATA, *ENDS,
+        tags=SIZED, busbw=ONE, expand=keep_params,
+    ),
+    _operation(
+        "p2p.bidirectional", "two ranks send to each other at once",
+        *DATA, *ENDS,
+        tags=SIZED, busbw=ONE, expand=keep_params,
+    ),
+    _operation(
+        "p2p.matrix", "one sends to another, every pair in turn",
+        *DATA, *ENDS,
+        tags=("sized",), busbw=ONE, function="unidirectional", expand=each_pair,
+    ),
+    _operation(
+        "p2p.pairwise", "all ranks at once, in pairs; round by round, until each has met each",
+        *DATA, ROUND, PAIRS, DIRECTION, REPEAT,
+        busbw=ONE, function="round_of_pairs", expand=each_round,
     ),
 )
 # fmt: on
@@ -427,10 +512,10 @@ def busbw_factor(operation: str, n: int) -> float | None:
     return None
 
 
-def busbw_words() -> str:
+def describe_busbw_factors() -> str:
     """Return the factors with the operations that have them."""
     parts = []
     for factor in (TWICE_RING, RING):
         names = [spec.short_name for spec in OPERATIONS if spec.busbw is factor]
         parts.append(f"{factor.text} for {', '.join(names)}")
-    return f"{'; '.join(parts)}; {ONE.text} for all others that move data"
+    return f"{', '.join(parts)}, and {ONE.text} for all others that move data"

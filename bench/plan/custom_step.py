@@ -1,17 +1,15 @@
 """Definitions of custom steps, from the function that ``--target`` names."""
 
 import inspect
-import math
 import os
 import sys
-import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 from parbench.bench.plan.cases import Definition
-from parbench.bench.plan.catalogue import MODE, OF_THE_RUNNER
+from parbench.bench.plan.catalogue import MODE, RUNNER_PARAMS
 from parbench.bench.plan.params import Kind, Param
 from parbench.bench.text import UserError, format_list
 
@@ -21,7 +19,8 @@ _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"
 def define(target: str, folder: Path) -> Definition:
     """Import the function ``package.module:function`` and return the definition of its cases.
 
-    Modules in ``folder`` can be imported too. Raises ``UserError`` if the import fails or a parameter cannot be set.
+    Modules in ``folder`` can be imported too. Raises ``UserError`` if the import fails or a
+    parameter cannot be set.
     """
     if ":" not in target:
         raise UserError(f"--target {target!r} names no function: write package.module:function")
@@ -47,7 +46,7 @@ def define(target: str, folder: Path) -> Definition:
     return Definition(
         name=f"custom.{module}",
         target=target,
-        help="a step of your own",
+        help="a custom step",
         params=(MODE, *params),
         tags=("smoke", "node"),
     )
@@ -59,36 +58,20 @@ def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
     Raises ``UserError`` if one has no default that a record can hold.
     """
     _, *parameters = inspect.signature(prepare).parameters.values()
-    hints = _type_hints(prepare, parameters)
-    return tuple(_make_param(parameter, hints.get(parameter.name)) for parameter in parameters)
+    return tuple(_make_param(parameter.name, parameter.default) for parameter in parameters)
 
 
-def _type_hints(prepare: Callable[..., object], parameters: Sequence[inspect.Parameter]) -> dict[str, typing.Any]:
-    """Return the types of parameters. That of ``world`` may be imported for type checkers only."""
-    annotations = {}
-    for parameter in parameters:
-        if parameter.annotation is not inspect.Parameter.empty:
-            annotations[parameter.name] = parameter.annotation
-    namespace = getattr(prepare, "__globals__", {})
-    return typing.get_type_hints(SimpleNamespace(__annotations__=annotations), namespace)
-
-
-def _make_param(parameter: inspect.Parameter, hint: object) -> Param:
-    name, default = parameter.name, parameter.default
-    if name in OF_THE_RUNNER:
-        raise UserError(
-            f"parameter {name!r} is parbench's own, as are {format_list(OF_THE_RUNNER)}: give it another name"
-        )
+def _make_param(name: str, default: Any) -> Param:
+    if name in RUNNER_PARAMS:
+        names = format_list(RUNNER_PARAMS)
+        raise UserError(f"parameter {name!r} is parbench's own, as are {names}: rename it")
     if default is inspect.Parameter.empty:
         raise UserError(f"parameter {name!r} has no default: give it one, --set changes it")
     kind = _KINDS.get(type(default))
     if kind is None:
-        raise UserError(f"parameter {name!r} is not a bool, int, float or str")
-    if kind == "float" and not math.isfinite(default):
-        raise UserError(f"parameter {name!r} has the default {default}: give it a finite one")
+        raise UserError(f"parameter {name!r} has the default {default!r}: use a bool, int, float or str")
     if kind == "int" and name.endswith("_bytes"):
         kind = "size"
-    choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-    param = Param(name=name, kind=kind, default=default, help="", choices=choices)
+    param = Param(name, kind, default, help="")
     param.parse(default)
     return param

@@ -1,26 +1,24 @@
-"""Groups of ranks, pairings and traffic matrices, as pure arithmetic.
+"""Groups of ranks, pairings and uneven shards, as pure arithmetic.
 
-A group is written ``world``, ``node``, ``across``, ``contiguous:K``, ``strided:K``, ``pairs``, or as a mesh with one
-of its axes, ``dp=2 tp=4:tp``. Every rank is in exactly one of the groups that a text describes.
-
-A traffic matrix has a row for each sender, whose n entries are the shares of the receivers. Rows are separated by
-``;`` or new lines, entries by blanks or commas. Only proportions count.
+A group is written ``world``, ``node``, ``across``, ``contiguous:K``, ``strided:K``, ``pairs``, or
+as a mesh with one of its axes, ``dp=2 tp=4:tp``. Every rank is in exactly one of the groups that a
+text describes.
 """
 
 import math
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 
-from parbench.bench.files import read_text
 from parbench.bench.text import UserError, format_choices, format_list, suggest_similar
 
 Ranks = tuple[int, ...]
 Pair = tuple[int, int]
-Matrix = tuple[tuple[float, ...], ...]
 
 MOST_RANKS = 1 << 17
-INSIDE = ("ep", "etp")  # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
+INSIDE = (
+    "ep",
+    "etp",
+)  # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
 FORMS = "world, node, across, contiguous:K, strided:K, pairs, or a mesh and its axis such as dp=2 tp=4:tp"
 
 
@@ -116,10 +114,11 @@ def num_rounds(n: int) -> int:
 
 
 def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
-    """Return the pairs of a round of ``n`` ranks, the smaller rank first. If n is odd, one rank has no partner.
+    """Return the pairs of a round of ``n`` ranks, the smaller rank first.
 
-    This is the circle method of round-robin tournaments: the last rank stays and the others rotate around it. The
-    numbers of two partners add up to twice the round, modulo the number of rounds.
+    If n is odd, one rank has no partner. This is the circle method of round-robin tournaments:
+    the last rank stays and the others rotate around it. The numbers of two partners add up to
+    twice the round, modulo the number of rounds.
     """
     rounds = num_rounds(n)
     if not 0 <= index < rounds:
@@ -143,7 +142,8 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
     for word in text.split():
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", word, re.ASCII)
         if match is None:
-            raise UserError(f"pairs {text!r}: {word!r} is not a pair; write two ranks as 0-3, and pairs as '0-3 1-2'")
+            hint = "write two ranks as 0-3, and pairs as '0-3 1-2'"
+            raise UserError(f"pairs {text!r}: {word!r} is not a pair; {hint}")
         pair = int(match[1]), int(match[2])
         for rank in pair:
             if rank >= n:
@@ -165,62 +165,10 @@ def pairs_of(n: int, index: int, text: str) -> tuple[Pair, ...]:
     return parse_pairs(text, n) if text.strip() else round_pairs(n, index)
 
 
-def read_matrix(text: str) -> str:
-    """Return a matrix, from the text or the file of this name, as one canonical line."""
-    source = "traffic"
-    if ";" not in text and not text.replace(".", "").replace(" ", "").isdigit():
-        source = f"traffic file {text}"
-        text = read_text(text, source)
-    rows = [" ".join(f"{entry:g}" for entry in row) for row in parse_matrix(text, source)]
-    return ";".join(rows)
+def skewed_counts(num_ranks: int, skew: float, count: int) -> tuple[int, ...]:
+    """Return the shard sizes of ``count`` elements: rank 0 gets a share ``skew`` more than others.
 
-
-def parse_matrix(text: str, source: str = "traffic") -> Matrix:
-    """Return the rows of a matrix.
-
-    Raises ``UserError``, which begins with ``source``, if it is not a traffic matrix.
+    Rank 0 also gets the remainder of the division.
     """
-    rows = [row.replace(",", " ").split() for row in text.replace(";", "\n").splitlines() if row.strip()]
-    if not rows or any(len(row) != len(rows) for row in rows):
-        shape = ", ".join(str(len(row)) for row in rows) or "no row"
-        raise UserError(f"{source} is not square: {len(rows)} rows of {shape} entries; write n rows of n")
-    matrix = []
-    for row, words in enumerate(rows):
-        matrix.append(tuple(_parse_entry(word, source, row, column) for column, word in enumerate(words)))
-    if not any(map(any, matrix)):
-        raise UserError(f"{source} holds only zeros: nothing would be sent")
-    return tuple(matrix)
-
-
-def _parse_entry(word: str, source: str, row: int, column: int) -> float:
-    with suppress(ValueError):
-        value = float(word)
-        if math.isfinite(value) and value >= 0:
-            return value
-    raise UserError(f"{source} has {word!r} in row {row + 1}, column {column + 1}: allowed are numbers from 0 up")
-
-
-def skewed(n: int, skew: float) -> Matrix:
-    """Return shares: every rank sends ``skew`` of its data to rank 0 and spreads the rest."""
-    even_share = (1 - skew) / n
-    row = (even_share + skew, *[even_share] * (n - 1))
-    return (row,) * n
-
-
-def whole_counts(matrix: Matrix, count: int) -> tuple[tuple[int, ...], ...]:
-    """Return elements for each sender and receiver.
-
-    The busiest sender sends ``count``, others in proportion.
-    """
-    busiest = max(map(sum, matrix))
-    return tuple(_round_to_sum([entry * count / busiest for entry in row]) for row in matrix)
-
-
-def _round_to_sum(shares: Sequence[float]) -> tuple[int, ...]:
-    """Return whole numbers with the same sum: the largest remainders are rounded up."""
-    counts = [math.floor(share + 1e-9) for share in shares]
-    missing = max(round(sum(shares)) - sum(counts), 0)
-    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i], i))
-    for i in by_remainder[:missing]:
-        counts[i] += 1
-    return tuple(counts)
+    even = int((1 - skew) * count / num_ranks + 1e-9)
+    return (count - even * (num_ranks - 1), *[even] * (num_ranks - 1))

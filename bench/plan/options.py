@@ -3,20 +3,32 @@
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from parbench.bench.files import convert_read_errors
 from parbench.bench.limits import MAX_LAUNCHES
 from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import Machine, available_cores, try_call
-from parbench.bench.machine.slurm_allocation import Allocation, NodeLayout, check_srun, choose_layout, machine_of_ranks
+from parbench.bench.machine.slurm_allocation import (
+    Allocation,
+    NodeLayout,
+    check_srun,
+    choose_layout,
+    machine_of_ranks,
+)
 from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, describe_sharing
-from parbench.bench.plan.cases import Case, Definition, load_catalogue, matches, select
+from parbench.bench.plan.cases import (
+    Case,
+    Definition,
+    Params,
+    load_catalogue,
+    matches,
+    select,
+)
 from parbench.bench.plan.catalogue import DTYPES
 from parbench.bench.plan.custom_step import define
 from parbench.bench.plan.groups import INSIDE, mesh_group, parse_mesh
@@ -26,6 +38,7 @@ from parbench.bench.plan.plan import (
     LARGE_BYTES,
     PRESETS,
     SHORT_LAUNCHES,
+    SHORT_SECONDS_PER_CASE,
     Entry,
     FaultSpec,
     Measure,
@@ -36,16 +49,8 @@ from parbench.bench.plan.plan import (
     parse_fault,
     read_plan_file,
     short_budget,
-    short_measure,
 )
-from parbench.bench.text import (
-    UserError,
-    format_choices,
-    format_list,
-    parse_duration,
-    parse_link,
-    parse_sizes,
-)
+from parbench.bench.text import UserError, format_choices, parse_duration, parse_link
 
 _MAX_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
 Candidate = tuple[Case, str | None]  # The reason why the case cannot run here, None if it can.
@@ -58,8 +63,8 @@ class Options:
     preset: str | None = None
     only: tuple[str, ...] = ()
     target: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)  # the text of ``--set`` by parameter
-    # Values that the output format needs. They take precedence over the preset, not over the user.
+    settings: Mapping[str, str] = field(default_factory=dict)  # text of ``--set`` by parameter
+    # Values that the output format needs. They take precedence over the preset, not the user.
     preset_overrides: Mapping[str, str] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()  # the cases of a plan file, instead of the preset's
     nproc: int | None = None
@@ -81,14 +86,8 @@ class Options:
     nodelist: str | None = None
 
     @property
-    def named_entries(self) -> tuple[str, ...]:
-        return tuple(entry.name for entry in self.entries)
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the duration of the run follows from the number of its cases."""
-        has_named_cases = bool(self.only or self.entries or self.target)
-        return has_named_cases and self.preset is None and self.budget is None
+    def has_named_cases(self) -> bool:
+        return bool(self.only or self.entries or self.target)
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
@@ -97,18 +96,23 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     ``joined`` describes ranks that another launcher has started.
     """
     folder = Path.cwd()
-    catalogue = load_catalogue(modules) if options.target is None else (define(options.target, folder),)
-    has_budget = options.budget is not None
-    options = _apply_mesh(_apply_plan_file(options, catalogue), catalogue, joined)
+    if options.target is None:
+        catalogue = load_catalogue(modules)
+    else:
+        catalogue = (define(options.target, folder),)
+    has_budget = options.budget is not None  # on the command line
+    options = _apply_plan_file(options, catalogue)
+    options = _apply_mesh(options, joined)
     spec, layout = _choose_ranks(options, joined)
     plan = make_plan(options, catalogue, spec)
     fault = _parse_fault_for(plan, options.inject)
-    injection_notes = [] if fault is None else [f"injected: {fault.text}"]
+    injection_note = "" if fault is None else f"injected: {fault.text}"
+    notes = (*spec.notes, spec.sharing, injection_note)
     return msgspec.structs.replace(
         plan,
         emulation=emulation(os.environ),
-        notes=tuple(filter(None, (*spec.notes, spec.sharing, *injection_notes))),
-        path=str(folder) if options.target else None,
+        notes=tuple(note for note in notes if note),
+        path=None if options.target is None else str(folder),
         injection=fault,
         measure=plan.measure.to_fill() if has_budget and plan.launches > 1 else plan.measure,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
@@ -120,10 +124,10 @@ def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
     if text is None:
         return None
     fault = parse_fault(text, plan.nproc)
-    if fault.kind == "slow":
-        for case in plan.cases:
-            if case.whole.get("mode") == "graph":  # The host takes no part in the steps of a graph.
-                raise UserError(f"--inject {text}: {case.label} is replayed by the device; slow knows no mode graph")
+    for case in plan.cases:
+        # The host takes no part in the steps of a graph.
+        if fault.kind == "slow" and case.whole.get("mode") == "graph":
+            raise UserError(f"--inject {text}: slow does not support mode graph of {case.label}")
     return fault
 
 
@@ -138,83 +142,88 @@ def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec
     if options.launches is not None and not 1 <= options.launches <= MAX_LAUNCHES:
         raise UserError(f"--launches {options.launches}: it is a number from 1 to {MAX_LAUNCHES}")
     preset = PRESETS[name]
-    definitions = _select_definitions(options, catalogue, name)
-    candidates: list[Candidate] = []
-    for definition in definitions:
-        candidates += _list_candidates(definition, options, preset, spec)
-    names_in_entries = [param for entry in options.entries for param in entry.set]
-    _check_possible(candidates, {*options.settings, *names_in_entries})
-    cases = {case.id: case for case, reason in candidates if reason is None}
-    skipped = {case.id: Skipped(case=case, reason=reason) for case, reason in candidates if reason is not None}
-    launches, budget_seconds, measure = _choose_duration(options, preset, list(cases.values()))
-    timeout_seconds = preset.timeout_seconds if options.timeout is None else parse_duration(options.timeout)
-    plan = Plan(
+    candidates: dict[str, Candidate] = {}
+    for definition in _select_definitions(options, catalogue, name):
+        for case, reason in _list_candidates(definition, options, preset, spec):
+            candidates[case.id] = case, reason
+    _check_possible(list(candidates.values()), options)
+    cases, skipped = [], []
+    for case, reason in candidates.values():
+        if reason is None:
+            cases.append(case)
+        else:
+            skipped.append(Skipped(case=case, reason=reason))
+    launches, budget_seconds, measure = _choose_duration(options, preset, cases)
+    timeout = options.timeout
+    return Plan(
         preset=name,
-        cases=tuple(cases.values()),
-        skipped=tuple(skipped.values()),
+        cases=tuple(cases),
+        skipped=tuple(skipped),
         nproc=spec.nproc,
         backend=spec.backend,
         device=spec.device,
         launches=launches,
         budget_seconds=budget_seconds,
-        timeout_seconds=timeout_seconds,
+        timeout_seconds=preset.timeout_seconds if timeout is None else parse_duration(timeout),
         measure=measure,
     )
-    with convert_read_errors("what is asked for", "is more than a run's files hold"):
-        return msgspec.convert(msgspec.to_builtins(plan), Plan)
 
 
 def _choose_duration(options: Options, preset: Preset, cases: Sequence[Case]) -> tuple[int, float, Measure]:
     """Return the number of launches, the time budget in seconds, and the stopping rule."""
-    if options.is_short:
-        launches = options.launches or SHORT_LAUNCHES
-        measure = short_measure(preset.measure)
-        return launches, short_budget(cases, measure, launches), measure
-    budget_seconds = preset.budget_seconds if options.budget is None else parse_duration(options.budget)
-    return options.launches or preset.launches, budget_seconds, preset.measure
+    if options.budget is not None:
+        launches = options.launches or preset.launches
+        return launches, parse_duration(options.budget), preset.measure
+    if options.preset is not None or not options.has_named_cases:
+        return options.launches or preset.launches, preset.budget_seconds, preset.measure
+    # The duration follows from the number of cases.
+    launches = options.launches or SHORT_LAUNCHES
+    measure = msgspec.structs.replace(preset.measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
+    return launches, short_budget(cases, measure, launches), measure
 
 
 def _select_definitions(options: Options, catalogue: Sequence[Definition], preset_name: str) -> list[Definition]:
-    """Return the definitions to measure.
+    """Return the definitions that ``--only``, the plan file or the preset names.
 
     Raises ``UserError`` if there are none, or none has a parameter that is set.
     """
-    definitions = _select_named(options, catalogue)
+    in_only = select(catalogue, options.only)
+    in_file = select(catalogue, [entry.name for entry in options.entries])
+    definitions = [definition for definition in in_file if definition in in_only]
     if not options.only and not options.entries and preset_name != "full":
-        definitions = [definition for definition in definitions if preset_name in definition.tags]
+        definitions = [entry for entry in definitions if preset_name in entry.tags]
     if not definitions:
         raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
-    _check_settings(options.settings, definitions, "--set: what was chosen")
+    _check_settings(options.settings, definitions)
     for entry in options.entries:
-        _check_settings(entry.set, select(catalogue, [entry.name]), f"case {entry.name!r}")
+        _check_settings(entry.set, select(catalogue, [entry.name]))
     return definitions
 
 
-def _select_named(options: Options, catalogue: Sequence[Definition]) -> list[Definition]:
-    """Return the definitions that ``--only`` and the plan file name."""
-    in_file = select(catalogue, options.named_entries)
-    in_only = select(catalogue, options.only)
-    return [definition for definition in in_file if definition in in_only]
-
-
-def _check_settings(settings: Mapping[str, str], definitions: Sequence[Definition], source: str) -> None:
+def _check_settings(settings: Mapping[str, str], definitions: Sequence[Definition]) -> None:
     declared = {param.name for definition in definitions for param in definition.params}
-    owner = definitions[0].name if len(definitions) == 1 else f"{source} ({len(definitions)} cases)"
+    is_single = len(definitions) == 1
+    owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
+    if "mesh" in settings and "mesh" not in declared:
+        raise UserError(f"mesh is not a parameter of {owner}: write --group AXIS with --mesh")
     refuse_unknown(settings, declared, owner)
 
 
 def _list_candidates(definition: Definition, options: Options, preset: Preset, spec: WorldSpec) -> Iterator[Candidate]:
     """Yield a case for every combination of the values that a parameter has."""
     has_preset_sizes = not options.entries and "size_bytes" not in options.settings
-    entries = [entry for entry in options.entries or preset.entries if matches(definition.name, entry.name)]
-    for entry in entries or [Entry(name=definition.name)]:
-        texts = _merge_settings(entry, options)
-        values_by_name = {}
-        for param in definition.params:
-            if param.name in texts:
-                values_by_name[param.name] = param.parse_many(texts[param.name])
+    params_by_name = {param.name: param for param in definition.params}
+    entries = options.entries or preset.entries
+    matching = [entry for entry in entries if matches(definition.name, entry.name)]
+    for entry in matching or [Entry(name=definition.name)]:
         # The parameters vary in the order in which they are written.
-        values_by_name = {name: values_by_name[name] for name in texts if name in values_by_name}
+        texts = {**entry.set, **options.preset_overrides, **options.settings}
+        if options.entries:
+            texts |= {**entry.set, **options.settings}
+        values_by_name = {}
+        for name, text in texts.items():
+            if name in params_by_name:
+                values_by_name[name] = params_by_name[name].parse_many(text)
         if has_preset_sizes and "size_bytes" in values_by_name:
             values_by_name["size_bytes"] = _adapt_sizes(values_by_name["size_bytes"], spec)
         for combination in itertools.product(*values_by_name.values()):
@@ -222,30 +231,16 @@ def _list_candidates(definition: Definition, options: Options, preset: Preset, s
             yield from _expand(definition, params, spec)
 
 
-def _merge_settings(entry: Entry, options: Options) -> dict[str, str]:
-    """Return the text of each parameter.
-
-    ``--set`` comes first, then a plan file, the output format and the preset.
-    """
-    texts = dict(entry.set)
-    for name, text in options.preset_overrides.items():
-        is_in_plan_file = bool(options.entries) and name in entry.set
-        if not is_in_plan_file:
-            texts[name] = text
-    texts.update(options.settings)
-    return texts
-
-
 def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
     """Return a preset's sizes as multiples of the ranks, on GPUs with sizes beyond their cache."""
     num_bytes = [int(size) for size in sizes]
     if spec.device == "cuda" and max(num_bytes) >= LARGE_BYTES:
-        num_bytes += [size for text in BEYOND_CACHE for size in parse_sizes(text)]
+        num_bytes += BEYOND_CACHE
     step = spec.nproc * _MAX_ITEMSIZE
     return tuple(math.ceil(size / step) * step for size in num_bytes)
 
 
-def _expand(definition: Definition, params: Mapping[str, Value], spec: WorldSpec) -> Iterator[Candidate]:
+def _expand(definition: Definition, params: Params, spec: WorldSpec) -> Iterator[Candidate]:
     try:
         cases = [definition.case(expanded) for expanded in definition.expand(params, spec)]
     except UserError as error:
@@ -255,20 +250,20 @@ def _expand(definition: Definition, params: Mapping[str, Value], spec: WorldSpec
         yield case, definition.refuse(case.whole, spec)
 
 
-def _check_possible(candidates: Sequence[Candidate], names: Iterable[str]) -> None:
-    """Raise ``UserError`` if no case can run, or none with a value of one of these parameters."""
-    for name in names:
-        reasons_by_value: dict[Value, list[str | None]] = {}
-        for case, reason in candidates:
-            if name in case.params:
-                reasons_by_value.setdefault(case.params[name], []).append(reason)
-        for value, reasons in reasons_by_value.items():
-            if None not in reasons:
-                reason = str(reasons[0])
-                raise UserError(reason if f"{name} = " in reason else f"{name} = {value}: {reason}")
-    if all(reason is not None for _, reason in candidates):
+def _check_possible(candidates: Sequence[Candidate], options: Options) -> None:
+    """Raise ``UserError`` if no case can run, or none with a value that the user set."""
+    names = {*options.settings, *(name for entry in options.entries for name in entry.set)}
+    possible: set[tuple[str, Value]] = set()
+    for case, reason in candidates:
+        if reason is None:
+            possible.update(case.params.items())
+    for case, reason in candidates:
+        for name, value in case.params.items():
+            if reason is not None and name in names and (name, value) not in possible:
+                raise UserError(f"no case can run with {name} = {value}: {reason}")
+    if not possible:
         case, reason = candidates[0]
-        raise UserError(f"none of the {len(candidates)} cases asked for can run here; {case.label}: {reason}")
+        raise UserError(f"none of {len(candidates)} cases can run here; {case.label}: {reason}")
 
 
 def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
@@ -291,7 +286,8 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
 
 def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> WorldSpec:
     if options.nproc not in (None, joined.size):
-        raise UserError(f"--nproc {options.nproc}: {joined.size} ranks are there already (WORLD_SIZE); leave it out")
+        problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
+        raise UserError(f"--nproc {options.nproc}: {problem}; leave it out")
     # A launcher that binds each rank to cores leaves this rank only its own.
     cores_of_launcher = try_call(lambda: available_cores(pid=os.getppid())) or 1
     spec = choose_world(
@@ -320,12 +316,21 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
         one_gpu_options="--ntasks-per-node 1",
     )
     layout = choose_layout(
-        allocation, nodes=options.nodes, ntasks_per_node=spec.nproc, distribution=options.distribution
+        allocation,
+        nodes=options.nodes,
+        ntasks_per_node=spec.nproc,
+        distribution=options.distribution,
     )
     sharing = spec.sharing
     if emulation(os.environ):  # All nodes share the cores of this machine.
         sharing = describe_sharing(machine, layout.ranks, spec.device)
-    spec = replace(spec, nproc=layout.ranks, nodes=layout.nodes, distribution=layout.distribution, sharing=sharing)
+    spec = replace(
+        spec,
+        nproc=layout.ranks,
+        nodes=layout.nodes,
+        distribution=layout.distribution,
+        sharing=sharing,
+    )
     return spec, layout
 
 
@@ -361,10 +366,11 @@ def _apply_plan_file(options: Options, catalogue: Sequence[Definition]) -> Optio
     return replace(options, **values, entries=tuple(case.entry(catalogue) for case in file.case))
 
 
-def _apply_mesh(options: Options, catalogue: Sequence[Definition], joined: Joined | None) -> Options:
+def _apply_mesh(options: Options, joined: Joined | None) -> Options:
     """Return the options with ``--mesh`` and ``--group`` as settings.
 
-    Without ``--group`` the mesh is that of the training steps. It also sets the number of ranks on this node.
+    Without ``--group`` the mesh is that of the training steps. It also sets the number of ranks
+    on this node, if all meshes have the same number.
     """
     mesh, settings = options.mesh, options.settings
     if options.group is not None:
@@ -372,23 +378,16 @@ def _apply_mesh(options: Options, catalogue: Sequence[Definition], joined: Joine
         return replace(options, settings={**settings, "group": group})
     if mesh is None:
         return options
-    meshes = [parse_mesh(text) for text in mesh.split(";")]
-    has_named_cases = options.only or options.entries or options.target
-    named = _select_named(options, catalogue) if has_named_cases else []
-    if not any(param.kind == "mesh" for definition in named for param in definition.params):
-        raise UserError(f"--mesh {mesh} needs --group, one of its axes: {format_list(parse_mesh(mesh))}")
     if "mesh" in settings:
-        raise UserError(f"--mesh {mesh} and --set mesh={settings['mesh']} say the same: leave out one")
-    nproc = options.nproc
-    if nproc is None and joined is None and options.launcher == "local":
-        nproc = _ranks_of_meshes(meshes, allow_single=options.allow_single)
-    return replace(options, settings={**settings, "mesh": mesh}, nproc=nproc)
+        raise UserError(f"--mesh {mesh} and --set mesh={settings['mesh']} conflict: leave out one")
+    options = replace(options, settings={**settings, "mesh": mesh})
+    sizes = {_count_mesh_ranks(text) for text in mesh.split(";")}
+    is_possible = len(sizes) == 1 and (sizes != {1} or options.allow_single)
+    if is_possible and options.nproc is None and joined is None and options.launcher == "local":
+        return replace(options, nproc=sizes.pop())
+    return options
 
 
-def _ranks_of_meshes(meshes: Sequence[Mapping[str, int]], *, allow_single: bool) -> int | None:
-    """Return the number of ranks that all meshes have; None if they differ or have one rank."""
-    numbers = {math.prod(size for axis, size in mesh.items() if axis not in INSIDE) for mesh in meshes}
-    number = numbers.pop()
-    if numbers or (number == 1 and not allow_single):
-        return None
-    return number
+def _count_mesh_ranks(text: str) -> int:
+    axes = parse_mesh(text)
+    return math.prod(size for axis, size in axes.items() if axis not in INSIDE)

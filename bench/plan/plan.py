@@ -29,26 +29,25 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
     """Return the disturbance that ``--inject`` describes."""
-    match = re.fullmatch(r"(late|slow|corrupt):(\d{1,9})(?::(.+))?", text.strip(), re.ASCII)
+    pattern = r"(late|slow|corrupt):(\d{1,9})(?::(.+))?"
+    match = re.fullmatch(pattern, text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
-        raise UserError(f"--inject {text!r} is not understood: write late:RANK:3ms, slow:RANK:10% or corrupt:RANK")
+        hint = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
+        raise UserError(f"--inject {text!r} is not understood: {hint}")
     kind, rank = match[1], int(match[2])
     if rank >= nproc:
-        raise UserError(f"--inject {text!r}: rank {rank} is not one of the {nproc} ranks, 0 to {nproc - 1}")
+        ranks = f"the {nproc} ranks, 0 to {nproc - 1}"
+        raise UserError(f"--inject {text!r}: rank {rank} is not one of {ranks}")
     amount = 0.0
     if kind == "late":
         amount = parse_duration(match[3])
     if kind == "slow":
-        amount = _parse_percentage(match[3])
+        percentage = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", match[3], re.ASCII)
+        amount = float(percentage[1]) / 100 if percentage else 0.0
         if amount == 0:
-            raise UserError(f"--inject {text!r}: {match[3]!r} is not a share of a step; write such as 10%")
+            problem = f"{match[3]!r} is not a share of a step"
+            raise UserError(f"--inject {text!r}: {problem}; write a percentage such as 10%")
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
-
-
-def _parse_percentage(text: str) -> float:
-    """Return the fraction of a percentage, 0 if it is not one."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", text, re.ASCII)
-    return float(match[1]) / 100 if match else 0.0
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +67,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     # Blocks beyond the usual ones, where a repetition has time left and a case is not yet precise.
     more_visits: Count = 0
-    # The time for the samples of a case of weight 1 in one repetition; None if only the budget limits it.
+    # The time for the samples of a case of weight 1 in one repetition; None if only the budget
+    # limits it.
     seconds_per_case: Positive | None = None
 
     def to_fill(self) -> "Measure":
@@ -123,13 +123,7 @@ def case_weight(case: Case) -> float:
 
 SHORT_LAUNCHES = 3
 """The repetitions of a run of named cases: the least number of which an interval can be made."""
-_SHORT_SECONDS_PER_CASE = 0.3
-_IMPORT_SECONDS, _STARTUP_SECONDS = 30.0, 10.0
-
-
-def short_measure(measure: Measure) -> Measure:
-    """Return the rule for a run of named cases, whose duration follows from the number of cases."""
-    return msgspec.structs.replace(measure, seconds_per_case=_SHORT_SECONDS_PER_CASE)
+SHORT_SECONDS_PER_CASE = 0.3
 
 
 def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
@@ -141,11 +135,12 @@ def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
 
 def short_budget(cases: Sequence[Case], measure: Measure, launches: int) -> float:
     """Return a time limit (s) that a run of named cases reaches only on a slow or busy machine."""
-    each = _STARTUP_SECONDS + 3 * sampling_seconds(cases, measure)
-    return _IMPORT_SECONDS + launches * each
+    import_seconds, startup_seconds = 30.0, 10.0
+    repetition_seconds = startup_seconds + 3 * sampling_seconds(cases, measure)
+    return import_seconds + launches * repetition_seconds
 
 
-BEYOND_CACHE = ("256M", "1G")
+BEYOND_CACHE = (256 << 20, 1 << 30)
 """The sizes that CUDA adds to presets with ``LARGE_BYTES``: 8 times a GPU's last-level cache."""
 LARGE_BYTES = 16 << 20
 
@@ -203,7 +198,10 @@ PRESETS = {
             Entry(name="all_reduce", set={"size_bytes": "1M", "placement": "out_of_place"}),
             *_tagged("uneven", size_bytes="1M", skew="0.5"),
             *_tagged("grouped", size_bytes="1M", group="node,across,pairs"),
-            Entry(name="all_reduce", set={"size_bytes": "1M", "background": "gemm,all_reduce,all_to_all"}),
+            Entry(
+                name="all_reduce",
+                set={"size_bytes": "1M", "background": "gemm,all_reduce,all_to_all"},
+            ),
             Entry(name="gemm", set={"background": "nothing,all_reduce,all_to_all"}),
             Entry(name="ddp", set={"grad_compression": "none,bf16"}),
             Entry(name="fsdp", set={"reshard": "true,false"}),
@@ -224,9 +222,10 @@ class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def entry(self, catalogue: Sequence[Definition]) -> Entry:
         """Return the parameters as text that those of the catalogue parse."""
-        separators: dict[str, str] = {}
+        separators = {}
         for definition in select(catalogue, [self.name]):
-            separators |= {param.name: param.separator for param in definition.params}
+            for param in definition.params:
+                separators[param.name] = param.separator
         texts = {}
         for name, value in self.set.items():
             values = value if isinstance(value, list) else [value]

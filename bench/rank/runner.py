@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from parbench.bench.launch.messages import Outcome
 from parbench.bench.operations.local import NOTHING, background_load
 from parbench.bench.plan.cases import EXPLAINER, Case
-from parbench.bench.plan.catalogue import MODES, OF_THE_RUNNER, bytes_needed
+from parbench.bench.plan.catalogue import MODES, RUNNER_PARAMS, bytes_needed
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import Progress, TimedSamples, Timing
@@ -383,7 +383,7 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
     """
     if world is None:
         return IdleBenchmark()
-    params = {name: value for name, value in case.whole.items() if name not in OF_THE_RUNNER}
+    params = {name: value for name, value in case.whole.items() if name not in RUNNER_PARAMS}
     if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
         capability = torch.cuda.get_device_capability(world.device)
         refuse_float8(str(params.get("dtype")), capability)

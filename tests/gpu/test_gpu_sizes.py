@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from parbench.bench.operations.collectives import all_gather
 from parbench.bench.plan.plan import BEYOND_CACHE
 from parbench.bench.rank.runner import refuse_float8
-from parbench.bench.text import UserError, parse_size
+from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.workloads.data_parallel import fsdp
 from parbench.workloads.expert_parallel.moe_layer import kernel_note
@@ -119,4 +119,4 @@ def test_float8_needs_compute_capability_9(nccl_world: World) -> None:
 
 def test_largest_preset_size_exceeds_cache() -> None:
     cache_bytes = torch.cuda.get_device_properties(GPU).L2_cache_size
-    assert max(parse_size(size) for size in BEYOND_CACHE) >= 8 * cache_bytes
+    assert max(BEYOND_CACHE) >= 8 * cache_bytes

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.operations.collectives import Barrier, all_gather_v
 from parbench.bench.operations.operation import Operation
-from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES, OF_THE_RUNNER, bytes_needed
+from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES, RUNNER_PARAMS, bytes_needed
 from parbench.bench.plan.groups import groups_of
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World, select_subgroup
@@ -39,7 +39,7 @@ GLOO_DTYPES = [dtype for dtype in DTYPES if not dtype.startswith("float8")]
 SIZE = 96 * 101
 # Nothing, few elements, an odd number per rank, and several repetitions of the data's table.
 SIZES = [0, 16, 24, 8 * 65_521, 8 * 100_003]
-UNEVEN: list[Params] = [{"skew": 0.0}, {"skew": 0.7}, {"skew": 1.0}, {"traffic": "1 0;5 2"}]
+UNEVEN: list[Params] = [{"skew": 0.0}, {"skew": 0.7}, {"skew": 1.0}]
 WITHOUT_DATA_OF_RANK_1 = {
     "collective.broadcast",
     "collective.scatter",
@@ -71,7 +71,7 @@ NCCL_CONVENTION = {
 def prepare(world: World, name: str, **params: Any) -> Operation:
     """Build the operation as a rank of a run does."""
     case = OPERATIONS[name].case(params)
-    arguments = {key: value for key, value in case.params.items() if key not in OF_THE_RUNNER}
+    arguments = {key: value for key, value in case.params.items() if key not in RUNNER_PARAMS}
     return cast(Operation, load_target(case.target)(world, **arguments))
 
 
@@ -332,6 +332,6 @@ def test_target_takes_declared_parameters() -> None:
     for definition in DEFINITIONS:
         arguments = list(inspect.signature(load_target(definition.target)).parameters)
         declared = [
-            param.name for param in definition.params if param.name not in OF_THE_RUNNER
+            param.name for param in definition.params if param.name not in RUNNER_PARAMS
         ]
         assert arguments == ["world", *declared], definition.name

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from parbench.bench.operations import local
 from parbench.bench.operations.local import Gemm, background_load, copy, from_device, to_device
 from parbench.bench.operations.operation import Operation
-from parbench.bench.plan.catalogue import BACKGROUND, DTYPES, PRODUCTS
+from parbench.bench.plan.catalogue import BACKGROUND, DTYPES, GEMM_DTYPES
 from parbench.bench.world.world import World
 from tests.bench.operations.test_collectives import prepare
 from tests.support.ranks import Ranks
@@ -41,7 +41,7 @@ def test_copy_is_checked(prepare_copy: Callable[..., Operation], dtype: str) -> 
     assert work.amount == SIZE
 
 
-@pytest.mark.parametrize("dtype", PRODUCTS)
+@pytest.mark.parametrize("dtype", GEMM_DTYPES)
 @pytest.mark.parametrize("m", [1, 33])
 def test_gemm_is_right_after_step(dtype: str, m: int) -> None:
     benchmark = Gemm(SINGLE_RANK, m=m, dtype=dtype)

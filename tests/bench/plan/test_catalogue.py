@@ -58,7 +58,6 @@ def test_defaults_run_on_powers_of_two(num_ranks: int) -> None:
         ("pingpong", {"source": 1, "target": 1}, "source 1 and target 1"),
         ("pairwise", {"round": 3}, "round 3"),
         ("pairwise", {"pairs": "0-4"}, "rank 4"),
-        ("all_to_all_v", {"traffic": "1 2;3 4"}, "2 rows"),
         ("all_reduce", {"size_bytes": 1001}, "1000 and 1004"),
         ("all_gather", {"size_bytes": 1002}, "992 and 1008"),
         ("all_gather", {"size_bytes": 4}, "least is 16"),

@@ -1,7 +1,6 @@
 """Groups, meshes, rounds of pairs and uneven traffic are computed and validated."""
 
 from itertools import chain, combinations
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,13 +10,10 @@ from parbench.bench.plan.groups import (
     mesh_group,
     num_rounds,
     pairs_of,
-    parse_matrix,
     parse_mesh,
     parse_pairs,
-    read_matrix,
     round_pairs,
-    skewed,
-    whole_counts,
+    skewed_counts,
 )
 from tests.support.refusals import usage_error
 
@@ -129,40 +125,7 @@ def test_impossible_pairs_are_refused(text: str, fact: str) -> None:
     assert fact in usage_error(parse_pairs, text, 4)
 
 
-def test_matrix_is_read_from_file_or_text(tmp_path: Path) -> None:
-    file = tmp_path / "traffic.csv"
-    file.write_text("1, 2\n3, 4.5\n\n")
-    assert read_matrix(str(file)) == "1 2;3 4.5"
-    assert read_matrix("1 2; 3 4.5") == "1 2;3 4.5"
-    assert parse_matrix("1 2;3 4.5") == ((1.0, 2.0), (3.0, 4.5))
-
-
-@pytest.mark.parametrize(
-    ("text", "fact"),
-    [
-        ("1 2;3", "2, 1 entries"),
-        ("1 -2;3 4", "row 1, column 2"),
-        ("1 2;nan 4", "row 2, column 1"),
-        ("0 0;0 0", "zeros"),
-        ("absent.csv", "absent.csv"),
-    ],
-)
-def test_invalid_matrix_is_refused(text: str, fact: str) -> None:
-    assert fact in usage_error(read_matrix, text)
-
-
 def test_skew_moves_counts_to_rank_0() -> None:
-    assert whole_counts(skewed(4, 0.0), 8)[0] == (2, 2, 2, 2)
-    assert whole_counts(skewed(4, 1.0), 8)[0] == (8, 0, 0, 0)
-
-
-def test_skewed_counts_have_exact_sums() -> None:
-    for row in whole_counts(skewed(7, 0.37), 99_991):
-        assert sum(row) == 99_991
-
-
-def test_busiest_sender_sends_the_count() -> None:
-    traffic = ((1.0, 2.0, 0.0), (3.0, 1.0, 3.0), (0.0, 0.0, 0.0))
-    counts = whole_counts(traffic, 1000)
-    assert [sum(row) for row in counts] == [429, 1000, 0]
-    assert counts[1] == pytest.approx((429, 143, 429), abs=1)
+    assert skewed_counts(4, 0.0, 8) == (2, 2, 2, 2)
+    assert skewed_counts(4, 1.0, 8) == (8, 0, 0, 0)
+    assert sum(skewed_counts(7, 0.37, 99_991)) == 99_991
