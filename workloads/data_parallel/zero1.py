@@ -22,6 +22,7 @@ from parbench.workloads.costs import strategies
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.data_parallel.ddp import wrap
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer, optimizer_class
+from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 from parbench.workloads.model.transformer import Transformer
 from parbench.workloads.step.gate import prepared
 from parbench.workloads.step.layout import Layout, dtype_of
@@ -48,7 +49,8 @@ def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[st
 
 
 def _distributed(model: Transformer, world: World, spec: StepSpec) -> Layout:
-    optimizer = DistributedOptimizer(model, world, spec.bucket_bytes, timed=spec.timed)
+    bucket_bytes = spec.bucket_bytes or DEFAULT_BUCKET_BYTES
+    optimizer = DistributedOptimizer(model, world, bucket_bytes, timed=spec.timed)
     blocking = "exposed on gloo: reduce_scatter, which blocks where it is issued, and the parameters' all_gather"
     return replace(
         Layout.of(spec, world, model, {"dp": world.group}, optimizer=optimizer),
