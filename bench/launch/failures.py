@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parbench.bench.launch.flight_recorder import Waits, waits
+from parbench.bench.launch.flight_recorder import Waits, find_waits
 from parbench.bench.launch.launchers import find_process_state
 from parbench.bench.launch.messages import HangReport, Hello, Outcome, Raised
 from parbench.bench.launch.processes import describe_exit
@@ -97,7 +97,7 @@ def explain_hang(evidence: Evidence, index: int, timeout_seconds: float, stacks:
     """
     reports = evidence.reports
     records = {rank: report.groups for rank, report in reports.items() if report.groups is not None}
-    waiting = waits(records) if len(records) == len(evidence.hellos) else {}
+    waiting = find_waits(records) if len(records) == len(evidence.hellos) else {}
     pending = {group.name for groups in records.values() for group in groups.values() if group.name}
     clause, culprits = find_cause_of_hang(evidence, index, waiting, sorted(pending))
     states = {rank: f"{report.phase}, step {report.steps}" for rank, report in reports.items()}

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.launch.flight_recorder import GroupSeen
+from parbench.bench.launch.flight_recorder import GroupState
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.metrics import MetricValue
@@ -118,7 +118,7 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The block of the rank, -1 before the first."""
     is_connected: bool = True
     """False if the rank cannot connect to rank 0. A file system may still carry its report."""
-    groups: dict[str, GroupSeen] | None = None
+    groups: dict[str, GroupState] | None = None
     more: bool = False
     """True if the second report follows."""
 

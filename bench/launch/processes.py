@@ -17,22 +17,22 @@ PARBENCH = (sys.executable, "-m", "parbench")
 
 
 def die_with_parent(sign: int) -> None:
-    """Be sent this signal when the thread that started this process ends; 0 is none from now on."""
+    """Request this signal for the end of the thread that started this process; 0 is none."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
-    """Be the parent of what children of this process start and leave behind."""
+    """Become the parent of the processes that children of this process leave behind."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def process_space() -> str:
-    """Return a text that processes share which can see each other by process id.
+    """Return a text that is the same for processes that can see each other by process id.
 
-    Host names do not suffice: those of containers and images may be equal. The boot id tells machines apart, and the
-    namespace tells the containers of one machine apart.
+    Host names do not suffice: those of containers and images may be equal. Machines differ in
+    their boot id, and the containers of a machine in their namespace.
     """
     texts = [socket.gethostname()]
     with suppress(OSError):
@@ -42,13 +42,13 @@ def process_space() -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Describe how a process ended that left this code; a negative one is a signal's."""
+    """Describe an exit code; a negative one is that of a signal."""
     names = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have none
     return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
 
 
 def exit_now(code: int) -> NoReturn:
-    """End at once: a thread may wait for ever, and the interpreter's own way out takes noticeably long."""
+    """End at once: a thread may wait forever, and the interpreter takes noticeably long to end."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -56,7 +56,7 @@ def exit_now(code: int) -> NoReturn:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM interrupt as Ctrl-C does; only a main thread can hear signals."""
+    """Let SIGTERM interrupt as Ctrl-C does; only a main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,7 +72,8 @@ def run_child(
 ) -> CompletedProcess[str]:
     """Run a command without input, its output discarded; ``OSError`` if it cannot be started.
 
-    SIGTERM and Ctrl-C end the child by SIGTERM, which stops ``parbench run`` cleanly, then raise ``KeyboardInterrupt``.
+    SIGTERM and Ctrl-C end the child by SIGTERM, which stops ``parbench run`` cleanly, and then
+    raise ``KeyboardInterrupt``.
     """
     with Popen(
         command,
@@ -82,14 +83,14 @@ def run_child(
         stderr=PIPE if catch_stderr else None,
         text=True,
         errors="replace",
-        process_group=0,  # a terminal's Ctrl-C would reach it beside our SIGTERM, and disturb its stopping
+        process_group=0,  # so that Ctrl-C of a terminal does not reach it, next to this SIGTERM
         preexec_fn=lambda: die_with_parent(signal.SIGTERM),
     ) as child:
         try:
             with terminated_as_interrupted():
-                _, told = child.communicate()
+                _, errors = child.communicate()
         except KeyboardInterrupt:
             child.terminate()
             child.communicate()
             raise
-    return CompletedProcess(command, child.returncode, stderr=told)
+    return CompletedProcess(command, child.returncode, stderr=errors)

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from parbench.bench.files import convert_write_errors
-from parbench.bench.launch.messages import Hello, Outcome
+from parbench.bench.launch.messages import Hello, Outcome, Work
 from parbench.bench.launch.placement import describe_hosts, find_misplacements
 from parbench.bench.machine.environment import difference, hoist, relations
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus
@@ -17,7 +17,13 @@ from parbench.bench.results.metrics import MetricValue, declared, value, values
 from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
 from parbench.bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
 from parbench.bench.results.samples import samples_name
-from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
+from parbench.bench.results.stats import (
+    MIN_FOR_P99,
+    MIN_FOR_Q10,
+    Estimate,
+    quantile,
+    within_launch,
+)
 
 FAILED_STATUSES = ("failed", "hang", "wrong")
 
@@ -25,8 +31,8 @@ FAILED_STATUSES = ("failed", "hang", "wrong")
 class Recorder:
     """Writes a record for each outcome, with the environment of the ranks that measured it.
 
-    ``facts`` are what the driver alone can find out about the environment, by group. ``on_record`` is called after
-    each record.
+    ``facts`` are those about the environment that ranks do not report, by group. ``on_record`` is
+    called after each record.
     """
 
     def __init__(
@@ -76,22 +82,9 @@ class Recorder:
         self._placement_notes = find_misplacements(layout, hellos) if layout else []
 
     def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
-        """Write the final record of a case in a repetition, with the files that belong to it."""
-        record = self.write_partial(repetition, case, outcome)
-        if record.status in FAILED_STATUSES:
-            self.failures[case.id] = record
-        if outcome.seconds:
-            self.half_widths[case.id] = within_launch(outcome.seconds, outcome.visits).half_width
-        self._on_record(record)
-        for name, content in ((samples_name(record), outcome.raw), (trace_name(record), outcome.timeline)):
-            if content:
-                self._writer.write_file(name, content)
-        return record
-
-    def write_partial(self, repetition: int, case: Case, outcome: Outcome) -> Record:
-        """Write a record that another one of the same case may replace."""
+        """Write the record of a case in a repetition, with the files that belong to it."""
         samples = Samples(values=outcome.seconds, visits=outcome.visits)
-        plan_notes = self._info.plan.notes
+        notes = [*self._info.plan.notes, *self._placement_notes, *self.cleanup_notes]
         record = Record(
             case=case,
             world=self._world,
@@ -109,7 +102,7 @@ class Recorder:
             arrival=outcome.arrival,
             injected=outcome.injected,
             details=outcome.details,
-            notes=[*plan_notes, *self._placement_notes, *self.cleanup_notes, *outcome.notes],
+            notes=[*notes, *outcome.notes],
             environment=self._environment,
             ranks=outcome.ranks,
             emulation=self._info.plan.emulation,
@@ -117,35 +110,65 @@ class Recorder:
             seconds=round(outcome.wall_seconds, 6),
         )
         self._writer.write(record)
+        if record.status in FAILED_STATUSES:
+            self.failures[case.id] = record
+        if outcome.seconds:
+            estimate = within_launch(outcome.seconds, outcome.visits)
+            self.half_widths[case.id] = estimate.half_width
+        self._on_record(record)
+        if outcome.raw:
+            self._writer.write_file(samples_name(record), outcome.raw)
+        if outcome.timeline:
+            self._writer.write_file(trace_name(record), outcome.timeline)
         return record
 
 
 def compute_metrics(outcome: Outcome) -> dict[str, MetricValue]:
-    """Return the duration with its percentiles, the rates, and the parts of the duration; nothing without samples."""
+    """Return the duration with its percentiles, the rates, and the parts of the duration.
+
+    There is nothing without samples.
+    """
     if not outcome.seconds:
         return {}
     time = within_launch(outcome.seconds, outcome.visits)
     count = len(outcome.seconds)
-    metrics = {outcome.headline: value("time", time)}  # a custom benchmark may choose the name of its duration
+    # A custom benchmark may choose the name of its duration.
+    metrics = {outcome.headline: value("time", time)}
     for name, share, min_count in (("q10", 0.1, MIN_FOR_Q10), ("p99", 0.99, MIN_FOR_P99)):
         if count >= min_count:
             method = f"{100 * share:.0f}th percentile of {count} iterations"
-            metrics[f"{outcome.headline}_{name}"] = value(f"time_{name}", quantile(outcome.seconds, share), method)
+            percentile = value(f"time_{name}", quantile(outcome.seconds, share), method)
+            metrics[f"{outcome.headline}_{name}"] = percentile
     for work in outcome.work:
-        # A rate is unknown where nothing is moved, or in no time. The slowest time gives the lowest rate.
-        times = (time.value, time.high, time.low)
-        rate, low, high = (work.amount / seconds if seconds and work.amount else None for seconds in times)
-        metric = declared(work.name)
-        unit, better = (metric.unit, metric.better) if metric else (work.unit, "higher")
-        method = f"{work.amount:.12g} over the {time.method}"
-        metrics[work.name] = MetricValue(value=rate, unit=unit, better=better, low=low, high=high, method=method)
-    parts = {}
+        metrics[work.name] = compute_rate(work, time)
+    parts = {
+        "issue_time": outcome.issue_seconds,
+        "wait_time": [],
+        "skew": outcome.skew_seconds,
+        "transfer": outcome.transfer_seconds,
+        "last_arriver": outcome.last_arriver_seconds,
+    }
     if outcome.issue_seconds:
         durations = zip(outcome.seconds, outcome.issue_seconds, strict=True)
-        parts["issue_time"] = outcome.issue_seconds
         parts["wait_time"] = [duration - issue for duration, issue in durations]
-    parts["skew"] = outcome.skew_seconds
-    parts["transfer"] = outcome.transfer_seconds
-    parts["last_arriver"] = outcome.last_arriver_seconds
-    medians = {name: within_launch(seconds, outcome.visits) for name, seconds in parts.items() if seconds}
+    medians = {}
+    for name, seconds in parts.items():
+        if seconds:
+            medians[name] = within_launch(seconds, outcome.visits)
     return metrics | values(medians) | outcome.explained
+
+
+def compute_rate(work: Work, time: Estimate) -> MetricValue:
+    """Return the rate of work; it is unknown where nothing is moved, or in no time."""
+    rates = []
+    for seconds in (time.value, time.high, time.low):  # the slowest time gives the lowest rate
+        rates.append(work.amount / seconds if seconds and work.amount else None)
+    metric = declared(work.name)
+    return MetricValue(
+        value=rates[0],
+        low=rates[1],
+        high=rates[2],
+        unit=metric.unit if metric else work.unit,
+        better=metric.better if metric else "higher",
+        method=f"{work.amount:.12g} over the {time.method}",
+    )

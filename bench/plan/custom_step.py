@@ -31,8 +31,8 @@ def define(target: str, folder: Path) -> Definition:
         sys.path.append(str(folder))
     environment = dict(os.environ)
     try:
-        # The output of a module must not mix with what `--json` prints.
-        with redirect_stdout(sys.stderr):
+        # The output of a module is in the logs of the ranks, which import it themselves.
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             params = params_of(load_target(target))
     except UserError as error:
         raise UserError(f"--target {target!r} cannot be used: {error}") from error

@@ -18,7 +18,7 @@ from parbench.bench.plan.catalogue import MODES, RUNNER_PARAMS, bytes_needed
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import Progress, TimedSamples, Timing
-from parbench.bench.results.records import Check, SkipReason, encode_timeline, make_arrival
+from parbench.bench.results.records import Check, SkipReason, Status, encode_timeline, make_arrival
 from parbench.bench.text import UserError, format_list, format_size
 from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
 from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_subgroup
@@ -57,8 +57,16 @@ class FaultInjector:
             cast(Any, self._benchmark).corrupt()
 
 
+class CaseEndedError(Exception):
+    """Ends a case on all ranks together, before it has a result."""
+
+    def __init__(self, status: Status, reason: str, **fields: Any) -> None:
+        super().__init__(reason)
+        self.outcome = Outcome(status=status, reason=reason, **fields)
+
+
 class CaseRun:
-    """A case on the ranks, in one visit or in several between those of other cases.
+    """A case on the ranks, in one block or in several between those of other cases.
 
     Every rank takes part.
     """
@@ -90,19 +98,20 @@ class CaseRun:
         self._is_repeatable = False  # whether many steps leave the result of one
 
     def visit(self, seconds: float, num_later: int = 0, *, alone: bool = True) -> Outcome:
-        """Measure for about so many seconds, with ``num_later`` visits to come.
+        """Measure for about so many seconds, with ``num_later`` blocks to come.
 
-        A case that has one visit, ``alone``, is measured until it is precise enough. A case that
-        fails has no further visits. Returns the outcome of all visits so far; that of rank 0
+        A case that has one block, ``alone``, is measured until it is precise enough. A case that
+        fails has no further blocks. Returns the outcome of all blocks so far; that of rank 0
         counts.
         """
         began = time.perf_counter()
-        outcome = None
         try:
             if self._benchmark is None:
-                outcome = self._prepare()
-            if outcome is None:
-                outcome = self._measure_visit(began, seconds, num_later, alone)
+                self._prepare()
+            outcome = self._measure_block(began, seconds, num_later, alone)
+        except CaseEndedError as end:
+            injected = self._fault.text if self._fault else ""
+            outcome = replace(end.outcome, injected=injected)
         except BaseException:
             self.close()
             raise
@@ -112,7 +121,7 @@ class CaseRun:
         return replace(outcome, wall_seconds=self._wall_seconds)
 
     def end(self) -> Outcome:
-        """Return the outcome of the visits so far, because there is no time for more."""
+        """Return the outcome of the blocks so far, because there is no time for more."""
         self.close()
         outcome = self._make_outcome(num_later=0)
         return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
@@ -121,44 +130,39 @@ class CaseRun:
         self._benchmark = None
         self._resources.close()
 
-    def _prepare(self) -> Outcome | None:
-        """Make the benchmark and check its first step; return the outcome of a failure."""
+    def _prepare(self) -> None:
+        """Make the benchmark and check its first step."""
         world = self._world
         self._progress.phase = "prepare"
         self._progress.steps = 0
-        subgroup = refusal = None
+        subgroup = benchmark = refusal = None
         try:
             subgroup = select_subgroup(world, self._case.whole)
             _refuse_too_large(self._case, world)
-            self._benchmark = make_benchmark(self._case, subgroup.world, self._fault)
-            self._resources.callback(self._benchmark.close)
+            benchmark = make_benchmark(self._case, subgroup.world, self._fault)
+            self._resources.callback(benchmark.close)
         except UserError as error:
             refusal = str(error)
         refusals = world.gather(refusal)
-        if self._benchmark is None or subgroup is None or any(refusals):
+        if benchmark is None or subgroup is None or any(refusals):
             active = range(len(refusals)) if subgroup is None else subgroup.active
-            return _make_refused_outcome(refusals, active)
+            raise _make_refusal(refusals, active)
         self._ranks = subgroup.ranks
-        if reason := self._find_fault_reason(subgroup):
-            return self._skip_fault(reason)
-        self._benchmark = self._make_explainable(self._benchmark)
-        check = getattr(self._benchmark.check, "__func__", None)
+        self._refuse_fault_without_effect()
+        self._benchmark = benchmark = self._make_explainable(benchmark)
+        check = getattr(benchmark.check, "__func__", None)
         self._has_check = any(world.gather(check is not Benchmark.check))
-        self._timing = self._make_timing(self._benchmark, subgroup)
+        self._timing = self._make_timing(benchmark, subgroup)
         self._resources.callback(self._timing.close)
-        descriptions = world.gather(self._benchmark.describe())
+        descriptions = world.gather(benchmark.describe())
         first_rank = self._ranks[0]
         self._description = descriptions[first_rank]
-        first_text = repr(self._description)
-        others = [str(rank) for rank in self._ranks if repr(descriptions[rank]) != first_text]
+        texts = [repr(description) for description in descriptions]
+        others = [str(rank) for rank in self._ranks if texts[rank] != texts[first_rank]]
         if others:
             reason = f"{', '.join(others)} unlike rank {first_rank}"
-            return Outcome(
-                status="failed",
-                reason=f"ranks disagree about what a step does: {reason}",
-                injected=self._injected,
-            )
-        return self._check_first_step(self._benchmark)
+            raise CaseEndedError("failed", f"ranks disagree about what a step does: {reason}")
+        self._check_first_step(benchmark)
 
     def _make_explainable(self, benchmark: Benchmark) -> Benchmark:
         """Decide whether ranks explain the case; a custom step gets an explainer of its own."""
@@ -171,8 +175,9 @@ class CaseRun:
 
     def _make_timing(self, benchmark: Benchmark, subgroup: Subgroup) -> Timing:
         fault = self._fault
+        is_late = fault is not None and fault.kind == "late"
         late_seconds = 0.0
-        if fault is not None and fault.kind == "late" and fault.rank == self._world.global_rank:
+        if fault is not None and is_late and fault.rank == self._world.global_rank:
             late_seconds = fault.amount
         return Timing(
             benchmark,
@@ -185,86 +190,59 @@ class CaseRun:
             has_load=self._load != NOTHING,
         )
 
-    def _check_first_step(self, benchmark: Benchmark) -> Outcome | None:
-        wrong = self._check("before the timed region", benchmark.step)
-        if wrong is not None:
-            return wrong
+    def _check_first_step(self, benchmark: Benchmark) -> None:
+        self._check("before the timed region", benchmark.step)
         fault = self._fault
         if fault is not None and fault.kind == "corrupt":
-            return self._skip_fault(f"rank {fault.rank} has no result that can be wrong")
+            raise _skip_fault(fault, f"rank {fault.rank} has no result that can be wrong")
         if self._mode == "graph":
             # The result of many steps can be checked if a second step does not change it.
             benchmark.step()
             self._world.sync()
             self._is_repeatable = not any(self._world.gather(benchmark.check()))
-            wrong = self._check("in a replay before the timed region", self._timing.replay)
-        if wrong is None and self._load != NOTHING:
+            self._check("in a replay before the timed region", self._timing.replay)
+        if self._load != NOTHING:
             # CUDA may wait for an idle device to load a kernel, and none is idle during a load.
             self._timing.stopwatch.start_line(1)
-        return wrong
 
-    @property
-    def _injected(self) -> str:
-        return self._fault.text if self._fault else ""
-
-    def _find_fault_reason(self, subgroup: Subgroup) -> str:
-        """Return why the injected fault cannot have an effect in this case, or nothing."""
+    def _refuse_fault_without_effect(self) -> None:
         fault = self._fault
         if fault is None or fault.kind == "corrupt":
-            return ""
-        if fault.rank not in subgroup.ranks:
-            return f"rank {fault.rank} is not measured in this case"
+            return
+        if fault.rank not in self._ranks:
+            raise _skip_fault(fault, f"rank {fault.rank} is not measured in this case")
         if fault.kind == "slow" and self._mode == "async":
-            return "a step of mode async can only be late"
-        return ""
+            raise _skip_fault(fault, "a step of mode async can only be late")
 
-    def _skip_fault(self, reason: str) -> Outcome:
-        reason = f"--inject {self._injected}: {reason}"
-        return Outcome(
-            status="skipped",
-            reason=reason,
-            skip_reason=SkipReason.IMPOSSIBLE,
-            injected=self._injected,
-        )
-
-    def _measure_visit(self, began: float, seconds: float, num_later: int, alone: bool) -> Outcome:
-        """Measure, check and, if this visit is the only one, explain."""
+    def _measure_block(self, began: float, seconds: float, num_later: int, alone: bool) -> Outcome:
+        """Measure, check and, if this block is the only one, explain."""
+        timing = self._timing
         explains = alone and self._can_explain
         seconds_to_measure = seconds
         if explains:
             # Such a benchmark is a step, whose preparation takes a considerable part of the time.
             seconds_to_measure = _EXPLAINED_SHARE * seconds - (time.perf_counter() - began)
-        outcome = self._measure_and_check(max(seconds_to_measure, 0.0), num_later, alone)
-        if explains and outcome.status == "ok":
-            outcome = self._explain(outcome, seconds - (time.perf_counter() - began))
-        return outcome
-
-    def _measure_and_check(self, seconds: float, num_later: int, alone: bool) -> Outcome:
-        assert self._benchmark is not None
-        timing = self._timing
+        seconds_to_measure = max(seconds_to_measure, 0.0)
         with background_load(self._load, self._world):
             if alone:
-                timing.measure_at_once(seconds)
+                timing.measure_at_once(seconds_to_measure)
             else:
-                timing.measure_block(seconds, num_later)
-        wrong = None
+                timing.measure_block(seconds_to_measure, num_later)
         if self._is_repeatable:
-            wrong = self._check("in the last replay of the timed region")
+            self._check("in the last replay of the timed region")
         step: Callable[[], object] | None = None
         if self._mode == "graph":
             step = timing.replay
-        elif timing.takes_many_steps:
+        elif timing.takes_many_steps and self._benchmark is not None:
             step = self._benchmark.step
-        wrong = wrong or self._check("after the timed region", step)
-        if wrong is not None:
-            return wrong
-        return self._make_outcome(0 if timing.is_complete else num_later)
+        self._check("after the timed region", step)
+        outcome = self._make_outcome(0 if timing.is_complete else num_later)
+        if explains:
+            outcome = self._explain(outcome, seconds - (time.perf_counter() - began))
+        return outcome
 
-    def _check(self, when: str, step: Callable[[], object] | None = None) -> Outcome | None:
-        """Check the last step, or one that is taken now.
-
-        Returns None for a right result, and the outcome of a wrong one, which has no time.
-        """
+    def _check(self, when: str, step: Callable[[], object] | None = None) -> None:
+        """Check the last step, or one that is taken now; a wrong result ends the case."""
         assert self._benchmark is not None
         self._progress.phase = "check"
         if step is not None:
@@ -277,19 +255,18 @@ class CaseRun:
         results = self._world.gather((num_wrong, differences))
         wrong_by_rank = {rank: num for rank, (num, _) in enumerate(results) if num}
         if not wrong_by_rank:
-            return None
+            return
         counts = ", ".join(f"{num} on rank {rank}" for rank, num in wrong_by_rank.items())
         reasons = [f"results differ from the reference {when}: {counts}"]
         phrases = list(dict.fromkeys(phrase for _, phrases in results for phrase in phrases))
         reasons += phrases[:_MAX_NAMED_DIFFERENCES]
         if len(phrases) > _MAX_NAMED_DIFFERENCES:
             reasons.append(f"and {len(phrases) - _MAX_NAMED_DIFFERENCES} more")
-        return Outcome(
-            status="wrong",
-            reason="; ".join(reasons),
+        raise CaseEndedError(
+            "wrong",
+            "; ".join(reasons),
             check=Check(passed=False, wrong=sum(wrong_by_rank.values())),
             wrong_by_rank=wrong_by_rank,
-            injected=self._injected,
         )
 
     def _make_outcome(self, num_later: int) -> Outcome:
@@ -298,7 +275,7 @@ class CaseRun:
             check=Check(passed=True, wrong=0) if self._has_check else Check(),
             more=num_later > 0,
             wall_seconds=self._wall_seconds,
-            injected=self._injected,
+            injected=self._fault.text if self._fault else "",
         )
         samples = self._timing.samples
         if samples is None:
@@ -327,6 +304,11 @@ def _can_explain(benchmark: Benchmark) -> bool | None:
     if isinstance(benchmark, FaultInjector):
         return None
     return isinstance(benchmark, Explained)
+
+
+def _skip_fault(fault: FaultSpec, reason: str) -> CaseEndedError:
+    reason = f"--inject {fault.text}: {reason}"
+    return CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
 
 
 def _refuse_too_large(case: Case, world: World) -> None:
@@ -416,13 +398,13 @@ def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
         raise UserError(f"{needed}; this GPU's is {version}")
 
 
-def _make_refused_outcome(refusals: Sequence[str | None], active: Sequence[int]) -> Outcome:
+def _make_refusal(refusals: Sequence[str | None], active: Sequence[int]) -> CaseEndedError:
     """Skip a case that all active ranks refuse for the same reason; otherwise it has failed."""
     if len({refusals[rank] for rank in active}) == 1:
         reason = str(refusals[active[0]])
-        return Outcome(status="skipped", reason=reason, skip_reason=SkipReason.IMPOSSIBLE)
+        return CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
     states = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
-    return Outcome(status="failed", reason=f"ranks disagree about whether this can run: {states}")
+    return CaseEndedError("failed", f"ranks disagree about whether this can run: {states}")
 
 
 def _add_samples(

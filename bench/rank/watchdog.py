@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from parbench.bench.launch.flight_recorder import groups_seen
+from parbench.bench.launch.flight_recorder import parse_groups
 from parbench.bench.launch.mailbox import ALARM, Mailbox
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.torch_compat import recorded_work
@@ -105,7 +105,7 @@ class Watchdog:
         self._mailbox.post(self._rank, replace(state, more=True))
         state = replace(state, is_connected=self._is_connected())
         groups, dumps = recorded_work()
-        seen = groups_seen(dumps, groups, self._progress.began_ns, time.time_ns())
+        seen = parse_groups(dumps, groups, self._progress.began_ns, time.time_ns())
         self._mailbox.post(self._rank, replace(state, groups=seen))
         deadline = time.monotonic() + _END_SECONDS
         while began == self._began and not self._is_closed:

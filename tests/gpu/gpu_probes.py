@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from parbench.bench.launch.flight_recorder import groups_seen
+from parbench.bench.launch.flight_recorder import parse_groups
 from parbench.bench.results.stats import median
 from parbench.bench.world.torch_compat import recorded_work
 from parbench.workloads.model.optimizer import make_optimizer
@@ -286,7 +286,7 @@ def capture_during_other_work(x: Tensor, mode: str) -> None:
 def read_flight_recorder() -> None:
     """Read the flight recorder as the monitor of a rank does."""
     groups, dumps = recorded_work()
-    seen = groups_seen(dumps, groups, 0, time.time_ns()) or {}
+    seen = parse_groups(dumps, groups, 0, time.time_ns()) or {}
     passed = REHEARSE or any(group.enqueued for group in seen.values())
     report("flight recorder", passed, f"{sum(map(len, dumps))} bytes; {seen}")
 

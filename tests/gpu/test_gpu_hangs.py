@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from parbench.bench.launch.flight_recorder import GroupSeen, groups_seen
+from parbench.bench.launch.flight_recorder import GroupState, parse_groups
 from parbench.bench.machine.gpu import read_report
 from parbench.bench.results.records import read_records
 from parbench.bench.world.torch_compat import coalescing, nccl_version, recorded_work
@@ -65,10 +65,10 @@ def test_hang_is_explained_and_next_case_runs(
     assert read_used_bytes() < used_before + MAX_LEFT_BYTES
 
 
-def read_group(world: World, start_ns: int) -> GroupSeen:
+def read_group(world: World, start_ns: int) -> GroupState:
     """Return what the flight recorder contains about the group of the world since a time."""
     groups, dumps = recorded_work()
-    seen = groups_seen(dumps, groups, start_ns, time.time_ns())
+    seen = parse_groups(dumps, groups, start_ns, time.time_ns())
     assert seen is not None
     return seen[world.group.group_name]
 

@@ -323,7 +323,14 @@ class Cell:
                 is_complete = file.read_bytes().count(b"\n") >= 2
                 return is_complete and self._find_fork_server() == 0
             return False
+        if self.moment == "between" and not any(self._list_record_files()):
+            return False
         return (self.folder / "rank").exists()
+
+    def _list_record_files(self) -> list[Path]:
+        """Return the file of records, if it has one already."""
+        files = self.out.glob("runs/*/records.jsonl")
+        return [file for file in files if file.stat().st_size]
 
     def _find_victim(self) -> int:
         if self.fault.victim == "driver":

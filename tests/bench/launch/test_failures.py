@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
-from parbench.bench.launch.flight_recorder import GroupSeen
+from parbench.bench.launch.flight_recorder import GroupState
 from parbench.bench.launch.messages import HangReport, Outcome, Raised
 from parbench.bench.launch.processes import process_space
 from parbench.bench.results.records import Culprit, CulpritCause
@@ -143,9 +143,9 @@ def test_hang_keeps_the_state_of_each_rank() -> None:
     assert (answering.is_silent, silent.is_silent) == (False, True)
 
 
-PENDING = GroupSeen(ranks=(0, 1, 2), enqueued=5, pending=5, name="nccl:all_reduce")
+PENDING = GroupState(ranks=(0, 1, 2), enqueued=5, pending=5, name="nccl:all_reduce")
 STUCK = make_status(communicates=False, groups={"0": PENDING})
-DONE = make_status(groups={"0": GroupSeen(ranks=(0, 1, 2), enqueued=4)})
+DONE = make_status(groups={"0": GroupState(ranks=(0, 1, 2), enqueued=4)})
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_flight_record_outweighs_stacks_and_steps(answers: Answers, reason: str)
 
 
 def test_ranks_that_wait_for_each_other_are_named() -> None:
-    idle = GroupSeen(ranks=(0, 1))
-    busy = GroupSeen(ranks=(0, 1), enqueued=1, pending=1)
+    idle = GroupState(ranks=(0, 1))
+    busy = GroupState(ranks=(0, 1), enqueued=1, pending=1)
     first = make_status(groups={"a": busy, "b": idle})
     second = make_status(groups={"a": idle, "b": busy})
     failure = hang(first, second)
@@ -172,9 +172,9 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
     assert list_culprits(failure) == [(0, "waiting"), (1, "waiting")]
 
 
-IN_BARRIER = GroupSeen(ranks=(0, 1), enqueued=3, pending=3, name="gloo:barrier")
-BEFORE_BARRIER = GroupSeen(ranks=(0, 1), enqueued=2)
-LAUNCHED = GroupSeen(ranks=(0, 1), enqueued=8, is_last_coalesced=True)
+IN_BARRIER = GroupState(ranks=(0, 1), enqueued=3, pending=3, name="gloo:barrier")
+BEFORE_BARRIER = GroupState(ranks=(0, 1), enqueued=2)
+LAUNCHED = GroupState(ranks=(0, 1), enqueued=8, is_last_coalesced=True)
 
 
 @pytest.mark.parametrize(

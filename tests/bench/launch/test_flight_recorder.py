@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.flight_recorder import GroupSeen, groups_seen, waits
+from parbench.bench.launch.flight_recorder import GroupState, find_waits, parse_groups
 from parbench.bench.world.torch_compat import recorded_work
 from parbench.bench.world.world import World
 from tests.support.ranks import Ranks
@@ -53,17 +53,17 @@ def make_p2p_entry(name: str) -> Entry:
     )
 
 
-def read_groups(entries: Sequence[Entry], groups: Groups = WORLD) -> dict[str, GroupSeen]:
+def read_groups(entries: Sequence[Entry], groups: Groups = WORLD) -> dict[str, GroupState]:
     """Return what a rank did on its groups in the last minute."""
     dump = json.dumps({"version": "2.10", "pg_config": {}, "entries": entries}).encode()
-    result = groups_seen([dump], groups, NOW_NS - 60 * SECOND_NS, NOW_NS)
+    result = parse_groups([dump], groups, NOW_NS - 60 * SECOND_NS, NOW_NS)
     assert result is not None
     return result
 
 
-def find_waiting(groups_by_rank: Mapping[int, Mapping[str, GroupSeen]]) -> dict[int, set[int]]:
+def find_waiting(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> dict[int, set[int]]:
     """Return the waiting ranks with the ranks they wait for."""
-    return {rank: awaited for rank, awaited in waits(groups_by_rank).items() if awaited}
+    return {rank: awaited for rank, awaited in find_waits(groups_by_rank).items() if awaited}
 
 
 def find_waiting_in_world(
@@ -135,16 +135,16 @@ def test_old_and_recent_calls_and_destroyed_groups_do_not_count() -> None:
     assert read_groups(renewed)["0"].enqueued == 1
 
 
-def record_late_rank(world: World, late_rank: int) -> dict[str, GroupSeen] | None:
+def record_late_rank(world: World, late_rank: int) -> dict[str, GroupState] | None:
     """Return what torch recorded on this rank while one rank came late to a barrier."""
     began_ns = time.time_ns()
-    results: list[dict[str, GroupSeen] | None] = []
+    results: list[dict[str, GroupState] | None] = []
     group = dist.new_group(group_desc="both")
     dist.all_reduce(torch.zeros(1), group=group)
 
     def read_record() -> None:
         groups, dumps = recorded_work()
-        results.append(groups_seen(dumps, groups, began_ns, time.time_ns()))
+        results.append(parse_groups(dumps, groups, began_ns, time.time_ns()))
 
     # Work of the last half second counts as on its way.
     timer = threading.Timer(0.8, read_record)
