@@ -165,7 +165,7 @@ def _refuse_dtype(request: Request) -> str | None:
     dtype = str(request.params.get("dtype"))
     backend = request.spec.backend
     if backend == "gloo" and dtype.startswith("float8"):
-        return f"{backend} does not support {dtype}"
+        return f"{backend} does not support {dtype}: use dtype=bfloat16, or --backend nccl"
     if request.params.get("redop") == "sum" and dtype == "bool":
         return "the sum of bool is not a bool: use redop=max, min or product"
     return None
@@ -177,16 +177,16 @@ def _refuse_average(request: Request) -> str | None:
     n = request.num_ranks
     dtype = str(request.params["dtype"])
     if "float" not in dtype:
-        return f"the average of {dtype} is not a {dtype}"
+        return f"the average of {dtype} is not a {dtype}: use redop=sum or dtype=float32"
     if dtype.startswith("float8") and n & (n - 1):
-        return f"the average of {n} ranks is not exact in {dtype}"
+        return f"the average of {n} ranks is not exact in {dtype}: use redop=sum or dtype=float32"
     if n == 1 and request.spec.backend == "nccl":
-        issue = "github.com/NVIDIA/nccl/issues/1950"
-        return f"the average of one rank is wrong in NCCL before 2.29.7 ({issue})"
+        bug = "is wrong in NCCL before 2.29.7 (github.com/NVIDIA/nccl/issues/1950)"
+        return f"the average of one rank {bug}: use redop=sum"
     exact_up_to = DTYPES[dtype].exact_up_to
     for other in (n - 1, n + 1):
         if other and _round_share(other, exact_up_to) == _round_share(n, exact_up_to):
-            return f"the averages of {n} and {other} ranks are the same in {dtype}"
+            return f"averages of {n} and {other} ranks are equal in {dtype}: use dtype=float32"
     return None
 
 
@@ -233,7 +233,7 @@ def _refuse_ranks(request: Request) -> str | None:
         if int(params.get(name, 0)) >= n:
             return f"{name} {params[name]} is not one of the {n} ranks, 0 to {n - 1}"
     if "source" in params and params["source"] == params["target"]:
-        return f"source {params['source']} and target {params['target']} are one rank"
+        return f"source {params['source']} and target {params['target']} are one rank: use two"
     if "round" in params:
         try:
             pairs_of(n, int(params["round"]), str(params["pairs"]))
@@ -262,14 +262,14 @@ def _refuse_graph(request: Request) -> str | None:
     if params.get("mode") != "graph":
         return None
     if spec.device != "cuda":
-        return f"mode graph needs CUDA, and the device is {spec.device}"
+        return f"mode graph needs CUDA, and the device is {spec.device}: use mode=pipelined"
     if spec.gloo_on_gpus and "group" in params:
         return f"mode graph: a graph cannot contain gloo, which works on the host: {GLOO_HINT}"
     if request.operation.short_name == "barrier":
-        return "mode graph: a graph cannot contain a barrier, in which the host waits"
+        return "mode graph: the host waits in a barrier, so use mode=blocking"
     background = params.get("background", NO_LOAD)
     if background != NO_LOAD:
-        return f"mode graph: a graph is captured without other work, and background={background}"
+        return f"mode graph: background={background} would be captured too: use background=nothing"
     return None
 
 
@@ -278,9 +278,9 @@ def _refuse_async(request: Request) -> str | None:
     if params.get("mode") != "async":
         return None
     if _copies_first(request) or not operation.asynchronous:
-        return f"mode async: {operation.short_name} is several calls, or has no asynchronous form"
+        return f"mode async: {operation.short_name} has no asynchronous form: use mode=pipelined"
     if params.get("direction") == "in_turn":
-        return f"mode async: {operation.short_name} with direction=in_turn is several calls"
+        return "mode async: direction=in_turn is several calls: use direction=at_once"
     return None
 
 
@@ -289,7 +289,8 @@ def _refuse_coalesced(request: Request) -> str | None:
     if request.params.get("mode") != "coalesced":
         return None
     if _copies_first(request) or spec.backend not in operation.coalesced:
-        return f"mode coalesced: {spec.backend} cannot coalesce {operation.short_name}"
+        name = operation.short_name
+        return f"mode coalesced: {spec.backend} cannot coalesce {name}: use mode=pipelined"
     if spec.gloo_on_gpus and operation.short_name != "reduce_scatter":
         return f"mode coalesced: gloo coalesces {operation.short_name} only on CPUs: {GLOO_HINT}"
     return None

@@ -34,10 +34,9 @@ def define(target: str, folder: Path) -> Definition:
         # The output of a module is in the logs of the ranks, which import it themselves.
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             params = params_of(load_target(target))
-    except UserError as error:
-        raise UserError(f"--target {target!r} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
-        raise UserError(f"--target {target!r} cannot be used: {type(error).__name__}: {error}") from error
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise UserError(f"--target {target!r} cannot be used: {kind}{error}") from error
     finally:
         # Variables that the module sets are for the ranks, which import it themselves.
         os.environ.clear()
