@@ -100,7 +100,7 @@ def check(
     run, report = run_watched(environ, gpus, measure)
     if gpus:
         devices = add_gpu_facts(devices, gpus, report)
-    devices, links, together = add_measurements(devices, run)
+    devices, links, bus_bandwidth = add_measurements(devices, run)
     # Nodes share the cores of a machine, so rates show nothing about them.
     emulated = EMULATED_VARIABLE in environ
     if not emulated:
@@ -114,7 +114,7 @@ def check(
         devices=(*devices, *silent),
         links=() if emulated else links,
         ports=judge_ports(ports, read_ports()),
-        together=together,
+        bus_bandwidth=bus_bandwidth,
         problems=list_problems(run),
         notes=(*notes, *run.info.plan.limitations),
         run=str(run.path),

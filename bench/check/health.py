@@ -44,9 +44,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     value: float  # the median of the repetitions
     launches: dict[int, float]  # by repetition
     # The share of its peers' rate that it lacks, negative if it is faster.
-    under: float | None = None
+    gap: float | None = None
     mads: float | None = None  # the same in units of the variation
-    least: float | None = None  # the smallest share that would be called slower
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +90,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     links: tuple[Reason, ...] = ()  # pairs of devices that are slow although their devices are not
     ports: tuple[Port, ...] = ()
-    together: float | None = None  # bus bandwidth of all devices, None if there is only one
+    bus_bandwidth: float | None = None  # of all devices together, None if there is only one
     problems: tuple[str, ...] = ()  # cases without a result
     notes: tuple[str, ...] = ()  # disturbances of this host
     run: str = ""
@@ -119,9 +118,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 def add_measurements(
     devices: Sequence[Device], run: Run
 ) -> tuple[tuple[Device, ...], tuple[Reason, ...], float | None]:
-    """Return the devices with rates and wrong results, slow links, and the rate of all devices."""
+    """Return the devices with rates and wrong results, slow links, and the bus bandwidth."""
     rates = read_rates(run)
-    [together] = rates.pop("all ranks", {(): {}}).values()
+    [by_repetition] = rates.pop("all ranks", {(): {}}).values()
     wrong_results = _count_wrong_results(run)
     measured_devices = []
     for device in devices:
@@ -133,12 +132,9 @@ def add_measurements(
             reasons = (*reasons, Reason(text=text, fix=CORRUPT_FIX))
         ran = bool(device_rates) or wrong is not None
         measured_devices.append(replace(device, rates=device_rates, reasons=reasons, ran=ran))
-    total_rate = median(list(together.values())) if together else None
-    return (
-        tuple(measured_devices),
-        _find_slow_links(devices, rates.get("pairs", {}), run),
-        total_rate,
-    )
+    bus_bandwidth = median(list(by_repetition.values())) if by_repetition else None
+    links = _find_slow_links(devices, rates.get("pairs", {}), run)
+    return tuple(measured_devices), links, bus_bandwidth
 
 
 def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
@@ -231,7 +227,7 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap], kind: str) -> Device:
     rates = dict(device.rates)
     texts_by_fix: dict[str, list[str]] = {}
     for name, gap in gaps.items():
-        rates[name] = replace(rates[name], under=gap.share, mads=gap.mads, least=gap.least)
+        rates[name] = replace(rates[name], gap=gap.share, mads=gap.mads)
         gap_of_all = gaps.get(name.removesuffix(ALONE_SUFFIX))
         is_slow_anyway = (
             name.endswith(ALONE_SUFFIX) and gap_of_all is not None and gap_of_all.is_under

@@ -34,7 +34,8 @@ class HostResult(msgspec.Struct, frozen=True, kw_only=True):
 def parse_hosts(text: str) -> tuple[str, ...]:
     """Return the hosts of ``a,b``, or of a file with one a line.
 
-    In the hostfiles of MPI libraries the number of ranks follows: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH.
+    In the hostfiles of MPI libraries the number of ranks follows: ``n1 slots=8`` of Open MPI,
+    ``n1:8`` of MPICH.
     """
     # A long list is too long for the name of a file.
     is_file = "," not in text and Path(text).is_file()
@@ -47,10 +48,10 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 def _read_hostfile(path: str) -> list[str]:
     hosts = []
     for line in read_text(path, f"--hosts {path}").splitlines():
-        words = line.partition("#")[0].split()
-        if words:
-            match = _MPICH_HOST.fullmatch(words[0])
-            hosts.append(match[1] if match else words[0])
+        content = line.partition("#")[0]
+        for name in content.split()[:1]:
+            match = _MPICH_HOST.fullmatch(name)
+            hosts.append(match[1] if match else name)
     return hosts
 
 

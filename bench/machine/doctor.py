@@ -265,8 +265,8 @@ def _examine_cuda_version(machine: Machine) -> Finding:
     old_driver = find_old_driver(machine)
     if old_driver:
         return _make_finding("gpu cuda", old_driver, True, suggest_driver(machine))
-    supported = machine.driver_cuda_version
-    facts = f"driver supports CUDA up to {supported}, torch is built for CUDA {machine.torch_cuda_version}"
+    driver = f"driver supports CUDA up to {machine.driver_cuda_version}"
+    facts = f"{driver}, torch is built for CUDA {machine.torch_cuda_version}"
     return Finding(topic="gpu cuda", facts=facts)
 
 
@@ -276,9 +276,7 @@ def _examine_topic(topic: GpuTopic, gpus: Sequence[Gpu]) -> Finding:
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index
         indices.setdefault(topic.describe(gpu) or UNKNOWN, []).append(index)
-    [facts, *others] = indices
-    if others:
-        parts = [f"GPU {format_cpus(numbers)}: {facts}" for facts, numbers in indices.items()]
-        facts = "; ".join(parts)
+    parts = [f"GPU {format_cpus(numbers)}: {facts}" for facts, numbers in indices.items()]
+    facts = "; ".join(parts) if len(indices) > 1 else next(iter(indices))
     is_disturbing = any(topic.is_disturbing(gpu) for gpu in gpus)
     return _make_finding(f"gpu {topic.name}", facts, is_disturbing, topic.fix)

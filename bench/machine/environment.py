@@ -30,10 +30,11 @@ DISTURBANCES = "disturbances"  # in this group: the doctor's findings at the sta
 EMULATED_VARIABLE = "PARBENCH_EMULATED"
 
 _RECORDED_VARIABLES = re.compile(
-    r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)"
-    r"|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS"
+    r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS"
     r"|SLURM_(CLUSTER_NAME|JOB_(ID|NODELIST|NUM_NODES|PARTITION)|NNODES|NTASKS(_PER_NODE)?"
-    r"|TASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND|DISTRIBUTION|GPUS_ON_NODE|RESTART_COUNT|TOPOLOGY_ADDR(_PATTERN)?)"
+    r"|TASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND|DISTRIBUTION|GPUS_ON_NODE|RESTART_COUNT"
+    r"|TOPOLOGY_ADDR(_PATTERN)?)"
 )
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 _SECRET_URL = re.compile(r"://\S*(@|[?&;][^=\s]*(token|key|secret|pass)[^=\s]*=)", re.IGNORECASE)
@@ -129,11 +130,11 @@ def format_cpus(cpus: Iterable[int]) -> str:
     """Return CPU numbers as Linux writes them: ``0-3,8``."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
+        if ranges and cpu == ranges[-1][-1] + 1:
+            ranges[-1].append(cpu)
         else:
-            ranges.append([cpu, cpu])
-    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
+            ranges.append([cpu])
+    return ",".join(f"{cpus[0]}-{cpus[-1]}" if len(cpus) > 1 else str(cpus[0]) for cpus in ranges)
 
 
 def parse_cpus(text: str) -> frozenset[int]:
@@ -141,8 +142,8 @@ def parse_cpus(text: str) -> frozenset[int]:
     cpus: set[int] = set()
     for part in text.split(","):
         if part:
-            first, _, last = part.partition("-")
-            cpus |= set(range(int(first), int(last or first) + 1))
+            first_cpu, _, last_cpu = part.partition("-")
+            cpus |= set(range(int(first_cpu), int(last_cpu or first_cpu) + 1))
     return frozenset(cpus)
 
 
@@ -259,7 +260,7 @@ def core_groups(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
     cpus = sorted(affinity(), key=get_position)
     count = min(count, len(cpus))
     bounds = [len(cpus) * number // count for number in range(count + 1)]
-    return tuple(tuple(sorted(cpus[first:end])) for first, end in pairwise(bounds))
+    return tuple(tuple(sorted(cpus[start:stop])) for start, stop in pairwise(bounds))
 
 
 def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
@@ -273,7 +274,7 @@ def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None
 
 
 def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
-    """Return how near two ranks are; None if it is unknown."""
+    """Return the relation of two ranks, such as ``same NUMA node``; None if it is unknown."""
     # As in NCCL: containers of one host may have several names, and hosts may have equal names.
     if (a.host, a.boot_id) != (b.host, b.boot_id):
         # The last part of a path is the node itself.

@@ -1,6 +1,7 @@
 """GPUs of this host and their links, as NVIDIA's driver reports them through NVML.
 
-NVML can block inside a broken driver. So a child process (``nvml.py``) calls it, within a time limit.
+NVML can block inside a broken driver. So a child process (``nvml.py``) calls it, within a time
+limit.
 """
 
 import ctypes
@@ -119,7 +120,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_library(environ: Mapping[str, str]) -> bool:
-    """Return whether NVML is installed. Loading it does not call the driver."""
+    """Return True if NVML is installed. Loading it does not call the driver."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(":")
     if any(folder and Path(folder, LIBRARY).exists() for folder in folders):
         return True
@@ -212,17 +213,17 @@ def split_visible_devices(variable: str) -> list[str]:
 
 
 def is_entry_for(entry: str, index: int | None, uuid: str | None) -> bool:
-    """Return whether an entry of ``CUDA_VISIBLE_DEVICES`` selects this GPU."""
+    """Return True if an entry of ``CUDA_VISIBLE_DEVICES`` selects this GPU."""
     if entry.startswith("GPU-"):
         return uuid is not None and uuid.startswith(entry)
     return entry == str(index)
 
 
 def local_gpu_index(environ: Mapping[str, str], count: int) -> int:
-    """Return which of ``count`` GPUs this rank uses: ranks beyond the number of GPUs share them."""
+    """Return the index of this rank's GPU among ``count``; further ranks share them."""
     if count == 0:
         raise UserError(
-            "torch finds no GPU in this rank (torch.cuda.device_count() is 0): see nvidia-smi, CUDA_VISIBLE_DEVICES "
-            "and parbench doctor on this host; --device cpu measures the cores"
+            "torch finds no GPU in this rank (torch.cuda.device_count() is 0): see nvidia-smi, "
+            "CUDA_VISIBLE_DEVICES and parbench doctor on this host; --device cpu measures the cores"
         )
     return int(environ.get("LOCAL_RANK", "0")) % count

@@ -70,7 +70,7 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
 
 
 def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
-    """Return whether torch is built with CUDA and its version, from torch's file of versions.
+    """Return True if torch is built with CUDA, and its version, from torch's file of versions.
 
     None is unknown.
     """

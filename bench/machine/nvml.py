@@ -31,8 +31,8 @@ _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "hardware power brake",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clock setting",
 }
-# Error counters of one NVLink, by the names that nvidia-smi prints. Left out are those that increase
-# on good links: codewords without errors, corrected bits and successful recoveries.
+# Error counters of one NVLink, by the names that nvidia-smi prints. Left out are those that
+# increase on good links: codewords without errors, corrected bits and successful recoveries.
 _LINK_COUNTERS = {
     "replay errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
     "recovery errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
@@ -203,7 +203,7 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
 
 
 def _to_bool(mode: Any) -> bool | None:
-    """Return whether a mode is on; of a current and a pending mode the current one counts."""
+    """Return True if a mode is on; of a current and a pending mode the current one counts."""
     if isinstance(mode, list):
         mode = mode[0]
     return None if mode is None else bool(mode)

@@ -48,11 +48,13 @@ def find_silent_gpus(
     minors = [minor for minor in _list_openable_minors(root) if minor not in excluded]
     if not minors:
         return _find_without_nodes(report, kernel_gpus, driver_folder, root)
-    own = [gpu for gpu in kernel_gpus if gpu.minor in minors]
-    # A sandbox has device nodes, but not the kernel's files.
-    own = own or [KernelGpu(address=f"/dev/nvidia{minor}", minor=minor) for minor in minors]
+    candidates = [gpu for gpu in kernel_gpus if gpu.minor in minors]
+    if not candidates:
+        # A sandbox has device nodes, but not the kernel's files.
+        for minor in minors:
+            candidates.append(KernelGpu(address=f"/dev/nvidia{minor}", minor=minor))
     answering = {str(gpu.minor) for gpu in report.gpus}
-    visible = [gpu for index, gpu in enumerate(own) if _is_visible(environ, index, gpu.uuid)]
+    visible = [gpu for index, gpu in enumerate(candidates) if _is_visible(environ, index, gpu.uuid)]
     silent = tuple(gpu.address for gpu in visible if gpu.minor not in answering)
     return silent or _list_unclaimed(report, root)
 
@@ -86,7 +88,10 @@ def describe_silent_gpus(addresses: Sequence[str], failure: GpuFailure | None) -
 
 def suggest_fix(failure: GpuFailure | None) -> str:
     if failure is not None and failure.kind == "no library":
-        return "install NVIDIA's driver libraries (containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+        return (
+            "install NVIDIA's driver libraries "
+            "(containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+        )
     return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
 
 
@@ -107,7 +112,7 @@ def _read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
 
 
 def _is_satisfied(environ: Mapping[str, str], report: GpuReport) -> bool:
-    """Return whether ``CUDA_VISIBLE_DEVICES`` hides all GPUs, or names only GPUs that answer."""
+    """Return True if ``CUDA_VISIBLE_DEVICES`` hides all GPUs, or names only GPUs that answer."""
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
         return False

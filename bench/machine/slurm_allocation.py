@@ -101,12 +101,12 @@ def choose_layout(
     if num_nodes < 1:
         raise UserError(f"--nodes {num_nodes}: at least 1 is needed")
     if num_nodes > allocation.nodes:
-        raise UserError(
-            f"--nodes {num_nodes}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})"
-        )
+        available = f"{allocation.nodes} ({allocation.nodelist})"
+        raise UserError(f"--nodes {num_nodes}: job {allocation.job} has {available}")
     if num_nodes * ntasks_per_node < 2:
         raise UserError(
-            "needs at least 2 ranks, and this is one node with one: use --nodes 2 or --ntasks-per-node 2"
+            "needs at least 2 ranks, and this is one node with one: "
+            "use --nodes 2 or --ntasks-per-node 2"
         )
     check_known("--distribution", distribution, ("block", "cyclic"))
     return NodeLayout(
@@ -130,8 +130,8 @@ def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) 
             return machine
         problem = machine
     raise UserError(
-        f"--launcher srun: this host is not a node of job {allocation.job}, and srun did not report what its nodes "
-        f"have: {problem}; start parbench in an sbatch script, or on a node"
+        f"--launcher srun: this host is not a node of job {allocation.job}, and srun did not report "
+        f"what its nodes have: {problem}; start parbench in an sbatch script, or on a node"
     )
 
 

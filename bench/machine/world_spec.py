@@ -30,7 +30,7 @@ class WorldSpec:
 
     @property
     def gloo_on_gpus(self) -> bool:
-        """Whether gloo carries CUDA tensors, which torch supports only in some collectives."""
+        """True if gloo carries CUDA tensors, which torch supports only in some collectives."""
         return self.backend == "gloo" and self.device == "cuda"
 
     @property

@@ -208,7 +208,7 @@ def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
 
 
 def _table_length(count: int) -> int:
-    """Return how much of a table the first ``count`` elements use."""
+    """Return the length of the part of a table that the first ``count`` elements use."""
     if count <= PERIOD:
         return count
     num_repetitions = _divide_up(count, PERIOD)
@@ -251,7 +251,7 @@ def poison(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def count_wrong(result: torch.Tensor, expected: torch.Tensor) -> int:
-    """Return how many elements differ; NaN differs from everything."""
+    """Return the number of elements that differ; NaN differs from everything."""
     # Few devices compare float8.
     is_float8 = result.itemsize == 1 and result.dtype.is_floating_point
     # Counting takes ten times as long as comparing.

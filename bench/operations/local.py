@@ -75,7 +75,7 @@ class Gemm(Benchmark):
         self._is_unchecked = False
 
     def check(self) -> int:
-        """Return how many elements are wrong, in all products since the last check."""
+        """Return the number of wrong elements in all products since the last check."""
         # C is compared even if no step wrote it, because then a reset has left NaN.
         self._is_unchecked = True
         self._compare()

@@ -130,7 +130,7 @@ def list_devices(host: str = "n1") -> list[Device]:
 
 
 def check_run(run: Run) -> Health:
-    devices, links, together = add_measurements(list_devices(), run)
+    devices, links, bus_bandwidth = add_measurements(list_devices(), run)
     return Health(
         host="n1",
         started="2026-01-01T00:00:00Z",
@@ -138,7 +138,7 @@ def check_run(run: Run) -> Health:
         device="cuda",
         devices=compare_with_peers(devices, "cuda"),
         links=links,
-        together=together,
+        bus_bandwidth=bus_bandwidth,
         problems=list_problems(run),
     )
 
@@ -175,7 +175,7 @@ def test_equal_devices_are_ok(tmp_path: Path) -> None:
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert health.links == ()
     # A MiB in 1.1 ms, the median of the launches.
-    assert health.together == pytest.approx((1 << 20) / 1.1e-3, rel=0.01)
+    assert health.bus_bandwidth == pytest.approx((1 << 20) / 1.1e-3, rel=0.01)
     assert "n1: ok" in render(health)
 
 
