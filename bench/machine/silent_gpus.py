@@ -10,7 +10,6 @@ from parbench.bench.machine.gpu import (
     GpuFailure,
     GpuReport,
     is_entry_for,
-    select_visible,
     split_visible_devices,
 )
 from parbench.bench.text import listed
@@ -40,8 +39,9 @@ def find_silent_gpus(
     nodes of its own. So a GPU without a node belongs to others. GPUs that ``CUDA_VISIBLE_DEVICES``
     or the administrator excludes do not count.
     """
-    if _is_satisfied(environ, report):
-        return ()
+    variable = environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable):
+        return ()  # It hides all GPUs.
     driver_folder = root / "proc/driver/nvidia"
     kernel_gpus = _read_kernel_gpus(driver_folder)
     excluded = {gpu.minor for gpu in kernel_gpus if gpu.is_excluded}
@@ -56,7 +56,9 @@ def find_silent_gpus(
     answering = {str(gpu.minor) for gpu in report.gpus}
     visible = [gpu for index, gpu in enumerate(candidates) if _is_visible(environ, index, gpu.uuid)]
     silent = tuple(gpu.address for gpu in visible if gpu.minor not in answering)
-    return silent or _list_unclaimed(report, root)
+    if silent or variable is not None:
+        return silent
+    return _list_unclaimed(report, root)
 
 
 def _find_without_nodes(
@@ -109,16 +111,6 @@ def _read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
         )
         gpus.append(gpu)
     return gpus
-
-
-def _is_satisfied(environ: Mapping[str, str], report: GpuReport) -> bool:
-    """Return True if ``CUDA_VISIBLE_DEVICES`` hides all GPUs, or names only GPUs that answer."""
-    variable = environ.get("CUDA_VISIBLE_DEVICES")
-    if variable is None:
-        return False
-    names_gpu = re.match(r"\s*(\d|GPU-|MIG-)", variable)
-    num_visible = len(select_visible(report.gpus, environ))
-    return names_gpu is None or num_visible == len(split_visible_devices(variable))
 
 
 def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> bool:
