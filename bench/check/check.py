@@ -20,7 +20,7 @@ from parbench.bench.check.health import (
 from parbench.bench.check.infiniband import judge_ports, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.doctor import examine_here
-from parbench.bench.machine.environment import EMULATED_VARIABLE, core_groups, format_cpus
+from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
@@ -123,7 +123,7 @@ def check(
 
 
 def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
-    core_sets = core_groups(nproc)
+    core_sets = group_cores(nproc)
     if len(core_sets) < nproc:  # Ranks that share a core are not devices that could be compared.
         cores = counted(len(core_sets), "core")
         raise UserError(f"--nproc {nproc}: this process may use {cores}, one for each at most")

@@ -16,7 +16,7 @@ from parbench.bench.launch.control_channel import DEVICE_VARIABLE, OUT_OF_BUDGET
 from parbench.bench.launch.launchers import Launcher
 from parbench.bench.launch.monitor import START_SECONDS, RankMonitor
 from parbench.bench.launch.visits import order_of_visits, spread_over_visits
-from parbench.bench.machine.environment import difference, format_cpus, hoist, relations
+from parbench.bench.machine.environment import describe_relations, difference, format_cpus, split_environments
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus, read_report
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, GpuInventory
 from parbench.bench.machine.host_load import LoadMeter
@@ -317,12 +317,12 @@ class Driver:
 
     def _learn(self, hellos: list[Hello]) -> None:
         """Keep what all ranks share in run.json, and what is different from it for the records to come."""
-        common, rest = hoist(self._gpus.add_facts([hello.environment for hello in hellos]))
+        common, rest = split_environments(self._gpus.add_facts([hello.environment for hello in hellos]))
         self._needs_gpu_reports = False
         common |= {name: {**common.get(name, {}), **of} for name, of in self._facts.items()}
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
-            common |= {"locality": relations(places, self._gpus.links), **rank_placement(hellos)}
+            common |= {"locality": describe_relations(places, self._gpus.links), **rank_placement(hellos)}
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             with writing(self._path / "run.json"):

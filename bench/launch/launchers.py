@@ -17,8 +17,8 @@ import psutil
 
 from parbench.bench.launch.control_channel import Hello
 from parbench.bench.launch.processes import die_with_parent
-from parbench.bench.machine.environment import interface_of
-from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, srun_words
+from parbench.bench.machine.environment import find_interface
+from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, build_srun_command
 from parbench.bench.text import last_line, writing
 
 EXITS = "exits.json"  # in a launch's folder of logs: the exit code of each rank that has ended, negative is a signal
@@ -208,7 +208,7 @@ def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nod
     if nodelist:
         words.append(f"--nodelist={nodelist}")
     words += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log"]
-    return [*srun_words(environ, *words), sys.executable, "-m", "parbench.bench.rank.worker", "srun"]
+    return [*build_srun_command(environ, *words), sys.executable, "-m", "parbench.bench.rank.worker", "srun"]
 
 
 def parse_exits(text: str) -> dict[int, int]:
@@ -239,5 +239,5 @@ def local_state(hello: Hello) -> str | None:
 
 def loopback_variables() -> dict[str, str]:
     """Return what keeps gloo's groups within this node; by host name gloo may pick an interface that is not up."""
-    loopback = interface_of("127.0.0.1")
+    loopback = find_interface("127.0.0.1")
     return {} if loopback is None else {INTERFACE_VARIABLE: loopback}

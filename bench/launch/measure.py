@@ -21,9 +21,15 @@ from parbench.bench.launch.monitor import START_SECONDS
 from parbench.bench.launch.processes import terminated_as_interrupted
 from parbench.bench.machine.doctor import examine_here
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
-from parbench.bench.machine.machine import package_version
+from parbench.bench.machine.machine import find_package_version
 from parbench.bench.machine.mpi import variables_of_mpi
-from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks, reachable
+from parbench.bench.machine.slurm_allocation import (
+    Allocation,
+    check_srun,
+    choose_layout,
+    inspect_rank_machine,
+    list_host_addresses,
+)
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
@@ -118,7 +124,7 @@ def run_options(
         plan = plan_run(options, modules, joined)
         if budgets is not None:
             read_budgets(budgets, plan.cases, plan.skipped)
-        path, info = create_run(out, plan, package_version("parbench") or "-")
+        path, info = create_run(out, plan, find_package_version("parbench") or "-")
         return _drive(
             Run(path=path, info=info, records=()), joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus
         )
@@ -211,7 +217,7 @@ def _whereabouts(plan: Plan, joined: Joined | None) -> tuple[tuple[str, ...], di
         return ("127.0.0.1" if joined is None or joined.one_node else os.environ["MASTER_ADDR"],), {}
     allocation = Allocation.find(os.environ)
     slurm = {"job": allocation.job, "nodelist": allocation.nodelist, "distribution": plan.spread.distribution}
-    return reachable(os.environ), {"slurm": slurm}
+    return list_host_addresses(os.environ), {"slurm": slurm}
 
 
 def _starter(
@@ -222,7 +228,7 @@ def _starter(
 
         return starter(START_SECONDS)
     logs, plan = run.path / "logs", run.info.plan
-    machine = machine_of_ranks(os.environ, None if plan.spread is None else Allocation.find(os.environ))
+    machine = inspect_rank_machine(os.environ, None if plan.spread is None else Allocation.find(os.environ))
     threads = machine.cores // (plan.nproc if plan.spread is None else plan.spread.ntasks_per_node)
     wanted = {"OMP_NUM_THREADS": str(max(1, threads)), **(loopback_variables() if plan.spread is None else {})}
     own = {name: value for name, value in wanted.items() if name not in os.environ}

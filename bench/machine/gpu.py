@@ -219,7 +219,7 @@ def is_entry_for(entry: str, index: int | None, uuid: str | None) -> bool:
     return entry == str(index)
 
 
-def local_gpu_index(environ: Mapping[str, str], count: int) -> int:
+def choose_gpu_index(environ: Mapping[str, str], count: int) -> int:
     """Return the index of this rank's GPU among ``count``; further ranks share them."""
     if count == 0:
         raise UserError(

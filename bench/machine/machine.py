@@ -53,14 +53,14 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
     silent_gpus = find_silent_gpus(environ, report, root)
     has_cuda, cuda_version = _read_cuda_of_torch()
     return Machine(
-        cores=available_cores(),
+        cores=count_available_cores(),
         host_cores=psutil.cpu_count(),
         physical_cores=psutil.cpu_count(logical=False),
         memory_bytes=available_memory_bytes(),
         gpus=visible_gpus,
         silent_gpus=silent_gpus,
         gpu_failure=report.failure if silent_gpus else None,
-        torch_version=package_version("torch"),
+        torch_version=find_package_version("torch"),
         torch_has_cuda=has_cuda,
         torch_cuda_version=cuda_version,
         driver_cuda_version=report.cuda_version if visible_gpus and cuda_version else None,
@@ -89,7 +89,7 @@ def _find_nccl_version(environ: Mapping[str, str]) -> str | None:
     """
     if "nccl" in environ.get("LD_PRELOAD", ""):
         return None
-    return package_version("nvidia-nccl-cu13") or package_version("nvidia-nccl-cu12")
+    return find_package_version("nvidia-nccl-cu13") or find_package_version("nvidia-nccl-cu12")
 
 
 def try_call(function: Callable[[], _T]) -> _T | None:
@@ -100,7 +100,7 @@ def try_call(function: Callable[[], _T]) -> _T | None:
         return None
 
 
-def package_version(name: str) -> str | None:
+def find_package_version(name: str) -> str | None:
     return try_call(lambda: importlib.metadata.version(name))
 
 
@@ -115,19 +115,19 @@ def parse_count(text: str | None) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
-def affinity(pid: int = 0) -> frozenset[int]:
+def get_affinity(pid: int = 0) -> frozenset[int]:
     """Return the CPUs that a process may be scheduled on, all if the system has no affinity."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(pid))
     return frozenset(range(os.cpu_count() or 1))
 
 
-def available_cores(root: Path = Path("/"), pid: int = 0) -> int:
+def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:
     """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``.
 
     At least 1.
     """
-    limits: list[float] = [len(affinity(pid))]
+    limits: list[float] = [len(get_affinity(pid))]
     for folder in _list_cgroups(root, "cpu"):
         limit = read_text(folder / "cpu.max")
         values = limit.split() if limit else [read_text(folder / name) for name in _CPU_QUOTA_FILES]

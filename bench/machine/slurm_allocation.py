@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from parbench.bench.limits import Ranks
-from parbench.bench.machine.environment import host_address
+from parbench.bench.machine.environment import find_host_address
 from parbench.bench.machine.machine import Machine, inspect_machine, parse_count
 from parbench.bench.machine.world_spec import check_known
 from parbench.bench.text import UserError, last_line
@@ -79,7 +79,7 @@ def check_srun() -> None:
         )
 
 
-def srun_words(environ: Mapping[str, str], *options: str) -> list[str]:
+def build_srun_command(environ: Mapping[str, str], *options: str) -> list[str]:
     """Return the command of a job step that shares its nodes with others.
 
     The last options are those of the site or the sweep, for example for a container. The variable
@@ -116,7 +116,7 @@ def choose_layout(
     )
 
 
-def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
+def inspect_rank_machine(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
     """Return the machine of the ranks: a node of the allocation, or this host without one.
 
     Raises UserError if no node answers.
@@ -145,7 +145,7 @@ def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
         "--cpu-bind=none",
     ]
     module = "parbench.bench.machine.slurm_allocation"
-    command = [*srun_words(environ, *options), sys.executable, "-m", module]
+    command = [*build_srun_command(environ, *options), sys.executable, "-m", module]
     node_environ = {
         name: value for name, value in environ.items() if not _TASK_VARIABLES.fullmatch(name)
     }
@@ -165,7 +165,7 @@ def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
     )
 
 
-def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
+def list_host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return this host's IPv4 addresses, the likeliest first.
 
     That is the address of the chosen interface, then that of the host name, then all others. The
@@ -174,7 +174,7 @@ def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     states = psutil.net_if_stats()
     chosen_interface = environ.get(INTERFACE_VARIABLE)
-    own_address = host_address()
+    own_address = find_host_address()
     addresses = []
     for name, entries in psutil.net_if_addrs().items():
         is_up = name in states and states[name].isup

@@ -24,7 +24,7 @@ from parbench.bench.launch.launchers import EXITS, Order
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent, leave
 from parbench.bench.rank import worker
 from parbench.bench.text import replace_file
-from parbench.bench.world.torch_compat import lost_cuda
+from parbench.bench.world.torch_compat import has_lost_cuda
 
 _SHIFT_PAGES = 1 << 16
 
@@ -88,7 +88,7 @@ def _be_rank(rank: int, order: Order) -> None:
     if order.cpus:
         os.sched_setaffinity(0, order.cpus[rank])  # before any thread of the rank's own
     os.environ.update(order.variables, RANK=str(rank), WORLD_SIZE=str(order.size), LOCAL_RANK=str(rank))
-    if lost_cuda():  # should an import of some release of torch have asked for GPUs
+    if has_lost_cuda():  # should an import of some release of torch have asked for GPUs
         os.execv(sys.executable, [sys.executable, "-m", "parbench.bench.rank.worker"])
     np.random.seed()
     # Buffers then lie elsewhere in each rank, as in separate processes. main() never returns, which keeps the mapping.

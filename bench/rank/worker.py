@@ -27,14 +27,14 @@ from parbench.bench.launch.flight_recorder import groups_seen
 from parbench.bench.launch.launchers import Launcher, loopback_variables
 from parbench.bench.launch.processes import leave
 from parbench.bench.launch.visits import spread_over_visits
-from parbench.bench.machine.environment import capture, interface_of, rank_place
-from parbench.bench.machine.gpu import local_gpu_index
+from parbench.bench.machine.environment import capture, find_interface, locate_rank
+from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
-from parbench.bench.world.torch_compat import nccl_version, recorded_work
+from parbench.bench.world.torch_compat import dump_flight_records, nccl_version
 from parbench.bench.world.world import World, disable_tf32, open_world
 
 _MIN_CASE_SECONDS = 0.02
@@ -87,7 +87,7 @@ class Meeting:
 
     def offer(self, own_address: str) -> str:
         """Bind the store on rank 0 and return where; nothing on other ranks. Gloo is told the interface, too."""
-        if interface := interface_of(own_address):
+        if interface := find_interface(own_address):
             os.environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
         if self._rank != 0:
             return ""
@@ -141,7 +141,7 @@ def work(
 def _answers(progress: Progress) -> Iterator[channel.StatusReply]:
     where = progress.where()
     yield msgspec.structs.replace(where, more=True)
-    groups, dumps = recorded_work()
+    groups, dumps = dump_flight_records()
     seen = groups_seen(dumps, groups, progress.began_ns, time.time_ns())
     yield msgspec.structs.replace(where, groups=seen)
 
@@ -232,7 +232,7 @@ def _hello(meeting: str, *, on_cuda: bool, has_report: bool = False) -> channel.
         "threads": torch.get_num_threads(),
     }
     if on_cuda and torch.cuda.is_available():
-        device = torch.cuda.get_device_properties(local_gpu_index(os.environ, torch.cuda.device_count()))
+        device = torch.cuda.get_device_properties(choose_gpu_index(os.environ, torch.cuda.device_count()))
         uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
         facts["nccl"] = nccl_version()
@@ -247,7 +247,7 @@ def _hello(meeting: str, *, on_cuda: bool, has_report: bool = False) -> channel.
         size=int(os.environ["WORLD_SIZE"]),
         host=socket.gethostname(),
         pid=os.getpid(),
-        place=rank_place(socket.gethostname(), os.environ, uuid),
+        place=locate_rank(socket.gethostname(), os.environ, uuid),
         environment=environment,
         meeting=meeting,
         step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(os.environ) if in_step else "",

@@ -27,7 +27,7 @@ REDUCE_OPS = {
 }
 
 
-def lost_cuda() -> bool:
+def has_lost_cuda() -> bool:
     """Return True if this process cannot use GPUs, because it was forked after CUDA's start.
 
     Private: ``torch.cuda._is_in_bad_fork``.
@@ -70,7 +70,7 @@ def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str
     return cast(Tensor, _functional_collectives.wait_tensor(result))  # type: ignore[no-untyped-call]
 
 
-def coalescing(
+def coalesce_calls(
     group: dist.ProcessGroup, device: torch.device | None
 ) -> AbstractContextManager[object]:
     """Return a context that gathers collectives and launches them as one.
@@ -81,7 +81,7 @@ def coalescing(
     return distributed_c10d._coalescing_manager(group=group, device=device)
 
 
-def recorded_work() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
+def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
     """Return the ranks of this rank's groups by name, and torch's flight records as JSON.
 
     There is a record of NCCL and one of gloo, as far as this build of torch has them. Private:
@@ -101,7 +101,7 @@ def recorded_work() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
 
 
 @contextmanager
-def default_timeout(timeout: timedelta) -> Iterator[None]:
+def replace_default_timeout(timeout: timedelta) -> Iterator[None]:
     """Replace torch's default timeout of groups made in the block, also of those of meshes.
 
     Private: the variables ``default_pg_timeout`` and ``default_pg_nccl_timeout``.

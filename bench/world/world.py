@@ -12,13 +12,14 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
-from parbench.bench.machine.gpu import local_gpu_index
+from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.machine import read_text
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.groups import Ranks, groups_of
 from parbench.bench.world.benchmark import Benchmark
-from parbench.bench.world.torch_compat import default_timeout
+from parbench.bench.world.torch_compat import replace_default_timeout
 
 T = TypeVar("T")
 Partition = tuple[Ranks, ...]
@@ -166,7 +167,7 @@ class World:
 
 @contextmanager
 def open_world(
-    backend: str, device: str, seed: int, timeout_seconds: float, store: dist.Store | None = None
+    backend: str, device: str, seed: int, timeout_seconds: float, store: Store | None = None
 ) -> Iterator[World]:
     """Join the ranks of RANK and WORLD_SIZE, and leave them at the end.
 
@@ -177,7 +178,7 @@ def open_world(
     rank = int(os.environ["RANK"])
     size = int(os.environ["WORLD_SIZE"])
     device_id = own_device if backend == "nccl" else None
-    with default_timeout(timedelta(seconds=timeout_seconds)), ExitStack() as stack:
+    with replace_default_timeout(timedelta(seconds=timeout_seconds)), ExitStack() as stack:
         dist.init_process_group(
             backend,
             store=store,
@@ -219,7 +220,7 @@ def _select_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     disable_tf32()
-    index = local_gpu_index(os.environ, torch.cuda.device_count())
+    index = choose_gpu_index(os.environ, torch.cuda.device_count())
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

@@ -61,4 +61,4 @@ def describe_process() -> dict[str, object]:
 
 worker.main = act
 # The fork server then starts a new Python, as where an import has initialized CUDA.
-vars(sys.modules["__main__"])["lost_cuda"] = lambda: "ACT_LOST" in os.environ
+vars(sys.modules["__main__"])["has_lost_cuda"] = lambda: "ACT_LOST" in os.environ

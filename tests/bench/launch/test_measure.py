@@ -13,7 +13,7 @@ from rich.console import Console
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import Prices
 from parbench.bench.launch.measure import Display, resume, run_options
-from parbench.bench.machine.slurm_allocation import reachable
+from parbench.bench.machine.slurm_allocation import list_host_addresses
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Plan, Skipped
 from parbench.bench.results.records import Record, SkipReason
@@ -221,7 +221,7 @@ def test_srun_gets_layout_nodes_and_threads(monkeypatch: pytest.MonkeyPatch) -> 
     assert nodelist == "n[1-4]"
     assert variables["OMP_NUM_THREADS"] == "2"
     hosts = [address.rpartition(":")[0] for address in variables["PARBENCH_DRIVER"].split(",")]
-    assert hosts == [*reachable(os.environ)]
+    assert hosts == [*list_host_addresses(os.environ)]
 
 
 @pytest.mark.usefixtures("allocation")

@@ -126,12 +126,12 @@ def read_timeout(group: dist.ProcessGroup) -> timedelta:
 
 def test_timeout_applies_to_every_group(join: Join) -> None:
     """Also to those of a mesh, which takes no timeout."""
-    default_timeout = distributed_c10d.default_pg_timeout
+    replace_default_timeout = distributed_c10d.default_pg_timeout
     with join() as world:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("outer", "inner"))
         for group in (world.group, world.control, dist.new_group(), *mesh.get_all_groups()):
             assert read_timeout(group) == timedelta(seconds=30)
-    assert distributed_c10d.default_pg_timeout == default_timeout
+    assert distributed_c10d.default_pg_timeout == replace_default_timeout
 
 
 @pytest.fixture
