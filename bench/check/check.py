@@ -104,7 +104,7 @@ def check(
     # Nodes share the cores of a machine, so rates show nothing about them.
     emulated = EMULATED_VARIABLE in environ
     if not emulated:
-        devices = compare_with_peers(devices, device)
+        devices = compare_with_peers(devices)
     return Health(
         host=host,
         started=started,
@@ -147,7 +147,8 @@ def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, 
     devices = []
     for rank, cores in enumerate(core_sets):
         name = f"core{'s' if len(cores) > 1 else ''} {format_cpus(cores)}"
-        devices.append(Device(host=host, name=name, uuid=f"{host} {name}", kind=kind, rank=rank))
+        uuid = f"{host} {name}"
+        devices.append(Device(host=host, name=name, uuid=uuid, kind=kind, is_gpu=False, rank=rank))
     return tuple(devices)
 
 

@@ -107,21 +107,18 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
 
     Emulated hosts share one machine and are left as they are.
     """
-    by_kind: dict[str, list[Device]] = {}
-    for health in (result.health for result in results):
-        if health is not None and not health.emulated:
-            by_kind.setdefault(health.device, []).extend(health.devices)
-    compared = {kind: iter(compare_with_peers(by_kind[kind], kind)) for kind in by_kind}
+    devices: list[Device] = []
+    for result in results:
+        if result.health is not None and not result.health.emulated:
+            # The name by which a host was reached is unique. Its own name may be another's too.
+            devices += [replace(device, host=result.host) for device in result.health.devices]
+    compared = iter(compare_with_peers(devices))
     new_results = []
     for result in results:
         health = result.health
         if health is not None and not health.emulated:
-            # The name by which a host was reached is unique. Its own name may be another's too.
-            devices = [
-                replace(device, host=result.host)
-                for device in islice(compared[health.device], len(health.devices))
-            ]
-            health = replace(health, devices=tuple(devices))
+            devices_of_host = tuple(islice(compared, len(health.devices)))
+            health = replace(health, devices=devices_of_host)
         new_results.append(replace(result, health=health))
     return tuple(new_results)
 
