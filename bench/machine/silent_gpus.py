@@ -53,7 +53,9 @@ def find_silent_gpus(
         # A sandbox has device nodes, but not the kernel's files.
         for minor in minors:
             candidates.append(KernelGpu(address=f"/dev/nvidia{minor}", minor=minor))
-    answering = {str(gpu.minor) for gpu in report.gpus}
+    answering = {str(gpu.minor) for gpu in report.gpus if gpu.minor is not None}
+    if len(answering) < len(report.gpus):
+        return ()  # The nodes of the GPUs that answer are unknown.
     visible = [gpu for index, gpu in enumerate(candidates) if _is_visible(environ, index, gpu.uuid)]
     silent = tuple(gpu.address for gpu in visible if gpu.minor not in answering)
     if silent or variable is not None:

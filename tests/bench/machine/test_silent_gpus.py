@@ -50,6 +50,7 @@ def test_gpu_that_is_not_reported_is_silent(root: Path) -> None:
 
 def test_answering_gpus_are_not_silent(root: Path) -> None:
     assert find(report(0, 1, 2), root) == ()
+    assert find(GpuReport(gpus=(Gpu(),)), root) == ()
 
 
 def test_host_without_gpus_has_no_silent_gpus(tmp_path: Path) -> None:
