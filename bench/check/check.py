@@ -147,8 +147,7 @@ def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, 
     devices = []
     for rank, cores in enumerate(core_sets):
         name = f"core{'s' if len(cores) > 1 else ''} {format_cpus(cores)}"
-        uuid = f"{host} {name}"
-        devices.append(Device(host=host, name=name, uuid=uuid, kind=kind, is_gpu=False, rank=rank))
+        devices.append(Device(host=host, name=name, kind=kind, is_gpu=False, rank=rank))
     return tuple(devices)
 
 
@@ -156,8 +155,8 @@ def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
     devices = []
     for rank, gpu in enumerate(gpus):
         name = f"GPU {rank if gpu.index is None else gpu.index}"
-        uuid = gpu.uuid or f"{host} {name}"
-        devices.append(Device(host=host, name=name, uuid=uuid, kind=gpu.name or "GPU", rank=rank))
+        kind = gpu.name or "GPU"
+        devices.append(Device(host=host, name=name, uuid=gpu.uuid or "", kind=kind, rank=rank))
     return tuple(devices)
 
 
@@ -173,16 +172,10 @@ def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
         raise UserError(f"{problem}; {fix}; --device cpu checks the cores")
     cause = failure.describe() if failure is not None else "NVML reports no error"
     reason = Reason(text=f"does not answer: {cause}", fix=fix)
-    devices = []
-    for address in machine.silent_gpus:
-        name = f"GPU {address}"
-        uuid = f"{host} {name}"
-        devices.append(
-            Device(
-                host=host, name=name, uuid=uuid, kind="GPU", rank=-1, reasons=(reason,), ran=False
-            )
-        )
-    return tuple(devices)
+    return tuple(
+        Device(host=host, name=f"GPU {address}", kind="GPU", rank=-1, reasons=(reason,), ran=False)
+        for address in machine.silent_gpus
+    )
 
 
 def to_document(health: Health) -> dict[str, object]:

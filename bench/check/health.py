@@ -63,7 +63,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     name: str
-    uuid: str  # of cores the host and their numbers
+    uuid: str = ""  # of a GPU
     kind: str  # devices of the same kind are peers
     is_gpu: bool = True
     rank: int
