@@ -23,7 +23,6 @@ from parbench.bench.machine.doctor import examine_here
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine, inspect_machine
-from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import Run, load_run, utc_now
 from parbench.bench.text import UserError, counted, short_host
@@ -166,12 +165,10 @@ def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
     Raises UserError if NVML is not installed.
     """
     failure = machine.gpu_failure
-    fix = suggest_fix(failure)
-    if machine.silent_gpus and failure is not None and failure.kind == "no library":
-        problem = describe_silent_gpus(machine.silent_gpus, failure)
-        raise UserError(f"{problem}; {fix}; --device cpu checks the cores")
-    cause = failure.describe() if failure is not None else "NVML reports no error"
-    reason = Reason(text=f"does not answer: {cause}", fix=fix)
+    if machine.silent_gpus and failure.kind == "no library":
+        problem = machine.describe_silent_gpus()
+        raise UserError(f"{problem}; {failure.fix}; --device cpu checks the cores")
+    reason = Reason(text=f"does not answer: {failure.describe()}", fix=failure.fix)
     return tuple(
         Device(host=host, name=f"GPU {address}", kind="GPU", rank=-1, reasons=(reason,), ran=False)
         for address in machine.silent_gpus

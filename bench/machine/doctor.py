@@ -23,7 +23,6 @@ from parbench.bench.machine.gpu_topics import (
 )
 from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
 from parbench.bench.machine.machine import Machine, inspect_machine, try_call
-from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.machine.world_spec import (
     WorldSpec,
     choose_world,
@@ -95,9 +94,7 @@ def examine_here(
     environment = capture(environ)
     environment[VOLATILE] |= {**sample_load(), "has_nvml": gpus and has_library(environ)}
     if not gpus:
-        machine = replace(
-            machine, gpus=(), silent_gpus=(), gpu_failure=None, driver_cuda_version=None
-        )
+        machine = replace(machine, gpus=(), silent_gpus=(), driver_cuda_version=None)
     return examine(machine, environment)
 
 
@@ -247,8 +244,8 @@ def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Finding]:
     """Return the findings about GPUs; without a GPU only if one is expected."""
     findings = []
     if machine.silent_gpus:
-        facts = describe_silent_gpus(machine.silent_gpus, machine.gpu_failure)
-        findings.append(_make_finding("gpus", facts, True, suggest_fix(machine.gpu_failure)))
+        facts = machine.describe_silent_gpus()
+        findings.append(_make_finding("gpus", facts, True, machine.gpu_failure.fix))
     elif has_nvml and not machine.gpus:
         facts = "NVML is installed, and no GPU is visible"
         findings.append(_make_finding("gpu driver", facts, True, DRIVER_FIX))

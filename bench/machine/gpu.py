@@ -95,7 +95,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why NVML does not report all GPUs of this host."""
 
-    kind: Literal["no library", "error", "hang"]
+    kind: Literal["no error", "no library", "error", "hang"] = "no error"
     text: str = ""  # the error's message
 
     def describe(self) -> str:
@@ -104,7 +104,21 @@ class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
             return f"NVML ({LIBRARY}) is not installed"
         if self.kind == "hang":
             return f"NVML did not answer within {self.text}"
-        return f"NVML reported {self.text!r}"
+        if self.kind == "error":
+            return f"NVML reported {self.text!r}"
+        return "NVML reports no error"
+
+    @property
+    def fix(self) -> str:
+        if self.kind == "no library":
+            return (
+                "install NVIDIA's driver libraries "
+                "(containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+            )
+        return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
+
+
+NO_FAILURE = GpuFailure()
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +127,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()  # without GPUs that belong to others or do not answer
     links: tuple[tuple[str, str, str], ...] = ()  # two UUIDs and their connection
     cuda_version: str | None = None  # the newest CUDA that the driver supports, with cuda-compat
-    failure: GpuFailure | None = None
+    failure: GpuFailure = NO_FAILURE
 
     def links_by_pair(self) -> Links:
         return {frozenset((first, second)): connection for first, second, connection in self.links}

@@ -12,8 +12,15 @@ from typing import TypeVar
 
 import psutil
 
-from parbench.bench.machine.gpu import Gpu, GpuFailure, inspect_gpus, select_visible
+from parbench.bench.machine.gpu import (
+    NO_FAILURE,
+    Gpu,
+    GpuFailure,
+    inspect_gpus,
+    select_visible,
+)
 from parbench.bench.machine.silent_gpus import find_silent_gpus
+from parbench.bench.text import listed
 
 SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 _CPU_QUOTA_FILES = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # of cgroups v1
@@ -34,13 +41,24 @@ class Machine:
     memory_bytes: int | None = None  # that it may use
     gpus: tuple[Gpu, ...] = ()  # that CUDA_VISIBLE_DEVICES selects
     silent_gpus: tuple[str, ...] = ()  # PCI addresses of GPUs that do not answer
-    gpu_failure: GpuFailure | None = None  # NVML's error, if there are silent GPUs
+    gpu_failure: GpuFailure = NO_FAILURE  # the reason for silent GPUs
     torch_version: str | None = None
     torch_has_cuda: bool | None = None
     torch_cuda_version: str | None = None  # that torch is built for
     driver_cuda_version: str | None = None  # the newest that the driver supports
     nccl_version: str | None = None  # of the package that torch depends on
     may_share_gpus: bool = False  # NCCL_MULTI_RANK_GPU_ENABLE is set: several NCCL ranks on a GPU
+
+    def describe_silent_gpus(self) -> str:
+        """Return a sentence that names the GPUs that do not answer, empty if all answer."""
+        if not self.silent_gpus:
+            return ""
+        is_single = len(self.silent_gpus) == 1
+        names = f"GPU{'' if is_single else 's'} {listed(self.silent_gpus, 'and')}"
+        verb = "does not answer" if is_single else "do not answer"
+        if self.gpu_failure.kind == "no library":
+            verb = "cannot be examined"
+        return f"{names} {verb}: {self.gpu_failure.describe()}"
 
 
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
@@ -59,7 +77,7 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
         memory_bytes=available_memory_bytes(),
         gpus=visible_gpus,
         silent_gpus=silent_gpus,
-        gpu_failure=report.failure if silent_gpus else None,
+        gpu_failure=report.failure,
         torch_version=find_package_version("torch"),
         torch_has_cuda=has_cuda,
         torch_cuda_version=cuda_version,

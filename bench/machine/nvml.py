@@ -17,7 +17,7 @@ import msgspec
 import pynvml  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
-from parbench.bench.machine.gpu import IDLE, POWER_CAP, Gpu, GpuFailure, GpuReport
+from parbench.bench.machine.gpu import IDLE, NO_FAILURE, POWER_CAP, Gpu, GpuFailure, GpuReport
 
 WATCH_SECONDS = 1.0
 _CLOCK_REASONS = {
@@ -112,7 +112,7 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
 def make_report(*, has_details: bool) -> GpuReport:
     gpus = []
     handles = []
-    failure = None
+    failure = NO_FAILURE
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)

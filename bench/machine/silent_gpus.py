@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parbench.bench.machine.gpu import (
-    GpuFailure,
     GpuReport,
     is_entry_for,
     split_visible_devices,
 )
-from parbench.bench.text import listed
 
 _NVIDIA_VENDOR = "0x10de"
 _COMPUTE_CLASS = "0x0302"  # a 3D controller, which drives no display
@@ -70,33 +68,13 @@ def _find_without_nodes(
 
     A container without GPUs has no nodes either.
     """
-    if report.gpus or report.failure is None:
+    if report.gpus:
         return ()
     has_no_driver = report.failure.kind == "error" and not driver_folder.exists()
     if report.failure.kind == "hang" or has_no_driver:
         addresses = tuple(gpu.address for gpu in kernel_gpus if not gpu.is_excluded)
         return addresses or tuple(_list_pci_devices(root, _GPU_CLASSES))
     return ()
-
-
-def describe_silent_gpus(addresses: Sequence[str], failure: GpuFailure | None) -> str:
-    """Return a sentence that names these GPUs and NVML's message."""
-    noun, verb = ("GPU", "does") if len(addresses) == 1 else ("GPUs", "do")
-    names = f"{noun} {listed(addresses, 'and')}"
-    if failure is None:
-        return f"{names} {verb} not answer: NVML reports no error"
-    if failure.kind == "no library":
-        return f"{names} cannot be examined: {failure.describe()}"
-    return f"{names} {verb} not answer: {failure.describe()}"
-
-
-def suggest_fix(failure: GpuFailure | None) -> str:
-    if failure is not None and failure.kind == "no library":
-        return (
-            "install NVIDIA's driver libraries "
-            "(containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
-        )
-    return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
 
 
 def _read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:

@@ -156,7 +156,6 @@ def test_silent_gpu_of_a_host_is_found(tmp_path: Path) -> None:
     this_machine = inspect_machine(environ, root)
     assert len(this_machine.gpus) == 2
     assert this_machine.silent_gpus == ("0000:19:00.0",)
-    assert this_machine.gpu_failure is not None
     assert "GPU is lost" in this_machine.gpu_failure.text
     # A node of an allocation sends it to the driver of a run.
     encoded = msgspec.json.encode(this_machine)
