@@ -67,10 +67,10 @@ QUANTITIES = (
 QUANTITY_BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 
 
-def find_fix(name: str, device: str) -> str:
-    """Return the fix for a rate that is slow on a device of this kind (``cuda`` or ``cpu``)."""
+def find_fix(name: str, *, is_gpu: bool) -> str:
+    """Return the fix for a rate that is slow on a GPU or on cores."""
     fix = QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].fix
-    return _CPU_FIX if device == "cpu" and fix != LINK_FIX else fix
+    return fix if is_gpu or fix == LINK_FIX else _CPU_FIX
 
 
 def make_options(device: str, nproc: int, *, budget: str, timeout: str, inject: str | None) -> Options:

@@ -20,10 +20,9 @@ from parbench.bench.check.health import (
 from parbench.bench.check.infiniband import judge_ports, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.doctor import examine_here
-from parbench.bench.machine.environment import EMULATED_VARIABLE, core_groups, format_cpus
+from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine, inspect_machine
-from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import Run, load_run, utc_now
 from parbench.bench.text import UserError, pluralize, strip_domain
@@ -95,11 +94,11 @@ def check(
     run, report = run_watched(environ, gpus, measure)
     if gpus:
         devices = add_gpu_facts(devices, gpus, report)
-    devices, links, together = add_measurements(devices, run)
+    devices, links, bus_bandwidth = add_measurements(devices, run)
     # Nodes share the cores of a machine, so rates show nothing about them.
     emulated = EMULATED_VARIABLE in environ
     if not emulated:
-        devices = compare_with_peers(devices, device)
+        devices = compare_with_peers(devices)
     return Health(
         host=host,
         started=started,
@@ -109,7 +108,7 @@ def check(
         devices=(*devices, *silent),
         links=() if emulated else links,
         ports=judge_ports(ports, read_ports()),
-        together=together,
+        bus_bandwidth=bus_bandwidth,
         problems=list_problems(run),
         notes=(*notes, *run.info.plan.limitations),
         run=str(run.path),
@@ -118,7 +117,7 @@ def check(
 
 
 def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
-    core_sets = core_groups(nproc)
+    core_sets = group_cores(nproc)
     if len(core_sets) < nproc:  # Ranks that share a core are not devices that could be compared.
         cores = pluralize(len(core_sets), "core")
         raise UserError(f"--nproc {nproc}: this process may use {cores}, one for each at most")
@@ -140,7 +139,7 @@ def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, 
     devices = []
     for rank, cores in enumerate(core_sets):
         name = f"core{'s' if len(cores) > 1 else ''} {format_cpus(cores)}"
-        devices.append(Device(host=host, name=name, uuid=f"{host} {name}", kind=kind, rank=rank))
+        devices.append(Device(host=host, name=name, kind=kind, is_gpu=False, rank=rank))
     return tuple(devices)
 
 
@@ -148,8 +147,8 @@ def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
     devices = []
     for rank, gpu in enumerate(gpus):
         name = f"GPU {rank if gpu.index is None else gpu.index}"
-        uuid = gpu.uuid or f"{host} {name}"
-        devices.append(Device(host=host, name=name, uuid=uuid, kind=gpu.name or "GPU", rank=rank))
+        kind = gpu.name or "GPU"
+        devices.append(Device(host=host, name=name, uuid=gpu.uuid or "", kind=kind, rank=rank))
     return tuple(devices)
 
 
@@ -159,18 +158,14 @@ def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
     Raises UserError if NVML is not installed.
     """
     failure = machine.gpu_failure
-    fix = suggest_fix(failure)
-    if machine.silent_gpus and failure is not None and failure.kind == "no library":
-        problem = describe_silent_gpus(machine.silent_gpus, failure)
-        raise UserError(f"{problem}; {fix}; --device cpu checks the cores")
-    cause = failure.describe() if failure is not None else "NVML reports no error"
-    reason = Reason(text=f"does not answer: {cause}", fix=fix)
-    devices = []
-    for address in machine.silent_gpus:
-        name = f"GPU {address}"
-        uuid = f"{host} {name}"
-        devices.append(Device(host=host, name=name, uuid=uuid, kind="GPU", rank=-1, reasons=(reason,), ran=False))
-    return tuple(devices)
+    if machine.silent_gpus and failure.kind == "no library":
+        problem = machine.describe_silent_gpus()
+        raise UserError(f"{problem}; {failure.fix}; --device cpu checks the cores")
+    reason = Reason(text=f"does not answer: {failure.describe()}", fix=failure.fix)
+    return tuple(
+        Device(host=host, name=f"GPU {address}", kind="GPU", rank=-1, reasons=(reason,), ran=False)
+        for address in machine.silent_gpus
+    )
 
 
 def to_document(health: Health) -> dict[str, object]:

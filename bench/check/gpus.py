@@ -7,14 +7,20 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from parbench.bench.check.health import Device, Reason
-from parbench.bench.machine.gpu import POWER_CAP, Gpu, GpuReport, finish_nvml, start_nvml
+from parbench.bench.machine.gpu import (
+    NO_FAILURE,
+    POWER_CAP,
+    Gpu,
+    GpuReport,
+    finish_nvml,
+    start_nvml,
+)
 from parbench.bench.machine.gpu_topics import (
     NVLINK_FIX,
     UNKNOWN,
     list_gpu_topics,
     list_slowdowns,
 )
-from parbench.bench.machine.silent_gpus import suggest_fix
 
 _BAD_TOPICS = ("memory", "pcie", "nvlink")
 # An increase of these counters of NVLink is a fault. An increase of others should be watched.
@@ -55,9 +61,9 @@ def add_gpu_facts(devices: Sequence[Device], gpus: Sequence[Gpu], report: GpuRep
         peers = [gpu for gpu in latest if gpu.name == after.name]
         link_errors = dict(Counter(after.nvlink_errors) - Counter(before.nvlink_errors))
         reasons = find_faults(after, peers, link_errors)
-        if report.failure is not None and before.uuid not in reported:
+        if report.failure != NO_FAILURE and before.uuid not in reported:
             text = f"does not answer any more: {report.failure.describe()}"
-            reasons = (*reasons, Reason(text=text, fix=suggest_fix(report.failure)))
+            reasons = (*reasons, Reason(text=text, fix=report.failure.fix))
         facts = {topic.name: topic.describe(after) or UNKNOWN for topic in list_gpu_topics(peers)}
         if link_errors:
             increases = [f"{name} +{count}" for name, count in link_errors.items()]

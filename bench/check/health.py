@@ -23,7 +23,8 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import pluralize
 
-THRESHOLDS = {"cuda": 0.05, "cpu": 0.1}  # the share that a slow device of this kind lacks
+# The share that a slow device lacks, of GPUs and of cores.
+THRESHOLDS = {True: 0.05, False: 0.1}
 CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
 _IN_ALL_REPETITIONS = f"in {MIN_REPETITIONS} of {MIN_REPETITIONS} launches"
 _VERDICTS = {ExitCode.OK: "ok", ExitCode.BAD: "bad", ExitCode.DID_NOT_RUN: "did not run"}
@@ -41,9 +42,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     value: float  # the median of the repetitions
     launches: dict[int, float]  # by repetition
     # The share of its peers' rate that it lacks, negative if it is faster.
-    under: float | None = None
+    gap: float | None = None
     mads: float | None = None  # the same in units of the variation
-    least: float | None = None  # the smallest share that would be called slower
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +60,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     name: str
-    uuid: str  # of cores the host and their numbers
+    uuid: str = ""  # of a GPU
     kind: str  # devices of the same kind are peers
+    is_gpu: bool = True
     rank: int
     rates: dict[str, Rate] = {}
     facts: dict[str, str] = {}  # of the driver, by topic
@@ -88,7 +89,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     links: tuple[Reason, ...] = ()  # pairs of devices that are slow although their devices are not
     ports: tuple[Port, ...] = ()
-    together: float | None = None  # bus bandwidth of all devices, None if there is only one
+    bus_bandwidth: float | None = None  # of all devices together, None if there is only one
     problems: tuple[str, ...] = ()  # cases without a result
     notes: tuple[str, ...] = ()  # disturbances of this host
     run: str = ""
@@ -116,9 +117,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 def add_measurements(
     devices: Sequence[Device], run: Run
 ) -> tuple[tuple[Device, ...], tuple[Reason, ...], float | None]:
-    """Return the devices with rates and wrong results, slow links, and the rate of all devices."""
+    """Return the devices with rates and wrong results, slow links, and the bus bandwidth."""
     rates = read_rates(run)
-    [together] = rates.pop("all ranks", {(): {}}).values()
+    [by_repetition] = rates.pop("all ranks", {(): {}}).values()
     wrong_results = _count_wrong_results(run)
     measured_devices = []
     for device in devices:
@@ -130,12 +131,9 @@ def add_measurements(
             reasons = (*reasons, Reason(text=text, fix=CORRUPT_FIX))
         ran = bool(device_rates) or wrong is not None
         measured_devices.append(replace(device, rates=device_rates, reasons=reasons, ran=ran))
-    total_rate = median(list(together.values())) if together else None
-    return (
-        tuple(measured_devices),
-        _find_slow_links(devices, rates.get("pairs", {}), run),
-        total_rate,
-    )
+    bus_bandwidth = median(list(by_repetition.values())) if by_repetition else None
+    links = _find_slow_links(devices, rates.get("pairs", {}), run)
+    return tuple(measured_devices), links, bus_bandwidth
 
 
 def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
@@ -194,32 +192,32 @@ def list_problems(run: Run) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def compare_with_peers(devices: Sequence[Device], kind: str) -> tuple[Device, ...]:
-    """Compare each device with all others of its model, in place of an earlier comparison.
+def compare_with_peers(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Compare each device with all others of its kind, in place of an earlier comparison.
 
-    ``kind`` is ``cuda`` or ``cpu``. The order of the devices stays.
+    The order of the devices stays.
     """
     compared = []
     for device in devices:
         reasons = tuple(reason for reason in device.reasons if not reason.is_comparison)
         compared.append(replace(device, reasons=reasons))
-    for model in {device.kind for device in devices}:
+    for kind, is_gpu in {(device.kind, device.is_gpu) for device in devices}:
         # Devices are identified by their position. Hosts may have equal names, and GPUs of several
         # hosts equal indices.
         rates: dict[str, dict[int, Mapping[int, float]]] = {}
         for position, device in enumerate(compared):
-            if device.kind == model and device.ran:
+            if device.kind == kind and device.ran:
                 for name, rate in device.rates.items():
                     rates.setdefault(name, {})[position] = rate.launches
         gaps: dict[int, dict[str, Gap]] = {}
-        for (name, position), gap in compute_gaps(rates, THRESHOLDS[kind]).items():
+        for (name, position), gap in compute_gaps(rates, THRESHOLDS[is_gpu]).items():
             gaps.setdefault(position, {})[name] = gap
         for position, own_gaps in gaps.items():
-            compared[position] = _add_gaps(compared[position], own_gaps, kind)
+            compared[position] = _add_gaps(compared[position], own_gaps)
     return tuple(compared)
 
 
-def _add_gaps(device: Device, gaps: Mapping[str, Gap], kind: str) -> Device:
+def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
     """Add the gaps to the rates, and one reason for each fix with its slow quantities.
 
     A rate that was measured alone counts only if the rate next to the other devices is not slow
@@ -228,11 +226,11 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap], kind: str) -> Device:
     rates = dict(device.rates)
     texts_by_fix: dict[str, list[str]] = {}
     for name, gap in gaps.items():
-        rates[name] = replace(rates[name], under=gap.share, mads=gap.mads, least=gap.least)
+        rates[name] = replace(rates[name], gap=gap.share, mads=gap.mads)
         gap_of_all = gaps.get(name.removesuffix(ALONE_SUFFIX))
         is_slow_anyway = name.endswith(ALONE_SUFFIX) and gap_of_all is not None and gap_of_all.is_under
         if gap.is_under and not is_slow_anyway:
-            texts = texts_by_fix.setdefault(find_fix(name, kind), [])
+            texts = texts_by_fix.setdefault(find_fix(name, is_gpu=device.is_gpu), [])
             peers = "" if texts else " under its peers"
             texts.append(f"{100 * gap.share:.0f} %{peers} in {name} ({gap.mads:.1f} MADs)")
     reasons = [
@@ -249,30 +247,22 @@ def _find_slow_links(
 
     A device all of whose pairs are slow is slow itself, which its own rate shows.
     """
-    slow = _compare_pairs(pairs, run)
-    num_peers = len(devices) - 1
-    counts = Counter(rank for pair in slow for rank in pair)
-    name_by_rank = {device.rank: device.name for device in devices}
-    reasons = []
-    for pair, text in slow.items():
-        if num_peers < 2 or all(counts[rank] < num_peers for rank in pair):
-            first, second = (name_by_rank[rank] for rank in pair)
-            reasons.append(Reason(text=f"{first} - {second}: {text}", fix=LINK_FIX))
-    return tuple(reasons)
-
-
-def _compare_pairs(pairs: Mapping[Ranks, Mapping[int, float]], run: Run) -> dict[Ranks, str]:
-    """Return the slow pairs of ranks, each with the text of its reason."""
     connections = (run.info.environment or {}).get("locality") or {}
     by_connection: dict[str, dict[Ranks, Mapping[int, float]]] = {}
     for pair, by_repetition in pairs.items():
         connection = connections.get("{}-{}".format(*pair)) or ""
         by_connection.setdefault(connection, {})[pair] = by_repetition
-    slow = {}
-    gaps = compute_gaps(by_connection, THRESHOLDS[run.info.plan.device])
-    for (connection, pair), gap in gaps.items():
-        if gap.is_under:
+    gaps = compute_gaps(by_connection, THRESHOLDS[devices[0].is_gpu])
+    slow = {key: gap for key, gap in gaps.items() if gap.is_under}
+    num_peers = len(devices) - 1
+    counts = Counter(rank for _, pair in slow for rank in pair)
+    name_by_rank = {device.rank: device.name for device in devices}
+    reasons = []
+    for (connection, pair), gap in slow.items():
+        if num_peers < 2 or all(counts[rank] < num_peers for rank in pair):
+            link = " - ".join(name_by_rank[rank] for rank in pair)
             peers = f"its peers with {connection}" if connection else "its peers"
             share = f"{100 * gap.share:.0f} % under {peers}"
-            slow[pair] = f"{share}, {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
-    return slow
+            text = f"{link}: {share}, {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
+            reasons.append(Reason(text=text, fix=LINK_FIX))
+    return tuple(reasons)

@@ -34,7 +34,8 @@ class HostResult(msgspec.Struct, frozen=True, kw_only=True):
 def parse_hosts(text: str) -> tuple[str, ...]:
     """Return the hosts of ``a,b``, or of a file with one a line.
 
-    In the hostfiles of MPI libraries the number of ranks follows: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH.
+    In the hostfiles of MPI libraries the number of ranks follows: ``n1 slots=8`` of Open MPI,
+    ``n1:8`` of MPICH.
     """
     # A long list is too long for the name of a file.
     is_file = "," not in text and Path(text).is_file()
@@ -47,10 +48,10 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 def _read_hostfile(path: str) -> list[str]:
     hosts = []
     for line in read_text(path, f"--hosts {path}").splitlines():
-        words = line.partition("#")[0].split()
-        if words:
-            match = _MPICH_HOST.fullmatch(words[0])
-            hosts.append(match[1] if match else words[0])
+        content = line.partition("#")[0]
+        for name in content.split()[:1]:
+            match = _MPICH_HOST.fullmatch(name)
+            hosts.append(match[1] if match else name)
     return hosts
 
 
@@ -102,20 +103,18 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
 
     Emulated hosts share one machine and are left as they are.
     """
-    by_kind: dict[str, list[Device]] = {}
-    for health in (result.health for result in results):
-        if health is not None and not health.emulated:
-            by_kind.setdefault(health.device, []).extend(health.devices)
-    compared = {kind: iter(compare_with_peers(by_kind[kind], kind)) for kind in by_kind}
+    devices: list[Device] = []
+    for result in results:
+        if result.health is not None and not result.health.emulated:
+            # The name by which a host was reached is unique. Its own name may be another's too.
+            devices += [replace(device, host=result.host) for device in result.health.devices]
+    compared = iter(compare_with_peers(devices))
     new_results = []
     for result in results:
         health = result.health
         if health is not None and not health.emulated:
-            # The name by which a host was reached is unique. Its own name may be another's too.
-            devices = [
-                replace(device, host=result.host) for device in islice(compared[health.device], len(health.devices))
-            ]
-            health = replace(health, devices=tuple(devices))
+            devices_of_host = tuple(islice(compared, len(health.devices)))
+            health = replace(health, devices=devices_of_host)
         new_results.append(replace(result, health=health))
     return tuple(new_results)
 

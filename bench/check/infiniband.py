@@ -70,7 +70,7 @@ def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ..
     A port that is disabled is not in use, nor is one whose board has no active port.
     """
     earlier_errors = {port.name: port.errors for port in before}
-    judged = []
+    judged_ports = []
     for port in after:
         faults = _list_faults(port, after)
         # A counter without an earlier value has not increased.
@@ -79,8 +79,8 @@ def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ..
         is_bad = bool(faults) or "link_downed" in increases
         faults += [f"{count} more {name} meanwhile" for name, count in increases.items()]
         fix = _FIX if faults else ""
-        judged.append(replace(port, faults=", ".join(faults), is_bad=is_bad, fix=fix))
-    return tuple(judged)
+        judged_ports.append(replace(port, faults=", ".join(faults), is_bad=is_bad, fix=fix))
+    return tuple(judged_ports)
 
 
 def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:

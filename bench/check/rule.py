@@ -1,13 +1,14 @@
 """Robust statistics that find devices which are slower than their peers. Pure.
 
-The level of a device in a repetition is the logarithm of its rate over the median rate of its peers in the same
-repetition. So a disturbance that slows all devices of a repetition has no effect. A device is slower than its peers if
-its median level is lower by more than a threshold, and by more than four times the variation among its peers and among
-its own repetitions. Then it is slower in every repetition, because none of n values is farther from their mean than
-(n - 1) / sqrt(n) standard deviations (Samuelson's inequality).
+The level of a device in a repetition is the logarithm of its rate over the median rate of its peers
+in the same repetition. So a disturbance that slows all devices of a repetition has no effect. A
+device is slower than its peers if its median level is lower by more than a threshold, and by more
+than four times the variation among its peers and among its own repetitions. Then it is slower in
+every repetition, because none of n values is farther from their mean than (n - 1) / sqrt(n)
+standard deviations (Samuelson's inequality).
 
-A device with fewer than three repetitions is not compared, and is not a peer. So it keeps no other device from
-comparison, and the peers of a device are the same in each repetition.
+A device with fewer than three repetitions is not compared, and is not a peer. So it keeps no other
+device from comparison, and the peers of a device are the same in each repetition.
 """
 
 import math
@@ -34,7 +35,6 @@ class Gap:
 
     share: float  # of the peers' rate that the device lacks, negative if it is faster
     mads: float  # the same in units of the variation
-    least: float  # the smallest share that would be called slower
     is_under: bool  # whether the device is slower than its peers
 
 
@@ -49,7 +49,7 @@ def compute_gaps(
     levels: dict[tuple[str, D], Table] = {}
     peer_variations: dict[tuple[str, D], float] = {}
     for name, rates in quantities.items():
-        devices = [device for device, own in rates.items() if len(own) >= MIN_REPETITIONS]
+        devices = [device for device, by_repetition in rates.items() if len(by_repetition) >= MIN_REPETITIONS]
         repetitions = sorted({repetition for device in devices for repetition in rates[device]})
         table = np.array([[rates[device][r] for r in repetitions] for device in devices])
         for row, device in enumerate(devices):
@@ -67,12 +67,11 @@ def compute_gaps(
 
 
 def _make_gap(level: float, variation: float, threshold: float) -> Gap:
-    needed = max(-math.log1p(-threshold), MADS * variation)
+    limit = max(-math.log1p(-threshold), MADS * variation)
     return Gap(
         share=-math.expm1(level),
         mads=-level / variation,
-        least=-math.expm1(-needed),
-        is_under=-level > needed,
+        is_under=-level > limit,
     )
 
 

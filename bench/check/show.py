@@ -20,8 +20,8 @@ def render(health: Health) -> str:
         parts.append(f"driver {health.driver}")
     parts.append(format_duration(health.seconds))
     lines = [" · ".join(parts), *render_devices(health.devices)]
-    if health.together is not None:
-        lines.append(f"all devices at once: all_reduce {health.together / _GIGA:.3g} GB/s (bus)")
+    if health.bus_bandwidth is not None:
+        lines.append(f"all devices at once: all_reduce {health.bus_bandwidth / _GIGA:.3g} GB/s (bus)")
     if health.ports:
         num_good = sum(not port.faults for port in health.ports)
         ports = pluralize(len(health.ports), "InfiniBand port")
@@ -100,4 +100,4 @@ def _format_rate(rate: Rate | None, scale: float) -> str:
     if rate is None:
         return "-"
     value = f"{rate.value / scale:.3g}"
-    return value if rate.under is None else f"{value} {-100 * rate.under:+.0f} %"
+    return value if rate.gap is None else f"{value} {-100 * rate.gap:+.0f} %"

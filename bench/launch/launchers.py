@@ -21,8 +21,8 @@ from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.mailbox import FolderMailbox, Mailbox
 from parbench.bench.launch.messages import Hello
 from parbench.bench.launch.processes import describe_exit, die_with_parent, process_space
-from parbench.bench.machine.environment import interface_of
-from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, srun_words
+from parbench.bench.machine.environment import find_interface
+from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, build_srun_command
 from parbench.bench.text import get_last_line
 
 FOLDER_VARIABLE = "PARBENCH_FOLDER"
@@ -319,7 +319,7 @@ def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nod
     if nodelist:
         options.append(f"--nodelist={nodelist}")
     options += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log"]
-    return [*srun_words(environ, *options), sys.executable, "-m", WORKER]
+    return [*build_srun_command(environ, *options), sys.executable, "-m", WORKER]
 
 
 def parse_exit_codes(text: str) -> dict[int, int]:
@@ -363,5 +363,5 @@ def loopback_variables() -> dict[str, str]:
 
     By host name gloo may choose an interface that is not up.
     """
-    loopback = interface_of("127.0.0.1")
+    loopback = find_interface("127.0.0.1")
     return {} if loopback is None else {INTERFACE_VARIABLE: loopback}

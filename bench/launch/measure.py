@@ -21,9 +21,9 @@ from parbench.bench.launch.processes import terminated_as_interrupted
 from parbench.bench.launch.recorder import FAILED_STATUSES, Recorder
 from parbench.bench.machine.doctor import examine_here
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
-from parbench.bench.machine.machine import package_version
+from parbench.bench.machine.machine import find_package_version
 from parbench.bench.machine.mpi import variables_of_mpi
-from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, machine_of_ranks
+from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, inspect_rank_machine
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
@@ -139,7 +139,7 @@ def run_options(
         plan = plan_run(options, modules, joined)
         if budgets is not None:
             read_budgets(budgets, plan.cases, plan.skipped)
-        path, info = create_run(out, plan, package_version("parbench") or "-")
+        path, info = create_run(out, plan, find_package_version("parbench") or "-")
         run = Run(path=path, info=info, records=())
         return _drive(run, joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus)
     if joined is not None:
@@ -276,7 +276,7 @@ def choose_launcher(
         return launcher.start_ranks
     allocation = None if layout is None else Allocation.find(os.environ)
     ranks_per_node = plan.nproc if layout is None else layout.ntasks_per_node
-    threads = machine_of_ranks(os.environ, allocation).cores // ranks_per_node
+    threads = inspect_rank_machine(os.environ, allocation).cores // ranks_per_node
     defaults = {"OMP_NUM_THREADS": str(max(1, threads))}
     if layout is None:
         defaults |= loopback_variables()

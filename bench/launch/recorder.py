@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.messages import Hello, Outcome, Work
 from parbench.bench.launch.placement import describe_hosts, find_misplacements
-from parbench.bench.machine.environment import difference, hoist, relations
+from parbench.bench.machine.environment import describe_relations, difference, split_environments
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus
 from parbench.bench.machine.gpu_inventory import GpuInventory
 from parbench.bench.plan.cases import Case
@@ -61,12 +61,12 @@ class Recorder:
 
     def store_environment(self, hellos: Sequence[Hello]) -> None:
         """Store what all ranks share in run.json, and what differs from it for the records to come."""
-        common, differences = hoist(self._gpus.add_facts([hello.environment for hello in hellos]))
+        common, differences = split_environments(self._gpus.add_facts([hello.environment for hello in hellos]))
         for group, facts in self._facts.items():
             common[group] = {**common.get(group, {}), **facts}
         places = [hello.place for hello in hellos if hello.place is not None]
         if len(places) == len(hellos):
-            common["locality"] = relations(places, self._gpus.links)
+            common["locality"] = describe_relations(places, self._gpus.links)
             common |= describe_hosts(hellos)
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)

@@ -23,7 +23,6 @@ from parbench.bench.machine.gpu_topics import (
 )
 from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
 from parbench.bench.machine.machine import Machine, inspect_machine, try_call
-from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.machine.world_spec import (
     WorldSpec,
     choose_world,
@@ -88,7 +87,7 @@ def examine_here(
     environment = capture(environ)
     environment[VOLATILE] |= {**sample_load(), "has_nvml": gpus and has_library(environ)}
     if not gpus:
-        machine = replace(machine, gpus=(), silent_gpus=(), gpu_failure=None, driver_cuda_version=None)
+        machine = replace(machine, gpus=(), silent_gpus=(), driver_cuda_version=None)
     return examine(machine, environment)
 
 
@@ -232,8 +231,8 @@ def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Finding]:
     """Return the findings about GPUs; without a GPU only if one is expected."""
     findings = []
     if machine.silent_gpus:
-        facts = describe_silent_gpus(machine.silent_gpus, machine.gpu_failure)
-        findings.append(_make_finding("gpus", facts, True, suggest_fix(machine.gpu_failure)))
+        facts = machine.describe_silent_gpus()
+        findings.append(_make_finding("gpus", facts, True, machine.gpu_failure.fix))
     elif has_nvml and not machine.gpus:
         facts = "NVML is installed, and no GPU is visible"
         findings.append(_make_finding("gpu driver", facts, True, DRIVER_FIX))
@@ -250,8 +249,8 @@ def _examine_cuda_version(machine: Machine) -> Finding:
     old_driver = find_old_driver(machine)
     if old_driver:
         return _make_finding("gpu cuda", old_driver, True, suggest_driver(machine))
-    supported = machine.driver_cuda_version
-    facts = f"driver supports CUDA up to {supported}, torch is built for CUDA {machine.torch_cuda_version}"
+    driver = f"driver supports CUDA up to {machine.driver_cuda_version}"
+    facts = f"{driver}, torch is built for CUDA {machine.torch_cuda_version}"
     return Finding(topic="gpu cuda", facts=facts)
 
 
@@ -261,9 +260,7 @@ def _examine_topic(topic: GpuTopic, gpus: Sequence[Gpu]) -> Finding:
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index
         indices.setdefault(topic.describe(gpu) or UNKNOWN, []).append(index)
-    [facts, *others] = indices
-    if others:
-        parts = [f"GPU {format_cpus(numbers)}: {facts}" for facts, numbers in indices.items()]
-        facts = "; ".join(parts)
+    parts = [f"GPU {format_cpus(numbers)}: {facts}" for facts, numbers in indices.items()]
+    facts = "; ".join(parts) if len(indices) > 1 else next(iter(indices))
     is_disturbing = any(topic.is_disturbing(gpu) for gpu in gpus)
     return _make_finding(f"gpu {topic.name}", facts, is_disturbing, topic.fix)

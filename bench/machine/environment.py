@@ -17,9 +17,9 @@ import psutil
 
 from parbench.bench.machine.gpu import Links
 from parbench.bench.machine.machine import (
-    affinity,
-    available_cores,
-    package_version,
+    count_available_cores,
+    find_package_version,
+    get_affinity,
     parse_count,
     read_text,
     try_call,
@@ -30,10 +30,11 @@ DISTURBANCES = "disturbances"  # in this group: the doctor's findings at the sta
 EMULATED_VARIABLE = "PARBENCH_EMULATED"
 
 _RECORDED_VARIABLES = re.compile(
-    r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)"
-    r"|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS"
+    r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS"
     r"|SLURM_(CLUSTER_NAME|JOB_(ID|NODELIST|NUM_NODES|PARTITION)|NNODES|NTASKS(_PER_NODE)?"
-    r"|TASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND|DISTRIBUTION|GPUS_ON_NODE|RESTART_COUNT|TOPOLOGY_ADDR(_PATTERN)?)"
+    r"|TASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND|DISTRIBUTION|GPUS_ON_NODE|RESTART_COUNT"
+    r"|TOPOLOGY_ADDR(_PATTERN)?)"
 )
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 _SECRET_URL = re.compile(r"://\S*(@|[?&;][^=\s]*(token|key|secret|pass)[^=\s]*=)", re.IGNORECASE)
@@ -47,18 +48,18 @@ def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, 
 
     ``root`` holds the ``proc`` and ``sys`` to read.
     """
-    address = host_address()
-    variables = recorded_variables(environ)
+    address = find_host_address()
+    variables = select_recorded_variables(environ)
     load = try_call(os.getloadavg)
-    versions = {name: package_version(name) for name in ("torch", "numpy", "parbench")}
+    versions = {name: find_package_version(name) for name in ("torch", "numpy", "parbench")}
     return {
         "host": _capture_host(root, address),
         "versions": {"python": platform.python_version(), **versions},
         "variables": variables,
         "process": {
-            "cores": available_cores(root),
-            "affinity": format_cpus(affinity()),
-            "interface": variables.get("GLOO_SOCKET_IFNAME") or interface_of(address),
+            "cores": count_available_cores(root),
+            "affinity": format_cpus(get_affinity()),
+            "interface": variables.get("GLOO_SOCKET_IFNAME") or find_interface(address),
         },
         # The number of processes that run or wait for a core.
         VOLATILE: {"one_minute": None if load is None else round(load[0], 2)},
@@ -87,11 +88,11 @@ def _capture_host(root: Path, address: str | None) -> dict[str, Any]:
 def _read_governors(root: Path) -> str | None:
     """Return the frequency governors of this process's CPUs."""
     cpu_folder = root / _SYSTEM / "cpu"
-    governors = {read_text(cpu_folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in affinity()}
+    governors = {read_text(cpu_folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in get_affinity()}
     return ",".join(sorted(governor for governor in governors if governor)) or None
 
 
-def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
+def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a run records, without secrets."""
     variables = {}
     for name, value in sorted(environ.items()):
@@ -102,7 +103,7 @@ def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def host_address() -> str | None:
+def find_host_address() -> str | None:
     """Return the address that the host name resolves to, as gloo looks it up.
 
     None if it does not resolve.
@@ -115,7 +116,7 @@ def host_address() -> str | None:
     return str(addresses[0][4][0])
 
 
-def interface_of(address: str | None) -> str | None:
+def find_interface(address: str | None) -> str | None:
     """Return the network interface that has this address."""
     # All of 127/8 belongs to the loopback interface, though only 127.0.0.1 is listed.
     listed_address = "127.0.0.1" if address and address.startswith("127.") else address
@@ -129,11 +130,11 @@ def format_cpus(cpus: Iterable[int]) -> str:
     """Return CPU numbers as Linux writes them: ``0-3,8``."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
+        if ranges and cpu == ranges[-1][-1] + 1:
+            ranges[-1].append(cpu)
         else:
-            ranges.append([cpu, cpu])
-    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
+            ranges.append([cpu])
+    return ",".join(f"{cpus[0]}-{cpus[-1]}" if len(cpus) > 1 else str(cpus[0]) for cpus in ranges)
 
 
 def parse_cpus(text: str) -> frozenset[int]:
@@ -141,8 +142,8 @@ def parse_cpus(text: str) -> frozenset[int]:
     cpus: set[int] = set()
     for part in text.split(","):
         if part:
-            first, _, last = part.partition("-")
-            cpus |= set(range(int(first), int(last or first) + 1))
+            first_cpu, _, last_cpu = part.partition("-")
+            cpus |= set(range(int(first_cpu), int(last_cpu or first_cpu) + 1))
     return frozenset(cpus)
 
 
@@ -169,7 +170,7 @@ def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return groups
 
 
-def hoist(
+def split_environments(
     environments: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Split the environments of ranks into shared values and the other values of each rank."""
@@ -217,8 +218,8 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     switches: str | None = None  # Slurm's path of switches: spine.leaf1.n1
 
 
-def rank_place(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
-    cpus = affinity()
+def locate_rank(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
+    cpus = get_affinity()
     nodes = [node for node, node_cpus in _read_numa_nodes(root).items() if cpus & node_cpus]
     return RankPlace(
         host=host,
@@ -239,7 +240,7 @@ def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
     return nodes
 
 
-def core_groups(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
+def group_cores(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
     """Divide the CPUs of this process into ``count`` groups of almost equal size.
 
     CPUs of a NUMA node, and of a physical core, are in the same group or in neighboring groups.
@@ -252,21 +253,21 @@ def core_groups(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
         core = parse_count(read_text(topology / "core_id")) or 0
         return node_by_cpu.get(cpu, 0), package, core, cpu
 
-    cpus = sorted(affinity(), key=get_position)
+    cpus = sorted(get_affinity(), key=get_position)
     count = min(count, len(cpus))
     bounds = [len(cpus) * number // count for number in range(count + 1)]
-    return tuple(tuple(sorted(cpus[first:end])) for first, end in pairwise(bounds))
+    return tuple(tuple(sorted(cpus[start:stop])) for start, stop in pairwise(bounds))
 
 
-def relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
+def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
     """Return the relation of each pair of ranks, as ``0-1``; nothing for more than 64 ranks."""
     if len(places) > _MAX_RELATED_RANKS:
         return {}
-    return {f"{a}-{b}": relation(places[a], places[b], links) for a, b in combinations(range(len(places)), 2)}
+    return {f"{a}-{b}": describe_relation(places[a], places[b], links) for a, b in combinations(range(len(places)), 2)}
 
 
-def relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
-    """Return how near two ranks are; None if it is unknown."""
+def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
+    """Return the relation of two ranks, such as ``same NUMA node``; None if it is unknown."""
     # As in NCCL: containers of one host may have several names, and hosts may have equal names.
     if (a.host, a.boot_id) != (b.host, b.boot_id):
         # The last part of a path is the node itself.

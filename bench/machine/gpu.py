@@ -1,6 +1,7 @@
 """GPUs of this host and their links, as NVIDIA's driver reports them through NVML.
 
-NVML can block inside a broken driver. So a child process (``nvml.py``) calls it, within a time limit.
+NVML can block inside a broken driver. So a child process (``nvml.py``) calls it, within a time
+limit.
 """
 
 import ctypes
@@ -94,7 +95,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why NVML does not report all GPUs of this host."""
 
-    kind: Literal["no library", "error", "hang"]
+    kind: Literal["no error", "no library", "error", "hang"] = "no error"
     text: str = ""  # the error's message
 
     def describe(self) -> str:
@@ -103,7 +104,18 @@ class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
             return f"NVML ({LIBRARY}) is not installed"
         if self.kind == "hang":
             return f"NVML did not answer within {self.text}"
-        return f"NVML reported {self.text!r}"
+        if self.kind == "error":
+            return f"NVML reported {self.text!r}"
+        return "NVML reports no error"
+
+    @property
+    def fix(self) -> str:
+        if self.kind == "no library":
+            return "install NVIDIA's driver libraries (containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+        return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
+
+
+NO_FAILURE = GpuFailure()
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,14 +124,14 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()  # without GPUs that belong to others or do not answer
     links: tuple[tuple[str, str, str], ...] = ()  # two UUIDs and their connection
     cuda_version: str | None = None  # the newest CUDA that the driver supports, with cuda-compat
-    failure: GpuFailure | None = None
+    failure: GpuFailure = NO_FAILURE
 
     def links_by_pair(self) -> Links:
         return {frozenset((first, second)): connection for first, second, connection in self.links}
 
 
 def has_library(environ: Mapping[str, str]) -> bool:
-    """Return whether NVML is installed. Loading it does not call the driver."""
+    """Return True if NVML is installed. Loading it does not call the driver."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(":")
     if any(folder and Path(folder, LIBRARY).exists() for folder in folders):
         return True
@@ -210,17 +222,17 @@ def split_visible_devices(variable: str) -> list[str]:
 
 
 def is_entry_for(entry: str, index: int | None, uuid: str | None) -> bool:
-    """Return whether an entry of ``CUDA_VISIBLE_DEVICES`` selects this GPU."""
+    """Return True if an entry of ``CUDA_VISIBLE_DEVICES`` selects this GPU."""
     if entry.startswith("GPU-"):
         return uuid is not None and uuid.startswith(entry)
     return entry == str(index)
 
 
-def local_gpu_index(environ: Mapping[str, str], count: int) -> int:
-    """Return which of ``count`` GPUs this rank uses: ranks beyond the number of GPUs share them."""
+def choose_gpu_index(environ: Mapping[str, str], count: int) -> int:
+    """Return the index of this rank's GPU among ``count``; further ranks share them."""
     if count == 0:
         raise UserError(
-            "torch finds no GPU in this rank (torch.cuda.device_count() is 0): see nvidia-smi, CUDA_VISIBLE_DEVICES "
-            "and parbench doctor on this host; --device cpu measures the cores"
+            "torch finds no GPU in this rank (torch.cuda.device_count() is 0): see nvidia-smi, "
+            "CUDA_VISIBLE_DEVICES and parbench doctor on this host; --device cpu measures the cores"
         )
     return int(environ.get("LOCAL_RANK", "0")) % count

@@ -12,8 +12,15 @@ from typing import TypeVar
 
 import psutil
 
-from parbench.bench.machine.gpu import Gpu, GpuFailure, inspect_gpus, select_visible
+from parbench.bench.machine.gpu import (
+    NO_FAILURE,
+    Gpu,
+    GpuFailure,
+    inspect_gpus,
+    select_visible,
+)
 from parbench.bench.machine.silent_gpus import find_silent_gpus
+from parbench.bench.text import format_list
 
 SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 _CPU_QUOTA_FILES = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # of cgroups v1
@@ -34,13 +41,24 @@ class Machine:
     memory_bytes: int | None = None  # that it may use
     gpus: tuple[Gpu, ...] = ()  # that CUDA_VISIBLE_DEVICES selects
     silent_gpus: tuple[str, ...] = ()  # PCI addresses of GPUs that do not answer
-    gpu_failure: GpuFailure | None = None  # NVML's error, if there are silent GPUs
+    gpu_failure: GpuFailure = NO_FAILURE  # the reason for silent GPUs
     torch_version: str | None = None
     torch_has_cuda: bool | None = None
     torch_cuda_version: str | None = None  # that torch is built for
     driver_cuda_version: str | None = None  # the newest that the driver supports
     nccl_version: str | None = None  # of the package that torch depends on
     may_share_gpus: bool = False  # NCCL_MULTI_RANK_GPU_ENABLE is set: several NCCL ranks on a GPU
+
+    def describe_silent_gpus(self) -> str:
+        """Return a sentence that names the GPUs that do not answer, empty if all answer."""
+        if not self.silent_gpus:
+            return ""
+        is_single = len(self.silent_gpus) == 1
+        names = f"GPU{'' if is_single else 's'} {format_list(self.silent_gpus, 'and')}"
+        verb = "does not answer" if is_single else "do not answer"
+        if self.gpu_failure.kind == "no library":
+            verb = "cannot be examined"
+        return f"{names} {verb}: {self.gpu_failure.describe()}"
 
 
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
@@ -53,14 +71,14 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
     silent_gpus = find_silent_gpus(environ, report, root)
     has_cuda, cuda_version = _read_cuda_of_torch()
     return Machine(
-        cores=available_cores(),
+        cores=count_available_cores(),
         host_cores=psutil.cpu_count(),
         physical_cores=psutil.cpu_count(logical=False),
         memory_bytes=available_memory_bytes(),
         gpus=visible_gpus,
         silent_gpus=silent_gpus,
-        gpu_failure=report.failure if silent_gpus else None,
-        torch_version=package_version("torch"),
+        gpu_failure=report.failure,
+        torch_version=find_package_version("torch"),
         torch_has_cuda=has_cuda,
         torch_cuda_version=cuda_version,
         driver_cuda_version=report.cuda_version if visible_gpus and cuda_version else None,
@@ -70,7 +88,7 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
 
 
 def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
-    """Return whether torch is built with CUDA and its version, from torch's file of versions.
+    """Return True if torch is built with CUDA, and its version, from torch's file of versions.
 
     None is unknown.
     """
@@ -89,7 +107,7 @@ def _find_nccl_version(environ: Mapping[str, str]) -> str | None:
     """
     if "nccl" in environ.get("LD_PRELOAD", ""):
         return None
-    return package_version("nvidia-nccl-cu13") or package_version("nvidia-nccl-cu12")
+    return find_package_version("nvidia-nccl-cu13") or find_package_version("nvidia-nccl-cu12")
 
 
 def try_call(function: Callable[[], _T]) -> _T | None:
@@ -100,7 +118,7 @@ def try_call(function: Callable[[], _T]) -> _T | None:
         return None
 
 
-def package_version(name: str) -> str | None:
+def find_package_version(name: str) -> str | None:
     return try_call(lambda: importlib.metadata.version(name))
 
 
@@ -115,19 +133,19 @@ def parse_count(text: str | None) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
-def affinity(pid: int = 0) -> frozenset[int]:
+def get_affinity(pid: int = 0) -> frozenset[int]:
     """Return the CPUs that a process may be scheduled on, all if the system has no affinity."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(pid))
     return frozenset(range(os.cpu_count() or 1))
 
 
-def available_cores(root: Path = Path("/"), pid: int = 0) -> int:
+def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:
     """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``.
 
     At least 1.
     """
-    limits: list[float] = [len(affinity(pid))]
+    limits: list[float] = [len(get_affinity(pid))]
     for folder in _list_cgroups(root, "cpu"):
         limit = read_text(folder / "cpu.max")
         values = limit.split() if limit else [read_text(folder / name) for name in _CPU_QUOTA_FILES]

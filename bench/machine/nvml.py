@@ -17,7 +17,7 @@ import msgspec
 import pynvml  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
-from parbench.bench.machine.gpu import IDLE, POWER_CAP, Gpu, GpuFailure, GpuReport
+from parbench.bench.machine.gpu import IDLE, NO_FAILURE, POWER_CAP, Gpu, GpuFailure, GpuReport
 
 WATCH_SECONDS = 1.0
 _CLOCK_REASONS = {
@@ -31,8 +31,8 @@ _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "hardware power brake",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clock setting",
 }
-# Error counters of one NVLink, by the names that nvidia-smi prints. Left out are those that increase
-# on good links: codewords without errors, corrected bits and successful recoveries.
+# Error counters of one NVLink, by the names that nvidia-smi prints. Left out are those that
+# increase on good links: codewords without errors, corrected bits and successful recoveries.
 _LINK_COUNTERS = {
     "replay errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
     "recovery errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
@@ -112,7 +112,7 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
 def make_report(*, has_details: bool) -> GpuReport:
     gpus = []
     handles = []
-    failure = None
+    failure = NO_FAILURE
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -201,7 +201,7 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
 
 
 def _to_bool(mode: Any) -> bool | None:
-    """Return whether a mode is on; of a current and a pending mode the current one counts."""
+    """Return True if a mode is on; of a current and a pending mode the current one counts."""
     if isinstance(mode, list):
         mode = mode[0]
     return None if mode is None else bool(mode)

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parbench.bench.machine.gpu import (
-    GpuFailure,
     GpuReport,
     is_entry_for,
-    select_visible,
     split_visible_devices,
 )
-from parbench.bench.text import format_list
 
 _NVIDIA_VENDOR = "0x10de"
 _COMPUTE_CLASS = "0x0302"  # a 3D controller, which drives no display
@@ -38,21 +35,28 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path =
     nodes of its own. So a GPU without a node belongs to others. GPUs that ``CUDA_VISIBLE_DEVICES``
     or the administrator excludes do not count.
     """
-    if _is_satisfied(environ, report):
-        return ()
+    variable = environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable):
+        return ()  # It hides all GPUs.
     driver_folder = root / "proc/driver/nvidia"
     kernel_gpus = _read_kernel_gpus(driver_folder)
     excluded = {gpu.minor for gpu in kernel_gpus if gpu.is_excluded}
     minors = [minor for minor in _list_openable_minors(root) if minor not in excluded]
     if not minors:
         return _find_without_nodes(report, kernel_gpus, driver_folder, root)
-    own = [gpu for gpu in kernel_gpus if gpu.minor in minors]
-    # A sandbox has device nodes, but not the kernel's files.
-    own = own or [KernelGpu(address=f"/dev/nvidia{minor}", minor=minor) for minor in minors]
-    answering = {str(gpu.minor) for gpu in report.gpus}
-    visible = [gpu for index, gpu in enumerate(own) if _is_visible(environ, index, gpu.uuid)]
+    candidates = [gpu for gpu in kernel_gpus if gpu.minor in minors]
+    if not candidates:
+        # A sandbox has device nodes, but not the kernel's files.
+        for minor in minors:
+            candidates.append(KernelGpu(address=f"/dev/nvidia{minor}", minor=minor))
+    answering = {str(gpu.minor) for gpu in report.gpus if gpu.minor is not None}
+    if len(answering) < len(report.gpus):
+        return ()  # The nodes of the GPUs that answer are unknown.
+    visible = [gpu for index, gpu in enumerate(candidates) if _is_visible(environ, index, gpu.uuid)]
     silent = tuple(gpu.address for gpu in visible if gpu.minor not in answering)
-    return silent or _list_unclaimed(report, root)
+    if silent or variable is not None:
+        return silent
+    return _list_unclaimed(report, root)
 
 
 def _find_without_nodes(
@@ -62,30 +66,13 @@ def _find_without_nodes(
 
     A container without GPUs has no nodes either.
     """
-    if report.gpus or report.failure is None:
+    if report.gpus:
         return ()
     has_no_driver = report.failure.kind == "error" and not driver_folder.exists()
     if report.failure.kind == "hang" or has_no_driver:
         addresses = tuple(gpu.address for gpu in kernel_gpus if not gpu.is_excluded)
         return addresses or tuple(_list_pci_devices(root, _GPU_CLASSES))
     return ()
-
-
-def describe_silent_gpus(addresses: Sequence[str], failure: GpuFailure | None) -> str:
-    """Return a sentence that names these GPUs and NVML's message."""
-    noun, verb = ("GPU", "does") if len(addresses) == 1 else ("GPUs", "do")
-    names = f"{noun} {format_list(addresses, 'and')}"
-    if failure is None:
-        return f"{names} {verb} not answer: NVML reports no error"
-    if failure.kind == "no library":
-        return f"{names} cannot be examined: {failure.describe()}"
-    return f"{names} {verb} not answer: {failure.describe()}"
-
-
-def suggest_fix(failure: GpuFailure | None) -> str:
-    if failure is not None and failure.kind == "no library":
-        return "install NVIDIA's driver libraries (containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
-    return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
 
 
 def _read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
@@ -102,16 +89,6 @@ def _read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
         )
         gpus.append(gpu)
     return gpus
-
-
-def _is_satisfied(environ: Mapping[str, str], report: GpuReport) -> bool:
-    """Return whether ``CUDA_VISIBLE_DEVICES`` hides all GPUs, or names only GPUs that answer."""
-    variable = environ.get("CUDA_VISIBLE_DEVICES")
-    if variable is None:
-        return False
-    names_gpu = re.match(r"\s*(\d|GPU-|MIG-)", variable)
-    num_visible = len(select_visible(report.gpus, environ))
-    return names_gpu is None or num_visible == len(split_visible_devices(variable))
 
 
 def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from parbench.bench.limits import Ranks
-from parbench.bench.machine.environment import host_address
+from parbench.bench.machine.environment import find_host_address
 from parbench.bench.machine.machine import Machine, inspect_machine, parse_count
 from parbench.bench.machine.world_spec import check_known
 from parbench.bench.text import UserError, get_last_line
@@ -73,7 +73,7 @@ def check_srun() -> None:
         raise UserError("--launcher srun: srun is not in the PATH; load Slurm's module, or leave out --launcher")
 
 
-def srun_words(environ: Mapping[str, str], *options: str) -> list[str]:
+def build_srun_command(environ: Mapping[str, str], *options: str) -> list[str]:
     """Return the command of a job step that shares its nodes with others.
 
     The last options are those of the site or the sweep, for example for a container. The variable
@@ -95,7 +95,8 @@ def choose_layout(
     if num_nodes < 1:
         raise UserError(f"--nodes {num_nodes}: at least 1 is needed")
     if num_nodes > allocation.nodes:
-        raise UserError(f"--nodes {num_nodes}: job {allocation.job} has {allocation.nodes} ({allocation.nodelist})")
+        available = f"{allocation.nodes} ({allocation.nodelist})"
+        raise UserError(f"--nodes {num_nodes}: job {allocation.job} has {available}")
     if num_nodes * ntasks_per_node < 2:
         raise UserError("needs at least 2 ranks, and this is one node with one: use --nodes 2 or --ntasks-per-node 2")
     check_known("--distribution", distribution, ("block", "cyclic"))
@@ -106,7 +107,7 @@ def choose_layout(
     )
 
 
-def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
+def inspect_rank_machine(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
     """Return the machine of the ranks: a node of the allocation, or this host without one.
 
     Raises UserError if no node answers.
@@ -120,8 +121,8 @@ def machine_of_ranks(environ: Mapping[str, str], allocation: Allocation | None) 
             return machine
         problem = machine
     raise UserError(
-        f"--launcher srun: this host is not a node of job {allocation.job}, and srun did not report what its nodes "
-        f"have: {problem}; start parbench in an sbatch script, or on a node"
+        f"--launcher srun: this host is not a node of job {allocation.job}, and srun did not report "
+        f"what its nodes have: {problem}; start parbench in an sbatch script, or on a node"
     )
 
 
@@ -135,7 +136,7 @@ def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
         "--cpu-bind=none",
     ]
     module = "parbench.bench.machine.slurm_allocation"
-    command = [*srun_words(environ, *options), sys.executable, "-m", module]
+    command = [*build_srun_command(environ, *options), sys.executable, "-m", module]
     node_environ = {name: value for name, value in environ.items() if not _TASK_VARIABLES.fullmatch(name)}
     try:
         completed = subprocess.run(command, env=node_environ, capture_output=True, timeout=_NODE_TIMEOUT_SECONDS)
@@ -148,7 +149,7 @@ def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
     return get_last_line(completed.stderr.decode(errors="replace")) or f"it ended with {completed.returncode}"
 
 
-def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
+def list_host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return this host's IPv4 addresses, the likeliest first.
 
     That is the address of the chosen interface, then that of the host name, then all others. The
@@ -157,7 +158,7 @@ def reachable(environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     states = psutil.net_if_stats()
     chosen_interface = environ.get(INTERFACE_VARIABLE)
-    own_address = host_address()
+    own_address = find_host_address()
     addresses = []
     for name, entries in psutil.net_if_addrs().items():
         is_up = name in states and states[name].isup

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
-from parbench.bench.machine.silent_gpus import describe_silent_gpus, suggest_fix
 from parbench.bench.text import UserError, format_list, pluralize, suggest_similar
 
 DEVICES = ("cpu", "cuda")
@@ -30,7 +29,7 @@ class WorldSpec:
 
     @property
     def gloo_on_gpus(self) -> bool:
-        """Whether gloo carries CUDA tensors, which torch supports only in some collectives."""
+        """True if gloo carries CUDA tensors, which torch supports only in some collectives."""
         return self.backend == "gloo" and self.device == "cuda"
 
     @property
@@ -156,10 +155,8 @@ def _explain_cpu(machine: Machine, one_gpu_options: str) -> str:
 
 def describe_silence(machine: Machine) -> str:
     """Return the GPUs that do not answer and the fix, empty if all answer."""
-    if not machine.silent_gpus:
-        return ""
-    fix = suggest_fix(machine.gpu_failure)
-    return f"{describe_silent_gpus(machine.silent_gpus, machine.gpu_failure)}; {fix}"
+    silence = machine.describe_silent_gpus()
+    return f"{silence}; {machine.gpu_failure.fix}" if silence else ""
 
 
 def find_old_driver(machine: Machine) -> str:

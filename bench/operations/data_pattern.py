@@ -72,10 +72,10 @@ class DataPattern:
         """Return a rank's elements ``start`` to ``start + count``."""
         return self._repeat(self._compute_codes(rank, _table_length(start + count)), start, count)
 
-    def make_filler(self, out: torch.Tensor, rank: int) -> Callable[[], None]:
-        """Return a function that writes the first elements of a rank into all of ``out``."""
-        table = self._compute_codes(rank, _table_length(len(out)))
-        return _make_copier(out, self._to_tensor(table), 0)
+    def make_filler(self, buffer: torch.Tensor, rank: int) -> Callable[[], None]:
+        """Return a function that writes the first elements of a rank into all of ``buffer``."""
+        table = self._compute_codes(rank, _table_length(len(buffer)))
+        return self._make_copier(buffer, table, 0)
 
     def compute_reduction(self, start: int, count: int) -> torch.Tensor:
         """Return elements ``start`` to ``start + count`` of the reduction over all ranks."""
@@ -92,12 +92,38 @@ class DataPattern:
         return self._repeat(table, start, count)
 
     def _repeat(self, table: Table, start: int, count: int) -> torch.Tensor:
-        out = self.allocate(count)
-        _make_copier(out, self._to_tensor(table), start)()
-        return out
+        buffer = self.allocate(count)
+        self._make_copier(buffer, table, start)()
+        return buffer
 
-    def _to_tensor(self, table: Table) -> torch.Tensor:
-        return torch.from_numpy(table).to(self._device, self._dtype)
+    def _make_copier(self, buffer: torch.Tensor, table: Table, start: int) -> Callable[[], None]:
+        """Return a function that copies a repeated table, from element ``start`` on, to ``buffer``."""
+        codes = torch.from_numpy(table).to(self._device, self._dtype)
+        pairs = []
+        position = 0
+        while position < len(buffer):
+            repetition, column = divmod(start + position, PERIOD)
+            shift = repetition % _NUM_SHIFTS
+            remaining = len(buffer) - position
+            source = codes[shift * _SHIFT + column :]
+            num_rows = min(remaining // PERIOD, _NUM_SHIFTS - shift) if column == 0 else 0
+            if num_rows > 0:
+                # Each row of the target begins _SHIFT elements later in the table.
+                length = num_rows * PERIOD
+                target = buffer[position:][:length].view(num_rows, PERIOD)
+                source = source.as_strided((num_rows, PERIOD), (_SHIFT, 1))
+            else:
+                length = min(remaining, PERIOD - column)
+                target = buffer[position:][:length]
+                source = source[:length]
+            pairs.append((target, source))
+            position += length
+
+        def copy() -> None:
+            for target, source in pairs:
+                target.copy_(source)
+
+        return copy
 
     def _compute_codes(self, rank: int, length: int) -> Codes:
         """Return the first numbers of a rank's table, as integers."""
@@ -208,37 +234,11 @@ def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
 
 
 def _table_length(count: int) -> int:
-    """Return how much of a table the first ``count`` elements use."""
+    """Return the length of the part of a table that the first ``count`` elements use."""
     if count <= PERIOD:
         return count
     num_repetitions = _divide_up(count, PERIOD)
     return PERIOD + min(num_repetitions - 1, _NUM_SHIFTS - 1) * _SHIFT
-
-
-def _make_copier(out: torch.Tensor, table: torch.Tensor, start: int) -> Callable[[], None]:
-    """Return a function that copies elements of a repeated table, from ``start`` on, to ``out``."""
-    pairs = []
-    position = 0
-    while position < len(out):
-        repetition, column = divmod(start + position, PERIOD)
-        shift = repetition % _NUM_SHIFTS
-        remaining = len(out) - position
-        num_rows = min(remaining // PERIOD, _NUM_SHIFTS - shift) if column == 0 else 0
-        source = table[shift * _SHIFT + column :]
-        if num_rows > 0:
-            length = num_rows * PERIOD
-            target = out[position : position + length].view(num_rows, PERIOD)
-            pairs.append((target, source.as_strided((num_rows, PERIOD), (_SHIFT, 1))))
-        else:
-            length = min(remaining, PERIOD - column)
-            pairs.append((out[position : position + length], source[:length]))
-        position += length
-
-    def copy() -> None:
-        for target, part in pairs:
-            target.copy_(part)
-
-    return copy
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
@@ -251,7 +251,7 @@ def poison(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def count_wrong(result: torch.Tensor, expected: torch.Tensor) -> int:
-    """Return how many elements differ; NaN differs from everything."""
+    """Return the number of elements that differ; NaN differs from everything."""
     # Few devices compare float8.
     is_float8 = result.itemsize == 1 and result.dtype.is_floating_point
     # Counting takes ten times as long as comparing.

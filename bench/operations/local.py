@@ -75,7 +75,7 @@ class Gemm(Benchmark):
         self._is_unchecked = False
 
     def check(self) -> int:
-        """Return how many elements are wrong, in all products since the last check."""
+        """Return the number of wrong elements in all products since the last check."""
         # C is compared even if no step wrote it, because then a reset has left NaN.
         self._is_unchecked = True
         self._compare()
@@ -164,7 +164,7 @@ def background_load(kind: str, world: World) -> Iterator[list[float]]:
     group = world.get_process_group(all_ranks, "background load")
     control = world.get_process_group(all_ranks, "end of background load", backend="gloo")
     on_device = world.device.type == "cuda"
-    load = _load(kind, world, group, on_device)
+    load = _make_load(kind, world, group, on_device)
     stop = threading.Event()
     if on_device:
         # NCCL connects at the first call, which must not wait for work that waits for it.
@@ -172,7 +172,7 @@ def background_load(kind: str, world: World) -> Iterator[list[float]]:
         world.sync()
 
     def repeat_load() -> None:
-        run = _on_own_stream(load, world.device) if on_device else None
+        run = _make_stream_runner(load, world.device) if on_device else None
         repeats = 1
         state = torch.zeros(2)
         # All ranks stop after the same round: a rank that stopped alone would block the others.
@@ -197,7 +197,7 @@ def background_load(kind: str, world: World) -> Iterator[list[float]]:
         thread.join()
 
 
-def _on_own_stream(load: Callable[[], object], device: torch.device) -> Callable[[int], float]:
+def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Callable[[int], float]:
     """Return a function that repeats a load on a new stream and returns the device's time in ms."""
     torch.cuda.set_device(device)  # a new thread starts with the first device
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -216,7 +216,7 @@ def _on_own_stream(load: Callable[[], object], device: torch.device) -> Callable
     return run
 
 
-def _load(
+def _make_load(
     kind: str,
     world: World,
     group: dist.ProcessGroup,

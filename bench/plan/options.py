@@ -12,13 +12,13 @@ import msgspec
 
 from parbench.bench.limits import MAX_LAUNCHES
 from parbench.bench.machine.environment import emulation
-from parbench.bench.machine.machine import Machine, available_cores, try_call
+from parbench.bench.machine.machine import Machine, count_available_cores, try_call
 from parbench.bench.machine.slurm_allocation import (
     Allocation,
     NodeLayout,
     check_srun,
     choose_layout,
-    machine_of_ranks,
+    inspect_rank_machine,
 )
 from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, describe_sharing
 from parbench.bench.plan.cases import (
@@ -271,7 +271,7 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
     allocation = _find_allocation(options, joined)
     if allocation is not None:
         return _choose_srun_ranks(options, allocation)
-    machine = machine_of_ranks(os.environ, None)
+    machine = inspect_rank_machine(os.environ, None)
     if joined is not None:
         return _choose_joined_ranks(options, joined, machine), None
     spec = choose_world(
@@ -289,7 +289,7 @@ def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> 
         problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
         raise UserError(f"--nproc {options.nproc}: {problem}; leave it out")
     # A launcher that binds each rank to cores leaves this rank only its own.
-    cores_of_launcher = try_call(lambda: available_cores(pid=os.getppid())) or 1
+    cores_of_launcher = try_call(lambda: count_available_cores(pid=os.getppid())) or 1
     spec = choose_world(
         replace(machine, cores=max(machine.cores, cores_of_launcher)),
         nproc=joined.local_size,
@@ -301,7 +301,7 @@ def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> 
 
 
 def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldSpec, NodeLayout]:
-    machine = machine_of_ranks(os.environ, allocation)
+    machine = inspect_rank_machine(os.environ, allocation)
     has_several_nodes = allocation.nodes > 1
     ntasks_per_node = options.ntasks_per_node or allocation.ntasks_per_node
     has_one_gpu = machine.torch_has_cuda and len(machine.gpus) == 1

@@ -22,7 +22,7 @@ from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamp
 from parbench.bench.results.records import Stop
 from parbench.bench.results.stats import spread, within_launch
 from parbench.bench.world.benchmark import Benchmark
-from parbench.bench.world.torch_compat import coalescing
+from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import Subgroup, World
 
 ARRIVAL, EXIT, DURATION, ISSUE, HIDDEN = range(5)
@@ -81,7 +81,7 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
         device = None if gathers else world.device
 
         def repeat_coalesced() -> None:
-            with coalescing(group, device):
+            with coalesce_calls(group, device):
                 repeat()
 
         return repeat_coalesced

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from parbench.bench.launch.flight_recorder import parse_groups
 from parbench.bench.launch.mailbox import ALARM, Mailbox
 from parbench.bench.rank.timing import Progress
-from parbench.bench.world.torch_compat import recorded_work
+from parbench.bench.world.torch_compat import dump_flight_records
 
 HANG_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: the exit code of a rank that hung and that no driver ended."""
@@ -104,7 +104,7 @@ class Watchdog:
             self._mailbox.put(ALARM, f"{self._rank} {index}".encode())
         self._mailbox.post(self._rank, replace(state, more=True))
         state = replace(state, is_connected=self._is_connected())
-        groups, dumps = recorded_work()
+        groups, dumps = dump_flight_records()
         seen = parse_groups(dumps, groups, self._progress.began_ns, time.time_ns())
         self._mailbox.post(self._rank, replace(state, groups=seen))
         deadline = time.monotonic() + _END_SECONDS

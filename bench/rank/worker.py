@@ -37,10 +37,10 @@ from parbench.bench.launch.messages import (
     Raised,
 )
 from parbench.bench.launch.processes import exit_now, process_space
-from parbench.bench.machine.environment import capture, interface_of, rank_place
-from parbench.bench.machine.gpu import local_gpu_index
+from parbench.bench.machine.environment import capture, find_interface, locate_rank
+from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
-from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, reachable
+from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, list_host_addresses
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.rank.watchdog import Watchdog
@@ -117,7 +117,7 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
 
 def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
     """Return a store for all ranks, which rank 0 serves on a free port, and choose the interface of gloo."""
-    hosts = ["127.0.0.1"] if is_on_one_host(environ) else list(reachable(environ))
+    hosts = ["127.0.0.1"] if is_on_one_host(environ) else list(list_host_addresses(environ))
     if environ["RANK"] == "0":
         # The server listens on all interfaces; the host is for its own client.
         store = open_store("127.0.0.1", 0, is_server=True)
@@ -127,7 +127,7 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
         addresses = msgspec.json.decode(wait_for(mailbox, ADDRESSES, START_SECONDS), type=list[tuple[str, int]])
         store, server_address, own_address = _connect(addresses)
         store.set(f"address/{environ['RANK']}", server_address)
-    if interface := interface_of(own_address):
+    if interface := find_interface(own_address):
         environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
     return store
 
@@ -147,11 +147,11 @@ def is_on_one_host(environ: Mapping[str, str]) -> bool:
 
 def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
     """Let rank 0 use the interface under which ranks of other hosts have reached it, once all have."""
-    first_address = reachable(environ)[0]
+    first_address = list_host_addresses(environ)[0]
     used = [store.get(f"address/{rank}").decode() for rank in range(1, int(environ["WORLD_SIZE"]))]
     other_addresses = [address for address in used if address != first_address]
-    if other_addresses and environ.get(INTERFACE_VARIABLE) == interface_of(first_address):
-        environ[INTERFACE_VARIABLE] = interface_of(other_addresses[0]) or environ[INTERFACE_VARIABLE]
+    if other_addresses and environ.get(INTERFACE_VARIABLE) == find_interface(first_address):
+        environ[INTERFACE_VARIABLE] = find_interface(other_addresses[0]) or environ[INTERFACE_VARIABLE]
 
 
 def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
@@ -287,7 +287,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
     environment = {**capture(environ), "torch": facts}
     uuid = None
     if environ.get("PARBENCH_DEVICE") == "cuda" and torch.cuda.is_available():
-        index = local_gpu_index(environ, torch.cuda.device_count())
+        index = choose_gpu_index(environ, torch.cuda.device_count())
         device = torch.cuda.get_device_properties(index)
         uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
@@ -304,7 +304,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
         host=host,
         pid=os.getpid(),
         process_space=process_space(),
-        place=rank_place(host, environ, uuid),
+        place=locate_rank(host, environ, uuid),
         environment=environment,
         step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(environ) if is_in_step else "",
     )

@@ -45,7 +45,7 @@ class Benchmark(Protocol):
         return
 
     def check(self) -> int:
-        """Return how many results of the last step are wrong on this rank, 0 if all are right."""
+        """Return the number of wrong results of the last step on this rank, 0 if all are right."""
         return 0
 
     def describe(self) -> Description:

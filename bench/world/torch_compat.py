@@ -1,7 +1,9 @@
-"""Functions of torch that were renamed or are private.
+"""Functions of torch that were renamed or are private. No other module of ``bench`` uses such ones.
 
-torch 2.13 has ``all_gather_single`` and ``reduce_scatter_single`` and deprecates the older names,
-which are the only ones in 2.11.
+Renamed: torch 2.13 has ``all_gather_single`` and ``reduce_scatter_single`` and deprecates the older
+names, which are the only ones in 2.11.
+
+Private: torch 2.11 to 2.15 have no public function for what the others do. Each names what it uses.
 """
 
 import ctypes
@@ -25,8 +27,11 @@ REDUCE_OPS = {
 }
 
 
-def lost_cuda() -> bool:
-    """Return whether this process cannot use GPUs because it was forked after CUDA's start."""
+def has_lost_cuda() -> bool:
+    """Return True if this process cannot use GPUs, because it was forked after CUDA's start.
+
+    Private: ``torch.cuda._is_in_bad_fork``.
+    """
     return bool(torch.cuda._is_in_bad_fork())
 
 
@@ -57,23 +62,28 @@ def reduce_scatter_single(
 
 
 def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str) -> Tensor:
-    """Reduce into a new tensor by torch's functional collective, which copies the input."""
+    """Reduce into a new tensor by torch's functional collective, which copies the input.
+
+    Private: ``torch.distributed._functional_collectives``.
+    """
     result = _functional_collectives.all_reduce(tensor, redop, group)
     return cast(Tensor, _functional_collectives.wait_tensor(result))  # type: ignore[no-untyped-call]
 
 
-def coalescing(group: dist.ProcessGroup, device: torch.device | None) -> AbstractContextManager[object]:
+def coalesce_calls(group: dist.ProcessGroup, device: torch.device | None) -> AbstractContextManager[object]:
     """Return a context that gathers collectives and launches them as one.
 
     Without a device, as on gloo, it only gathers calls of one kind, and only of some kinds.
+    Private: ``distributed_c10d._coalescing_manager``.
     """
     return distributed_c10d._coalescing_manager(group=group, device=device)
 
 
-def recorded_work() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
+def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
     """Return the ranks of this rank's groups by name, and torch's flight records as JSON.
 
-    There is a record of NCCL and one of gloo.
+    There is a record of NCCL and one of gloo, as far as this build of torch has them. Private:
+    ``distributed_c10d._world``, ``_dump_nccl_trace_json`` and ``_dump_fr_trace_json``.
     """
     world = distributed_c10d._world
     # Copies, because another thread may make groups meanwhile.
@@ -89,8 +99,11 @@ def recorded_work() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
 
 
 @contextmanager
-def default_timeout(timeout: timedelta) -> Iterator[None]:
-    """Replace torch's default timeout of groups made in the block, also of those of meshes."""
+def replace_default_timeout(timeout: timedelta) -> Iterator[None]:
+    """Replace torch's default timeout of groups made in the block, also of those of meshes.
+
+    Private: the variables ``default_pg_timeout`` and ``default_pg_nccl_timeout``.
+    """
     variables = vars(distributed_c10d)
     names = ("default_pg_timeout", "default_pg_nccl_timeout")
     defaults = {name: variables[name] for name in names}
@@ -102,7 +115,10 @@ def default_timeout(timeout: timedelta) -> Iterator[None]:
 
 
 def nccl_version() -> str:
-    """Return the version of the loaded NCCL, or else the one that torch was compiled with."""
+    """Return the version of the loaded NCCL, or else the one that torch was compiled with.
+
+    torch only has the latter. Private: the name of its library.
+    """
     number = ctypes.c_int()
     try:
         error = ctypes.CDLL("libtorch_cuda.so").ncclGetVersion(ctypes.byref(number))
@@ -115,5 +131,8 @@ def nccl_version() -> str:
 
 
 def spin(cycles: int) -> None:
-    """Keep the current CUDA stream busy for this many cycles of the device's clock."""
+    """Keep the current CUDA stream busy for this many cycles of the device's clock.
+
+    Private: ``torch.cuda._sleep``.
+    """
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from parbench.bench.machine.gpu import local_gpu_index
+from parbench.bench.machine.gpu import choose_gpu_index
+from parbench.bench.machine.machine import read_text
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.groups import Ranks, groups_of
 from parbench.bench.world.benchmark import Benchmark
-from parbench.bench.world.torch_compat import default_timeout
+from parbench.bench.world.torch_compat import replace_default_timeout
 
 T = TypeVar("T")
 Partition = tuple[Ranks, ...]
@@ -43,7 +44,9 @@ class Clock:
 def calibrate(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
     """Measure the clocks of all hosts against rank 0's; every rank calls it."""
     boot_ids: list[str | None] = [None] * size
-    dist.all_gather_object(boot_ids, _boot_id(rank), group=control)
+    # Ranks with the same kernel have a common clock.
+    boot_id = read_text(_BOOT_ID_FILE) or f"rank {rank}"
+    dist.all_gather_object(boot_ids, boot_id, group=control)
     if len(set(boot_ids)) == 1:
         return Clock(offsets_ns=(0,) * size, uncertainty_ns=0, method=_SINGLE_CLOCK)
     offsets = [(0, 0)]
@@ -61,11 +64,6 @@ def calibrate(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
         method=f"ping-pong with rank 0, least round trip of {_NUM_ROUND_TRIPS}",
         taken_ns=int(shared[size, 0]),
     )
-
-
-def _boot_id(rank: int) -> str:
-    """Return a text that is equal on ranks with a common clock."""
-    return _BOOT_ID_FILE.read_text().strip() if _BOOT_ID_FILE.exists() else f"rank {rank}"
 
 
 def _measure_offset(rank: int, peer: int, control: dist.ProcessGroup) -> tuple[int, int]:
@@ -139,7 +137,7 @@ class World:
             return
         clock = calibrate(self.rank, self.size, self.control)
         pairs = zip(clock.offsets_ns, self.clock.offsets_ns, strict=True)
-        drift_ns = max(abs(new - old) for new, old in pairs)
+        drift_ns = max(abs(offset - earlier) for offset, earlier in pairs)
         self.clock = replace(clock, uncertainty_ns=clock.uncertainty_ns + drift_ns)
 
     def sync(self) -> None:
@@ -180,7 +178,7 @@ def open_world(
     rank = int(os.environ["RANK"])
     size = int(os.environ["WORLD_SIZE"])
     device_id = own_device if backend == "nccl" else None
-    with default_timeout(timedelta(seconds=timeout_seconds)), ExitStack() as stack:
+    with replace_default_timeout(timedelta(seconds=timeout_seconds)), ExitStack() as stack:
         dist.init_process_group(
             backend,
             store=store,
@@ -222,7 +220,7 @@ def _select_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     disable_tf32()
-    index = local_gpu_index(os.environ, torch.cuda.device_count())
+    index = choose_gpu_index(os.environ, torch.cuda.device_count())
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

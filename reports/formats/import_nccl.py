@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from parbench.bench.machine.environment import recorded_variables
+from parbench.bench.machine.environment import select_recorded_variables
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.params import Value
 from parbench.bench.results.records import Check
@@ -111,7 +111,7 @@ def _run(heads: list[_Head], found: list[ImportedResult], where: str, nproc: int
         device=first.ours.get("device", "cuda"),
         found=tuple(found),
         hosts=hosts,
-        variables=recorded_variables({k: v for head in heads for k, v in head.variables.items()}),
+        variables=select_recorded_variables({k: v for head in heads for k, v in head.variables.items()}),
         details={**first.details, **written},
         left_out=left_out,
     )

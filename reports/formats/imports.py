@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from parbench.bench.files import convert_read_errors, read_file
-from parbench.bench.machine.machine import package_version
+from parbench.bench.machine.machine import find_package_version
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.catalogue import busbw_factor
 from parbench.bench.plan.plan import Measure, Plan
@@ -78,7 +78,7 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
         measure=Measure(),
         notes=tuple(f"not imported: {sentence}" for sentence in foreign.left_out),
     )
-    run, info = create_run(out, plan, package_version("parbench") or UNKNOWN)
+    run, info = create_run(out, plan, find_package_version("parbench") or UNKNOWN)
     environment = {"variables": dict(foreign.variables)} if foreign.variables else None
     host = ", ".join(foreign.hosts) or UNKNOWN
     write_info(run, msgspec.structs.replace(info, host=host, environment=environment))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parbench.bench.check.hosts import OVERHEAD_SECONDS, HostResult, compare_hosts, parse_result
 from parbench.bench.launch.processes import PARBENCH, run_child, terminated_as_interrupted
-from parbench.bench.machine.slurm_allocation import srun_words
+from parbench.bench.machine.slurm_allocation import build_srun_command
 from parbench.bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
@@ -215,7 +215,7 @@ def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> 
         words = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
         words += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]
         words += [f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
-        command = [*srun_words(environ, *words), *PARBENCH, "check", "--json", "--budget", _CHECK_BUDGET]
+        command = [*build_srun_command(environ, *words), *PARBENCH, "check", "--json", "--budget", _CHECK_BUDGET]
         seconds = parse_duration(_CHECK_BUDGET) + OVERHEAD_SECONDS
         try:
             done = subprocess.run([*command, "--out", str(out)], env=environ, capture_output=True, timeout=seconds)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from parbench.bench.launch.flight_recorder import parse_groups
 from parbench.bench.results.stats import median
-from parbench.bench.world.torch_compat import recorded_work
+from parbench.bench.world.torch_compat import dump_flight_records
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import shape_of
 from parbench.workloads.model.timed_compute import TimedCompute
@@ -285,7 +285,7 @@ def capture_during_other_work(x: Tensor, mode: str) -> None:
 
 def read_flight_recorder() -> None:
     """Read the flight recorder as the monitor of a rank does."""
-    groups, dumps = recorded_work()
+    groups, dumps = dump_flight_records()
     seen = parse_groups(dumps, groups, 0, time.time_ns()) or {}
     passed = REHEARSE or any(group.enqueued for group in seen.values())
     report("flight recorder", passed, f"{sum(map(len, dumps))} bytes; {seen}")

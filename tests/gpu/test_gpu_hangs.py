@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from parbench.bench.launch.flight_recorder import GroupState, parse_groups
 from parbench.bench.machine.gpu import read_report
 from parbench.bench.results.records import read_records
-from parbench.bench.world.torch_compat import coalescing, nccl_version, recorded_work
+from parbench.bench.world.torch_compat import coalesce_calls, dump_flight_records, nccl_version
 from parbench.bench.world.world import World
 from tests.gpu.conftest import NCCL_TIMEOUT_SECONDS
 from tests.support.paths import Command, environment
@@ -67,7 +67,7 @@ def test_hang_is_explained_and_next_case_runs(
 
 def read_group(world: World, start_ns: int) -> GroupState:
     """Return what the flight recorder contains about the group of the world since a time."""
-    groups, dumps = recorded_work()
+    groups, dumps = dump_flight_records()
     seen = parse_groups(dumps, groups, start_ns, time.time_ns())
     assert seen is not None
     return seen[world.group.group_name]
@@ -98,7 +98,7 @@ def test_flight_recorder_counts_done_and_pending(nccl_world: World) -> None:
 def test_flight_recorder_completes_coalesced_calls(nccl_world: World) -> None:
     start_ns = time.time_ns()
     data = torch.ones(1 << 10, device="cuda")
-    with coalescing(nccl_world.group, nccl_world.device):
+    with coalesce_calls(nccl_world.group, nccl_world.device):
         dist.all_reduce(data, group=nccl_world.group)
         dist.all_reduce(data, group=nccl_world.group)
     torch.cuda.synchronize()
@@ -115,7 +115,7 @@ def test_every_nccl_group_has_the_timeout(nccl_world: World) -> None:
 
 def test_nccl_version_equals_flight_recorder(nccl_world: World) -> None:
     dist.all_reduce(torch.ones(1, device="cuda"), group=nccl_world.group)
-    recorded = [json.loads(dump)["comm_lib_version"] for dump in recorded_work()[1]]
+    recorded = [json.loads(dump)["comm_lib_version"] for dump in dump_flight_records()[1]]
     assert nccl_version() in recorded
 
 

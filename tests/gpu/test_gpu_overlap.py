@@ -8,7 +8,7 @@ import torch
 from parbench.bench.results.spans import intersection, length
 from parbench.bench.results.traced import TraceEvent
 from parbench.bench.world.benchmark import Explanation
-from parbench.bench.world.torch_compat import coalescing
+from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World
 from parbench.workloads.model.timed_compute import TimedCompute
 from parbench.workloads.pipeline_parallel.pipeline_probe import claims_bubble
@@ -76,7 +76,7 @@ def test_send_to_self_is_one_kernel_of_two_calls(nccl_world: World) -> None:
     received = torch.zeros(1 << 20, device=GPU)
 
     def exchange() -> None:
-        with coalescing(nccl_world.group, GPU):
+        with coalesce_calls(nccl_world.group, GPU):
             nccl_world.group.send([sent], 0, 0)
             nccl_world.group.recv([received], 0, 0)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from parbench.bench.machine.environment import interface_of
+from parbench.bench.machine.environment import find_interface
 from parbench.bench.results.stats import median
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.bench.world.world import World, open_world
@@ -150,7 +150,7 @@ def main() -> None:
     variables = {
         **ALLOCATOR_SETTINGS,
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": interface_of("127.0.0.1") or "",
+        "GLOO_SOCKET_IFNAME": find_interface("127.0.0.1") or "",
     }
     completed = subprocess.run(
         [*torchrun, *module], env={**variables, **os.environ}, check=False

@@ -62,4 +62,4 @@ def describe_process() -> dict[str, object]:
 
 worker.main = act
 # The fork server then starts a new Python, as where an import has initialized CUDA.
-torch_compat.lost_cuda = lambda: "ACT_LOST" in os.environ
+torch_compat.has_lost_cuda = lambda: "ACT_LOST" in os.environ

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from parbench.bench.machine.environment import emulation
-from parbench.bench.machine.machine import affinity
+from parbench.bench.machine.machine import get_affinity
 from parbench.bench.results import details
 from parbench.bench.results.details import COMPONENTS, Action
 from parbench.bench.results.metrics import MetricValue, values
@@ -173,7 +173,7 @@ def claims_bubble(world: World, timed_seconds: float | None) -> bool:
 def cores_shared(world: World) -> bool:
     """Whether a machine runs more ranks than they have cores together, several hosts being one if emulated; all ask."""
     machine = "emulated" if emulation(os.environ) else socket.gethostname()
-    placed = world.gather((machine, affinity()))
+    placed = world.gather((machine, get_affinity()))
     cores = {name: frozenset[int]().union(*(own for at, own in placed if at == name)) for name, _ in placed}
     ranks = Counter(name for name, _ in placed)
     return any(ranks[name] > len(own) for name, own in cores.items())

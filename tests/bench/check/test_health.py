@@ -130,15 +130,15 @@ def list_devices(host: str = "n1") -> list[Device]:
 
 
 def check_run(run: Run) -> Health:
-    devices, links, together = add_measurements(list_devices(), run)
+    devices, links, bus_bandwidth = add_measurements(list_devices(), run)
     return Health(
         host="n1",
         started="2026-01-01T00:00:00Z",
         seconds=42.0,
         device="cuda",
-        devices=compare_with_peers(devices, "cuda"),
+        devices=compare_with_peers(devices),
         links=links,
-        together=together,
+        bus_bandwidth=bus_bandwidth,
         problems=list_problems(run),
     )
 
@@ -175,7 +175,7 @@ def test_equal_devices_are_ok(tmp_path: Path) -> None:
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert health.links == ()
     # A MiB in 1.1 ms, the median of the launches.
-    assert health.together == pytest.approx((1 << 20) / 1.1e-3, rel=0.01)
+    assert health.bus_bandwidth == pytest.approx((1 << 20) / 1.1e-3, rel=0.01)
     assert "n1: ok" in render(health)
 
 
@@ -268,9 +268,7 @@ def test_short_host_keeps_none_from_comparison(tmp_path: Path) -> None:
         num_launches = 2 if number == 3 else NUM_LAUNCHES
         run = build_run(tmp_path / str(number), slowdowns, num_launches=num_launches)
         devices += add_measurements(list_devices(f"n{number}"), run)[0]
-    bad = {
-        device.host for device in compare_with_peers(devices, "cuda") if device.verdict == "bad"
-    }
+    bad = {device.host for device in compare_with_peers(devices) if device.verdict == "bad"}
     assert bad == {"n1"}
 
 
@@ -288,7 +286,7 @@ def test_pair_without_a_launch_keeps_none_from_comparison(tmp_path: Path) -> Non
 def measure_host(folder: Path, host: str, slowdown: float = 1.0) -> list[Device]:
     slowdowns = dict.fromkeys(range(NUM_RANKS), slowdown)
     devices, _, _ = add_measurements(list_devices(host), build_run(folder / host, slowdowns))
-    return list(compare_with_peers(devices, "cuda"))
+    return list(compare_with_peers(devices))
 
 
 def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
@@ -298,11 +296,11 @@ def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
     for device in slow:
         assert device.verdict == "ok"
     # A second comparison does not repeat a reason.
-    devices = compare_with_peers([*fast, *slow, *peers], "cuda")
-    devices = compare_with_peers(devices, "cuda")
+    devices = compare_with_peers([*fast, *slow, *peers])
+    devices = compare_with_peers(devices)
     for device in devices:
         assert (device.verdict == "bad") == (device.host == "n2")
         assert len(device.reasons) <= 3
     other_kind = [replace(device, kind="NVIDIA A100") for device in slow]
-    for device in compare_with_peers([*fast, *other_kind], "cuda"):
+    for device in compare_with_peers([*fast, *other_kind]):
         assert device.verdict == "ok"

@@ -8,9 +8,8 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from parbench.bench.check import hosts
 from parbench.bench.check.check import to_document
-from parbench.bench.check.health import Device, Health, Rate, Reason
+from parbench.bench.check.health import Device, Health, Rate, Reason, compare_with_peers
 from parbench.bench.check.hosts import (
     HostResult,
     check_hosts,
@@ -154,16 +153,14 @@ def test_hosts_that_check_cores_next_to_gpus_are_not_fine() -> None:
     assert "cuda on n1,n3 and cpu on n2" in render(compare_hosts(answers))
 
 
-def test_cores_and_gpus_have_their_own_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = []
-
-    def compare(devices: list[Device], kind: str) -> list[Device]:
-        kinds.append(kind)
-        return devices
-
-    monkeypatch.setattr(hosts, "compare_with_peers", compare)
-    compare_hosts([answer("n1", 1.0), answer("n2", 1.0, device="cpu")])
-    assert kinds == ["cuda", "cpu"]
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_threshold_of_cores_is_higher(is_gpu: bool) -> None:
+    devices = []
+    for index, speed in enumerate((1.0, 0.92, 1.0, 1.0)):
+        first, _ = build_health(f"n{index}", speed).devices
+        devices.append(replace(first, is_gpu=is_gpu))
+    verdicts = [device.verdict for device in compare_with_peers(devices)]
+    assert verdicts == ["ok", "bad" if is_gpu else "ok", "ok", "ok"]
 
 
 def test_emulated_hosts_are_not_compared() -> None:

@@ -35,7 +35,6 @@ def test_rule_names_slow_device() -> None:
     assert [gap.is_under for gap in by_device] == [False, False, True, False]
     assert by_device[2].share == pytest.approx(0.12, abs=0.01)
     assert by_device[2].mads > 4
-    assert by_device[2].least == pytest.approx(THRESHOLD, abs=0.005)
 
 
 def test_rule_names_slow_device_of_two() -> None:
@@ -71,7 +70,6 @@ def test_device_without_a_launch_keeps_none_from_comparison() -> None:
 
 def test_noise_raises_threshold() -> None:
     slow = list_gaps(*NOISY, [80.0, 85.0, 60.0])[4]
-    assert slow.least > 0.5
     assert not slow.is_under
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.launch.flight_recorder import GroupState, find_waits, parse_groups
-from parbench.bench.world.torch_compat import recorded_work
+from parbench.bench.world.torch_compat import dump_flight_records
 from parbench.bench.world.world import World
 from tests.support.ranks import Ranks
 
@@ -143,7 +143,7 @@ def record_late_rank(world: World, late_rank: int) -> dict[str, GroupState] | No
     dist.all_reduce(torch.zeros(1), group=group)
 
     def read_record() -> None:
-        groups, dumps = recorded_work()
+        groups, dumps = dump_flight_records()
         results.append(parse_groups(dumps, groups, began_ns, time.time_ns()))
 
     # Work of the last half second counts as on its way.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.machine.environment import interface_of
+from parbench.bench.machine.environment import find_interface
 from parbench.bench.results.runs import Run, list_runs, load_run
 from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.paths import environment
@@ -50,7 +50,7 @@ def test_torchrun_ranks_make_one_run(tmp_path: Path) -> None:
         assert record.world.size == 2
     # Nobody has set the interface, so the ranks choose the one that reaches the driver.
     variables = (run.info.environment or {})["variables"]
-    assert variables["GLOO_SOCKET_IFNAME"] == interface_of("127.0.0.1")
+    assert variables["GLOO_SOCKET_IFNAME"] == find_interface("127.0.0.1")
     assert len(result.stdout.splitlines()) == 2, "only rank 0 prints"
 
 

@@ -19,18 +19,18 @@ from parbench.bench.machine.environment import (
     VOLATILE,
     RankPlace,
     capture,
-    core_groups,
+    describe_relation,
+    describe_relations,
     difference,
+    find_host_address,
+    find_interface,
     format_cpus,
-    hoist,
-    host_address,
-    interface_of,
+    group_cores,
     parse_cpus,
-    recorded_variables,
-    relation,
-    relations,
+    select_recorded_variables,
+    split_environments,
 )
-from parbench.bench.machine.machine import affinity, package_version
+from parbench.bench.machine.machine import find_package_version, get_affinity
 from tests.support.paths import ROOT
 from tests.support.trees import write_tree
 
@@ -41,7 +41,7 @@ SECRET = ["NCCL_AUTH_TOKEN", "UCX_KEY", "FI_SECRET_FILE", "GLOO_PASSWORD", "NCCL
 
 def test_recorded_variables_are_sorted_and_without_secrets() -> None:
     names = [*IGNORED, *reversed(RECORDED), *SECRET]
-    assert list(recorded_variables(dict.fromkeys(names, "1"))) == RECORDED
+    assert list(select_recorded_variables(dict.fromkeys(names, "1"))) == RECORDED
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_capture_describes_this_machine() -> None:
     assert host["name"] == socket.gethostname()
     assert host["kernel"] == platform.release()
     assert host["memory_bytes"] == psutil.virtual_memory().total
-    assert parse_cpus(captured["process"]["affinity"]) == affinity()
-    assert captured["versions"]["torch"] == package_version("torch")
+    assert parse_cpus(captured["process"]["affinity"]) == get_affinity()
+    assert captured["versions"]["torch"] == find_package_version("torch")
     assert msgspec.json.decode(msgspec.json.encode(captured)) == captured
 
 
@@ -114,7 +114,7 @@ def test_capture_without_proc_is_unknown(tmp_path: Path) -> None:
 def test_capture_reads_clock_governors_and_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "affinity", lambda: frozenset({0, 2, 5}))
+    monkeypatch.setattr(environment, "get_affinity", lambda: frozenset({0, 2, 5}))
     cpu = "sys/devices/system/cpu"
     files = {
         f"{cpu}/cpu0/cpufreq/scaling_governor": "powersave\n",
@@ -162,7 +162,7 @@ def test_interface_is_set_or_has_host_address() -> None:
     [("127.0.1.1", "lo"), ("fe80::1", "eth0"), ("10.0.0.9", None), (None, None)],
 )
 def test_interface_of_address(address: str | None, interface: str | None) -> None:
-    assert interface_of(address) == interface
+    assert find_interface(address) == interface
 
 
 def test_unresolvable_host_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_unresolvable_host_has_no_address(monkeypatch: pytest.MonkeyPatch) -> No
         raise socket.gaierror(-2, "unknown")
 
     monkeypatch.setattr(socket, "getaddrinfo", raise_error)
-    assert host_address() is None
+    assert find_host_address() is None
 
 
 @pytest.mark.parametrize(
@@ -198,13 +198,13 @@ def two_sockets(tmp_path: Path) -> Path:
 def test_cores_are_grouped_by_numa_node(
     two_sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "affinity", lambda: frozenset(range(16)))
-    first_node, second_node = core_groups(2, two_sockets)
+    monkeypatch.setattr(environment, "get_affinity", lambda: frozenset(range(16)))
+    first_node, second_node = group_cores(2, two_sockets)
     assert first_node == (0, 1, 2, 3, 8, 9, 10, 11)
     assert second_node == (4, 5, 6, 7, 12, 13, 14, 15)
-    assert core_groups(8, two_sockets)[:2] == ((0, 8), (1, 9))
-    monkeypatch.setattr(environment, "affinity", lambda: frozenset({1, 2, 5}))
-    assert core_groups(2, two_sockets) == ((1,), (2, 5))
+    assert group_cores(8, two_sockets)[:2] == ((0, 8), (1, 9))
+    monkeypatch.setattr(environment, "get_affinity", lambda: frozenset({1, 2, 5}))
+    assert group_cores(2, two_sockets) == ((1,), (2, 5))
 
 
 PLACE = RankPlace(host="a", boot_id="1", cpus=(3,), numa_nodes=(0,), gpu="a", switches="s.1.a")
@@ -228,19 +228,19 @@ CPU_PLACE = replace(PLACE, gpu=None)
 )
 def test_relation_of_two_ranks(place: RankPlace, expected: str | None) -> None:
     links = {frozenset(("a", "c")): "NVLink"}
-    assert relation(PLACE, place, links) == expected
-    assert relation(place, PLACE, links) == expected
+    assert describe_relation(PLACE, place, links) == expected
+    assert describe_relation(place, PLACE, links) == expected
 
 
 def test_relations_name_pairs_of_up_to_64_ranks() -> None:
     places = [PLACE, PLACE, replace(PLACE, host="b", switches=None)]
-    assert relations(places, {}) == {
+    assert describe_relations(places, {}) == {
         "0-1": "same GPU",
         "0-2": "other node",
         "1-2": "other node",
     }
-    assert len(relations([PLACE] * 64, {})) == 64 * 63 / 2
-    assert relations([PLACE] * 65, {}) == {}
+    assert len(describe_relations([PLACE] * 64, {})) == 64 * 63 / 2
+    assert describe_relations([PLACE] * 65, {}) == {}
 
 
 def test_hoist_separates_common_values() -> None:
@@ -249,7 +249,7 @@ def test_hoist_separates_common_values() -> None:
         {"host": {"name": "n2", "os": "Debian", "boot": None}, "load": 1},
         {"host": {"name": "n1", "os": "Debian", "boot": None, "address": "a"}},
     ]
-    common, rests = hoist(ranks)
+    common, rests = split_environments(ranks)
     assert common == {"host": {"os": "Debian", "boot": None}}
     assert rests == [
         {"host": {"name": "n1"}, "load": {"one": 1}},

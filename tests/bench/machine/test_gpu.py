@@ -11,6 +11,7 @@ import pytest
 
 from parbench.bench.machine import gpu as gpu_module
 from parbench.bench.machine.gpu import (
+    NO_FAILURE,
     Gpu,
     GpuReport,
     has_library,
@@ -125,7 +126,6 @@ def test_absent_library_finds_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_module, "has_library", lambda environ: False)
     report = read_report({})
     assert report.gpus == ()
-    assert report.failure is not None
     assert "is not installed" in report.failure.describe()
     assert read_report({}, "sample").gpus == ()
 
@@ -141,13 +141,11 @@ def test_library_is_found_without_a_call(tmp_path: Path) -> None:
 def test_failing_driver_is_quoted(tmp_path: Path, init: str, text: str) -> None:
     report = read_report(install(tmp_path, gpus(H100, 1), init=init))
     assert report.gpus == ()
-    assert report.failure is not None
     assert text in report.failure.describe()
 
 
 def test_hung_driver_is_left_behind(tmp_path: Path) -> None:
     report = read_report(install(tmp_path, gpus(H100, 1), init=HANG), timeout_seconds=0.05)
-    assert report.failure is not None
     assert "did not answer within 0.05 s" in report.failure.describe()
 
 
@@ -168,14 +166,13 @@ def test_process_that_cannot_be_killed_is_abandoned(monkeypatch: pytest.MonkeyPa
 def test_lost_gpu_does_not_hide_the_others(tmp_path: Path, lost: dict[str, str]) -> None:
     report = read_report(install(tmp_path, gpus(H100, 3, gpu1=lost)))
     assert [gpu.index for gpu in report.gpus] == [0, 2]
-    assert report.failure is not None
     assert report.failure.describe() == "NVML reported 'GPU is lost (GPU 1)'"
 
 
 def test_gpus_of_other_jobs_are_left_out(tmp_path: Path) -> None:
     report = read_report(install(tmp_path, gpus(H100, 2, gpu0=NO_PERMISSION)))
     assert [gpu.index for gpu in report.gpus] == [1]
-    assert report.failure is None
+    assert report.failure == NO_FAILURE
 
 
 @pytest.mark.parametrize(("cuda", "version"), [("12040", "12.4"), ("error 3", None)])

@@ -12,11 +12,11 @@ import pytest
 from parbench.bench.machine import machine
 from parbench.bench.machine.machine import (
     Machine,
-    affinity,
-    available_cores,
     available_memory_bytes,
+    count_available_cores,
+    find_package_version,
+    get_affinity,
     inspect_machine,
-    package_version,
 )
 from tests.support.nvidia import H100, LOST, gpus, install, write_evidence
 from tests.support.trees import write_tree
@@ -34,10 +34,10 @@ def write_cgroup(root: Path, cgroup: str, files: dict[str, str]) -> Path:
 
 
 def test_affinity_is_known_to_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert affinity() == os.sched_getaffinity(0)
+    assert get_affinity() == os.sched_getaffinity(0)
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert affinity() == {0, 1, 2}
+    assert get_affinity() == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_cores_are_limited_by_cgroups(
     files: dict[str, str],
     cores: int,
 ) -> None:
-    monkeypatch.setattr(machine, "affinity", lambda pid=0: frozenset(range(8)))
-    assert available_cores(write_cgroup(tmp_path, cgroup, files)) == cores
+    monkeypatch.setattr(machine, "get_affinity", lambda pid=0: frozenset(range(8)))
+    assert count_available_cores(write_cgroup(tmp_path, cgroup, files)) == cores
 
 
 LIMITS_V1 = {
@@ -143,7 +143,7 @@ def test_sharing_of_gpus_is_read_from_environment(
 def test_preloaded_nccl_has_no_known_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "package_version", {"nvidia-nccl-cu12": "2.28.9"}.get)
+    monkeypatch.setattr(machine, "find_package_version", {"nvidia-nccl-cu12": "2.28.9"}.get)
     environ = {"PATH": str(tmp_path)}
     assert inspect_machine(environ).nccl_version == "2.28.9"
     environ["LD_PRELOAD"] = "/opt/libnccl.so.2"
@@ -156,7 +156,6 @@ def test_silent_gpu_of_a_host_is_found(tmp_path: Path) -> None:
     this_machine = inspect_machine(environ, root)
     assert len(this_machine.gpus) == 2
     assert this_machine.silent_gpus == ("0000:19:00.0",)
-    assert this_machine.gpu_failure is not None
     assert "GPU is lost" in this_machine.gpu_failure.text
     # A node of an allocation sends it to the driver of a run.
     encoded = msgspec.json.encode(this_machine)
@@ -165,8 +164,8 @@ def test_silent_gpu_of_a_host_is_found(tmp_path: Path) -> None:
 
 def test_this_machine_is_inspected(tmp_path: Path) -> None:
     this_machine = inspect_machine(install(tmp_path, gpus(H100, 2)))
-    assert this_machine.cores == available_cores() <= len(os.sched_getaffinity(0))
+    assert this_machine.cores == count_available_cores() <= len(os.sched_getaffinity(0))
     assert this_machine.memory_bytes is not None
     assert 0 < this_machine.memory_bytes <= psutil.virtual_memory().total
     assert [gpu.name for gpu in this_machine.gpus] == [H100["name"], H100["name"]]
-    assert this_machine.torch_version == package_version("torch")
+    assert this_machine.torch_version == find_package_version("torch")

@@ -6,11 +6,8 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.machine.gpu import Gpu, GpuFailure, GpuReport
-from parbench.bench.machine.silent_gpus import (
-    describe_silent_gpus,
-    find_silent_gpus,
-    suggest_fix,
-)
+from parbench.bench.machine.machine import Machine
+from parbench.bench.machine.silent_gpus import find_silent_gpus
 from tests.support.nvidia import format_address, format_uuid, write_evidence
 from tests.support.trees import write_tree
 
@@ -33,6 +30,11 @@ def find(report: GpuReport, root: Path, **environ: str) -> tuple[str, ...]:
     return find_silent_gpus(environ, report, root)
 
 
+def describe(report: GpuReport) -> str:
+    machine = Machine(cores=1, silent_gpus=ALL_THREE, gpu_failure=report.failure)
+    return machine.describe_silent_gpus()
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """The files of a host with three GPUs."""
@@ -50,6 +52,7 @@ def test_gpu_that_is_not_reported_is_silent(root: Path) -> None:
 
 def test_answering_gpus_are_not_silent(root: Path) -> None:
     assert find(report(0, 1, 2), root) == ()
+    assert find(GpuReport(gpus=(Gpu(),)), root) == ()
 
 
 def test_host_without_gpus_has_no_silent_gpus(tmp_path: Path) -> None:
@@ -111,10 +114,10 @@ def test_job_with_a_share_of_the_gpus_has_no_silent_gpus(
 
 def test_container_without_library_has_silent_gpus(tmp_path: Path) -> None:
     root = write_evidence(tmp_path, 3, nodes=2)
-    silent = find(NO_LIBRARY, root)
-    assert silent == ALL_THREE[:2]
-    assert "is not installed" in describe_silent_gpus(silent, NO_LIBRARY.failure)
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in suggest_fix(NO_LIBRARY.failure)
+    assert find(NO_LIBRARY, root) == ALL_THREE[:2]
+    text = describe(NO_LIBRARY)
+    assert "cannot be examined" in text
+    assert "is not installed" in text
 
 
 def test_silent_gpus_of_a_sandbox_have_names_of_nodes(tmp_path: Path) -> None:
@@ -147,7 +150,7 @@ def test_gpu_that_its_driver_has_not_taken_is_silent(tmp_path: Path) -> None:
     assert find(report(0, 1), root) == (format_address(2),)
 
 
-def test_hung_driver_is_described(root: Path) -> None:
-    text = describe_silent_gpus(find(HANG, root), HANG.failure)
+def test_hung_driver_is_described() -> None:
+    text = describe(HANG)
     assert text.startswith("GPUs 0000:19:00.0, 0000:2a:00.0 and 0000:3b:00.0 do not answer")
     assert "did not answer within 60 s" in text

@@ -17,9 +17,9 @@ from parbench.bench.machine.slurm_allocation import (
     Allocation,
     NodeLayout,
     choose_layout,
-    machine_of_ranks,
+    inspect_rank_machine,
+    list_host_addresses,
     main,
-    reachable,
 )
 from tests.support.clusters import run_in_cluster
 from tests.support.nvidia import H100, gpus, install
@@ -126,16 +126,16 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSrun:
 
 
 def test_login_node_asks_a_node_of_the_job(srun: FakeSrun) -> None:
-    assert machine_of_ranks({**srun.environ, "SLURMD_NODENAME": "n1"}, JOB) == LOGIN
-    assert machine_of_ranks(srun.environ, None) == LOGIN
+    assert inspect_rank_machine({**srun.environ, "SLURMD_NODENAME": "n1"}, JOB) == LOGIN
+    assert inspect_rank_machine(srun.environ, None) == LOGIN
     assert srun.list_calls() == []
-    assert machine_of_ranks(srun.environ, JOB) == NODE
+    assert inspect_rank_machine(srun.environ, JOB) == NODE
     assert len(srun.list_calls()) == 1
 
 
 def test_node_is_asked_without_limits_of_a_task(srun: FakeSrun) -> None:
     shares = {"SLURM_GPUS": "32", "SLURM_TRES_PER_TASK": "gres/gpu:1"}
-    machine_of_ranks({**srun.environ, **shares, "SLURM_JOB_ID": "17"}, JOB)
+    inspect_rank_machine({**srun.environ, **shares, "SLURM_JOB_ID": "17"}, JOB)
     variables = srun.list_variables()
     assert "SLURM_JOB_ID=17" in variables
     assert "SLURM_GPUS=32" not in variables
@@ -144,7 +144,7 @@ def test_node_is_asked_without_limits_of_a_task(srun: FakeSrun) -> None:
 
 def test_node_is_asked_with_options_of_the_site(srun: FakeSrun) -> None:
     options = "--container-image=x\n--mem=0"
-    machine_of_ranks({**srun.environ, "PARBENCH_SRUN_OPTIONS": options}, JOB)
+    inspect_rank_machine({**srun.environ, "PARBENCH_SRUN_OPTIONS": options}, JOB)
     [call] = srun.list_calls()
     args = call.split()
     assert {"--nodes=1", "--ntasks=1", "--cpu-bind=none", "--overlap"} <= set(args)
@@ -153,7 +153,7 @@ def test_node_is_asked_with_options_of_the_site(srun: FakeSrun) -> None:
 
 def test_second_node_is_asked_if_first_fails(srun: FakeSrun) -> None:
     srun.write('case "$*" in *relative=0*) exit 1;; esac; ANSWER')
-    assert machine_of_ranks(srun.environ, JOB) == NODE
+    assert inspect_rank_machine(srun.environ, JOB) == NODE
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_failed_answer_is_refused_with_reason(
     if "sleep" in script:
         monkeypatch.setattr(slurm_allocation, "_NODE_TIMEOUT_SECONDS", 0.2)
     srun.write(script)
-    message = usage_error(machine_of_ranks, srun.environ, JOB)
+    message = usage_error(inspect_rank_machine, srun.environ, JOB)
     assert "job 17" in message
     assert fact in message
 
@@ -184,10 +184,10 @@ def test_node_prints_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 PRINT_MACHINE = """
 import msgspec, os, sys
-from parbench.bench.machine.slurm_allocation import Allocation, machine_of_ranks
+from parbench.bench.machine.slurm_allocation import Allocation, inspect_rank_machine
 assert "SLURMD_NODENAME" not in os.environ
 sys.executable = os.environ["NODE_PYTHON"]
-machine = machine_of_ranks(os.environ, Allocation.find(os.environ))
+machine = inspect_rank_machine(os.environ, Allocation.find(os.environ))
 print(msgspec.json.encode(machine).decode())
 """
 
@@ -217,7 +217,7 @@ INTERFACES = {
 
 
 def set_interfaces(
-    monkeypatch: pytest.MonkeyPatch, *, down: str = "", host_address: str | None = None
+    monkeypatch: pytest.MonkeyPatch, *, down: str = "", find_host_address: str | None = None
 ) -> None:
     """Give this host interfaces, one of which may be down, and the address of its name."""
     addresses = {}
@@ -229,11 +229,11 @@ def set_interfaces(
         states[name] = SimpleNamespace(isup=name != down)
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
     monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
-    monkeypatch.setattr(slurm_allocation, "host_address", lambda: host_address)
+    monkeypatch.setattr(slurm_allocation, "find_host_address", lambda: find_host_address)
 
 
 @pytest.mark.parametrize(
-    ("host_address", "addresses"),
+    ("find_host_address", "addresses"),
     [
         ("192.168.7.5", ("192.168.7.5", "10.0.0.5", "192.168.7.6")),
         # Addresses of the loopback or of no interface are not offered.
@@ -242,18 +242,18 @@ def set_interfaces(
     ],
 )
 def test_driver_offers_host_address_first(
-    monkeypatch: pytest.MonkeyPatch, host_address: str, addresses: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, find_host_address: str, addresses: tuple[str, ...]
 ) -> None:
-    set_interfaces(monkeypatch, host_address=host_address)
-    assert reachable({}) == addresses
+    set_interfaces(monkeypatch, find_host_address=find_host_address)
+    assert list_host_addresses({}) == addresses
 
 
 def test_driver_offers_address_of_chosen_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_interfaces(monkeypatch, host_address="192.168.7.6")
-    addresses = reachable({"GLOO_SOCKET_IFNAME": "eth0"})
+    set_interfaces(monkeypatch, find_host_address="192.168.7.6")
+    addresses = list_host_addresses({"GLOO_SOCKET_IFNAME": "eth0"})
     assert addresses == ("10.0.0.5", "192.168.7.6", "192.168.7.5")
 
 
 def test_interface_that_is_down_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     set_interfaces(monkeypatch, down="ib0")
-    assert reachable({"GLOO_SOCKET_IFNAME": "ib0"}) == ("10.0.0.5",)
+    assert list_host_addresses({"GLOO_SOCKET_IFNAME": "ib0"}) == ("10.0.0.5",)

@@ -93,7 +93,7 @@ def step_next_to_load(world: World, kind: str) -> tuple[int, bool, int]:
     num_threads = threading.active_count()
     rounds: list[int] = []
     wrong = 0
-    make_load = local._load
+    make_load = local._make_load
 
     def make_counted_load(*args: Any) -> Callable[[], None]:
         load = make_load(*args)
@@ -105,7 +105,7 @@ def step_next_to_load(world: World, kind: str) -> tuple[int, bool, int]:
         return run
 
     with (
-        mock.patch.object(local, "_load", make_counted_load),
+        mock.patch.object(local, "_make_load", make_counted_load),
         background_load(kind, world),
     ):
         while any(world.gather(len(rounds) < 3)):
@@ -169,8 +169,8 @@ def measure_device_rounds(world: World, load_ms: list[float]) -> list[float]:
         return lambda times: times * load_ms[world.rank]
 
     with (
-        mock.patch.object(local, "_load", return_value=lambda: None),
-        mock.patch.object(local, "_on_own_stream", time_on_stream),
+        mock.patch.object(local, "_make_load", return_value=lambda: None),
+        mock.patch.object(local, "_make_stream_runner", time_on_stream),
         background_load("all_reduce", cuda_world) as rounds,
     ):
         while any(world.gather(len(rounds) < 6)):

@@ -252,7 +252,9 @@ def test_login_node_plans_for_nodes_of_job(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def _nodes_with_one_gpu(_allocation: None, monkeypatch: pytest.MonkeyPatch) -> None:
     node = replace(MACHINE, gpus=(GPU,), torch_has_cuda=True)
-    monkeypatch.setattr(options_module, "machine_of_ranks", lambda environ, allocation: node)
+    monkeypatch.setattr(
+        options_module, "inspect_rank_machine", lambda environ, allocation: node
+    )
     monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
 
 

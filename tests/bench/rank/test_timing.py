@@ -34,7 +34,7 @@ from parbench.bench.rank.timing import (
     gather_stamps,
     make_sampler,
 )
-from parbench.bench.world.torch_compat import coalescing
+from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World, select_subgroup
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark, wait_until
@@ -353,7 +353,7 @@ def find_gathered_operations(world: World) -> dict[str, tuple[bool, bool]]:
         if spec.name.startswith("collective.") and spec.busbw is not None and is_single_kind:
             prepare = load_target(spec.target)
             operation: Any = prepare(world, size_bytes=1 << 12, dtype="float32")
-            with coalescing(world.group, None):
+            with coalesce_calls(world.group, None):
                 operation.step()
                 calls = distributed_c10d._world.pg_coalesce_state[world.group]
                 gathered_by_name[spec.short_name] = (bool(calls), operation.gathered)

@@ -126,12 +126,12 @@ def read_timeout(group: dist.ProcessGroup) -> timedelta:
 
 def test_timeout_applies_to_every_group(join: Join) -> None:
     """Also to those of a mesh, which takes no timeout."""
-    default_timeout = distributed_c10d.default_pg_timeout
+    replace_default_timeout = distributed_c10d.default_pg_timeout
     with join() as world:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("outer", "inner"))
         for group in (world.group, world.control, dist.new_group(), *mesh.get_all_groups()):
             assert read_timeout(group) == timedelta(seconds=30)
-    assert distributed_c10d.default_pg_timeout == default_timeout
+    assert distributed_c10d.default_pg_timeout == replace_default_timeout
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def calibrate_shifted(world: World, kernels: list[str], shifts_ns: list[int]) ->
         return time.perf_counter_ns() + shifts_ns[world.rank]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world_module, "_boot_id", lambda rank: kernels[rank])
+        patch.setattr(world_module, "read_text", lambda path: kernels[world.rank])
         patch.setattr(world_module, "time", SimpleNamespace(perf_counter_ns=read_clock))
         return calibrate(world.rank, world.size, world.control)
 
@@ -330,7 +330,7 @@ def drift(world: World, ahead_ns: list[int], stale_seconds: float) -> Iterator[W
         return time.perf_counter_ns() + (ahead_ns[0] if world.rank == 1 else 0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world_module, "_boot_id", lambda rank: f"kernel {rank}")
+        patch.setattr(world_module, "read_text", lambda path: f"kernel {world.rank}")
         patch.setattr(world_module, "_STALE_SECONDS", stale_seconds)
         for module in (world_module, collectives):
             patch.setattr(module, "time", SimpleNamespace(perf_counter_ns=read_clock))

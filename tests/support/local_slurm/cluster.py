@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from parbench.bench.machine.environment import EMULATED_VARIABLE
-from parbench.bench.machine.machine import available_cores
+from parbench.bench.machine.machine import count_available_cores
 from parbench.bench.text import get_last_line
 from tests.support.local_slurm.cluster_conf import (
     CONTROLLER,
@@ -134,7 +134,7 @@ def inner_environment(
         **inherited,
         "SLURM_CONF": f"{folder}/slurm.conf",
         FOLDER_VARIABLE: str(folder),
-        EMULATED_VARIABLE: describe_emulation(spec, available_cores()),
+        EMULATED_VARIABLE: describe_emulation(spec, count_available_cores()),
     }
 
 
