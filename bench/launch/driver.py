@@ -24,7 +24,7 @@ from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Skipped, case_weight, sampling_seconds
-from parbench.bench.results.metrics import MetricValue, declared, value, values
+from parbench.bench.results.metrics import MetricValue, find_metric, make_value, make_values
 from parbench.bench.results.records import Record, Samples, SkipReason, WorldInfo, compute_noise
 from parbench.bench.results.runs import (
     LaunchInfo,
@@ -37,7 +37,12 @@ from parbench.bench.results.runs import (
     write_info,
 )
 from parbench.bench.results.samples import samples_name
-from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10, quantile, within_launch
+from parbench.bench.results.stats import (
+    MIN_ITERATIONS_FOR_P99,
+    MIN_ITERATIONS_FOR_Q10,
+    estimate_median,
+    quantile,
+)
 from parbench.bench.text import format_duration
 
 _FAREWELL_SECONDS = 10.0
@@ -357,7 +362,7 @@ class Driver:
         self._writer.write(record)
         self._audience.record(record)
         if result.seconds:
-            self._widths[case.id] = within_launch(result.seconds, result.visits).half_width
+            self._widths[case.id] = estimate_median(result.seconds, result.visits).half_width
         for name, content in ((samples_name(record), result.raw), (trace_name(record), result.timeline)):
             if content:
                 self._writer.write_file(name, content)
@@ -367,16 +372,16 @@ def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
     """Return the duration with its percentiles, the rates, and who waited; nothing without samples."""
     if not outcome.seconds:
         return {}
-    time, n = within_launch(outcome.seconds, outcome.visits), len(outcome.seconds)
-    found = {outcome.headline: value("time", time)}  # a user's own benchmark may call its duration as it likes
-    for name, part, least in (("q10", 0.1, MIN_FOR_Q10), ("p99", 0.99, MIN_FOR_P99)):
+    time, n = estimate_median(outcome.seconds, outcome.visits), len(outcome.seconds)
+    found = {outcome.headline: make_value("time", time)}  # a user's own benchmark may call its duration as it likes
+    for name, part, least in (("q10", 0.1, MIN_ITERATIONS_FOR_Q10), ("p99", 0.99, MIN_ITERATIONS_FOR_P99)):
         if n >= least:
             told = f"{100 * part:.0f}th percentile of {n} iterations"
-            found[f"{outcome.headline}_{name}"] = value(f"time_{name}", quantile(outcome.seconds, part), told)
+            found[f"{outcome.headline}_{name}"] = make_value(f"time_{name}", quantile(outcome.seconds, part), told)
     for work in outcome.work:  # an amount over the time; unknown where nothing is moved, or in no time
         times = (time.value, time.high, time.low)
         rate, low, high = (work.amount / seconds if seconds and work.amount else None for seconds in times)
-        known, method = declared(work.name), f"{work.amount:.12g} over the {time.method}"
+        known, method = find_metric(work.name), f"{work.amount:.12g} over the {time.method}"
         unit, better = (known.unit, known.better) if known else (work.unit, "higher")
         found[work.name] = MetricValue(value=rate, unit=unit, better=better, low=low, high=high, method=method)
     medians = {"skew": outcome.skew_seconds, "transfer": outcome.transfer_seconds}
@@ -384,7 +389,9 @@ def metrics_of(outcome: Outcome) -> dict[str, MetricValue]:
     if outcome.issue_seconds:
         waits = [whole - issue for whole, issue in zip(outcome.seconds, outcome.issue_seconds, strict=True)]
         medians = {"issue_time": outcome.issue_seconds, "wait_time": waits, **medians}
-    found |= values({name: within_launch(seconds, outcome.visits) for name, seconds in medians.items() if seconds})
+    found |= make_values(
+        {name: estimate_median(seconds, outcome.visits) for name, seconds in medians.items() if seconds}
+    )
     return found | outcome.explained
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from parbench.bench.files import read_toml
 from parbench.bench.plan.cases import Case, matches
 from parbench.bench.plan.plan import Skipped
-from parbench.bench.results.metrics import METRICS, Metric, declared
+from parbench.bench.results.metrics import METRICS, Metric, find_metric
 from parbench.bench.text import UserError, format_list, suggest_similar
 
 COMPARISONS = ("<", ">", "==")
@@ -84,9 +84,9 @@ def _describe_unused(budget: Budget, cases: Sequence[Case], skipped: Sequence[Sk
     return f"{budget.cases!r} fits no case of the run, which has {format_list(names, 'and')}{hint}"
 
 
-def find_metric(name: str) -> Metric | None:
+def resolve_metric(name: str) -> Metric | None:
     """Return the declaration of a metric, or of one by axis or component, None if there is none."""
-    metric = declared(name)
+    metric = find_metric(name)
     if metric is None:
         pattern = rf"{re.escape(name)}\.[A-Z]+"
         matching = (metric for metric in METRICS if re.fullmatch(pattern, metric.name))
@@ -98,12 +98,12 @@ def find_metric(name: str) -> Metric | None:
         return metric
     # Any word fits the declaration HEADLINE_q10, but only a metric has percentiles.
     suffix = metric.name[word.end() - 1 :]
-    return metric if declared(name.removesuffix(suffix)) else None
+    return metric if find_metric(name.removesuffix(suffix)) else None
 
 
 def _parse_budget(path: Path, cases: str, name: str, text: str) -> Budget:
     place = f"budgets {path}: {name} of {cases!r}"
-    metric = find_metric(name)
+    metric = resolve_metric(name)
     if metric is None:
         names = [metric.name.partition(".")[0] for metric in METRICS]
         hint = suggest_similar(name, names)

@@ -12,7 +12,13 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from parbench.bench.results.stats import LOWER_BOUNDS, WITHIN_LAUNCH, Estimate, Kind, mean_of
+from parbench.bench.results.stats import (
+    LOWER_BOUNDS,
+    WITHIN_LAUNCH,
+    Estimate,
+    ValueKind,
+    estimate_mean,
+)
 
 Better = Literal["lower", "higher"]
 T = TypeVar("T")
@@ -49,7 +55,7 @@ class Metric:
     """The tables of steps that show it."""
     shown: str = ""
     """The format of a number without unit, a percentage if empty."""
-    kind: Kind = "amount"
+    kind: ValueKind = "amount"
     """How launches are merged. Differences, factors and excesses are shown with their intervals."""
     exact: bool = False
     """True for a count, which is the same in all runs of a step: any change matters."""
@@ -272,25 +278,25 @@ METRICS = (
 
 
 @cache
-def declared(name: str) -> Metric | None:
+def find_metric(name: str) -> Metric | None:
     """Return the first declaration that fits a name, None for a metric of a custom benchmark."""
     return next((metric for metric in METRICS if metric.specialize(name) is not None), None)
 
 
-def kind_of(name: str, unit: str) -> Kind:
+def get_kind(name: str, unit: str) -> ValueKind:
     """Return the kind of a metric. Of undeclared ones, rates are amounts, others differences."""
-    metric = declared(name)
+    metric = find_metric(name)
     if metric is not None:
         return metric.kind
     return "amount" if unit.endswith("/s") else "difference"
 
 
-def value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
+def make_value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
     """Return the value of a declared metric.
 
     An estimate brings its interval, and its method is added to the one given.
     """
-    metric = declared(name)
+    metric = find_metric(name)
     if metric is None:
         raise LookupError(f"metric {name} is not declared in {__name__}")
     if not isinstance(number, Estimate):
@@ -305,16 +311,16 @@ def value(name: str, number: float | Estimate | None, method: str = "") -> Metri
     )
 
 
-def values(
+def make_values(
     numbers: Mapping[str, float | Estimate | None],
     method: str = "",
 ) -> dict[str, MetricValue]:
     """Return the values of declared metrics. Each one's method begins with its formula."""
     result = {}
     for name, number in numbers.items():
-        metric = declared(name)
+        metric = find_metric(name)
         formula = "" if metric is None else metric.formula
-        result[name] = value(name, number, _join(formula, method))
+        result[name] = make_value(name, number, _join(formula, method))
     return result
 
 
@@ -351,7 +357,7 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
         gap = f"unknown in {len(metrics) - len(known)} of {len(metrics)} launches"
     if not known:
         return _replace_number(first, None, gap)
-    kind = kind_of(name, first.unit)
+    kind = get_kind(name, first.unit)
     lower_bound = LOWER_BOUNDS.get(kind)
     if lower_bound is not None and min(numbers) <= lower_bound:
         reason = f"{lower_bound:g} or less in some of {len(numbers)} launches"
@@ -360,7 +366,7 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     if len(known) == 1:
         method = _join(known[0].method, gap, separator="; ")
         return _merge_single(msgspec.structs.replace(known[0], method=method))
-    estimate = mean_of(numbers, _launch_noun(name, kind), kind)
+    estimate = estimate_mean(numbers, _launch_noun(name, kind), kind)
     method = _join(estimate.method, gap, separator="; ")
     return _replace_number(first, estimate, method)
 
@@ -383,7 +389,7 @@ def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str)
     )
 
 
-def _launch_noun(name: str, kind: Kind) -> str:
+def _launch_noun(name: str, kind: ValueKind) -> str:
     """Return a noun for the values of launches, which are medians unless they are percentiles."""
     if name.endswith("_p99"):
         return "launch 99th percentiles"

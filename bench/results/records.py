@@ -23,10 +23,10 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue, schema_of_metrics
 from parbench.bench.results.stats import (
     Grade,
+    compute_relative_iqr,
+    count_effective_samples,
     describe_trend,
-    effective_count,
     grade_noise,
-    spread,
 )
 from parbench.bench.text import UserError
 
@@ -191,8 +191,8 @@ def compute_noise(samples: Samples) -> Noise | None:
     """Return the variation of samples, None if there are none."""
     if not samples.values:
         return None
-    relative_iqr = spread(samples.values)
-    effective = effective_count(samples.values, samples.visits)
+    relative_iqr = compute_relative_iqr(samples.values)
+    effective = count_effective_samples(samples.values, samples.visits)
     return Noise(
         grade=grade_noise(relative_iqr),
         spread=round(relative_iqr, 4),

@@ -17,19 +17,19 @@ from statistics import fmean, stdev
 from typing import Literal
 
 Grade = Literal["stable", "fair", "noisy", "very noisy"]
-Kind = Literal["amount", "factor", "excess", "from zero", "difference"]
+ValueKind = Literal["amount", "factor", "excess", "from zero", "difference"]
 """The range of a number.
 
 ``amount``: above zero. ``factor``: an amount over another. ``excess``: a factor less 1.
 ``from zero``: zero or above. ``difference``: of either sign.
 """
-LOWER_BOUNDS: Mapping[Kind, float] = {"amount": 0.0, "factor": 0.0, "excess": -1.0}
+LOWER_BOUNDS: Mapping[ValueKind, float] = {"amount": 0.0, "factor": 0.0, "excess": -1.0}
 """The bound above which all values of a kind are. Kinds in this table have a geometric mean."""
 
 CONFIDENCE = 0.95
 WITHIN_LAUNCH = "within this launch"
-MIN_FOR_P99 = 100
-MIN_FOR_Q10 = 20
+MIN_ITERATIONS_FOR_P99 = 100
+MIN_ITERATIONS_FOR_Q10 = 20
 MIN_INTERVAL_LAUNCHES = 3
 MIN_INTERVAL_ITERATIONS = 20
 MIN_TREND_ITERATIONS = 20
@@ -76,7 +76,7 @@ def quantile(values: Sequence[float], q: float) -> float:
     return lower + (upper - lower) * (position - index)
 
 
-def within_launch(values: Sequence[float], visits: Sequence[int] = ()) -> Estimate:
+def estimate_median(values: Sequence[float], visits: Sequence[int] = ()) -> Estimate:
     """Return the median of one launch, with the order-statistics interval over its visits.
 
     ``visits`` are the numbers of consecutive samples between which other cases ran. Samples of a
@@ -124,7 +124,7 @@ def _split(values: Sequence[float], counts: Sequence[int]) -> list[Sequence[floa
     return [values[stop - count : stop] for stop, count in zip(stops, counts, strict=True)]
 
 
-def effective_count(values: Sequence[float], visits: Sequence[int]) -> float | None:
+def count_effective_samples(values: Sequence[float], visits: Sequence[int]) -> float | None:
     """Return the number of independent samples whose median would be as certain.
 
     It follows from the variance, between visits, of the share of samples below the median. Visits
@@ -140,7 +140,7 @@ def effective_count(values: Sequence[float], visits: Sequence[int]) -> float | N
     return min(float(n), 0.25 / variance) if variance else float(n)
 
 
-def mean_of(values: Sequence[float], noun: str, kind: Kind) -> Estimate:
+def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estimate:
     """Return the mean of independent values, which ``noun`` names, with Student's t interval.
 
     The kind decides, never the values: amounts, factors and excesses have a geometric mean and an
@@ -177,7 +177,7 @@ def mean_of(values: Sequence[float], noun: str, kind: Kind) -> Estimate:
     return Estimate(value=value, low=low, high=high, method=method)
 
 
-def ratio_within_launch(numerator: Estimate, denominator: Estimate) -> Estimate:
+def estimate_ratio(numerator: Estimate, denominator: Estimate) -> Estimate:
     """Return the ratio of two medians of one launch, which are above zero and independent."""
     value = numerator.value / denominator.value
     factors = [_interval_factor(numerator), _interval_factor(denominator)]
@@ -211,7 +211,7 @@ def t_tail(t: float, df: float) -> float:
     return float(stdtr(df, -t))
 
 
-def spread(values: Sequence[float]) -> float:
+def compute_relative_iqr(values: Sequence[float]) -> float:
     """Return the interquartile range over the median, 0 if the median is zero."""
     center = median(values)
     if not center:
@@ -227,7 +227,7 @@ def grade_noise(deviation: float) -> Grade:
     return "very noisy"
 
 
-def log_deviation(values: Sequence[float]) -> float:
+def compute_log_deviation(values: Sequence[float]) -> float:
     """Return the standard deviation of the logarithms of two or more values above zero.
 
     The correction of the bias for few values is that of Gurland & Tripathi (The American

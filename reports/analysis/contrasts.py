@@ -16,9 +16,9 @@ from parbench.bench.results.stats import (
     CONFIDENCE,
     MIN_INTERVAL_LAUNCHES,
     Estimate,
-    mean_of,
+    estimate_mean,
+    estimate_ratio,
     median,
-    ratio_within_launch,
     t_quantile,
 )
 from parbench.bench.text import pluralize
@@ -73,7 +73,7 @@ def slow_down(base: Row, other: Row) -> MetricValue | None:
     if not both:
         return None
     ratios = [one.value / time.value for one, time in both]
-    found = mean_of(ratios, "launch ratios", "amount") if len(both) > 1 else ratio_within_launch(*both[0])
+    found = estimate_mean(ratios, "launch ratios", "amount") if len(both) > 1 else estimate_ratio(*both[0])
     method = f"ratio of times, {found.method}"
     return MetricValue(
         value=found.value,

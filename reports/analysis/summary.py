@@ -16,8 +16,8 @@ from parbench.bench.results.stats import (
     MIN_INTERVAL_LAUNCHES,
     Estimate,
     Grade,
+    compute_log_deviation,
     grade_noise,
-    log_deviation,
 )
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
@@ -100,7 +100,7 @@ class Row:
     def scatter(self) -> float | None:
         """How far launches scatter; None for fewer than three whose times are above zero."""
         times = [*self.by_launch(self.headline).values()]
-        return log_deviation(times) if len(times) >= MIN_INTERVAL_LAUNCHES else None
+        return compute_log_deviation(times) if len(times) >= MIN_INTERVAL_LAUNCHES else None
 
     @property
     def grade(self) -> Grade | None:

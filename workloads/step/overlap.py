@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.results.details import CommunicationDetails, CountedCall
-from parbench.bench.results.metrics import MetricValue, values
+from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.results.records import RankTimeline, Timeline
 from parbench.bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
 from parbench.bench.results.stats import median
@@ -168,7 +168,10 @@ class Overlap:
             "residual": one.residual_seconds,
             "comm_wait": None if unseen else last.wait_seconds[middle],
         }
-        return {**values(parts, how), **differences([seen.walls for seen in told], [seen.arithmetic for seen in told])}
+        return {
+            **make_values(parts, how),
+            **differences([seen.walls for seen in told], [seen.arithmetic for seen in told]),
+        }
 
     def _peers(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
         """Return how long communication itself takes, and how long a rank waits in it for a peer to come."""
@@ -182,7 +185,7 @@ class Overlap:
             for name in self._layout.axes
         }
         waited = cross_fitted([[seconds for _, seconds in turns] for turns in split])
-        return values(moved | {"straggler_wait": waited}, "traced steps")
+        return make_values(moved | {"straggler_wait": waited}, "traced steps")
 
 
 def kernels_of(told: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
@@ -191,7 +194,7 @@ def kernels_of(told: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
     if not all(known):
         return {}
     alike = all(len(set(steps)) == 1 for steps in known)
-    return values({"kernels": sum(steps[0] for steps in known) / len(known) if alike else None}, "mean over ranks")
+    return make_values({"kernels": sum(steps[0] for steps in known) / len(known) if alike else None}, "mean over ranks")
 
 
 def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[str, MetricValue]:
@@ -205,7 +208,7 @@ def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[s
         "watching_overhead": paired_overhead(wall["watched"], wall["plain"]),
     }
     slowdown = {"compute_slowdown": paired_difference(watched, silenced)}
-    return values(found, f"the slowest rank of each turn{each}") | values(slowdown, f"mean over ranks{each}")
+    return make_values(found, f"the slowest rank of each turn{each}") | make_values(slowdown, f"mean over ranks{each}")
 
 
 def doubts_of_ect(device: torch.device, watching: float | None) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from parbench.bench.plan.plan import Measure, Plan, sampling_seconds
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record, SkipReason, make_arrival, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer
-from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10
+from parbench.bench.results.stats import MIN_ITERATIONS_FOR_P99, MIN_ITERATIONS_FOR_Q10
 from tests.support.fakes import (
     FakeLauncher,
     FakeRank,
@@ -470,12 +470,12 @@ def test_time_is_the_median_and_rate_is_work_over_time() -> None:
 
 
 def test_percentiles_require_enough_iterations() -> None:
-    seconds = np.random.default_rng(0).exponential(1e-3, MIN_FOR_P99).tolist()
+    seconds = np.random.default_rng(0).exponential(1e-3, MIN_ITERATIONS_FOR_P99).tolist()
     metrics = compute_metrics(seconds, headline="step_time")
     assert metrics["step_time_p99"].value == pytest.approx(np.quantile(seconds, 0.99))
     assert metrics["step_time_q10"].value == pytest.approx(np.quantile(seconds, 0.10))
     assert list(compute_metrics(seconds[1:])) == ["time", "time_q10"]
-    assert list(compute_metrics(seconds[: MIN_FOR_Q10 - 1])) == ["time"]
+    assert list(compute_metrics(seconds[: MIN_ITERATIONS_FOR_Q10 - 1])) == ["time"]
 
 
 def test_issue_wait_skew_and_transfer_are_medians() -> None:

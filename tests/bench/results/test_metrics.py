@@ -4,7 +4,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from parbench.bench.results.metrics import METRICS, MetricValue, declared, values
+from parbench.bench.results.metrics import METRICS, MetricValue, find_metric, make_values
 from parbench.bench.results.records import encode_record, json_schema
 from tests.support.paths import ROOT
 from tests.support.reports_fixtures import ok_record, step_case, step_metrics
@@ -25,14 +25,14 @@ def test_declared_names_are_unique() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
     for metric in METRICS:
-        assert declared(metric.name) is metric
+        assert find_metric(metric.name) is metric
         assert metric.help
         assert metric.title
 
 
 def test_undeclared_metric_is_refused() -> None:
     with pytest.raises(LookupError, match="mine"):
-        values({"mine": 1.0})
+        make_values({"mine": 1.0})
 
 
 def test_readme_lists_all_metrics() -> None:
