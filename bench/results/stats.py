@@ -177,38 +177,12 @@ def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estima
     return Estimate(value=value, low=low, high=high, method=method)
 
 
-def estimate_ratio(numerator: Estimate, denominator: Estimate) -> Estimate:
-    """Return the ratio of two medians of one launch, which are above zero and independent."""
-    value = numerator.value / denominator.value
-    factors = [_interval_factor(numerator), _interval_factor(denominator)]
-    known_factors = [factor for factor in factors if factor is not None]
-    if len(known_factors) < len(factors):
-        return Estimate(value=value, method="medians of one launch; one has no interval above zero")
-    factor = math.exp(math.hypot(*map(math.log, known_factors)))
-    method = f"medians of one launch, their intervals in quadrature, {WITHIN_LAUNCH}"
-    return Estimate(value=value, low=value / factor, high=value * factor, method=method)
-
-
-def _interval_factor(estimate: Estimate) -> float | None:
-    """Return the factor from the geometric center of an interval to its ends."""
-    if not estimate.low or not estimate.high:
-        return None
-    return math.sqrt(estimate.high / estimate.low)
-
-
 @cache
 def t_quantile(p: float, df: float) -> float:
     """Return the ``p`` quantile of Student's t, for any ``df`` above zero."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return float(stdtrit(df, p))
-
-
-def t_tail(t: float, df: float) -> float:
-    """Return P(T > t) of Student's t, for any ``df`` above zero."""
-    from scipy.special import stdtr
-
-    return float(stdtr(df, -t))
 
 
 def compute_relative_iqr(values: Sequence[float]) -> float:
@@ -225,16 +199,6 @@ def grade_noise(deviation: float) -> Grade:
         if deviation < limit:
             return grade
     return "very noisy"
-
-
-def compute_log_deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of the logarithms of two or more values above zero.
-
-    The correction of the bias for few values is that of Gurland & Tripathi (The American
-    Statistician, 1971).
-    """
-    correction = 1 + 1 / (4 * (len(values) - 1))
-    return stdev(map(math.log, values)) * correction
 
 
 def describe_trend(values: Sequence[float]) -> str:

@@ -17,7 +17,6 @@ from parbench.bench.results.stats import (
     MIN_INTERVAL_LAUNCHES,
     Estimate,
     estimate_mean,
-    estimate_ratio,
     median,
     t_quantile,
 )
@@ -27,6 +26,7 @@ from parbench.reports.analysis.fits import size_of
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import AXES, differences, operation
 from parbench.reports.analysis.ranks import WITHIN, Nodes
+from parbench.reports.analysis.statistics import estimate_ratio
 from parbench.reports.analysis.summary import Alike, Row, common_details, estimate_of
 
 T = TypeVar("T")

@@ -15,12 +15,12 @@ from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run, list_runs, load_run
-from parbench.bench.results.stats import estimate_ratio
 from parbench.bench.text import UserError
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import PAIRS, environment_facts, flatten
 from parbench.reports.analysis.ranks import Nodes, nodes_of
+from parbench.reports.analysis.statistics import estimate_ratio
 from parbench.reports.analysis.summary import Alike, Row, Summary, estimate_of, summarize
 from parbench.reports.analysis.verdicts import Verdict
 

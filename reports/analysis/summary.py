@@ -16,9 +16,9 @@ from parbench.bench.results.stats import (
     MIN_INTERVAL_LAUNCHES,
     Estimate,
     Grade,
-    compute_log_deviation,
     grade_noise,
 )
+from parbench.reports.analysis.statistics import compute_log_deviation
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 _CODES: Mapping[Status, ExitCode] = {

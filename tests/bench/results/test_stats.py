@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 
 from parbench.bench.results.stats import (
     CONFIDENCE,
-    Estimate,
     ValueKind,
     compute_relative_iqr,
     count_effective_samples,
     describe_trend,
     estimate_mean,
     estimate_median,
-    estimate_ratio,
     grade_noise,
     median,
     quantile,
@@ -92,16 +90,6 @@ def test_few_visits_or_samples_have_no_interval(visits: list[int], fact: str) ->
     assert fact in estimate.method
     if len(visits) < 6:
         assert count_effective_samples([2.0] * count, visits) is None
-
-
-def test_ratio_joins_intervals_in_quadrature() -> None:
-    numerator = Estimate(value=6.0, low=6.0 / 1.3, high=6.0 * 1.3, method="")
-    denominator = Estimate(value=2.0, low=2.0 / 1.4, high=2.0 * 1.4, method="")
-    ratio = estimate_ratio(numerator, denominator)
-    factor = math.exp(math.hypot(math.log(1.3), math.log(1.4)))
-    assert ratio.value == pytest.approx(3.0)
-    assert ratio.low == pytest.approx(3.0 / factor)
-    assert ratio.high == pytest.approx(3.0 * factor)
 
 
 @pytest.mark.parametrize("values", [[0.25], [2.0, 3.0]])
