@@ -64,15 +64,14 @@ def median(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the ``q`` quantile, linear between order statistics.
+    """Return the ``q`` quantile, linear between order statistics as numpy's default.
 
-    This is type 7 of Hyndman & Fan (The American Statistician, 1996), the default of numpy.
+    This is type 7 of Hyndman & Fan (The American Statistician, 1996).
     """
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
     index = math.floor(position)
-    lower = ordered[index]
-    upper = ordered[min(index + 1, len(ordered) - 1)]
+    lower, upper = ordered[index], ordered[math.ceil(position)]
     return lower + (upper - lower) * (position - index)
 
 
@@ -85,7 +84,7 @@ def estimate_median(values: Sequence[float], visits: Sequence[int] = ()) -> Esti
     """
     n = len(values)
     center = median(values)
-    rank = _interval_rank(len(visits))
+    rank = _compute_interval_rank(len(visits))
     if rank == 0 or n < MIN_INTERVAL_ITERATIONS:
         if rank > 0:
             reason = f"{n} are too few for an interval"
@@ -94,7 +93,7 @@ def estimate_median(values: Sequence[float], visits: Sequence[int] = ()) -> Esti
         else:
             reason = "in one go, so no interval"
         return Estimate(value=center, method=f"median of {n} iterations of one launch; {reason}")
-    medians = sorted(median(samples) for samples in _split(values, visits))
+    medians = sorted(median(samples) for samples in _split_by_counts(values, visits))
     method = f"median of {n} iterations in {len(visits)} visits of one launch"
     method += ", order-statistics interval of visits"
     low = min(medians[rank - 1], center)
@@ -103,22 +102,16 @@ def estimate_median(values: Sequence[float], visits: Sequence[int] = ()) -> Esti
 
 
 @cache
-def _interval_rank(n: int) -> int:
+def _compute_interval_rank(n: int) -> int:
     """Return the largest k for which [x(k), x(n + 1 - k)] covers the median, 0 if there is none.
 
     Order statistics count from 1, and the interval covers the median with probability CONFIDENCE.
     """
-    tail = 0.0
-    term = 0.5**n
-    rank = 0
-    while rank < n // 2 and tail + term <= (1 - CONFIDENCE) / 2:
-        tail += term
-        term *= (n - rank) / (rank + 1)
-        rank += 1
-    return rank
+    tails = accumulate(math.comb(n, k) for k in range(n // 2))
+    return sum(tail / 2**n <= (1 - CONFIDENCE) / 2 for tail in tails)
 
 
-def _split(values: Sequence[float], counts: Sequence[int]) -> list[Sequence[float]]:
+def _split_by_counts(values: Sequence[float], counts: Sequence[int]) -> list[Sequence[float]]:
     """Return consecutive parts of the values with these lengths."""
     stops = accumulate(counts)
     return [values[stop - count : stop] for stop, count in zip(stops, counts, strict=True)]
@@ -130,12 +123,12 @@ def count_effective_samples(values: Sequence[float], visits: Sequence[int]) -> f
     It follows from the variance, between visits, of the share of samples below the median. Visits
     are clusters (Woodruff, JASA 1952). None if there are fewer than six visits.
     """
-    if _interval_rank(len(visits)) == 0:
+    if _compute_interval_rank(len(visits)) == 0:
         return None
     n = len(values)
     center = median(values)
     sides = [0.5 * (value < center) - 0.5 * (value > center) for value in values]
-    squares = math.fsum(math.fsum(cluster) ** 2 for cluster in _split(sides, visits))
+    squares = sum(sum(cluster) ** 2 for cluster in _split_by_counts(sides, visits))
     variance = len(visits) / (len(visits) - 1) * squares / n**2
     return min(float(n), 0.25 / variance) if variance else float(n)
 
@@ -207,10 +200,10 @@ def describe_trend(values: Sequence[float]) -> str:
     if n < MIN_TREND_ITERATIONS:
         return f"unknown (fewer than {MIN_TREND_ITERATIONS} iterations)"
     quarters = [values[n * i // 4 : n * (i + 1) // 4] for i in range(4)]
-    if not _differ(quarters):
+    if not _differ_in_level(quarters):
         return "flat"
     medians = [median(quarter) for quarter in quarters]
-    if _differ(quarters[1:]):
+    if _differ_in_level(quarters[1:]):
         is_monotonic = medians in (sorted(medians), sorted(medians, reverse=True))
         return "drifting" if is_monotonic else "unsteady"
     if medians[0] > median(medians[1:]):
@@ -218,7 +211,7 @@ def describe_trend(values: Sequence[float]) -> str:
     return f"slower from iteration {n // 4} on"
 
 
-def _differ(parts: Sequence[Sequence[float]]) -> bool:
+def _differ_in_level(parts: Sequence[Sequence[float]]) -> bool:
     """Return True if parts of a series differ by MIN_TREND, and significantly.
 
     The test is that of Kruskal & Wallis (JASA 1952). Its statistic is divided by
