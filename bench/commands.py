@@ -1,4 +1,4 @@
-"""The commands that measure: run, list, doctor, check, schema."""
+"""The commands that measure: run, list, doctor and check."""
 
 import os
 import shutil
@@ -392,13 +392,3 @@ def check(
         write_output(output, line + b"\n")
     click.echo(line.decode() if as_json else text)
     sys.exit(code)
-
-
-@click.command(epilog="Example: parbench schema > record.schema.json")
-def schema() -> None:
-    """Print the JSON Schema of a record (a line of records.jsonl)."""
-    import msgspec
-
-    from parbench.bench.results.records import json_schema
-
-    click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())

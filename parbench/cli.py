@@ -34,7 +34,6 @@ COMMANDS = {
     "slurm": "parbench.slurm.commands:slurm",
     "import": "parbench.reports.commands:import_files",
     "export": "parbench.reports.commands:export",
-    "schema": "parbench.bench.commands:schema",
 }
 DEFINITIONS = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
 

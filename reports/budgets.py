@@ -115,7 +115,9 @@ def _shown(name: str, metric: MetricValue) -> str:
     declared_as = resolve_metric(name)
     if metric.unit or declared_as is None:
         return cells.measured(metric)
-    return cells.compared(metric, cells.formatted(declared_as.shown) if declared_as.shown else cells.percent)
+    return cells.compared(
+        metric, cells.formatted(declared_as.number_format) if declared_as.number_format else cells.percent
+    )
 
 
 def _known(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:

@@ -1,14 +1,14 @@
 """The metrics, each declared once: unit, direction, heading, meaning and formula.
 
 Capitals in a name stand for any word: ``exposed_comm.AXIS`` declares ``exposed_comm.dp``. Columns,
-glossary, README and the schema of records follow from these declarations. Benchmarks give values.
+glossary and README follow from these declarations. Benchmarks give values.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -53,11 +53,11 @@ class Metric:
     formula: str = ""
     tables: tuple[str, ...] = ()
     """The tables of steps that show it."""
-    shown: str = ""
+    number_format: str = ""
     """The format of a number without unit, a percentage if empty."""
     kind: ValueKind = "amount"
     """How launches are merged. Differences, factors and excesses are shown with their intervals."""
-    exact: bool = False
+    is_exact: bool = False
     """True for a count, which is the same in all runs of a step: any change matters."""
 
     @cached_property
@@ -170,11 +170,11 @@ METRICS = (
            ("times", "pipelines"), kind="difference"),
     Metric("bubble_fraction_schedule", "", None, "bubble of the schedule",
            "bubble fraction of the schedule itself, of actions that take equal times",
-           "simulated at F = I = W, no latency", kind="from zero", exact=True),
+           "simulated at F = I = W, no latency", kind="from zero", is_exact=True),
     Metric("in_flight", "microbatches", None, "in flight",
            "microbatches whose activations a rank holds, at most",
            "from a microbatch's forward until the end of its backward, counted in the order",
-           ("pipelines",), "{:.4g}", exact=True),
+           ("pipelines",), "{:.4g}", is_exact=True),
     Metric("residual", "s", None, "residual",
            "wall time that no part accounts for; zero if the parts add up",
            "wall - compute - exposed - copy - idle", kind="difference"),
@@ -204,22 +204,22 @@ METRICS = (
            "watched step over plain step, less 1", ("times",), kind="excess"),
     Metric("calls.AXIS.OPERATION", "", None, "calls AXIS OPERATION",
            "calls of AXIS OPERATION that a rank makes in a step, mean over ranks",
-           "counted at the process group", shown="{:.4g}", kind="from zero", exact=True),
+           "counted at the process group", number_format="{:.4g}", kind="from zero", is_exact=True),
     Metric("calls.AXIS", "", None, "calls AXIS",
            "calls on AXIS that a rank makes in a step, mean over ranks",
-           "counted at the process group", shown="{:.4g}", kind="from zero"),
+           "counted at the process group", number_format="{:.4g}", kind="from zero"),
     Metric("sent.AXIS.OPERATION", "B", None, "sent AXIS OPERATION",
            "bytes that a rank sends in a step by AXIS OPERATION, mean over ranks; none where data "
-           "tell how many", "counted at the process group", kind="from zero", exact=True),
+           "tell how many", "counted at the process group", kind="from zero", is_exact=True),
     Metric("kernels", "", "lower", "kernels", "kernels of a step on a GPU, mean over ranks",
-           "counted in the traced step", shown="{:.4g}", kind="from zero", exact=True),
+           "counted in the traced step", number_format="{:.4g}", kind="from zero", is_exact=True),
     Metric("bytes_sent.AXIS", "B", None, "bytes sent AXIS", "bytes sent on AXIS",
            "counted at the process group", kind="from zero"),
     Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS", "bytes sent on AXIS in theory",
            "closed form", kind="from zero"),
     Metric("bytes_ratio.AXIS", "", None, "bytes ratio",
            "bytes sent over bytes expected; 1 unless the row says why", "counted over closed form",
-           shown="{:.3f}", kind="from zero"),
+           number_format="{:.3f}", kind="from zero"),
     Metric("memory_peak", "B", "lower", "peak",
            "bytes of a step's peak above what is held at its start", "of torch's allocator",
            ("times",), kind="from zero"),
@@ -230,7 +230,7 @@ METRICS = (
            "measured on storages, activations by their peak", kind="from zero"),
     Metric("memory_counted.COMPONENT", "B", None, "counted",
            "bytes of a rank's tensors, each storage once", "counted from tensors", kind="from zero",
-           exact=True),
+           is_exact=True),
     Metric("memory_formula.COMPONENT", "B", None, "formula",
            "memory in theory, from shapes and layout", "closed form", kind="from zero"),
     # ---- attention over ranks
@@ -294,38 +294,42 @@ def get_kind(name: str, unit: str) -> ValueKind:
 def make_value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
     """Return the value of a declared metric.
 
-    An estimate brings its interval, and its method is added to the one given.
+    An estimate adds its interval and its method.
     """
     metric = find_metric(name)
     if metric is None:
         raise LookupError(f"metric {name} is not declared in {__name__}")
-    if not isinstance(number, Estimate):
-        return MetricValue(value=number, unit=metric.unit, better=metric.better, method=method)
-    return MetricValue(
-        value=number.value,
-        unit=metric.unit,
-        better=metric.better,
-        low=number.low,
-        high=number.high,
-        method=_join(method, number.method),
-    )
+    value = MetricValue(value=None, unit=metric.unit, better=metric.better)
+    if isinstance(number, Estimate):
+        return _replace_number(value, number, _join(method, number.method))
+    return msgspec.structs.replace(value, value=number, method=method)
 
 
 def make_values(
     numbers: Mapping[str, float | Estimate | None],
     method: str = "",
 ) -> dict[str, MetricValue]:
-    """Return the values of declared metrics. Each one's method begins with its formula."""
-    result = {}
+    """Return the values of declared metrics. The method of each begins with its formula."""
+    values = {}
     for name, number in numbers.items():
         metric = find_metric(name)
         formula = "" if metric is None else metric.formula
-        result[name] = make_value(name, number, _join(formula, method))
-    return result
+        values[name] = make_value(name, number, _join(formula, method))
+    return values
 
 
 def _join(*phrases: str, separator: str = ", ") -> str:
     return separator.join(phrase for phrase in phrases if phrase)
+
+
+def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str) -> MetricValue:
+    return msgspec.structs.replace(
+        metric,
+        value=None if estimate is None else estimate.value,
+        low=None if estimate is None else estimate.low,
+        high=None if estimate is None else estimate.high,
+        method=method,
+    )
 
 
 def collect_by_name(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
@@ -346,47 +350,34 @@ def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, Me
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the mean over the launches with a known value, with its t interval over them."""
     first = metrics[0]
-    if len(metrics) == 1:
-        return _merge_single(first)
     if first.low is None and all(metric == first for metric in metrics):
         return first  # formulas and counts do not vary
     known = [metric for metric in metrics if metric.value is not None]
-    numbers = [metric.value for metric in metrics if metric.value is not None]
     gap = ""
     if len(known) < len(metrics):
         gap = f"unknown in {len(metrics) - len(known)} of {len(metrics)} launches"
     if not known:
         return _replace_number(first, None, gap)
+    if len(known) == 1:
+        return _mark_within_launch(known[0], gap)
+    numbers = [metric.value for metric in known if metric.value is not None]
     kind = get_kind(name, first.unit)
     lower_bound = LOWER_BOUNDS.get(kind)
     if lower_bound is not None and min(numbers) <= lower_bound:
         reason = f"{lower_bound:g} or less in some of {len(numbers)} launches"
         reason += ", of which there is no geometric mean"
         return _replace_number(first, None, _join(reason, gap, separator="; "))
-    if len(known) == 1:
-        method = _join(known[0].method, gap, separator="; ")
-        return _merge_single(msgspec.structs.replace(known[0], method=method))
-    estimate = estimate_mean(numbers, _launch_noun(name, kind), kind)
-    method = _join(estimate.method, gap, separator="; ")
-    return _replace_number(first, estimate, method)
+    mean = estimate_mean(numbers, _launch_noun(name, kind), kind)
+    return _replace_number(first, mean, _join(mean.method, gap, separator="; "))
 
 
-def _merge_single(metric: MetricValue) -> MetricValue:
-    """Return the metric of the only launch that has it."""
+def _mark_within_launch(metric: MetricValue, gap: str) -> MetricValue:
+    """Return the metric of the only launch that has it, whose interval is within that launch."""
+    method = _join(metric.method, gap, separator="; ")
     if metric.low is None or metric.is_within_launch:
-        return metric
-    method = f"{metric.method}, {WITHIN_LAUNCH}"
+        return msgspec.structs.replace(metric, method=method)
+    method = f"{method}, {WITHIN_LAUNCH}"
     return msgspec.structs.replace(metric, method=method, is_within_launch=True)
-
-
-def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str) -> MetricValue:
-    return msgspec.structs.replace(
-        metric,
-        value=None if estimate is None else estimate.value,
-        low=None if estimate is None else estimate.low,
-        high=None if estimate is None else estimate.high,
-        method=method,
-    )
 
 
 def _launch_noun(name: str, kind: ValueKind) -> str:
@@ -396,24 +387,3 @@ def _launch_noun(name: str, kind: ValueKind) -> str:
     if name.endswith("_q10"):
         return "launch 10th percentiles"
     return "launch medians" if kind == "amount" else "launches"
-
-
-def schema_of_metrics(reference: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of the metrics of a record.
-
-    Each declared metric is a ``reference`` with its meaning. Others are allowed without.
-    """
-    properties = {}
-    patterns = {}
-    for metric in METRICS:
-        schema = {**reference, "title": metric.title, "description": metric.help}
-        if _ANY_WORD.search(metric.name):
-            patterns[f"^{metric.pattern}$"] = schema
-        else:
-            properties[metric.name] = schema
-    return {
-        "type": "object",
-        "properties": properties,
-        "patternProperties": patterns,
-        "additionalProperties": reference,
-    }

@@ -20,7 +20,7 @@ from parbench.bench.limits import (
     check_time,
 )
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.metrics import MetricValue, schema_of_metrics
+from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import (
     Grade,
     compute_relative_iqr,
@@ -311,11 +311,3 @@ def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
         age = "newer" if version > expected else "older"
         message = f"schema {version} is {age} than {expected}, the one that this parbench reads"
         raise SchemaError(f"{place}: {message}")
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a record, with the declared metrics."""
-    schema = msgspec.json.schema(Record)
-    reference = {"$ref": "#/$defs/MetricValue"}
-    schema["$defs"]["Record"]["properties"]["metrics"] |= schema_of_metrics(reference)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

@@ -57,7 +57,7 @@ def facts_of(row: Row) -> dict[str, list[float | str]]:
     for record in row.measured if row.metrics else ():
         routed = isinstance(read_details(record, ExpertLoadDetails), ExpertLoadDetails)
         for name, metric in record.metrics.items():
-            kept = (known := find_metric(name)) and (known.exact or name.startswith(_CALLS))
+            kept = (known := find_metric(name)) and (known.is_exact or name.startswith(_CALLS))
             if kept and metric.value is not None and not (routed and name == _ROUTED):
                 found.setdefault(name, {})[metric.value] = None
         if isinstance(told := read_details(record, PipelineDetails), PipelineDetails):

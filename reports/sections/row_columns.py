@@ -75,7 +75,9 @@ def metric_column(
     metric = find_metric(name)
     assert metric is not None, f"metric {name} is not declared"
     own = metric.specialize(name) or metric
-    text: Any = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
+    text: Any = (
+        cells.formatted(metric.number_format) if metric.number_format else _TEXTS.get(metric.unit, cells.significant)
+    )
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help)
     if own.kind in ("difference", "factor", "excess") and value is None:
         told = measurement(told.title, lambda row: row.metrics.get(name), own.help, rows, shown=text)
