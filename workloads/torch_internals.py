@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from parbench.bench.results.traced import TraceEvent
+from parbench.bench.results.step_trace import TraceEvent
 
 ATTENTIONS = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default
@@ -76,7 +76,7 @@ def trace_events(profiler: profile) -> list[TraceEvent]:
             asynchronous=event.is_async(),
             annotation=event.is_user_annotation(),
             correlation=event.correlation_id(),
-            linked=event.linked_correlation_id(),
+            operator_correlation=event.linked_correlation_id(),
         )
         for event in kineto_events(profiler)
     ]

@@ -15,9 +15,17 @@ from typing import Any, BinaryIO
 import msgspec
 
 from parbench.bench.files import convert_read_errors
-from parbench.bench.results import traced
+from parbench.bench.results import step_trace
 from parbench.bench.results.spans import Span
-from parbench.bench.results.traced import PHASE, STEP, CallFacts, Trace, TraceEvent, operation_of, phases_of
+from parbench.bench.results.step_trace import (
+    PHASE,
+    STEP,
+    CallFacts,
+    StepTrace,
+    TraceEvent,
+    list_phases,
+    parse_operation,
+)
 from parbench.bench.text import UserError
 
 ENDINGS = (".json", ".json.gz")
@@ -104,7 +112,7 @@ class RankTrace:
 
     source: Source
     steps: tuple[tuple[str, Span], ...]
-    trace: Trace
+    trace: StepTrace
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -276,7 +284,7 @@ def _event_of(event: _Event, name: str, span: Span) -> TraceEvent:
         asynchronous=carried,
         annotation=event.cat in _RANGES,
         correlation=correlation if device or event.cat in _RUNTIME else external,
-        linked=external if device or event.cat in _RUNTIME else 0,
+        operator_correlation=external if device or event.cat in _RUNTIME else 0,
         call=_facts_of(name, args) if carried or (device and name.startswith("nccl")) else None,
     )
 
@@ -284,7 +292,7 @@ def _event_of(event: _Event, name: str, span: Span) -> TraceEvent:
 def _facts_of(name: str, args: _Args) -> CallFacts:
     """Return what is told of a collective: NCCL's kernels by their metadata, gloo's by the shapes of what went in."""
     # calls that torch joins have a name of their own, or none
-    known = [one for one in map(operation_of, (args.op or "", name)) if one in traced.OPERATIONS.values()]
+    known = [one for one in map(parse_operation, (args.op or "", name)) if one in step_trace.OPERATIONS.values()]
     op = known[0] if known else "communication"
     ranks = _ranks(args.ranks)
     size = args.size or (len(ranks) if ranks else None)
@@ -359,9 +367,9 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
         name=STEP, start_ns=first[0], stop_ns=last[1], thread=main, device=False, asynchronous=False, annotation=True
     )
     wall_seconds = (last[1] - first[0]) / 1e9
-    divide = traced.on_device if kernels else traced.on_host
+    divide = step_trace.build_device_trace if kernels else step_trace.build_host_trace
     trace = divide([whole, *(event for event in events if event.name != STEP)], wall_seconds)
-    trace.phases.extend(phases_of(events))
+    trace.phases.extend(list_phases(events))
     named = re.findall(r"\d+", path.name.split(".")[0])
     rank = info.rank if info.rank is not None else int(named[-1]) if named else place
     if info.rank is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.metrics import MetricValue, make_value, make_values
-from parbench.bench.results.spans import break_down
+from parbench.bench.results.spans import compute_breakdown
 from parbench.bench.results.stats import estimate_mean
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
@@ -269,9 +269,9 @@ class ExpertProbe:
         for _ in range(_REPEATS):
             begin()
             trace = trace_step(step, self.world.device)
-            if trace.issued and not trace.comm:
+            if trace.issue_spans and not trace.comm:
                 return []  # calls whose device's kernels the profiler did not see
-            parts = break_down(trace.step, trace.compute, {"ep": trace.comm}, trace.copies)
+            parts = compute_breakdown(trace.step, trace.compute, {"ep": trace.comm}, trace.copies)
             found.append(parts.exposed_comm_seconds["ep"])
         return found
 

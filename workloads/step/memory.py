@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from parbench.bench.results.details import COMPONENTS, MemoryOverTime
 from parbench.bench.results.metrics import MetricValue, make_values
-from parbench.bench.results.traced import STEP, phases_of
+from parbench.bench.results.step_trace import STEP, list_phases
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import MasterAdamW
@@ -111,7 +111,7 @@ class OverTime:
         start, stop = next((one.start_ns, one.stop_ns) for one in events if one.name == STEP and not one.device)
         changes = [one for one in allocations_at(profiler, self._device) if start <= one[0] <= stop]
         points = curve(((at - start) // 1000, num_bytes) for at, num_bytes in changes)
-        phases = [(name, (a - start) // 1000, (b - start) // 1000) for name, (a, b) in phases_of(events)]
+        phases = [(name, (a - start) // 1000, (b - start) // 1000) for name, (a, b) in list_phases(events)]
         if len(points) < 2:
             return None
         return MemoryOverTime(rank=0, points=points, phases=tuple(phases[:_MOST_POINTS]))

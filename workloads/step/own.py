@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from parbench.bench.results.metrics import MetricValue, make_value, make_values
 from parbench.bench.results.records import PHASE
 from parbench.bench.results.stats import median
-from parbench.bench.results.traced import OPTIMIZER
+from parbench.bench.results.step_trace import OPTIMIZER
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.memory import OverTime, peak_during
