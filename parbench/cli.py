@@ -135,7 +135,12 @@ def main(ctx: click.Context) -> None:
     from parbench.bench.commands import AppHooks
 
     ctx.obj = AppHooks(
-        modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report, render=_render, judge=_judge
+        modules=DEFINITIONS,
+        show_run=_show,
+        compute_exit_code=_exit_code,
+        write_report=_report,
+        render_document=_render,
+        judge_budgets=_judge,
     )
     if ctx.invoked_subcommand is None:
         click.echo(_FIRST)
