@@ -32,11 +32,11 @@ from parbench.bench.results.runs import (
     Run,
     add_launch,
     load_run,
-    trace_name,
+    make_trace_name,
     utc_now,
     write_info,
 )
-from parbench.bench.results.samples import samples_name
+from parbench.bench.results.samples import make_samples_name
 from parbench.bench.results.stats import (
     MIN_ITERATIONS_FOR_P99,
     MIN_ITERATIONS_FOR_Q10,
@@ -363,7 +363,7 @@ class Driver:
         self._audience.record(record)
         if result.seconds:
             self._widths[case.id] = estimate_median(result.seconds, result.visits).half_width
-        for name, content in ((samples_name(record), result.raw), (trace_name(record), result.timeline)):
+        for name, content in ((make_samples_name(record), result.raw), (make_trace_name(record), result.timeline)):
             if content:
                 self._writer.write_file(name, content)
 

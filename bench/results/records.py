@@ -11,14 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from parbench.bench.files import convert_read_errors, decode_json, read_lines
-from parbench.bench.limits import (
-    Count,
-    Launch,
-    Positive,
-    Rank,
-    Ranks,
-    check_time,
-)
+from parbench.bench.limits import Count, LaunchIndex, NonNegative, NumRanks, Rank, check_timestamp
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import (
@@ -38,14 +31,14 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str
     """A phrase about how the clocks of the ranks were compared."""
-    uncertainty: Positive
+    uncertainty: NonNegative
     """The uncertainty of the clocks in seconds."""
     late_rank: Rank | None
     """None if no skew of arrivals exceeds the uncertainty."""
-    share: Positive | None
+    share: NonNegative | None
     """The share of iterations at which ``late_rank`` arrives last, by more than the uncertainty."""
     last_out_rank: Rank | None
-    last_out_share: Positive | None
+    last_out_share: NonNegative | None
 
 
 def make_arrival(
@@ -109,7 +102,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     clock: str
     """A phrase about how the clocks of the ranks were compared."""
-    uncertainty_seconds: Positive
+    uncertainty_seconds: NonNegative
     ranks: tuple[RankTimeline, ...]
 
 
@@ -152,7 +145,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
 class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that a case ran on."""
 
-    size: Ranks
+    size: NumRanks
     nodes: Count
     backend: str
     device: str
@@ -170,7 +163,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     """The duration of each iteration, which is the maximum over the ranks."""
 
     unit: str = "s"
-    values: list[Positive] = []
+    values: list[NonNegative] = []
     visits: list[Count] = []
     """The numbers of consecutive samples between which other cases ran."""
 
@@ -179,11 +172,11 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     """The variation of samples."""
 
     grade: Grade
-    spread: Positive
+    spread: NonNegative
     """The interquartile range over the median."""
     steady: str
     """A phrase about the trend of the samples."""
-    effective: Positive | None = None
+    effective: NonNegative | None = None
     """The number of independent samples with a median as certain, None with too few visits."""
 
 
@@ -219,7 +212,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
     case: Case
     world: WorldInfo
-    launch: Launch
+    launch: LaunchIndex
     status: Status
     reason: str = ""
     """A sentence for people about a status other than ok. Programs read the fields below."""
@@ -249,7 +242,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[RankState] = []
     """The state of each rank if the case ended badly."""
     started: str
-    seconds: Positive
+    seconds: NonNegative
     """The time of the case with its preparation, warm-up and checks."""
 
     @property
@@ -281,7 +274,7 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
             try:
                 check_schema(line, place)
                 record = decode_json(line, Record)
-                check_time(record.started)
+                check_timestamp(record.started)
             except SchemaError:
                 raise
             except (ValueError, RecursionError) as error:

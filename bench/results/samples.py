@@ -16,7 +16,7 @@ STAMPS = ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
 MAX_BYTES = 256 << 20
 
 
-def samples_name(record: Record) -> str:
+def make_samples_name(record: Record) -> str:
     """Return the path of the samples in the folder of the run."""
     return f"samples/{make_file_name(record.case.id)}-{record.launch}.npz"
 
@@ -27,7 +27,7 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
     ``ranks`` are the measured ranks. ``STAMPS`` have a row for each of them and a column for each
     sample of ``steps_per_sample`` steps. Raises ``UserError`` if the file is damaged.
     """
-    file = run.path / samples_name(record)
+    file = run.path / make_samples_name(record)
     with convert_read_errors(file, "holds no samples that can be read"):
         if not file.exists():
             return {}

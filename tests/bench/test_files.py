@@ -12,7 +12,7 @@ from parbench.bench.files import (
     read_rows,
     read_text,
 )
-from parbench.bench.limits import check_time
+from parbench.bench.limits import check_timestamp
 from tests.support.refusals import usage_error
 
 
@@ -49,7 +49,7 @@ def test_file_name_leads_to_no_other_folder() -> None:
 
 @pytest.mark.parametrize("text", ["2026-01-02T03:04:05.678Z", "2026-02-28T03:04:05+01:00"])
 def test_check_time_accepts_a_date_with_a_zone(text: str) -> None:
-    check_time(text)
+    check_timestamp(text)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_check_time_accepts_a_date_with_a_zone(text: str) -> None:
 )
 def test_check_time_refuses(text: str) -> None:
     with pytest.raises(ValueError, match=r"zone|day|format"):
-        check_time(text)
+        check_timestamp(text)
 
 
 def test_read_rows_between_semicolons_or_from_a_file(tmp_path: Path) -> None:

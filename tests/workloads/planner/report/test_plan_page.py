@@ -44,7 +44,7 @@ def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
     assert rows is not None
     assert [len(row) for row in rows] == [2 * num_drawn] * 4
     is_shortened = num_drawn < microbatches
-    assert ("Of 512 microbatches 40 are drawn" in gantt.told) == is_shortened
+    assert ("Of 512 microbatches 40 are drawn" in gantt.caption) == is_shortened
 
 
 def test_page_is_complete_offline(tmp_path: Path, plan_command: PlanCommand) -> None:
