@@ -72,9 +72,9 @@ def trace_events(profiler: profile) -> list[TraceEvent]:
             start_ns=event.start_ns(),
             stop_ns=event.start_ns() + event.duration_ns(),
             thread=event.start_thread_id(),
-            device=event.device_type() != DeviceType.CPU,
-            asynchronous=event.is_async(),
-            annotation=event.is_user_annotation(),
+            is_device=event.device_type() != DeviceType.CPU,
+            is_async=event.is_async(),
+            is_annotation=event.is_user_annotation(),
             correlation=event.correlation_id(),
             operator_correlation=event.linked_correlation_id(),
         )

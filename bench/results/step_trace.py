@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import attrgetter
 
 from parbench.bench.results.records import COMM, COPY, Interval, RankTimeline
 from parbench.bench.results.records import COMPUTE as COMPUTE_STREAM
@@ -58,16 +59,20 @@ class TraceEvent:
     start_ns: int
     stop_ns: int
     thread: int
-    device: bool
+    is_device: bool
     """True for an event of the device, False for one of the host."""
-    asynchronous: bool
-    annotation: bool = False
+    is_async: bool
+    is_annotation: bool = False
     """True for a named range. Torch repeats those of the host on the device, around kernels."""
     correlation: int = 0
     """The number of an operator or of a kernel's launch, which have separate numbers. 0 is none."""
     operator_correlation: int = 0
     """The correlation of the innermost operator that launched a kernel, 0 if unknown."""
     call: CallFacts | None = None
+
+    @property
+    def span(self) -> Span:
+        return self.start_ns, self.stop_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +117,11 @@ def parse_operation(name: str) -> str:
 def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
     """Return the trace of a step on the host: operators of its thread, and the events of gloo."""
     step = next(event for event in events if event.name == STEP)
-    own = [event for event in events if event.thread == step.thread and not event.asynchronous]
-    calls = [event for event in events if event.name.startswith(_ISSUE) and not event.asynchronous]
-    transfers = [event for event in events if event.name.startswith("gloo:") and event.asynchronous]
-    calls.sort(key=_get_span)
-    transfers.sort(key=_get_span)
+    own = [event for event in events if event.thread == step.thread and not event.is_async]
+    calls = [event for event in events if event.name.startswith(_ISSUE) and not event.is_async]
+    transfers = [event for event in events if event.name.startswith("gloo:") and event.is_async]
+    calls.sort(key=attrgetter("span"))
+    transfers.sort(key=attrgetter("span"))
     comm = _list_spans(transfers) or _list_spans(calls)
     facts = [event.call for event in transfers]
     if len(calls) == len(transfers):  # transfers begin in the order of their issue
@@ -132,7 +137,7 @@ def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepT
     waits = [event for event in own if event.name == _WAIT]
     host_comm = union(_list_spans([*calls, *waits]))
     return StepTrace(
-        step=_get_span(step),
+        step=step.span,
         wall_seconds=wall_seconds,
         compute=difference(arithmetic, host_comm),
         comm=comm,
@@ -144,8 +149,8 @@ def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepT
 
 def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
     """Return the trace of a step on the device: its kernels, with those of NCCL, and its copies."""
-    step = next(event for event in events if event.name == STEP and not event.device)
-    host = [event for event in events if not event.device and not event.asynchronous]
+    step = next(event for event in events if event.name == STEP and not event.is_device)
+    host = [event for event in events if not event.is_device and not event.is_async]
     calls = [event for event in host if event.name.startswith(_ISSUE)]
     waits = [event for event in host if event.name == _WAIT]
     operators = [event for event in host if event.name.startswith("aten::")]
@@ -153,8 +158,8 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
     launches = [event for event in host if event.name.startswith(_LAUNCH)]
     call_times = {event.correlation: event.start_ns for event in (*calls, *within_calls)}
     launch_times = {event.correlation: event.start_ns for event in launches}
-    work = [event for event in events if event.device and not event.annotation]
-    work.sort(key=_get_span)
+    work = [event for event in events if event.is_device and not event.is_annotation]
+    work.sort(key=attrgetter("span"))
     nccl = [event for event in work if event.name.startswith("nccl")]
     copies = [event for event in work if event.name.startswith(("Memcpy", "Memset"))]
     compute = [event for event in work if not event.name.startswith(("nccl", "Memcpy", "Memset"))]
@@ -168,7 +173,7 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
 
     host_comm = union(_list_spans([*calls, *waits]))
     return StepTrace(
-        step=_get_span(step),
+        step=step.span,
         wall_seconds=wall_seconds,
         compute=union(_list_spans(compute)),
         comm=_list_spans(nccl),
@@ -184,24 +189,20 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
 
 def list_phases(events: Iterable[TraceEvent]) -> list[tuple[str, Span]]:
     """Return the ranges that a step names, otherwise those that torch names for optimizers."""
-    ranges = [event for event in events if event.annotation and not event.device]
-    ranges.sort(key=_get_span)
-    phases = [
-        (event.name.removeprefix(PHASE), _get_span(event))
-        for event in ranges
-        if event.name.startswith(PHASE) and event.name not in (STEP, COMPUTE)
-    ]
-    if phases:
-        return phases
-    return [(OPTIMIZER, _get_span(event)) for event in ranges if event.name.startswith(_OPTIMIZER_STEP)]
+    ranges = [event for event in events if event.is_annotation and not event.is_device]
+    ranges.sort(key=attrgetter("span"))
+    phases = []
+    optimizers = []
+    for event in ranges:
+        if event.name.startswith(PHASE) and event.name not in (STEP, COMPUTE):
+            phases.append((event.name.removeprefix(PHASE), event.span))
+        elif event.name.startswith(_OPTIMIZER_STEP):
+            optimizers.append((OPTIMIZER, event.span))
+    return phases or optimizers
 
 
 def _list_spans(events: Iterable[TraceEvent]) -> list[Span]:
-    return sorted(_get_span(event) for event in events)
-
-
-def _get_span(event: TraceEvent) -> Span:
-    return event.start_ns, event.stop_ns
+    return sorted(event.span for event in events)
 
 
 def build_rank_timeline(

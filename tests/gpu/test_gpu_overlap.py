@@ -54,15 +54,15 @@ def test_kernels_are_linked_to_launch_and_operator() -> None:
     launches = set()
     operators = set()
     for event in events:
-        if not event.device and event.name.startswith(("cudaLaunch", "cuLaunch")):
+        if not event.is_device and event.name.startswith(("cudaLaunch", "cuLaunch")):
             launches.add(event.correlation)
-        if not event.device and event.name.startswith("aten::"):
+        if not event.is_device and event.name.startswith("aten::"):
             operators.add(event.correlation)
     kernels = [
         event
         for event in events
-        if event.device
-        and not event.annotation
+        if event.is_device
+        and not event.is_annotation
         and not event.name.startswith(("Memset", "Memcpy"))
     ]
     assert len(kernels) >= 2

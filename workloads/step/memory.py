@@ -108,7 +108,7 @@ class OverTime:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         events = trace_events(profiler)
-        start, stop = next((one.start_ns, one.stop_ns) for one in events if one.name == STEP and not one.device)
+        start, stop = next((one.start_ns, one.stop_ns) for one in events if one.name == STEP and not one.is_device)
         changes = [one for one in allocations_at(profiler, self._device) if start <= one[0] <= stop]
         points = curve(((at - start) // 1000, num_bytes) for at, num_bytes in changes)
         phases = [(name, (a - start) // 1000, (b - start) // 1000) for name, (a, b) in list_phases(events)]

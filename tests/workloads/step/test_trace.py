@@ -50,18 +50,18 @@ def test_trace_of_compute_and_sleep() -> None:
 
 
 def make_event(name: str, start_ns: int, stop_ns: int, **attributes: Any) -> TraceEvent:
-    kind = {"device": True, "asynchronous": False, "thread": 1, **attributes}
+    kind = {"is_device": True, "is_async": False, "thread": 1, **attributes}
     return TraceEvent(name=name, start_ns=start_ns, stop_ns=stop_ns, **kind)
 
 
 def test_trace_of_device() -> None:
     """Kineto repeats annotated ranges on the device, where they are not kernels."""
     events = [
-        make_event(STEP, 0, 1000, device=False),
-        make_event("c10d::allreduce_", 100, 150, device=False),
-        make_event("cuLaunchKernelEx", 110, 115, device=False, correlation=7),
-        make_event(STEP, 0, 1000, annotation=True),
-        make_event("nccl:all_reduce", 300, 740, annotation=True),
+        make_event(STEP, 0, 1000, is_device=False),
+        make_event("c10d::allreduce_", 100, 150, is_device=False),
+        make_event("cuLaunchKernelEx", 110, 115, is_device=False, correlation=7),
+        make_event(STEP, 0, 1000, is_annotation=True),
+        make_event("nccl:all_reduce", 300, 740, is_annotation=True),
         make_event("ampere_sgemm_128x64", 0, 400),
         make_event("ncclDevKernel_AllReduce_Sum_f32", 300, 740, correlation=7),
         make_event("Memcpy DtoD (Device -> Device)", 740, 760),
