@@ -11,8 +11,8 @@ from parbench.bench.results.document import (
     Document,
     DocumentColumn,
     DocumentTable,
-    Gantt,
-    Stacks,
+    GanttChart,
+    StackedBars,
     Unit,
 )
 from parbench.reports import cells, report
@@ -98,11 +98,11 @@ def _figures(table: DocumentTable) -> Iterator[Markup]:
     for i, one in enumerate(table.figures):
         told = one.caption
         drawn: Drawing | None
-        if isinstance(one, Gantt):
+        if isinstance(one, GanttChart):
             detail = detail_of(one)
             drawn = draw_pipeline(one, detail, last_of(one.facts.predicted or ()))
             told = f"{told} {detail.note}".rstrip()
-        elif isinstance(one, Stacks):
+        elif isinstance(one, StackedBars):
             hues, unit, quantity = _STACKS[one.quantity]
             drawn = draw_stacks([*one.bars.items()], hues, quantity, _TEXTS[unit], one.limit)
         else:

@@ -32,11 +32,11 @@ from parbench.bench.results.runs import (
     Run,
     add_launch,
     load_run,
-    make_trace_name,
+    make_trace_path,
     utc_now,
-    write_info,
+    write_run_info,
 )
-from parbench.bench.results.samples import make_samples_name
+from parbench.bench.results.samples import make_samples_path
 from parbench.bench.results.stats import (
     MIN_ITERATIONS_FOR_P99,
     MIN_ITERATIONS_FOR_Q10,
@@ -332,7 +332,7 @@ class Driver:
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             with convert_write_errors(self._path / "run.json"):
-                write_info(self._path, self._info)
+                write_run_info(self._path, self._info)
         changed = difference(self._info.environment or {}, common)
         self._environment = {"changed": changed} if changed else {}
         self._environment |= {f"rank {hello.rank}": odd for hello, odd in zip(hellos, rest, strict=True) if odd}
@@ -363,7 +363,7 @@ class Driver:
         self._audience.record(record)
         if result.seconds:
             self._widths[case.id] = estimate_median(result.seconds, result.visits).half_width
-        for name, content in ((make_samples_name(record), result.raw), (make_trace_name(record), result.timeline)):
+        for name, content in ((make_samples_path(record), result.raw), (make_trace_path(record), result.timeline)):
             if content:
                 self._writer.write_file(name, content)
 

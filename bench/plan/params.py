@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from parbench.bench.files import read_rows
+from parbench.bench.files import read_option_rows
 from parbench.bench.limits import ParamValue
 from parbench.bench.plan.groups import parse_mesh, read_matrix
 from parbench.bench.text import (
@@ -126,7 +126,7 @@ def _convert(kind: Kind, raw: object) -> Value:
         case "matrix" if isinstance(raw, str) and raw:
             return read_matrix(raw)
         case "rows" if isinstance(raw, str) and raw:
-            return read_rows(raw)
+            return read_option_rows(raw)
     if isinstance(raw, str):
         return raw
     raise ValueError(f"{raw!r} is not a {kind}")

@@ -24,7 +24,7 @@ class DocumentColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stacks:
+class StackedBars:
     """A stacked bar for each name, of the memory of a rank or the time of a step."""
 
     title: str
@@ -36,7 +36,7 @@ class Stacks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Points:
+class ScatterPlot:
     """A point for each name, on logarithmic axes."""
 
     title: str
@@ -49,7 +49,7 @@ class Points:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gantt:
+class GanttChart:
     """The ``predicted`` actions of a pipeline over time."""
 
     title: str
@@ -57,7 +57,7 @@ class Gantt:
     facts: PipelineDetails
 
 
-Figure = Stacks | Points | Gantt
+Figure = StackedBars | ScatterPlot | GanttChart
 
 
 @dataclass(frozen=True, kw_only=True)

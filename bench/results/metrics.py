@@ -303,7 +303,7 @@ def make_value(name: str, number: float | Estimate | None, method: str = "") -> 
         raise LookupError(f"metric {name} is not declared in {__name__}")
     value = MetricValue(value=None, unit=metric.unit, better=metric.better)
     if isinstance(number, Estimate):
-        return _replace_number(value, number, _join(method, number.method))
+        return _replace_number(value, number, _join_phrases(method, number.method))
     return msgspec.structs.replace(value, value=number, method=method)
 
 
@@ -316,11 +316,11 @@ def make_values(
     for name, number in numbers.items():
         metric = find_metric(name)
         formula = "" if metric is None else metric.formula
-        values[name] = make_value(name, number, _join(formula, method))
+        values[name] = make_value(name, number, _join_phrases(formula, method))
     return values
 
 
-def _join(*phrases: str, separator: str = ", ") -> str:
+def _join_phrases(*phrases: str, separator: str = ", ") -> str:
     return separator.join(phrase for phrase in phrases if phrase)
 
 
@@ -366,23 +366,22 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     kind = get_kind(name, first.unit)
     lower_bound = LOWER_BOUNDS.get(kind)
     if lower_bound is not None and min(numbers) <= lower_bound:
-        reason = f"{lower_bound:g} or less in some of {len(numbers)} launches"
-        reason += ", of which there is no geometric mean"
-        return _replace_number(first, None, _join(reason, gap, separator="; "))
-    mean = estimate_mean(numbers, _launch_noun(name, kind), kind)
-    return _replace_number(first, mean, _join(mean.method, gap, separator="; "))
+        reason = f"no geometric mean, {lower_bound:g} or less in some of {len(numbers)} launches"
+        return _replace_number(first, None, _join_phrases(reason, gap, separator="; "))
+    mean = estimate_mean(numbers, _name_launch_values(name, kind), kind)
+    return _replace_number(first, mean, _join_phrases(mean.method, gap, separator="; "))
 
 
 def _mark_within_launch(metric: MetricValue, gap: str) -> MetricValue:
     """Return the metric of the only launch that has it, whose interval is within that launch."""
-    method = _join(metric.method, gap, separator="; ")
+    method = _join_phrases(metric.method, gap, separator="; ")
     if metric.low is None or metric.is_within_launch:
         return msgspec.structs.replace(metric, method=method)
     method = f"{method}, {WITHIN_LAUNCH}"
     return msgspec.structs.replace(metric, method=method, is_within_launch=True)
 
 
-def _launch_noun(name: str, kind: ValueKind) -> str:
+def _name_launch_values(name: str, kind: ValueKind) -> str:
     """Return a noun for the values of launches, which are medians unless they are percentiles."""
     if name.endswith("_p99"):
         return "launch 99th percentiles"

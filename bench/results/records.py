@@ -42,21 +42,21 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_arrival(
-    last_in: Sequence[int],
-    last_out: Sequence[int],
+    last_arrivals: Sequence[int],
+    last_exits: Sequence[int],
     skew_seconds: Sequence[float],
     method: str,
     uncertainty: float,
 ) -> Arrival:
     """Return the ranks that are last most often.
 
-    ``last_in`` and ``last_out`` are the last rank of each iteration, ``skew_seconds`` the time
-    between its first and its last arrival.
+    ``last_arrivals`` and ``last_exits`` have the last rank of each iteration, ``skew_seconds`` the
+    time between its first and its last arrival.
     """
-    skews = zip(last_in, skew_seconds, strict=True)
+    skews = zip(last_arrivals, skew_seconds, strict=True)
     late_ranks = [rank for rank, skew in skews if skew > uncertainty]
-    late_rank, late_share = _most_common(late_ranks, len(last_in))
-    last_out_rank, last_out_share = _most_common(last_out, len(last_in))
+    late_rank, late_share = _find_most_common(late_ranks, len(last_arrivals))
+    last_out_rank, last_out_share = _find_most_common(last_exits, len(last_arrivals))
     return Arrival(
         method=method,
         uncertainty=uncertainty,
@@ -67,7 +67,7 @@ def make_arrival(
     )
 
 
-def _most_common(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
+def _find_most_common(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
     """Return the most common rank and its share of ``total``."""
     if not ranks:
         return None, None
@@ -107,7 +107,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """Return the content of a file. It is the same for equal timelines."""
+    """Return compressed JSON, which has the same bytes for equal timelines."""
     return gzip.compress(msgspec.json.encode(timeline), mtime=0)
 
 
@@ -221,7 +221,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     wrong_by_rank: dict[Rank, Count] = {}
     """The number of wrong elements of each rank that has any."""
     culprits: tuple[Culprit, ...] = ()
-    """The ranks that may have broken the case, as far as they can be told from the others."""
+    """The ranks that may have broken the case, as far as they differ from the others."""
     stop: Stop | None = None
     """The rule that ended the measurement."""
     check: Check = Check()
@@ -286,7 +286,7 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
                 yield record
 
 
-class _Versioned(msgspec.Struct):
+class _SchemaVersion(msgspec.Struct):
     schema: int
 
 
@@ -299,7 +299,7 @@ def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
 
     Other fields are not decoded, because they may have changed.
     """
-    version = msgspec.json.decode(content, type=_Versioned).schema
+    version = msgspec.json.decode(content, type=_SchemaVersion).schema
     if version != expected:
         age = "newer" if version > expected else "older"
         message = f"schema {version} is {age} than {expected}, the one that this parbench reads"

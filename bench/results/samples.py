@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 STAMPS = ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
 
 
-def make_samples_name(record: Record) -> str:
+def make_samples_path(record: Record) -> str:
     """Return the path of the samples in the folder of the run."""
     return f"samples/{make_file_name(record.case.id)}-{record.launch}.npz"
 
 
 def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":
-    """Return the arrays in the samples of a record, none if there is no file.
+    """Return the arrays in the samples of a record, an empty dictionary without a file.
 
     ``ranks`` are the measured ranks. ``STAMPS`` have a row for each of them and a column for each
     sample of ``steps_per_sample`` steps. Raises ``UserError`` if the file is damaged.
     """
-    file = run.path / make_samples_name(record)
+    file = run.path / make_samples_path(record)
     with convert_read_errors(file, "holds no samples that can be read"):
         if not file.exists():
             return {}
@@ -33,7 +33,7 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
             arrays = _load_arrays(file)
         except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
             raise ValueError(str(error)) from error
-        _check(arrays, record.world.size)
+        _check_arrays(arrays, record.world.size)
     return arrays
 
 
@@ -45,7 +45,7 @@ def _load_arrays(file: Path) -> "dict[str, np.ndarray[Any, Any]]":
         return {name: archive[name] for name in names if name in archive}
 
 
-def _check(arrays: "dict[str, np.ndarray[Any, Any]]", max_ranks: int) -> None:
+def _check_arrays(arrays: "dict[str, np.ndarray[Any, Any]]", max_ranks: int) -> None:
     """Raise ``ValueError`` if a type or a shape is not that of samples."""
     for name, array in arrays.items():
         if array.dtype != "int64":

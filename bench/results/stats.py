@@ -157,16 +157,14 @@ def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estima
     mean = fmean(terms)
     value = convert_back(mean)
     if n < MIN_INTERVAL_LAUNCHES:
-        number = "two" if n > 1 else "one"
-        return Estimate(value=value, method=f"{method}; of {number} there is no interval")
+        return Estimate(value=value, method=f"{method}, too few for an interval")
     half_width = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(terms) / math.sqrt(n)
     low = convert_back(mean - half_width)
     high = convert_back(mean + half_width)
     if kind == "from zero":
         low = max(min(0.0, value), low)
     scale = "" if lower_bound is None else " on logarithms"
-    freedom = f"{n - 1} degree{'s' if n > 2 else ''} of freedom"
-    method += f", Student's t interval{scale}, {freedom}"
+    method += f", Student's t interval{scale}, {n - 1} degrees of freedom"
     return Estimate(value=value, low=low, high=high, method=method)
 
 

@@ -13,9 +13,9 @@ from parbench.bench.results.document import (
     DocumentColumn,
     DocumentPart,
     DocumentTable,
-    Gantt,
-    Points,
-    Stacks,
+    GanttChart,
+    ScatterPlot,
+    StackedBars,
 )
 from parbench.workloads.costs.memory import schedule_of
 from parbench.workloads.pipeline_parallel.bubbles import facts_of, rows_of
@@ -163,13 +163,13 @@ def _candidates(found: Found, top: int) -> DocumentTable:
         rows=list(map(_row, shown)),
         notes=[f"{run.spec.mesh_text}: {caveat}." for run in shown for caveat in run.caveats],
         figures=[
-            Stacks(
+            StackedBars(
                 title="Where the step's time goes",
                 caption="Of the busiest rank; checkpointing, schedule and microbatch after the mesh.",
                 quantity="step",
                 bars={label_of(run): run.parts for run in bars},
             ),
-            Stacks(
+            StackedBars(
                 title="What memory holds",
                 caption="Of the fullest rank.",
                 quantity="memory",
@@ -192,7 +192,7 @@ def _front(found: Found) -> list[DocumentTable]:
         columns=_COLUMNS,
         rows=list(map(_row, found.front)),
         figures=[
-            Points(
+            ScatterPlot(
                 title="Time against memory",
                 caption="Joined are those of the table, beside the fastest meshes.",
                 x=DocumentColumn(title="step time", unit="s"),
@@ -216,16 +216,16 @@ def _refused(found: Found, wanted: Wanted) -> DocumentTable:
 
 
 def _step(run: DryRun, seconds: Seconds | None) -> DocumentTable:
-    figures: list[Stacks | Gantt] = []
+    figures: list[StackedBars | GanttChart] = []
     if run.spec.size("pp") > 1:
         facts, microbatches = _pipeline(run, seconds), run.spec.microbatches
         told = f"{run.spec.schedule}, simulated with each stage's times and the link's latency."
         if facts.microbatches < microbatches:
             told += f" Of {microbatches} microbatches {facts.microbatches} are drawn: the others repeat the middle."
-        figures.append(Gantt(title="The pipeline", caption=told, facts=facts))
+        figures.append(GanttChart(title="The pipeline", caption=told, facts=facts))
     else:
         bars = {run.spec.mesh_text: run.parts}
-        figures.append(Stacks(title="The step", caption="Of the busiest rank.", quantity="step", bars=bars))
+        figures.append(StackedBars(title="The step", caption="Of the busiest rank.", quantity="step", bars=bars))
     return DocumentTable(
         id="time",
         title="Where the time of a step goes",
@@ -292,7 +292,7 @@ def _memory(run: DryRun) -> DocumentTable:
         ],
         rows=[[held.at.words, *_held(held).values(), held.memory.total / GIGA] for held in run.ranks],
         figures=[
-            Stacks(
+            StackedBars(
                 title="What memory holds",
                 caption="Of each kind of rank.",
                 quantity="memory",

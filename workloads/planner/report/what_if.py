@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
-from parbench.bench.results.document import Cell, DocumentColumn, DocumentTable, Stacks
+from parbench.bench.results.document import Cell, DocumentColumn, DocumentTable, StackedBars
 from parbench.bench.text import UserError
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.dry_run import DryRun, dry_run
@@ -79,7 +79,7 @@ def what_if_table(run: DryRun, seconds: Seconds | None) -> DocumentTable:
         ],
         rows=rows,
         figures=[
-            Stacks(
+            StackedBars(
                 title="What if",
                 caption="The step with one thing otherwise.",
                 quantity="step",
